@@ -1,0 +1,80 @@
+"""Every error AORTA raises on purpose, with the exit code a command ends with when it meets one.
+
+    AortaError
+    +-- ConfigError            1    the configuration cannot be run
+    +-- InputError             2    what an analysis was given cannot be read
+    |   +-- IntervalError      2    an interval that ends before it starts
+    +-- GateFailed             3    a threshold asked for on the command line was crossed
+    +-- Inconclusive           4    the data cannot decide, and the caller asked to be told
+    +-- RunIncomplete          5    training ended before its last step
+    |   +-- RecordWriteError   5    the record could not be written (disk full, read-only)
+    |   +-- PeerFailed         5    another rank died or stopped answering
+    |   +-- InstrumentError    5    this torch does not offer what the interception needs
+    +-- ToolMissing            127  an external program is not installed
+
+A run stopped by signal n ends with 128 + n after a clean step; that is not an error.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+EXIT_OK = 0
+
+
+class AortaError(Exception):
+    """Root of the tree. The message says what was wrong, what was seen, what is allowed and what to do."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(AortaError):
+    """The configuration cannot be run."""
+
+    exit_code = 1
+
+
+class InputError(AortaError):
+    """What an analysis was given cannot be read."""
+
+    exit_code = 2
+
+
+class IntervalError(InputError, ValueError):
+    """An interval that ends before it starts."""
+
+
+class GateFailed(AortaError):
+    """A threshold asked for on the command line was crossed."""
+
+    exit_code = 3
+
+
+class Inconclusive(AortaError):
+    """The data cannot decide, and the caller asked to be told."""
+
+    exit_code = 4
+
+
+class RunIncomplete(AortaError):
+    """Training ended before its last step."""
+
+    exit_code = 5
+
+
+class RecordWriteError(RunIncomplete):
+    """The record could not be written."""
+
+
+class PeerFailed(RunIncomplete):
+    """Another rank died or stopped answering."""
+
+
+class InstrumentError(RunIncomplete):
+    """This torch does not offer what the interception needs."""
+
+
+class ToolMissing(AortaError):
+    """An external program is not installed."""
+
+    exit_code = 127

@@ -1,0 +1,188 @@
+"""The lines of `rank_<rank>_metrics.jsonl`: one header, a step per iteration, anchors now and then, one footer.
+
+Every line is a JSON object tagged by `record`. Dense parts are arrays of rows whose columns are the fields of the
+`array_like` structs below, in that order; the header repeats the column names, so a file explains itself.
+Offsets inside a step are integer nanoseconds after that step's `start_mono_ns`. Unknown is null with a reason in
+`reasons`, never 0. Must not: compute a metric (that is `aorta.timeline`).
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from aorta.timeline.classes import STREAMS
+
+SCHEMA_VERSION: Final = 1
+RANK_FILE: Final = "rank_{rank}_metrics.jsonl"
+RANK_FILE_GLOB: Final = "rank_*_metrics.jsonl"
+MANIFEST_FILE: Final = "run.json"
+HISTORY_DIR: Final = "history"
+
+InstrumentMode: TypeAlias = Literal["dedicated", "observe", "off"]
+Platform: TypeAlias = Literal["cpu", "cuda", "rocm"]
+EndSource: TypeAlias = Literal["event", "future", "wait"]
+"""How a collective's end was learnt: a device event, the backend's completion callback, or the caller's own wait
+(an upper bound: gloo's reduce-scatter offers nothing else)."""
+
+
+class ClockReading(msgspec.Struct, frozen=True):
+    """REALTIME, BOOTTIME and MONOTONIC read together; they belong to one instant within `uncertainty_ns`."""
+
+    realtime_ns: int
+    boottime_ns: int
+    monotonic_ns: int
+    uncertainty_ns: int
+
+
+class Collective(msgspec.Struct, array_like=True, frozen=True):
+    """One collective on one rank. `start_ns` is the later of its issue and the end of the one before it on its link;
+    `start_ns - issue_ns` is the time it was queued. `seq` counts per (group, rank) from 0. `bytes` is the full array
+    (all-to-all: one rank's send buffer).
+    """
+
+    kind: str
+    group: str
+    seq: int
+    bytes: int
+    dtype: str | None
+    issue_ns: int
+    start_ns: int | None
+    end_ns: int | None
+    end_source: EndSource | None
+
+
+class ComputeRange(msgspec.Struct, array_like=True, frozen=True):
+    """One pass of one block. `phase` is "forward" or "backward"; stalls inside it are not yet taken out."""
+
+    block: str
+    phase: str
+    start_ns: int
+    end_ns: int
+
+
+class Stall(msgspec.Struct, array_like=True, frozen=True):
+    """A stretch in which the compute stream (on a CPU the training thread) stood blocked on a collective."""
+
+    start_ns: int
+    end_ns: int
+
+
+class AuxRange(msgspec.Struct, array_like=True, frozen=True):
+    """Work that is neither compute nor communication: data, clipping, optimizer, loss read."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+class ActiveSegment(msgspec.Struct, array_like=True, frozen=True):
+    """A stretch in which the set of active lanes does not change; bit i of `streams` is `Header.streams[i]`.
+    The segments of a step tile its window.
+    """
+
+    start_ns: int
+    end_ns: int
+    streams: int
+
+
+COLUMNS: Final[dict[str, tuple[str, ...]]] = {
+    "collectives": Collective.__struct_fields__,
+    "compute": ComputeRange.__struct_fields__,
+    "stalls": Stall.__struct_fields__,
+    "aux": AuxRange.__struct_fields__,
+    "active_segments": ActiveSegment.__struct_fields__,
+}
+
+
+class Coverage(msgspec.Struct, frozen=True):
+    """Collectives seen at the seam, against those the process groups' own sequence counters say were issued (R8).
+    `issued` is null where a backend keeps no counter; `reason` says why coverage is incomplete or unknown.
+    """
+
+    seen: int
+    issued: int | None
+    complete: bool
+    reason: str | None = None
+
+
+class Header(msgspec.Struct, tag_field="record", tag="header", frozen=True):
+    """First line. Everything needed to read the rest without another file."""
+
+    schema_version: int
+    run_id: str
+    label: str
+    attempt: int
+    rank: int
+    world_size: int
+    local_rank: int
+    node_rank: int
+    host: str
+    pid: int
+    boot_id: str
+    platform: Platform
+    device: str
+    backend: str | None
+    parallel: str
+    timer: Literal["cuda_event", "perf_counter"]
+    instrument_mode: InstrumentMode
+    manifest_hash: str
+    start_step: int
+    warmup_steps: int
+    clock: ClockReading
+    streams: tuple[str, ...] = STREAMS
+    columns: dict[str, tuple[str, ...]] = COLUMNS
+
+
+class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
+    """One iteration. `step` counts within the epoch, `global_step` from the start of training, both from 0.
+    `warmup` marks steps that the report leaves out of its aggregates (W21).
+    """
+
+    rank: int
+    world_size: int
+    epoch: int
+    step: int
+    global_step: int
+    warmup: bool
+    loss: float | None
+    lr: float
+    grad_norm: float | None
+    start_mono_ns: int
+    end_mono_ns: int
+    t_start_ns: int
+    t_end_ns: int
+    per_stream_ms: dict[str, float]
+    overlap: dict[str, float | None]
+    utilization: dict[str, float]
+    concurrency: dict[str, float]
+    coverage: Coverage
+    active_segments: list[ActiveSegment]
+    collectives: list[Collective]
+    compute: list[ComputeRange]
+    stalls: list[Stall]
+    aux: list[AuxRange]
+    reasons: dict[str, str] = {}
+
+
+class Anchor(msgspec.Struct, tag_field="record", tag="anchor", frozen=True):
+    """A later reading of the three clocks, so that drift between them can be seen (R7)."""
+
+    global_step: int
+    clock: ClockReading
+
+
+class Footer(msgspec.Struct, tag_field="record", tag="footer", frozen=True):
+    """Last line. A file without one belongs to a process that was killed."""
+
+    reason: Literal["completed", "signal", "error"]
+    exit_code: int
+    steps_written: int
+    clock: ClockReading
+    groups: dict[str, list[int]] = {}
+    signal: str | None = None
+    error: str | None = None
+
+
+Line: TypeAlias = Header | Step | Anchor | Footer

@@ -1,0 +1,30 @@
+"""The vocabulary of a timeline: classes of intervals, kinds of collectives, and the order of streams in a record."""
+
+from __future__ import annotations
+
+from typing import Final
+
+COMPUTE: Final = "compute"
+COPY: Final = "copy"
+AUX: Final = "aux"
+
+KINDS: Final = (
+    "allreduce",
+    "reducescatter",
+    "allgather",
+    "broadcast",
+    "alltoall",
+    "reduce",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
+    "barrier",
+)
+"""Kinds of collectives, by what a performance engineer calls them, not by operator name."""
+
+STREAMS: Final = (COMPUTE, *KINDS, COPY, AUX)
+"""Lanes of a timeline. The position is the bit in the `streams` mask of an active segment."""
+
+ALWAYS_SHOWN: Final = (COMPUTE, "allreduce", "reducescatter", AUX)
+"""Lanes whose milliseconds stand in every record even when they are 0."""

@@ -1,0 +1,82 @@
+"""Algebra of half-open intervals `[start_ns, end_ns)` in integer nanoseconds.
+
+Enters: any iterable of `(start, end)` pairs, in any order. Leaves: sorted, disjoint, non-empty, non-abutting lists
+("merged" below). Must not: know what an interval stands for, or touch floating point (docs/measuring.md, W14).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+from aorta.errors import IntervalError
+
+Interval: TypeAlias = tuple[int, int]
+
+
+def merge(intervals: Iterable[Interval]) -> list[Interval]:
+    """Union of any intervals: sorted, disjoint, abutting ones joined, empty ones dropped.
+
+    Raises:
+        IntervalError: an interval ends before it starts.
+    """
+    merged: list[Interval] = []
+    last_start, last_end = 0, None
+    for start, end in sorted(intervals):
+        if end < start:
+            raise IntervalError(f"interval [{start}, {end}) ends before it starts; an end must be >= its start")
+        if end == start:
+            continue
+        if last_end is not None and start <= last_end:
+            if end > last_end:
+                last_end = end
+                merged[-1] = (last_start, last_end)
+        else:
+            last_start, last_end = start, end
+            merged.append((start, end))
+    return merged
+
+
+def intersect(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
+    """Time that lies in both of two merged lists. Linear in their lengths."""
+    common: list[Interval] = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        start = max(left[i][0], right[j][0])
+        end = min(left[i][1], right[j][1])
+        if start < end:
+            common.append((start, end))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return common
+
+
+def subtract(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
+    """Time that lies in the merged list `left` but not in the merged list `right`. Linear in their lengths."""
+    rest: list[Interval] = []
+    j = 0
+    for start, end in left:
+        while j < len(right) and right[j][1] <= start:
+            j += 1
+        k = j
+        while k < len(right) and right[k][0] < end:
+            if start < right[k][0]:
+                rest.append((start, right[k][0]))
+            start = max(start, right[k][1])
+            k += 1
+        if start < end:
+            rest.append((start, end))
+    return rest
+
+
+def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
+    """The parts of any intervals that lie inside `window`; order kept, nothing merged, empty parts dropped."""
+    low, high = window
+    return [(max(start, low), min(end, high)) for start, end in intervals if max(start, low) < min(end, high)]
+
+
+def measure(merged: Iterable[Interval]) -> int:
+    """Length in nanoseconds of a merged list. Summing intervals that may overlap is wrong (W10): merge first."""
+    return sum(end - start for start, end in merged)
