@@ -20,6 +20,15 @@ RANK_FILE_NAME = re.compile(r"^rank_(\d+)_metrics\.jsonl$")
 _DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Header | Step | Anchor | Footer)
 
 
+class _Version(msgspec.Struct, tag_field="record", tag="header"):
+    """As much of a header as every version of the schema has."""
+
+    schema_version: int
+
+
+_VERSION_DECODER = msgspec.json.Decoder(_Version)
+
+
 @dataclass
 class RankRecord:
     """What one file holds. `problems` are sentences with `file:line`; `footer` is None after a kill."""
@@ -41,14 +50,9 @@ def read_rank(path: Path) -> RankRecord:
     problems: list[str] = []
     lines = _lines(path, problems)
     header = next(lines, None)
-    if not isinstance(header, Header):
+    if problems or not isinstance(header, Header):
         seen = problems[0] if problems else "the file is empty" if header is None else "another line"
         raise InputError(f"{path.name}:1: expected a header line of an AORTA record, saw {seen} (in {path.parent})")
-    if header.schema_version != SCHEMA_VERSION:
-        raise InputError(
-            f"{path.name}:1: schema version {header.schema_version}; this AORTA reads version {SCHEMA_VERSION} "
-            f"(in {path.parent})"
-        )
     record = RankRecord(path, header, problems=problems)
     for line in lines:
         match line:
@@ -72,9 +76,22 @@ def _lines(path: Path, problems: list[str]) -> Iterator[Line]:
                 if not text.endswith(b"\n"):
                     problems.append(f"{path.name}:{number}: cut off in mid-line; ignored")
                     return
+                if number == 1:
+                    _check_version(path, text)
                 try:
                     yield _DECODER.decode(text)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
                     problems.append(f"{path.name}:{number}: not a line of this schema ({error}); ignored")
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _check_version(path: Path, text: bytes) -> None:
+    try:
+        version = _VERSION_DECODER.decode(text).schema_version
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return  # not a header of any version: `read_rank` says what it is
+    if version != SCHEMA_VERSION:
+        raise InputError(
+            f"{path.name}:1: schema version {version}; this AORTA reads version {SCHEMA_VERSION} (in {path.parent})"
+        )

@@ -132,7 +132,7 @@ class Header(msgspec.Struct, tag_field="record", tag="header", frozen=True):
     warmup_steps: int
     clock: ClockReading
     streams: tuple[str, ...] = STREAMS
-    columns: dict[str, tuple[str, ...]] = COLUMNS
+    columns: dict[str, tuple[str, ...]] = msgspec.field(default_factory=lambda: dict(COLUMNS))
 
 
 class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
@@ -153,10 +153,10 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     end_mono_ns: int
     t_start_ns: int
     t_end_ns: int
-    per_stream_ms: dict[str, float]
+    per_stream_ms: dict[str, float | None]
     overlap: dict[str, float | None]
-    utilization: dict[str, float]
-    concurrency: dict[str, float]
+    utilization: dict[str, float | None]
+    concurrency: dict[str, float | None]
     coverage: Coverage
     active_segments: list[ActiveSegment]
     collectives: list[Collective]

@@ -7,6 +7,7 @@ disk. Must not: buffer (a killed run keeps what it measured) or compute anything
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -42,7 +43,8 @@ class RecordWriter:
             while written < len(data):
                 written += os.write(self._file, data[written:])
         except OSError as error:
-            os.ftruncate(self._file, self._size)
+            with suppress(OSError):  # the disk is gone: the reader skips a line that is cut off
+                os.ftruncate(self._file, self._size)
             raise self._failed(error) from error
         self._size += len(data)
 

@@ -24,7 +24,7 @@ def merge(intervals: Iterable[Interval]) -> list[Interval]:
     last_start, last_end = 0, None
     for start, end in sorted(intervals):
         if end < start:
-            raise IntervalError(f"interval [{start}, {end}) ends before it starts; an end must be >= its start")
+            raise _inverted(start, end)
         if end == start:
             continue
         if last_end is not None and start <= last_end:
@@ -72,11 +72,26 @@ def subtract(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interv
 
 
 def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
-    """The parts of any intervals that lie inside `window`; order kept, nothing merged, empty parts dropped."""
+    """The parts of any intervals that lie inside `window`; order kept, nothing merged, empty parts dropped.
+
+    Raises:
+        IntervalError: an interval ends before it starts (dropped silently, it would read as "nothing ran").
+    """
     low, high = window
-    return [(max(start, low), min(end, high)) for start, end in intervals if max(start, low) < min(end, high)]
+    inside: list[Interval] = []
+    for start, end in intervals:
+        if end < start:
+            raise _inverted(start, end)
+        start, end = max(start, low), min(end, high)
+        if start < end:
+            inside.append((start, end))
+    return inside
 
 
 def measure(merged: Iterable[Interval]) -> int:
     """Length in nanoseconds of a merged list. Summing intervals that may overlap is wrong (W10): merge first."""
     return sum(end - start for start, end in merged)
+
+
+def _inverted(start: int, end: int) -> IntervalError:
+    return IntervalError(f"interval [{start}, {end}) ends before it starts; an end must be >= its start")

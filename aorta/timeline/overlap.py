@@ -33,6 +33,14 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Unseen:
+    """Communication that was not (fully) seen, and whether compute was not looked at either."""
+
+    reason: str
+    compute: bool = False
+
+
+@dataclass(frozen=True)
 class Overlap:
     """Integer-nanosecond measures of one window (docs/measuring.md, section 1)."""
 
@@ -62,19 +70,22 @@ class Overlap:
         """Exposed communication over the window; None for an empty window."""
         return (self.comm_ns - self.hidden_ns) / self.window_ns if self.window_ns else None
 
-    def per_stream_ms(self) -> dict[str, float]:
+    def per_stream_ms(self, unseen: Unseen | None = None) -> dict[str, float | None]:
         """Union milliseconds per lane; `ALWAYS_SHOWN` lanes stand even at 0, others only when they were used."""
         lengths = {COMPUTE: self.compute_ns, COPY: self.copy_ns, AUX: self.aux_ns}
         lengths |= {kind: part.total_ns for kind, part in self.kinds.items()}
+        unknown = set[str]() if unseen is None else {*KINDS, COMPUTE} if unseen.compute else set(KINDS)
         return {
-            lane: lengths.get(lane, 0) / NS_PER_MS for lane in STREAMS if lane in ALWAYS_SHOWN or lengths.get(lane, 0)
+            lane: None if lane in unknown else lengths.get(lane, 0) / NS_PER_MS
+            for lane in STREAMS
+            if lane in ALWAYS_SHOWN or lengths.get(lane, 0)
         }
 
-    def metrics(self, comm_unknown: str | None = None) -> tuple[dict[str, float | None], dict[str, str]]:
+    def metrics(self, unseen: Unseen | None = None) -> tuple[dict[str, float | None], dict[str, str]]:
         """Flat metric names -> values (milliseconds, or ratios), and the reason for each that is None.
 
         Args:
-            comm_unknown: why communication was not (fully) seen; every metric that rests on it is then None (R8).
+            unseen: why communication was not (fully) seen; every metric that rests on it is then None (R8).
         """
         values: dict[str, float | None] = {
             "window_ms": self.window_ns / NS_PER_MS,
@@ -97,11 +108,10 @@ class Overlap:
                 values[f"compute_{kind}_ms"] = part.hidden_ns / NS_PER_MS
                 values[f"exposed_{kind}_ms"] = (part.total_ns - part.hidden_ns) / NS_PER_MS
         reasons: dict[str, str] = {}
-        if comm_unknown is not None:
-            independent = {"window_ms", "compute_ms", "copy_ms", "aux_ms"}
-            for name in values.keys() - independent:
-                values[name], reasons[name] = None, comm_unknown
-            return values, reasons
+        if unseen is not None:
+            known = {"window_ms", "copy_ms", "aux_ms"} | (set() if unseen.compute else {"compute_ms"})
+            unknown = [name for name in values if name not in known]
+            return values | dict.fromkeys(unknown), dict.fromkeys(unknown, unseen.reason)
         if values["overlap_ratio"] is None:
             reasons["overlap_ratio"] = "no communication in this window"
         if values["overlap_over_compute"] is None:
@@ -141,6 +151,9 @@ def measure_window(
         IntervalError: the window or an interval ends before it starts.
         ValueError: a kind that is not in `classes.KINDS`.
     """
+    if unknown := comm.keys() - set(KINDS):
+        raise ValueError(f"unknown kinds of collective {sorted(unknown)}; the kinds are {', '.join(KINDS)}")
+    (whole,) = merge([window]) or [window]
     stalled = merge(clip(stalls, window))
     lanes: dict[str, list[Interval]] = {COMPUTE: subtract(merge(clip(compute, window)), stalled)}
     lanes |= {kind: merge(clip(comm[kind], window)) for kind in sorted(comm, key=KINDS.index)}
@@ -150,7 +163,6 @@ def measure_window(
 
     everything = merge([*(span for spans in lanes.values() for span in spans)])
     communication = merge([span for kind in comm for span in lanes[kind]])
-    (whole,) = merge([window]) or [window]
     return Overlap(
         window_ns=whole[1] - whole[0],
         compute_ns=measure(lanes[COMPUTE]),

@@ -1,0 +1,86 @@
+"""Words of the command line -> a report. The commands in `analysis/` only call into here.
+
+Enters: arguments, and the root of the checkout. Leaves: text on stdout, `error: ...` on stderr, an exit code. Must
+not: import pandas or matplotlib before the arguments are known to be good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from aorta.analysis.locate import check_label, locate
+from aorta.errors import EXIT_OK, AortaError, InputError
+
+
+def overlap_report(arguments: Sequence[str], root: Path) -> int:
+    """Run `analysis/overlap_report.py`; returns its exit code (argparse itself ends with 0 or 2)."""
+    options = _parser().parse_args(arguments)
+    try:
+        sources = _sources(options, root)
+        output = Path(options.output) if options.output else _default_output(options, list(sources))
+        from aorta.analysis.report import write_report
+
+        report = write_report(sources, output, options.reference, options.candidate)
+    except AortaError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    sys.stdout.write(report.text + "\n")
+    return EXIT_OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="overlap_report.py",
+        description="How well communication hid behind computation: numbers, pictures, and one run against another.",
+        epilog="Without --log-dir a label L is looked up in the current directory, then in the checkout: artifacts_L/, "
+        "artifacts/L/, then artifacts/ if its records are labelled L or were made on platform L. Files of an earlier "
+        "report in the output folder are replaced. Exit codes: 0 done, 2 bad input.",
+    )
+    parser.add_argument("--log-dir", action="append", default=[], metavar="DIR", help="run folder; repeatable")
+    parser.add_argument("--label", action="append", default=[], metavar="NAME", help="its name; one per --log-dir")
+    parser.add_argument("--reference", metavar="LABEL", help="what to compare with (CUDA, say)")
+    parser.add_argument("--candidate", metavar="LABEL", help="what is judged (ROCm, say)")
+    parser.add_argument(
+        "--output", metavar="DIR", help="default: reports/CANDIDATE-vs-REFERENCE/ or reports/LABEL/ where you are"
+    )
+    return parser
+
+
+def _sources(options: argparse.Namespace, root: Path) -> dict[str, Path]:
+    """Label -> folder, in the order given.
+
+    Raises:
+        InputError: no labels, labels that are unequal in number to the folders, doubled, unknown or not file names.
+    """
+    asked = [label for label in (options.reference, options.candidate) if label is not None]
+    if not (options.log_dir or options.label):
+        if not asked:
+            raise InputError("nothing to report on: give --reference and --candidate, or --log-dir with --label")
+        return locate(_distinct(asked), Path.cwd(), root)
+    if len(options.log_dir) != len(options.label):
+        raise InputError(
+            f"--log-dir and --label counts must match: {len(options.log_dir)} --log-dir, {len(options.label)} --label"
+        )
+    labels = _distinct([check_label(label) for label in options.label])
+    for label in asked:
+        if label not in labels:
+            raise InputError(f"{label!r} is not among the labels; known labels: {', '.join(labels)}")
+    if options.reference is not None:
+        _distinct(asked)
+    return dict(zip(labels, map(Path, options.log_dir), strict=True))
+
+
+def _distinct(labels: list[str]) -> list[str]:
+    for label in labels:
+        if labels.count(label) > 1:
+            raise InputError(f"label {label!r} is given twice; every dataset needs a label of its own")
+    return labels
+
+
+def _default_output(options: argparse.Namespace, labels: list[str]) -> Path:
+    if options.reference is not None and options.candidate is not None:
+        return Path("reports", f"{options.candidate}-vs-{options.reference}")
+    return Path("reports", "-and-".join(labels))

@@ -1,0 +1,161 @@
+"""Two datasets -> differences and quotients, each with the direction that is better, and a verdict.
+
+Enters: two datasets and their aggregates. Leaves: plain JSON values. Must not: call a single launch a regression
+(W20), or judge milliseconds of one platform against those of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.metrics import Metric, in_order, metric_named
+from aorta.analysis.readers.manifest import config_of, flatten
+from aorta.analysis.readers.run_folder import Run
+
+VERDICT: Final = "inconclusive"
+VERDICT_REASON: Final = (
+    "1 launch a side; the unit is an independent launch, and at least 4 a side are needed (docs/measuring.md, "
+    "section 5: the smallest two-sided Mann-Whitney p is 0.029 with 4, 0.10 with 3)"
+)
+_HEADER_FACTS: Final = ("platform", "world_size", "parallel", "backend", "timer", "instrument_mode", "start_step")
+_MUST_AGREE: Final = ("dtype", "precision", "batch_size", "gradient_accumulation", "sequence_length")
+"""Configuration keys that, wherever they stand, change what is computed."""
+_ACROSS_PLATFORMS: Final = "only ratios are judged across platforms"
+
+
+def compare(reference: Dataset, candidate: Dataset, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Compare the candidate with the reference; `before` and `after` are their aggregates."""
+    left, right = before.get("overlap_ratio"), after.get("overlap_ratio")
+    same_platform = reference.run.header.platform == candidate.run.header.platform
+    differences = _manifest_differences(reference.run, candidate.run)
+    result: dict[str, Any] = {
+        "reference": reference.label,
+        "candidate": candidate.label,
+        "reference_overlap_ratio": left,
+        "candidate_overlap_ratio": right,
+        "ratio_delta": None if left is None or right is None else right - left,
+    }
+    if result["ratio_delta"] is None:
+        null = [dataset.label for dataset, value in ((reference, left), (candidate, right)) if value is None]
+        result["ratio_delta_reason"] = f"overlap_ratio is null for {' and '.join(null)}"
+    return result | {
+        "verdict": VERDICT,
+        "verdict_reason": VERDICT_REASON,
+        "warnings": _warnings(reference.run, candidate.run, differences),
+        "manifest_differences": differences,
+        "statistic": "median",
+        "metrics": _metrics(before, after, same_platform),
+        **_collectives(before, after, same_platform),
+    }
+
+
+def _metrics(before: dict[str, Any], after: dict[str, Any], same_platform: bool) -> dict[str, Any]:
+    left, right = before.get("metrics", {}), after.get("metrics", {})
+    compared = {}
+    for name in in_order({*left, *right}):
+        metric = metric_named(name)
+        sides = [side.get(name, _absent(side)) for side in (left, right)]
+        compared[name] = _pair(metric, sides[0], sides[1], same_platform)
+        if all("ratio_of_sums" in side for side in sides):
+            compared[name]["ratio_of_sums"] = _difference(sides[0]["ratio_of_sums"], sides[1]["ratio_of_sums"])
+    return compared
+
+
+def _absent(side: Mapping[str, Any]) -> dict[str, Any]:
+    return {"median": None, "reason": "no such communication in this run" if side else "no step is used"}
+
+
+def _collectives(before: dict[str, Any], after: dict[str, Any], same_platform: bool) -> dict[str, Any]:
+    """Collectives that both sides issued, matched by kind, group name, group size and bytes; and how many were not."""
+    key_names = ("kind", "group", "group_size", "bytes")
+    left = {tuple(row[name] for name in key_names): row for row in before.get("collectives", ())}
+    right = {tuple(row[name] for name in key_names): row for row in after.get("collectives", ())}
+    both = [
+        dict(zip(key_names, key, strict=True))
+        | {
+            name: _pair(metric_named(name), row[name], right[key][name], same_platform)
+            for name in ("transfer_ms", "wait_ms", "queued_ms", "busbw_gb_per_s")
+        }
+        for key, row in left.items()
+        if key in right
+    ]
+    alone = {"reference": len(left) - len(both), "candidate": len(right) - len(both)}
+    return {"collectives": both, "collectives_on_one_side": alone}
+
+
+def _pair(metric: Metric, left: dict[str, Any], right: dict[str, Any], same_platform: bool) -> dict[str, Any]:
+    values = _difference(left["median"], right["median"])
+    reasons = [
+        f"{side}: {entry['reason']}" for side, entry in (("reference", left), ("candidate", right)) if entry["reason"]
+    ]
+    if left["reason"] and left["reason"] == right["reason"]:
+        judgement, why = "not judged", left["reason"]
+    elif reasons:
+        judgement, why = "not judged", "; ".join(reasons)
+    elif metric.unit != "ratio" and not same_platform:
+        judgement, why = "not judged", _ACROSS_PLATFORMS
+    elif values["difference"] == 0:
+        judgement, why = "equal", None
+    elif metric.better is None:
+        judgement, why = "neutral", "neither direction is good in itself"
+    else:
+        judgement, why = ("better" if (values["difference"] > 0) == (metric.better == "higher") else "worse"), None
+    return {"unit": metric.unit, "better": metric.better, **values, "judgement": judgement, "judgement_reason": why}
+
+
+def _difference(left: float | None, right: float | None) -> dict[str, Any]:
+    """Candidate minus reference, candidate / reference. A quotient over 0 is undefined: the difference stands."""
+    known = left is not None and right is not None
+    quotient = right / left if left and right is not None else None
+    return {
+        "reference": left,
+        "candidate": right,
+        "difference": right - left if left is not None and right is not None else None,
+        "quotient": quotient,
+        "quotient_reason": None if quotient is not None else "the reference is 0" if known else "a side is null",
+    }
+
+
+def _facts(run: Run) -> Iterator[tuple[str, object]]:
+    for name in _HEADER_FACTS:
+        yield f"header.{name}", getattr(run.header, name)
+    yield from flatten(config_of(run.manifest), "config.")
+
+
+def _manifest_differences(reference: Run, candidate: Run) -> list[dict[str, Any]]:
+    """Facts that differ: of the headers always, of the configuration where both manifests are there."""
+    left, right = dict(_facts(reference)), dict(_facts(candidate))
+    if reference.manifest is None or candidate.manifest is None:
+        left, right = ({k: v for k, v in side.items() if k.startswith("header.")} for side in (left, right))
+    return [
+        {"key": key, "reference": left.get(key), "candidate": right.get(key)}
+        for key in dict.fromkeys([*left, *right])
+        if left.get(key) != right.get(key) or (key in left) != (key in right)
+    ]
+
+
+def _warnings(reference: Run, candidate: Run, differences: list[dict[str, Any]]) -> list[str]:
+    warnings = [
+        f"NOT ALIKE: {difference['key']} is {difference['reference']!r} in the reference, {difference['candidate']!r} "
+        "in the candidate: the runs did not do the same work"
+        for difference in differences
+        if _changes_the_work(difference["key"])
+    ]
+    for side, run in (("reference", reference), ("candidate", candidate)):
+        if run.health.fabric is not None:
+            warnings.append(f"EMULATED FABRIC in the {side}: its communication times are those of the emulation")
+    if reference.header.instrument_mode != candidate.header.instrument_mode:
+        warnings.append("the runs were instrumented differently, which can change what is measured (R3)")
+    if reference.header.run_id == candidate.header.run_id:
+        warnings.append(f"both sides are the same run {reference.header.run_id!r}")
+    for side, run in (("reference", reference), ("candidate", candidate)):
+        if run.manifest is None:
+            warnings.append(f"the {side} has no manifest: unlike configurations would not be noticed")
+    return warnings
+
+
+def _changes_the_work(key: str) -> bool:
+    leaf = key.rpartition(".")[2]
+    return key == "header.world_size" or key.startswith("config.workload") or any(word in leaf for word in _MUST_AGREE)

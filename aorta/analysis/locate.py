@@ -1,0 +1,97 @@
+"""A label -> the run folder it means, when no folder was given.
+
+Enters: labels, the caller's directory and the repository root. Leaves: for each label the first folder of its list
+that holds records. Must not: choose silently (the folder taken is reported), or let a label name a path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from aorta.analysis.readers.run_folder import rank_files
+from aorta.errors import InputError
+from aorta.telemetry.schema import Header
+
+OUTPUTS: Final = "artifacts"
+"""Where a run writes unless told otherwise; `label=NAME` makes it `artifacts/NAME`."""
+_LABEL: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+
+
+def check_label(label: str) -> str:
+    """The label, if it can stand in a file name.
+
+    Raises:
+        InputError: it holds anything but letters, digits and `._-`, begins with a dot, is empty or too long.
+    """
+    if not _LABEL.fullmatch(label):
+        raise InputError(
+            f"label {label!r}: a label names files of the report; letters, digits and ._- are allowed, at most "
+            "100, and it must not begin with a dot"
+        )
+    return label
+
+
+def locate(labels: Sequence[str], here: Path, root: Path) -> dict[str, Path]:
+    """Label -> run folder. Searched in `here`, then in `root`: `artifacts_L`, `artifacts/L`, and `artifacts` itself
+    if its records are labelled L or were made on platform L.
+
+    Raises:
+        InputError: a label with no records; lists every path searched and the commands that would fill them.
+    """
+    found: dict[str, Path] = {}
+    missing: dict[str, list[str]] = {}
+    for label in map(check_label, labels):
+        searched: list[str] = []
+        for folder, why_not in _candidates(label, here, root):
+            if why_not is None:
+                found[label] = folder
+                break
+            searched.append(f"{folder}  ({why_not})")
+        else:
+            missing[label] = searched
+    if missing:
+        raise InputError(_nowhere(missing))
+    return found
+
+
+def _candidates(label: str, here: Path, root: Path) -> Iterator[tuple[Path, str | None]]:
+    """Folders in the order of the search, each with the reason why it does not serve, or None if it does."""
+    for place in dict.fromkeys((here.resolve(), root.resolve())):
+        for folder in (place / f"{OUTPUTS}_{label}", place / OUTPUTS / label):
+            yield folder, None if rank_files(folder) else "no records"
+        shared = place / OUTPUTS
+        headers = [header for file in rank_files(shared) if (header := _first_header(file))]
+        names = sorted({name for header in headers for name in (header.label, header.platform)})
+        if not headers:
+            yield shared, "no records"
+        elif label in names:
+            yield shared, None
+        else:
+            yield shared, f"its records are labelled or made on {', '.join(names)}"
+
+
+def _first_header(path: Path) -> Header | None:
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.readline(), type=Header)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None  # a bad file decides nothing here; reading the run reports it
+
+
+def _nowhere(missing: dict[str, list[str]]) -> str:
+    paths = [f"  {path}" for searched in missing.values() for path in searched]
+    commands = [f"  torchrun --standalone --nproc_per_node 2 train.py label={label}" for label in missing]
+    return "\n".join(
+        [
+            f"no records for {' and '.join(map(repr, missing))}. Searched:",
+            *dict.fromkeys(paths),
+            "Make them with",
+            *commands,
+            "or name their folders: --log-dir DIR --label NAME",
+        ]
+    )

@@ -1,0 +1,88 @@
+"""What every number of a report is: its unit, which way is better, and its definition with the denominator named.
+
+Enters: a metric's name. Leaves: a `Metric`. Must not: compute one; windows are measured by `aorta.timeline` when the
+run is recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from aorta.timeline.classes import KINDS
+
+Better: TypeAlias = Literal["lower", "higher"]
+Unit: TypeAlias = Literal["ms", "ratio", "GB/s"]
+
+NO_BASELINE: Final = "no isolated baseline in this run"
+BASELINE_METRICS: Final = ("overlap_efficiency", "compute_slowdown")
+JOB_STEP: Final = "job_step_ms"
+RATIO_PARTS: Final[dict[str, tuple[str, str]]] = {
+    "overlap_ratio": ("compute_comm_ms", "comm_ms"),
+    "overlap_over_compute": ("compute_comm_ms", "compute_ms"),
+    "exposed_share": ("exposed_comm_ms", "window_ms"),
+}
+"""Ratio -> the milliseconds it divides, so that it can also be formed from sums over steps."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """`better` is None where neither direction is good in itself; `definition` follows docs/measuring.md, section 1."""
+
+    name: str
+    unit: Unit
+    better: Better | None
+    definition: str
+
+
+_STEP_METRICS: Final = (
+    Metric(JOB_STEP, "ms", "lower", "wall time of one global step: max over ranks"),
+    Metric("overlap_ratio", "ratio", "higher", "compute_comm_ms / comm_ms: hidden share of all communication"),
+    Metric("overlap_over_compute", "ratio", None, "compute_comm_ms / compute_ms: share of compute with communication"),
+    Metric("exposed_share", "ratio", "lower", "exposed_comm_ms / window_ms: share of the step"),
+    Metric("window_ms", "ms", "lower", "the step on one rank, start to end"),
+    Metric("compute_ms", "ms", "lower", "union of compute, stalls taken out (R5)"),
+    Metric("comm_ms", "ms", None, "union of all collectives, waiting for peers included (W5)"),
+    Metric("compute_comm_ms", "ms", None, "hidden communication: intersection of comm and compute"),
+    Metric("exposed_comm_ms", "ms", "lower", "comm_ms - compute_comm_ms"),
+    Metric("compute_stall_ms", "ms", "lower", "the compute stream (CPU: the training thread) blocked on a collective"),
+    Metric("copy_ms", "ms", None, "union of memory copies and fills"),
+    Metric("aux_ms", "ms", None, "union of optimizer, clipping, loss read, data"),
+    Metric("idle_ms", "ms", "lower", "window minus the union of everything"),
+    Metric("overlap_efficiency", "ratio", "higher", "(Tc + Tm - T) / min(Tc, Tm), wall times of isolated runs"),
+    Metric("compute_slowdown", "ratio", "lower", "overlapped compute busy time / isolated compute busy time - 1"),
+)
+_KIND_METRICS: Final = tuple(
+    metric
+    for kind in KINDS
+    for metric in (
+        Metric(f"{kind}_ms", "ms", None, f"union of {kind}, waiting for peers included (W5)"),
+        Metric(f"compute_{kind}_ms", "ms", None, f"hidden part of {kind}: its intersection with compute"),
+        Metric(f"exposed_{kind}_ms", "ms", "lower", f"{kind}_ms - compute_{kind}_ms"),
+    )
+)
+_COLLECTIVE_METRICS: Final = (
+    Metric("duration_ms", "ms", None, "start to end on one rank, waiting for peers included (W5)"),
+    Metric("queued_ms", "ms", "lower", "issue to start: queued behind the collective before it"),
+    Metric("transfer_ms", "ms", "lower", "min over the ranks of the group of the collective's duration"),
+    Metric("wait_ms", "ms", "lower", "duration_ms - transfer_ms on one rank: waiting for peers"),
+    Metric("algbw_gb_per_s", "GB/s", "higher", "bytes / transfer_ms, GB = 1e9 bytes"),
+    Metric("busbw_gb_per_s", "GB/s", "higher", "algbw x 2(n-1)/n all-reduce, (n-1)/n others; n = group size (W19)"),
+)
+_METRICS: Final = {metric.name: metric for metric in (*_STEP_METRICS, *_KIND_METRICS, *_COLLECTIVE_METRICS)}
+
+STEP_METRIC_NAMES: Final = tuple(metric.name for metric in (*_STEP_METRICS, *_KIND_METRICS))
+"""Order of step metrics in summaries and tables."""
+COLLECTIVE_METRIC_NAMES: Final = tuple(metric.name for metric in _COLLECTIVE_METRICS)
+
+
+def metric_named(name: str) -> Metric:
+    """The metric of that name; one that a newer record added is neutral, its unit read from its suffix."""
+    known = _METRICS.get(name)
+    return known or Metric(name, "ms" if name.endswith("_ms") else "ratio", None, "not described by this AORTA")
+
+
+def in_order(names: set[str]) -> list[str]:
+    """Known step metrics first, in the order of this page, then the rest by name."""
+    known = [name for name in STEP_METRIC_NAMES if name in names]
+    return known + sorted(names.difference(known))

@@ -1,0 +1,33 @@
+"""Pictures of a report, drawn without a display.
+
+Enters: datasets. Leaves: the names of all pictures, each with the function that draws it to a path and returns None,
+or returns why there is nothing to draw. Must not: touch pyplot or its global backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.plots.breakdown import draw_breakdown
+from aorta.analysis.plots.over_steps import draw_overlap_ratio, draw_timeline
+from aorta.analysis.plots.streams import draw_streams
+
+TIMELINE_FILE: Final = "{label}_timeline.png"
+STREAMS_FILE: Final = "{label}_streams.png"
+BREAKDOWN_FILE: Final = "{label}_breakdown.png"
+OVERLAP_RATIO_FILE: Final = "overlap_ratio.png"
+
+Draw: TypeAlias = Callable[[Path], str | None]
+
+
+def pictures(datasets: Sequence[Dataset]) -> Iterator[tuple[str, Draw]]:
+    """Every picture of a report: file name, and how to draw it."""
+    for dataset in datasets:
+        yield TIMELINE_FILE.format(label=dataset.label), partial(draw_timeline, dataset)
+        yield STREAMS_FILE.format(label=dataset.label), partial(draw_streams, dataset)
+        yield BREAKDOWN_FILE.format(label=dataset.label), partial(draw_breakdown, dataset)
+    yield OVERLAP_RATIO_FILE, partial(draw_overlap_ratio, datasets)

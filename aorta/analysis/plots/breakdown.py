@@ -1,0 +1,65 @@
+"""Where the time of a step goes, rank by rank: five parts that add up to the window.
+
+Enters: a dataset. Leaves: `{label}_breakdown.png`. Must not: use medians (parts would no longer add up).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.plots.style import BLUE, GREEN, GREY, PURPLE, RED, heading, new_figure, save, tidy
+
+_PARTS = (
+    ("communication hidden in computation", GREEN, ""),
+    ("computation alone", BLUE, ""),
+    ("exposed communication", RED, "//"),
+    ("copies, optimizer, other", PURPLE, ""),
+    ("idle", GREY, ""),
+)
+_NEEDED = ["window_ms", "compute_ms", "compute_comm_ms", "exposed_comm_ms", "idle_ms"]
+_LABELLED_RANKS = 16
+
+
+def parts(used: pd.DataFrame) -> pd.DataFrame:
+    """Mean ms per step of each part (columns) for each rank (rows), over the steps where all are known."""
+    mean = used[["rank", *_NEEDED]].dropna().groupby("rank").mean()
+    hidden, exposed, idle = mean["compute_comm_ms"], mean["exposed_comm_ms"], mean["idle_ms"]
+    other = (mean["window_ms"] - mean["compute_ms"] - exposed - idle).clip(lower=0)  # below 0 only by rounding
+    columns = (hidden, mean["compute_ms"] - hidden, exposed, other, idle)
+    return pd.DataFrame({title: column for (title, _, _), column in zip(_PARTS, columns, strict=True)})
+
+
+def draw_breakdown(dataset: Dataset, path: Path) -> str | None:
+    """Stacked bars, one a rank, and a last one for the mean of the ranks."""
+    if not set(_NEEDED) <= set(dataset.used.columns):
+        return "the record has no overlap metrics"
+    table = parts(dataset.used)
+    if table.empty:
+        return "no step after warm-up in which communication and computation are both known"
+    names = [f"rank {rank}" for rank in table.index] + ["mean"]
+    table = pd.concat([table, table.mean().to_frame("mean").T])
+    figure = new_figure(min(14.0, 5.5 + 0.45 * len(names)), 4.6)
+    axes = figure.subplots()
+    places = np.arange(len(names), dtype=float)
+    places[-1] += 0.5
+    bottom = np.zeros(len(names))
+    for title, color, hatch in _PARTS:
+        heights = table[title].to_numpy(dtype=float)
+        axes.bar(places, heights, 0.8, bottom, color=color, hatch=hatch, edgecolor="white", linewidth=0.5, label=title)
+        bottom += heights
+    every = -(-len(names) // _LABELLED_RANKS)
+    shown = [*range(0, len(names) - 1, every), len(names) - 1]
+    axes.set_xticks(places[shown], [names[index] for index in shown], rotation=45 if len(shown) > 6 else 0)
+    tidy(axes)
+    axes.margins(x=0.02)
+    axes.grid(visible=False, axis="x")
+    axes.set_ylabel("mean ms per step")
+    handles, titles = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], titles[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    heading(figure, dataset, "where a step's time goes (warm-up left out)")
+    save(figure, path)
+    return None

@@ -1,0 +1,91 @@
+"""Metrics over global steps: a line for the median of the ranks, a band from the lowest rank to the highest.
+
+Enters: datasets. Leaves: `{label}_timeline.png`, `overlap_ratio.png`. Must not: hide warm-up in the timeline (it is
+shaded) or show it in the ratio (it is left out, as in the numbers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.plots.style import BLUE, GREEN, GREY, ORANGE, RED, SERIES, heading, new_figure, save, tidy
+
+_PANELS = (
+    (("compute_ms", "compute", BLUE, "-"), ("comm_ms", "communication", ORANGE, "--")),
+    (("compute_comm_ms", "hidden communication", GREEN, "-"), ("exposed_comm_ms", "exposed communication", RED, "--")),
+)
+_MARKED_STEPS = 60  # with more, markers run into a thick line
+
+
+def draw_timeline(dataset: Dataset, path: Path) -> str | None:
+    """Compute, communication, hidden and exposed milliseconds per global step."""
+    frame = dataset.steps
+    if frame.empty:
+        return "no steps in the record"
+    measured = [column for column in frame.columns if frame[column].notna().any()]
+    figure = new_figure(9, 5.6)
+    panels = figure.subplots(2, 1, sharex=True)
+    for axes, lines in zip(panels, _PANELS, strict=True):
+        for column, title, color, style in lines:
+            if column in measured:
+                _line(axes, frame, column, title, color, style)
+        _shade_warmup(axes, frame)
+        tidy(axes)
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("ms per step")
+        if axes.has_data():
+            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    if "comm_ms" not in measured:
+        panels[1].text(0.5, 0.5, "communication was not measured", ha="center", transform=panels[1].transAxes)
+        panels[1].set_yticks([])
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    panels[-1].set_xlabel("global step (line: median over ranks, band: lowest to highest rank)")
+    heading(figure, dataset, "time in computation and communication")
+    save(figure, path)
+    return None
+
+
+def draw_overlap_ratio(datasets: Sequence[Dataset], path: Path) -> str | None:
+    """Overlap ratio per global step, one line per dataset."""
+    drawn = [
+        dataset
+        for dataset in datasets
+        if "overlap_ratio" in dataset.used and dataset.used["overlap_ratio"].notna().any()
+    ]
+    if not drawn:
+        return "no overlap ratio in any step after warm-up"
+    figure = new_figure(9, 4.2)
+    axes = figure.subplots()
+    for number, dataset in enumerate(drawn):
+        color, style = SERIES[number % len(SERIES)]
+        emulated = " (emulated fabric)" if dataset.run.health.fabric is not None else ""
+        _line(axes, dataset.used, "overlap_ratio", dataset.label + emulated, color, style)
+    tidy(axes)
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_ylabel("overlap ratio: hidden / all communication")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("global step, warm-up left out (line: median over ranks, band: lowest to highest rank)")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    figure.suptitle("overlap ratio: 1 = all communication hidden, 0 = all exposed", fontsize=11)
+    save(figure, path)
+    return None
+
+
+def _line(axes: Axes, frame: pd.DataFrame, column: str, title: str, color: str, style: str) -> None:
+    by_step = frame.groupby("global_step")[column]
+    median = by_step.median()
+    marker = "o" if len(median) <= _MARKED_STEPS else ""
+    axes.plot(median.index, median, color=color, linestyle=style, marker=marker, markersize=3.5, label=title)
+    axes.fill_between(median.index, by_step.min(), by_step.max(), color=color, alpha=0.2, linewidth=0)
+
+
+def _shade_warmup(axes: Axes, frame: pd.DataFrame) -> None:
+    warm = frame.loc[frame["warmup"], "global_step"]
+    if not warm.empty:
+        axes.axvspan(warm.min() - 0.5, warm.max() + 0.5, color=GREY, alpha=0.5, linewidth=0, label="warm-up")

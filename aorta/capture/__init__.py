@@ -1,0 +1,1 @@
+"""The deep look: profiler windows beside the record, never a condition of it."""

@@ -1,0 +1,140 @@
+"""Words of the command line -> words Hydra understands.
+
+Enters: `sys.argv[1:]` in the older AORTA's style, in Hydra's, or mixed. Leaves: Hydra's style only. Older key names
+that still mean something are renamed; those that do not are refused by name. Must not: import Hydra or read a
+configuration (only look whether the file named by `--config` is there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from aorta.errors import ConfigError
+
+RENAMED: dict[str, str] = {
+    "model.model_dim": "workload.model_dim",
+    "model.num_heads": "workload.num_heads",
+    "model.num_layers": "workload.num_layers",
+    "model.mlp_hidden_dim": "workload.mlp_hidden_dim",
+    "model.embedding_dim": "workload.embedding_dim",
+    "model.vocab_size": "workload.vocab_size",
+    "model.dropout": "workload.dropout",
+    "model.num_dense_features": "workload.dense_features",
+    "dataset.num_dense_features": "workload.dense_features",
+    "dataset.sparse_features": "workload.categorical_features",
+    "dataset.vocab_size": "workload.vocab_size",
+    "distributed.mode": "parallel",
+    "distributed.enable_overlap": "parallel.overlap",
+}
+"""Keys of the older configuration -> the same thing today."""
+
+RETRANSLATED: dict[str, dict[str, str]] = {
+    "fsdp.sharding_strategy": {
+        "full_shard": "parallel.reshard_after_forward=true",
+        "shard_grad_op": "parallel.reshard_after_forward=false",
+    },
+    "fsdp.backward_prefetch": {
+        "backward_pre": "parallel.backward_prefetch=1",
+        "none": "parallel.backward_prefetch=0",
+        "null": "parallel.backward_prefetch=0",
+    },
+    "fsdp.forward_prefetch": {
+        "true": "parallel.forward_prefetch=1",
+        "false": "parallel.forward_prefetch=0",
+    },
+}
+"""Older FSDP1 keys whose values are spelt differently today (compared in lower case)."""
+
+REFUSED_VALUES: dict[str, str] = {
+    "fsdp.sharding_strategy=no_shard": "use parallel=ddp",
+    "fsdp.sharding_strategy=hybrid_shard": "hybrid sharding is not offered by this version; parallel=fsdp shards fully",
+    "fsdp.backward_prefetch=backward_post": "FSDP2 cannot prefetch after the gradients; use backward_pre or none",
+}
+
+DEAD: dict[str, str] = {
+    "fsdp.use_orig_params": "FSDP2 always keeps the original parameters",
+    "fsdp.limit_all_gathers": "FSDP2 has no rate limiter: its memory use is deterministic without one",
+    "fsdp.sync_module_states": "every rank initialises from training.seed",
+    "fsdp.param_init_device": "parameters are made on the CPU from training.seed and moved",
+    "distributed.overlap_reduce_scatter": "instrument.mode=dedicated puts every collective on a stream of its own",
+    "distributed.overlap_clone_for_reduce_scatter": "tensors are kept alive until the collective has ended; no clone",
+    "model.dense_dim": "dense features are projected straight to workload.model_dim",
+    "dataset.dense_dim": "dense features are projected straight to workload.model_dim",
+    "logging.level": "the log file of each rank always holds everything",
+}
+"""Keys of the older configuration that mean nothing today, and why."""
+
+
+def translate(words: Sequence[str], caller: Path, root: Path) -> list[str]:
+    """Rewrite the older words; everything else is passed through in order.
+
+    Args:
+        words: the command line without the program's name.
+        caller: folder that a relative `--config` is looked up in first; then `root`, the repository's.
+
+    Raises:
+        ConfigError: a missing or JSON configuration file, `--override` without a word, a key that means nothing today.
+    """
+    result: list[str] = []
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        name, equals, value = word.partition("=")
+        if name == "--config":
+            if not equals and not queue:
+                raise ConfigError("--config needs the path of a YAML file, as in --config config/default.yaml")
+            result += _config_file(value if equals else queue.pop(0), caller, root)
+        elif name == "--override":
+            overrides = [value] if equals else []
+            while queue and not queue[0].startswith("--"):
+                overrides.append(queue.pop(0))
+            if not overrides:
+                raise ConfigError("--override needs at least one KEY=VALUE, as in --override training.max_steps=50")
+            result += [_rename(_quote(override)) for override in overrides]
+        elif word == "--enable-rocm-metrics":
+            result.append("telemetry.rocm_smi=true")
+        else:
+            result.append(word if word.startswith("-") else _rename(word))
+    return result
+
+
+def _config_file(value: str, caller: Path, root: Path) -> list[str]:
+    tried = [(base / value).resolve() for base in (caller, root)]
+    path = next((candidate for candidate in tried if candidate.is_file()), None)
+    if path is None:
+        raise ConfigError(f"--config {value}: no such file; looked at {tried[0]} and {tried[1]}")
+    if path.suffix not in {".yaml", ".yml"}:
+        raise ConfigError(f"--config {value}: only YAML is read (.yaml), not {path.suffix or 'a file without suffix'}")
+    own = root / "config"
+    if path.parent == own.resolve():
+        return [f"--config-name={path.stem}"]
+    return [f"--config-path={path.parent}", f"--config-name={path.stem}", f"hydra.searchpath=[file://{own}]"]
+
+
+def _quote(override: str) -> str:
+    """Quote a value that Hydra's grammar would not take as it stands: a second `=`, or braces outside quotes."""
+    key, equals, value = override.partition("=")
+    if not equals:
+        raise ConfigError(f"--override {override}: expected KEY=VALUE")
+    plain = not value.startswith(("'", '"', "[", "{"))
+    if plain and any(mark in value for mark in "={}"):
+        return f"{key}='{value}'"
+    return override
+
+
+def _rename(word: str) -> str:
+    key, equals, value = word.partition("=")
+    bare = key.lstrip("+~")
+    if bare in DEAD:
+        raise ConfigError(f"{bare} is a key of the older configuration that has no meaning any more: {DEAD[bare]}")
+    if bare in RETRANSLATED and equals:
+        choice = value.strip("'\"").lower()
+        if f"{bare}={choice}" in REFUSED_VALUES:
+            raise ConfigError(f"{word}: {REFUSED_VALUES[f'{bare}={choice}']}")
+        if choice not in RETRANSLATED[bare]:
+            raise ConfigError(f"{word}: {value!r} is not one of {', '.join(RETRANSLATED[bare])}")
+        return RETRANSLATED[bare][choice]
+    if bare in RENAMED and equals:
+        return f"{RENAMED[bare]}={value}"
+    return word

@@ -1,0 +1,116 @@
+"""The command line of `train.py`: compose with Hydra, resolve, hand over, and end with a defined exit code.
+
+Enters: `sys.argv`. Leaves: whatever the run returns as exit code; 1 for a configuration that cannot be run. Must not:
+import torch; `--help`, `--cfg job` and a configuration error stay fast and work where torch is missing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from aorta.config.arguments import translate
+from aorta.config.resolve import Resolved, resolve
+from aorta.config.schema import GROUPS, Config, register
+from aorta.errors import EXIT_OK, AortaError, ConfigError
+
+Run = Callable[[Resolved], int]
+
+
+def main(run: Run, config_dir: Path) -> int:
+    """Compose, resolve and call `run`; returns the process's exit code.
+
+    Args:
+        run: takes the resolved configuration, returns an exit code.
+        config_dir: absolute path of `config/`.
+    """
+    composed: list[DictConfig] = []
+    try:
+        words = translate(sys.argv[1:], Path.cwd(), config_dir.parent)
+        _refuse_multirun_inside_torchrun(words)
+        sys.argv[1:] = words
+        register()
+        # Hydra would print and exit by itself; raising lets one place word every error.
+        os.environ["HYDRA_FULL_ERROR"] = "1"
+        hydra.main(version_base="1.3", config_path=str(config_dir), config_name="default")(composed.append)()
+        # Outside Hydra's job on purpose: a sweep is checked whole before its first run starts, and Hydra neither
+        # catches nor rewords what a run raises.
+        jobs = [resolve(job) for job in composed]
+        return max((run(job) for job in jobs), default=EXIT_OK)
+    except AortaError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    except (HydraException, OmegaConfBaseException) as error:
+        print(f"error: {explain(error)}", file=sys.stderr)  # noqa: T201
+        return ConfigError.exit_code
+
+
+def _refuse_multirun_inside_torchrun(words: list[str]) -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and {"-m", "--multirun"} & set(words):
+        raise ConfigError(
+            "--multirun inside torchrun: each rank would sweep for itself and they would wait for each other for ever; "
+            "run the sweep outside, one torchrun a job"
+        )
+
+
+def explain(error: Exception) -> str:
+    """One message for what Hydra or OmegaConf refused: the key, the value, and what there is to choose from."""
+    chain = list(_chain(error))
+    text = _without_internals(str(chain[0]))
+    inner = str(chain[-1]).strip().splitlines()[0] if chain[1:] else ""
+    if inner and inner not in text:
+        text += f"\n  {inner}"
+    key = next((str(found) for link in chain if (found := getattr(link, "full_key", None))), "")
+    return "\n".join([text, *_choices(key), "  see: python train.py --help, python train.py --cfg job"])
+
+
+def _without_internals(text: str) -> str:
+    """Drop Hydra's search path and our `base_*` schemas: neither is something to choose."""
+    visible, _, _ = text.partition("Config search path:")
+    return "\n".join(line for line in visible.strip().splitlines() if not line.strip().startswith("base_"))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__
+
+
+def _choices(key: str) -> Iterator[str]:
+    """Lines that say what could stand where the last part of `key` stands; none where the key itself is right."""
+    *parents, last = key.split(".")
+    if not last:
+        return
+    nodes: dict[str, Any] = {"": Config}
+    for part in parents:
+        if part in GROUPS and nodes == {"": Config}:
+            nodes = {f"{part}={option}": node for option, node in GROUPS[part].items()}
+        else:
+            nodes = {
+                where: f.default_factory
+                for where, node in nodes.items()
+                for f in fields(node)
+                if f.name == part and is_dataclass(f.default_factory)
+            }
+    names = {where: [f.name for f in fields(node)] for where, node in nodes.items()}
+    elsewhere = [where for where, known in names.items() if last in known and where]
+    if elsewhere:
+        yield f"  {key} belongs to {' and '.join(elsewhere)}"
+    if any(last in known for known in names.values()):
+        return
+    for where, known in names.items():
+        yield f"  keys of {where or '.'.join(parents) or 'the root'}: {', '.join(known)}"
+    close = difflib.get_close_matches(last, {name for known in names.values() for name in known}, n=1)
+    if close:
+        yield f"  did you mean {close[0]}?"

@@ -1,0 +1,212 @@
+"""A composed configuration -> a typed one that can be run, or one error that lists everything wrong with it.
+
+Enters: the `DictConfig` Hydra composed. Leaves: a `schema.Config` whose fields agree with each other, and its plain
+form for the manifest. Must not: import torch or touch the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from aorta.config.schema import FSDP, Config, Profiling, Ranking
+from aorta.errors import ConfigError
+
+LABEL = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+RESERVED_LABELS = frozenset({"history", "logs", "checkpoints", "torch_profiler"})
+NOT_IN_HASH = ("label", "training.output_dir", "training.overwrite", "training.start_step")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration that can be run. `plain` is JSON-ready; `manifest_hash` covers what changes the measurement."""
+
+    config: Config
+    plain: dict[str, Any]
+    manifest_hash: str
+    notes: tuple[str, ...]
+
+
+def resolve(composed: DictConfig) -> Resolved:
+    """Check every rule between fields once, before anything starts.
+
+    Raises:
+        ConfigError: lists every broken rule, each with its key, the value seen and what is allowed.
+    """
+    if OmegaConf.get_type(composed) is not Config:
+        raise ConfigError(
+            "the configuration file does not build on AORTA's: begin it with\n  defaults:\n    - default\n    - _self_"
+        )
+    try:
+        config = cast(Config, OmegaConf.to_object(composed))
+        plain = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).splitlines()[0]) from error
+    broken = list(_broken_rules(config))
+    if broken:
+        raise ConfigError("the configuration cannot be run:\n" + "\n".join(f"  {rule}" for rule in broken))
+    return Resolved(config, plain, _hash(plain), tuple(_notes(config)))
+
+
+def steps_planned(config: Config, world_size: int) -> int:
+    """Optimizer steps of the whole training: the earlier of `max_steps` and the end of the last epoch."""
+    training = config.training
+    per_step = training.batch_size * training.gradient_accumulation * world_size
+    in_epochs = training.epochs * (config.dataset.num_samples // per_step)
+    return in_epochs if training.max_steps is None else min(training.max_steps, in_epochs)
+
+
+def _hash(plain: dict[str, Any]) -> str:
+    kept = json.loads(json.dumps(plain))
+    for key in NOT_IN_HASH:
+        node, *rest = key.split(".")
+        (kept[node] if rest else kept).pop(rest[0] if rest else node)
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _broken_rules(config: Config) -> Iterator[str]:
+    training, scheduler, dataset = config.training, config.scheduler, config.dataset
+    if config.label is not None and (not LABEL.match(config.label) or config.label in RESERVED_LABELS):
+        yield (
+            f"label={config.label!r}: a label is a folder name of letters, digits, '.', '_' and '-' that begins with a "
+            f"letter or digit and is none of {', '.join(sorted(RESERVED_LABELS))}"
+        )
+    yield from _at_least(
+        1,
+        {
+            "training.epochs": training.epochs,
+            "training.max_steps": training.max_steps,
+            "training.batch_size": training.batch_size,
+            "training.gradient_accumulation": training.gradient_accumulation,
+            "training.log_interval": training.log_interval,
+            "training.checkpoint_interval": training.checkpoint_interval,
+            "scheduler.total_steps": scheduler.total_steps,
+            "dataset.num_samples": dataset.num_samples,
+            "dataset.sequence_length": dataset.sequence_length,
+            "clock.anchor_interval": config.clock.anchor_interval,
+        },
+    )
+    yield from _at_least(
+        0,
+        {
+            "training.start_step": training.start_step,
+            "training.seed": training.seed,
+            "dataset.seed": dataset.seed,
+            "scheduler.warmup_steps": scheduler.warmup_steps,
+            "dataloader.num_workers": config.dataloader.num_workers,
+            "telemetry.warmup_steps": config.telemetry.warmup_steps,
+            "optimizer.weight_decay": config.optimizer.weight_decay,
+        },
+    )
+    for key, value in {
+        "training.timeout_s": training.timeout_s,
+        "training.grad_clip_norm": training.grad_clip_norm,
+        "optimizer.lr": config.optimizer.lr,
+        "optimizer.eps": config.optimizer.eps,
+        "telemetry.rocm_smi_interval_s": config.telemetry.rocm_smi_interval_s,
+        "parallel.bucket_cap_mb": getattr(config.parallel, "bucket_cap_mb", None),
+    }.items():
+        if value is not None and not value > 0:
+            yield f"{key}={value}: must be greater than 0"
+    for beta in config.optimizer.betas:
+        if not 0 <= beta < 1:
+            yield f"optimizer.betas={list(config.optimizer.betas)}: each must be in [0, 1)"
+    if scheduler.warmup_steps > scheduler.total_steps:
+        yield (
+            f"scheduler.warmup_steps={scheduler.warmup_steps}: must not exceed "
+            f"scheduler.total_steps={scheduler.total_steps}"
+        )
+    if training.start_step is not None and training.max_steps is not None and training.start_step >= training.max_steps:
+        yield f"training.start_step={training.start_step}: must be below training.max_steps={training.max_steps}"
+    if not training.output_dir.strip():
+        yield "training.output_dir='': name a folder, for instance artifacts"
+    if dataset.on_device and config.dataloader.num_workers:
+        yield (
+            f"dataloader.num_workers={config.dataloader.num_workers}: loader processes cannot read device memory; "
+            "set dataset.on_device=false as well, or num_workers=0"
+        )
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    per_step = training.batch_size * training.gradient_accumulation * world_size
+    if dataset.num_samples < per_step:
+        yield (
+            f"dataset.num_samples={dataset.num_samples}: one step needs {per_step} "
+            f"({training.batch_size} per micro-batch x {training.gradient_accumulation} x {world_size} ranks)"
+        )
+    if isinstance(config.workload, Ranking):
+        yield from _ranking_rules(config.workload)
+    if isinstance(config.parallel, FSDP):
+        yield from _fsdp_rules(config.parallel)
+    yield from _profiling_rules(config.profiling)
+
+
+def _at_least(minimum: int, values: dict[str, Any]) -> Iterator[str]:
+    for key, value in values.items():
+        if value is not None and value < minimum:
+            yield f"{key}={value}: must be at least {minimum}"
+
+
+def _ranking_rules(workload: Ranking) -> Iterator[str]:
+    yield from _at_least(
+        1,
+        {
+            f"workload.{name}": getattr(workload, name)
+            for name in (
+                "model_dim",
+                "num_heads",
+                "num_layers",
+                "mlp_hidden_dim",
+                "vocab_size",
+                "embedding_dim",
+                "categorical_features",
+                "dense_features",
+            )
+        },
+    )
+    if workload.num_heads >= 1 and workload.model_dim % workload.num_heads:
+        yield f"workload.model_dim={workload.model_dim}: must be a multiple of workload.num_heads={workload.num_heads}"
+    if not 0 <= workload.dropout < 1:
+        yield f"workload.dropout={workload.dropout}: must be in [0, 1)"
+
+
+def _fsdp_rules(parallel: FSDP) -> Iterator[str]:
+    yield from _at_least(
+        0,
+        {
+            "parallel.forward_prefetch": parallel.forward_prefetch,
+            "parallel.backward_prefetch": parallel.backward_prefetch,
+        },
+    )
+
+
+def _profiling_rules(profiling: Profiling) -> Iterator[str]:
+    yield from _at_least(
+        0,
+        {
+            "profiling.wait": profiling.wait,
+            "profiling.warmup": profiling.warmup,
+            "profiling.repeat": profiling.repeat,
+        },
+    )
+    yield from _at_least(1, {"profiling.active": profiling.active})
+    if "/" in profiling.trace_filename or not profiling.trace_filename.endswith((".json", ".json.gz")):
+        yield f"profiling.trace_filename={profiling.trace_filename!r}: a file name ending in .json or .json.gz"
+    if profiling.enabled and not (profiling.tensorboard or profiling.chrome_trace):
+        yield "profiling.enabled=true: nothing would be written; set profiling.tensorboard or profiling.chrome_trace"
+
+
+def _notes(config: Config) -> Iterator[str]:
+    profiling, steps = config.profiling, config.training.max_steps
+    cycle = profiling.wait + profiling.warmup + profiling.active
+    if profiling.enabled and steps is not None and steps < cycle:
+        yield (
+            f"profiling: a cycle takes {cycle} steps (wait {profiling.wait} + warmup {profiling.warmup} + active "
+            f"{profiling.active}) and training.max_steps={steps}: at most a partial window will be kept"
+        )

@@ -1,0 +1,1 @@
+"""The run: everything is built and wired here, and nowhere else."""

@@ -1,0 +1,48 @@
+"""Where words go: everything to the rank's log file, rank 0's news and everybody's warnings to the terminal.
+
+Must not: let third-party warnings reach the terminal; they are in the log file.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _Terminal(logging.Handler):
+    """Rank 0's own news as they are; warnings of any rank with its number. Writes above a progress bar, not into it."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        super().__init__(logging.INFO if rank == 0 else logging.WARNING)
+        self._prefix = f"[rank {rank}] " if world_size > 1 else ""
+        self.addFilter(lambda record: record.name.startswith("aorta"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        prefix = self._prefix if record.levelno >= logging.WARNING else ""
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        tqdm.write(f"{prefix}{level}{record.getMessage()}", file=sys.stderr)
+
+
+def start_logging(rank: int, world_size: int) -> None:
+    """Begin: the terminal only, until the run's folder is known."""
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+    root.setLevel(logging.INFO)
+    logging.getLogger("aorta").setLevel(logging.DEBUG)
+    root.addHandler(_Terminal(rank, world_size))
+    logging.captureWarnings(True)
+
+
+def log_to(path: Path) -> logging.Handler:
+    """Also write everything to `path`; the caller closes the handler."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, mode="w", encoding="utf-8")
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    logging.getLogger().addHandler(handler)
+    return handler

@@ -1,0 +1,79 @@
+"""One optimizer step: forward and backward of every micro-batch, clipping, update; each part on its own range.
+
+Must not: read anything from the device (the recorder does, later).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from aorta.config.schema import Config
+from aorta.engine.optimization import clip
+from aorta.instrument.instrument import Instrument
+from aorta.instrument.recorder import StepFacts
+from aorta.instrument.scalars import Scalar
+from aorta.parallel.plan import Spread
+from aorta.workload.data import Batch
+
+
+@dataclass
+class TrainStep:
+    """Everything one step needs.
+
+    Attributes:
+        model: spread over ranks. loss: of scores and relevances. config: of the run.
+        log_every: the loss is copied from an accelerator only in steps that are logged; on a CPU always.
+    """
+
+    model: Spread
+    loss: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LambdaLR
+    scaler: torch.amp.GradScaler
+    instrument: Instrument
+    config: Config
+    device: torch.device
+
+    def run(self, batches: Iterator[Batch], facts: StepFacts) -> None:
+        """Train on the next `gradient_accumulation` micro-batches, as one recorded step."""
+        recorder = self.instrument.recorder
+        parameters = list(self.model.module.parameters())
+        with recorder.step(facts):
+            losses = self._gradients(batches)
+            grad_norm = None
+            max_norm = self.config.training.grad_clip_norm
+            if max_norm is not None:
+                with recorder.aux("clip"):
+                    self.scaler.unscale_(self.optimizer)
+                    grad_norm = clip(parameters, max_norm)
+            with recorder.aux("optimizer"):
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+                self.optimizer.zero_grad(set_to_none=True)
+            if self.device.type == "cpu" or (facts.global_step + 1) % self.config.training.log_interval == 0:
+                with recorder.aux("loss_read"):
+                    recorder.note(Scalar(torch.stack(losses).sum()), None if grad_norm is None else Scalar(grad_norm))
+        # Behind the step: it is bookkeeping of the host, and skipped updates (fp16 overflow) must not be complained of.
+        self.schedule.step()
+
+    def _gradients(self, batches: Iterator[Batch]) -> list[torch.Tensor]:
+        recorder, count = self.instrument.recorder, self.config.training.gradient_accumulation
+        losses = []
+        for micro in range(count):
+            with recorder.aux("data"):
+                batch = next(batches)
+            with self.model.micro_batch(micro == count - 1):
+                with self.model.arithmetic():
+                    scores = self.model.module(batch.dense, batch.categorical)
+                    # A view, so that the end of the loss's backward is seen before FSDP gathers the last block again:
+                    # both hang on this tensor, and hooks of one tensor run in the order they were put on.
+                    loss = self.loss(scores.view_as(scores), batch.relevance) / count
+                scaled = self.scaler.scale(loss)
+                with self.instrument.backward(scaled):
+                    scaled.backward()
+            losses.append(loss.detach())
+        return losses

@@ -1,0 +1,222 @@
+"""One attempt of one rank: build, wire, loop, and close the record with a footer that says why it ended.
+
+Must not: handle what went wrong (that is `run`); it only makes sure that nothing measured is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from aorta.capture.torch_profiler import ProfilerWindow
+from aorta.config.resolve import Resolved, steps_planned
+from aorta.config.schema import Compile, Ranking
+from aorta.engine.checkpoint import Checkpoints, first_step
+from aorta.engine.logs import log_to
+from aorta.engine.optimization import make_optimizer, make_scaler, make_schedule
+from aorta.engine.progress import Progress
+from aorta.engine.record import Record
+from aorta.engine.step import TrainStep
+from aorta.errors import RecordWriteError
+from aorta.instrument.instrument import Instrument
+from aorta.instrument.recorder import StepFacts
+from aorta.launch.peers import Peers
+from aorta.launch.process_group import backend_for
+from aorta.launch.provenance import build_manifest, rank_facts
+from aorta.launch.run_folder import CHECKPOINT_DIR, RunFolder, prepare, write_manifest
+from aorta.launch.stopping import StopAgreement, stop_on_signals
+from aorta.launch.topology import Topology, device_name, platform_of
+from aorta.parallel.plan import Blocks, Spread, spread
+from aorta.telemetry.clock import boot_id, read_clocks
+from aorta.telemetry.schema import MANIFEST_FILE, SCHEMA_VERSION, Anchor, Header, Step
+from aorta.telemetry.writer import RecordWriter
+from aorta.workload.data import Batch, Batches
+from aorta.workload.ranking import ListwiseLoss, RankingTransformer
+
+_log = logging.getLogger(__name__)
+
+
+class Training:
+    """Everything between an open process group and its end."""
+
+    def __init__(self, resolved: Resolved, topology: Topology, device: torch.device, peers: Peers) -> None:
+        self.resolved, self.config = resolved, resolved.config
+        self.topology, self.device, self.peers = topology, device, peers
+
+    def run(self) -> signal.Signals | None:
+        """Train; returns the signal that ended it early, if one did."""
+        with ExitStack() as stack:
+            base = Path(self.config.training.output_dir) / (self.config.label or "")
+            checkpoints = base / CHECKPOINT_DIR
+            first = first_step(checkpoints, self.config.training.start_step, self.topology.restart_count)
+            folder = prepare(
+                base, self.topology, self.peers, overwrite=self.config.training.overwrite, resuming=first > 0
+            )
+            handler = log_to(folder.log(self.topology.rank))
+            stack.callback(handler.close)
+            for note in self.resolved.notes if self.topology.rank == 0 else ():
+                _log.warning(note)
+            try:
+                return self._train(stack, folder, first)
+            except Exception:
+                _log.debug("rank %d failed", self.topology.rank, exc_info=True)  # while the log file is open
+                raise
+
+    def _train(self, stack: ExitStack, folder: RunFolder, first: int) -> signal.Signals | None:
+        config, topology = self.config, self.topology
+        stop = steps_planned(config, topology.world_size)
+        warmup = min(config.telemetry.warmup_steps, (stop - first) // 2)
+        model, blocks = self._model()
+        model_spread = spread(model, blocks, config, self.device)
+        self._manifest(folder, model_spread)
+        record = self._record(stack, folder, first, warmup)
+        progress = Progress(first, stop, config.training.log_interval, shown=topology.rank == 0)
+        stack.callback(progress.close)
+
+        def finished(step: Step) -> None:
+            record.writer.write(step)
+            progress.show(step)
+            if (step.global_step + 1) % config.clock.anchor_interval == 0:
+                record.writer.write(Anchor(step.global_step, read_clocks()))
+
+        instrument = stack.enter_context(
+            Instrument(
+                self.device,
+                record.header.instrument_mode,
+                topology.rank,
+                topology.world_size,
+                record.header.clock,
+                finished,
+                config.instrument.stream_priority,
+            )
+        )
+        loss = ListwiseLoss()
+        instrument.watch([*blocks, ("loss", loss)])
+        optimizer = make_optimizer(model.parameters(), config)
+        schedule, scaler = make_schedule(optimizer, config), make_scaler(config, self.device)
+        checkpoints = Checkpoints(folder.checkpoints, model_spread.module, optimizer, schedule, scaler)
+        if first:
+            checkpoints.load(first)
+            _log.info("resumed from %s before step %d", folder.checkpoints / f"step_{first}", first)
+        step = TrainStep(model_spread, loss, optimizer, schedule, scaler, instrument, config, self.device)
+        agreement = StopAgreement(self.peers.store, topology.rank, topology.world_size)
+        stack.callback(agreement.close)
+        with record.closed_by(instrument) as ending, stop_on_signals(agreement) as signals:
+            profiler = stack.enter_context(ProfilerWindow(config.profiling, folder.traces(topology.rank), first))
+            for facts, batches in self._steps(first, stop, warmup, schedule):
+                if not agreement.may_start(facts.global_step):
+                    break
+                with profiler.iteration(facts.global_step):
+                    step.run(batches, facts)
+                profiler.step()
+                interval = config.training.checkpoint_interval
+                if interval and (facts.global_step + 1) % interval == 0:
+                    checkpoints.save(facts.global_step + 1)
+            ending.signal = signals.received
+        _log.info("%s: %d steps, record in %s", ending.reason, instrument.recorder.steps_written, folder.path)
+        return signals.received
+
+    def _steps(
+        self, first: int, stop: int, warmup: int, schedule: torch.optim.lr_scheduler.LambdaLR
+    ) -> Iterator[tuple[StepFacts, Iterator[Batch]]]:
+        """The facts of each step, and where its micro-batches come from."""
+        batches = Batches(self.config, self._shape(), self.topology.rank, self.topology.world_size, self.device)
+        for epoch in range(self.config.training.epochs):
+            begin = max(first - epoch * batches.steps_per_epoch, 0)
+            source = batches.epoch(epoch, begin)
+            for step in range(begin, batches.steps_per_epoch):
+                global_step = epoch * batches.steps_per_epoch + step
+                if global_step >= stop:
+                    return
+                yield (
+                    StepFacts(epoch, step, global_step, float(schedule.get_last_lr()[0]), global_step - first < warmup),
+                    source,
+                )
+
+    def _model(self) -> tuple[RankingTransformer, Blocks]:
+        """The model on its device, the same on every rank, and its blocks; compiled where asked."""
+        torch.manual_seed(self.config.training.seed)
+        model = RankingTransformer(self._shape()).to(self.device)
+        # Ranks begin alike but drop out differently.
+        torch.manual_seed(self.config.training.seed + 1 + self.topology.rank)
+        blocks = list(model.blocks())
+        if self.config.compile.enabled:
+            for _, block in blocks:
+                _compile(block, self.config.compile)
+        return model, blocks
+
+    def _shape(self) -> Ranking:
+        assert isinstance(self.config.workload, Ranking)  # the only workload there is
+        return self.config.workload
+
+    def _manifest(self, folder: RunFolder, model: Spread) -> None:
+        ranks = self.peers.gather("facts", rank_facts(self.topology, self.device))
+        error = None
+        if self.topology.rank == 0:
+            plan = {
+                "strategy": self.config.parallel.strategy,
+                "parameters": sum(p.numel() for p in model.module.parameters()),
+                **model.facts,
+            }
+            manifest = build_manifest(
+                self.resolved, folder, self.topology, self.device, backend_for(self.device), ranks, plan
+            )
+            try:
+                write_manifest(folder, manifest)
+            except OSError as problem:
+                error = f"cannot write {folder.path / MANIFEST_FILE}: {problem.strerror or problem}"
+        self.peers.agree("manifest", error)
+
+    def _record(self, stack: ExitStack, folder: RunFolder, first: int, warmup: int) -> Record:
+        topology, kind = self.topology, platform_of(self.device)
+        header = Header(
+            schema_version=SCHEMA_VERSION,
+            run_id=folder.run_id,
+            label=self.config.label or kind,
+            attempt=folder.attempt,
+            rank=topology.rank,
+            world_size=topology.world_size,
+            local_rank=topology.local_rank,
+            node_rank=topology.node_rank,
+            host=topology.host,
+            pid=topology.pid,
+            boot_id=boot_id(),
+            platform=kind,
+            device=device_name(self.device),
+            backend=backend_for(self.device),
+            parallel=self.config.parallel.strategy,
+            timer="perf_counter" if self.device.type == "cpu" else "cuda_event",
+            instrument_mode=self.config.instrument.mode.value,
+            manifest_hash=self.resolved.manifest_hash,
+            start_step=first,
+            warmup_steps=warmup,
+            clock=read_clocks(),
+        )
+        record, error = None, None
+        try:
+            writer = stack.enter_context(RecordWriter(folder.record(topology.rank), topology.rank))
+            record = Record(writer, header)
+        except RecordWriteError as problem:
+            error = problem
+        self.peers.agree("record", None if error is None else str(error))
+        assert record is not None  # agree raises when any rank, this one too, has an error
+        return record
+
+
+def _compile(block: nn.Module, settings: Compile) -> None:
+    """Compile a block's forward in place; its hooks stay outside, so ranges and sharding are not traced."""
+    # Dynamo would split graphs at DDP's buckets; blocks are smaller than those already.
+    torch._dynamo.config.optimize_ddp = False
+    block.forward = torch.compile(
+        block.forward,
+        backend=settings.backend,
+        mode=settings.mode,
+        fullgraph=settings.fullgraph,
+        dynamic=settings.dynamic,
+    )

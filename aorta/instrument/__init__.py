@@ -1,0 +1,1 @@
+"""How a run is seen: the seam every collective passes, compute ranges, stalls, clocks, and the steps made of them."""

@@ -1,0 +1,108 @@
+"""When blocks of the model computed (docs/measuring.md, R5).
+
+A range over the whole backward pass contains every stall, so each block is bracketed by itself, after its parameters
+have arrived: hooks go behind FSDP's own. Must not: change a tensor, or touch the graph (tensor hooks only look).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from aorta.instrument.clock import Clock, Mark
+
+
+@dataclass
+class Range:
+    """One pass of one block, between two marks; `end` is None while it is open."""
+
+    block: str
+    phase: str
+    start: Mark
+    end: Mark | None = None
+
+
+class BlockRanges:
+    """Hooks on blocks.
+
+    Args:
+        clock: takes the marks.
+        on_range: called with each range when it opens.
+    """
+
+    def __init__(self, clock: Clock, on_range: Callable[[Range], None]) -> None:
+        self._clock, self._on_range = clock, on_range
+        self._handles: list[Any] = []
+        self._backward: dict[str, Range] = {}
+
+    def watch(self, name: str, block: nn.Module) -> None:
+        """Bracket `block`. Call after the parallel strategy has put its own hooks on it.
+
+        A block's backward range opens when the first gradient of its outputs arrives, and closes with the last
+        gradient of its inputs; a block whose inputs need none (an embedding) closes when the backward pass has run.
+        """
+        forward: list[Range] = []
+
+        def before_forward(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            inputs = list(_needing_gradient((args, kwargs)))
+            left = [len(inputs)]
+
+            def input_gradient(_gradient: torch.Tensor) -> None:
+                left[0] -= 1
+                if left[0] == 0 and name in self._backward:
+                    self._backward.pop(name).end = self._clock.mark()
+
+            for tensor in inputs:
+                tensor.register_hook(input_gradient)  # type: ignore[no-untyped-call]
+            forward.append(self._opened(name, "forward"))
+
+        def after_forward(_module: nn.Module, _args: Any, _output: Any) -> None:
+            forward.pop().end = self._clock.mark()
+
+        def prepare_backward(_module: nn.Module, _args: Any, output: Any) -> None:
+            for tensor in _needing_gradient(output):
+                tensor.register_hook(lambda _gradient: self._open_backward(name))  # type: ignore[no-untyped-call]
+
+        self._handles += [
+            block.register_forward_pre_hook(before_forward, with_kwargs=True),
+            block.register_forward_hook(after_forward, prepend=True),
+            block.register_forward_hook(prepare_backward),
+        ]
+
+    def backward_ran(self) -> None:
+        """The last node of a backward pass has run: blocks whose inputs need no gradient end here."""
+        end = self._clock.mark()
+        for open_range in self._backward.values():
+            open_range.end = end
+        self._backward.clear()
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _opened(self, name: str, phase: str) -> Range:
+        opened = Range(name, phase, self._clock.mark())
+        self._on_range(opened)
+        return opened
+
+    def _open_backward(self, name: str) -> None:
+        if name not in self._backward:
+            self._backward[name] = self._opened(name, "backward")
+
+
+def _needing_gradient(values: Any) -> Iterator[torch.Tensor]:
+    """Tensors in nested containers that a backward pass will reach."""
+    if isinstance(values, torch.Tensor):
+        if values.requires_grad:
+            yield values
+    elif isinstance(values, dict):
+        yield from _needing_gradient(list(values.values()))
+    elif isinstance(values, list | tuple):
+        for item in values:
+            yield from _needing_gradient(item)

@@ -1,0 +1,78 @@
+"""What each `c10d::*` operator is called by an engineer, how many bytes it moves, and whether its caller waits.
+
+The tables follow the operators' schemas (`torch.ops.c10d.<name>.default._schema`). Must not: call anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Arguments = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What an operator is called, and where its full array is found (docs/measuring.md, section 1: the reduced tensor,
+    the gathered output, the scattered input; for all-to-all one rank's send buffer).
+
+    Attributes:
+        kind: one of `timeline.classes.KINDS`.
+        argument: position of the argument that holds the array; None for operators that move none.
+        one_part: only the root is given the full array, so the argument is one rank's part of it.
+    """
+
+    kind: str
+    argument: int | None
+    one_part: bool = False
+
+    def full_array_bytes(self, args: Arguments, group_size: int) -> int:
+        """Size of the full array in bytes."""
+        if self.argument is None:
+            return 0
+        return _bytes(args[self.argument]) * (group_size if self.one_part else 1)
+
+
+OPERATORS: dict[str, Operator] = {
+    "allreduce_": Operator("allreduce", 0),
+    "allreduce_coalesced_": Operator("allreduce", 0),
+    "_reduce_scatter_base_": Operator("reducescatter", 1),
+    "reduce_scatter_": Operator("reducescatter", 1),
+    "reduce_scatter_tensor_coalesced_": Operator("reducescatter", 1),
+    "_allgather_base_": Operator("allgather", 0),
+    "allgather_": Operator("allgather", 0),
+    "allgather_coalesced_": Operator("allgather", 0),
+    "allgather_into_tensor_coalesced_": Operator("allgather", 0),
+    "broadcast_": Operator("broadcast", 0),
+    "alltoall_base_": Operator("alltoall", 1),
+    "alltoall_": Operator("alltoall", 1),
+    "reduce_": Operator("reduce", 0),
+    "gather_": Operator("gather", 1, one_part=True),
+    "scatter_": Operator("scatter", 0, one_part=True),
+    "send": Operator("send", 0),
+    "recv_": Operator("recv", 0),
+    "recv_any_source_": Operator("recv", 0),
+    "barrier": Operator("barrier", None),
+}
+"""Operator name -> what it is. The dispatcher is asked at start which of them this torch has."""
+
+
+def _bytes(tensors: Any) -> int:
+    if isinstance(tensors, torch.Tensor):
+        return tensors.numel() * tensors.element_size()
+    return sum(_bytes(item) for item in tensors)
+
+
+def position_of_async_op(name: str) -> int | None:
+    """Where `async_op` stands among the operator's arguments; None for operators without it (always asynchronous)."""
+    schema = getattr(torch.ops.c10d, name).default._schema
+    return next((i for i, argument in enumerate(schema.arguments) if argument.name == "async_op"), None)
+
+
+def is_async(args: Arguments, position: int | None) -> bool:
+    """Whether the caller goes on without waiting; the dispatcher leaves out trailing defaults, and the default is
+    asynchronous.
+    """
+    return position is None or position >= len(args) or bool(args[position])

@@ -1,0 +1,142 @@
+"""The one place where collectives are intercepted, and the only one that uses names torch calls private.
+
+Every collective of DDP (C++ reducer), FSDP, tensor parallelism, compiled code and user code reaches a `c10d::*`
+dispatcher operator (docs/measuring.md, R1). A kernel at the BackendSelect key sees them all; the original is reached
+through the operator's own `_op_dk`, which lets go of the interpreter lock inside the backend. (Calling it by
+`torch.library.get_kernel` keeps the lock and deadlocks with gloo's worker threads.)
+
+Must not: measure anything, or decide what to do with a call.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from aorta.errors import InstrumentError
+
+Original: TypeAlias = Callable[[], Any]
+Handler: TypeAlias = Callable[[str, tuple[Any, ...], Original], Any]
+"""Takes an operator's name, its arguments and a call of the original; returns what the caller shall get."""
+
+Work: TypeAlias = dist.Work
+_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
+
+
+class Seam:
+    """Kernels over `c10d::<name>` for as long as the object is open.
+
+    Raises:
+        InstrumentError: this torch lacks something the interception needs; says which name, and which torch it is.
+    """
+
+    def __init__(self, operators: Iterable[str], device: torch.device, handler: Handler) -> None:
+        missing = _missing_names()
+        if missing:
+            raise InstrumentError(
+                f"torch {torch.__version__} does not offer {', '.join(missing)}, which the interception of collectives "
+                "needs; use a torch that AORTA supports (>= 2.11), or run with instrument.mode=off"
+            )
+        key = getattr(torch._C.DispatchKey, _KEYS[device.type])
+        self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+        self.operators = tuple(name for name in operators if hasattr(torch.ops.c10d, name))
+        with warnings.catch_warnings():
+            # torch warns that a kernel is overridden: that is the purpose.
+            warnings.simplefilter("ignore")
+            for name in self.operators:
+                overload = getattr(torch.ops.c10d, name).default
+                kernel = _kernel(name, overload, key, handler)
+                self._library.impl(  # type: ignore[no-untyped-call]
+                    name, kernel, "BackendSelect", with_keyset=True, allow_override=True
+                )
+
+    def close(self) -> None:
+        """Put torch back as it was."""
+        self._library._destroy()  # type: ignore[no-untyped-call]
+
+
+def _kernel(name: str, overload: Any, own_key: Any, handler: Handler) -> Callable[..., Any]:
+    def kernel(_keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        # A CPU tensor on an accelerator's run (gloo beside NCCL) goes to the CPU backend.
+        tensor = first_tensor(args)
+        key = own_key if tensor is None else getattr(torch._C.DispatchKey, _KEYS[tensor.device.type])
+        return handler(name, args, lambda: overload._op_dk(key, *args, **kwargs))
+
+    return kernel
+
+
+def first_tensor(arguments: Any) -> torch.Tensor | None:
+    """The first tensor in nested lists of arguments, if any."""
+    if isinstance(arguments, torch.Tensor):
+        return arguments
+    if isinstance(arguments, list | tuple):
+        for item in arguments:
+            found = first_tensor(item)
+            if found is not None:
+                return found
+    return None
+
+
+def unpack(result: Any) -> tuple[Work, Callable[[Work], Any]]:
+    """The work handle inside an operator's result, and how to put another one in its place."""
+    if isinstance(result, tuple | list):
+        boxed, others = result[-1], tuple(result[:-1])
+        return Work.unbox(boxed), lambda work: (*others, work.boxed())
+    return Work.unbox(result), lambda work: work.boxed()
+
+
+def group_of(arguments: Iterable[Any]) -> dist.ProcessGroup:
+    """The process group among an operator's arguments."""
+    for item in arguments:
+        if isinstance(item, torch.ScriptObject) and "ProcessGroup" in item._type().qualified_name():
+            return dist.ProcessGroup.unbox(item)
+    raise InstrumentError(f"torch {torch.__version__}: a collective came without a process group")
+
+
+def all_groups() -> list[dist.ProcessGroup]:
+    """Every process group this process belongs to."""
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def issued_by(group: dist.ProcessGroup) -> int | None:
+    """How many collectives the group's backend itself has counted (R8); None where it keeps no counter."""
+    try:
+        return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+    except RuntimeError:
+        return None
+
+
+def worker_threads(group: dist.ProcessGroup, device: torch.device) -> int:
+    """How many collectives of one group a CPU backend runs at once (gloo: its worker threads)."""
+    try:
+        return int(group._get_backend(device).options._threads)  # type: ignore[attr-defined]
+    except (AttributeError, RuntimeError):
+        return 1
+
+
+def when_backward_ends(callback: Callable[[], None]) -> None:
+    """From inside a backward pass: run `callback` when its last node has run, before DDP's and FSDP's own endings
+    that are asked for later.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def _missing_names() -> list[str]:
+    needed: list[tuple[str, Any, str]] = [
+        ("torch.library.Library._destroy", torch.library.Library, "_destroy"),
+        ("torch._C.DispatchKey.CPU", torch._C.DispatchKey, "CPU"),
+        ("torch._C.DispatchKey.CUDA", torch._C.DispatchKey, "CUDA"),
+        ("torch.distributed.Work.unbox", dist.Work, "unbox"),
+        ("torch.distributed.Work.boxed", dist.Work, "boxed"),
+        ("torch.distributed.ProcessGroup.unbox", dist.ProcessGroup, "unbox"),
+        ("torch.distributed._Work", dist, "_Work"),
+        ("torch.ops.c10d.allreduce_", torch.ops.c10d, "allreduce_"),
+        ("OpOverload._op_dk", torch.ops.c10d.allreduce_.default, "_op_dk"),
+        ("Variable._execution_engine", torch.autograd.Variable, "_execution_engine"),
+        ("distributed_c10d._world", dist.distributed_c10d, "_world"),
+    ]
+    return [name for name, owner, attribute in needed if not hasattr(owner, attribute)]

@@ -1,0 +1,91 @@
+"""The work handles callers get back: they behave like the backend's, and remember when the caller stood waiting.
+
+A handle that Python made must outlive every C++ caller that may still wait on it (R1), so `KeptAlive` holds on to
+them. Must not: wait for a backend's work more than once, or without being asked: gloo's reduce-scatter copies its
+result out inside `wait()`, and a second wait copies again (R6).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from aorta.instrument.seam import Work
+
+
+class KeptAlive:
+    """Handles that C++ may still wait for.
+
+    A Python caller holds the handle itself; a C++ caller holds only its C++ half, and waiting on that after the Python
+    half is gone would never end. A handle is let go once it was waited for. DDP never waits (it keeps the future and
+    drops the handle), so beyond `capacity` the oldest completed ones go as well.
+    """
+
+    def __init__(self, capacity: int = 1024) -> None:
+        self._capacity = capacity
+        self._works: OrderedDict[int, TimedWork] = OrderedDict()
+
+    def hold(self, work: TimedWork) -> None:
+        """Keep `work` until it was waited for, or `capacity` newer ones have come and it has completed."""
+        self._works[id(work)] = work
+        while len(self._works) > self._capacity and next(iter(self._works.values())).is_completed():
+            self._works.popitem(last=False)
+
+    def release(self, work: TimedWork) -> None:
+        """`work` was waited for."""
+        self._works.pop(id(work), None)
+
+
+class TimedWork(dist._Work):
+    """Stands for the backend's work.
+
+    Args:
+        work: the backend's handle.
+        wait: how to wait; gets a function that waits on the backend's handle. Called at most once.
+        kept: holds this handle until it was waited for.
+    """
+
+    def __init__(self, work: Work, wait: Callable[[Callable[[], bool]], bool], kept: KeptAlive) -> None:
+        super().__init__()
+        self._work, self._wait, self._kept = work, wait, kept
+        self._once = threading.Lock()
+        self._waited = False
+        kept.hold(self)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        with self._once:
+            if not self._waited:
+                self._wait(lambda: self._work.wait() if timeout is None else self._work.wait(timeout))
+                self._waited = True
+                self._kept.release(self)
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self._work.block_current_stream()
+
+    def is_completed(self) -> bool:
+        return self._waited or self._work.is_completed()
+
+    def is_success(self) -> bool:
+        return self._work.is_success()
+
+    def exception(self) -> Any:
+        return self._work.exception()
+
+    def result(self) -> list[torch.Tensor]:
+        return self._work.result()
+
+    def source_rank(self) -> int:
+        return self._work.source_rank()
+
+    def get_future(self) -> Any:
+        return self._work.get_future()

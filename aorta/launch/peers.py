@@ -1,0 +1,97 @@
+"""What ranks tell each other outside collectives: facts of rank 0, shared outcomes, and who failed.
+
+Everything goes through the rendezvous store, which still answers when a collective cannot: under torchrun it lives in
+the agent, so it outlives any rank. Must not: use a collective.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from aorta.errors import PeerFailed
+
+_POLL_S = 0.05
+
+
+class Peers:
+    """The ranks of one run, as one of them sees them."""
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout_s: float) -> None:
+        self.store, self.rank, self.world_size, self.timeout_s = store, rank, world_size, timeout_s
+
+    def from_rank_zero(self, key: str, value: Any) -> Any:
+        """`value` as rank 0 gave it (JSON types); the others' is ignored."""
+        if self.rank == 0:
+            self.store.set(f"fact/{key}", json.dumps(value))
+        self._wait([f"fact/{key}"], [0], key)
+        return json.loads(self.store.get(f"fact/{key}"))
+
+    def gather(self, key: str, value: Any) -> list[Any]:
+        """Every rank's `value` (JSON types), in rank order; also a barrier."""
+        self.store.set(f"gather/{key}/{self.rank}", json.dumps(value))
+        names = [f"gather/{key}/{rank}" for rank in range(self.world_size)]
+        self._wait(names, list(range(self.world_size)), key)
+        return [json.loads(text) for text in self.store.multi_get(names)]
+
+    def agree(self, key: str, error: str | None) -> None:
+        """All go on, or all stop: a barrier at which any rank may report that it cannot.
+
+        Raises:
+            PeerFailed: names each rank that reported an error, and what it said.
+        """
+        failed = {rank: text for rank, text in enumerate(self.gather(f"agree/{key}", error)) if text}
+        if failed:
+            raise PeerFailed("; ".join(f"rank {rank}: {text}" for rank, text in failed.items()))
+
+    def report_failure(self, text: str, *, own: bool) -> None:
+        """Leave word of a failure: `own` is this rank's, otherwise it only met a peer's."""
+        self.store.set(f"failure/{self.rank}", json.dumps({"text": text, "own": own}))
+
+    def diagnose(self, grace_s: float = 3.0) -> str:
+        """After a collective failed: which ranks are to blame, as one sentence.
+
+        Waits up to `grace_s` for the others to leave word. A rank that says nothing is dead or hangs.
+        """
+        silent = set(range(self.world_size)) - {self.rank}
+        told: dict[int, str] = {}
+        deadline = time.monotonic() + grace_s
+        try:
+            while silent and time.monotonic() < deadline:
+                for rank in sorted(silent):
+                    if self.store.check([f"failure/{rank}"]):
+                        silent.discard(rank)
+                        word = json.loads(self.store.get(f"failure/{rank}"))
+                        if word["own"]:
+                            told[rank] = word["text"]
+                time.sleep(_POLL_S)
+        except (RuntimeError, OSError) as error:
+            return f"the rendezvous store stopped answering ({_first_line(error)}): the process that held it is gone"
+        parts = [f"rank {rank} failed: {text}" for rank, text in sorted(told.items())]
+        parts += [f"rank {rank} left no word: killed, or hanging" for rank in sorted(silent)]
+        return "; ".join(parts) or "no rank reported an error of its own"
+
+    def _wait(self, names: list[str], ranks: list[int], what: str) -> None:
+        try:
+            self.store.wait(names, timedelta(seconds=self.timeout_s))
+        except (RuntimeError, OSError) as error:
+            missing = [rank for rank, name in zip(ranks, names, strict=True) if not self._has(name)]
+            raise PeerFailed(
+                f"rank {self.rank} waited {self.timeout_s:g} s for {what!r} from "
+                f"{', '.join(f'rank {rank}' for rank in missing) or 'the store'} ({_first_line(error)}); "
+                "raise training.timeout_s if the ranks are merely slow to start"
+            ) from error
+
+    def _has(self, name: str) -> bool:
+        try:
+            return bool(self.store.check([name]))
+        except (RuntimeError, OSError):
+            return False
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,61 @@
+"""Open and close torch.distributed for one run.
+
+Enters: a topology and a device. Leaves: `Peers` on a store of their own prefix. Must not: leave a group behind,
+whatever happens inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import cast
+
+import torch
+import torch.distributed as dist
+
+from aorta.errors import PeerFailed
+from aorta.launch.peers import Peers
+from aorta.launch.topology import Topology
+
+
+def backend_for(device: torch.device) -> str:
+    """`gloo` on a CPU; on an accelerator NCCL (RCCL on ROCm) with gloo beside it for CPU tensors."""
+    return "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+
+
+@contextmanager
+def process_group(topology: Topology, device: torch.device, timeout_s: float) -> Iterator[Peers]:
+    """The default process group and the peers, for the length of a `with` block.
+
+    Raises:
+        PeerFailed: the other ranks did not come within `timeout_s`.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        store = _store(topology, timeout)
+        dist.init_process_group(
+            backend_for(device),
+            store=dist.PrefixStore("default_pg", store),
+            rank=topology.rank,
+            world_size=topology.world_size,
+            timeout=timeout,
+            device_id=device if device.type == "cuda" else None,
+        )
+    except (RuntimeError, OSError) as error:
+        raise PeerFailed(
+            f"rank {topology.rank} could not meet the other {topology.world_size - 1} rank(s) within {timeout_s:g} s: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    try:
+        yield Peers(dist.PrefixStore("aorta", store), topology.rank, topology.world_size, timeout_s)
+    finally:
+        dist.destroy_process_group()
+
+
+def _store(topology: Topology, timeout: timedelta) -> dist.Store:
+    if topology.world_size == 1:
+        # A world of one needs no port, so two of them never meet by accident.
+        return dist.HashStore()
+    store, _, _ = next(dist.rendezvous("env://", topology.rank, topology.world_size, timeout=timeout))
+    return cast(dist.Store, store)

@@ -1,0 +1,148 @@
+"""The manifest: what a reader must know to trust, repeat or compare a run. Written to `run.json`.
+
+Must not: record an environment variable that is not on the list below; tokens live in the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+import aorta
+from aorta.config.resolve import Resolved
+from aorta.launch.run_folder import RunFolder
+from aorta.launch.topology import Topology, device_name, platform_of
+from aorta.telemetry.schema import SCHEMA_VERSION
+
+ENVIRONMENT_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_", "HIP_", "HSA_", "ROCR_", "CUDA_", "AMD_", "MSCCL")
+ENVIRONMENT_NAMES = frozenset(
+    {
+        "GPU_MAX_HW_QUEUES",
+        "MKL_NUM_THREADS",
+        "OMP_NUM_THREADS",
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_HIP_ALLOC_CONF",
+        "TORCH_NCCL_AVOID_RECORD_STREAMS",
+    }
+)
+_SECRET_WORDS = ("TOKEN", "SECRET", "PASSW", "KEY", "CREDENTIAL", "AUTH")
+
+
+def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that change a measurement, in their effective values (W18); nothing that looks like a secret."""
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if (name in ENVIRONMENT_NAMES or name.startswith(ENVIRONMENT_PREFIXES))
+        and not any(word in name for word in _SECRET_WORDS)
+    }
+
+
+def rank_facts(topology: Topology, device: torch.device) -> dict[str, Any]:
+    """What each rank contributes to the manifest."""
+    return {
+        "rank": topology.rank,
+        "local_rank": topology.local_rank,
+        "node_rank": topology.node_rank,
+        "host": topology.host,
+        "pid": topology.pid,
+        "device": device_name(device),
+        "environment": recorded_environment(os.environ),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def build_manifest(
+    resolved: Resolved,
+    folder: RunFolder,
+    topology: Topology,
+    device: torch.device,
+    backend: str,
+    ranks: list[dict[str, Any]],
+    plan: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Everything in `run.json`; JSON types only.
+
+    Args:
+        ranks: `rank_facts` of every rank, in rank order.
+        plan: effective settings of the parallel strategy (bucket size, wrapped blocks, ...).
+    """
+    kind = platform_of(device)
+    environments = [facts.pop("environment") for facts in ranks]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": folder.run_id,
+        "attempt": folder.attempt,
+        "elastic_run_id": topology.elastic_run_id,
+        "label": resolved.config.label or kind,
+        "created_unix_ns": time.time_ns(),
+        "manifest_hash": resolved.manifest_hash,
+        "world_size": topology.world_size,
+        "platform": kind,
+        "backend": backend,
+        "config": resolved.plain,
+        "plan": dict(plan),
+        "versions": _versions(),
+        "environment": environments[0],
+        "environment_differences": {
+            str(rank): other for rank, other in enumerate(environments) if other != environments[0]
+        },
+        "host_facts": {
+            "machine": platform.machine(),
+            "kernel": platform.release(),
+            "cpus": os.cpu_count(),
+            "cpus_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "memory_bytes": psutil.virtual_memory().total,
+        },
+        "devices": sorted({facts["device"] for facts in ranks}),
+        "topology": ranks,
+        "command": sys.argv,
+    }
+
+
+def _versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {
+        "aorta": aorta.__version__,
+        "aorta_commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "nccl": _nccl_version(),
+    }
+    return versions | {name: metadata.version(name) for name in ("hydra-core", "omegaconf", "msgspec")}
+
+
+def _commit() -> str | None:
+    """Commit of the checkout, with `-dirty` after local changes; None outside a checkout or without git."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        text = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return text.strip()
+
+
+def _nccl_version() -> str | None:
+    if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
+        return None
+    return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]

@@ -1,0 +1,129 @@
+"""One folder for all ranks of a run, agreed through rank 0; an earlier run there is kept under `history/`.
+
+Enters: the folder asked for. Leaves: an empty place in it and a run id that every rank shares. Must not: delete
+anything that is not this project's, or mix two runs (docs in `artifacts/README.md`).
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from aorta.errors import RunIncomplete
+from aorta.launch.peers import Peers
+from aorta.launch.topology import Topology
+from aorta.telemetry.schema import HISTORY_DIR, MANIFEST_FILE, RANK_FILE, RANK_FILE_GLOB
+
+LOG_DIR = "logs"
+TRACE_DIR = "torch_profiler"
+CHECKPOINT_DIR = "checkpoints"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where one attempt of one run writes. `attempt` counts torchrun's restarts from 0."""
+
+    path: Path
+    run_id: str
+    attempt: int
+
+    def record(self, rank: int) -> Path:
+        """The rank's JSON Lines file."""
+        return self.path / RANK_FILE.format(rank=rank)
+
+    def log(self, rank: int) -> Path:
+        """The rank's log file."""
+        return self.path / LOG_DIR / f"rank_{rank}.log"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of `step_<n>` checkpoints."""
+        return self.path / CHECKPOINT_DIR
+
+    def traces(self, rank: int) -> Path:
+        """Folder of the rank's torch.profiler traces."""
+        return self.path / TRACE_DIR / f"rank{rank}"
+
+
+def prepare(path: Path, topology: Topology, peers: Peers, *, overwrite: bool, resuming: bool) -> RunFolder:
+    """Agree on run id and attempt, and clear the folder for them.
+
+    One process a node moves what an earlier run left, so this works on shared and on local disks; a file another node
+    moved first is no error. Checkpoints stay where they are when this run resumes from them.
+
+    Raises:
+        RunIncomplete: the folder cannot be written on some rank; every rank raises, and the rank is named.
+    """
+    path = path.absolute()
+    run_id, attempt = peers.from_rank_zero("run", _identity(path, topology))
+    error: str | None = None
+    if topology.local_rank == 0:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            _clear(path, overwrite=overwrite, resuming=resuming)
+        except OSError as problem:
+            error = f"cannot prepare {path}: {problem.strerror or problem}; choose another with training.output_dir=DIR"
+    try:
+        peers.agree("folder", error)
+    except RunIncomplete as problem:
+        raise RunIncomplete(str(problem)) from None
+    return RunFolder(path, run_id, attempt)
+
+
+def write_manifest(folder: RunFolder, manifest: dict[str, Any]) -> None:
+    """Write `run.json` whole or not at all."""
+    target = folder.path / MANIFEST_FILE
+    part = target.with_suffix(".json.part")
+    part.write_text(json.dumps(manifest, indent=2) + "\n")
+    part.replace(target)
+
+
+def _identity(path: Path, topology: Topology) -> tuple[str, int]:
+    earlier = _read_manifest(path / MANIFEST_FILE)
+    restarted = topology.restart_count > 0 and earlier.get("elastic_run_id") == topology.elastic_run_id
+    if restarted and isinstance(earlier.get("run_id"), str):
+        return str(earlier["run_id"]), topology.restart_count
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}", topology.restart_count
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
+
+
+def _ours(path: Path, *, resuming: bool) -> Iterator[Path]:
+    names = [MANIFEST_FILE, LOG_DIR, TRACE_DIR] + ([] if resuming else [CHECKPOINT_DIR])
+    yield from path.glob(RANK_FILE_GLOB)
+    yield from (path / name for name in names if (path / name).exists())
+
+
+def _clear(path: Path, *, overwrite: bool, resuming: bool) -> None:
+    found = list(_ours(path, resuming=resuming))
+    if not found:
+        return
+    if overwrite:
+        for item in found:
+            shutil.rmtree(item) if item.is_dir() else item.unlink(missing_ok=True)
+        return
+    earlier = _read_manifest(path / MANIFEST_FILE)
+    name = f"{earlier.get('run_id', 'unknown')}-attempt{earlier.get('attempt', 0)}"
+    target = path / HISTORY_DIR / Path(name).name
+    copies = 1
+    while target.exists():
+        copies += 1
+        target = target.with_name(f"{Path(name).name}-{copies}")
+    target.mkdir(parents=True)
+    for item in found:
+        try:
+            item.rename(target / item.name)
+        except FileNotFoundError:
+            continue  # another node's process moved it first

@@ -1,0 +1,77 @@
+"""DistributedDataParallel, reducing its buckets during backward or, for comparison, after it."""
+
+# No `from __future__ import annotations`: DDP compares the hook's annotation with the type itself.
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from aorta.config.schema import DDP, Precision
+from aorta.parallel.plan import Spread, autocast
+
+MIB = 1 << 20
+_TORCH_BUCKET_MB = 25.0
+_BUCKETS_WANTED = 8
+
+
+def spread(model: nn.Module, settings: DDP, precision: Precision, device: torch.device) -> Spread:
+    """Wrap `model`; with `overlap=false` the same buckets are reduced once backward has computed everything."""
+    bucket_cap_mb = settings.bucket_cap_mb or default_bucket_mb(model)
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        bucket_cap_mb=bucket_cap_mb,
+        gradient_as_bucket_view=settings.gradient_as_bucket_view,
+        find_unused_parameters=settings.find_unused_parameters,
+    )
+    if not settings.overlap:
+        wrapped.register_comm_hook(None, ReduceAfterBackward(device))
+    return Spread(
+        wrapped,
+        micro_batch=lambda last: nullcontext() if last else wrapped.no_sync(),
+        arithmetic=autocast(precision, device),
+        facts={"bucket_cap_mb": bucket_cap_mb, "overlap": settings.overlap},
+    )
+
+
+def default_bucket_mb(model: nn.Module) -> float:
+    """An eighth of the gradients' size in MiB, at most torch's own default of 25.
+
+    One bucket could not overlap with anything, and a small model fills only one of torch's size.
+    """
+    size = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return min(_TORCH_BUCKET_MB, max(size / MIB / _BUCKETS_WANTED, 1 / 16))
+
+
+class ReduceAfterBackward:
+    """A DDP communication hook that keeps every bucket until the whole backward pass has run, then reduces them all.
+
+    The buckets, their order and the arithmetic are DDP's own; only the time of the all-reduce moves, so a run with
+    this hook is the reference for what overlapping hides.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._waiting: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
+        self.__qualname__ = type(self).__qualname__  # DDP logs the hook's name
+
+    def __call__(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        # DDP itself multiplies by 1/n rather than dividing; done the same way, the gradients are bit-identical.
+        gradients = bucket.buffer().mul_(1.0 / dist.get_world_size())
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+            devices=[self._device] if self._device.type == "cuda" else None
+        )
+        self._waiting.append((gradients, future))
+        if bucket.is_last():
+            # Runs when the last node has, before DDP's own ending, which is asked for after this hook returns.
+            torch.autograd.Variable._execution_engine.queue_callback(self._reduce)
+        return future
+
+    def _reduce(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        works = [dist.all_reduce(gradients, async_op=True) for gradients, _ in waiting]
+        for work, (gradients, future) in zip(works, waiting, strict=True):
+            work.wait()
+            future.set_result(gradients)

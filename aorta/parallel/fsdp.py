@@ -1,0 +1,92 @@
+"""FSDP2: `fully_shard` on every block and on the root, with prefetching or, for comparison, without any overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from aorta.config.schema import FSDP, Precision
+from aorta.parallel.plan import DTYPES, Blocks, Spread
+
+
+def spread(model: nn.Module, blocks: Blocks, settings: FSDP, precision: Precision, device: torch.device) -> Spread:
+    """Shard `model` over all ranks.
+
+    With `overlap=false` nothing is prefetched, all-gathers are waited for where they are needed, and each
+    reduce-scatter is waited for before the next block computes.
+    """
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    param_dtype = None if precision is Precision.none else DTYPES[precision.value]
+    reduce_dtype = None if settings.reduce_dtype is None else DTYPES[settings.reduce_dtype.value]
+    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+    for _, block in blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=settings.reshard_after_forward, mp_policy=policy)
+    root = fully_shard(model, mesh=mesh, reshard_after_forward=settings.reshard_after_forward, mp_policy=policy)
+    sharded = [block for _, block in blocks if isinstance(block, FSDPModule)]  # all: fully_shard changed their class
+    if settings.overlap:
+        prefetch(sharded, settings.forward_prefetch, settings.backward_prefetch)
+        # On CUDA/HIP FSDP overlaps through streams of its own. On a CPU there are none, and only an asynchronous
+        # all-gather can run beside compute.
+        root._set_unshard_async_op(device.type == "cpu")
+    else:
+        prefetch(sharded, 0, 0)
+        for module in (*sharded, root):
+            module.set_custom_reduce_scatter(WaitedReduceScatter(device))  # type: ignore[arg-type]  # same shape
+    return Spread(
+        model,
+        micro_batch=lambda last: _sync_gradients(root, last),
+        facts={
+            "overlap": settings.overlap,
+            "sharded_blocks": [name for name, _ in blocks],
+            "param_dtype": None if param_dtype is None else str(param_dtype),
+            "reduce_dtype": None if reduce_dtype is None else str(reduce_dtype),
+        },
+    )
+
+
+def prefetch(sharded: Sequence[FSDPModule], forward: int, backward: int) -> None:
+    """Gather the next `forward` (`backward`) blocks while one computes; 0 gathers each only when it is needed."""
+    for index, block in enumerate(sharded):
+        block.set_modules_to_forward_prefetch(list(sharded[index + 1 : index + 1 + forward]))
+        before = list(reversed(sharded[max(index - backward, 0) : index]))
+        # Told nothing, FSDP prefetches one block by itself; told the block at hand, which is there already, none.
+        block.set_modules_to_backward_prefetch(before or [block])
+
+
+class WaitedReduceScatter:
+    """A reduce-scatter that the compute stream waits for, for a run without overlap.
+
+    FSDP issues it on a stream of its own and goes on computing; on a CPU it is synchronous anyway.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._compute = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory for its input or output."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        work: dist.Work | None = dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+        if self._compute is not None:
+            self._compute.wait_stream(torch.cuda.current_stream())
+        return work
+
+
+@contextmanager
+def _sync_gradients(root: FSDPModule, last: bool) -> Iterator[None]:
+    root.set_requires_gradient_sync(last)
+    yield

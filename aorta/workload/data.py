@@ -1,0 +1,95 @@
+"""Synthetic ranking data: made once from a seed, the same on every rank, never the bottleneck.
+
+Leaves: batches of `(dense, categorical, relevance)` for a rank, in an order that depends only on the seed, so a run
+resumed at step k sees what the uninterrupted run would have seen. Must not: use global random state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from aorta.config.schema import Config, Ranking
+
+
+class Batch(NamedTuple):
+    """Some samples: dense [B, S, F] float32, categorical [B, S, K] int32, relevance [B, S] float32."""
+
+    dense: torch.Tensor
+    categorical: torch.Tensor
+    relevance: torch.Tensor
+
+
+class SyntheticRanking(TorchDataset[Batch]):
+    """All samples in memory; indexed by a tensor of sample numbers. Relevance is a hidden function of the features,
+    so there is something to learn.
+    """
+
+    def __init__(self, config: Config, shape: Ranking, device: torch.device) -> None:
+        samples, items = config.dataset.num_samples, config.dataset.sequence_length
+        generator = torch.Generator().manual_seed(config.dataset.seed)
+        dense = torch.randn(samples, items, shape.dense_features, generator=generator)
+        categorical = torch.randint(
+            shape.vocab_size,
+            (samples, items, shape.categorical_features),
+            generator=generator,
+            dtype=torch.int32,
+        )
+        teacher = torch.randn(shape.dense_features, generator=generator)
+        popularity = torch.randn(shape.vocab_size, generator=generator)
+        relevance = dense @ teacher + popularity[categorical.long()].mean(dim=-1)
+        self.samples = Batch(dense.to(device), categorical.to(device), relevance.to(device))
+
+    def __len__(self) -> int:
+        return len(self.samples.dense)
+
+    def __getitem__(self, indices: torch.Tensor) -> Batch:
+        return Batch(*(tensor[indices] for tensor in self.samples))
+
+
+class Batches:
+    """A rank's batches, epoch by epoch; a last part that does not fill a step is left out.
+
+    Args:
+        config: sizes and seeds. shape: of the model. rank, world_size: of this process. device: what trains.
+    """
+
+    def __init__(self, config: Config, shape: Ranking, rank: int, world_size: int, device: torch.device) -> None:
+        self._training, self._loader = config.training, config.dataloader
+        self._on_device = config.dataset.on_device
+        self._rank, self._world_size, self._device = rank, world_size, device
+        self._data = SyntheticRanking(config, shape, device if self._on_device else torch.device("cpu"))
+        self._per_step = self._training.batch_size * self._training.gradient_accumulation * world_size
+        self.steps_per_epoch = len(self._data) // self._per_step
+
+    def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
+        """Micro-batches of one epoch from its `first_step` on; `gradient_accumulation` of them make a step."""
+        generator = torch.Generator().manual_seed(self._training.seed + epoch)
+        order = torch.randperm(len(self._data), generator=generator).to(self._data.samples.dense.device)
+        mine = [self._indices(order, step, micro) for step, micro in self._places(first_step)]
+        if self._on_device:
+            yield from (self._data[indices] for indices in mine)
+            return
+        loader = DataLoader(
+            self._data,
+            batch_size=None,
+            sampler=mine,
+            num_workers=self._loader.num_workers,
+            pin_memory=self._loader.pin_memory,
+        )
+        for batch in loader:
+            yield Batch(*(tensor.to(self._device, non_blocking=True) for tensor in batch))
+
+    def _places(self, first_step: int) -> Iterator[tuple[int, int]]:
+        for step in range(first_step, self.steps_per_epoch):
+            for micro in range(self._training.gradient_accumulation):
+                yield step, micro
+
+    def _indices(self, order: torch.Tensor, step: int, micro: int) -> torch.Tensor:
+        size = self._training.batch_size
+        begin = step * self._per_step + (micro * self._world_size + self._rank) * size
+        return order[begin : begin + size]

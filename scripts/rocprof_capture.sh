@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Record a whole training run on AMD devices with rocprofv3: every kernel, copy, RCCL call and marker, a file a rank.
+#
+#   bash scripts/rocprof_capture.sh [--dry-run] [CONFIG] [WORD...]     WORDs are train.py's, as `training.max_steps=50`
+#
+# Enters: NPROC (one process a device); ROCPROF_OUTPUT_DIR (rocprof_traces in the repository); ROCPROF_ARGS, rocprofv3's
+#   tracing options, which replace the default ones (split on blanks). --dry-run prints the command and runs nothing.
+# Leaves: <output>/run_<date>_<time>/rank<r>/<pid>_results.{db,json}; torchrun's exit code, or 1 = the request is wrong,
+#   5 = training went well but ranks left no trace, 127 = rocprofv3 is not installed (nothing is made then).
+set -euo pipefail
+here=$(readlink -f -- "${BASH_SOURCE[0]}")
+source "${here%/*}/lib/launch.sh"
+
+warn() { printf '%s: warning: %s\n' "${0##*/}" "$*" >&2; }
+
+dry_run=no
+if [[ ${1-} == --dry-run ]]; then dry_run=yes && shift; fi
+
+# Two tracers cannot hold the device at once: the second one hangs or fails with CONFIGURATION_LOCKED.
+for word in "$@"; do
+    if [[ ${word,,} =~ (^|[=+])profiling\.enabled=(true|yes|y|on|1)$ ]]; then
+        fail 1 "'$word' asks for torch.profiler, which cannot run under rocprofv3. Leave it out, or take its traces in" \
+            "a run of their own: bash scripts/launch_rocm.sh profiling.enabled=true"
+    fi
+done
+
+PATH=$PATH:${ROCM_PATH:-/opt/rocm}/bin
+help=
+if command -v rocprofv3 >/dev/null; then
+    help=$(rocprofv3 --help 2>&1) || help=
+elif [[ $dry_run == no ]]; then
+    fail 127 "rocprofv3 not found on PATH nor in ${ROCM_PATH:-/opt/rocm}/bin. It comes with ROCm (rocprofiler-sdk):" \
+        "install ROCm 7, or name its folder in ROCM_PATH. On other devices use scripts/launch_cuda.sh or launch_cpu.sh"
+fi
+
+# supports WORD: older builds lack some options, and refuse what they do not know.
+supports() { [[ -z $help ]] || grep -qE -- "(^|[^[:alnum:]-])$1([^[:alnum:]-]|\$)" <<<"$help"; }
+
+options=()
+if [[ -n ${ROCPROF_ARGS:-} ]]; then
+    read -r -d '' -a words <<<"$ROCPROF_ARGS" || true # read ends at the end of the text, and calls that a failure
+    dropped=no
+    for word in "${words[@]}"; do
+        case $word in
+            --kernel-symbols) dropped=yes ;;
+            --att | --pmc | --pmc=*)
+                warn "$word runs kernels one after another: what this run shows of overlap is not real (W17)"
+                options+=("$word")
+                ;;
+            *) options+=("$word") ;;
+        esac
+    done
+    if [[ $dropped == yes ]]; then
+        warn "dropped --kernel-symbols: rocprofv3 has no such option, its traces always name their kernels"
+    fi
+else
+    for word in --kernel-trace --memory-copy-trace --rccl-trace --marker-trace; do
+        if supports "$word"; then options+=("$word"); else warn "this rocprofv3 has no $word: left out"; fi
+    done
+fi
+given() { [[ " ${options[*]-} " == *" $1"[\ =]* || " ${options[*]-} " == *" $2"[\ =]* ]]; }
+
+# torchrun ends its ranks when one ends; with --process-sync each waits until its peers have written their traces.
+if [[ -n $help ]] && supports --process-sync && ! given --process-sync --process-sync; then options+=(--process-sync); fi
+if ! given --output-format -f; then
+    options+=(--output-format)
+    if supports rocpd; then options+=(rocpd); fi # before ROCm 7 there is only JSON
+    options+=(json)
+fi
+run_dir=${ROCPROF_OUTPUT_DIR:-$root/rocprof_traces}/run_$(date +%Y%m%d_%H%M%S)
+options+=(-d "$run_dir")
+# rocprofv3's own %rank% does not know torchrun: without RANK in the name all ranks write the same file.
+if ! given --output-file -o; then options+=(-o 'rank%env{RANK}%/%pid%'); fi
+
+count=${NPROC:-$(rocm_devices)}
+if [[ $count == 0 && -z ${NPROC:-} ]]; then
+    count=1
+    warn "no ROCm device found: one process"
+fi
+if ! torchrun=$(find_torchrun 2>/dev/null); then
+    if [[ $dry_run == no ]]; then find_torchrun; fi
+    torchrun=torchrun
+fi
+compose "$torchrun" "$count" -- "$@"
+command=(rocprofv3 "${options[@]}" -- "${command[@]}")
+if [[ $dry_run == yes ]]; then
+    printf -v line '%q ' "${command[@]}"
+    printf '%s\n' "${line% }"
+    exit
+fi
+
+mkdir -p -- "${run_dir%/*}"
+mkdir -- "$run_dir" # never mixes with another capture
+status=0
+"${command[@]}" || status=$?
+
+# rocprofv3 becomes torchrun, so nobody else can tell whether the traces were written.
+shopt -s nullglob
+ranks=0
+for folder in "$run_dir"/rank[0-9]*/; do
+    if [[ -n $(find "$folder" -type f -size +0 -print -quit) ]]; then ranks=$((ranks + 1)); fi
+done
+if ((!ranks)); then ranks=$(find "$run_dir" -type f -size +0 | grep -c .) || true; fi # named by -o in ROCPROF_ARGS
+printf '%s: traces of %d of %d ranks in %s\n' "${0##*/}" "$ranks" "$count" "$run_dir" >&2
+if ((!status && ranks < count)); then
+    fail 5 "training went well, but $((count - ranks)) of $count ranks left no trace. Did they end by themselves, and" \
+        "does ROCPROF_ARGS switch a trace on?"
+fi
+exit "$status"

@@ -1,0 +1,194 @@
+"""Numbers of one dataset, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import aorta.analysis
+from aorta.analysis.aggregate import NOTHING_USED, Dataset, aggregate
+from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.stats import describe
+from aorta.telemetry.schema import Coverage
+from tests.analysis.builders import collective, header, metrics, step, write_rank
+
+
+def aggregated(folder: Path) -> dict[str, Any]:
+    return aggregate(Dataset("base", load_run(folder)))
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> dict[str, Any]:
+    """Two ranks, one warm-up step and two more. Rank 0: 2 of 4 ms and 6 of 8 ms hidden; rank 1: 1 of 4 and 8 of 8."""
+    hidden = {0: ((4, 2), (8, 6)), 1: ((4, 1), (8, 8))}
+    for rank, parts in hidden.items():
+        lines = [step(rank, 2, 0, overlap=metrics(500, 400, 300, 0), warmup=True, loss=99.0)]
+        lines += [
+            step(rank, 2, number, overlap=metrics(20 + 10 * number + rank, 16, comm, inside), loss=number + rank)
+            for number, (comm, inside) in enumerate(parts, start=1)
+        ]
+        write_rank(tmp_path, header(rank, 2, warmup_steps=1), lines)
+    return aggregated(tmp_path)
+
+
+def test_older_keys(known: dict[str, Any]) -> None:
+    assert known["count"] == 4
+    assert known["mean_loss"] == 2.0  # 1, 2 on rank 0 and 2, 3 on rank 1
+    assert known["mean_overlap_ms"] == 4.25  # 2, 6, 1, 8
+    assert known["mean_compute_ms"] == 16.0
+    assert known["mean_allreduce_overlap_ms"] == 4.25
+    assert known["mean_reducescatter_overlap_ms"] == 0.0
+    assert known["overlap_ratio"] == 0.625  # the median of 0.5, 0.75, 0.25, 1
+
+
+def test_warmup_is_left_out_and_counted(known: dict[str, Any]) -> None:
+    steps = known["steps"]
+    assert (steps["rank_steps_read"], steps["rank_steps_used"], steps["rank_steps_left_out_as_warmup"]) == (6, 4, 2)
+    assert "the first 1 of the run" in steps["warmup_rule"]
+    assert known["metrics"]["comm_ms"]["max"] == 8
+
+
+def test_both_ratios_of_a_window_are_given_and_named(known: dict[str, Any]) -> None:
+    ratio = known["metrics"]["overlap_ratio"]
+    assert ratio["median"] == 0.625
+    assert ratio["ratio_of_sums"] == 17 / 24
+    assert known["metrics"]["overlap_over_compute"]["ratio_of_sums"] == 17 / 64
+
+
+def test_the_job_step_is_the_slowest_rank(known: dict[str, Any]) -> None:
+    job = known["metrics"]["job_step_ms"]
+    assert (job["count"], job["min"], job["median"], job["max"]) == (2, 31, 36, 41)
+
+
+def test_percentiles_interpolate_linearly(known: dict[str, Any]) -> None:
+    hidden = known["metrics"]["compute_comm_ms"]  # 1, 2, 6, 8: position p * (n - 1)
+    assert hidden["median"] == 4.0
+    assert hidden["p5"] == pytest.approx(1 + 0.15)
+    assert hidden["p95"] == pytest.approx(6 + 0.85 * 2)
+
+
+def test_ranks_are_set_beside_each_other(known: dict[str, Any]) -> None:
+    hidden = known["metrics"]["compute_comm_ms"]
+    assert hidden["per_rank_median"] == {"0": 4.0, "1": 4.5}
+    assert hidden["rank_spread"] == 0.5
+
+
+def test_baselines_that_were_not_run_are_null_with_the_reason(known: dict[str, Any]) -> None:
+    for name in ("overlap_efficiency", "compute_slowdown"):
+        assert known["metrics"][name]["median"] is None
+        assert known["metrics"][name]["reason"] == "no isolated baseline in this run"
+
+
+def test_null_steps_are_counted_with_their_reasons(tmp_path: Path) -> None:
+    quiet, unseen = "no communication in this window", "2 of 3 collectives seen"
+    blind = dict.fromkeys(metrics(10, 8, 4, 2)) | {"window_ms": 10.0, "compute_ms": 8.0}
+    lines = [
+        step(0, 1, 0, overlap=metrics(10, 8, 4, 2)),
+        step(0, 1, 1, overlap=metrics(10, 8, 0, 0), reasons={"overlap_ratio": quiet}),
+        step(0, 1, 2, overlap=blind, reasons=dict.fromkeys(blind, unseen), coverage=Coverage(2, 3, False, unseen)),
+    ]
+    write_rank(tmp_path, header(), lines)
+    found = aggregated(tmp_path)["metrics"]
+    assert (found["overlap_ratio"]["count"], found["overlap_ratio"]["nulls"]) == (1, 2)
+    assert found["overlap_ratio"]["null_reasons"] == {quiet: 1, unseen: 1}
+    assert found["overlap_ratio"]["ratio_of_sums"] == 0.5
+    assert found["compute_ms"]["count"] == 3
+
+
+def test_a_run_without_communication_has_no_ratio_but_a_reason(tmp_path: Path) -> None:
+    reason = "no communication in this window"
+    write_rank(tmp_path, header(), [step(overlap=metrics(10, 8, 0, 0), reasons={"overlap_ratio": reason}, loss=None)])
+    entry = aggregated(tmp_path)
+    assert entry["overlap_ratio"] is None
+    assert entry["mean_loss"] is None
+    assert entry["null_reasons"] == {"mean_loss": "loss is null in every step", "overlap_ratio": reason}
+    assert entry["metrics"]["overlap_ratio"]["ratio_of_sums"] is None
+    assert entry["metrics"]["overlap_ratio"]["ratio_of_sums_reason"] == "comm_ms is 0 or null in every step"
+
+
+def test_a_kind_a_step_does_not_mention_was_not_used_in_it(tmp_path: Path) -> None:
+    gathered = metrics(10, 8, 4, 2, allgather_ms=3.0, compute_allgather_ms=1.0, exposed_allgather_ms=2.0)
+    unseen = metrics(10, 8, 4, 2, comm_ms=None)
+    lines = [
+        step(0, 1, number, overlap=overlap, reasons={"comm_ms": "not seen"})
+        for number, overlap in enumerate([gathered, metrics(10, 8, 4, 2), unseen])
+    ]
+    write_rank(tmp_path, header(), lines)
+    entry = aggregated(tmp_path)["metrics"]["allgather_ms"]
+    assert (entry["count"], entry["min"], entry["max"]) == (2, 0.0, 3.0)
+    assert entry["null_reasons"] == {"not seen": 1}
+
+
+@pytest.mark.parametrize("steps", [[], [step(overlap=metrics(10, 8, 4, 2), warmup=True)]])
+def test_nothing_after_warmup_is_a_count_of_zero(tmp_path: Path, steps: list[Any]) -> None:
+    write_rank(tmp_path, header(), steps)
+    entry = aggregated(tmp_path)
+    assert entry["count"] == 0
+    assert entry["reason"] == NOTHING_USED
+    assert "metrics" not in entry
+
+
+def test_a_missing_rank_leaves_no_job_step_time(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(0, 2), [step(0, 2, overlap=metrics(10, 8, 4, 2))])
+    job = aggregated(tmp_path)["metrics"]["job_step_ms"]
+    assert job["median"] is None
+    assert job["reason"].startswith("1 of 2 ranks are missing")
+
+
+def test_collectives_are_grouped_by_kind_group_size_and_bytes(tmp_path: Path) -> None:
+    for rank in range(2):
+        used = [collective(seq=1, end_ms=2 + rank), collective("broadcast", 2, bytes=7, end_source="wait")]
+        lines = [
+            step(rank, 2, 0, overlap=metrics(10, 8, 4, 2), warmup=True, collectives=[collective(end_ms=99)]),
+            step(rank, 2, 1, overlap=metrics(10, 8, 4, 2), collectives=used),
+        ]
+        write_rank(tmp_path, header(rank, 2), lines)
+    reduce, broadcast = aggregated(tmp_path)["collectives"]
+    assert (reduce["kind"], reduce["group_size"], reduce["group_ranks"]) == ("allreduce", 2, [[0, 1]])
+    assert (reduce["collectives"], reduce["rows"]) == (1, 2)
+    assert reduce["transfer_ms"]["median"] == 2
+    assert reduce["wait_ms"]["per_rank_median"] == {"0": 0.0, "1": 1.0}
+    assert reduce["busbw_gb_per_s"]["median"] == pytest.approx(0.5)  # 1 MB in 2 ms, factor 1 for two ranks
+    assert broadcast["transfer_ms"]["median"] is None
+    assert "early" in broadcast["transfer_ms"]["reason"]
+    assert (reduce["transfer_is_upper_bound"], broadcast["transfer_is_upper_bound"]) == (False, True)
+    assert broadcast["end_sources"] == {"wait": 2}
+
+
+def test_one_rank_has_no_spread() -> None:
+    entry = describe(pd.Series([1.0, 2.0]), pd.Series([0, 0]))
+    assert entry["rank_spread"] is None
+    assert entry["rank_spread_reason"] == "1 rank(s) with values; a spread needs two"
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=8))
+def test_pooling_agrees_with_plain_sums(windows: list[tuple[int, int, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        lines = [
+            step(0, 1, number, overlap=metrics(40, compute + hidden, exposed + hidden, hidden))
+            for number, (hidden, exposed, compute) in enumerate(windows)
+        ]
+        write_rank(Path(folder), header(), lines)
+        entry = aggregated(Path(folder))["metrics"]["overlap_ratio"]
+    all_hidden = sum(hidden for hidden, _, _ in windows)
+    everything = sum(hidden + exposed for hidden, exposed, _ in windows)
+    ratios = [hidden / (hidden + exposed) for hidden, exposed, _ in windows if hidden + exposed]
+    assert entry["ratio_of_sums"] == (pytest.approx(all_hidden / everything) if everything else None)
+    assert entry["median"] == (pytest.approx(statistics.median(ratios)) if ratios else None)
+
+
+def test_the_library_gives_frames_with_whole_nanoseconds(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(), [step(overlap=metrics(10, 8, 4, 2), warmup=True, loss=None)])
+    frame = aorta.analysis.steps(tmp_path)
+    assert frame["t_start_ns"].dtype == "int64"
+    assert frame["warmup"].tolist() == [True]
+    assert frame["loss"].isna().all()
+    assert frame["step_ms"].tolist() == [10.0]

@@ -1,0 +1,114 @@
+"""Candidate against reference: signs, quotients, directions, and what is not judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aorta.analysis.aggregate import Dataset, aggregate
+from aorta.analysis.compare import compare
+from aorta.analysis.readers.run_folder import load_run
+from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
+
+CONFIG = {"workload": {"name": "mlp", "width": 64}, "training": {"mixed_precision": "none", "seed": 1}}
+
+
+def side(folder: Path, label: str, overlap: dict[str, float | None], config: dict[str, Any] = CONFIG, **head: Any):
+    folder = folder / label
+    folder.mkdir()
+    lines = [step(overlap=overlap, collectives=[collective()])]
+    write_rank(folder, header(run_id=label, label=label, **head), lines)
+    write_manifest(folder, config, run_id=label)
+    return Dataset(label, load_run(folder))
+
+
+def compared(reference: Dataset, candidate: Dataset) -> dict[str, Any]:
+    return compare(reference, candidate, aggregate(reference), aggregate(candidate))
+
+
+def test_differences_quotients_and_directions(tmp_path: Path) -> None:
+    found = compared(side(tmp_path, "cuda", metrics(20, 16, 8, 6)), side(tmp_path, "new", metrics(25, 16, 8, 2)))
+    assert (found["reference_overlap_ratio"], found["candidate_overlap_ratio"]) == (0.75, 0.25)
+    assert found["ratio_delta"] == -0.5
+    ratio, exposed = found["metrics"]["overlap_ratio"], found["metrics"]["exposed_comm_ms"]
+    assert (ratio["difference"], ratio["quotient"], ratio["judgement"]) == (-0.5, pytest.approx(1 / 3), "worse")
+    assert (exposed["difference"], exposed["quotient"], exposed["judgement"]) == (4, 3, "worse")
+    assert found["metrics"]["compute_ms"]["judgement"] == "equal"
+    assert found["metrics"]["compute_comm_ms"]["judgement"] == "neutral"
+    assert found["metrics"]["overlap_ratio"]["ratio_of_sums"]["difference"] == -0.5
+
+
+def test_a_quotient_over_zero_is_null_and_the_difference_stands(tmp_path: Path) -> None:
+    found = compared(side(tmp_path, "a", metrics(20, 16, 8, 8)), side(tmp_path, "b", metrics(20, 16, 8, 6)))
+    exposed = found["metrics"]["exposed_comm_ms"]
+    assert (exposed["difference"], exposed["quotient"]) == (2, None)
+    assert exposed["quotient_reason"] == "the reference is 0"
+
+
+def test_milliseconds_are_shown_but_not_judged_across_platforms(tmp_path: Path) -> None:
+    found = compared(
+        side(tmp_path, "cuda", metrics(20, 16, 8, 6), platform="cuda"),
+        side(tmp_path, "rocm", metrics(25, 16, 8, 2), platform="rocm"),
+    )
+    window = found["metrics"]["window_ms"]
+    assert (window["difference"], window["judgement"]) == (5, "not judged")
+    assert window["judgement_reason"] == "only ratios are judged across platforms"
+    assert found["metrics"]["overlap_ratio"]["judgement"] == "worse"
+    assert found["collectives"][0]["transfer_ms"]["judgement"] == "not judged"
+
+
+def test_one_launch_a_side_is_inconclusive(tmp_path: Path) -> None:
+    found = compared(side(tmp_path, "a", metrics(20, 16, 8, 8)), side(tmp_path, "b", metrics(20, 16, 8, 6)))
+    assert found["verdict"] == "inconclusive"
+    assert "at least 4 a side" in found["verdict_reason"]
+    assert "0.029" in found["verdict_reason"]
+
+
+def test_a_null_side_is_a_null_difference_with_the_reason(tmp_path: Path) -> None:
+    found = compared(side(tmp_path, "a", metrics(20, 16, 0, 0)), side(tmp_path, "b", metrics(20, 16, 8, 6)))
+    assert found["ratio_delta"] is None
+    assert found["ratio_delta_reason"] == "overlap_ratio is null for a"
+    ratio = found["metrics"]["overlap_ratio"]
+    assert (ratio["difference"], ratio["quotient"], ratio["quotient_reason"]) == (None, None, "a side is null")
+    assert ratio["judgement"] == "not judged"
+
+
+def test_unlike_work_is_warned_of_loudly_and_other_differences_are_listed(tmp_path: Path) -> None:
+    other = {"workload": {"name": "mlp", "width": 128}, "training": {"mixed_precision": "bf16", "seed": 2, "x": 1}}
+    found = compared(
+        side(tmp_path, "a", metrics(20, 16, 8, 8)),
+        side(tmp_path, "b", metrics(20, 16, 8, 6), other, instrument_mode="observe"),
+    )
+    assert found["manifest_differences"] == [
+        {"key": "header.instrument_mode", "reference": "dedicated", "candidate": "observe"},
+        {"key": "config.workload.width", "reference": 64, "candidate": 128},
+        {"key": "config.training.mixed_precision", "reference": "none", "candidate": "bf16"},
+        {"key": "config.training.seed", "reference": 1, "candidate": 2},
+        {"key": "config.training.x", "reference": None, "candidate": 1},
+    ]
+    loud = [warning for warning in found["warnings"] if warning.startswith("NOT ALIKE")]
+    assert [warning.split()[2] for warning in loud] == ["config.workload.width", "config.training.mixed_precision"]
+    assert any("instrumented differently" in warning for warning in found["warnings"])
+
+
+def test_a_run_against_itself_an_emulation_and_a_lost_manifest_are_warned_of(tmp_path: Path) -> None:
+    emulated = side(tmp_path, "a", metrics(20, 16, 8, 8), {"fabric": {"kind": "emulated"}})
+    found = compared(emulated, emulated)
+    assert any("both sides are the same run 'a'" in warning for warning in found["warnings"])
+    assert sum("EMULATED FABRIC" in warning for warning in found["warnings"]) == 2
+    (tmp_path / "a" / "run.json").unlink()
+    found = compared(emulated, Dataset("b", load_run(tmp_path / "a")))
+    assert any("the candidate has no manifest" in warning for warning in found["warnings"])
+    assert found["manifest_differences"] == []
+
+
+def test_a_side_without_steps_is_compared_as_null(tmp_path: Path) -> None:
+    full = side(tmp_path, "a", metrics(20, 16, 8, 8))
+    (tmp_path / "b").mkdir()
+    write_rank(tmp_path / "b", header(run_id="b"), [])
+    found = compared(full, Dataset("b", load_run(tmp_path / "b")))
+    assert found["ratio_delta"] is None
+    assert found["metrics"]["window_ms"]["judgement_reason"] == "candidate: no step is used"
+    assert found["collectives_on_one_side"] == {"reference": 1, "candidate": 0}

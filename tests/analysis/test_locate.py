@@ -1,0 +1,77 @@
+"""Labels and the folders they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aorta.analysis.locate import check_label, locate
+from aorta.errors import InputError
+from tests.analysis.builders import header, write_rank
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "here").mkdir()
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root").mkdir()
+    return tmp_path / "root"
+
+
+def test_the_order_of_the_search(here: Path, root: Path) -> None:
+    places = [
+        root / "artifacts",
+        root / "artifacts" / "cuda",
+        root / "artifacts_cuda",
+        here / "artifacts",
+        here / "artifacts" / "cuda",
+        here / "artifacts_cuda",
+    ]
+    for place in places:  # from the last searched to the first
+        write_rank(place, header(label="cuda"), [])
+        assert locate(["cuda"], here, root) == {"cuda": place}
+
+
+def test_a_shared_folder_serves_by_label_or_platform_only(here: Path, root: Path) -> None:
+    write_rank(root / "artifacts", header(label="mine", platform="rocm"), [])
+    assert locate(["rocm"], here, root) == locate(["rocm"], root, root) == {"rocm": root / "artifacts"}
+    assert locate(["mine"], here, root) == {"mine": root / "artifacts"}
+    with pytest.raises(InputError, match=r"its records are labelled or made on mine, rocm"):
+        locate(["cuda"], here, root)
+
+
+def test_nothing_found_lists_each_path_and_the_commands(here: Path, root: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        locate(["cuda", "rocm"], here, root)
+    message = str(caught.value)
+    for label in ("cuda", "rocm"):
+        assert f"train.py label={label}\n" in message
+        for place in (here, root):
+            assert f"  {place / f'artifacts_{label}'}  " in message
+            assert f"  {place / 'artifacts' / label}  " in message
+    assert message.count(f"  {here / 'artifacts'}  ") == 1
+
+
+def test_history_and_unreadable_records_do_not_serve(here: Path, root: Path) -> None:
+    write_rank(here / "artifacts" / "cuda" / "history" / "old", header(label="cuda"), [])
+    (here / "artifacts" / "rank_0_metrics.jsonl").write_text("not a record\n")
+    with pytest.raises(InputError, match="no records for 'cuda'"):
+        locate(["cuda"], here, root)
+
+
+@pytest.mark.parametrize("label", ["", ".", "..", ".hidden", "../up", "a/b", "a b", "a\n", "naïve", "a" * 101])
+def test_labels_that_cannot_name_a_file_are_refused(label: str, here: Path) -> None:
+    with pytest.raises(InputError, match="letters, digits and"):
+        check_label(label)
+    with pytest.raises(InputError):
+        locate([label], here, here)
+
+
+@pytest.mark.parametrize("label", ["cuda", "mi300x-2.13_nightly", "0", "_a", "-a"])
+def test_labels_that_can(label: str) -> None:
+    assert check_label(label) == label

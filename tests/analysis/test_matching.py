@@ -1,0 +1,168 @@
+"""What a collective cost, across ranks. Expected numbers are worked out by hand or by plain loops."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import aorta.analysis
+from aorta.telemetry.schema import Collective, Coverage
+from tests.analysis.builders import collective, footer, header, metrics, step, write_rank
+
+HALF = metrics(10, 8, 4, 2)
+
+
+def run_of(folder: Path, per_rank: list[list[Collective]], groups: list[dict[str, list[int]] | None] | None = None):
+    """One step a rank with those collectives; `groups` None for a rank means it was killed."""
+    size = len(per_rank)
+    for rank, rows in enumerate(per_rank):
+        known = groups[rank] if groups else {"world": list(range(size))}
+        foot = None if known is None else footer(1, size, groups=known)
+        write_rank(folder, header(rank, size), [step(rank, size, overlap=HALF, collectives=rows)], foot)
+    return aorta.analysis.collectives(folder)
+
+
+def test_transfer_is_the_shortest_and_waiting_the_rest(tmp_path: Path) -> None:
+    # The straggler arrives at 6 ms; all end at 8 ms: the transfer took 2 ms, rank 0 waited 6, rank 1 waited 3.
+    frame = run_of(tmp_path, [[collective(start_ms=start, end_ms=8)] for start in (0, 3, 6)])
+    assert frame["transfer_ms"].tolist() == [2, 2, 2]
+    assert frame["wait_ms"].tolist() == [6, 3, 0]
+    assert frame["duration_ms"].tolist() == [8, 5, 2]
+    assert frame["instance"].nunique() == 1
+
+
+def test_queueing_is_not_part_of_the_duration(tmp_path: Path) -> None:
+    frame = run_of(tmp_path, [[collective(start_ms=3, end_ms=5, issue_ns=1_000_000)]])
+    assert frame["queued_ms"].tolist() == [2]
+    assert frame["duration_ms"].tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor"), [("allreduce", 1.5), ("reducescatter", 0.75), ("allgather", 0.75), ("alltoall", 0.75)]
+)
+def test_bus_bandwidth_of_four_ranks(tmp_path: Path, kind: str, factor: float) -> None:
+    # 8 MB in 2 ms = 4 GB/s; n = 4: 2(n-1)/n = 1.5, (n-1)/n = 0.75.
+    frame = run_of(tmp_path, [[collective(kind, end_ms=2, bytes=8_000_000)]] * 4)
+    assert frame["algbw_gb_per_s"].tolist() == pytest.approx([4.0] * 4)
+    assert frame["busbw_gb_per_s"].tolist() == pytest.approx([4.0 * factor] * 4)
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reduce", "gather", "scatter", "send", "recv"])
+def test_kinds_that_a_rank_may_end_early_have_no_transfer(tmp_path: Path, kind: str) -> None:
+    frame = run_of(tmp_path, [[collective(kind)]] * 2)
+    assert frame[["transfer_ms", "wait_ms", "algbw_gb_per_s", "busbw_gb_per_s"]].isna().all(axis=None)
+    assert frame["transfer_reason"].str.contains("end this kind early").all()
+
+
+def test_a_group_of_one_has_a_transfer_but_no_bandwidth(tmp_path: Path) -> None:
+    frame = run_of(tmp_path, [[collective(end_ms=2)]])
+    assert frame["transfer_ms"].tolist() == [2]
+    assert frame["busbw_gb_per_s"].isna().all()
+    assert frame["bandwidth_reason"].tolist() == ["a group of one rank moves nothing"]
+
+
+def test_a_barrier_has_a_transfer_but_no_bandwidth(tmp_path: Path) -> None:
+    frame = run_of(tmp_path, [[collective("barrier", bytes=0)]] * 2)
+    assert frame["transfer_ms"].notna().all()
+    assert frame["bandwidth_reason"].tolist() == ["it carries no bytes"] * 2
+
+
+def test_the_group_size_counts_not_the_world_size(tmp_path: Path) -> None:
+    # Two groups of two, both called "dp": never matched together, n = 2 (factor 1), not 4 (1.5).
+    members = [{"dp": [0, 1]}, {"dp": [0, 1]}, {"dp": [2, 3]}, {"dp": [2, 3]}]
+    rows = [[collective(group="dp", end_ms=end, bytes=4_000_000)] for end in (1, 2, 4, 8)]
+    frame = run_of(tmp_path, rows, members)
+    assert frame["transfer_ms"].tolist() == [1, 1, 4, 4]
+    assert frame["busbw_gb_per_s"].tolist() == pytest.approx([4, 4, 1, 1])
+
+
+def test_a_killed_rank_belongs_to_the_group_its_peer_lists_it_in(tmp_path: Path) -> None:
+    members = [{"dp": [0, 1]}, None, {"dp": [2, 3]}, None]
+    frame = run_of(tmp_path, [[collective(group="dp")]] * 4, members)
+    assert frame["members"].tolist() == [(0, 1), (0, 1), (2, 3), (2, 3)]
+    assert frame["transfer_ms"].notna().all()
+
+
+def test_without_any_footer_the_group_is_unknown_not_the_world(tmp_path: Path) -> None:
+    frame = run_of(tmp_path, [[collective()]] * 2, [None, None])
+    assert frame["members"].isna().all()
+    assert frame["busbw_gb_per_s"].isna().all()
+    assert frame["transfer_reason"].str.contains("no footer").all()
+
+
+def test_a_collective_that_a_rank_lacks_is_unmatched(tmp_path: Path) -> None:
+    frame = run_of(tmp_path, [[collective(), collective(seq=1)], [collective()]])
+    assert frame["transfer_reason"].isna().tolist() == [True, False, True]
+    assert frame["transfer_reason"].dropna().tolist() == ["not found on every rank of its group"]
+
+
+def test_other_bytes_or_another_kind_is_another_collective(tmp_path: Path) -> None:
+    frame = run_of(
+        tmp_path, [[collective(bytes=1), collective(seq=1)], [collective(bytes=2), collective("barrier", 1)]]
+    )
+    assert frame["transfer_ms"].isna().all()
+
+
+def test_a_missing_rank_leaves_no_transfer(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(0, 2), [step(0, 2, overlap=HALF, collectives=[collective()])])
+    frame = aorta.analysis.collectives(tmp_path)
+    assert frame["transfer_ms"].isna().all()
+
+
+def test_an_end_that_was_not_seen_is_not_zero(tmp_path: Path) -> None:
+    frame = run_of(tmp_path, [[collective(end_ms=2)], [collective(end_ms=None)]])
+    assert frame["duration_ms"].isna().tolist() == [False, True]
+    assert frame["transfer_ms"].isna().all()
+    assert frame["end_ns"].isna().tolist() == [False, True]
+
+
+def test_after_a_missed_collective_sequence_numbers_are_not_trusted(tmp_path: Path) -> None:
+    for rank in range(2):
+        lines = [
+            step(rank, 2, number, overlap=HALF, collectives=[collective(seq=number)], coverage=seen)
+            for number, seen in enumerate(
+                [Coverage(1, 1, True), Coverage(1, 1 + rank, rank == 0), Coverage(1, 1, True)]
+            )
+        ]
+        write_rank(tmp_path, header(rank, 2), lines)
+    frame = aorta.analysis.collectives(tmp_path).set_index(["rank", "global_step"])
+    assert frame["transfer_ms"].isna().groupby("global_step").all().tolist() == [False, True, True]
+
+
+def test_a_run_without_collectives_gives_an_empty_table(tmp_path: Path) -> None:
+    frame = run_of(tmp_path, [[], []])
+    assert frame.empty
+    assert {"transfer_ms", "wait_ms", "busbw_gb_per_s"} <= set(frame.columns)
+
+
+rows = st.lists(
+    st.tuples(st.sampled_from(["allreduce", "allgather", "broadcast"]), st.sampled_from([0, 8]), st.integers(0, 9)),
+    max_size=5,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(rows, min_size=2, max_size=3))
+def test_matching_agrees_with_plain_loops(per_rank: list[list[tuple[str, int, int]]]) -> None:
+    issued = [
+        [collective(kind, seq, 0, length, bytes=size) for seq, (kind, size, length) in enumerate(rank)]
+        for rank in per_rank
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        frame = run_of(Path(folder), issued)
+    for row in frame.itertuples():
+        peers = [rank[row.seq] if row.seq < len(rank) else None for rank in per_rank]
+        same = all(peer is not None and peer[:2] == (row.kind, row.bytes) for peer in peers)
+        if same and row.kind != "broadcast":
+            assert row.transfer_ms == min(peer[2] for peer in peers if peer)
+            assert row.wait_ms == pytest.approx(row.duration_ms - row.transfer_ms)
+        else:
+            assert math.isnan(row.transfer_ms)
+            assert isinstance(row.transfer_reason, str)
+        assert pd.isna(row.busbw_gb_per_s) == isinstance(row.bandwidth_reason, str)

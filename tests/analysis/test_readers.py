@@ -1,0 +1,208 @@
+"""A run folder in every state a cluster leaves one in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aorta.analysis.readers.run_folder import load_run
+from aorta.errors import InputError
+from tests.analysis.builders import append, footer, header, line_of, metrics, step, write_manifest, write_rank
+
+HALF = metrics(10, 8, 4, 2)
+
+
+def two_steps(rank: int, world_size: int = 2) -> list:
+    return [step(rank, world_size, number, overlap=HALF) for number in range(2)]
+
+
+def test_a_clean_run_has_nothing_to_note(tmp_path: Path) -> None:
+    for rank in range(2):
+        write_rank(tmp_path, header(rank, 2), two_steps(rank))
+    write_manifest(tmp_path, world_size=2)
+    run = load_run(tmp_path)
+    assert list(run.records) == [0, 1]
+    assert run.health.notes() == []
+    assert run.health.as_json()["endings"] == {"0": "completed", "1": "completed"}
+
+
+def test_ranks_are_ordered_by_number_not_by_name(tmp_path: Path) -> None:
+    for rank in range(11):
+        write_rank(tmp_path, header(rank, 11), [])
+    assert list(load_run(tmp_path).records) == list(range(11))
+
+
+def test_missing_ranks_are_named(tmp_path: Path) -> None:
+    for rank in (0, 3):
+        write_rank(tmp_path, header(rank, 4), two_steps(rank, 4))
+    health = load_run(tmp_path).health
+    assert health.ranks_missing == (1, 2)
+    assert any("2 of 4 ranks missing: 1, 2" in note for note in health.notes())
+
+
+def test_two_runs_in_one_folder_are_refused_by_name(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(0, 2, run_id="monday"), [])
+    write_rank(tmp_path, header(1, 2, run_id="tuesday"), [])
+    with pytest.raises(InputError, match=r"rank_0_metrics.jsonl.*'monday'.*rank_1_metrics.jsonl.*'tuesday'"):
+        load_run(tmp_path)
+
+
+def test_unequal_world_sizes_are_refused(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(0, 2), [])
+    write_rank(tmp_path, header(1, 4), [])
+    with pytest.raises(InputError, match=r"rank_0_metrics.jsonl says world size 2, rank_1_metrics.jsonl says 4"):
+        load_run(tmp_path)
+
+
+def test_only_the_last_attempt_is_used(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(0, 2, attempt=0), two_steps(0))
+    write_rank(tmp_path, header(1, 2, attempt=1), two_steps(1))
+    health = load_run(tmp_path).health
+    assert (health.attempt, health.ranks_read, health.ranks_missing) == (1, (1,), (0,))
+    assert health.files_left_out == ("rank_0_metrics.jsonl: attempt 0, the last attempt of this run is 1",)
+
+
+def test_history_and_foreign_files_are_not_read(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(), [step(overlap=HALF)])
+    (tmp_path / "history" / "old").mkdir(parents=True)
+    write_rank(tmp_path / "history" / "old", header(run_id="old"), [])
+    (tmp_path / "rank_x_metrics.jsonl").write_text("{}\n")
+    (tmp_path / "trace.json").write_text("[]")
+    assert load_run(tmp_path).health.files_left_out == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "the file is empty"),
+        ('{"traceEvents": []}\n', "expected a header line"),
+        ("\x00\x01\n", "expected a header line"),
+        (line_of(header(1, 2, schema_version=99)), "schema version 99"),
+        (line_of(header(1, 2)) + line_of(header(1, 2, run_id="other")), "two runs are mixed in one file"),
+    ],
+)
+def test_a_bad_file_is_counted_and_said(tmp_path: Path, content: str, said: str) -> None:
+    write_rank(tmp_path, header(0, 2), two_steps(0))
+    (tmp_path / "rank_1_metrics.jsonl").write_text(content)
+    health = load_run(tmp_path).health
+    assert health.ranks_missing == (1,)
+    (sentence,) = health.files_left_out
+    assert sentence.startswith("rank_1_metrics.jsonl")
+    assert said in sentence
+    assert any(said in note for note in health.notes())
+
+
+def test_a_half_written_line_costs_that_line_only(tmp_path: Path) -> None:
+    path = write_rank(tmp_path, header(), [step(0, 1, number, overlap=HALF) for number in range(3)], foot=None)
+    path.write_bytes(path.read_bytes()[:-40])
+    run = load_run(tmp_path)
+    assert [line.global_step for line in run.records[0].steps] == [0, 1]
+    assert any("rank_0_metrics.jsonl:4: cut off" in problem for problem in run.health.problems)
+    assert "rank 0: killed (no footer)" in run.health.notes()
+
+
+def test_a_foreign_line_is_a_problem_with_its_place(tmp_path: Path) -> None:
+    path = write_rank(tmp_path, header(), [step(overlap=HALF)], foot=None)
+    append(path, '{"ph": "X"}\n' + line_of(footer(1)))
+    run = load_run(tmp_path)
+    assert len(run.records[0].steps) == 1
+    assert run.health.problems[0].startswith("rank_0_metrics.jsonl:3:")
+
+
+def test_the_plainly_named_file_wins_over_a_padded_one(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(), [step(overlap=HALF)], name="rank_00_metrics.jsonl")
+    write_rank(tmp_path, header(), [])
+    run = load_run(tmp_path)
+    assert run.records[0].steps == []
+    assert run.health.files_left_out == (
+        "rank_00_metrics.jsonl: a second record of rank 0, rank_0_metrics.jsonl is used",
+    )
+
+
+def test_a_file_named_after_another_rank_is_left_out(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(0, 2), [])
+    write_rank(tmp_path, header(0, 2), [], name="rank_1_metrics.jsonl")
+    (sentence,) = load_run(tmp_path).health.files_left_out
+    assert "its header says rank 0" in sentence
+
+
+def test_repeated_steps_and_a_wrong_footer_are_said(tmp_path: Path) -> None:
+    lines = [step(loss=1.0, overlap=HALF), step(loss=9.0, overlap=HALF)]
+    write_rank(tmp_path, header(), lines, footer(5))
+    run = load_run(tmp_path)
+    assert [line.loss for line in run.records[0].steps] == [1.0]
+    assert any("repeat a global step" in problem for problem in run.health.problems)
+    assert any("counts 5 steps, 2 could be read" in problem for problem in run.health.problems)
+
+
+def test_signals_errors_and_partial_steps_are_said(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(0, 2), two_steps(0), footer(2, 2, reason="signal", exit_code=143, signal="SIGTERM"))
+    write_rank(tmp_path, header(1, 2), two_steps(1)[:1], footer(1, 2, reason="error", exit_code=5, error="boom"))
+    health = load_run(tmp_path).health
+    assert health.endings == {0: "stopped by SIGTERM, exit code 143", 1: "ended by an error, exit code 5: boom"}
+    assert health.partial_steps == (1,)
+    assert sum("rank" in note for note in health.notes()) == 3
+
+
+def test_incomplete_coverage_is_counted_with_its_reason(tmp_path: Path) -> None:
+    hole = {"coverage": {"seen": 3, "issued": 4, "complete": False, "reason": "one was not seen"}}
+    line = json.loads(line_of(step(overlap=HALF))) | hole
+    path = write_rank(tmp_path, header(), [], foot=None)
+    append(path, json.dumps(line) + "\n" + line_of(footer(1)))
+    health = load_run(tmp_path).health
+    assert health.uncovered_steps == {0: 1}
+    assert health.coverage_reasons == {"one was not seen": 1}
+
+
+def test_an_emulated_fabric_is_the_first_thing_said(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(), [])
+    write_manifest(tmp_path, {"fabric": {"kind": "emulated", "latency_us": 5}})
+    notes = load_run(tmp_path).health.notes()
+    assert notes[0].startswith("EMULATED FABRIC (kind=emulated, latency_us=5)")
+
+
+@pytest.mark.parametrize("fabric", [{"kind": "none"}, {"kind": None}, None])
+def test_a_real_fabric_is_not_remarked(tmp_path: Path, fabric: object) -> None:
+    write_rank(tmp_path, header(), [])
+    write_manifest(tmp_path, {"fabric": fabric})
+    assert load_run(tmp_path).health.fabric is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "there is no run.json"),
+        ("[1, 2]", "not a JSON object"),
+        ('{"run_id": "other", "schema_version": 1}', "belongs to run 'other', the records to 'run-1'"),
+        ('{"run_id": "run-1", "schema_version": 7}', "schema version 7"),
+    ],
+)
+def test_without_a_usable_manifest_the_headers_serve_and_it_is_said(
+    tmp_path: Path, text: str | None, said: str
+) -> None:
+    write_rank(tmp_path, header(), [])
+    if text is not None:
+        (tmp_path / "run.json").write_text(text)
+    run = load_run(tmp_path)
+    assert run.manifest is None
+    assert any(said in note and "emulated is not known" in note for note in run.health.notes())
+
+
+def test_a_folder_with_nothing_points_at_records_below(tmp_path: Path) -> None:
+    (tmp_path / "cuda").mkdir()
+    write_rank(tmp_path / "cuda", header(), [])
+    with pytest.raises(InputError, match=r"no rank_<rank>_metrics.jsonl in this folder; there are some in .*cuda"):
+        load_run(tmp_path)
+
+
+def test_no_folder_a_file_and_only_bad_files_are_input_errors(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file or directory"):
+        load_run(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="not a folder"):
+        load_run(tmp_path / "file")
+    (tmp_path / "rank_0_metrics.jsonl").write_text("")
+    with pytest.raises(InputError, match="none of its 1 records can be read"):
+        load_run(tmp_path)

@@ -1,0 +1,195 @@
+"""rocprof_capture.sh against a stand-in that takes only what the real rocprofv3 takes (D14-D18, D41, D58)."""
+
+# ruff: noqa: N802  (a test carries the number of the requirement it holds)
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+SCRIPT = "rocprof_capture.sh"
+DEFAULT = ["--kernel-trace", "--memory-copy-trace", "--rccl-trace", "--marker-trace"]
+
+
+@pytest.fixture
+def rocm(sh):
+    """A machine with rocprofv3, one trace a rank, one device unless the test says otherwise."""
+    sh.standin("rocprofv3", "rocprofv3.py")
+
+    def capture(*arguments, traces="1", **environment):
+        return sh(SCRIPT, *arguments, **{"STANDIN_TRACES": traces, "NPROC": "1", **environment})
+
+    return capture
+
+
+def captured(folder):
+    """The only run folder in `folder`, and rocprofv3's argv split at `--`."""
+    (run,) = folder.iterdir()
+    assert re.fullmatch(r"run_[0-9]{8}_[0-9]{6}", run.name)
+    argv = (run / "argv").read_text().splitlines()
+    return run, argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+
+
+def test_D14_a_whole_run_is_captured(rocm, repo):
+    result = rocm("config/default.yaml", "--override", "training.max_steps=50", NPROC="2", traces="2")
+    assert result.code == 0, result.err
+    run, options, program = captured(repo / "rocprof_traces")
+    output = ["--output-format", "rocpd", "json", "-d", str(run), "-o", "rank%env{RANK}%/%pid%"]
+    assert options == [*DEFAULT, "--process-sync", *output]
+    assert program[0].endswith("/torchrun")
+    assert program[1:] == result.argv == [
+        *("--standalone", "--nproc_per_node", "2", str(repo / "train.py")),
+        *("--config", str(repo / "config/default.yaml"), "--override", "training.max_steps=50"),
+    ]  # fmt: skip
+    assert f"traces of 2 of 2 ranks in {run}" in result.err
+
+
+def test_D14_an_older_rocprofv3_is_asked_only_for_what_it_has(rocm, repo):
+    result = rocm(STANDIN_OLD="1")
+    assert result.code == 0, result.err
+    run, options, _ = captured(repo / "rocprof_traces")
+    output = ["--output-format", "json", "-d", str(run), "-o", "rank%env{RANK}%/%pid%"]
+    assert options == ["--kernel-trace", "--memory-copy-trace", "--marker-trace", *output]
+    assert "this rocprofv3 has no --rccl-trace: left out" in result.err
+
+
+@pytest.mark.parametrize("code", [1, 5, 130])
+def test_D14_the_exit_code_of_torchrun_is_passed_on(rocm, code):
+    assert rocm(STANDIN_EXIT=str(code)).code == code
+    assert rocm(STANDIN_EXIT=str(code), traces="0", ROCPROF_OUTPUT_DIR="elsewhere").code == code
+
+
+def test_D14_ranks_without_a_trace_fail_a_run_that_went_well(rocm, repo):
+    result = rocm(NPROC="3", traces="2")
+    assert result.code == 5
+    assert "1 of 3 ranks left no trace" in result.err
+    assert captured(repo / "rocprof_traces")[0].is_dir()
+
+
+def test_D14_one_process_a_device_or_one(rocm, sh):
+    assert "no ROCm device found: one process" in rocm(NPROC="").err
+    sh.program("amd-smi", "echo 'GPU: 0'; echo 'GPU: 1'")
+    result = rocm(NPROC="", traces="2", ROCPROF_OUTPUT_DIR=str(sh.home / "second"))
+    assert result.argv[:3] == ["--standalone", "--nproc_per_node", "2"]
+
+
+def test_D15_another_output_folder(rocm, repo, sh):
+    result = rocm(ROCPROF_OUTPUT_DIR=str(sh.home / "to this/folder"))
+    assert result.code == 0, result.err
+    run, options, _ = captured(sh.home / "to this/folder")
+    assert options[options.index("-d") + 1] == str(run)
+    assert not (repo / "rocprof_traces").exists()
+
+
+def test_D16_arguments_of_the_callers_own_replace_the_default_ones(rocm, repo):
+    result = rocm(ROCPROF_ARGS="  --hip-trace   --kernel-trace ")
+    assert result.code == 0, result.err
+    _, options, _ = captured(repo / "rocprof_traces")
+    assert options[: options.index("--process-sync")] == ["--hip-trace", "--kernel-trace"]
+
+
+def test_D16_the_documented_example_runs_with_one_warning_a_word(rocm, repo):
+    result = rocm(ROCPROF_ARGS="--att --kernel-trace --kernel-symbols --kernel-symbols")
+    assert result.code == 0, result.err
+    _, options, _ = captured(repo / "rocprof_traces")
+    assert options[:2] == ["--att", "--kernel-trace"]
+    assert "--kernel-symbols" not in options
+    assert result.err.count("dropped --kernel-symbols") == 1
+    assert result.err.count("--att runs kernels one after another") == 1
+
+
+def test_D16_what_the_caller_says_about_format_and_file_stands(rocm, repo):
+    result = rocm(ROCPROF_ARGS="--kernel-trace --process-sync -f csv -o all/%pid%")
+    assert result.code == 0, result.err
+    run, options, _ = captured(repo / "rocprof_traces")
+    assert options == ["--kernel-trace", "--process-sync", "-f", "csv", "-o", "all/%pid%", "-d", str(run)]
+
+
+def test_D16_stars_in_the_arguments_are_not_file_names(rocm, repo, sh):
+    (sh.home / "file").write_text("")
+    rocm(ROCPROF_ARGS="--kernel-trace --kernel-include-regex *")
+    assert "*" in captured(repo / "rocprof_traces")[1]
+
+
+def test_D16_an_option_rocprofv3_does_not_know_is_its_own_error(rocm):
+    result = rocm(ROCPROF_ARGS="--kernel-trace --no-such-option")
+    assert result.code == 2
+    assert "unrecognized arguments: --no-such-option" in result.err
+
+
+def test_D17_without_rocprofv3_nothing_is_left_behind(sh, repo):
+    before = sorted(repo.rglob("*"))
+    result = sh(SCRIPT)
+    assert (result.code, result.calls) == (127, [])
+    assert "rocprofv3 not found" in result.err
+    assert "ROCm" in result.err
+    assert sorted(repo.rglob("*")) == before
+    assert list(sh.home.iterdir()) == []
+
+
+def test_D17_rocprofv3_is_also_found_where_rocm_puts_it(sh, tmp_path):
+    sh.standin("rocprofv3", "rocprofv3.py")
+    (tmp_path / "rocm/bin").mkdir(parents=True)
+    (sh.bin / "rocprofv3").rename(tmp_path / "rocm/bin/rocprofv3")
+    assert sh(SCRIPT, NPROC="1", STANDIN_TRACES="1", ROCM_PATH=str(tmp_path / "rocm")).code == 0
+
+
+def test_D18_further_words_are_not_lost(rocm):
+    words = ["a=b c", "--enable-rocm-metrics", "*"]
+    assert rocm(*words).argv[-3:] == words
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["profiling.enabled=true", "profiling.enabled=True", "++profiling.enabled=1", "--override=profiling.enabled=yes"],
+)
+def test_D28_two_tracers_at_once_are_refused(rocm, repo, word):
+    result = rocm("training.max_steps=2", word)
+    assert (result.code, result.calls) == (1, [])
+    assert f"'{word}' asks for torch.profiler, which cannot run under rocprofv3" in result.err
+    assert not (repo / "rocprof_traces").exists()
+
+
+def test_D28_switching_the_profiler_off_is_fine(rocm):
+    assert rocm("profiling.enabled=false", "profiling.enabled_x=true").code == 0
+
+
+@pytest.mark.parametrize("word", ["training.max_steps=50", "--override", "--cfg"])
+def test_D41_a_first_argument_with_an_equals_sign_or_a_dash_is_no_configuration(rocm, word):
+    argv = rocm(word).argv
+    assert argv[-1] == word
+    assert "--config" not in argv
+
+
+def test_D41_no_argument_at_all(rocm, repo):
+    assert rocm().argv == ["--standalone", "--nproc_per_node", "1", str(repo / "train.py")]
+
+
+def test_D58_configuration_and_script_from_anywhere(rocm, sh):
+    (sh.home / "mine.yaml").write_text("")
+    argv = rocm("mine.yaml").argv
+    assert argv[argv.index("--config") + 1] == str(sh.home / "mine.yaml")
+
+
+def test_D58_a_missing_configuration_leaves_nothing_behind(rocm, repo):
+    assert rocm("absent.yaml").code == 1
+    assert not (repo / "rocprof_traces").exists()
+
+
+def test_a_dry_run_prints_the_command_and_runs_nothing(rocm, repo):
+    result = rocm("--dry-run", "config/default.yaml", "a=b c", ROCPROF_ARGS="--kernel-trace")
+    assert (result.code, result.calls) == (0, [])
+    (line,) = result.out.splitlines()
+    words = shlex.split(line)
+    assert words[:3] == ["rocprofv3", "--kernel-trace", "--process-sync"]
+    assert "rank%env{RANK}%/%pid%" in words
+    assert words[-4:] == [str(repo / "train.py"), "--config", str(repo / "config/default.yaml"), "a=b c"]
+    assert not (repo / "rocprof_traces").exists()
+
+
+def test_a_dry_run_needs_neither_rocprofv3_nor_torchrun(sh):
+    (sh.bin / "torchrun").unlink()
+    result = sh(SCRIPT, "--dry-run", NPROC="2")
+    assert result.code == 0, result.err
+    assert shlex.split(result.out)[:5] == ["rocprofv3", *DEFAULT]

@@ -1,0 +1,166 @@
+"""setup.sh where it does not install: a ready environment, none that can be made, an argument it does not know.
+
+And its two users, check and demo.sh, on top of a ready environment.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+
+def ready(sh, repo, extras="dev"):
+    """What setup.sh leaves behind, with stand-ins for every program of the environment."""
+    folder = repo / ".venv/bin"
+    folder.mkdir(parents=True)
+    for name in ("python", "torchrun", "ruff", "mypy", "lint-imports"):
+        sh.standin(name, "torchrun.py")
+        (sh.bin / name).rename(folder / name)
+    script = (repo / "scripts/setup.sh").read_text()
+    (repo / f".venv/{extras}.stamp").write_text(f"{repo}\n{script}")  # pyproject.toml and constraints.txt are empty
+    return folder / "python"
+
+
+@pytest.mark.parametrize(("extras", "arguments"), [("run", []), ("dev", []), ("dev", ["--dev"])])
+def test_a_ready_environment_is_only_named(sh, repo, extras, arguments):
+    python = ready(sh, repo, extras)
+    result = sh("setup.sh", *arguments)
+    assert (result.code, result.out, result.err, result.calls) == (0, f"{python}\n", "", [])
+
+
+@pytest.mark.parametrize("stale", ["pyproject.toml", "constraints.txt", "scripts/setup.sh", "extras"])
+def test_a_change_in_what_it_was_made_from_makes_it_stale(sh, repo, stale):
+    ready(sh, repo, "run" if stale == "extras" else "dev")
+    if stale != "extras":
+        with (repo / stale).open("a") as file:
+            file.write("# changed\n")
+    result = sh("setup.sh", "--dev")
+    assert result.code == 0, result.err
+    installs = [call["argv"] for call in result.calls if "install" in call["argv"]]
+    assert installs[-1][-3:] == [str(sh.repo / ".venv/torch.txt"), "-e", ".[dev]"]
+    assert result.out.splitlines()[-1] == str(sh.repo / ".venv/bin/python")
+    assert sh("setup.sh", "--dev").calls == [], "the second call finds it ready"
+
+
+@pytest.mark.parametrize("why", ["interrupted", "moved", "its python is gone"])
+def test_an_environment_that_cannot_be_mended_is_made_again(sh, repo, why):
+    ready(sh, repo)
+    (repo / "pyproject.toml").write_text("# changed\n")
+    if why == "interrupted":
+        (repo / ".venv/unfinished").write_text("")
+    elif why == "moved":
+        sh.repo = repo.rename(repo.with_name("elsewhere"))
+    else:
+        (repo / ".venv/bin/python").unlink()
+    # An interpreter that makes environments: it leaves a stand-in where the new one would be.
+    (sh.repo / ".venv/leftover").write_text("")
+    sh.standin("python3-inside", "torchrun.py")
+    make = 'for place; do :; done; test "$1" = -m || exit 0; mkdir -p "$place/bin"; cp "$0-inside" "$place/bin/python"'
+    sh.program("python3", make)
+    (sh.bin / "cp").symlink_to(shutil.which("cp"))
+    result = sh("setup.sh", "--dev", PYTHON="python3")
+    assert result.code == 0, result.err
+    assert f"making {sh.repo}/.venv from {sh.bin}/python3" in result.err
+    assert not (sh.repo / ".venv/leftover").exists()
+    assert not (sh.repo / ".venv/unfinished").exists()
+    assert (sh.repo / ".venv/dev.stamp").exists()
+    assert f'exec "{sh.repo}/.venv/bin/python" -m torch' in (sh.repo / ".venv/bin/torchrun").read_text()
+
+
+def test_a_failed_install_says_so_and_is_not_taken_for_ready(sh, repo):
+    ready(sh, repo, "run")
+    for _ in range(2):
+        result = sh("setup.sh", "--dev", STANDIN_FAIL_ON="install", STANDIN_EXIT="1")
+        assert (result.code, result.out) == (1, "")
+        assert "pip could not install" in result.err or "found no Python" in result.err
+    assert not list((repo / ".venv").glob("*.stamp"))
+
+
+@pytest.mark.parametrize("other", [None, "exit 1", "exit 127"], ids=["none", "too old", "a broken shim"])
+def test_without_a_python_it_says_what_to_do(sh, repo, other):
+    if other:
+        sh.program("python3", other)
+    result = sh("setup.sh")
+    assert (result.code, result.out) == (1, "")
+    assert "found no Python >= 3.11 (tried python3.13 python3.12 python3.11 python3)" in result.err
+    assert "PYTHON=/path/to/python3.12 bash scripts/setup.sh" in result.err
+    assert not (repo / ".venv").exists()
+
+
+def test_a_python_asked_for_by_name_is_not_replaced_by_another(sh):
+    sh.program("python3", "exit 0")
+    assert "(tried /no/such/python)" in sh("setup.sh", PYTHON="/no/such/python").err
+
+
+def test_an_unknown_argument_is_refused(sh):
+    result = sh("setup.sh", "--develop")
+    assert (result.code, result.err) == (1, "setup.sh: unknown argument '--develop'; allowed: --dev\n")
+
+
+def test_check_runs_its_stages_in_order_and_passes_words_to_pytest(sh, repo):
+    (repo / ".ci").mkdir()
+    ready(sh, repo)
+    result = sh("check", "-k", "a name")
+    assert result.code == 0, result.err
+    assert [call["argv"][:2] for call in result.calls] == [
+        ["format", "--check"],
+        ["check", "."],
+        [],
+        [],
+        ["-m", "pytest"],
+    ]
+    assert result.calls[-1]["argv"] == ["-m", "pytest", "-m", "not slow and not gpu", "-k", "a name"]
+    assert {call["env"]["OMP_NUM_THREADS"] for call in result.calls} == {"1"}
+    assert {call["cwd"] for call in result.calls} == {str(repo)}
+    assert "== shell: skipped, shellcheck is not installed" in result.out
+    assert result.out.endswith("== all good\n")
+
+
+def test_check_stops_at_the_first_failure_and_names_it(sh, repo):
+    ready(sh, repo)
+    result = sh("check", STANDIN_FAIL_ON="--check", STANDIN_EXIT="2")
+    assert (result.code, len(result.calls)) == (2, 1)
+    assert "check: stage 'format' failed (exit 2): ruff format --check ." in result.err
+
+
+def test_check_fast_leaves_out_the_tests(sh, repo):
+    ready(sh, repo)
+    result = sh("check", "--fast")
+    assert result.code == 0
+    assert not any("pytest" in call["argv"] for call in result.calls)
+    assert "== tests: skipped (--fast)" in result.out
+
+
+def test_check_without_an_environment_names_that_stage(sh):
+    result = sh("check")
+    assert result.code == 1
+    assert "check: stage 'environment' failed" in result.err
+
+
+def test_continuous_integration_runs_the_gate(sh, repo, pytestconfig):
+    shutil.copytree(pytestconfig.rootpath / ".ci", repo / ".ci")
+    ready(sh, repo)
+    result = sh(repo / ".ci/run")
+    assert result.code == 0, result.err
+    assert result.calls[-1]["argv"][:2] == ["-m", "pytest"]
+
+
+def test_the_demo_compares_a_run_with_overlap_and_one_without(sh, repo):
+    ready(sh, repo, "run")
+    result = sh("demo.sh", "training.max_steps=3")
+    assert result.code == 0, result.err
+    reference, candidate, report = (call["argv"] for call in result.calls)
+    assert reference[:4] == ["--standalone", "--nproc_per_node", "2", "train.py"]
+    assert reference[-1] == "training.max_steps=3"
+    changed = {"label=reference": "label=candidate", "parallel.overlap=true": "parallel.overlap=false"}
+    assert candidate == [changed.get(word, word) for word in reference]
+    assert report[0] == "analysis/overlap_report.py"
+    assert report[1:] == ["--reference", "reference", "--candidate", "candidate", "--output", "reports/demo"]
+    assert {call["cwd"] for call in result.calls} == {str(repo)}
+
+
+def test_the_demo_stops_where_a_run_fails(sh, repo):
+    ready(sh, repo, "run")
+    result = sh("demo.sh", STANDIN_FAIL_ON="label=candidate", STANDIN_EXIT="5")
+    assert (result.code, len(result.calls)) == (5, 2)

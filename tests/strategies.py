@@ -1,0 +1,63 @@
+"""Every hypothesis strategy of the test suite, in one file.
+
+Enters: nothing. Leaves: intervals on a range small enough to enumerate, and any line of the record. Two profiles:
+`gate` gives the same answer every time it is run; `HYPOTHESIS_PROFILE=soak pytest ...` searches anew, and longer.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from aorta.telemetry.schema import Anchor, Footer, Header, Step
+from aorta.timeline.classes import KINDS
+
+# No deadlines: on a shared machine they test the machine.
+settings.register_profile("gate", deadline=None, derandomize=True, max_examples=200)
+settings.register_profile("soak", deadline=None, max_examples=20_000, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
+
+RANGE = range(-3, 41)
+"""Nanoseconds in which small intervals lie: few enough to hold as a set, enough to abut, nest and coincide."""
+
+BASES = (0, -17, 1_800_000_000_000_000_001)
+"""Added to small intervals. The last is the wall clock of our days: float64 would round it by up to 128 ns (W14)."""
+
+intervals = st.tuples(st.sampled_from(RANGE), st.sampled_from(RANGE)).map(lambda pair: (min(pair), max(pair)))
+interval_lists = st.lists(intervals, max_size=8)
+collectives = st.dictionaries(st.sampled_from(KINDS), interval_lists, max_size=4)
+bases = st.sampled_from(BASES)
+
+
+def of_type(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a type used in `aorta.telemetry.schema`, within what JSON can carry (finite, 64 bits)."""
+    simple = {
+        bool: st.booleans(),
+        int: st.integers(-(2**63), 2**63 - 1),
+        float: st.floats(allow_nan=False, allow_infinity=False),
+        str: st.text(max_size=12),
+        type(None): st.none(),
+    }
+    if hint in simple:
+        return simple[hint]
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return st.builds(hint, **{name: of_type(field) for name, field in get_type_hints(hint).items()})
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return st.sampled_from(arguments)
+    if origin in (Union, types.UnionType):
+        return st.one_of(*map(of_type, arguments))
+    if origin is dict:
+        return st.dictionaries(of_type(arguments[0]), of_type(arguments[1]), max_size=3)
+    if origin in (list, tuple):
+        return st.lists(of_type(arguments[0]), max_size=3).map(origin)
+    raise NotImplementedError(f"no strategy for {hint!r}: add one to {__name__}")
+
+
+headers, steps, anchors, footers = (of_type(line) for line in (Header, Step, Anchor, Footer))
+lines = st.one_of(headers, steps, anchors, footers)

@@ -1,0 +1,141 @@
+"""The reader: whatever a killed, mixed or foreign file holds, it is either read or refused with file and line."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aorta.errors import InputError
+from aorta.telemetry.reader import RANK_FILE_NAME, read_rank
+from aorta.telemetry.schema import RANK_FILE
+
+NO_FOOTER = "rank_3_metrics.jsonl: no footer: the process was killed, or still runs"
+
+
+@pytest.fixture
+def record(tmp_path):
+    """Write structs or raw bytes as the lines of one record; return its path."""
+
+    def write(*lines):
+        path = tmp_path / RANK_FILE.format(rank=3)
+        path.write_bytes(b"".join(x if isinstance(x, bytes) else msgspec.json.encode(x) + b"\n" for x in lines))
+        return path
+
+    return write
+
+
+def test_a_whole_record(record, header, step, anchor, footer):
+    read = read_rank(record(header, step(0), anchor, step(1), footer))
+    assert (read.header, read.steps, read.anchors, read.footer) == (header, [step(0), step(1)], [anchor], footer)
+    assert read.problems == []
+
+
+def test_a_killed_run_is_read_as_far_as_it_came(record, header, step):
+    read = read_rank(record(header, step(0), step(1)))
+    assert (len(read.steps), read.footer, read.problems) == (2, None, [NO_FOOTER])
+
+
+def test_a_truncated_last_line_is_left_out_and_named(record, header, step):
+    read = read_rank(record(header, step(0), msgspec.json.encode(step(1))[:50]))
+    assert read.steps == [step(0)]
+    assert read.problems == ["rank_3_metrics.jsonl:3: cut off in mid-line; ignored", NO_FOOTER]
+
+
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+def test_a_record_cut_anywhere_keeps_every_whole_line(record, header, step, footer, data):
+    whole = [header, step(0), step(1), footer]
+    text = record(*whole).read_bytes()
+    cut = data.draw(st.integers(text.index(b"\n") + 1, len(text)))
+    read = read_rank(record(text[:cut]))
+    assert 1 + len(read.steps) + (read.footer is not None) == text[:cut].count(b"\n")
+    assert any("cut off in mid-line" in problem for problem in read.problems) is not text[:cut].endswith(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        pytest.param(b"\n", "truncated", id="blank"),
+        pytest.param(b"   \n", "truncated", id="only spaces"),
+        pytest.param(b"rocm-smi: no device\n", "malformed", id="not JSON"),
+        pytest.param(b'{"traceEvents": []}\n', "missing required field `record`", id="foreign JSON"),
+        pytest.param(b'{"record": "interval"}\n', "Invalid value 'interval'", id="unknown tag"),
+        pytest.param(b'{"record": "anchor", "global_step": "one"}\n', "Expected `int`, got `str`", id="wrong type"),
+        pytest.param(b'{"record": "\xff\xfe"}\n', "utf-8", id="not UTF-8"),
+        pytest.param(b"\x00" * 40 + b"\n", "malformed", id="zeros after a power cut"),
+    ],
+)
+def test_a_bad_line_in_the_middle_is_named_and_the_rest_is_read(record, header, step, footer, bad, why):
+    read = read_rank(record(header, bad, step(1), footer))
+    assert read.steps == [step(1)]
+    (problem,) = read.problems
+    assert problem.startswith("rank_3_metrics.jsonl:2: not a line of this schema (")
+    assert why.lower() in problem.lower()
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        pytest.param(b"", "the file is empty", id="empty"),
+        pytest.param(b'{"record": "hea', "cut off in mid-line", id="cut off in the header"),
+        pytest.param(b'[{"ph": "X"}]\n', "Expected `object`, got `array`", id="foreign JSON"),
+        pytest.param(b"\xff\xfe\x00\n", "not a line of this schema", id="not text"),
+    ],
+)
+def test_what_does_not_begin_with_a_header_is_refused(record, content, why):
+    with pytest.raises(InputError, match=rf"rank_3_metrics\.jsonl:1: expected a header line .*{why}.*\(in /"):
+        read_rank(record(content))
+
+
+def test_a_step_where_the_header_belongs_is_refused(record, header, step):
+    with pytest.raises(InputError, match=r"jsonl:1: expected a header line of an AORTA record, saw another line"):
+        read_rank(record(step(0), header))
+
+
+@pytest.mark.parametrize("first", [b"\n", b"garbage\n"], ids=["blank", "garbage"])
+def test_a_header_behind_something_else_is_refused(record, header, step, first):
+    with pytest.raises(InputError, match=r"jsonl:1: expected a header line .*jsonl:1: not a line of this schema"):
+        read_rank(record(first, header, step(0)))
+
+
+def test_a_second_header_means_two_runs_in_one_file(record, header, step):
+    other = msgspec.structs.replace(header, run_id="other")
+    with pytest.raises(InputError, match=r"rank_3_metrics\.jsonl: a second header \(run other\)"):
+        read_rank(record(header, step(0), other, step(0)))
+
+
+def test_another_schema_version_is_refused_by_number(record, header):
+    newer = msgspec.structs.replace(header, schema_version=2)
+    with pytest.raises(InputError, match=r"rank_3_metrics\.jsonl:1: schema version 2; this AORTA reads version 1"):
+        read_rank(record(newer))
+
+
+def test_another_schema_version_is_refused_by_number_even_if_nothing_else_is_as_it_was(record):
+    with pytest.raises(InputError, match=r"rank_3_metrics\.jsonl:1: schema version 9; this AORTA reads version 1"):
+        read_rank(record(b'{"record":"header","schema_version":9,"everything":"else"}\n'))
+
+
+def test_a_file_that_is_not_there_and_a_folder_are_named(tmp_path):
+    with pytest.raises(InputError, match=r"rank_3_metrics\.jsonl: cannot be read: No such file or directory"):
+        read_rank(tmp_path / "rank_3_metrics.jsonl")
+    with pytest.raises(InputError, match=r"cannot be read: Is a directory"):
+        read_rank(tmp_path)
+
+
+def test_fields_added_by_a_later_minor_change_do_no_harm(record, header, anchor, footer):
+    line = msgspec.json.encode(anchor)[:-1] + b',"added_later":1}\n'
+    assert read_rank(record(header, line, footer)).anchors == [anchor]
+
+
+@pytest.mark.parametrize("rank", [0, 7, 511])
+def test_the_name_of_a_record_gives_its_rank_in_plain_decimal(rank):
+    found = RANK_FILE_NAME.match(RANK_FILE.format(rank=rank))
+    assert found is not None
+    assert int(found[1]) == rank
+
+
+@pytest.mark.parametrize("name", ["rank_0_metrics.jsonl.bak", "rank__metrics.jsonl", "xrank_0_metrics.jsonl"])
+def test_other_names_are_not_records(name):
+    assert RANK_FILE_NAME.match(name) is None

@@ -1,0 +1,89 @@
+"""The schema: every line survives the trip through JSON, and its readers start without the heavy libraries."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from aorta.telemetry.reader import RankRecord, read_rank
+from aorta.telemetry.schema import COLUMNS, RANK_FILE, Anchor, Footer, Header, Line, Step
+from aorta.telemetry.writer import RecordWriter
+from aorta.timeline.classes import STREAMS
+from tests import strategies
+
+DECODER = msgspec.json.Decoder(Line)
+
+
+@given(strategies.lines)
+def test_every_line_survives_the_round_trip_and_fits_one_line(line):
+    data = msgspec.json.encode(line)
+    assert DECODER.decode(data) == line
+    assert b"\n" not in data
+    assert json.loads(data)["record"] == type(line).__name__.lower()
+
+
+@given(strategies.headers, strategies.st.lists(strategies.steps | strategies.anchors, max_size=4), strategies.footers)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+def test_a_whole_file_survives_the_round_trip(tmp_path, header, body, footer):
+    header = msgspec.structs.replace(header, schema_version=1)
+    path = tmp_path / RANK_FILE.format(rank=3)
+    path.unlink(missing_ok=True)
+    with RecordWriter(path, rank=3) as writer:
+        for line in (header, *body, footer):
+            writer.write(line)
+    steps = [line for line in body if isinstance(line, Step)]
+    assert read_rank(path) == RankRecord(
+        path, header, steps, [line for line in body if isinstance(line, Anchor)], footer, problems=[]
+    )
+
+
+@given(strategies.steps)
+def test_rows_are_arrays_in_the_order_the_header_declares(step):
+    plain = json.loads(msgspec.json.encode(step))
+    for name, columns in COLUMNS.items():
+        for row, given_row in zip(plain[name], getattr(step, name), strict=True):
+            assert row == [getattr(given_row, column) for column in columns]
+
+
+@given(strategies.headers)
+def test_a_header_repeats_lanes_and_columns_by_default(header):
+    fields = msgspec.structs.asdict(header)
+    del fields["streams"], fields["columns"]
+    plain = json.loads(msgspec.json.encode(Header(**fields)))
+    assert plain["streams"] == list(STREAMS)
+    assert plain["columns"] == {name: list(columns) for name, columns in COLUMNS.items()}
+    assert set(plain["columns"]) < set(Step.__struct_fields__)
+
+
+def test_unknown_is_null_never_nan():
+    clock = {"realtime_ns": 1, "boottime_ns": 2, "monotonic_ns": 3, "uncertainty_ns": 4}
+    line = json.loads(
+        msgspec.json.encode(msgspec.convert({"record": "anchor", "global_step": 7, "clock": clock}, Line))
+    )
+    assert line == {"record": "anchor", "global_step": 7, "clock": clock}
+    assert msgspec.json.encode(float("nan")) == b"null"
+
+
+def test_a_footer_knows_the_three_ways_to_end():
+    with pytest.raises(msgspec.ValidationError, match=r"Invalid enum value 'bored'.*reason"):
+        msgspec.convert({"reason": "bored", "exit_code": 0, "steps_written": 0, "clock": {}}, Footer)
+
+
+LIGHT = """
+import importlib, pkgutil, sys
+for room in ("aorta.timeline", "aorta.telemetry"):
+    package = importlib.import_module(room)
+    for module in pkgutil.walk_packages(package.__path__, room + "."):
+        importlib.import_module(module.name)
+print(*sorted({"torch", "numpy", "pandas", "matplotlib"} & sys.modules.keys()))
+"""
+
+
+def test_the_waist_loads_no_heavy_library(pytestconfig):
+    seen = subprocess.run([sys.executable, "-c", LIGHT], cwd=pytestconfig.rootpath, capture_output=True, text=True)
+    assert (seen.returncode, seen.stdout.strip()) == (0, ""), seen.stderr

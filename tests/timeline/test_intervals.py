@@ -1,0 +1,105 @@
+"""The interval algebra against a brute-force reference: sets of single nanoseconds (docs/measuring.md, K6)."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aorta.errors import InputError, IntervalError
+from aorta.timeline.intervals import Interval, clip, intersect, measure, merge, subtract
+from tests.strategies import BASES, bases, interval_lists, intervals
+
+
+def instants(spans: list[Interval]) -> set[int]:
+    """The reference: each nanosecond that lies in at least one interval."""
+    return {instant for start, end in spans for instant in range(start, end)}
+
+
+def shifted(spans: list[Interval], base: int) -> list[Interval]:
+    return [(start + base, end + base) for start, end in spans]
+
+
+def is_merged(spans: list[Interval]) -> bool:
+    return all(start < end for start, end in spans) and all(
+        before[1] < after[0] for before, after in itertools.pairwise(spans)
+    )
+
+
+@given(interval_lists, bases)
+def test_merge_is_the_union_sorted_disjoint_and_never_abutting(spans, base):
+    spans = shifted(spans, base)
+    merged = merge(spans)
+    assert instants(merged) == instants(spans)
+    assert is_merged(merged)
+    assert merge(merged) == merged
+    assert merge(reversed(spans)) == merged
+
+
+@given(interval_lists, interval_lists, bases)
+def test_intersect_and_subtract_are_those_of_sets(left, right, base):
+    left, right = shifted(left, base), shifted(right, base)
+    both, rest = intersect(merge(left), merge(right)), subtract(merge(left), merge(right))
+    assert instants(both) == instants(left) & instants(right)
+    assert instants(rest) == instants(left) - instants(right)
+    assert is_merged(both)
+    assert is_merged(rest)
+    assert both == intersect(merge(right), merge(left))
+    assert merge([*both, *rest]) == merge(left)
+
+
+@given(interval_lists, bases)
+def test_measure_counts_the_nanoseconds_of_a_merged_list(spans, base):
+    assert measure(merge(shifted(spans, base))) == len(instants(spans))
+
+
+@given(interval_lists, intervals, bases)
+def test_clip_keeps_what_lies_inside_the_window_in_the_order_given(spans, window, base):
+    (window,) = shifted([window], base)
+    spans = shifted(spans, base)
+    clipped = clip(spans, window)
+    assert clipped == [part for span in spans for part in clip([span], window)]
+    assert instants(clipped) == instants(spans) & instants([window])
+    assert all(window[0] <= start < end <= window[1] for start, end in clipped)
+
+
+@pytest.mark.parametrize(
+    ("spans", "merged"),
+    [
+        pytest.param([], [], id="nothing"),
+        pytest.param([(3, 3)], [], id="empty"),
+        pytest.param([(3, 4)], [(3, 4)], id="1 ns"),
+        pytest.param([(5, 7), (3, 5)], [(3, 7)], id="abutting"),
+        pytest.param([(3, 5), (6, 7)], [(3, 5), (6, 7)], id="1 ns apart"),
+        pytest.param([(0, 9), (2, 3), (4, 5)], [(0, 9)], id="nested"),
+        pytest.param([(0, 2), (0, 2)], [(0, 2)], id="identical"),
+        pytest.param([(0, 2), (2, 2), (3, 5)], [(0, 2), (3, 5)], id="an empty one joins nothing"),
+    ],
+)
+@pytest.mark.parametrize("base", BASES)
+def test_merge_of_the_special_cases(spans, merged, base):
+    assert merge(shifted(spans, base)) == shifted(merged, base)
+
+
+def test_one_nanosecond_at_the_wall_clock_of_our_days_is_not_rounded_away():
+    now = 1_800_000_000_000_000_001
+    assert float(now) == float(now + 1), "float64 cannot tell these two apart"
+    assert measure(merge([(now, now + 1)])) == 1
+    assert subtract([(now, now + 3)], [(now + 1, now + 2)]) == [(now, now + 1), (now + 2, now + 3)]
+
+
+@given(interval_lists, st.integers(-3, 40), st.integers(1, 9))
+def test_an_interval_that_ends_before_it_starts_is_refused(spans, start, by):
+    inverted = (start, start - by)
+    with pytest.raises(IntervalError, match=rf"interval \[{start}, {start - by}\) ends before it starts"):
+        merge([*spans, inverted])
+    with pytest.raises(IntervalError, match=rf"interval \[{start}, {start - by}\) ends before it starts"):
+        clip([*spans, inverted], (-100, 100))
+
+
+def test_a_broken_interval_is_bad_input_and_a_value_error():
+    assert issubclass(IntervalError, InputError)
+    assert issubclass(IntervalError, ValueError)
+    assert IntervalError.exit_code == 2

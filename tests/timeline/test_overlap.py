@@ -1,0 +1,210 @@
+"""One window against a brute-force reference, and the answers that must be known beforehand (docs/measuring.md, K6)."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+
+from aorta.errors import IntervalError
+from aorta.timeline.classes import ALWAYS_SHOWN, AUX, COMPUTE, COPY, STREAMS
+from aorta.timeline.overlap import Segment, Unseen, measure_window
+from tests.strategies import bases, collectives, interval_lists, intervals
+
+BIT = {lane: 1 << bit for bit, lane in enumerate(STREAMS)}
+MS = 1_000_000
+
+
+def covers(spans, instant) -> bool:
+    return any(start <= instant < end for start, end in spans)
+
+
+def masks(window, compute, comm, stalls, aux, copy) -> list[int]:
+    """The reference: for each nanosecond of the window the set of active lanes, by asking every interval."""
+    found = []
+    for instant in range(*window):
+        stalled = covers(stalls, instant)
+        mask = BIT[COMPUTE] * (covers(compute, instant) and not stalled) | BIT[COPY] * covers(copy, instant)
+        mask |= BIT[AUX] * (covers(aux, instant) and not stalled)
+        for kind, spans in comm.items():
+            mask |= BIT[kind] * covers(spans, instant)
+        found.append(mask)
+    return found
+
+
+def shifted(spans, base):
+    return [(start + base, end + base) for start, end in spans]
+
+
+@given(intervals, interval_lists, collectives, interval_lists, interval_lists, interval_lists, bases)
+def test_a_window_agrees_with_the_reference(window, compute, comm, stalls, aux, copy, base):
+    expected = masks(window, compute, comm, stalls, aux, copy)
+    (moved,) = shifted([window], base)
+    seen = measure_window(
+        moved,
+        compute=shifted(compute, base),
+        comm={kind: shifted(spans, base) for kind, spans in comm.items()},
+        stalls=shifted(stalls, base),
+        aux=shifted(aux, base),
+        copy=shifted(copy, base),
+    )
+
+    def time(*lanes: str) -> int:
+        return sum(any(mask & BIT[lane] for lane in lanes) for mask in expected)
+
+    def hidden(*lanes: str) -> int:
+        return sum(any(mask & BIT[lane] for lane in lanes) and bool(mask & BIT[COMPUTE]) for mask in expected)
+
+    assert seen.window_ns == len(expected)
+    assert (seen.compute_ns, seen.copy_ns, seen.aux_ns) == (time(COMPUTE), time(COPY), time(AUX))
+    assert (seen.comm_ns, seen.hidden_ns) == (time(*comm), hidden(*comm))
+    assert seen.idle_ns == expected.count(0)
+    assert seen.stall_ns == sum(covers(stalls, instant) for instant in range(*window))
+    assert set(seen.kinds) == set(comm)
+    for kind, part in seen.kinds.items():
+        assert (part.total_ns, part.hidden_ns) == (time(kind), hidden(kind))
+
+    # The segments tile the window, and say of every nanosecond which lanes were active in it.
+    assert [part.streams for part in seen.segments for _ in range(part.start_ns, part.end_ns)] == expected
+    assert all(part.start_ns < part.end_ns for part in seen.segments)
+    assert all(
+        before.end_ns == after.start_ns and before.streams != after.streams
+        for before, after in itertools.pairwise(seen.segments)
+    )
+    if expected:
+        assert (seen.segments[0].start_ns, seen.segments[-1].end_ns) == moved
+
+
+@given(intervals, interval_lists, collectives, interval_lists)
+def test_hidden_and_exposed_add_up_in_the_metrics(window, compute, comm, stalls):
+    measured = measure_window(window, compute=compute, comm=comm, stalls=stalls)
+    values, reasons = measured.metrics()
+    for name in ("comm", *comm):
+        if f"{name}_ms" in values:
+            total = values[f"compute_{name}_ms"] + values[f"exposed_{name}_ms"]
+            assert total == pytest.approx(values[f"{name}_ms"], abs=1e-12)
+    # A null has its reason, a value has none, and a ratio is a share.
+    assert reasons.keys() == {name for name, value in values.items() if value is None}
+    for ratio in ("overlap_ratio", "overlap_over_compute", "exposed_share"):
+        assert values[ratio] is None or 0 <= values[ratio] <= 1
+    assert set(ALWAYS_SHOWN) <= set(measured.per_stream_ms()) <= set(STREAMS)
+    busiest = max((part.streams.bit_count() for part in measured.segments), default=0)
+    concurrency = measured.concurrency()
+    assert concurrency["max"] == busiest
+    assert 0 <= concurrency["mean"] <= busiest
+
+
+@pytest.mark.parametrize(
+    ("compute", "comm", "ratio", "hidden"),
+    [
+        pytest.param([(0, 20)], [(5, 7)], 1.0, 2, id="inside"),
+        pytest.param([(0, 10)], [(10, 15)], 0.0, 0, id="abutting is disjoint"),
+        pytest.param([(0, 10)], [(5, 15)], 0.5, 5, id="half"),
+        pytest.param([], [(5, 15)], 0.0, 0, id="no compute"),
+        pytest.param([(0, 5), (5, 10)], [(2, 4), (3, 8)], 1.0, 6, id="overlapping collectives count once (W10)"),
+        pytest.param([(0, 6), (2, 4)], [(3, 9)], 0.5, 3, id="nested compute counts once (W7)"),
+        pytest.param([(-50, 1)], [(-9, 2)], 0.5, 1, id="cut off at the window"),
+    ],
+)
+def test_known_ratios(compute, comm, ratio, hidden):
+    measured = measure_window((0, 20), compute=compute, comm={"allreduce": comm})
+    assert measured.overlap_ratio == ratio
+    assert measured.hidden_ns == measured.kinds["allreduce"].hidden_ns == hidden
+
+
+def test_kinds_that_run_at_once_count_once_in_comm_and_fully_in_their_own_time():
+    measured = measure_window((0, 100), compute=[(0, 30)], comm={"allgather": [(10, 50)], "reducescatter": [(20, 60)]})
+    assert (measured.comm_ns, measured.hidden_ns) == (50, 20)
+    assert (measured.kinds["allgather"].total_ns, measured.kinds["allgather"].hidden_ns) == (40, 20)
+    assert (measured.kinds["reducescatter"].total_ns, measured.kinds["reducescatter"].hidden_ns) == (40, 10)
+
+
+def test_time_blocked_on_a_collective_is_not_compute():
+    # A whole-backward range with one wait in it: without the stall everything would look hidden (W6).
+    seen = measure_window(
+        (0, 100), compute=[(0, 100)], comm={"allreduce": [(40, 80)]}, stalls=[(60, 80)], aux=[(70, 90)]
+    )
+    assert (seen.compute_ns, seen.stall_ns, seen.aux_ns) == (80, 20, 10)
+    assert seen.overlap_ratio == 0.5
+
+
+def test_idle_counts_the_head_the_gaps_and_the_tail():
+    measured = measure_window((0, 100), compute=[(10, 20)], comm={"allreduce": [(30, 40)]}, copy=[(50, 60)])
+    assert measured.idle_ns == 10 + 10 + 10 + 40  # W9: not only between ranges
+    assert measured.segments == (
+        Segment(0, 10, 0),
+        Segment(10, 20, BIT[COMPUTE]),
+        Segment(20, 30, 0),
+        Segment(30, 40, BIT["allreduce"]),
+        Segment(40, 50, 0),
+        Segment(50, 60, BIT[COPY]),
+        Segment(60, 100, 0),
+    )
+
+
+def test_lanes_that_are_never_used_are_silent_unless_always_shown():
+    measured = measure_window((0, 4 * MS), compute=[(0, 3 * MS)], comm={"allgather": [(2 * MS, 4 * MS)]})
+    assert measured.per_stream_ms() == {
+        "compute": 3.0,
+        "allreduce": 0.0,
+        "reducescatter": 0.0,
+        "allgather": 2.0,
+        "aux": 0.0,
+    }
+    values, _ = measured.metrics()
+    assert (values["compute_allgather_ms"], values["exposed_allgather_ms"]) == (1.0, 1.0)
+    assert (values["compute_allreduce_ms"], values["compute_reducescatter_ms"]) == (0.0, 0.0)
+    assert "broadcast_ms" not in values
+    assert measured.concurrency() == {"mean": 5 / 4, "max": 2.0}
+
+
+def test_without_communication_the_ratio_is_unknown_and_says_why():
+    values, reasons = measure_window((0, 10), compute=[(0, 10)], comm={"allreduce": []}).metrics()
+    assert values["overlap_ratio"] is None
+    assert reasons == {"overlap_ratio": "no communication in this window"}
+    assert (values["comm_ms"], values["exposed_share"], values["overlap_over_compute"]) == (0.0, 0.0, 0.0)
+
+
+def test_without_compute_the_share_of_compute_is_unknown_and_says_why():
+    values, reasons = measure_window((0, 10), compute=[], comm={"allreduce": [(0, 5)]}).metrics()
+    assert values["overlap_ratio"] == 0.0
+    assert reasons == {"overlap_over_compute": "no compute in this window"}
+
+
+@pytest.mark.parametrize("at", [0, 7, 1_800_000_000_000_000_001])
+def test_a_window_of_no_length_measures_nothing_and_says_so(at):
+    measured = measure_window((at, at), compute=[(at - 5, at + 5)], comm={"allreduce": [(at, at + 5)]})
+    assert measured.window_ns == measured.idle_ns == measured.compute_ns == measured.comm_ns == 0
+    assert measured.segments == ()
+    assert measured.concurrency() == {"mean": 0.0, "max": 0.0}
+    assert set(measured.metrics()[1]) == {"overlap_ratio", "overlap_over_compute", "exposed_share"}
+
+
+def test_unseen_communication_makes_every_metric_that_rests_on_it_unknown():
+    measured = measure_window((0, 4 * MS), compute=[(0, 2 * MS)], comm={"allreduce": [(0, MS)]}, aux=[(3 * MS, 4 * MS)])
+    values, reasons = measured.metrics(Unseen("2 of 3 collectives seen"))
+    known = {name: value for name, value in values.items() if value is not None}
+    assert known == {"window_ms": 4.0, "compute_ms": 2.0, "copy_ms": 0.0, "aux_ms": 1.0}
+    assert reasons == dict.fromkeys(values.keys() - known.keys(), "2 of 3 collectives seen")
+    assert values.keys() == measured.metrics()[0].keys(), "an unknown metric is null, not absent"
+
+
+@pytest.mark.parametrize("part", ["compute", "stalls", "aux", "copy", "comm", "window"])
+def test_an_interval_that_ends_before_it_starts_is_refused_wherever_it_stands(part):
+    window = (9, 5) if part == "window" else (0, 20)
+    lanes = {"compute": [], "comm": {}} | {part: {"allreduce": [(9, 5)]} if part == "comm" else [(9, 5)]}
+    lanes.pop("window", None)
+    with pytest.raises(IntervalError, match=r"interval \[9, 5\) ends before it starts"):
+        measure_window(window, **lanes)
+
+
+def test_an_unknown_kind_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"'all_reduce'.*allreduce"):
+        measure_window((0, 1), compute=[], comm={"all_reduce": [(0, 1)]})
+
+
+def test_the_lanes_of_a_record_never_change_their_bits():
+    # The bit positions are the file format: a new kind goes to the end, and the schema version rises.
+    kinds = "allreduce reducescatter allgather broadcast alltoall reduce gather scatter send recv barrier"
+    assert ("compute", *kinds.split(), "copy", "aux") == STREAMS
