@@ -7,6 +7,7 @@ order, some steps late (R4). Must not: wait for anything inside the loop, or com
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,9 @@ from aorta.timeline.overlap import Unseen, measure_window
 
 MAX_STEPS_LATE = 8
 """Steps that may stay unread for a collective that does not end; then coverage says what is missing."""
+
+FINISH_GRACE_S = 2.0
+"""How long the last steps are waited for once the device has nothing left to do."""
 
 
 @dataclass(frozen=True)
@@ -161,8 +165,13 @@ class StepRecorder:
     def finish(self) -> None:
         """Wait for the device and write every remaining step. Only after the last step."""
         self._clock.drain()
+        # A backend wakes those who wait before it calls back, so the last ends may still be on their way.
+        deadline = time.monotonic() + FINISH_GRACE_S
         while self._unread:
-            self._write(self._unread.popleft())
+            if self._readable(self._unread[0], late=time.monotonic() > deadline):
+                self._write(self._unread.popleft())
+            else:
+                time.sleep(0.001)
 
     def salvage(self) -> None:
         """Write the remaining steps that can be read; after an error, when the device may never answer."""

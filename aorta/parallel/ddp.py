@@ -27,7 +27,7 @@ def spread(model: nn.Module, settings: DDP, precision: Precision, device: torch.
         find_unused_parameters=settings.find_unused_parameters,
     )
     if not settings.overlap:
-        wrapped.register_comm_hook(None, ReduceAfterBackward(device))
+        wrapped.register_comm_hook(None, ReduceAfterBackward(device).keep)
     return Spread(
         wrapped,
         micro_batch=lambda last: nullcontext() if last else wrapped.no_sync(),
@@ -55,9 +55,9 @@ class ReduceAfterBackward:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._waiting: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
-        self.__qualname__ = type(self).__qualname__  # DDP logs the hook's name
 
-    def __call__(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def keep(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The hook: called with each bucket as it becomes ready; returns what DDP waits for."""
         # DDP itself multiplies by 1/n rather than dividing; done the same way, the gradients are bit-identical.
         gradients = bucket.buffer().mul_(1.0 / dist.get_world_size())
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(

@@ -14,6 +14,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from aorta.config.schema import FSDP, Precision
 from aorta.parallel.plan import DTYPES, Blocks, Spread
 
+# torch 2.13 renamed it; both take the same arguments.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 
 def spread(model: nn.Module, blocks: Blocks, settings: FSDP, precision: Precision, device: torch.device) -> Spread:
     """Shard `model` over all ranks.
@@ -80,7 +83,7 @@ class WaitedReduceScatter:
         op: dist.ReduceOp,
         async_op: bool = False,
     ) -> dist.Work | None:
-        work: dist.Work | None = dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+        work: dist.Work | None = _reduce_scatter(output_tensor, input_tensor, op, group, async_op)
         if self._compute is not None:
             self._compute.wait_stream(torch.cuda.current_stream())
         return work

@@ -1,0 +1,154 @@
+"""How runs end: resumed, repeated, stopped, with a dead rank, on a full disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from aorta.telemetry.reader import read_rank
+from tests.runs import SMALL, attempt, command, environment, losses, record, train
+
+pytestmark = pytest.mark.dist
+
+
+def start(folder: Path, *words: str, ranks: int = 2, torchrun: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """A long run in the background."""
+    long = ("training.max_steps=2000", "training.epochs=1000", f"training.output_dir={folder}")
+    return subprocess.Popen(
+        command(ranks, *SMALL, *long, *words, torchrun=torchrun),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+
+
+def wait_for_steps(folder: Path, count: int, rank: int = 0, timeout_s: float = 60) -> int:
+    """Wait until a rank wrote `count` steps; its process id."""
+    path = folder / f"rank_{rank}_metrics.jsonl"
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if path.exists() and path.read_bytes().count(b"\n") > count:
+            return read_rank(path).header.pid
+        time.sleep(0.05)
+    raise AssertionError(f"{path} did not reach {count} steps")
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    train(tmp_path, "parallel=fsdp", "training.checkpoint_interval=3")
+    whole = losses(tmp_path)
+    train(tmp_path, "parallel=fsdp", "training.start_step=6")
+    assert [step.global_step for step in record(tmp_path).steps] == [6, 7]
+    assert losses(tmp_path) == whole[6:]
+
+
+def test_a_start_step_without_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+    done = attempt(tmp_path, "training.start_step=3", ranks=1)
+    assert done.returncode == 1
+    assert "training.start_step=3: no checkpoint" in done.stderr
+
+
+def test_a_second_run_keeps_the_first(tmp_path: Path) -> None:
+    train(tmp_path, "training.max_steps=3", ranks=1)
+    first = (tmp_path / "rank_0_metrics.jsonl").read_bytes()
+    train(tmp_path, "training.max_steps=4", ranks=1)
+    assert len(record(tmp_path).steps) == 4
+    (kept,) = (tmp_path / "history").iterdir()
+    assert (kept / "rank_0_metrics.jsonl").read_bytes() == first
+
+
+def test_sigterm_ends_after_a_step_with_143(tmp_path: Path) -> None:
+    run = start(tmp_path, ranks=1)
+    wait_for_steps(tmp_path, 3)
+    run.send_signal(signal.SIGTERM)
+    run.communicate(timeout=30)
+    assert run.returncode == 128 + signal.SIGTERM
+    kept = record(tmp_path)
+    assert kept.problems == []
+    assert kept.footer is not None
+    assert (kept.footer.reason, kept.footer.signal, kept.footer.exit_code) == ("signal", "SIGTERM", 143)
+    assert kept.footer.steps_written == len(kept.steps)
+
+
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    wait_for_steps(tmp_path, 3, rank=0)
+    os.kill(wait_for_steps(tmp_path, 3, rank=1), signal.SIGINT)
+    run.communicate(timeout=60)
+    ends = [record(tmp_path, rank) for rank in (0, 1)]
+    assert [e.problems for e in ends] == [[], []]
+    assert [e.footer.reason if e.footer else None for e in ends] == ["signal", "signal"]
+    assert ends[0].steps[-1].global_step == ends[1].steps[-1].global_step
+
+
+def test_a_killed_rank_is_named_by_the_other(tmp_path: Path) -> None:
+    run = start(tmp_path, "training.timeout_s=20")
+    os.kill(wait_for_steps(tmp_path, 3, rank=1), signal.SIGKILL)
+    _, stderr = run.communicate(timeout=60)
+    assert run.returncode != 0
+    assert "rank 0: a collective failed because of a peer: rank 1 left no word: killed, or hanging" in stderr
+    survivor = record(tmp_path, 0)
+    assert survivor.problems == []
+    assert survivor.footer is not None
+    assert survivor.footer.exit_code == 5
+    assert "rank 1 left no word" in (survivor.footer.error or "")
+    dead = read_rank(tmp_path / "rank_1_metrics.jsonl")
+    assert len(dead.steps) >= 3
+    assert "no footer" in dead.problems[-1]
+
+
+def test_a_restart_resumes_and_keeps_both_attempts(tmp_path: Path) -> None:
+    words = ("training.checkpoint_interval=4", "training.max_steps=60")
+    run = start(tmp_path, *words, torchrun=("--max-restarts", "1"))
+    os.kill(wait_for_steps(tmp_path, 9, rank=1), signal.SIGKILL)
+    _, stderr = run.communicate(timeout=90)
+    assert run.returncode == 0, stderr
+    (first,) = (tmp_path / "history").iterdir()
+    now, then = record(tmp_path), read_rank(first / "rank_0_metrics.jsonl")
+    assert (then.header.attempt, now.header.attempt) == (0, 1)
+    assert then.header.run_id == now.header.run_id
+    assert now.header.start_step > 0
+    assert now.header.start_step % 4 == 0
+    assert [s.global_step for s in now.steps] == list(range(now.header.start_step, 60))
+    assert len(then.steps) >= 8
+
+
+def test_a_full_disk_ends_all_ranks_and_names_the_one_that_met_it(tmp_path: Path) -> None:
+    # A limit on file size is what a test can set without a disk of its own; write() fails in the same way.
+    limited = ["bash", "-c", 'ulimit -f 48 && exec "$@"', "limited"]
+    words = command(2, *SMALL, "training.max_steps=400", "training.epochs=1000", f"training.output_dir={tmp_path}")
+    done = subprocess.run(limited + words, capture_output=True, text=True, env=environment(), timeout=90, check=False)
+    assert done.returncode != 0
+    assert "cannot write its record" in done.stderr
+    assert "File too large" in done.stderr
+    for rank in (0, 1):
+        kept = record(tmp_path, rank)
+        assert len(kept.steps) > 3
+        assert not [p for p in kept.problems if "no footer" not in p]
+
+
+def test_a_folder_that_cannot_be_made_names_the_rank(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = attempt(tmp_path / "file" / "run")
+    assert done.returncode != 0
+    assert "rank 0: cannot prepare" in done.stderr
+    assert "training.output_dir=DIR" in done.stderr
+
+
+def test_the_manifest_holds_no_secret(tmp_path: Path) -> None:
+    done = subprocess.run(
+        command(1, *SMALL, "training.max_steps=2", f"training.output_dir={tmp_path}"),
+        capture_output=True,
+        text=True,
+        env=environment(HF_TOKEN="secret-1", NCCL_DEBUG="WARN", NCCL_AUTH_TOKEN="secret-2"),
+        timeout=60,
+        check=True,
+    )
+    assert "secret" not in (tmp_path / "run.json").read_text() + done.stderr
+    assert json.loads((tmp_path / "run.json").read_text())["environment"]["NCCL_DEBUG"] == "WARN"

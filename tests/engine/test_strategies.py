@@ -1,0 +1,167 @@
+"""Whole runs on two gloo ranks: what was recorded against what an independent witness saw."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import losses, record, train
+
+pytestmark = pytest.mark.dist
+
+KINDS = {
+    "c10d::allreduce_": "allreduce",
+    "c10d::_allgather_base_": "allgather",
+    "c10d::_reduce_scatter_base_": "reducescatter",
+    "c10d::broadcast_": "broadcast",
+}
+FULL_ARRAY = {"allreduce": 0, "allgather": 0, "reducescatter": 1, "broadcast": 0}
+BYTES = {"float": 4, "c10::BFloat16": 2}
+PROFILED = ("profiling.enabled=true", "profiling.wait=4", "profiling.warmup=1", "profiling.active=2")
+
+
+def profiler_rows(folder: Path, rank: int) -> dict[int, list[tuple[str, int]]]:
+    """Step -> (kind, bytes) of every collective, as torch.profiler's operator rows and shapes tell it."""
+    (path,) = (folder / "torch_profiler" / f"rank{rank}").iterdir()
+    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    events = [event for event in json.loads(text)["traceEvents"] if event.get("ph") == "X"]
+    windows = {
+        int(event["name"].split("#")[1]): (event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if event["name"].startswith("iteration#") and event["cat"] == "user_annotation"
+    }
+    rows: dict[int, list[tuple[str, int]]] = {}
+    for step, (begin, end) in windows.items():
+        inside = [e for e in events if e["cat"] == "cpu_op" and e["name"] in KINDS and begin <= e["ts"] < end]
+        rows[step] = sorted((KINDS[e["name"]], _bytes(e)) for e in inside)
+    return rows
+
+
+def _bytes(event: dict[str, Any]) -> int:
+    position = FULL_ARRAY[KINDS[event["name"]]]
+    dims, kind = event["args"]["Input Dims"][position], event["args"]["Input type"][position]
+    if dims and isinstance(dims[0], list):  # a list of tensors
+        return sum(math.prod(one) for one in dims) * 4
+    return math.prod(dims) * BYTES[kind]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_counts_and_bytes_equal_the_profilers(tmp_path: Path, strategy: str) -> None:
+    train(tmp_path, f"parallel={strategy}", *PROFILED)
+    for rank in (0, 1):
+        seen = {step.global_step: step for step in record(tmp_path, rank).steps}
+        witness = profiler_rows(tmp_path, rank)
+        assert set(witness) == {5, 6}
+        for number, rows in witness.items():
+            assert sorted((c.kind, c.bytes) for c in seen[number].collectives) == rows
+        assert all(step.coverage.complete and step.coverage.seen == step.coverage.issued for step in seen.values())
+
+
+def test_ddp_reduces_every_gradient_byte_once(tmp_path: Path) -> None:
+    train(tmp_path, "training.gradient_accumulation=2")
+    parameters = json.loads((tmp_path / "run.json").read_text())["plan"]["parameters"]
+    for step in record(tmp_path).steps:
+        reduced = [c for c in step.collectives if c.kind == "allreduce" and c.dtype == "float32"]
+        assert sum(c.bytes for c in reduced) == 4 * parameters
+
+
+def test_fsdp_gathers_twice_and_scatters_once_per_block(tmp_path: Path) -> None:
+    train(tmp_path, "parallel=fsdp", "parallel.reshard_after_forward=true")
+    blocks = len(json.loads((tmp_path / "run.json").read_text())["plan"]["sharded_blocks"])
+    for step in record(tmp_path).steps:
+        kinds = Counter(c.kind for c in step.collectives)
+        # One all-reduce: the norm of the sharded gradients.
+        assert kinds == {"allgather": 2 * blocks, "reducescatter": blocks, "allreduce": 1}
+        gathered = sum(c.bytes for c in step.collectives if c.kind == "allgather")
+        scattered = sum(c.bytes for c in step.collectives if c.kind == "reducescatter")
+        assert gathered == 2 * scattered
+
+
+def test_ddp_hides_part_of_its_all_reduce_and_none_without_overlap(tmp_path: Path) -> None:
+    # The default sizes: a small model's all-reduce can end before the next block begins to compute.
+    sizes = ("workload.model_dim=128", "workload.num_layers=4", "workload.mlp_hidden_dim=512", "training.max_steps=16")
+    train(tmp_path / "on", "parallel.overlap=true", *sizes)
+    train(tmp_path / "off", "parallel.overlap=false", *sizes)
+    for rank in (0, 1):
+        on = [s for s in record(tmp_path / "on", rank).steps if not s.warmup]
+        off = [s for s in record(tmp_path / "off", rank).steps if not s.warmup]
+        assert sum(s.overlap["compute_allreduce_ms"] or 0 for s in on) > 0
+        assert sum(s.overlap["overlap_ratio"] or 0 for s in on) / len(on) > 0.1
+        assert all(s.overlap["overlap_ratio"] == 0 for s in off)
+        assert all(s.overlap["exposed_allreduce_ms"] == s.overlap["allreduce_ms"] for s in off)
+        # The same buckets, the same arithmetic: only the time moved.
+        assert [(c.kind, c.bytes) for c in on[-1].collectives] == [(c.kind, c.bytes) for c in off[-1].collectives]
+    assert losses(tmp_path / "on") == losses(tmp_path / "off")
+
+
+def test_fsdp_hides_something_and_nothing_without_overlap(tmp_path: Path) -> None:
+    sizes = ("workload.model_dim=128", "workload.num_layers=4", "workload.mlp_hidden_dim=512")
+    train(tmp_path / "on", "parallel=fsdp", *sizes)
+    train(tmp_path / "off", "parallel=fsdp", "parallel.overlap=false", *sizes)
+    on = [s for s in record(tmp_path / "on").steps if not s.warmup]
+    off = [s for s in record(tmp_path / "off").steps if not s.warmup]
+    assert sum(s.overlap["compute_allgather_ms"] or 0 for s in on) > 0
+    assert all(s.overlap["compute_comm_ms"] == 0 for s in off)
+    assert losses(tmp_path / "on") == losses(tmp_path / "off")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_loss_is_bit_identical_in_every_mode(tmp_path: Path, strategy: str) -> None:
+    words = (f"parallel={strategy}", "training.max_steps=12", "training.gradient_accumulation=2")
+    for mode in ("off", "observe", "dedicated"):
+        train(tmp_path / mode, f"instrument.mode={mode}", *words)
+    for rank in (0, 1):
+        reference = losses(tmp_path / "off", rank)
+        assert len(reference) == 12
+        assert None not in reference
+        assert losses(tmp_path / "observe", rank) == reference
+        assert losses(tmp_path / "dedicated", rank) == reference
+
+
+def test_mode_off_says_unknown_not_zero(tmp_path: Path) -> None:
+    train(tmp_path, "instrument.mode=off", "training.max_steps=3")
+    for step in record(tmp_path).steps:
+        assert step.overlap["overlap_ratio"] is None
+        assert step.overlap["compute_ms"] is None
+        assert step.per_stream_ms == {
+            "compute": None,
+            "allreduce": None,
+            "reducescatter": None,
+            "aux": pytest.approx(step.per_stream_ms["aux"]),
+        }
+        assert "instrument.mode=off" in step.reasons["overlap_ratio"]
+        assert not step.coverage.complete
+
+
+def test_accumulated_micro_batches_train_like_one_batch(tmp_path: Path) -> None:
+    words = ("workload.dropout=0", "scheduler.warmup_steps=1", "training.max_steps=6")
+    train(tmp_path / "whole", "training.batch_size=8", *words)
+    train(tmp_path / "parts", "training.batch_size=4", "training.gradient_accumulation=2", *words)
+
+    def mean_losses(folder: Path) -> list[float]:
+        return [(a or 0) / 2 + (b or 0) / 2 for a, b in zip(losses(folder, 0), losses(folder, 1), strict=True)]
+
+    # The same samples a step over both ranks, summed in another order.
+    assert mean_losses(tmp_path / "parts") == pytest.approx(mean_losses(tmp_path / "whole"), rel=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_trains(tmp_path: Path, strategy: str, precision: str) -> None:
+    train(tmp_path, f"parallel={strategy}", f"training.mixed_precision={precision}", "training.max_steps=4")
+    assert all(math.isfinite(loss or math.nan) for loss in losses(tmp_path))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_compiled_blocks_train_and_are_covered(tmp_path: Path, strategy: str) -> None:
+    # aot_eager traces and partitions like inductor does but needs no C++ compiler on the machine.
+    train(tmp_path, f"parallel={strategy}", "compile.enabled=true", "compile.backend=aot_eager", "training.max_steps=4")
+    steps = record(tmp_path).steps
+    assert all(step.coverage.complete for step in steps)
+    assert {span.block for span in steps[-1].compute} >= {"embedding", "encoder.0", "encoder.1", "scorer", "loss"}

@@ -1,0 +1,106 @@
+"""Block ranges: order, what is inside, and what a backward pass without input gradients does."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from aorta.instrument.clock import HostClock
+from aorta.instrument.compute import BlockRanges, Range
+
+FORWARD_S, BACKWARD_S = 0.02, 0.03
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(FORWARD_S)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        time.sleep(BACKWARD_S)
+        return gradient
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor, skip: torch.Tensor | None = None) -> torch.Tensor:
+        out: torch.Tensor = _Sleep.apply(x * self.weight)
+        return out if skip is None else out + skip
+
+
+@pytest.fixture
+def seen() -> list[Range]:
+    return []
+
+
+@pytest.fixture
+def ranges(seen: list[Range]) -> BlockRanges:
+    return BlockRanges(HostClock(), seen.append)
+
+
+def length_ms(span: Range) -> float:
+    return float(span.end - span.start) / 1e6
+
+
+def test_every_pass_of_every_block_in_order(ranges: BlockRanges, seen: list[Range]) -> None:
+    blocks = [Block(), Block()]
+    for index, block in enumerate(blocks):
+        ranges.watch(f"b{index}", block)
+    x = torch.ones(3)
+    for block in blocks:
+        x = block(x)
+    x.sum().backward()
+    ranges.backward_ran()
+    assert [(s.block, s.phase) for s in seen] == [
+        ("b0", "forward"),
+        ("b1", "forward"),
+        ("b1", "backward"),
+        ("b0", "backward"),
+    ]
+    for span in seen:
+        wanted = FORWARD_S if span.phase == "forward" else BACKWARD_S
+        assert length_ms(span) == pytest.approx(wanted * 1e3, abs=8)
+    # b0's input needs no gradient: it ends with the pass. b1 ended where b0 began, not later.
+    assert seen[2].end <= seen[3].start + 1_000_000
+
+
+def test_a_block_ends_with_the_last_of_its_input_gradients(ranges: BlockRanges, seen: list[Range]) -> None:
+    block = Block()
+    ranges.watch("b", block)
+    x, skip = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    block(x * 1, skip=skip * 1).sum().backward()
+    # `skip`'s gradient is there at once, `x`'s only after the sleep.
+    (backward,) = [s for s in seen if s.phase == "backward"]
+    assert backward.end is not None
+    assert length_ms(backward) == pytest.approx(BACKWARD_S * 1e3, abs=8)
+
+
+def test_nothing_is_left_behind(ranges: BlockRanges, seen: list[Range]) -> None:
+    block = Block()
+    ranges.watch("b", block)
+    ranges.close()
+    block(torch.ones(3)).sum().backward()
+    assert seen == []
+    assert not block._forward_hooks
+    assert not block._forward_pre_hooks
+
+
+def test_gradients_are_not_touched(ranges: BlockRanges) -> None:
+    plain, watched = nn.Linear(4, 4), nn.Linear(4, 4)
+    watched.load_state_dict(plain.state_dict())
+    ranges.watch("b", watched)
+    x = torch.randn(2, 4)
+    for layer in (plain, watched):
+        layer(x).square().sum().backward()
+    assert plain.weight.grad is not None
+    assert watched.weight.grad is not None
+    assert torch.equal(plain.weight.grad, watched.weight.grad)

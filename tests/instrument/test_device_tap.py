@@ -1,0 +1,183 @@
+"""The order of events on CUDA/HIP streams (docs/measuring.md, R2 and R3), with streams that only take notes.
+
+The collectives are real (gloo, one rank); what is checked is who waits for whom, and when the marks are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from aorta.instrument.collectives import DeviceTap, Group, Issued
+from aorta.instrument.seam import unpack
+
+pytestmark = pytest.mark.usefixtures("world_of_one")
+
+
+class NotedStream:
+    def __init__(self, name: str, notes: list[str]) -> None:
+        self.name, self.notes, self.events = name, notes, 0
+
+    def wait_stream(self, other: NotedStream) -> None:
+        self.notes.append(f"{self.name} waits for stream {other.name}")
+
+    def wait_event(self, event: str) -> None:
+        self.notes.append(f"{self.name} waits for {event}")
+
+    def record_event(self) -> str:
+        self.events += 1
+        return f"event {self.events} of {self.name}"
+
+
+class NotedStreams:
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+        self.caller, self.side = NotedStream("caller", notes), NotedStream("side", notes)
+        self.now = self.caller
+
+    def current(self) -> NotedStream:
+        return self.now
+
+    def of_group(self, group: str) -> NotedStream:
+        return self.side
+
+    @contextmanager
+    def use(self, stream: NotedStream) -> Iterator[None]:
+        before, self.now = self.now, stream
+        yield
+        self.now = before
+
+
+class NotedClock:
+    timer = "cuda_event"
+
+    def __init__(self, streams: NotedStreams) -> None:
+        self.streams, self.happened = streams, False
+
+    def mark(self) -> str:
+        self.streams.notes.append(f"mark on {self.streams.now.name}")
+        return f"mark on {self.streams.now.name}"
+
+    def read_ns(self, mark: Any) -> int | None:
+        return 1 if self.happened else None
+
+
+class NotedWork(dist._Work):
+    def __init__(self, inner: Any, streams: NotedStreams) -> None:
+        super().__init__()
+        self.inner, self.streams = inner, streams
+
+    def wait(self, timeout: Any = None) -> bool:
+        self.streams.notes.append(f"backend's wait on {self.streams.now.name}")
+        return bool(self.inner.wait())
+
+    def is_completed(self) -> bool:
+        return bool(self.inner.is_completed())
+
+
+class Rig:
+    """One tap over noting streams; `call` issues one all-reduce through it."""
+
+    def __init__(self, *, dedicated: bool) -> None:
+        self.notes: list[str] = []
+        self.streams = NotedStreams(self.notes)
+        self.clock = NotedClock(self.streams)
+        self.issued: list[Issued] = []
+        self.stalls: list[tuple[Any, Any]] = []
+        groups: dict[str, Group] = {}
+        self.tap = DeviceTap(
+            self.clock,  # type: ignore[arg-type]
+            groups,
+            self.issued.append,
+            lambda begin, end: self.stalls.append((begin, end)),
+            self.streams,
+            dedicated=dedicated,
+        )
+        self.alive: list[Any] = []
+
+    def call(self, *, asynchronous: bool) -> Any:
+        tensor = torch.ones(2)
+        issued = Issued("allreduce", "0", 0, 8, "float32", 0)
+        self.issued.append(issued)
+
+        def original() -> Any:
+            self.notes.append(f"issued on {self.streams.now.name}")
+            work = NotedWork(dist.all_reduce(tensor, async_op=True), self.streams)
+            self.alive.append(work)
+            return [tensor], work.boxed()
+
+        result = self.tap._on_device(issued, ([tensor],), asynchronous, original)
+        return unpack(result)[0]
+
+
+BRACKET = [
+    "side waits for stream caller",
+    "mark on side",
+    "issued on side",
+    "backend's wait on side",
+    "mark on side",
+]
+
+
+def test_dedicated_asynchronous_brackets_on_its_own_stream_and_the_caller_waits_late() -> None:
+    rig = Rig(dedicated=True)
+    work = rig.call(asynchronous=True)
+    assert rig.notes == BRACKET
+    assert rig.stalls == []
+    work.wait()
+    assert rig.notes[len(BRACKET) :] == ["mark on caller", "caller waits for event 1 of side", "mark on caller"]
+    assert len(rig.stalls) == 1
+
+
+def test_dedicated_synchronous_makes_the_caller_wait_at_once() -> None:
+    rig = Rig(dedicated=True)
+    rig.call(asynchronous=False)
+    assert rig.notes == [*BRACKET, "mark on caller", "caller waits for event 1 of side", "mark on caller"]
+
+
+def test_waiting_for_one_collective_does_not_wait_for_the_next() -> None:
+    rig = Rig(dedicated=True)
+    first, _second = rig.call(asynchronous=True), rig.call(asynchronous=True)
+    rig.notes.clear()
+    first.wait()
+    assert "caller waits for event 1 of side" in rig.notes
+    assert not any("stream side" in note for note in rig.notes)
+
+
+def test_observe_leaves_the_collective_where_it_is() -> None:
+    rig = Rig(dedicated=False)
+    work = rig.call(asynchronous=True)
+    assert rig.notes == [
+        "side waits for stream caller",
+        "mark on side",
+        "issued on caller",
+        "backend's wait on side",
+        "mark on side",
+    ]
+    rig.notes.clear()
+    work.wait()
+    assert rig.notes == ["mark on caller", "backend's wait on caller", "mark on caller"]
+
+
+def test_observe_synchronous_is_marked_on_the_callers_stream() -> None:
+    rig = Rig(dedicated=False)
+    rig.call(asynchronous=False)
+    assert rig.notes == ["mark on caller", "issued on caller", "backend's wait on caller", "mark on caller"]
+    assert rig.issued[0].end_source == "event"
+
+
+def test_tensors_live_until_the_end_event_has_happened() -> None:
+    rig = Rig(dedicated=True)
+    rig.call(asynchronous=True)
+    assert rig.issued[0].alive is not None
+    rig.call(asynchronous=True)
+    assert rig.issued[0].alive is not None
+    rig.clock.happened = True
+    rig.call(asynchronous=True)
+    assert rig.issued[0].alive is None
+    assert rig.issued[1].alive is None

@@ -1,0 +1,49 @@
+"""Starts derived from issue times, ends and the number of worker threads, against a simulated pool of threads."""
+
+from __future__ import annotations
+
+import heapq
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aorta.instrument.lanes import Lanes
+
+
+def simulate(count: int, jobs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """First in, first out on `count` threads: (issue, duration) -> (start, end)."""
+    free = [0] * count
+    heapq.heapify(free)
+    spans = []
+    for issue, duration in jobs:
+        start = max(issue, heapq.heappop(free))
+        heapq.heappush(free, start + duration)
+        spans.append((start, start + duration))
+    return spans
+
+
+@given(
+    st.integers(1, 4),
+    st.lists(st.tuples(st.integers(0, 20), st.integers(1, 50)), max_size=30),
+)
+def test_starts_are_those_of_a_thread_pool(count: int, jobs: list[tuple[int, int]]) -> None:
+    issue, ordered = 0, []
+    for gap, duration in jobs:
+        issue += gap
+        ordered.append((issue, duration))
+    lanes = Lanes(count)
+    expected = simulate(count, ordered)
+    assert [lanes.start_ns(i, end) for (i, _), (_, end) in zip(ordered, expected, strict=True)] == [
+        start for start, _ in expected
+    ]
+
+
+def test_one_lane_queues() -> None:
+    lanes = Lanes(1)
+    assert lanes.start_ns(0, 10) == 0
+    assert lanes.start_ns(2, 15) == 10
+    assert lanes.start_ns(20, 25) == 20
+
+
+def test_an_end_before_its_issue_is_not_turned_round() -> None:
+    assert Lanes(2).start_ns(10, 8) == 8

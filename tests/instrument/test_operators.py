@@ -1,0 +1,54 @@
+"""The operator table against torch's own schemas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aorta.instrument.operators import OPERATORS, is_async, position_of_async_op
+from aorta.timeline.classes import KINDS
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_the_table_fits_the_schema(name: str) -> None:
+    operator = OPERATORS[name]
+    arguments = getattr(torch.ops.c10d, name).default._schema.arguments
+    assert operator.kind in KINDS
+    if operator.argument is not None:
+        assert "Tensor" in str(arguments[operator.argument].type)
+    position = position_of_async_op(name)
+    assert (position is None) == all(a.name != "async_op" for a in arguments)
+
+
+def test_every_c10d_collective_of_this_torch_is_in_the_table() -> None:
+    known = {name.removeprefix("c10d::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")}
+    moves_data = {name for name in known if "ProcessGroup" in str(getattr(torch.ops.c10d, name).default._schema)}
+    # A debugging aid that never overlaps with anything and has no work handle.
+    assert moves_data - set(OPERATORS) == {"monitored_barrier_"}
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "size", "expected"),
+    [
+        ("allreduce_", ([torch.zeros(10)],), 4, 40),
+        ("allreduce_coalesced_", ([torch.zeros(10), torch.zeros(2, dtype=torch.float64)],), 4, 56),
+        ("_reduce_scatter_base_", (torch.zeros(2), torch.zeros(8)), 4, 32),
+        ("_allgather_base_", (torch.zeros(8), torch.zeros(2)), 4, 32),
+        ("allgather_", ([[torch.zeros(2)] * 4], [torch.zeros(2)]), 4, 32),
+        ("reduce_scatter_", ([torch.zeros(2)], [[torch.zeros(2)] * 4]), 4, 32),
+        ("alltoall_base_", (torch.zeros(8), torch.zeros(6, dtype=torch.bfloat16)), 4, 12),
+        ("gather_", ([], [torch.zeros(2)]), 4, 32),
+        ("scatter_", ([torch.zeros(2)], []), 4, 32),
+        ("broadcast_", ([torch.zeros(3, dtype=torch.int64)],), 4, 24),
+        ("barrier", (torch.zeros(1),), 4, 0),
+    ],
+)
+def test_full_array_bytes(name: str, args: tuple[object, ...], size: int, expected: int) -> None:
+    assert OPERATORS[name].full_array_bytes(args, size) == expected
+
+
+def test_left_out_defaults_mean_asynchronous() -> None:
+    assert is_async((1, 2), 4)
+    assert is_async((1, 2, 3, 4, True), 4)
+    assert not is_async((1, 2, 3, 4, False), 4)
+    assert is_async((1, 2, 3, 4, False), None)

@@ -1,0 +1,130 @@
+"""Interception is transparent, sees every kind, and is gone when closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from aorta.errors import InstrumentError
+from aorta.instrument.clock import HostClock
+from aorta.instrument.collectives import Group, HostTap, Issued
+from aorta.instrument.operators import OPERATORS
+from aorta.instrument.seam import Seam, all_groups, issued_by
+from aorta.instrument.works import KeptAlive, TimedWork
+
+pytestmark = pytest.mark.usefixtures("world_of_one")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def seen() -> list[Issued]:
+    return []
+
+
+@pytest.fixture
+def groups() -> dict[str, Group]:
+    return {}
+
+
+@pytest.fixture
+def seam(world_of_one: None, seen: list[Issued], groups: dict[str, Group]) -> Iterator[Seam]:
+    seam = Seam(OPERATORS, CPU, HostTap(HostClock(), groups, seen.append, lambda begin, end: None))
+    yield seam
+    seam.close()
+
+
+CALLS: dict[str, tuple[Callable[[], Any], str, int]] = {
+    "all_reduce": (lambda: dist.all_reduce(torch.ones(10)), "allreduce", 40),
+    "all_gather_into_tensor": (lambda: dist.all_gather_into_tensor(torch.empty(10), torch.ones(10)), "allgather", 40),
+    "all_gather": (lambda: dist.all_gather([torch.empty(10)], torch.ones(10)), "allgather", 40),
+    "reduce_scatter_tensor": (
+        lambda: dist.reduce_scatter_tensor(torch.empty(10), torch.ones(10)),
+        "reducescatter",
+        40,
+    ),
+    "broadcast": (lambda: dist.broadcast(torch.ones(10), 0), "broadcast", 40),
+    "all_to_all_single": (lambda: dist.all_to_all_single(torch.empty(10), torch.ones(10)), "alltoall", 40),
+    "reduce": (lambda: dist.reduce(torch.ones(10), 0), "reduce", 40),
+    "gather": (lambda: dist.gather(torch.ones(10), [torch.empty(10)], 0), "gather", 40),
+    "scatter": (lambda: dist.scatter(torch.empty(10), [torch.ones(10)], 0), "scatter", 40),
+    "barrier": (dist.barrier, "barrier", 0),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13, not before
+@pytest.mark.parametrize("name", CALLS)
+def test_each_kind_is_seen_with_its_bytes(seam: Seam, seen: list[Issued], groups: dict[str, Group], name: str) -> None:
+    call, kind, size = CALLS[name]
+    before = issued_by(all_groups()[0])
+    call()
+    after = issued_by(all_groups()[0])
+    assert [(row.kind, row.bytes) for row in seen] == [(kind, size)]
+    assert before is not None
+    assert after == before + len(seen)
+    assert seen[0].end is not None
+    assert seen[0].end >= seen[0].issue_ns
+    assert groups[seen[0].group].ranks == (0,)
+    assert groups[seen[0].group].lanes >= 1
+
+
+def test_values_and_handles_are_the_backends(seam: Seam, seen: list[Issued]) -> None:
+    tensor = torch.arange(4.0)
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    assert work.wait() is True
+    assert work.is_completed()
+    assert work.is_success()
+    assert torch.equal(tensor, torch.arange(4.0))
+    value = dist.all_reduce(tensor, async_op=True).get_future().wait()
+    assert torch.equal(value[0], torch.arange(4.0))
+    assert [row.seq for row in seen] == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")
+def test_exceptions_are_the_backends(seam: Seam) -> None:
+    def wrong() -> None:
+        dist.all_gather_into_tensor(torch.empty(3), torch.ones(2))
+
+    with pytest.raises(Exception) as intercepted:  # noqa: PT011  whatever it is, it must not change
+        wrong()
+    seam.close()
+    with pytest.raises(type(intercepted.value)) as plain:
+        wrong()
+    assert str(plain.value).splitlines()[0] == str(intercepted.value).splitlines()[0]
+
+
+def test_closing_puts_torch_back(seam: Seam, seen: list[Issued]) -> None:
+    seam.close()
+    dist.all_reduce(torch.ones(2))
+    assert seen == []
+
+
+def test_a_torch_without_a_needed_name_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.library.Library, "_destroy")
+    with pytest.raises(InstrumentError, match=r"Library\._destroy.*instrument\.mode=off"):
+        Seam(OPERATORS, CPU, lambda name, args, original: original())
+
+
+def test_a_backend_work_is_waited_for_once() -> None:
+    calls = []
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    timed = TimedWork(work, lambda inner: calls.append(inner()) or True, KeptAlive())
+    timed.wait()
+    timed.wait()
+    timed.synchronize()
+    assert calls == [True]
+
+
+def test_handles_are_kept_until_waited_for_or_outnumbered() -> None:
+    kept = KeptAlive(capacity=2)
+    works = [TimedWork(dist.all_reduce(torch.ones(1), async_op=True), lambda inner: inner(), kept) for _ in range(2)]
+    works[0].wait()
+    assert list(kept._works.values()) == [works[1]]
+    for work in works:
+        work._work.wait()
+    works += [TimedWork(dist.barrier(async_op=True), lambda inner: inner(), kept) for _ in range(2)]
+    assert list(kept._works.values()) == works[2:]
