@@ -42,6 +42,13 @@ class Issued:
     end: Mark | None = None
     end_source: EndSource | None = None
     alive: Any = field(default=None, repr=False)
+    has_completed: Callable[[], bool] | None = field(default=None, repr=False)
+
+    def stamp(self, source: EndSource) -> None:
+        """It has ended by now, on the host's clock; the first to notice counts."""
+        if self.end is None:
+            self.end, self.end_source = time.perf_counter_ns(), source
+            self.has_completed = None
 
 
 @dataclass(frozen=True)
@@ -106,19 +113,17 @@ class HostTap:
         self._on_stall(issued.issue_ns, time.perf_counter_ns())
         work, repack = unpack(result)
 
-        def ended(source: EndSource) -> None:
-            if issued.end is None:
-                issued.end, issued.end_source = time.perf_counter_ns(), source
-
         with contextlib.suppress(RuntimeError):  # no future: the caller's wait is all there is
-            work.get_future().add_done_callback(lambda _: ended("future"))
+            future = work.get_future()
+            issued.has_completed = future.done
+            future.add_done_callback(lambda _: issued.stamp("future"))
 
         def wait(inner: Callable[[], bool]) -> bool:
             begin = time.perf_counter_ns()
             try:
                 return inner()
             finally:
-                ended("wait")
+                issued.stamp("wait")
                 self._on_stall(begin, time.perf_counter_ns())
 
         return repack(TimedWork(work, wait, self._kept))

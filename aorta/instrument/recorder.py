@@ -152,8 +152,13 @@ class StepRecorder:
         DDP waits on futures in C++, where no handle of ours is asked; what of this stretch coincides with
         communication is a stall.
         """
-        if self._current is not None:
-            self._current.tails.append((begin, end))
+        if self._current is None:
+            return
+        self._current.tails.append((begin, end))
+        for issued in self._current.collectives:
+            # The training thread goes on because they are done; their callbacks may still wait for the interpreter.
+            if issued.has_completed is not None and issued.has_completed():
+                issued.stamp("future")
 
     def note(self, loss: Scalar | None, grad_norm: Scalar | None) -> None:
         """Scalars of the current step, read when the step is."""
