@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from aorta.errors import AortaError, RecordWriteError, RunIncomplete
+from aorta.errors import AortaError, RecordWriteError
 from aorta.instrument.instrument import Instrument
 from aorta.telemetry.clock import read_clocks
 from aorta.telemetry.schema import Footer, Header
@@ -37,7 +37,7 @@ class Record:
         writer.write(header)
 
     @contextmanager
-    def closed_by(self, instrument: Instrument) -> Iterator[Ending]:
+    def closed_by(self, instrument: Instrument, explain: Callable[[Exception], AortaError]) -> Iterator[Ending]:
         """Around the loop: on the way out, the last steps and the footer are written, and the file is closed.
 
         A footer that cannot be written (the disk is full, which then is the error itself) is logged, not raised over
@@ -47,10 +47,15 @@ class Record:
         try:
             yield ending
             instrument.recorder.finish()
-        except BaseException as error:
-            ending.reason = "error"
-            code = error.exit_code if isinstance(error, AortaError) else RunIncomplete.exit_code
-            self._foot_quietly(instrument, ending, code, f"{type(error).__name__}: {error}")
+        except Exception as error:
+            # Explained before the footer is written, so that the record names the peer that is to blame.
+            explained = explain(error)
+            self._foot_quietly(instrument, ending, explained.exit_code, str(explained))
+            if explained is error:
+                raise
+            raise explained from error
+        except KeyboardInterrupt:
+            self._foot_quietly(instrument, ending, 128 + signal.SIGINT, "interrupted at once by a second SIGINT")
             raise
         else:
             if ending.signal is not None:
@@ -60,6 +65,7 @@ class Record:
             self.writer.close()
 
     def _foot_quietly(self, instrument: Instrument, ending: Ending, code: int, error: str) -> None:
+        ending.reason = "error"
         try:
             instrument.recorder.salvage()
             self._foot(instrument, ending, code, error)

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import nn
 
+from aorta.capture.rocm_smi import RocmSmiSampler
 from aorta.capture.torch_profiler import ProfilerWindow
 from aorta.config.resolve import Resolved, steps_planned
 from aorta.config.schema import Compile, Ranking
@@ -79,8 +81,11 @@ class Training:
         progress = Progress(first, stop, config.training.log_interval, shown=topology.rank == 0)
         stack.callback(progress.close)
 
+        sampler = self._sampler(stack)
+
         def finished(step: Step) -> None:
-            record.writer.write(step)
+            sample = sampler.take() if sampler else None
+            record.writer.write(msgspec.structs.replace(step, **sample) if sample else step)
             progress.show(step)
             if (step.global_step + 1) % config.clock.anchor_interval == 0:
                 record.writer.write(Anchor(step.global_step, read_clocks()))
@@ -107,7 +112,8 @@ class Training:
         step = TrainStep(model_spread, loss, optimizer, schedule, scaler, instrument, config, self.device)
         agreement = StopAgreement(self.peers.store, topology.rank, topology.world_size)
         stack.callback(agreement.close)
-        with record.closed_by(instrument) as ending, stop_on_signals(agreement) as signals:
+        # Signals outermost: a launcher ends the survivors of a dead rank while they still write down who it was.
+        with stop_on_signals(agreement) as signals, record.closed_by(instrument, self.peers.explain) as ending:
             profiler = stack.enter_context(ProfilerWindow(config.profiling, folder.traces(topology.rank), first))
             for facts, batches in self._steps(first, stop, warmup, schedule):
                 if not agreement.may_start(facts.global_step):
@@ -150,6 +156,20 @@ class Training:
             for _, block in blocks:
                 _compile(block, self.config.compile)
         return model, blocks
+
+    def _sampler(self, stack: ExitStack) -> RocmSmiSampler | None:
+        """rocm-smi in the background, where it was asked for and there is something to sample."""
+        settings = self.config.telemetry
+        if not settings.rocm_smi:
+            return None
+        if platform_of(self.device) != "rocm" and not settings.force:
+            _log.warning(
+                "telemetry.rocm_smi: this run computes on %s, so nothing is sampled; telemetry.force=true samples all "
+                "the same",
+                device_name(self.device),
+            )
+            return None
+        return stack.enter_context(RocmSmiSampler(settings.rocm_smi_interval_s))
 
     def _shape(self) -> Ranking:
         assert isinstance(self.config.workload, Ranking)  # the only workload there is

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from aorta.errors import PeerFailed
+from aorta.errors import AortaError, PeerFailed, RunIncomplete
 
 _POLL_S = 0.05
+_COMMUNICATION_WORDS = ("gloo", "nccl", "connection", "timed out", "timeout", "socket")
 
 
 class Peers:
@@ -75,6 +77,25 @@ class Peers:
         parts += [f"rank {rank} left no word: killed, or hanging" for rank in sorted(silent)]
         return "; ".join(parts) or "no rank reported an error of its own"
 
+    def explain(self, error: Exception) -> AortaError:
+        """What ended this rank: its own fault, or a peer's, who is named. Leaves word of it for the others.
+
+        Call it while the store still answers; a second call with its own answer changes nothing.
+        """
+        if isinstance(error, AortaError):
+            self._leave_word(str(error), own=not isinstance(error, PeerFailed))
+            return error
+        text = f"{type(error).__name__}: {_first_line(error)}"
+        if self.world_size > 1 and _is_communication(error):
+            self._leave_word(text, own=False)
+            return PeerFailed(f"rank {self.rank}: a collective failed because of a peer: {self.diagnose()} ({text})")
+        self._leave_word(text, own=True)
+        return RunIncomplete(f"rank {self.rank}: {text}; the traceback is in its log file")
+
+    def _leave_word(self, text: str, *, own: bool) -> None:
+        with suppress(RuntimeError, OSError):  # a dead store has no readers
+            self.report_failure(text, own=own)
+
     def _wait(self, names: list[str], ranks: list[int], what: str) -> None:
         try:
             self.store.wait(names, timedelta(seconds=self.timeout_s))
@@ -91,6 +112,13 @@ class Peers:
             return bool(self.store.check([name]))
         except (RuntimeError, OSError):
             return False
+
+
+def _is_communication(error: Exception) -> bool:
+    """Whether a collective failed. gloo raises plain RuntimeErrors, so its words are all there is to go by."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _COMMUNICATION_WORDS)
 
 
 def _first_line(error: BaseException) -> str:

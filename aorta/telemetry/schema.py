@@ -137,7 +137,8 @@ class Header(msgspec.Struct, tag_field="record", tag="header", frozen=True):
 
 class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     """One iteration. `step` counts within the epoch, `global_step` from the start of training, both from 0.
-    `warmup` marks steps that the report leaves out of its aggregates (W21).
+    `warmup` marks steps that the report leaves out of its aggregates (W21). The `rocm_smi_*` fields stand only in the
+    first step after a sample, and only where sampling was asked for; the sample was begun at `rocm_smi_t_ns`.
     """
 
     rank: int
@@ -164,6 +165,11 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     stalls: list[Stall]
     aux: list[AuxRange]
     reasons: dict[str, str] = {}
+    rocm_smi_t_ns: int | msgspec.UnsetType = msgspec.UNSET
+    rocm_smi_output: str | msgspec.UnsetType = msgspec.UNSET
+    rocm_smi_exit_code: int | msgspec.UnsetType = msgspec.UNSET
+    rocm_smi_stderr: str | msgspec.UnsetType = msgspec.UNSET
+    rocm_smi_error: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Anchor(msgspec.Struct, tag_field="record", tag="anchor", frozen=True):

@@ -1,0 +1,91 @@
+"""The user's own words, from a folder that is not the repository: train, trace, report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.runs import ROOT, SMALL, environment, record
+
+pytestmark = pytest.mark.dist
+REPORT = [sys.executable, str(ROOT / "analysis" / "overlap_report.py")]
+
+
+def run(words: list[str], cwd: Path, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words, cwd=cwd, capture_output=True, text=True, env=environment(), timeout=timeout_s, check=False
+    )
+
+
+def torchrun(*words: str) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", str(ROOT / "train.py"), *words]
+
+
+def test_D40_torchrun_train_with_profiling_and_nothing_else(tmp_path: Path) -> None:  # noqa: N802
+    began = time.monotonic()
+    done = run(torchrun("profiling.enabled=true"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 60  # row D30: the default is sized for this
+    kept = record(tmp_path / "artifacts")
+    assert len(kept.steps) == 200
+    assert kept.header.world_size == 1
+    (trace,) = (tmp_path / "artifacts" / "torch_profiler" / "rank0").iterdir()
+    names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"iteration#2", "iteration#3"} <= names
+    assert {path.name for path in tmp_path.iterdir()} == {"artifacts"}
+
+
+def test_D19_a_step_contains_its_marker_in_the_trace(tmp_path: Path) -> None:  # noqa: N802
+    done = run(torchrun(*SMALL, "profiling.enabled=true"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "artifacts" / "torch_profiler" / "rank0").iterdir()
+    trace = json.loads(path.read_text())
+    base_ns = trace["baseTimeNanoseconds"]
+    marks = {e["name"]: e for e in trace["traceEvents"] if e.get("cat") == "user_annotation" and e["ph"] == "X"}
+    for step in record(tmp_path / "artifacts").steps:
+        mark = marks.get(f"iteration#{step.global_step}")
+        if mark is not None:
+            begin_ns = base_ns + round(mark["ts"] * 1000)
+            assert abs(step.t_start_ns - begin_ns) < 2e6
+            assert step.t_end_ns <= begin_ns + round(mark["dur"] * 1000) + 1e6
+
+
+def test_python_without_torchrun_is_a_world_of_one(tmp_path: Path) -> None:
+    done = run([sys.executable, str(ROOT / "train.py"), *SMALL, "training.max_steps=3"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    steps = record(tmp_path / "artifacts").steps
+    assert [(s.rank, s.world_size) for s in steps] == [(0, 1)] * 3
+
+
+def test_D42_report_of_two_labels_from_anywhere(tmp_path: Path) -> None:  # noqa: N802
+    for label in ("cuda", "rocm"):
+        done = run(torchrun(*SMALL, f"label={label}"), tmp_path)
+        assert done.returncode == 0, done.stderr
+    done = run([*REPORT, "--reference", "cuda", "--candidate", "rocm"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "verdict: inconclusive" in done.stdout
+    folder = tmp_path / "reports" / "rocm-vs-cuda"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert set(summary["datasets"]) == {"cuda", "rocm"}
+    assert {"cuda_timeline.png", "rocm_timeline.png"} <= {path.name for path in folder.iterdir()}
+
+
+def test_D42_without_runs_the_report_says_what_would_make_them(tmp_path: Path) -> None:  # noqa: N802
+    done = run([*REPORT, "--reference", "nowhere", "--candidate", "nothing"], tmp_path)
+    assert done.returncode == 2
+    assert str(tmp_path / "artifacts" / "nowhere") in done.stderr
+    assert "label=nowhere" in done.stderr
+    assert "label=nothing" in done.stderr
+
+
+def test_older_words_run_the_same_job(tmp_path: Path) -> None:
+    words = ["--config", "config/default.yaml", "--override", *SMALL, "training.max_steps=3", "--enable-rocm-metrics"]
+    done = run(torchrun(*words), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(record(tmp_path / "artifacts").steps) == 3
+    assert "telemetry.rocm_smi: this run computes on cpu, so nothing is sampled" in done.stderr
