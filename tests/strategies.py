@@ -32,6 +32,10 @@ intervals = st.tuples(st.sampled_from(RANGE), st.sampled_from(RANGE)).map(lambda
 interval_lists = st.lists(intervals, max_size=8)
 collectives = st.dictionaries(st.sampled_from(KINDS), interval_lists, max_size=4)
 bases = st.sampled_from(BASES)
+environments = st.dictionaries(
+    st.lists(st.sampled_from(("NCCL_", "MY_", "CUDA_", "TOKEN", "key", "DEBUG", "_X")), max_size=3).map("".join),
+    st.text(),
+)
 
 
 def of_type(hint: Any) -> st.SearchStrategy[Any]:
@@ -42,6 +46,7 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
         float: st.floats(allow_nan=False, allow_infinity=False),
         str: st.text(max_size=12),
         type(None): st.none(),
+        msgspec.UnsetType: st.just(msgspec.UNSET),
     }
     if hint in simple:
         return simple[hint]

@@ -6,7 +6,9 @@ TensorBoard and Perfetto read them. Must not: fail the run; a profiler that brea
 
 from __future__ import annotations
 
+import gzip
 import logging
+import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -40,42 +42,53 @@ class ProfilerWindow:
         self._schedule = Schedule(settings.wait, settings.warmup, settings.active, settings.repeat)
         self._first_step = self._steps_done = first_step
         self._profiler: Any = None
+        self._chrome = False
+        self._caught = False
         self.files: list[Path] = []
 
     def __enter__(self) -> ProfilerWindow:
-        if self._settings.enabled:
-            activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
-            self._profiler = profile(
-                activities=activities,
-                # torch counts from 0 at start; the schedule is on global steps, so that all attempts agree (A2, A12).
-                schedule=lambda step: _ACTIONS[self._schedule(self._first_step + step)],
-                on_trace_ready=self._save,
-                record_shapes=self._settings.record_shapes,
-                profile_memory=self._settings.profile_memory,
-                with_stack=self._settings.with_stack,
-                with_flops=self._settings.with_flops,
-                acc_events=True,
-            )
+        self._chrome = self._settings.enabled and self._settings.chrome_trace and self._chrome_allowed()
+        if self._settings.enabled and (self._settings.tensorboard or self._chrome):
             with self._harmless("start"):
+                self._profiler = self._new_profiler()
                 self._profiler.__enter__()
         return self
+
+    def _new_profiler(self) -> Any:
+        return profile(
+            activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else []),
+            # torch counts from 0 at start; the schedule is on global steps, so that all attempts agree (A2, A12).
+            schedule=lambda step: _ACTIONS[self._schedule(self._first_step + step)],
+            on_trace_ready=self._save,
+            record_shapes=self._settings.record_shapes,
+            profile_memory=self._settings.profile_memory,
+            with_stack=self._settings.with_stack,
+            with_flops=self._settings.with_flops,
+            acc_events=True,
+        )
 
     def __exit__(self, *error: object) -> None:
         if self._profiler is not None:
             with self._harmless("stop"):
                 self._profiler.__exit__(*error)
-            if self._settings.enabled and not self.files:
+            if self._profiler is not None and not self.files:
                 _log.warning(
-                    "profiling: no trace was kept: the run ended after %d steps, a cycle of wait %d + warmup %d needs "
-                    "more before its first kept step",
+                    "profiling: no trace was kept: none of the %d steps from step %d is an active one (wait %d, "
+                    "warmup %d, active %d, repeat %d, counted from step 0)",
                     self._steps_done - self._first_step,
+                    self._first_step,
                     self._settings.wait,
                     self._settings.warmup,
+                    self._settings.active,
+                    self._settings.repeat,
                 )
 
     def iteration(self, global_step: int) -> AbstractContextManager[Any]:
         """Mark one step in the trace as `iteration#<global_step>`."""
-        return nullcontext() if self._profiler is None else record_function(f"iteration#{global_step}")
+        if self._profiler is None:
+            return nullcontext()
+        self._caught |= self._schedule(global_step) in (Action.ACTIVE, Action.ACTIVE_AND_SAVE)
+        return record_function(f"iteration#{global_step}")
 
     def step(self) -> None:
         """One step is done."""
@@ -93,15 +106,22 @@ class ProfilerWindow:
             self._profiler = None
 
     def _save(self, profiler: Any) -> None:
+        if not self._caught:
+            return  # the run ended right before its first active step: torch has begun a trace, with no step in it
+        self._caught = False
+        self._folder.mkdir(parents=True, exist_ok=True)
+        chrome = self._folder / self._chrome_name()
         if self._settings.tensorboard:
             before = set(self._folder.glob("*"))
             tensorboard_trace_handler(str(self._folder))(profiler)
-            self.files += sorted(set(self._folder.glob("*")) - before)
-        if self._settings.chrome_trace and self._chrome_allowed():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            path = self._folder / self._chrome_name()
-            profiler.export_chrome_trace(str(path))
-            self.files.append(path)
+            (trace,) = set(self._folder.glob("*")) - before
+            self.files.append(trace)
+            if self._chrome:
+                _copy(trace, chrome)  # torch saves a trace once only
+        else:
+            profiler.export_chrome_trace(str(chrome))
+        if self._chrome:
+            self.files.append(chrome)
 
     def _chrome_allowed(self) -> bool:
         if torch.version.hip is None or self._settings.chrome_trace_force:
@@ -118,3 +138,8 @@ class ProfilerWindow:
             return name
         stem, dot, suffixes = name.partition(".")
         return f"{stem}_step{self._steps_done}{dot}{suffixes}"
+
+
+def _copy(trace: Path, target: Path) -> None:
+    with trace.open("rb") as source, gzip.open(target, "wb") if target.suffix == ".gz" else target.open("wb") as copy:
+        shutil.copyfileobj(source, copy)

@@ -1,14 +1,18 @@
 """Words of the command line -> words Hydra understands.
 
 Enters: `sys.argv[1:]` in the older AORTA's style, in Hydra's, or mixed. Leaves: Hydra's style only. Older key names
-that still mean something are renamed; those that do not are refused by name. Must not: import Hydra or read a
+that still mean something are renamed; those that do not are refused by name. Must not: compose or read a
 configuration (only look whether the file named by `--config` is there).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 
 from aorta.errors import ConfigError
 
@@ -67,7 +71,8 @@ DEAD: dict[str, str] = {
 
 
 def translate(words: Sequence[str], caller: Path, root: Path) -> list[str]:
-    """Rewrite the older words; everything else is passed through in order.
+    """Rewrite the older words; everything else is passed through, options before KEY=VALUE words: Hydra's command line
+    takes those in one piece only, and the two styles mix.
 
     Args:
         words: the command line without the program's name.
@@ -76,7 +81,8 @@ def translate(words: Sequence[str], caller: Path, root: Path) -> list[str]:
     Raises:
         ConfigError: a missing or JSON configuration file, `--override` without a word, a key that means nothing today.
     """
-    result: list[str] = []
+    options: list[str] = []
+    values: list[str] = []
     queue = list(words)
     while queue:
         word = queue.pop(0)
@@ -84,42 +90,49 @@ def translate(words: Sequence[str], caller: Path, root: Path) -> list[str]:
         if name == "--config":
             if not equals and not queue:
                 raise ConfigError("--config needs the path of a YAML file, as in --config config/default.yaml")
-            result += _config_file(value if equals else queue.pop(0), caller, root)
+            options += _config_file(value if equals else queue.pop(0), caller, root)
         elif name == "--override":
             overrides = [value] if equals else []
-            while queue and not queue[0].startswith("--"):
+            while queue and not queue[0].startswith("-"):
                 overrides.append(queue.pop(0))
             if not overrides:
                 raise ConfigError("--override needs at least one KEY=VALUE, as in --override training.max_steps=50")
-            result += [_rename(_quote(override)) for override in overrides]
+            values += [_rename(_quote(override)) for override in overrides]
         elif word == "--enable-rocm-metrics":
-            result.append("telemetry.rocm_smi=true")
+            values.append("telemetry.rocm_smi=true")
+        elif word.startswith("-") or not (equals or word.startswith("~")):
+            options.append(word)
         else:
-            result.append(word if word.startswith("-") else _rename(word))
-    return result
+            values.append(_rename(word))
+    return options + values
 
 
 def _config_file(value: str, caller: Path, root: Path) -> list[str]:
-    tried = [(base / value).resolve() for base in (caller, root)]
+    tried = list(dict.fromkeys((base / value).resolve() for base in (caller, root)))
     path = next((candidate for candidate in tried if candidate.is_file()), None)
     if path is None:
-        raise ConfigError(f"--config {value}: no such file; looked at {tried[0]} and {tried[1]}")
+        raise ConfigError(f"--config {value}: no such file; looked at {' and '.join(map(str, tried))}")
     if path.suffix not in {".yaml", ".yml"}:
         raise ConfigError(f"--config {value}: only YAML is read (.yaml), not {path.suffix or 'a file without suffix'}")
-    own = root / "config"
-    if path.parent == own.resolve():
+    if path.parent == (root / "config").resolve():
         return [f"--config-name={path.stem}"]
-    return [f"--config-path={path.parent}", f"--config-name={path.stem}", f"hydra.searchpath=[file://{own}]"]
+    # The groups beside a user's file can be chosen too; the door reads the file itself.
+    return [f"--config-dir={path.parent}", f"--config-name={path}"]
 
 
 def _quote(override: str) -> str:
-    """Quote a value that Hydra's grammar would not take as it stands: a second `=`, or braces outside quotes."""
+    """Quote a value that Hydra's grammar does not take as it stands: a second `=`, braces, an apostrophe, ..."""
     key, equals, value = override.partition("=")
     if not equals:
         raise ConfigError(f"--override {override}: expected KEY=VALUE")
-    plain = not value.startswith(("'", '"', "[", "{"))
-    if plain and any(mark in value for mark in "={}"):
-        return f"{key}='{value}'"
+    try:
+        OverridesParser.create().parse_override(override)
+    except HydraException:
+        if value.startswith(("'", '"', "[")):
+            return override  # a slip in a quoted value or a list: Hydra says where
+        # Inside quotes, a backslash counts only before a quote.
+        escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), value)
+        return f"{key}='{escaped}'"
     return override
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra.errors import HydraException
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from hydra.core.config_store import ConfigStore
+from hydra.errors import OverrideParseException
+from omegaconf import DictConfig, OmegaConf
 
 from aorta.config.arguments import translate
-from aorta.config.resolve import Resolved, resolve
+from aorta.config.resolve import HOW_TO_BUILD, Resolved, environment_number, resolve
 from aorta.config.schema import GROUPS, Config, register
 from aorta.errors import EXIT_OK, AortaError, ConfigError
 
@@ -34,33 +34,48 @@ def main(run: Run, config_dir: Path) -> int:
         run: takes the resolved configuration, returns an exit code.
         config_dir: absolute path of `config/`.
     """
-    composed: list[DictConfig] = []
     try:
-        words = translate(sys.argv[1:], Path.cwd(), config_dir.parent)
-        _refuse_multirun_inside_torchrun(words)
-        sys.argv[1:] = words
-        register()
-        # Hydra would print and exit by itself; raising lets one place word every error.
-        os.environ["HYDRA_FULL_ERROR"] = "1"
-        hydra.main(version_base="1.3", config_path=str(config_dir), config_name="default")(composed.append)()
-        # Outside Hydra's job on purpose: a sweep is checked whole before its first run starts, and Hydra neither
-        # catches nor rewords what a run raises.
-        jobs = [resolve(job) for job in composed]
+        sys.argv[1:] = map(_adopt, translate(sys.argv[1:], Path.cwd(), config_dir.parent))
+        # A sweep is checked whole before its first run starts.
+        jobs = [resolve(job) for job in _compose(config_dir)]
+        if len(jobs) > 1 and environment_number("WORLD_SIZE", 1) > 1:
+            raise ConfigError(
+                "--multirun inside torchrun: each rank would sweep for itself, and they would wait for each other for "
+                "ever; run the sweep outside, one torchrun a job"
+            )
         return max((run(job) for job in jobs), default=EXIT_OK)
     except AortaError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
-    except (HydraException, OmegaConfBaseException) as error:
-        print(f"error: {explain(error)}", file=sys.stderr)  # noqa: T201
-        return ConfigError.exit_code
 
 
-def _refuse_multirun_inside_torchrun(words: list[str]) -> None:
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and {"-m", "--multirun"} & set(words):
-        raise ConfigError(
-            "--multirun inside torchrun: each rank would sweep for itself and they would wait for each other for ever; "
-            "run the sweep outside, one torchrun a job"
-        )
+def _adopt(word: str) -> str:
+    """Give a user's own file a name of its own, so that `default` in it is AORTA's whatever the file is called."""
+    name, _, path = word.partition("=")
+    if name != "--config-name" or not Path(path).is_absolute():
+        return word
+    try:
+        content = OmegaConf.load(path)
+    except Exception as error:
+        raise ConfigError(f"--config {path}: cannot be read as YAML: {error}") from error
+    if not isinstance(content, DictConfig) or "defaults" not in content:
+        raise ConfigError(f"--config {path}: {HOW_TO_BUILD}")
+    alias = f"your-{Path(path).stem}"
+    ConfigStore.instance().store(name=alias, node=content)
+    return f"--config-name={alias}"
+
+
+def _compose(config_dir: Path) -> list[DictConfig]:
+    """What Hydra makes of `sys.argv`: one configuration a job; none after `--help` or `--cfg`."""
+    composed: list[DictConfig] = []
+    register()
+    # Hydra would print and exit by itself; raising lets one place word every error.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        hydra.main(version_base="1.3", config_path=str(config_dir), config_name="default")(composed.append)()
+    except Exception as error:  # nothing of ours runs in there: whatever it raises is about the configuration
+        raise ConfigError(explain(error)) from error
+    return composed
 
 
 def explain(error: Exception) -> str:
@@ -70,13 +85,17 @@ def explain(error: Exception) -> str:
     inner = str(chain[-1]).strip().splitlines()[0] if chain[1:] else ""
     if inner and inner not in text:
         text += f"\n  {inner}"
+    if isinstance(chain[0], OverrideParseException):
+        text += f"\n  in: {chain[0].override}"
+        text += "\n  a value with '=', braces or commas needs quotes of its own: \"KEY='VALUE'\""
     key = next((str(found) for link in chain if (found := getattr(link, "full_key", None))), "")
     return "\n".join([text, *_choices(key), "  see: python train.py --help, python train.py --cfg job"])
 
 
 def _without_internals(text: str) -> str:
-    """Drop Hydra's search path and our `base_*` schemas: neither is something to choose."""
+    """Drop Hydra's search path, our `base_*` schemas and the advice to append: none is something to choose."""
     visible, _, _ = text.partition("Config search path:")
+    visible = visible.replace("To append to your config use +", "  in: ")
     return "\n".join(line for line in visible.strip().splitlines() if not line.strip().startswith("base_"))
 
 

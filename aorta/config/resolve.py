@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from aorta.config.schema import FSDP, Config, Profiling, Ranking
+from aorta.config.schema import FSDP, NAMES, Config, Profiling, Ranking
 from aorta.errors import ConfigError
 
-LABEL = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RESERVED_LABELS = frozenset({"history", "logs", "checkpoints", "torch_profiler"})
+HOW_TO_BUILD = (
+    "the configuration file does not build on AORTA's: begin it with\n  defaults:\n    - default\n    - _self_"
+)
 NOT_IN_HASH = ("label", "training.output_dir", "training.overwrite", "training.start_step")
 
 
@@ -42,9 +46,7 @@ def resolve(composed: DictConfig) -> Resolved:
         ConfigError: lists every broken rule, each with its key, the value seen and what is allowed.
     """
     if OmegaConf.get_type(composed) is not Config:
-        raise ConfigError(
-            "the configuration file does not build on AORTA's: begin it with\n  defaults:\n    - default\n    - _self_"
-        )
+        raise ConfigError(HOW_TO_BUILD)
     try:
         config = cast(Config, OmegaConf.to_object(composed))
         plain = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
@@ -54,6 +56,19 @@ def resolve(composed: DictConfig) -> Resolved:
     if broken:
         raise ConfigError("the configuration cannot be run:\n" + "\n".join(f"  {rule}" for rule in broken))
     return Resolved(config, plain, _hash(plain), tuple(_notes(config)))
+
+
+def environment_number(name: str, default: int, environment: Mapping[str, str] = os.environ) -> int:
+    """A whole number from the environment, where torchrun puts its.
+
+    Raises:
+        ConfigError: it is set to something else.
+    """
+    text = environment.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"environment variable {name}={text!r}: must be a whole number") from None
 
 
 def steps_planned(config: Config, world_size: int) -> int:
@@ -74,10 +89,14 @@ def _hash(plain: dict[str, Any]) -> str:
 
 def _broken_rules(config: Config) -> Iterator[str]:
     training, scheduler, dataset = config.training, config.scheduler, config.dataset
-    if config.label is not None and (not LABEL.match(config.label) or config.label in RESERVED_LABELS):
+    label = config.label
+    if label is not None and (
+        not LABEL.fullmatch(label) or label in RESERVED_LABELS or label.endswith((".json", ".jsonl"))
+    ):
         yield (
-            f"label={config.label!r}: a label is a folder name of letters, digits, '.', '_' and '-' that begins with a "
-            f"letter or digit and is none of {', '.join(sorted(RESERVED_LABELS))}"
+            f"label={label!r}: a label is a folder name of at most 64 letters, digits, '.', '_' and '-' that begins "
+            f"with a letter or digit, does not end in .json or .jsonl and is none of "
+            f"{', '.join(sorted(RESERVED_LABELS))}"
         )
     yield from _at_least(
         1,
@@ -114,11 +133,15 @@ def _broken_rules(config: Config) -> Iterator[str]:
         "telemetry.rocm_smi_interval_s": config.telemetry.rocm_smi_interval_s,
         "parallel.bucket_cap_mb": getattr(config.parallel, "bucket_cap_mb", None),
     }.items():
-        if value is not None and not value > 0:
-            yield f"{key}={value}: must be greater than 0"
-    for beta in config.optimizer.betas:
-        if not 0 <= beta < 1:
-            yield f"optimizer.betas={list(config.optimizer.betas)}: each must be in [0, 1)"
+        if value is not None and not 0 < value < math.inf:
+            yield f"{key}={value}: must be greater than 0 and finite"
+    betas = list(config.optimizer.betas)  # OmegaConf checks the types in a tuple, not how many there are
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        yield f"optimizer.betas={betas}: must be two numbers in [0, 1)"
+    for group, name in (key.split(".") for key in NAMES):
+        node = getattr(config, group)
+        if (value := getattr(node, name)) != getattr(type(node), name):
+            yield f"{group}.{name}={value}: repeats the option chosen; choose with {group}={value}"
     if scheduler.warmup_steps > scheduler.total_steps:
         yield (
             f"scheduler.warmup_steps={scheduler.warmup_steps}: must not exceed "
@@ -133,7 +156,7 @@ def _broken_rules(config: Config) -> Iterator[str]:
             f"dataloader.num_workers={config.dataloader.num_workers}: loader processes cannot read device memory; "
             "set dataset.on_device=false as well, or num_workers=0"
         )
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size = environment_number("WORLD_SIZE", 1)
     per_step = training.batch_size * training.gradient_accumulation * world_size
     if dataset.num_samples < per_step:
         yield (
@@ -149,7 +172,7 @@ def _broken_rules(config: Config) -> Iterator[str]:
 
 def _at_least(minimum: int, values: dict[str, Any]) -> Iterator[str]:
     for key, value in values.items():
-        if value is not None and value < minimum:
+        if value is not None and not value >= minimum:
             yield f"{key}={value}: must be at least {minimum}"
 
 

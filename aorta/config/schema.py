@@ -299,7 +299,7 @@ class Telemetry:
 
 @dataclass
 class Config:
-    """The root."""
+    """What belongs to no section."""
 
     # name of the run; its files go to <output_dir>/<label>/
     label: str | None = None
@@ -326,6 +326,9 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
     "telemetry": {"default": Telemetry},
 }
 """Config group -> option -> its schema. Every option has a file `config/<group>/<option>.yaml`."""
+
+NAMES = ("workload.name", "parallel.strategy", "fabric.kind")
+"""Keys that repeat the option chosen: the record cites them, nobody sets them."""
 
 
 def register() -> None:

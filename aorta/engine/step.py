@@ -14,7 +14,7 @@ from torch import nn
 from aorta.config.schema import Config
 from aorta.engine.optimization import clip
 from aorta.instrument.instrument import Instrument
-from aorta.instrument.recorder import StepFacts
+from aorta.instrument.reading import StepFacts
 from aorta.instrument.scalars import Scalar
 from aorta.parallel.plan import Spread
 from aorta.workload.data import Batch

@@ -27,14 +27,15 @@ from aorta.engine.record import Record
 from aorta.engine.step import TrainStep
 from aorta.errors import RecordWriteError
 from aorta.instrument.instrument import Instrument
-from aorta.instrument.recorder import StepFacts
+from aorta.instrument.reading import StepFacts
 from aorta.launch.peers import Peers
 from aorta.launch.process_group import backend_for
 from aorta.launch.provenance import build_manifest, rank_facts
 from aorta.launch.run_folder import CHECKPOINT_DIR, RunFolder, prepare, write_manifest
 from aorta.launch.stopping import StopAgreement, stop_on_signals
 from aorta.launch.topology import Topology, device_name, platform_of
-from aorta.parallel.plan import Blocks, Spread, spread
+from aorta.parallel.plan import Blocks, Spread
+from aorta.parallel.strategies import spread
 from aorta.telemetry.clock import boot_id, read_clocks
 from aorta.telemetry.schema import MANIFEST_FILE, SCHEMA_VERSION, Anchor, Header, Step
 from aorta.telemetry.writer import RecordWriter

@@ -19,6 +19,7 @@ from aorta.instrument.clock import Mark, clock_for
 from aorta.instrument.collectives import DeviceTap, Group, HostTap
 from aorta.instrument.compute import BlockRanges
 from aorta.instrument.operators import OPERATORS
+from aorta.instrument.reading import StepReader
 from aorta.instrument.recorder import StepRecorder
 from aorta.instrument.seam import Seam, all_groups, issued_by, when_backward_ends
 from aorta.instrument.streams import DeviceStreams
@@ -57,17 +58,13 @@ class Instrument:
     ) -> None:
         clock = clock_for(device)
         self.groups: dict[str, Group] = {}
+        unseen = Unseen("instrument.mode=off: nothing was looked at", compute=True) if mode == "off" else None
         self.recorder = StepRecorder(
             clock,
-            rank,
-            world_size,
-            self.groups,
+            StepReader(clock, rank, world_size, self.groups, anchor, unseen),
             lambda: {id(group): issued_by(group) for group in all_groups()},
-            anchor,
             sink,
-            unseen=Unseen("instrument.mode=off: nothing was looked at", compute=True) if mode == "off" else None,
         )
-        self.timer = clock.timer
         self._clock, self._mode = clock, mode
         self._ranges = BlockRanges(clock, self.recorder.on_range)
         self._seam = None if mode == "off" else Seam(OPERATORS, device, self._tap(device, stream_priority))

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-from aorta.errors import PeerFailed
+from aorta.errors import ConfigError, PeerFailed
 from aorta.launch.peers import Peers
 from aorta.launch.topology import Topology
 
@@ -30,6 +30,7 @@ def process_group(topology: Topology, device: torch.device, timeout_s: float) ->
 
     Raises:
         PeerFailed: the other ranks did not come within `timeout_s`.
+        ConfigError: WORLD_SIZE promises other ranks, but the environment does not say where to meet them.
     """
     timeout = timedelta(seconds=timeout_s)
     try:
@@ -42,10 +43,14 @@ def process_group(topology: Topology, device: torch.device, timeout_s: float) ->
             timeout=timeout,
             device_id=device if device.type == "cuda" else None,
         )
+    except ValueError as error:
+        raise ConfigError(
+            f"WORLD_SIZE={topology.world_size}: {error}; start the ranks with torchrun, or unset WORLD_SIZE"
+        ) from error
     except (RuntimeError, OSError) as error:
         raise PeerFailed(
-            f"rank {topology.rank} could not meet the other {topology.world_size - 1} rank(s) within {timeout_s:g} s: "
-            f"{str(error).splitlines()[0]}"
+            f"rank {topology.rank} could not meet the other {topology.world_size - 1} rank(s) "
+            f"(training.timeout_s={timeout_s:g}): {str(error).splitlines()[0]}"
         ) from error
     try:
         yield Peers(dist.PrefixStore("aorta", store), topology.rank, topology.world_size, timeout_s)
@@ -58,4 +63,5 @@ def _store(topology: Topology, timeout: timedelta) -> dist.Store:
         # A world of one needs no port, so two of them never meet by accident.
         return dist.HashStore()
     store, _, _ = next(dist.rendezvous("env://", topology.rank, topology.world_size, timeout=timeout))
-    return cast(dist.Store, store)
+    # torchrun's agent may keep one store over all restarts: a new attempt must not read the addresses of dead ranks.
+    return dist.PrefixStore(f"attempt_{topology.restart_count}", cast(dist.Store, store))

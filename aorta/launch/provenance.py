@@ -45,7 +45,7 @@ def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
         name: value
         for name, value in sorted(environment.items())
         if (name in ENVIRONMENT_NAMES or name.startswith(ENVIRONMENT_PREFIXES))
-        and not any(word in name for word in _SECRET_WORDS)
+        and not any(word in name.upper() for word in _SECRET_WORDS)
     }
 
 

@@ -7,6 +7,7 @@ anything that is not this project's, or mix two runs (docs in `artifacts/README.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -54,25 +55,29 @@ class RunFolder:
 def prepare(path: Path, topology: Topology, peers: Peers, *, overwrite: bool, resuming: bool) -> RunFolder:
     """Agree on run id and attempt, and clear the folder for them.
 
-    One process a node moves what an earlier run left, so this works on shared and on local disks; a file another node
-    moved first is no error. Checkpoints stay where they are when this run resumes from them.
+    One process a node moves what an earlier run left, rank 0 before the others: on a shared disk it moves everything
+    into one place, on local disks each node moves its own. Checkpoints stay where they are when this run resumes from
+    them.
 
     Raises:
         RunIncomplete: the folder cannot be written on some rank; every rank raises, and the rank is named.
     """
     path = path.absolute()
+    overwrite = overwrite and topology.restart_count == 0  # an earlier attempt of this run is no earlier run
     run_id, attempt = peers.from_rank_zero("run", _identity(path, topology))
-    error: str | None = None
-    if topology.local_rank == 0:
+    for turn, mine in (("first", topology.rank == 0), ("others", topology.rank != 0 == topology.local_rank)):
+        error: str | None = None
+        if mine:
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                _clear(path, overwrite=overwrite, resuming=resuming)
+            except OSError as problem:
+                reason = problem.strerror or problem
+                error = f"cannot prepare {path}: {reason}; choose another with training.output_dir=DIR"
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            _clear(path, overwrite=overwrite, resuming=resuming)
-        except OSError as problem:
-            error = f"cannot prepare {path}: {problem.strerror or problem}; choose another with training.output_dir=DIR"
-    try:
-        peers.agree("folder", error)
-    except RunIncomplete as problem:
-        raise RunIncomplete(str(problem)) from None
+            peers.agree(f"folder/{turn}", error)
+        except RunIncomplete as problem:
+            raise RunIncomplete(str(problem)) from None
     return RunFolder(path, run_id, attempt)
 
 
@@ -116,14 +121,12 @@ def _clear(path: Path, *, overwrite: bool, resuming: bool) -> None:
         return
     earlier = _read_manifest(path / MANIFEST_FILE)
     name = f"{earlier.get('run_id', 'unknown')}-attempt{earlier.get('attempt', 0)}"
-    target = path / HISTORY_DIR / Path(name).name
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", name)[-128:].lstrip(".")  # run.json may hold anything
+    target = path / HISTORY_DIR / name
     copies = 1
     while target.exists():
         copies += 1
-        target = target.with_name(f"{Path(name).name}-{copies}")
+        target = target.with_name(f"{name}-{copies}")
     target.mkdir(parents=True)
     for item in found:
-        try:
-            item.rename(target / item.name)
-        except FileNotFoundError:
-            continue  # another node's process moved it first
+        item.rename(target / item.name)

@@ -3,7 +3,8 @@
 A signal reaches ranks at different times; if each stopped after its own current step, the faster ones would wait in a
 collective for ever. So ranks agree on the last step through the store, in a thread, without touching the training
 loop: once a stop was asked for, each rank posts the step it is in and starts no further step until all have posted;
-the largest posted step is the last one for everybody. It costs the loop one flag per step.
+the largest posted step is the last one for everybody. It costs the loop one flag per step. A rank whose loop is over
+posts that it has no demand, so nobody waits for it.
 """
 
 from __future__ import annotations
@@ -12,24 +13,30 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import torch.distributed as dist
 
 _POLL_S = 0.25
 _IMPATIENCE_S = 2.0
+_GRACE_S = 15.0
+"""A living rank posts within a poll, whatever its training thread does; torchrun kills 30 s after its own signal."""
+_NO_DEMAND = -1
 
 
 class StopAgreement:
-    """Asked before each step whether it may start."""
+    """Asked before each step whether it may start.
+
+    `stopped_by` is the signal that asked for the stop, on whichever rank it arrived.
+    """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self._store, self._rank, self._world_size = store, rank, world_size
+        self.stopped_by: signal.Signals | None = None
         self._lock = threading.Lock()
-        self._started = -1
+        self._started = _NO_DEMAND
         self._posted = False
-        self._requested = False
         self._last_step: int | None = None
         self._decided = threading.Event()
         self._closed = threading.Event()
@@ -38,56 +45,74 @@ class StopAgreement:
             self._thread = threading.Thread(target=self._watch, name="aorta-stop", daemon=True)
             self._thread.start()
 
-    def request(self) -> None:
+    def request(self, by: signal.Signals) -> None:
         """Ask all ranks to stop after the current step. Safe inside a signal handler."""
-        self._requested = True
+        self.stopped_by = self.stopped_by or by
 
     def may_start(self, step: int) -> bool:
         """Whether `step` (a global step) may begin; blocks while the ranks agree on the last one."""
         if self._thread is None:
-            return not self._requested
+            return self.stopped_by is None
         with self._lock:
             if not self._posted:
                 self._started = step
                 return True
         self._decided.wait()
-        return self._last_step is not None and step <= self._last_step
+        return step <= self._last_step if self._last_step is not None else self.stopped_by is None
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching; this rank starts no further step."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join(timeout=10 * _POLL_S)
+            with suppress(RuntimeError, OSError):  # the store is gone, and with it whoever would read this
+                self._post(_NO_DEMAND)
 
     def _watch(self) -> None:
         try:
             while not self._closed.wait(_POLL_S):
-                if self._requested:
-                    self._store.set("stop/asked", "1")
-                if self._requested or self._store.check(["stop/asked"]):
+                if self.stopped_by is not None:
+                    self._store.set("stop/asked", str(int(self.stopped_by)))
+                if self.stopped_by is not None or self._store.check(["stop/asked"]):
                     self._agree()
                     return
         except (RuntimeError, OSError):
-            # The store is gone: the run is failing, and its collectives will say so. Let the loop go on to meet that.
-            self._last_step = None
+            # The store is gone: the run is failing, and a rank that was not asked to stop goes on to meet the
+            # collective that says so.
+            return
         finally:
             self._decided.set()
 
     def _agree(self) -> None:
-        with self._lock:
-            self._posted = True
-            self._store.set(f"stop/at/{self._rank}", str(self._started))
+        self._post()
         names = [f"stop/at/{rank}" for rank in range(self._world_size)]
+        deadline = time.monotonic() + _GRACE_S
         while not self._store.check(names):
-            if self._closed.wait(_POLL_S / 5):
+            if self._closed.wait(_POLL_S / 5) or time.monotonic() > deadline:
                 return
+        self.stopped_by = self.stopped_by or signal.Signals(int(self._store.get("stop/asked")))
         self._last_step = max(int(text) for text in self._store.multi_get(names))
+
+    def _post(self, demand: int | None = None) -> None:
+        """Post `demand`, or the step this rank is in; only the first post counts."""
+        with self._lock:
+            if self._posted:
+                return
+            self._posted = True
+            step = self._started if demand is None else demand
+        self._store.set(f"stop/at/{self._rank}", str(step))
 
 
 class Signals:
-    """Which signal asked this process to stop, if any."""
+    """Which signal asked the run to stop, if any; on ranks that did not get it too, once they agreed."""
 
-    received: signal.Signals | None = None
+    def __init__(self, agreement: StopAgreement) -> None:
+        self._agreement = agreement
+
+    @property
+    def received(self) -> signal.Signals | None:
+        """The signal."""
+        return self._agreement.stopped_by
 
 
 @contextmanager
@@ -97,20 +122,19 @@ def stop_on_signals(agreement: StopAgreement) -> Iterator[Signals]:
     A launcher often repeats the signal, so a repetition is ignored; a SIGINT more than two seconds after the first
     signal is a person losing patience and interrupts at once (KeyboardInterrupt).
     """
-    seen = Signals()
-    first = 0.0
+    first: float | None = None
 
     def handle(number: int, _frame: FrameType | None) -> None:
         nonlocal first
-        if seen.received is None:
-            seen.received, first = signal.Signals(number), time.monotonic()
-            agreement.request()
+        if first is None:
+            first = time.monotonic()
+            agreement.request(signal.Signals(number))
         elif number == signal.SIGINT and time.monotonic() - first > _IMPATIENCE_S:
             raise KeyboardInterrupt
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield seen
+        yield Signals(agreement)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

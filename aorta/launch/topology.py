@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from aorta.config.resolve import environment_number
 from aorta.config.schema import Device
 from aorta.errors import ConfigError
 from aorta.telemetry.schema import Platform
@@ -40,11 +41,7 @@ def read_topology(environment: Mapping[str, str] = os.environ) -> Topology:
     """
 
     def number(name: str, default: int) -> int:
-        text = environment.get(name, str(default))
-        try:
-            return int(text)
-        except ValueError:
-            raise ConfigError(f"environment variable {name}={text!r}: must be a whole number") from None
+        return environment_number(name, default, environment)
 
     rank, world_size = number("RANK", 0), number("WORLD_SIZE", 1)
     if not 0 <= rank < world_size:

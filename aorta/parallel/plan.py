@@ -1,4 +1,4 @@
-"""A model and a strategy -> something the training step can run without knowing which strategy it is.
+"""What every strategy makes of a model: something the training step can run without knowing which strategy it is.
 
 Must not: know the workload beyond its named blocks, or the instrumentation.
 """
@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aorta.config.schema import DDP, FSDP, Config, NoParallel, Precision
-from aorta.errors import ConfigError
+from aorta.config.schema import Precision
 
 DTYPES = {
     "fp32": torch.float32,
@@ -39,27 +38,6 @@ class Spread:
     micro_batch: Callable[[bool], AbstractContextManager[Any]] = lambda _last: nullcontext()
     arithmetic: Callable[[], AbstractContextManager[Any]] = nullcontext
     facts: dict[str, Any] = field(default_factory=dict)
-
-
-def spread(model: nn.Module, blocks: Blocks, config: Config, device: torch.device) -> Spread:
-    """Spread `model` as `config.parallel` says; needs an initialised process group.
-
-    Args:
-        blocks: the parts that are sharded one by one, in the order they run.
-    """
-    # Imported here: each strategy imports the types above.
-    from aorta.parallel import ddp, fsdp
-
-    precision = config.training.mixed_precision
-    match config.parallel:
-        case DDP() as settings:
-            return ddp.spread(model, settings, precision, device)
-        case FSDP() as settings:
-            return fsdp.spread(model, blocks, settings, precision, device)
-        case NoParallel():
-            return Spread(model, arithmetic=autocast(precision, device))
-        case other:
-            raise ConfigError(f"parallel={other.strategy!r}: no such strategy")
 
 
 def autocast(precision: Precision, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:

@@ -1,0 +1,224 @@
+"""Profiler windows over a small loop: which files, with which steps inside, and never a failed run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from aorta.capture import torch_profiler
+from aorta.capture.torch_profiler import ProfilerWindow
+from aorta.config.schema import Profiling
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "torch_profiler" / "rank0"
+
+
+@pytest.fixture
+def run(folder):
+    """A training loop of steps `first` to `stop`; gives the window."""
+
+    def loop(stop: int, first: int = 0, fail_in: int | None = None, **settings) -> ProfilerWindow:
+        window = ProfilerWindow(Profiling(**{"enabled": True} | settings), folder, first)
+        with window:
+            for step in range(first, stop):
+                with window.iteration(step):
+                    torch.ones(8, 8) @ torch.ones(8, 8)
+                    if step == fail_in:
+                        raise ZeroDivisionError
+                window.step()
+        return window
+
+    return loop
+
+
+@pytest.fixture
+def said(caplog):
+    """The messages logged so far, at a level."""
+    caplog.set_level(logging.INFO)
+    return lambda level: [record.getMessage() for record in caplog.records if record.levelname == level]
+
+
+def read(path: Path) -> dict:
+    return json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_text())
+
+
+def steps_in(path: Path) -> list[int]:
+    """Global steps whose `iteration#<n>` is in the trace."""
+    names = {event.get("name", "") for event in read(path)["traceEvents"]}
+    return sorted(int(name.partition("#")[2]) for name in names if name.startswith("iteration#"))
+
+
+def test_one_file_a_window_in_the_form_tensorboard_reads(run, folder, said):
+    window = run(10)
+    (path,) = window.files
+    assert window.files == list(folder.iterdir())
+    assert re.fullmatch(r".+_\d+\.\d+\.pt\.trace\.json", path.name)
+    assert steps_in(path) == [2, 3]
+    events = read(path)["traceEvents"]
+    assert {name for event in events if (name := event.get("name", "")).startswith("ProfilerStep#")} == {
+        "ProfilerStep#2",
+        "ProfilerStep#3",
+    }
+    assert said("WARNING") == said("ERROR") == []
+
+
+def test_shapes_and_memory_are_in_it_by_default(run):
+    (path,) = run(4).files
+    events = read(path)["traceEvents"]
+    assert any("Input Dims" in event.get("args", {}) for event in events)
+    assert any(event.get("name") == "[memory]" for event in events)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stop", "windows"),
+    [
+        ({"repeat": 2}, 10, [[2, 3], [6, 7]]),
+        ({"repeat": 0}, 12, [[2, 3], [6, 7], [10, 11]]),
+        ({"repeat": 0}, 9, [[2, 3], [6, 7]]),
+        ({"wait": 0, "warmup": 0, "active": 1, "repeat": 2}, 5, [[0], [1]]),
+        # A run that ends inside a window keeps what there is of it ...
+        ({"active": 5}, 5, [[2, 3, 4]]),
+        ({"repeat": 2}, 7, [[2, 3], [6]]),
+        # ... and one that ends right before a window does not keep an empty one.
+        ({"wait": 0, "warmup": 0, "active": 2, "repeat": 0}, 4, [[0, 1], [2, 3]]),
+        ({"repeat": 2}, 6, [[2, 3]]),
+    ],
+)
+def test_windows(run, said, settings, stop, windows):
+    assert [steps_in(path) for path in run(stop, **settings).files] == windows
+    assert said("WARNING") == said("ERROR") == []
+
+
+@pytest.mark.parametrize("stop", [0, 1, 2], ids=["no step", "in wait", "in warm-up"])
+def test_a_run_that_ends_before_its_window_leaves_no_file_and_one_warning(run, folder, said, stop):
+    assert run(stop).files == []
+    assert not folder.exists()
+    (warning,) = said("WARNING")
+    assert warning == (
+        f"profiling: no trace was kept: none of the {stop} steps from step 0 is an active one (wait 1, warmup 1, "
+        "active 2, repeat 1, counted from step 0)"
+    )
+
+
+def test_a_run_that_fails_inside_a_window_keeps_the_window(run, folder):
+    with pytest.raises(ZeroDivisionError):
+        run(10, fail_in=2)
+    (path,) = folder.iterdir()
+    assert steps_in(path) == [2]
+
+
+def test_switched_off_it_does_nothing(run, folder, said):
+    assert run(10, enabled=False).files == []
+    assert not folder.parent.exists()
+    assert said("WARNING") == []
+
+
+@pytest.mark.parametrize("first", range(9))
+def test_windows_lie_on_global_steps_also_after_a_resume(run, first):
+    whole = [[2, 3], [6, 7]]
+    expected = [kept for window in whole if (kept := [step for step in window if step >= first])]
+    assert [steps_in(path) for path in run(9, first=first, repeat=2).files] == expected
+
+
+# --- Chrome traces ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "stop", "names"),
+    [
+        ({"active": 1}, 5, ["trace.json"]),
+        ({}, 5, ["trace_step4.json"]),
+        ({"active": 1, "repeat": 2}, 8, ["trace_step3.json", "trace_step6.json"]),
+        ({"repeat": 2}, 7, ["trace_step4.json", "trace_step7.json"]),
+        ({"trace_filename": "my.own.json"}, 5, ["my_step4.own.json"]),
+        ({"active": 1, "trace_filename": "small.json.gz"}, 5, ["small.json.gz"]),
+    ],
+)
+@pytest.mark.parametrize("tensorboard", [True, False], ids=["both", "Chrome only"])
+def test_names_of_chrome_traces(run, folder, settings, stop, names, tensorboard):
+    window = run(stop, chrome_trace=True, tensorboard=tensorboard, **settings)
+    assert sorted(window.files) == sorted(folder.iterdir())
+    chrome = [path for path in window.files if ".pt." not in path.name]
+    assert [path.name for path in chrome] == names
+    assert len(window.files) == len(names) * (1 + tensorboard)
+    assert all(steps_in(path) for path in window.files)
+
+
+@pytest.fixture
+def rocm(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4.0")
+
+
+@pytest.mark.parametrize("tensorboard", [True, False], ids=["both", "Chrome only"])
+def test_d12_on_rocm_there_is_no_chrome_trace_and_one_warning(run, rocm, said, tensorboard):
+    window = run(10, chrome_trace=True, tensorboard=tensorboard, repeat=2)
+    assert [path.name for path in window.files if ".pt." not in path.name] == []
+    assert len(window.files) == (2 if tensorboard else 0)
+    (warning,) = said("WARNING")
+    assert warning.startswith("profiling.chrome_trace: not written on ROCm")
+    assert "profiling.chrome_trace_force=true" in warning
+
+
+def test_d12_on_rocm_it_can_be_forced(run, rocm, said):
+    window = run(10, chrome_trace=True, tensorboard=False, chrome_trace_force=True)
+    assert [path.name for path in window.files] == ["trace_step4.json"]
+    assert said("WARNING") == []
+
+
+# --- a profiler that breaks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["start", "step", "stop"])
+def test_a_profiler_that_raises_is_left_out_and_said_once(run, said, monkeypatch, what):
+    def fail(*_):
+        raise RuntimeError("Kineto has had enough")
+
+    method = {"start": "__enter__", "step": "step", "stop": "__exit__"}[what]
+    monkeypatch.setattr(torch_profiler.profile, method, fail)
+    window = run(10)
+    assert window._steps_done == 10
+    assert said("ERROR") == [
+        f"profiling: torch.profiler failed to {what} and is left out from here on: Kineto has had enough"
+    ]
+    assert said("WARNING") == []
+
+
+def test_a_profiler_that_cannot_even_be_made(run, said, monkeypatch):
+    def fail(**_):
+        raise RuntimeError("no Kineto in this build")
+
+    monkeypatch.setattr(torch_profiler, "profile", fail)
+    assert run(10).files == []
+    assert said("ERROR") == [
+        "profiling: torch.profiler failed to start and is left out from here on: no Kineto in this build"
+    ]
+
+
+def test_a_trace_that_cannot_be_written(run, folder, said):
+    folder.parent.mkdir()
+    folder.write_text("a file in the way")
+    assert run(10, repeat=2).files == []
+    (error,) = said("ERROR")
+    assert error.startswith("profiling: torch.profiler failed to step and is left out from here on: ")
+    assert str(folder) in error
+
+
+def test_the_run_s_own_error_is_not_hidden_by_the_profiler_s(run, said, monkeypatch):
+    leave = torch_profiler.profile.__exit__
+
+    def fail(*arguments):
+        leave(*arguments)
+        raise RuntimeError("Kineto has had enough")
+
+    monkeypatch.setattr(torch_profiler.profile, "__exit__", fail)
+    with pytest.raises(ZeroDivisionError):
+        run(10, fail_in=2)
+    assert len(said("ERROR")) == 1

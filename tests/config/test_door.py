@@ -1,0 +1,250 @@
+"""The command line as a whole: what it composes, what it refuses, in which words and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from aorta.config.door import main
+from aorta.config.schema import GROUPS
+from aorta.errors import PeerFailed
+from tests.config.conftest import ROOT
+
+
+def test_no_words_run_the_default(door):
+    job = door().job
+    assert (job.config.training.max_steps, job.config.parallel.strategy, job.config.label) == (200, "ddp", None)
+
+
+# --- two styles, one meaning -------------------------------------------------------------------------------------
+
+
+FOUR = ("profiling.enabled=true", "profiling.wait=1", "profiling.warmup=1", "profiling.active=3")
+
+
+def test_d52_all_four_overrides_apply(door):
+    words = [part for word in FOUR for part in ("--override", word)]
+    profiling = door("--config", "config/default.yaml", *words).job.config.profiling
+    assert (profiling.enabled, profiling.wait, profiling.warmup, profiling.active) == (True, 1, 1, 3)
+
+
+@pytest.mark.parametrize(
+    "older",
+    [
+        ("--config", "config/default.yaml", "--override", *FOUR),
+        ("--config=config/default.yaml", *(f"--override={word}" for word in FOUR)),
+        ("--override", *FOUR[:2], "--config", str(ROOT / "config/default.yaml"), "--override", *FOUR[2:]),
+        (*FOUR[:2], "--override", *FOUR[2:]),
+        (*FOUR[:2], "--config=config/default.yaml", *FOUR[2:]),
+    ],
+    ids=["one override", "four overrides", "absolute path", "both styles", "--config in between"],
+)
+def test_d51_the_older_command_and_the_native_one_show_the_same_configuration(door, older):
+    assert door.shown(*older) == door.shown(*FOUR)
+
+
+def test_older_keys_reach_the_configuration(door):
+    words = (
+        "distributed.mode=fsdp",
+        "fsdp.sharding_strategy=SHARD_GRAD_OP",
+        "model.dropout=0.3",
+        "dataset.vocab_size=9",
+    )
+    older = door.shown("--override", *words, "--enable-rocm-metrics")
+    assert older == door.shown(
+        "parallel=fsdp",
+        "parallel.reshard_after_forward=false",
+        "workload.dropout=0.3",
+        "workload.vocab_size=9",
+        "telemetry.rocm_smi=true",
+    )
+
+
+@pytest.mark.parametrize("value", ["a=b", "rank{rank}", "it's", "a=b\\", "two words", "{x}", "tail'", "x'=\\'"])
+def test_d54_a_value_with_marks_of_the_grammar_arrives_as_it_was_written(door, value):
+    assert door("--override", f"training.output_dir={value}").job.config.training.output_dir == value
+
+
+def test_d54_the_native_way_needs_quotes_and_says_so(door):
+    assert door("training.output_dir='a=b'").job.config.training.output_dir == "a=b"
+    name = "rank{rank}.json"
+    assert door(f"profiling.trace_filename='{name}'").job.config.profiling.trace_filename == name
+    refused = door("training.output_dir=a=b")
+    assert refused.code == 1
+    assert "in: training.output_dir=a=b" in refused.err
+    assert "\"KEY='VALUE'\"" in refused.err
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", [(), ("--override",)], ids=["native", "older"])
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        (
+            "profiling.enabeld=true",
+            ["profiling.enabeld", "=true", "keys of profiling=aorta: enabled, wait", "enabled?"],
+        ),
+        ("trainin.max_steps=3", ["trainin.max_steps", "did you mean training?"]),
+        ("label.x=3", ["label.x"]),
+        ("parallel.reshard_after_forward=false", ["belongs to parallel=fsdp", "reshard_after_forward=false"]),
+        ("training.max_steps=many", ["training.max_steps=many", "Integer"]),
+        ("training.overwrite=perhaps", ["training.overwrite=perhaps", "bool"]),
+        ("optimizer.lr=fast", ["optimizer.lr=fast", "Float"]),
+        ("optimizer.betas=0.9", ["optimizer.betas=0.9"]),
+        ("training.mixed_precision=fp8", ["training.mixed_precision=fp8", "[bf16, fp16, none]"]),
+        ("instrument.mode=all", ["instrument.mode=all", "[dedicated, observe, off]"]),
+        ("training=3", ["training"]),
+        ("training.max_steps=1,2", ["training.max_steps", "multirun"]),
+        *((f"{group}=nonsense", [f"{group}/nonsense", *options]) for group, options in GROUPS.items()),
+        ("experiment=nonsense", ["experiment/nonsense", "full"]),
+    ],
+)
+def test_d53_a_slip_is_answered_with_key_value_and_choices(door, style, word, said):
+    answer = door(*style, word)
+    assert (answer.code, answer.jobs, answer.out) == (1, [], "")
+    assert answer.err.startswith("error: ")
+    assert [part for part in said if part not in answer.err] == []
+    assert not any(
+        noise in answer.err for noise in ("Traceback", "base_", "To append", "searchpath", "HYDRA_FULL_ERROR")
+    )
+
+
+def test_d53_a_key_is_added_only_where_asked_for(door):
+    assert door("+profiling.note=first try").job.plain["profiling"]["note"] == "first try"
+    assert door("profiling.note=first try").code == 1
+
+
+def test_a_rule_broken_between_keys_is_said_before_anything_runs(door):
+    answer = door("label=../x", "training.max_steps=0")
+    assert (answer.code, answer.jobs) == (1, [])
+    assert "label='../x'" in answer.err
+    assert "training.max_steps=0" in answer.err
+
+
+def test_words_that_exclude_each_other(door):
+    answer = door("-m", "training.max_steps=1,2", "--cfg", "job")
+    assert (answer.code, answer.jobs) == (1, [])
+    assert "--multirun" in answer.err
+
+
+def test_a_world_size_that_is_no_number(door, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    answer = door()
+    assert answer.code == 1
+    assert "WORLD_SIZE='two': must be a whole number" in answer.err
+
+
+# --- sweeps -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["-m", "--multirun"])
+def test_d57_a_sweep_runs_one_job_after_another(door, flag, tmp_path):
+    answer = door(flag, "training.max_steps=1,2", "training.batch_size=3", f"training.output_dir={tmp_path}/out")
+    assert (answer.code, answer.out, answer.err) == (0, "", "")
+    assert [job.config.training.max_steps for job in answer.jobs] == [1, 2]
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")] == ["out/multirun.yaml"]
+
+
+@pytest.mark.parametrize("flag", ["-m", "--multirun", "--multi"])
+def test_d57_a_sweep_inside_torchrun_is_refused(door, flag, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    answer = door(flag, "training.max_steps=1,2")
+    assert (answer.code, answer.jobs) == (1, [])
+    assert "--multirun inside torchrun" in answer.err
+    assert "one torchrun a job" in answer.err
+
+
+def test_a_sweep_is_checked_whole_before_its_first_job(door):
+    answer = door("-m", "training.max_steps=1,0")
+    assert (answer.code, answer.jobs) == (1, [])
+    assert "training.max_steps=0" in answer.err
+
+
+# --- exit codes and what is left behind ---------------------------------------------------------------------------
+
+
+def test_the_exit_code_is_the_run_s(door, monkeypatch, capsys):
+    def failing(resolved):
+        raise PeerFailed("rank 1 is gone")
+
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    assert main(lambda resolved: 143, ROOT / "config") == 143
+    assert main(failing, ROOT / "config") == 5
+    assert capsys.readouterr().err == "error: rank 1 is gone\n"
+
+
+def test_a_bug_in_the_run_keeps_its_traceback(door, monkeypatch):
+    def failing(resolved):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    with pytest.raises(ValueError, match="a bug"):
+        main(failing, ROOT / "config")
+
+
+def test_d56_hydra_leaves_nothing_behind(door, tmp_path):
+    assert door("label=x").code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_names_every_group_and_option(door):
+    answer = door("--help")
+    assert (answer.code, answer.jobs, answer.err) == (0, [], "")
+    lines = {words[0]: words[1:] for line in answer.out.splitlines() if (words := line.replace(",", " ").split())}
+    experiments = {path.stem: None for path in (ROOT / "config/experiment").glob("*.yaml")}
+    for group, options in {**GROUPS, "experiment": experiments}.items():
+        assert set(options) <= set(lines[group]), f"--help must list the options of {group}: {list(options)}"
+
+
+def test_every_option_has_its_file_and_every_file_its_schema():
+    files = {path.relative_to(ROOT / "config") for path in (ROOT / "config").glob("*/*.yaml")}
+    named = {f"{group}/{option}.yaml" for group, options in GROUPS.items() for option in options}
+    assert {str(path) for path in files if path.parent.name != "experiment"} == named
+
+
+# --- quick, and without the heavy libraries -----------------------------------------------------------------------
+
+PROBE = """
+import json, runpy, sys
+from os.path import dirname
+script, *words = sys.argv[1:]
+sys.path[0] = dirname(script)
+sys.argv = [script, *words]
+try:
+    runpy.run_path(script, run_name="__main__")
+except SystemExit as end:
+    code = end.code
+print("\\n" + json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--help"], 0),
+        (["--cfg", "job"], 0),
+        (["training.enabeld=1"], 1),
+        (["training.max_steps=0"], 1),
+        (["--config", "gone.yaml"], 1),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_looking_and_erring_load_neither_torch_nor_pandas(words, code, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, str(ROOT / "train.py"), *words],
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name != "WORLD_SIZE"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    seen, modules = json.loads(done.stdout.splitlines()[-1])
+    assert seen == code, done.stderr
+    assert {"torch", "pandas", "numpy", "matplotlib"} & set(modules) == set()
+    assert list(tmp_path.iterdir()) == []

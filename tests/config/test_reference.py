@@ -1,0 +1,74 @@
+"""`docs/configuration.md` says what the schema says, and the files in `config/` hold what the schema holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import get_type_hints
+
+import pytest
+from omegaconf import OmegaConf
+
+from aorta.config.reference import entries, reference
+from aorta.config.schema import GROUPS, NAMES, Config
+from tests.config.conftest import ROOT
+
+SECTIONS = {name: node for name, node in get_type_hints(Config).items() if dataclasses.is_dataclass(node)}
+OPTIONS = [(f"{group}={option}", group, node) for group, options in GROUPS.items() for option, node in options.items()]
+NODES = [
+    ("root", Config),
+    *((name, node) for name, node in SECTIONS.items() if name not in GROUPS),
+    *((word, node) for word, _, node in OPTIONS),
+]
+
+
+def test_the_page_is_up_to_date():
+    page = (ROOT / "docs/configuration.md").read_text()
+    assert page == reference(), "run: python -m aorta.config.reference > docs/configuration.md"
+
+
+@pytest.mark.parametrize(("where", "node"), NODES, ids=[where for where, _ in NODES])
+def test_every_key_has_a_comment(where, node):
+    silent = [entry.name for entry in entries(node) if entry.kind and not entry.meaning]
+    assert silent == [], f"{node.__name__} in aorta/config/schema.py: a comment above the field is its documentation"
+
+
+def test_every_key_is_on_the_page():
+    page = (ROOT / "docs/configuration.md").read_text()
+    for name in SECTIONS:
+        for node in GROUPS.get(name, {"": SECTIONS[name]}).values():
+            for key in (f"{name}.{field.name}" for field in dataclasses.fields(node)):
+                assert (f"| `{key}` |" in page) is (key not in NAMES), key
+
+
+def plain(node):
+    return OmegaConf.to_container(OmegaConf.structured(node), enum_to_str=True)
+
+
+@pytest.mark.parametrize(("word", "group", "node"), OPTIONS, ids=[word for word, _, _ in OPTIONS])
+def test_an_option_s_file_holds_the_schema_s_values(composed, word, group, node):
+    assert OmegaConf.to_container(composed(word)[group], enum_to_str=True) == plain(node)
+
+
+def test_the_root_file_holds_the_schema_s_values(composed):
+    own = OmegaConf.to_container(composed(), enum_to_str=True)
+    expected = plain(Config)
+    for group in GROUPS:
+        del own[group], expected[group]
+    assert own == expected
+
+
+def test_the_root_file_spells_every_value_out():
+    spelt = OmegaConf.load(ROOT / "config/default.yaml")
+    for name, node in SECTIONS.items():
+        if name not in GROUPS:
+            assert set(spelt[name]) == {entry.name for entry in entries(node)}
+
+
+EXPERIMENTS = sorted(path.stem for path in (ROOT / "config/experiment").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_says_what_it_is_for(name):
+    said = [line for line in (ROOT / f"config/experiment/{name}.yaml").read_text().splitlines() if line.startswith("#")]
+    assert said[0] == "# @package _global_"
+    assert len(said) > 1

@@ -1,0 +1,195 @@
+"""Rules between keys: each has its key, the value seen and what is allowed in one message; all are told at once."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from omegaconf import OmegaConf
+
+from aorta.config.resolve import NOT_IN_HASH, environment_number, resolve, steps_planned
+from aorta.config.schema import FSDP, Device, Precision
+from aorta.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def world_of_one(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+@pytest.fixture
+def rules(composed):
+    """The rules that a command line breaks."""
+
+    def broken(*words):
+        with pytest.raises(ConfigError) as refused:
+            resolve(composed(*words))
+        first, *rules = str(refused.value).splitlines()
+        assert first == "the configuration cannot be run:"
+        return [rule.strip() for rule in rules]
+
+    return broken
+
+
+AT_LEAST_1 = [
+    *(f"training.{key}" for key in ("epochs", "max_steps", "batch_size", "gradient_accumulation", "log_interval")),
+    *("training.checkpoint_interval", "scheduler.total_steps", "clock.anchor_interval", "profiling.active"),
+    *("dataset.num_samples", "dataset.sequence_length"),
+    *(f"workload.{key}" for key in ("model_dim", "num_heads", "num_layers", "mlp_hidden_dim", "vocab_size")),
+    *(f"workload.{key}" for key in ("embedding_dim", "categorical_features", "dense_features")),
+]
+AT_LEAST_0 = [
+    *("training.start_step", "training.seed", "dataset.seed", "scheduler.warmup_steps", "dataloader.num_workers"),
+    *("telemetry.warmup_steps", "optimizer.weight_decay", "profiling.wait", "profiling.warmup", "profiling.repeat"),
+]
+POSITIVE = [
+    *("training.timeout_s", "training.grad_clip_norm", "optimizer.lr", "optimizer.eps", "parallel.bucket_cap_mb"),
+    "telemetry.rocm_smi_interval_s",
+]
+BROKEN = [
+    *((f"{key}=0", f"{key}=0: must be at least 1") for key in AT_LEAST_1),
+    *((f"{key}=-1", f"{key}=-1(.0)?: must be at least 0") for key in AT_LEAST_0),
+    *((f"{key}=0", rf"{key}=0\.0: must be greater than 0 and finite") for key in POSITIVE),
+    *((f"{key}={value}", f"{key}={value}: must be gr") for key in POSITIVE for value in ("nan", "inf")),
+    ("optimizer.weight_decay=nan", "optimizer.weight_decay=nan: must be at least 0"),
+    ("optimizer.betas=[0.9,1.0]", r"optimizer\.betas=\[0\.9, 1\.0\]: must be two numbers in \[0, 1\)"),
+    ("optimizer.betas=[0.9]", r"optimizer\.betas=\[0\.9\]: must be two numbers"),
+    ("optimizer.betas=[0.9,0.9,0.9]", r"optimizer\.betas=\[0\.9, 0\.9, 0\.9\]: must be two numbers"),
+    ("scheduler.warmup_steps=2001", r"scheduler\.warmup_steps=2001: must not exceed scheduler\.total_steps=2000"),
+    ("training.start_step=200", r"training\.start_step=200: must be below training\.max_steps=200"),
+    ("training.output_dir='  '", r"training\.output_dir='': name a folder, for instance artifacts"),
+    (
+        "dataloader.num_workers=2",
+        r"dataloader\.num_workers=2: .* set dataset\.on_device=false as well, or num_workers=0",
+    ),
+    ("dataset.num_samples=7", r"dataset\.num_samples=7: one step needs 8 \(8 per micro-batch x 1 x 1 ranks\)"),
+    ("workload.num_heads=3", r"workload\.model_dim=128: must be a multiple of workload\.num_heads=3"),
+    ("workload.dropout=1", r"workload\.dropout=1\.0: must be in \[0, 1\)"),
+    ("workload.name=other", r"workload\.name=other: repeats the option chosen; choose with workload=other"),
+    ("parallel.strategy=fsdp", r"parallel\.strategy=fsdp: repeats the option chosen; choose with parallel=fsdp"),
+    ("fabric.kind=slow", r"fabric\.kind=slow: repeats the option chosen"),
+    ("profiling.trace_filename=a/b.json", r"profiling\.trace_filename='a/b\.json': a file name ending in \.json or"),
+    ("profiling.trace_filename=trace", r"profiling\.trace_filename='trace': a file name ending in \.json or"),
+]
+
+
+@pytest.mark.parametrize(("word", "message"), BROKEN, ids=[word for word, _ in BROKEN])
+def test_a_broken_rule_says_key_value_and_what_is_allowed(rules, word, message):
+    assert [rule for rule in rules(word) if re.match(message, rule)], rules(word)
+
+
+@pytest.mark.parametrize("key", ["forward_prefetch", "backward_prefetch"])
+def test_rules_of_fsdp(rules, key):
+    assert rules("parallel=fsdp", f"parallel.{key}=-1") == [f"parallel.{key}=-1: must be at least 0"]
+
+
+def test_a_profile_that_writes_nothing_is_refused(rules):
+    (rule,) = rules("profiling.enabled=true", "profiling.tensorboard=false")
+    assert rule.startswith("profiling.enabled=true: nothing would be written")
+
+
+def test_all_broken_rules_are_told_at_once(rules):
+    assert rules(
+        "label=.x", "training.epochs=0", "optimizer.lr=-1", "parallel=fsdp", "parallel.forward_prefetch=-2"
+    ) == [
+        "label='.x': a label is a folder name of at most 64 letters, digits, '.', '_' and '-' that begins with a "
+        "letter or digit, does not end in .json or .jsonl and is none of checkpoints, history, logs, torch_profiler",
+        "training.epochs=0: must be at least 1",
+        "optimizer.lr=-1.0: must be greater than 0 and finite",
+        "parallel.forward_prefetch=-2: must be at least 0",
+    ]
+
+
+OUTSIDE = ["../x", "a/b", "/etc", ".hidden", "..", "", " ", "a b", "a\\b", "a\n", "-x", "x" * 65, "é", "~", "a:b"]
+TAKEN = ["history", "logs", "checkpoints", "torch_profiler", "run.json", "rank_0_metrics.jsonl"]
+
+
+@pytest.mark.parametrize("label", [*OUTSIDE, *TAKEN])
+def test_a_label_that_would_leave_the_folder_or_meet_a_file_of_the_record_is_refused(composed, label):
+    config = composed()
+    config.label = label
+    with pytest.raises(ConfigError) as refused:
+        resolve(config)
+    assert f"label={label!r}: a label is a folder name" in str(refused.value)
+
+
+@pytest.mark.parametrize("label", ["cuda", "rocm-6.4", "A", "9", "x" * 64, "a.b_c-d", None])
+def test_a_label_that_is_a_folder_name_is_taken(composed, label):
+    config = composed()
+    config.label = label
+    assert resolve(config).config.label == label
+
+
+def test_samples_are_counted_over_all_ranks(rules, composed, monkeypatch):
+    words = ("dataset.num_samples=31", "training.gradient_accumulation=2")
+    assert resolve(composed(*words)).config.dataset.num_samples == 31
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert rules(*words) == ["dataset.num_samples=31: one step needs 32 (8 per micro-batch x 2 x 2 ranks)"]
+
+
+def test_a_configuration_that_does_not_build_on_ours_is_refused_with_the_advice():
+    with pytest.raises(ConfigError, match="begin it with\n  defaults:\n    - default\n    - _self_"):
+        resolve(OmegaConf.create({"training": {"max_steps": 7}}))
+
+
+@pytest.mark.parametrize("word", ["training.output_dir=${nowhere}", "training.batch_size=${training.output_dir}"])
+def test_an_interpolation_that_leads_nowhere_is_refused(composed, word):
+    with pytest.raises(ConfigError, match=r"nowhere|artifacts"):
+        resolve(composed(word))
+
+
+def test_typed_and_plain_form(composed):
+    resolved = resolve(
+        composed("parallel=fsdp", "training.mixed_precision=bf16", "training.output_dir=${label}", "label=x")
+    )
+    assert isinstance(resolved.config.parallel, FSDP)
+    assert resolved.config.training.mixed_precision is Precision.bf16
+    assert resolved.config.training.device is Device.auto
+    assert resolved.config.training.output_dir == "x"
+    assert json.loads(json.dumps(resolved.plain)) == resolved.plain
+    assert resolved.plain["training"]["mixed_precision"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    "word", ["label=x", "training.output_dir=x", "training.overwrite=true", "training.start_step=3"]
+)
+def test_the_hash_leaves_out_what_does_not_change_the_measurement(composed, word):
+    assert word.partition("=")[0] in NOT_IN_HASH
+    assert resolve(composed(word)).manifest_hash == resolve(composed()).manifest_hash
+
+
+CHANGES = ["training.seed=43", "dataset.seed=43", "parallel=none", "parallel.overlap=false", "instrument.mode=off"]
+
+
+def test_the_hash_changes_with_everything_else(composed):
+    changes = [(), *((word,) for word in [*CHANGES, "training.max_steps=199", "experiment=full", "optimizer.lr=1e-3"])]
+    assert len({resolve(composed(*words)).manifest_hash for words in changes}) == len(changes)
+
+
+@pytest.mark.parametrize(
+    ("words", "world_size", "steps"),
+    [
+        ((), 1, 200),
+        (("training.max_steps=null",), 1, 1250),
+        (("training.max_steps=null", "training.epochs=2"), 2, 1250),
+        (("training.max_steps=null", "training.gradient_accumulation=3"), 1, 416),
+        (("training.max_steps=null", "dataset.num_samples=23", "training.epochs=3"), 2, 3),
+        (("training.max_steps=5", "dataset.num_samples=16"), 1, 2),
+    ],
+)
+def test_the_steps_planned_are_the_earlier_of_max_steps_and_the_last_epoch(composed, words, world_size, steps):
+    assert steps_planned(resolve(composed(*words)).config, world_size) == steps
+
+
+def test_a_profile_that_does_not_fit_into_the_run_is_noted(composed):
+    assert resolve(composed("profiling.enabled=true")).notes == ()
+    (note,) = resolve(composed("profiling.enabled=true", "training.max_steps=3")).notes
+    assert "a cycle takes 4 steps (wait 1 + warmup 1 + active 2) and training.max_steps=3" in note
+
+
+def test_a_number_from_the_environment():
+    assert environment_number("X", 3, {}) == 3
+    assert environment_number("X", 3, {"X": "5"}) == 5
+    with pytest.raises(ConfigError, match=r"environment variable X='5\.0': must be a whole number"):
+        environment_number("X", 3, {"X": "5.0"})

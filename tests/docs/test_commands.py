@@ -1,0 +1,94 @@
+"""Every command a page shows can be meant: launcher, words and script are taken apart as the real ones would."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from aorta.analysis.cli import _parser
+from aorta.config.door import main
+from tests.docs.pages import PAGES, ROOT, fenced, name
+
+WITHOUT_WORDS = {"demo.sh", "setup.sh"}
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Page and command, each command once."""
+    seen = set()
+    for page in PAGES:
+        for block in fenced(page, "bash"):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.strip() and line not in seen:
+                    seen.add(line)
+                    yield name(page), line
+
+
+COMMANDS = list(commands())
+
+
+def words_of(line: str) -> list[str]:
+    """The command without the variables set before it."""
+    words = shlex.split(line)
+    while re.match(r"[A-Z_]+=", words[0]):
+        words.pop(0)
+    return words
+
+
+def compose(words: list[str], elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    monkeypatch.chdir(elsewhere)  # a sweep leaves a file
+    try:
+        code: object = main(lambda _resolved: 0, ROOT / "config")
+    except SystemExit as end:  # Hydra's own end of --help
+        code = end.code
+    assert code in (0, None)
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
+def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = words_of(line)
+    match words:
+        case ["python", "train.py", *rest]:
+            compose(rest, tmp_path, monkeypatch)
+        case ["torchrun", *_]:
+            options = get_args_parser().parse_args(words[1:])
+            assert options.training_script == "train.py"
+            compose(options.training_script_args, tmp_path, monkeypatch)
+        case ["python", "analysis/overlap_report.py", *rest]:
+            options = _parser().parse_args(rest)
+            assert len(options.log_dir) == len(options.label)
+        case ["bash", script, *rest]:
+            assert (ROOT / script).is_file()
+            arguments = [word for word in rest if word != "--dry-run"]
+            if Path(script).name in WITHOUT_WORDS:
+                assert not arguments
+                return
+            if arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
+                assert (ROOT / arguments.pop(0)).is_file()
+            compose(arguments, tmp_path, monkeypatch)
+        case ["source", ".venv/bin/activate"] | ["jq", *_]:
+            pass
+        case ["scripts/check", *_]:
+            assert (ROOT / "scripts" / "check").is_file()
+        case _:
+            pytest.fail(f"{page}: no rule for {line!r}")
+
+
+def test_the_readme_shows_the_three_usages_and_the_two_commands_verbatim() -> None:
+    shown = [line for block in fenced(ROOT / "README.md", "bash") for line in block.splitlines()]
+    wanted = [
+        "bash scripts/demo.sh",
+        "scripts/check",
+        "torchrun train.py profiling.enabled=true",
+        "bash scripts/rocprof_capture.sh",
+        "python analysis/overlap_report.py --reference cuda --candidate rocm",
+    ]
+    places = [shown.index(command) for command in wanted]
+    assert places == sorted(places)
+    assert places[:2] == [0, 1]

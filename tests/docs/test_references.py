@@ -1,0 +1,70 @@
+"""What pages and code say about each other: rule numbers, exit codes, dependencies, the map of rooms."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from aorta import errors
+from tests.docs.pages import PAGES, ROOT, fenced, first_column, name, prose, section
+
+RULE = re.compile(r"\b([RWK]\d{1,2})\b")
+MEASURING = ROOT / "docs" / "measuring.md"
+NUMBERS = [*(f"R{n}" for n in range(1, 11)), *(f"W{n}" for n in range(1, 23)), *(f"K{n}" for n in range(1, 8))]
+SOURCES = sorted(
+    path
+    for folder in ("aorta", "analysis", "scripts", "config", "tests")
+    for path in (ROOT / folder).rglob("*")
+    if path.is_file() and path.suffix in {".py", ".sh", ".yaml"}
+)
+
+
+def test_the_rules_have_the_numbers_the_code_cites() -> None:
+    stated = re.findall(r"^(?:\*\*|\| )([RWK]\d+) ", prose(MEASURING), re.MULTILINE)
+    assert stated == NUMBERS
+
+
+@pytest.mark.parametrize("path", [*PAGES, *SOURCES], ids=name)
+def test_cited_rules_exist(path: Path) -> None:
+    assert set(RULE.findall(path.read_text())) <= set(NUMBERS)
+
+
+def test_sections_the_code_cites() -> None:
+    headings = re.findall(r"^## (\d)\. ", prose(MEASURING), re.MULTILINE)
+    cited = {
+        number
+        for path in SOURCES
+        for number in re.findall(r"measuring\.md[\s\"#]*,[\s\"#]*section (\d)", path.read_text())
+    }
+    assert cited
+    assert cited <= set(headings)
+
+
+def test_exit_codes() -> None:
+    classes = [value for value in vars(errors).values() if isinstance(value, type)]
+    codes = {error.exit_code for error in classes if issubclass(error, errors.AortaError)}
+    listed = first_column(section(ROOT / "README.md", "Exit codes"))
+    assert listed == [*(str(code) for code in sorted({errors.EXIT_OK, *codes})), "128 + n"]
+
+
+def test_dependencies_are_named_in_the_readme() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = section(ROOT / "README.md", "Dependencies")
+    for requirement in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
+        package = re.split(r"[<>=!~\[;, ]", requirement)[0]
+        assert re.search(rf"(?<![\w-]){re.escape(package)}(?![\w-])", text), package
+
+
+def test_the_readme_s_tree_has_every_room() -> None:
+    rooms = {path.parent.name for path in (ROOT / "aorta").glob("*/__init__.py")}
+    (tree,) = fenced(ROOT / "README.md", "")
+    assert rooms == set(re.findall(r"^  (\w+)/", tree, re.MULTILINE))
+
+
+def test_every_marker_is_explained() -> None:
+    markers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
+    explained = first_column(section(ROOT / "CONTRIBUTING.md", "Tests"))
+    assert explained == [f"`{marker.split(':')[0]}`" for marker in markers]

@@ -1,0 +1,103 @@
+"""Which process this is, from torchrun's variables, and which device it gets."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from aorta.config.schema import Device
+from aorta.errors import ConfigError
+from aorta.launch.topology import device_name, platform_of, read_topology, select_device
+
+
+def variables(rank, world_size, local_rank, local_world_size, **others):
+    numbers = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_world_size}
+    return {name: str(value) for name, value in (numbers | others).items()}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, (0, 1, 0, 1, 0, 0, None)),
+        ({"TORCHELASTIC_RUN_ID": "x"}, (0, 1, 0, 1, 0, 0, "x")),
+        (variables(1, 2, 1, 2, GROUP_RANK=0, TORCHELASTIC_RESTART_COUNT=3), (1, 2, 1, 2, 0, 3, None)),
+        (variables(9, 16, 1, 8, GROUP_RANK=1), (9, 16, 1, 8, 1, 0, None)),
+        # another launcher may set only the first two or three
+        ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 2, 1, 2, 0, 0, None)),
+        (variables(9, 16, 1, 8), (9, 16, 1, 8, 1, 0, None)),
+    ],
+    ids=["nothing", "run id only", "restarted", "second node", "rank and world size only", "no node rank"],
+)
+def test_a_place_from_the_environment(environment, expected):
+    place = read_topology(environment)
+    assert (
+        place.rank,
+        place.world_size,
+        place.local_rank,
+        place.local_world_size,
+        place.node_rank,
+        place.restart_count,
+        place.elastic_run_id,
+    ) == expected
+    assert place.pid == os.getpid()
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"])
+def test_a_variable_that_is_no_number(name):
+    with pytest.raises(ConfigError, match=f"{name}='one': must be a whole number"):
+        read_topology(variables(0, 1, 0, 1) | {name: "one"})
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0), (5, 1)])
+def test_a_rank_outside_the_world(rank, world_size):
+    with pytest.raises(ConfigError, match=f"RANK={rank}: must be at least 0 and below WORLD_SIZE={world_size}"):
+        read_topology(variables(rank, world_size, 0, 1))
+
+
+@pytest.fixture
+def two_devices(monkeypatch):
+    """torch with two accelerators; gives the devices made current."""
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    return current
+
+
+@pytest.fixture
+def no_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_the_local_rank_chooses_the_device(two_devices):
+    place = read_topology(variables(9, 16, 1, 2))
+    assert select_device(Device.auto, place.local_rank) == torch.device("cuda", 1)
+    assert two_devices == [torch.device("cuda", 1)]
+
+
+def test_more_local_ranks_than_devices(two_devices):
+    with pytest.raises(ConfigError, match=r"local rank 2 has no device: torch sees 2; start at most 2 .*device=cpu"):
+        select_device(Device.cuda, 2)
+    assert two_devices == []
+
+
+def test_a_cpu_is_used_where_asked_for_or_where_there_is_nothing_else(two_devices, request):
+    assert select_device(Device.cpu, 5) == torch.device("cpu")
+    request.getfixturevalue("no_device")
+    assert select_device(Device.auto, 5) == torch.device("cpu")
+    assert two_devices == []
+
+
+def test_a_device_that_is_not_there(no_device):
+    with pytest.raises(ConfigError, match=r"training\.device=cuda: torch sees no CUDA or HIP device"):
+        select_device(Device.cuda, 0)
+
+
+@pytest.mark.parametrize(("hip", "expected"), [(None, "cuda"), ("6.4.0", "rocm")])
+def test_the_platform_is_the_build_s(monkeypatch, hip, expected):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert platform_of(torch.device("cuda", 0)) == expected
+    assert platform_of(torch.device("cpu")) == "cpu"
+    assert device_name(torch.device("cpu")) == "cpu"
