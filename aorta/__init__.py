@@ -1,8 +1,28 @@
 """AORTA: how well communication hides behind computation in distributed PyTorch training.
 
+    import aorta
+    with aorta.record("artifacts/mine", model=model) as recording:  # around any training loop
+        ...
+
 Importing this package imports nothing else: the run half needs torch, the analysis half needs pandas, and
 neither should pay for the other.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aorta.session.recording import Recording, record
+
 __version__ = "0.1.0"
-__all__ = ["__version__"]
+__all__ = ["Recording", "__version__", "record"]
+
+
+def __getattr__(name: str) -> object:
+    """The public names, loaded when they are first asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from aorta.session import recording
+
+    return getattr(recording, name)

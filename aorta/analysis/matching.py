@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from aorta.analysis.readers.run_folder import Run
+from aorta.timeline.classes import LOCKSTEP
 
 Members: TypeAlias = tuple[int, ...]
 Reason: TypeAlias = "tuple[pd.Series[bool], str | pd.Series[str]]"
@@ -23,8 +24,6 @@ Reason: TypeAlias = "tuple[pd.Series[bool], str | pd.Series[str]]"
 
 BUSBW_FACTOR: Final = {"allreduce": 2.0, "reducescatter": 1.0, "allgather": 1.0, "alltoall": 1.0}
 """busbw = algbw x factor x (n - 1) / n (docs/measuring.md, section 1; nccl-tests, doc/PERFORMANCE.md)."""
-LOCKSTEP: Final = frozenset({*BUSBW_FACTOR, "barrier"})
-"""Kinds that no rank can end before every rank has started: only there is the shortest duration free of waiting."""
 
 _KEY = ["group", "members", "global_step", "seq", "kind", "bytes"]
 _LEAVES_EARLY = "a rank may end this kind early, so no rank's duration is its transfer"
@@ -50,6 +49,7 @@ def matched(rows: pd.DataFrame, run: Run) -> pd.DataFrame:
     frame["instance"] = by_instance.ngroup()
 
     shortest = by_instance["duration_ms"].transform("min")
+    # Only where no rank ends before every rank has started is the shortest duration free of waiting.
     reasons: list[Reason] = [
         (~frame["kind"].isin(LOCKSTEP), _LEAVES_EARLY),
         (frame["members"].isna(), _UNKNOWN_GROUP),

@@ -52,13 +52,20 @@ RETRANSLATED: dict[str, dict[str, str]] = {
 
 REFUSED_VALUES: dict[str, str] = {
     "fsdp.sharding_strategy=no_shard": "use parallel=ddp",
-    "fsdp.sharding_strategy=hybrid_shard": "hybrid sharding is not offered by this version; parallel=fsdp shards fully",
-    "fsdp.backward_prefetch=backward_post": "FSDP2 cannot prefetch after the gradients; use backward_pre or none",
+    "fsdp.sharding_strategy=hybrid_shard": "use parallel=hsdp",
+    "fsdp.backward_prefetch=backward_post": (
+        "FSDP2 cannot prefetch after the gradients; use parallel=fsdp1 parallel.backward_prefetch=backward_post"
+    ),
 }
 
 DEAD: dict[str, str] = {
-    "fsdp.use_orig_params": "FSDP2 always keeps the original parameters",
-    "fsdp.limit_all_gathers": "FSDP2 has no rate limiter: its memory use is deterministic without one",
+    "fsdp.use_orig_params": (
+        "FSDP2 always keeps the original parameters; with parallel=fsdp1 it is parallel.use_orig_params"
+    ),
+    "fsdp.limit_all_gathers": (
+        "FSDP2 has no rate limiter: its memory use is deterministic without one; with parallel=fsdp1 it is "
+        "parallel.limit_all_gathers"
+    ),
     "fsdp.sync_module_states": "every rank initialises from training.seed",
     "fsdp.param_init_device": "parameters are made on the CPU from training.seed and moved",
     "distributed.overlap_reduce_scatter": "instrument.mode=dedicated puts every collective on a stream of its own",

@@ -18,7 +18,20 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from aorta.config.schema import FSDP, NAMES, Config, Profiling, Ranking
+from aorta.config.mesh import data_parallel_size, mesh_rules
+from aorta.config.schema import (
+    FSDP,
+    FSDP1,
+    FSDPTP,
+    NAMES,
+    TP,
+    Config,
+    EmulatedFabric,
+    Mode,
+    Precision,
+    Profiling,
+    Ranking,
+)
 from aorta.errors import ConfigError
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -74,7 +87,7 @@ def environment_number(name: str, default: int, environment: Mapping[str, str] =
 def steps_planned(config: Config, world_size: int) -> int:
     """Optimizer steps of the whole training: the earlier of `max_steps` and the end of the last epoch."""
     training = config.training
-    per_step = training.batch_size * training.gradient_accumulation * world_size
+    per_step = training.batch_size * training.gradient_accumulation * data_parallel_size(config, world_size)
     in_epochs = training.epochs * (config.dataset.num_samples // per_step)
     return in_epochs if training.max_steps is None else min(training.max_steps, in_epochs)
 
@@ -84,7 +97,12 @@ def _hash(plain: dict[str, Any]) -> str:
     for key in NOT_IN_HASH:
         node, *rest = key.split(".")
         (kept[node] if rest else kept).pop(rest[0] if rest else node)
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+    return hash_of(kept)
+
+
+def hash_of(values: Mapping[str, Any]) -> str:
+    """What tells two configurations (JSON types) apart, in 16 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _broken_rules(config: Config) -> Iterator[str]:
@@ -157,17 +175,37 @@ def _broken_rules(config: Config) -> Iterator[str]:
             "set dataset.on_device=false as well, or num_workers=0"
         )
     world_size = environment_number("WORLD_SIZE", 1)
-    per_step = training.batch_size * training.gradient_accumulation * world_size
+    mesh = list(mesh_rules(config, world_size))
+    yield from mesh
+    batches = world_size if mesh else data_parallel_size(config, world_size)
+    per_step = training.batch_size * training.gradient_accumulation * batches
     if dataset.num_samples < per_step:
+        shared = "" if batches == world_size else f", {world_size // batches} ranks sharing a batch"
         yield (
             f"dataset.num_samples={dataset.num_samples}: one step needs {per_step} "
-            f"({training.batch_size} per micro-batch x {training.gradient_accumulation} x {world_size} ranks)"
+            f"({training.batch_size} per micro-batch x {training.gradient_accumulation} x {world_size} ranks{shared})"
         )
     if isinstance(config.workload, Ranking):
         yield from _ranking_rules(config.workload)
     if isinstance(config.parallel, FSDP):
         yield from _fsdp_rules(config.parallel)
+    if isinstance(config.parallel, FSDP1) and config.compile.enabled and not config.parallel.use_orig_params:
+        yield "parallel.use_orig_params=false: torch.compile cannot trace FSDP1's flat parameters; set it to true"
+    if isinstance(config.parallel, FSDP1) and training.checkpoint_interval is not None:
+        yield (
+            f"training.checkpoint_interval={training.checkpoint_interval}: torch does not load FSDP1's shards back; "
+            "use parallel=fsdp, or set it to null"
+        )
+    if isinstance(config.parallel, TP | FSDPTP) and training.mixed_precision is Precision.fp16:
+        yield (
+            f"training.mixed_precision=fp16: parallel={config.parallel.strategy} keeps parameters on several meshes, "
+            "and torch's gradient scaler looks for overflow on one only, so ranks would disagree about a step; use bf16"
+        )
     yield from _profiling_rules(config.profiling)
+    if isinstance(config.fabric, EmulatedFabric):
+        yield from _fabric_rules(config.fabric, world_size)
+        if config.instrument.mode is Mode.off:
+            yield "instrument.mode=off: fabric=emulated delays what is seen; set instrument.mode=observe or dedicated"
 
 
 def _at_least(minimum: int, values: dict[str, Any]) -> Iterator[str]:
@@ -223,6 +261,27 @@ def _profiling_rules(profiling: Profiling) -> Iterator[str]:
         yield f"profiling.trace_filename={profiling.trace_filename!r}: a file name ending in .json or .json.gz"
     if profiling.enabled and not (profiling.tensorboard or profiling.chrome_trace):
         yield "profiling.enabled=true: nothing would be written; set profiling.tensorboard or profiling.chrome_trace"
+
+
+def _fabric_rules(fabric: EmulatedFabric, world_size: int) -> Iterator[str]:
+    for name in ("intra_bandwidth_gb_per_s", "inter_bandwidth_gb_per_s"):
+        if not 0 < (value := getattr(fabric, name)) < math.inf:
+            yield f"fabric.{name}={value}: must be greater than 0 and finite"
+    for name in ("intra_latency_us", "inter_latency_us", "straggler_ms"):
+        if not 0 <= (value := getattr(fabric, name)) < math.inf:
+            yield f"fabric.{name}={value}: must be at least 0 and finite"
+    yield from _at_least(1, {"fabric.ranks_per_node": fabric.ranks_per_node})
+    if not 0 <= fabric.jitter < 1:
+        yield f"fabric.jitter={fabric.jitter}: must be in [0, 1)"
+    if fabric.emulated_world_size is not None and fabric.emulated_world_size < world_size:
+        yield (
+            f"fabric.emulated_world_size={fabric.emulated_world_size}: must not be below the real world size "
+            f"{world_size}; null takes the real one"
+        )
+    if fabric.straggler_rank is not None and not 0 <= fabric.straggler_rank < world_size:
+        yield f"fabric.straggler_rank={fabric.straggler_rank}: must be a rank of this run, 0 to {world_size - 1}"
+    if fabric.straggler_rank is None and fabric.straggler_ms != 0:
+        yield f"fabric.straggler_ms={fabric.straggler_ms}: no rank is late by it; set fabric.straggler_rank"
 
 
 def _notes(config: Config) -> Iterator[str]:

@@ -39,6 +39,28 @@ class Mode(Enum):
     off = "off"
 
 
+class Algorithm(Enum):
+    """How a collective passes data on: round a ring, or in about log2(n) rounds."""
+
+    ring = "ring"
+    tree = "tree"
+
+
+class BackwardPrefetch(Enum):
+    """When FSDP1 gathers the next parameters in backward: before or after the current gradients, or not ahead."""
+
+    backward_pre = "backward_pre"
+    backward_post = "backward_post"
+    none = "none"
+
+
+class Sharding(Enum):
+    """What FSDP1 shards: parameters too, or only gradients and optimizer state once forward has gathered them."""
+
+    full_shard = "full_shard"
+    shard_grad_op = "shard_grad_op"
+
+
 class DType(Enum):
     """A floating-point type by its short name."""
 
@@ -227,6 +249,27 @@ class DDP(Parallel):
 
 
 @dataclass
+class FSDP1(Parallel):
+    """FSDP1, `FullyShardedDataParallel` round every block."""
+
+    strategy: str = "fsdp1"
+    # prefetch and overlap; false = no prefetch, and every collective is waited for before computing on
+    overlap: bool = True
+    # gather the next block's parameters before the current one computes in forward
+    forward_prefetch: bool = True
+    # when the next block's parameters are gathered in backward
+    backward_prefetch: BackwardPrefetch = BackwardPrefetch.backward_pre
+    # let at most two all-gathers be under way, to bound memory
+    limit_all_gathers: bool = True
+    # keep the block's own parameters visible; torch.compile needs it
+    use_orig_params: bool = True
+    # what is sharded
+    sharding_strategy: Sharding = Sharding.full_shard
+    # type in which gradients are reduced; null = that of the parameters in use
+    reduce_dtype: DType | None = None
+
+
+@dataclass
 class FSDP(Parallel):
     """FSDP2, `fully_shard` on every block."""
 
@@ -241,6 +284,33 @@ class FSDP(Parallel):
     reshard_after_forward: bool = True
     # type in which gradients are reduced; null = that of the parameters in use
     reduce_dtype: DType | None = None
+
+
+@dataclass
+class HSDP(FSDP):
+    """Hybrid sharding: FSDP2 within groups of ranks, an all-reduce of the shards' gradients between the groups."""
+
+    strategy: str = "hsdp"
+    # copies of the model; each is sharded over world size / replicas ranks
+    replicas: int = 2
+
+
+@dataclass
+class TP(Parallel):
+    """Tensor parallelism: all ranks compute every encoder layer together, on the same samples. Its collectives stand
+    between two layers of a block and are waited for at once, so there is nothing to overlap them with.
+    """
+
+    strategy: str = "tp"
+
+
+@dataclass
+class FSDPTP(FSDP):
+    """Tensor parallelism within groups of ranks, FSDP2 between the groups."""
+
+    strategy: str = "fsdp_tp"
+    # ranks that compute a layer together; the world is a multiple of it
+    tp_size: int = 2
 
 
 @dataclass
@@ -284,6 +354,35 @@ class Fabric:
 
 
 @dataclass
+class EmulatedFabric(Fabric):
+    """A slower or larger network than the real one: collectives complete when it would have completed them."""
+
+    kind: str = "emulated"
+    # microseconds one message takes between two ranks of a node, before its first byte
+    intra_latency_us: float = 25.0
+    # GB/s (1e9 bytes a second) a rank sends at within a node
+    intra_bandwidth_gb_per_s: float = 1.25
+    # the same between nodes; a group that spans nodes uses these two
+    inter_latency_us: float = 50.0
+    # GB/s a rank sends at between nodes
+    inter_bandwidth_gb_per_s: float = 0.125
+    # consecutive ranks that make one emulated node
+    ranks_per_node: int = 1
+    # times are those of a ring or of a tree
+    algorithm: Algorithm = Algorithm.ring
+    # groups of all ranks get the times of a world of this size; smaller groups keep their own; null = the real size
+    emulated_world_size: int | None = None
+    # each collective takes up to this part more or less, the same on every rank; 0 = always the same
+    jitter: float = 0.0
+    # seed of the jitter
+    seed: int = 42
+    # rank that is late to every collective; null = none
+    straggler_rank: int | None = None
+    # milliseconds by which it is late
+    straggler_ms: float = 0.0
+
+
+@dataclass
 class Telemetry:
     """What the record holds beside timings."""
 
@@ -320,9 +419,17 @@ class Config:
 
 GROUPS: dict[str, dict[str, type[Any]]] = {
     "workload": {"ranking": Ranking},
-    "parallel": {"none": NoParallel, "ddp": DDP, "fsdp": FSDP},
+    "parallel": {
+        "none": NoParallel,
+        "ddp": DDP,
+        "fsdp1": FSDP1,
+        "fsdp": FSDP,
+        "hsdp": HSDP,
+        "tp": TP,
+        "fsdp_tp": FSDPTP,
+    },
     "profiling": {"aorta": Profiling},
-    "fabric": {"none": Fabric},
+    "fabric": {"none": Fabric, "emulated": EmulatedFabric},
     "telemetry": {"default": Telemetry},
 }
 """Config group -> option -> its schema. Every option has a file `config/<group>/<option>.yaml`."""

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.distributed.tensor import DTensor, Replicate
 
-from aorta.config.schema import Config, Precision
+from aorta.config.schema import FSDP1, Config, Precision
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], config: Config) -> torch.optim.AdamW:
     """AdamW with the configured rates."""
     settings = config.optimizer
+    # One group a mesh: the multi-tensor update of accelerators takes no list that mixes them.
+    groups: list[dict[str, Any]] = [{"params": group} for group in by_mesh(parameters)]
     return torch.optim.AdamW(
-        parameters, lr=settings.lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
+        groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
     )
 
 
@@ -33,17 +39,43 @@ def make_schedule(optimizer: torch.optim.Optimizer, config: Config) -> torch.opt
 
 def make_scaler(config: Config, device: torch.device) -> torch.amp.GradScaler:
     """Loss scaling for fp16; passes everything through for the other precisions."""
-    return torch.amp.GradScaler(device.type, enabled=config.training.mixed_precision is Precision.fp16)
+    enabled = config.training.mixed_precision is Precision.fp16
+    if isinstance(config.parallel, FSDP1):
+        # Its shards are plain tensors: only this scaler asks the other ranks whether theirs overflowed.
+        return ShardedGradScaler(device.type, enabled=enabled)
+    return torch.amp.GradScaler(device.type, enabled=enabled)
 
 
-def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
-    """Scale gradients to a global norm of at most `max_norm`; returns the norm before.
+def by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Parameters that multi-tensor operations can take together: those of one mesh, and those of none."""
+    groups: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+    return list(groups.values())
 
-    With sharded gradients the norm is one all-reduce over the ranks.
+
+def clip(module: nn.Module, max_norm: float) -> torch.Tensor:
+    """Scale the gradients of `module` to a global norm of at most `max_norm`; returns the norm before.
+
+    Gradients that are sharded on a mesh add one all-reduce over each of its dimensions; those on no mesh are whole on
+    every rank. The global norm is the root of the sum of squares over meshes.
     """
-    kept = [p for p in parameters if p.grad is not None]
-    norm = nn.utils.get_total_norm([p.grad for p in kept if p.grad is not None])
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
-    nn.utils.clip_grads_with_norm_(kept, max_norm, norm)
+    if isinstance(module, FullyShardedDataParallel):
+        return module.clip_grad_norm_(max_norm)  # its shards look like whole gradients
+    groups = by_mesh(p for p in module.parameters() if p.grad is not None)
+    norms = [_whole(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
+    norm = nn.utils.get_total_norm(norms) if len(norms) > 1 else norms[0]
+    for group in groups:
+        nn.utils.clip_grads_with_norm_(group, max_norm, norm)
     return norm
+
+
+def _whole(norm: torch.Tensor) -> torch.Tensor:
+    """A norm as every rank knows it; one dimension after the other, which a DTensor does not do unasked in silence."""
+    if not isinstance(norm, DTensor):
+        return norm
+    placements = list(norm.placements)
+    for dimension in reversed(range(len(placements))):
+        placements[dimension] = Replicate()
+        norm = norm.redistribute(placements=placements)
+    return norm.to_local()

@@ -10,12 +10,18 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import torch
 
 from aorta.errors import AortaError, RecordWriteError
 from aorta.instrument.instrument import Instrument
-from aorta.telemetry.clock import read_clocks
-from aorta.telemetry.schema import Footer, Header
+from aorta.launch.peers import Peers
+from aorta.launch.provenance import Asked
+from aorta.launch.run_folder import RunFolder, write_manifest
+from aorta.launch.topology import Topology, device_name, platform_of
+from aorta.telemetry.clock import boot_id, read_clocks
+from aorta.telemetry.schema import MANIFEST_FILE, SCHEMA_VERSION, Anchor, Footer, Header, InstrumentMode, Step
 from aorta.telemetry.writer import RecordWriter
 
 _log = logging.getLogger(__name__)
@@ -29,12 +35,93 @@ class Ending:
     reason: Literal["completed", "signal", "error"] = "completed"
 
 
+def header_of(
+    asked: Asked,
+    folder: RunFolder,
+    topology: Topology,
+    device: torch.device,
+    *,
+    backend: str | None,
+    parallel: str,
+    mode: InstrumentMode,
+    start_step: int,
+    warmup_steps: int,
+) -> Header:
+    """The first line of one rank's record, of this moment."""
+    kind = platform_of(device)
+    return Header(
+        schema_version=SCHEMA_VERSION,
+        run_id=folder.run_id,
+        label=asked.label or kind,
+        attempt=folder.attempt,
+        rank=topology.rank,
+        world_size=topology.world_size,
+        local_rank=topology.local_rank,
+        node_rank=topology.node_rank,
+        host=topology.host,
+        pid=topology.pid,
+        boot_id=boot_id(),
+        platform=kind,
+        device=device_name(device),
+        backend=backend,
+        parallel=parallel,
+        timer="perf_counter" if device.type == "cpu" else "cuda_event",
+        instrument_mode=mode,
+        manifest_hash=asked.manifest_hash,
+        start_step=start_step,
+        warmup_steps=warmup_steps,
+        clock=read_clocks(),
+    )
+
+
+def publish_manifest(folder: RunFolder, peers: Peers, manifest: Callable[[], dict[str, Any]]) -> None:
+    """Rank 0 makes and writes it; collective.
+
+    Raises:
+        PeerFailed: on every rank, when it could not be written.
+    """
+    error = None
+    if peers.rank == 0:
+        try:
+            write_manifest(folder, manifest())
+        except OSError as problem:
+            error = f"cannot write {folder.path / MANIFEST_FILE}: {problem.strerror or problem}"
+    peers.agree("manifest", error)
+
+
 class Record:
     """One open record: the writer, and the header it begins with."""
 
     def __init__(self, writer: RecordWriter, header: Header) -> None:
         self.writer, self.header = writer, header
         writer.write(header)
+
+    @classmethod
+    def open(cls, folder: RunFolder, peers: Peers, header: Header) -> Record:
+        """A record on every rank, or on none; collective. The caller closes its writer.
+
+        Raises:
+            PeerFailed: on every rank, when one could not create its file; names it.
+        """
+        record, error = None, None
+        try:
+            record = cls(RecordWriter(folder.record(header.rank), header.rank), header)
+        except RecordWriteError as problem:
+            error = problem
+        try:
+            peers.agree("record", None if error is None else str(error))
+        except AortaError:
+            if record is not None:
+                record.writer.close()
+            raise
+        assert record is not None  # agree raises when any rank, this one too, has an error
+        return record
+
+    def step(self, line: Step, anchor_interval: int) -> None:
+        """Write one finished step, and every `anchor_interval` steps the clocks behind it (R7)."""
+        self.writer.write(line)
+        if (line.global_step + 1) % anchor_interval == 0:
+            self.writer.write(Anchor(line.global_step, read_clocks()))
 
     @contextmanager
     def closed_by(self, instrument: Instrument, explain: Callable[[Exception], AortaError]) -> Iterator[Ending]:
@@ -50,21 +137,26 @@ class Record:
         except Exception as error:
             # Explained before the footer is written, so that the record names the peer that is to blame.
             explained = explain(error)
-            self._foot_quietly(instrument, ending, explained.exit_code, str(explained))
+            self.fail(instrument, ending, explained.exit_code, str(explained))
             if explained is error:
                 raise
             raise explained from error
         except KeyboardInterrupt:
-            self._foot_quietly(instrument, ending, 128 + signal.SIGINT, "interrupted at once by a second SIGINT")
+            self.fail(instrument, ending, 128 + signal.SIGINT, "interrupted at once by a second SIGINT")
             raise
         else:
             if ending.signal is not None:
                 ending.reason = "signal"
-            self._foot(instrument, ending, 0 if ending.signal is None else 128 + ending.signal, None)
+            self.complete(instrument, ending)
         finally:
             self.writer.close()
 
-    def _foot_quietly(self, instrument: Instrument, ending: Ending, code: int, error: str) -> None:
+    def complete(self, instrument: Instrument, ending: Ending) -> None:
+        """The footer of a loop that ended as it should, or by a signal."""
+        self._foot(instrument, ending, 0 if ending.signal is None else 128 + ending.signal, None)
+
+    def fail(self, instrument: Instrument, ending: Ending, code: int, error: str) -> None:
+        """The last steps that can be read, and a footer that says `error`; never raises over it."""
         ending.reason = "error"
         try:
             instrument.recorder.salvage()

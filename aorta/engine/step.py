@@ -41,7 +41,6 @@ class TrainStep:
     def run(self, batches: Iterator[Batch], facts: StepFacts) -> None:
         """Train on the next `gradient_accumulation` micro-batches, as one recorded step."""
         recorder = self.instrument.recorder
-        parameters = list(self.model.module.parameters())
         with recorder.step(facts):
             losses = self._gradients(batches)
             grad_norm = None
@@ -49,7 +48,7 @@ class TrainStep:
             if max_norm is not None:
                 with recorder.aux("clip"):
                     self.scaler.unscale_(self.optimizer)
-                    grad_norm = clip(parameters, max_norm)
+                    grad_norm = clip(self.model.module, max_norm)
             with recorder.aux("optimizer"):
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
@@ -73,7 +72,6 @@ class TrainStep:
                     # both hang on this tensor, and hooks of one tensor run in the order they were put on.
                     loss = self.loss(scores.view_as(scores), batch.relevance) / count
                 scaled = self.scaler.scale(loss)
-                with self.instrument.backward(scaled):
-                    scaled.backward()
+                scaled.backward()
             losses.append(loss.detach())
         return losses

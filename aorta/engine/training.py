@@ -6,6 +6,7 @@ Must not: handle what went wrong (that is `run`); it only makes sure that nothin
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,27 +19,28 @@ from torch import nn
 from aorta.capture.rocm_smi import RocmSmiSampler
 from aorta.capture.torch_profiler import ProfilerWindow
 from aorta.config.resolve import Resolved, steps_planned
-from aorta.config.schema import Compile, Ranking
+from aorta.config.schema import Compile, EmulatedFabric, Mode, Ranking
 from aorta.engine.checkpoint import Checkpoints, first_step
 from aorta.engine.logs import log_to
 from aorta.engine.optimization import make_optimizer, make_scaler, make_schedule
 from aorta.engine.progress import Progress
-from aorta.engine.record import Record
+from aorta.engine.record import Record, header_of, publish_manifest
 from aorta.engine.step import TrainStep
-from aorta.errors import RecordWriteError
+from aorta.instrument.arrivals import meeting_place
+from aorta.instrument.fabric import Fabric
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
+from aorta.instrument.seam import all_groups
+from aorta.launch.knobs import knob_warnings
 from aorta.launch.peers import Peers
 from aorta.launch.process_group import backend_for
-from aorta.launch.provenance import build_manifest, rank_facts
-from aorta.launch.run_folder import CHECKPOINT_DIR, RunFolder, prepare, write_manifest
+from aorta.launch.provenance import Asked, build_manifest, rank_facts
+from aorta.launch.run_folder import CHECKPOINT_DIR, RunFolder, prepare
 from aorta.launch.stopping import StopAgreement, stop_on_signals
 from aorta.launch.topology import Topology, device_name, platform_of
 from aorta.parallel.plan import Blocks, Spread
 from aorta.parallel.strategies import spread
-from aorta.telemetry.clock import boot_id, read_clocks
-from aorta.telemetry.schema import MANIFEST_FILE, SCHEMA_VERSION, Anchor, Header, Step
-from aorta.telemetry.writer import RecordWriter
+from aorta.telemetry.schema import Step
 from aorta.workload.data import Batch, Batches
 from aorta.workload.ranking import ListwiseLoss, RankingTransformer
 
@@ -76,7 +78,9 @@ class Training:
         stop = steps_planned(config, topology.world_size)
         warmup = min(config.telemetry.warmup_steps, (stop - first) // 2)
         model, blocks = self._model()
-        model_spread = spread(model, blocks, config, self.device)
+        model_spread = spread(model, blocks, model.tensor_parallel_parts(), config, self.device)
+        # Ranks begin alike but drop out differently, except where they compute a layer together.
+        torch.manual_seed(config.training.seed + 1 + model_spread.data_rank)
         self._manifest(folder, model_spread)
         record = self._record(stack, folder, first, warmup)
         progress = Progress(first, stop, config.training.log_interval, shown=topology.rank == 0)
@@ -86,10 +90,8 @@ class Training:
 
         def finished(step: Step) -> None:
             sample = sampler.take() if sampler else None
-            record.writer.write(msgspec.structs.replace(step, **sample) if sample else step)
+            record.step(msgspec.structs.replace(step, **sample) if sample else step, config.clock.anchor_interval)
             progress.show(step)
-            if (step.global_step + 1) % config.clock.anchor_interval == 0:
-                record.writer.write(Anchor(step.global_step, read_clocks()))
 
         instrument = stack.enter_context(
             Instrument(
@@ -100,10 +102,12 @@ class Training:
                 record.header.clock,
                 finished,
                 config.instrument.stream_priority,
+                self._fabric(stack),
             )
         )
         loss = ListwiseLoss()
         instrument.watch([*blocks, ("loss", loss)])
+        instrument.watch_backward(loss)
         optimizer = make_optimizer(model.parameters(), config)
         schedule, scaler = make_schedule(optimizer, config), make_scaler(config, self.device)
         checkpoints = Checkpoints(folder.checkpoints, model_spread.module, optimizer, schedule, scaler)
@@ -116,7 +120,7 @@ class Training:
         # Signals outermost: a launcher ends the survivors of a dead rank while they still write down who it was.
         with stop_on_signals(agreement) as signals, record.closed_by(instrument, self.peers.explain) as ending:
             profiler = stack.enter_context(ProfilerWindow(config.profiling, folder.traces(topology.rank), first))
-            for facts, batches in self._steps(first, stop, warmup, schedule):
+            for facts, batches in self._steps(first, stop, warmup, schedule, model_spread):
                 if not agreement.may_start(facts.global_step):
                     break
                 with profiler.iteration(facts.global_step):
@@ -130,10 +134,10 @@ class Training:
         return signals.received
 
     def _steps(
-        self, first: int, stop: int, warmup: int, schedule: torch.optim.lr_scheduler.LambdaLR
+        self, first: int, stop: int, warmup: int, schedule: torch.optim.lr_scheduler.LambdaLR, model: Spread
     ) -> Iterator[tuple[StepFacts, Iterator[Batch]]]:
         """The facts of each step, and where its micro-batches come from."""
-        batches = Batches(self.config, self._shape(), self.topology.rank, self.topology.world_size, self.device)
+        batches = Batches(self.config, self._shape(), model.data_rank, model.data_size, self.device)
         for epoch in range(self.config.training.epochs):
             begin = max(first - epoch * batches.steps_per_epoch, 0)
             source = batches.epoch(epoch, begin)
@@ -150,8 +154,6 @@ class Training:
         """The model on its device, the same on every rank, and its blocks; compiled where asked."""
         torch.manual_seed(self.config.training.seed)
         model = RankingTransformer(self._shape()).to(self.device)
-        # Ranks begin alike but drop out differently.
-        torch.manual_seed(self.config.training.seed + 1 + self.topology.rank)
         blocks = list(model.blocks())
         if self.config.compile.enabled:
             for _, block in blocks:
@@ -172,62 +174,66 @@ class Training:
             return None
         return stack.enter_context(RocmSmiSampler(settings.rocm_smi_interval_s))
 
+    def _fabric(self, stack: ExitStack) -> Fabric | None:
+        """The emulated fabric, where one was asked for."""
+        settings = self.config.fabric
+        if not isinstance(settings, EmulatedFabric):
+            return None
+        folder = stack.enter_context(meeting_place(self.peers))
+        return Fabric(settings, self.topology.rank, self.topology.world_size, folder)
+
+    def _knobs(self, model: Spread) -> list[str]:
+        """Settings of the environment that get in the way of this run."""
+        groups = len(all_groups())
+        streams = 1 + model.streams + groups  # compute, the strategy's, the backend's
+        if self.config.instrument.mode is not Mode.off:
+            streams += groups  # ours
+        if not self.config.dataset.on_device:
+            streams += 1  # copies to the device
+        return knob_warnings(os.environ, platform_of(self.device), streams)
+
     def _shape(self) -> Ranking:
         assert isinstance(self.config.workload, Ranking)  # the only workload there is
         return self.config.workload
 
     def _manifest(self, folder: RunFolder, model: Spread) -> None:
         ranks = self.peers.gather("facts", rank_facts(self.topology, self.device))
-        error = None
-        if self.topology.rank == 0:
-            plan = {
-                "strategy": self.config.parallel.strategy,
-                "parameters": sum(p.numel() for p in model.module.parameters()),
-                **model.facts,
-            }
-            manifest = build_manifest(
-                self.resolved, folder, self.topology, self.device, backend_for(self.device), ranks, plan
-            )
-            try:
-                write_manifest(folder, manifest)
-            except OSError as problem:
-                error = f"cannot write {folder.path / MANIFEST_FILE}: {problem.strerror or problem}"
-        self.peers.agree("manifest", error)
+        warnings = self._knobs(model)
+        for warning in warnings if self.topology.rank == 0 else ():
+            _log.warning(warning)
+        plan = {
+            "strategy": self.config.parallel.strategy,
+            "parameters": sum(p.numel() for p in model.module.parameters()),
+            **model.facts,
+        }
+        backend = backend_for(self.device)
+        publish_manifest(
+            folder,
+            self.peers,
+            lambda: {
+                **build_manifest(self._asked(), folder, self.topology, self.device, backend, ranks, plan),
+                "warnings": warnings,
+            },
+        )
 
     def _record(self, stack: ExitStack, folder: RunFolder, first: int, warmup: int) -> Record:
-        topology, kind = self.topology, platform_of(self.device)
-        header = Header(
-            schema_version=SCHEMA_VERSION,
-            run_id=folder.run_id,
-            label=self.config.label or kind,
-            attempt=folder.attempt,
-            rank=topology.rank,
-            world_size=topology.world_size,
-            local_rank=topology.local_rank,
-            node_rank=topology.node_rank,
-            host=topology.host,
-            pid=topology.pid,
-            boot_id=boot_id(),
-            platform=kind,
-            device=device_name(self.device),
+        header = header_of(
+            self._asked(),
+            folder,
+            self.topology,
+            self.device,
             backend=backend_for(self.device),
             parallel=self.config.parallel.strategy,
-            timer="perf_counter" if self.device.type == "cpu" else "cuda_event",
-            instrument_mode=self.config.instrument.mode.value,
-            manifest_hash=self.resolved.manifest_hash,
+            mode=self.config.instrument.mode.value,
             start_step=first,
             warmup_steps=warmup,
-            clock=read_clocks(),
         )
-        record, error = None, None
-        try:
-            writer = stack.enter_context(RecordWriter(folder.record(topology.rank), topology.rank))
-            record = Record(writer, header)
-        except RecordWriteError as problem:
-            error = problem
-        self.peers.agree("record", None if error is None else str(error))
-        assert record is not None  # agree raises when any rank, this one too, has an error
+        record = Record.open(folder, self.peers, header)
+        stack.callback(record.writer.close)
         return record
+
+    def _asked(self) -> Asked:
+        return Asked(self.config.label, self.resolved.plain, self.resolved.manifest_hash)
 
 
 def _compile(block: nn.Module, settings: Compile) -> None:

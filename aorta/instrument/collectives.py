@@ -13,24 +13,31 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from aorta.instrument.clock import Clock, Mark
+from aorta.instrument.links import DelayedOnDevice, DeviceLink, HostLinks
 from aorta.instrument.operators import OPERATORS, is_async, position_of_async_op
-from aorta.instrument.seam import Original, first_tensor, group_of, unpack, worker_threads
+from aorta.instrument.seam import Original, Work, first_tensor, group_of, unpack, worker_threads
 from aorta.instrument.streams import Streams
 from aorta.instrument.works import KeptAlive, TimedWork
 from aorta.telemetry.schema import EndSource
 
 _CPU = torch.device("cpu")
 
+ENQUEUE_NS = 200_000
+"""A call of the backend that returns sooner only handed the collective over, which is work of the host, not a stall:
+measured 20 to 195 us on gloo (docs/measurements.md). Half the stalls of a record were such calls."""
+
 
 @dataclass
 class Issued:
-    """One collective, while it is under way. `start` is None where it has to be derived from the backend's order."""
+    """One collective, while it is under way. `start` is None where it has to be derived from the backend's order.
+    `number` counts what all ranks of a group take part in, so it is the same on each; None for send and receive.
+    """
 
     kind: str
     group: str
@@ -38,9 +45,11 @@ class Issued:
     bytes: int
     dtype: str | None
     issue_ns: int
+    number: int | None = None
     start: Mark | None = None
     end: Mark | None = None
     end_source: EndSource | None = None
+    waiters: int = 1
     alive: Any = field(default=None, repr=False)
     has_completed: Callable[[], bool] | None = field(default=None, repr=False)
 
@@ -70,6 +79,7 @@ class HostTap:
         groups: filled with every process group as it is first seen, by name.
         on_issue: called in issue order with each collective, before it is issued.
         on_stall: called with two marks between which the caller stood waiting.
+        links: of the emulated fabric, which delays completion; None = the real one.
     """
 
     def __init__(
@@ -78,9 +88,11 @@ class HostTap:
         groups: dict[str, Group],
         on_issue: Callable[[Issued], None],
         on_stall: Callable[[Mark, Mark], None],
+        links: HostLinks | None = None,
     ) -> None:
         self.clock, self._groups = clock, groups
         self._on_issue, self._on_stall = on_issue, on_stall
+        self._links = links
         self._kept = KeptAlive()
         self._count: dict[str, int] = {}
         self._async_at = {name: position_of_async_op(name) for name in OPERATORS if hasattr(torch.ops.c10d, name)}
@@ -92,8 +104,12 @@ class HostTap:
         if known not in self._groups:
             lanes = worker_threads(group, tensor.device if tensor is not None else _CPU)
             self._groups[known] = Group(tuple(dist.get_process_group_ranks(group)), lanes)
-        seq = self._count.get(known, 0)
-        self._count[known] = seq + 1
+        # Not every rank sends or receives: counted by themselves, they leave the numbers of collectives equal on all.
+        counter = f"{known}/{operator.kind}" if operator.point_to_point else known
+        seq = self._count.get(counter, 0)
+        self._count[counter] = seq + 1
+        on_host = tensor is None or tensor.device.type == "cpu"
+        self._be_late(on_host=on_host)
         issued = Issued(
             kind=operator.kind,
             group=known,
@@ -101,22 +117,45 @@ class HostTap:
             bytes=operator.full_array_bytes(args, group.size()),
             dtype=None if tensor is None or operator.argument is None else str(tensor.dtype).removeprefix("torch."),
             issue_ns=time.perf_counter_ns(),
+            number=None if operator.point_to_point else seq,
+            waiters=len(args[0]) if operator.coalesced else 1,
         )
         self._on_issue(issued)
-        if tensor is None or tensor.device.type == "cpu":
+        if on_host:
             return self._on_host(issued, original)
         return self._on_device(issued, args, is_async(args, self._async_at[name]), original)
 
+    def close(self) -> None:
+        """No collective will pass any more."""
+        if self._links is not None:
+            self._links.close()
+
+    def _be_late(self, *, on_host: bool) -> None:
+        if self._links is not None and on_host:
+            self._links.be_late()
+
     def _on_host(self, issued: Issued, original: Original) -> Any:
+        transfer = None
+        if self._links is not None:
+            transfer = self._links.arrive(issued, self._groups[issued.group].ranks)
         result = original()
-        # The caller's thread was inside the backend: short for an enqueue, long where the backend works in the call.
-        self._on_stall(issued.issue_ns, time.perf_counter_ns())
+        # The caller's thread was inside the backend: to hand it over, or, where the backend works in the call, blocked.
+        if (returned_ns := time.perf_counter_ns()) - issued.issue_ns > ENQUEUE_NS:
+            self._on_stall(issued.issue_ns, returned_ns)
         work, repack = unpack(result)
+        if self._links is not None and transfer is not None:
+            work = cast(Work, self._links.carry(transfer, work))
+            return repack(TimedWork(work, self._wait(issued), self._kept, issued.waiters))
 
         with contextlib.suppress(RuntimeError):  # no future: the caller's wait is all there is
             future = work.get_future()
             issued.has_completed = future.done
             future.add_done_callback(lambda _: issued.stamp("future"))
+
+        return repack(TimedWork(work, self._wait(issued), self._kept, issued.waiters))
+
+    def _wait(self, issued: Issued) -> Callable[[Callable[[], bool]], bool]:
+        """How the caller waits: timed as a stall, and as the end where nothing else told it."""
 
         def wait(inner: Callable[[], bool]) -> bool:
             begin = time.perf_counter_ns()
@@ -126,7 +165,7 @@ class HostTap:
                 issued.stamp("wait")
                 self._on_stall(begin, time.perf_counter_ns())
 
-        return repack(TimedWork(work, wait, self._kept))
+        return wait
 
     def _on_device(self, issued: Issued, args: tuple[Any, ...], asynchronous: bool, original: Original) -> Any:
         raise NotImplementedError("a collective of device tensors in a run on the CPU")
@@ -138,6 +177,7 @@ class DeviceTap(HostTap):
     Args:
         dedicated: run collectives on our own stream of their group; otherwise leave them where they are and let that
             stream only wait, for the timing.
+        device_link: of the emulated fabric, for collectives of device tensors; None = the real one.
     """
 
     def __init__(
@@ -149,9 +189,11 @@ class DeviceTap(HostTap):
         streams: Streams,
         *,
         dedicated: bool,
+        links: HostLinks | None = None,
+        device_link: DeviceLink | None = None,
     ) -> None:
-        super().__init__(clock, groups, on_issue, on_stall)
-        self._streams, self._dedicated = streams, dedicated
+        super().__init__(clock, groups, on_issue, on_stall, links)
+        self._streams, self._dedicated, self._device_link = streams, dedicated, device_link
         self._under_way: deque[Issued] = deque()
 
     def _on_device(self, issued: Issued, args: tuple[Any, ...], asynchronous: bool, original: Original) -> Any:
@@ -164,6 +206,7 @@ class DeviceTap(HostTap):
         issued.start = self.clock.mark()
         result = original()
         unpack(result)[0].wait()
+        self._delay(issued)
         issued.end, issued.end_source = self.clock.mark(), "event"
         return result
 
@@ -185,7 +228,7 @@ class DeviceTap(HostTap):
 
         if not asynchronous:
             join(work.wait)
-        return repack(TimedWork(work, join, self._kept))
+        return repack(TimedWork(self._delayed(side, work, done), join, self._kept, issued.waiters))
 
     def _watched(self, issued: Issued, args: tuple[Any, ...], original: Original) -> Any:
         """Leave it on the backend's stream and let ours wait beside it, for the marks (R3)."""
@@ -196,19 +239,39 @@ class DeviceTap(HostTap):
         result = original()
         work, repack = unpack(result)
         with self._streams.use(side):
-            self._ended_on(side, issued, work, args)
+            done = self._ended_on(side, issued, work, args)
 
         def wait(inner: Callable[[], bool]) -> bool:
             begin = self.clock.mark()
             outcome = inner()
+            if self._device_link is not None:
+                self._streams.current().wait_event(done)  # the backend's stream knows nothing of the emulated time
             self._on_stall(begin, self.clock.mark())
             return outcome
 
-        return repack(TimedWork(work, wait, self._kept))
+        return repack(TimedWork(self._delayed(side, work, done), wait, self._kept, issued.waiters))
+
+    def _be_late(self, *, on_host: bool) -> None:
+        super()._be_late(on_host=on_host)
+        if self._device_link is not None and not on_host:
+            self._device_link.be_late()
+
+    def _delay(self, issued: Issued) -> None:
+        """The emulated time, behind the backend's collective on the current stream."""
+        if self._device_link is not None:
+            self._device_link.delay(issued, self._groups[issued.group].ranks)
+
+    def _delayed(self, side: Any, work: Work, done: Any) -> Work:
+        """What the caller's handle stands for: with an emulated fabric, its future too must wait for `side`."""
+        if self._device_link is None:
+            return work
+        with self._streams.use(side):
+            return cast(Work, DelayedOnDevice(work, done, self._device_link.devices))
 
     def _ended_on(self, side: Any, issued: Issued, work: Any, args: tuple[Any, ...]) -> Any:
         """Mark the end on `side`, which is current; returns an event that nobody else records again."""
         work.wait()  # makes `side` wait, not the host; without it the end event would time the launch (W1)
+        self._delay(issued)
         issued.end, issued.end_source = self.clock.mark(), "event"
         # Waiting released the backend's own references, and synchronous ones hold none (W3).
         issued.alive = args

@@ -48,7 +48,7 @@ class BlockRanges:
         forward: list[Range] = []
 
         def before_forward(_module: nn.Module, args: Any, kwargs: Any) -> None:
-            inputs = list(_needing_gradient((args, kwargs)))
+            inputs = list(needing_gradient((args, kwargs)))
             left = [len(inputs)]
 
             def input_gradient(_gradient: torch.Tensor) -> None:
@@ -64,8 +64,11 @@ class BlockRanges:
             forward.pop().end = self._clock.mark()
 
         def prepare_backward(_module: nn.Module, _args: Any, output: Any) -> None:
-            for tensor in _needing_gradient(output):
-                tensor.register_hook(lambda _gradient: self._open_backward(name))  # type: ignore[no-untyped-call]
+            for tensor in needing_gradient(output):
+                # Before its node, and so behind all hooks of the tensor, whenever they were put on: FSDP1 waits for the
+                # block's parameters in one that comes later than this (R5).
+                before = tensor.register_hook if tensor.grad_fn is None else tensor.grad_fn.register_prehook
+                before(lambda _gradient: self._open_backward(name))
 
         self._handles += [
             block.register_forward_pre_hook(before_forward, with_kwargs=True),
@@ -96,13 +99,13 @@ class BlockRanges:
             self._backward[name] = self._opened(name, "backward")
 
 
-def _needing_gradient(values: Any) -> Iterator[torch.Tensor]:
+def needing_gradient(values: Any) -> Iterator[torch.Tensor]:
     """Tensors in nested containers that a backward pass will reach."""
     if isinstance(values, torch.Tensor):
         if values.requires_grad:
             yield values
     elif isinstance(values, dict):
-        yield from _needing_gradient(list(values.values()))
+        yield from needing_gradient(list(values.values()))
     elif isinstance(values, list | tuple):
         for item in values:
-            yield from _needing_gradient(item)
+            yield from needing_gradient(item)

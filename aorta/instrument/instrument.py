@@ -15,13 +15,16 @@ from typing import Self
 import torch
 from torch import nn
 
-from aorta.instrument.clock import Mark, clock_for
+from aorta.instrument.backward import BackwardEnds
+from aorta.instrument.clock import clock_for
 from aorta.instrument.collectives import DeviceTap, Group, HostTap
 from aorta.instrument.compute import BlockRanges
+from aorta.instrument.fabric import Fabric
+from aorta.instrument.links import DeviceLink, HostLinks, stream_sleep
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.reading import StepReader
 from aorta.instrument.recorder import StepRecorder
-from aorta.instrument.seam import Seam, all_groups, issued_by, when_backward_ends
+from aorta.instrument.seam import Seam, all_groups, issued_by
 from aorta.instrument.streams import DeviceStreams
 from aorta.telemetry.schema import ClockReading, InstrumentMode, Step
 from aorta.timeline.overlap import Unseen
@@ -41,6 +44,7 @@ class Instrument:
         anchor: places MONOTONIC in wall-clock time.
         sink: takes finished steps in order.
         stream_priority: of dedicated streams (CUDA/HIP).
+        fabric: delays collectives as another network would; None = the real one.
 
     Raises:
         InstrumentError: this torch lacks what the interception needs.
@@ -55,57 +59,69 @@ class Instrument:
         anchor: ClockReading,
         sink: Callable[[Step], None],
         stream_priority: int = 0,
+        fabric: Fabric | None = None,
     ) -> None:
         clock = clock_for(device)
         self.groups: dict[str, Group] = {}
-        unseen = Unseen("instrument.mode=off: nothing was looked at", compute=True) if mode == "off" else None
         self.recorder = StepRecorder(
             clock,
-            StepReader(clock, rank, world_size, self.groups, anchor, unseen),
+            StepReader(clock, rank, world_size, self.groups, anchor),
             lambda: {id(group): issued_by(group) for group in all_groups()},
             sink,
         )
-        self._clock, self._mode = clock, mode
+        self._device, self._clock, self._mode = device, clock, mode
         self._ranges = BlockRanges(clock, self.recorder.on_range)
-        self._seam = None if mode == "off" else Seam(OPERATORS, device, self._tap(device, stream_priority))
+        self._blocks: list[tuple[str, nn.Module]] = []
+        # DDP waits for its collectives behind the last node, on futures in C++ where no handle of ours is asked.
+        self._endings = BackwardEnds(clock, self._ranges.backward_ran, self.recorder.on_backward_tail)
+        self._outputs: list[nn.Module] = []
+        # The tap outlives a pause: it counts collectives, and holds on to those that are under way.
+        self._handler = None if mode == "off" else self._tap(device, stream_priority, fabric)
+        self._seam: Seam | None = None
         self._switch_interval_s = sys.getswitchinterval()
-        if self._seam is not None and device.type == "cpu":
-            sys.setswitchinterval(SWITCH_INTERVAL_S)
+        if self._handler is None:
+            self.recorder.unseen = Unseen("instrument.mode=off: nothing was looked at", compute=True)
+        else:
+            self._look()
 
     def watch(self, blocks: Iterable[tuple[str, nn.Module]]) -> None:
         """Bracket the computation of named blocks; call after the parallel strategy put its own hooks on them."""
-        if self._mode != "off":
-            for name, block in blocks:
+        self._blocks += (new := list(blocks))
+        if self._seam is not None:
+            for name, block in new:
                 self._ranges.watch(name, block)
 
     @contextmanager
-    def backward(self, loss: torch.Tensor) -> Iterator[None]:
-        """Around `loss.backward()`: notes when the last node had run, and the strategy's ending behind it."""
-        if self._mode == "off":
+    def paused(self) -> Iterator[None]:
+        """Between two steps: look away, as `mode=off` does, until the block ends; the steps inside say so.
+
+        Nothing of the instrument stays on the run's path, so that steps inside and outside can be compared (K5).
+        Every rank must pause for the same steps: collectives are matched across ranks by the count of those seen.
+        """
+        if self._seam is None:
             yield
             return
-        last_node: list[Mark] = []
-
-        def nodes_ran() -> None:
-            self._ranges.backward_ran()
-            last_node.append(self._clock.mark())
-
-        # Asked for with the first gradient, so it runs before the endings of DDP and FSDP, which are asked for later.
-        handle = loss.register_hook(lambda _gradient: when_backward_ends(nodes_ran))  # type: ignore[no-untyped-call]
+        self._look_away()
+        self.recorder.unseen = Unseen("the instrument was paused: nothing was looked at", compute=True)
         try:
             yield
         finally:
-            handle.remove()
-        if last_node:
-            self.recorder.on_backward_tail(last_node[0], self._clock.mark())
+            self.recorder.unseen = None
+            self._look()
+
+    def watch_backward(self, module: nn.Module) -> None:
+        """Notice the end of every backward pass that begins at `module`'s outputs or behind them."""
+        self._outputs.append(module)
+        if self._seam is not None:
+            self._endings.watch(module)
 
     def close(self) -> None:
         """Take everything off again; a second call does nothing."""
-        self._ranges.close()
         if self._seam is not None:
-            self._seam.close()
-            self._seam = None
-            sys.setswitchinterval(self._switch_interval_s)
+            self._look_away()
+        if self._handler is not None:
+            self._handler.close()
+            self._handler = None
 
     def __enter__(self) -> Self:
         return self
@@ -115,10 +131,36 @@ class Instrument:
     ) -> None:
         self.close()
 
-    def _tap(self, device: torch.device, stream_priority: int) -> HostTap:
+    def _look(self) -> None:
+        assert self._handler is not None  # with mode=off there is nothing to put on
+        self._seam = Seam(OPERATORS, self._device, self._handler, self.recorder.on_captured)
+        for name, block in self._blocks:
+            self._ranges.watch(name, block)
+        for module in self._outputs:
+            self._endings.watch(module)
+        if self._device.type == "cpu":
+            sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+    def _look_away(self) -> None:
+        assert self._seam is not None
+        self._ranges.close()
+        self._endings.close()
+        self._seam.close()
+        self._seam = None
+        sys.setswitchinterval(self._switch_interval_s)
+
+    def _tap(self, device: torch.device, stream_priority: int, fabric: Fabric | None) -> HostTap:
         clock, recorder = self._clock, self.recorder
+        links = None if fabric is None else HostLinks(fabric)
         if device.type == "cpu":
-            return HostTap(clock, self.groups, recorder.on_issue, recorder.on_stall)
-        streams = DeviceStreams(device, stream_priority)
-        dedicated = self._mode == "dedicated"
-        return DeviceTap(clock, self.groups, recorder.on_issue, recorder.on_stall, streams, dedicated=dedicated)
+            return HostTap(clock, self.groups, recorder.on_issue, recorder.on_stall, links)
+        return DeviceTap(
+            clock,
+            self.groups,
+            recorder.on_issue,
+            recorder.on_stall,
+            DeviceStreams(device, stream_priority),
+            dedicated=self._mode == "dedicated",
+            links=links,
+            device_link=None if fabric is None else DeviceLink(fabric, [device], stream_sleep(device)),
+        )

@@ -22,11 +22,18 @@ class Operator:
         kind: one of `timeline.classes.KINDS`.
         argument: position of the argument that holds the array; None for operators that move none.
         one_part: only the root is given the full array, so the argument is one rank's part of it.
+        coalesced: several tensors share one work handle; the first argument lists those that are written.
     """
 
     kind: str
     argument: int | None
     one_part: bool = False
+    coalesced: bool = False
+
+    @property
+    def point_to_point(self) -> bool:
+        """Whether two ranks of the group take part, rather than all."""
+        return self.kind in ("send", "recv")
 
     def full_array_bytes(self, args: Arguments, group_size: int) -> int:
         """Size of the full array in bytes."""
@@ -37,14 +44,14 @@ class Operator:
 
 OPERATORS: dict[str, Operator] = {
     "allreduce_": Operator("allreduce", 0),
-    "allreduce_coalesced_": Operator("allreduce", 0),
+    "allreduce_coalesced_": Operator("allreduce", 0, coalesced=True),
     "_reduce_scatter_base_": Operator("reducescatter", 1),
     "reduce_scatter_": Operator("reducescatter", 1),
-    "reduce_scatter_tensor_coalesced_": Operator("reducescatter", 1),
+    "reduce_scatter_tensor_coalesced_": Operator("reducescatter", 1, coalesced=True),
     "_allgather_base_": Operator("allgather", 0),
     "allgather_": Operator("allgather", 0),
-    "allgather_coalesced_": Operator("allgather", 0),
-    "allgather_into_tensor_coalesced_": Operator("allgather", 0),
+    "allgather_coalesced_": Operator("allgather", 0, coalesced=True),
+    "allgather_into_tensor_coalesced_": Operator("allgather", 0, coalesced=True),
     "broadcast_": Operator("broadcast", 0),
     "alltoall_base_": Operator("alltoall", 1),
     "alltoall_": Operator("alltoall", 1),

@@ -36,18 +36,20 @@ class StepFacts:
     epoch: int
     step: int
     global_step: int
-    lr: float
+    lr: float | None
     warmup: bool
 
 
 @dataclass
 class OpenStep:
-    """One step's marks, while it is under way or not yet read."""
+    """One step's marks, while it is under way or not yet read; `unseen` says why it is not looked at, if it is not."""
 
     facts: StepFacts
     start: Mark
     issued_before: dict[int, int | None]
+    unseen: Unseen | None = None
     end: Mark | None = None
+    captured: int = 0
     issued_after: dict[int, int | None] = field(default_factory=dict)
     collectives: list[Issued] = field(default_factory=list)
     stalls: list[tuple[Mark, Mark]] = field(default_factory=list)
@@ -66,7 +68,6 @@ class StepReader:
         rank, world_size: of this process.
         groups: process groups seen so far, by name (kept up to date by the tap).
         anchor: places MONOTONIC in wall-clock time.
-        unseen: why collectives are not seen at all (`instrument.mode=off`); None when they are.
     """
 
     def __init__(
@@ -76,10 +77,9 @@ class StepReader:
         world_size: int,
         groups: Mapping[str, Group],
         anchor: ClockReading,
-        unseen: Unseen | None,
     ) -> None:
         self._clock, self._rank, self._world_size = clock, rank, world_size
-        self._groups, self._anchor, self._unseen = groups, anchor, unseen
+        self._groups, self._anchor = groups, anchor
         self._lanes: dict[str, Lanes] = {}
         self._spilling: list[tuple[str, Interval]] = []
 
@@ -104,13 +104,14 @@ class StepReader:
             aux=[(low, high) for _, low, high in aux],
         )
         coverage = self._coverage(step, rows)
-        unseen = self._unseen
+        unseen = step.unseen
         if unseen is None and not coverage.complete:
             unseen = Unseen(f"incomplete coverage: {coverage.reason}")
         metrics, reasons = overlap.metrics(unseen)
         for name, value, why in (
-            ("loss", step.loss, "not read in this step: see training.log_interval"),
+            ("loss", step.loss, "not read in this step: see training.log_interval, or recording.note"),
             ("grad_norm", step.grad_norm, "not computed or not read in this step"),
+            ("lr", step.facts.lr, "not told: the loop is not AORTA's; see recording.note"),
         ):
             if value is None:
                 reasons[name] = why
@@ -186,11 +187,13 @@ class StepReader:
 
     def _coverage(self, step: OpenStep, rows: list[Collective]) -> Coverage:
         seen = len(rows)
-        if self._unseen is not None:
-            return Coverage(seen, self._issued_between(step), complete=False, reason=self._unseen.reason)
+        if step.unseen is not None:
+            return Coverage(seen, self._issued_between(step), complete=False, reason=step.unseen.reason)
         unfinished = sum(row.end_ns is None for row in rows)
         issued = self._issued_between(step)
-        if unfinished:
+        if step.captured:
+            reason = f"{step.captured} collectives were captured into a CUDA graph, whose replays pass no seam"
+        elif unfinished:
             reason = f"{unfinished} of {seen} collectives had not ended when their step was written"
         elif issued is None:
             reason = "a backend keeps no count of its collectives"

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from aorta.instrument.clock import Clock, Mark
 from aorta.instrument.collectives import Issued
@@ -17,6 +18,7 @@ from aorta.instrument.compute import Range
 from aorta.instrument.reading import OpenStep, StepFacts, StepReader
 from aorta.instrument.scalars import Scalar
 from aorta.telemetry.schema import Step
+from aorta.timeline.overlap import Unseen
 
 MAX_STEPS_LATE = 8
 """Steps that may stay unread for a collective that does not end; then coverage says what is missing."""
@@ -33,6 +35,10 @@ class StepRecorder:
         reader: makes a line of a step's marks.
         issued_by_backends: identity of each process group -> how many collectives its backend counted (R8).
         sink: takes finished steps in order.
+
+    Attributes:
+        unseen: why the steps that begin now are not looked at; None when they are.
+        steps_written: how many the sink has got.
     """
 
     def __init__(
@@ -46,6 +52,8 @@ class StepRecorder:
         self._issued_by_backends, self._sink = issued_by_backends, sink
         self._current: OpenStep | None = None
         self._unread: deque[OpenStep] = deque()
+        self.unseen: Unseen | None = None
+        self._captured = 0
         self.steps_written = 0
 
     # --- while a step runs -------------------------------------------------------------------------------------------
@@ -53,16 +61,31 @@ class StepRecorder:
     @contextmanager
     def step(self, facts: StepFacts) -> Iterator[None]:
         """One iteration. A step that fails is not recorded."""
-        self._clock.new_epoch()
-        self._current = OpenStep(facts, self._clock.mark(), self._issued_by_backends())
+        self.begin(facts)
         try:
             yield
-            done = self._current
-            done.end, done.issued_after = self._clock.mark(), self._issued_by_backends()
-            self._unread.append(done)
+            self.end()
         finally:
-            self._current = None
+            self.abandon()
+
+    def begin(self, facts: StepFacts) -> None:
+        """A step begins here; one that was under way is not recorded."""
+        self._clock.new_epoch()
+        self._current = OpenStep(facts, self._clock.mark(), self._issued_by_backends(), self.unseen)
+
+    def end(self) -> None:
+        """The step that is under way ends here."""
+        done = self._current
+        assert done is not None  # begin comes before end
+        done.captured = self._captured
+        done.end, done.issued_after = self._clock.mark(), self._issued_by_backends()
+        self._unread.append(done)
+        self._current = None
         self._read_what_happened()
+
+    def abandon(self) -> None:
+        """The step that is under way, if any, is not recorded."""
+        self._current = None
 
     @contextmanager
     def aux(self, name: str) -> Iterator[None]:
@@ -88,6 +111,10 @@ class StepRecorder:
         if self._current is not None:
             self._current.stalls.append((begin, end))
 
+    def on_captured(self) -> None:
+        """A collective became part of a CUDA graph; from now on it may run whenever that graph is replayed."""
+        self._captured += 1
+
     def on_range(self, opened: Range) -> None:
         """A block began to compute."""
         if self._current is not None:
@@ -107,10 +134,14 @@ class StepRecorder:
             if issued.has_completed is not None and issued.has_completed():
                 issued.stamp("future")
 
-    def note(self, loss: Scalar | None, grad_norm: Scalar | None) -> None:
-        """Scalars of the current step, read when the step is."""
-        if self._current is not None:
-            self._current.loss, self._current.grad_norm = loss, grad_norm
+    def note(self, loss: Scalar | None, grad_norm: Scalar | None, lr: float | None = None) -> None:
+        """Scalars of the current step, read when the step is, and its learning rate; None leaves one as it was."""
+        step = self._current
+        if step is None:
+            return
+        step.loss, step.grad_norm = loss or step.loss, grad_norm or step.grad_norm
+        if lr is not None:
+            step.facts = replace(step.facts, lr=lr)
 
     # --- afterwards --------------------------------------------------------------------------------------------------
 

@@ -30,11 +30,27 @@ _KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 class Seam:
     """Kernels over `c10d::<name>` for as long as the object is open.
 
+    Collectives that are being captured into a CUDA graph are left to torch: marks and streams of ours would become
+    part of the graph. Their replays pass no dispatcher, so nobody sees them here.
+
+    Args:
+        operators: names to intercept, of those this torch has. device: what the run computes on.
+        handler: is given every call.
+        on_captured: called with each collective that was left to a capture.
+        capturing: whether a capture is under way on the caller's stream; None asks torch.
+
     Raises:
         InstrumentError: this torch lacks something the interception needs; says which name, and which torch it is.
     """
 
-    def __init__(self, operators: Iterable[str], device: torch.device, handler: Handler) -> None:
+    def __init__(
+        self,
+        operators: Iterable[str],
+        device: torch.device,
+        handler: Handler,
+        on_captured: Callable[[], None] = lambda: None,
+        capturing: Callable[[], bool] | None = None,
+    ) -> None:
         missing = _missing_names()
         if missing:
             raise InstrumentError(
@@ -43,13 +59,15 @@ class Seam:
             )
         key = getattr(torch._C.DispatchKey, _KEYS[device.type])
         self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+        if capturing is None:
+            capturing = torch.cuda.is_current_stream_capturing if device.type == "cuda" else lambda: False
         self.operators = tuple(name for name in operators if hasattr(torch.ops.c10d, name))
         with warnings.catch_warnings():
             # torch warns that a kernel is overridden: that is the purpose.
             warnings.simplefilter("ignore")
             for name in self.operators:
                 overload = getattr(torch.ops.c10d, name).default
-                kernel = _kernel(name, overload, key, handler)
+                kernel = _kernel(name, overload, key, handler, on_captured, capturing)
                 self._library.impl(  # type: ignore[no-untyped-call]
                     name, kernel, "BackendSelect", with_keyset=True, allow_override=True
                 )
@@ -59,11 +77,21 @@ class Seam:
         self._library._destroy()  # type: ignore[no-untyped-call]
 
 
-def _kernel(name: str, overload: Any, own_key: Any, handler: Handler) -> Callable[..., Any]:
+def _kernel(
+    name: str,
+    overload: Any,
+    own_key: Any,
+    handler: Handler,
+    on_captured: Callable[[], None],
+    capturing: Callable[[], bool],
+) -> Callable[..., Any]:
     def kernel(_keyset: Any, *args: Any, **kwargs: Any) -> Any:
         # A CPU tensor on an accelerator's run (gloo beside NCCL) goes to the CPU backend.
         tensor = first_tensor(args)
         key = own_key if tensor is None else getattr(torch._C.DispatchKey, _KEYS[tensor.device.type])
+        if capturing():
+            on_captured()
+            return overload._op_dk(key, *args, **kwargs)
         return handler(name, args, lambda: overload._op_dk(key, *args, **kwargs))
 
     return kernel
@@ -125,6 +153,11 @@ def when_backward_ends(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
+def backward_pass() -> int:
+    """Which backward pass is running on this thread; -1 outside of one."""
+    return int(torch._C._current_graph_task_id())
+
+
 def _missing_names() -> list[str]:
     needed: list[tuple[str, Any, str]] = [
         ("torch.library.Library._destroy", torch.library.Library, "_destroy"),
@@ -137,6 +170,7 @@ def _missing_names() -> list[str]:
         ("torch.ops.c10d.allreduce_", torch.ops.c10d, "allreduce_"),
         ("OpOverload._op_dk", torch.ops.c10d.allreduce_.default, "_op_dk"),
         ("Variable._execution_engine", torch.autograd.Variable, "_execution_engine"),
+        ("torch._C._current_graph_task_id", torch._C, "_current_graph_task_id"),
         ("distributed_c10d._world", dist.distributed_c10d, "_world"),
     ]
     return [name for name, owner, attribute in needed if not hasattr(owner, attribute)]

@@ -49,11 +49,16 @@ class TimedWork(dist._Work):
         work: the backend's handle.
         wait: how to wait; gets a function that waits on the backend's handle. Called at most once.
         kept: holds this handle until it was waited for.
+        waiters: how often it may be waited for. A functional collective of several tensors shares one handle, and each
+            tensor's first use waits on it in C++.
     """
 
-    def __init__(self, work: Work, wait: Callable[[Callable[[], bool]], bool], kept: KeptAlive) -> None:
+    def __init__(
+        self, work: Work, wait: Callable[[Callable[[], bool]], bool], kept: KeptAlive, waiters: int = 1
+    ) -> None:
         super().__init__()
         self._work, self._wait, self._kept = work, wait, kept
+        self._waiters = waiters
         self._once = threading.Lock()
         self._waited = False
         kept.hold(self)
@@ -63,6 +68,8 @@ class TimedWork(dist._Work):
             if not self._waited:
                 self._wait(lambda: self._work.wait() if timeout is None else self._work.wait(timeout))
                 self._waited = True
+            self._waiters -= 1
+            if self._waiters <= 0:
                 self._kept.release(self)
         return True
 

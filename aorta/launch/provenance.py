@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ import psutil
 import torch
 
 import aorta
-from aorta.config.resolve import Resolved
 from aorta.launch.run_folder import RunFolder
 from aorta.launch.topology import Topology, device_name, platform_of
 from aorta.telemetry.schema import SCHEMA_VERSION
@@ -37,6 +37,17 @@ ENVIRONMENT_NAMES = frozenset(
     }
 )
 _SECRET_WORDS = ("TOKEN", "SECRET", "PASSW", "KEY", "CREDENTIAL", "AUTH")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for: the run's label (None: that of the platform), its configuration (JSON types), and a hash of
+    what changes a measurement.
+    """
+
+    label: str | None
+    config: Mapping[str, Any]
+    manifest_hash: str
 
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -64,11 +75,11 @@ def rank_facts(topology: Topology, device: torch.device) -> dict[str, Any]:
 
 
 def build_manifest(
-    resolved: Resolved,
+    asked: Asked,
     folder: RunFolder,
     topology: Topology,
     device: torch.device,
-    backend: str,
+    backend: str | None,
     ranks: list[dict[str, Any]],
     plan: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -85,13 +96,13 @@ def build_manifest(
         "run_id": folder.run_id,
         "attempt": folder.attempt,
         "elastic_run_id": topology.elastic_run_id,
-        "label": resolved.config.label or kind,
+        "label": asked.label or kind,
         "created_unix_ns": time.time_ns(),
-        "manifest_hash": resolved.manifest_hash,
+        "manifest_hash": asked.manifest_hash,
         "world_size": topology.world_size,
         "platform": kind,
         "backend": backend,
-        "config": resolved.plain,
+        "config": dict(asked.config),
         "plan": dict(plan),
         "versions": _versions(),
         "environment": environments[0],

@@ -73,7 +73,9 @@ def prepare(path: Path, topology: Topology, peers: Peers, *, overwrite: bool, re
                 _clear(path, overwrite=overwrite, resuming=resuming)
             except OSError as problem:
                 reason = problem.strerror or problem
-                error = f"cannot prepare {path}: {reason}; choose another with training.output_dir=DIR"
+                error = (
+                    f"cannot prepare {path}: {reason}; choose another with aorta.record(DIR) or training.output_dir=DIR"
+                )
         try:
             peers.agree(f"folder/{turn}", error)
         except RunIncomplete as problem:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from aorta.config.schema import FSDP, Precision
@@ -17,14 +17,25 @@ from aorta.parallel.plan import DTYPES, Blocks, Spread
 # torch 2.13 renamed it; both take the same arguments.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
+STREAMS = 3
+"""Streams that FSDP2 opens on an accelerator: copying into an all-gather, the all-gather, the reduce-scatter; its
+all-reduce between copies has one more (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, FSDPCommContext)."""
 
-def spread(model: nn.Module, blocks: Blocks, settings: FSDP, precision: Precision, device: torch.device) -> Spread:
-    """Shard `model` over all ranks.
+
+def spread(
+    model: nn.Module,
+    blocks: Blocks,
+    settings: FSDP,
+    precision: Precision,
+    device: torch.device,
+    mesh: DeviceMesh,
+    facts: Mapping[str, object],
+) -> Spread:
+    """Shard `model` over the last dimension of `mesh`; two dimensions hold copies along the first.
 
     With `overlap=false` nothing is prefetched, all-gathers are waited for where they are needed, and each
     reduce-scatter is waited for before the next block computes.
     """
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     param_dtype = None if precision is Precision.none else DTYPES[precision.value]
     reduce_dtype = None if settings.reduce_dtype is None else DTYPES[settings.reduce_dtype.value]
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
@@ -41,10 +52,16 @@ def spread(model: nn.Module, blocks: Blocks, settings: FSDP, precision: Precisio
         prefetch(sharded, 0, 0)
         for module in (*sharded, root):
             module.set_custom_reduce_scatter(WaitedReduceScatter(device))  # type: ignore[arg-type]  # same shape
+            if mesh.ndim > 1 and device.type == "cuda":
+                module.set_all_reduce_hook(_wait_for_all_reduce(device))
     return Spread(
         model,
         micro_batch=lambda last: _sync_gradients(root, last),
+        data_rank=_data_rank(mesh),
+        data_size=mesh.size(),
+        streams=STREAMS + mesh.ndim - 1,
         facts={
+            **facts,
             "overlap": settings.overlap,
             "sharded_blocks": [name for name, _ in blocks],
             "param_dtype": None if param_dtype is None else str(param_dtype),
@@ -87,6 +104,17 @@ class WaitedReduceScatter:
         if self._compute is not None:
             self._compute.wait_stream(torch.cuda.current_stream())
         return work
+
+
+def _wait_for_all_reduce(device: torch.device) -> Callable[[torch.Tensor], None]:
+    """Called on the stream of the all-reduce behind each one."""
+    compute = torch.cuda.current_stream(device)
+    return lambda _gradients: compute.wait_stream(torch.cuda.current_stream())
+
+
+def _data_rank(mesh: DeviceMesh) -> int:
+    """This rank's number among those of the mesh, in its order."""
+    return int((mesh.mesh.flatten() == dist.get_rank()).nonzero().item())
 
 
 @contextmanager

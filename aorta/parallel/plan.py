@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from aorta.config.schema import Precision
@@ -31,12 +32,18 @@ class Spread:
         module: what to call in the forward pass.
         micro_batch: context of one micro-batch, told whether it is the step's last: gradients are reduced then only.
         arithmetic: context of forward and loss (autocast, where the strategy does not cast by itself).
+        data_rank, data_size: which part of every batch this rank trains on, and of how many; ranks that compute a layer
+            together train on the same part. By default every rank has its own.
+        streams: accelerator streams the strategy itself opens.
         facts: effective settings, for the manifest.
     """
 
     module: nn.Module
     micro_batch: Callable[[bool], AbstractContextManager[Any]] = lambda _last: nullcontext()
     arithmetic: Callable[[], AbstractContextManager[Any]] = nullcontext
+    data_rank: int = field(default_factory=dist.get_rank)
+    data_size: int = field(default_factory=dist.get_world_size)
+    streams: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
 
 

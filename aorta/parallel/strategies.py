@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 
-from aorta.config.schema import DDP, FSDP, Config, NoParallel
+from aorta.config.schema import DDP, FSDP, FSDP1, FSDPTP, HSDP, TP, Config, NoParallel
 from aorta.errors import ConfigError
-from aorta.parallel import ddp, fsdp
+from aorta.parallel import ddp, fsdp1, meshes
 from aorta.parallel.plan import Blocks, Spread, autocast
+from aorta.parallel.tensor import Parts
 
 
-def spread(model: nn.Module, blocks: Blocks, config: Config, device: torch.device) -> Spread:
+def spread(model: nn.Module, blocks: Blocks, parts: Iterable[Parts], config: Config, device: torch.device) -> Spread:
     """Spread `model` as `config.parallel` says; needs an initialised process group.
 
     Args:
-        blocks: the parts that are sharded one by one, in the order they run.
+        blocks: the modules that are sharded one by one, in the order they run.
+        parts: the modules that several ranks can compute together, each with its layers.
     """
     precision = config.training.mixed_precision
     match config.parallel:
         case DDP() as settings:
             return ddp.spread(model, settings, precision, device)
+        case FSDP1() as settings:
+            return fsdp1.spread(model, blocks, settings, precision, device)
+        case HSDP() as settings:
+            return meshes.hybrid(model, blocks, settings, precision, device)
+        case FSDPTP() as settings:
+            return meshes.sharded_tensor_parallel(model, blocks, parts, settings, precision, device)
         case FSDP() as settings:
-            return fsdp.spread(model, blocks, settings, precision, device)
+            return meshes.sharded(model, blocks, settings, precision, device)
+        case TP():
+            return meshes.tensor_parallel(model, parts, precision, device)
         case NoParallel():
             return Spread(model, arithmetic=autocast(precision, device))
         case other:

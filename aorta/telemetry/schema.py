@@ -22,9 +22,10 @@ HISTORY_DIR: Final = "history"
 
 InstrumentMode: TypeAlias = Literal["dedicated", "observe", "off"]
 Platform: TypeAlias = Literal["cpu", "cuda", "rocm"]
-EndSource: TypeAlias = Literal["event", "future", "wait"]
+EndSource: TypeAlias = Literal["event", "future", "wait", "emulated"]
 """How a collective's end was learnt: a device event, the backend's completion callback, or the caller's own wait
-(an upper bound: gloo's reduce-scatter offers nothing else)."""
+(an upper bound: gloo's reduce-scatter offers nothing else). `emulated`: the emulated fabric set it; on that fabric
+`future` and `wait` mark a collective for which the backend was slower than the emulation."""
 
 
 class ClockReading(msgspec.Struct, frozen=True):
@@ -38,8 +39,9 @@ class ClockReading(msgspec.Struct, frozen=True):
 
 class Collective(msgspec.Struct, array_like=True, frozen=True):
     """One collective on one rank. `start_ns` is the later of its issue and the end of the one before it on its link;
-    `start_ns - issue_ns` is the time it was queued. `seq` counts per (group, rank) from 0. `bytes` is the full array
-    (all-to-all: one rank's send buffer).
+    `start_ns - issue_ns` is the time it was queued. `seq` counts per (group, rank) from 0; sends and receives, in which
+    not every rank takes part, are each counted by themselves. `bytes` is the full array (all-to-all: one rank's send
+    buffer).
     """
 
     kind: str
@@ -148,7 +150,7 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     global_step: int
     warmup: bool
     loss: float | None
-    lr: float
+    lr: float | None
     grad_norm: float | None
     start_mono_ns: int
     end_mono_ns: int

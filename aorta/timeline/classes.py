@@ -23,6 +23,9 @@ KINDS: Final = (
 )
 """Kinds of collectives, by what a performance engineer calls them, not by operator name."""
 
+LOCKSTEP: Final = frozenset({"allreduce", "reducescatter", "allgather", "alltoall", "barrier"})
+"""Kinds that no rank can end before every rank has started."""
+
 STREAMS: Final = (COMPUTE, *KINDS, COPY, AUX)
 """Lanes of a timeline. The position is the bit in the `streams` mask of an active segment."""
 

@@ -55,7 +55,8 @@ class Batches:
     """A rank's batches, epoch by epoch; a last part that does not fill a step is left out.
 
     Args:
-        config: sizes and seeds. shape: of the model. rank, world_size: of this process. device: what trains.
+        config: sizes and seeds. shape: of the model. device: what trains.
+        rank, world_size: which part of every batch is wanted, and of how many.
     """
 
     def __init__(self, config: Config, shape: Ranking, rank: int, world_size: int, device: torch.device) -> None:

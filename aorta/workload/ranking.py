@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from aorta.config.schema import Ranking
 
@@ -28,6 +29,66 @@ class Embedding(nn.Module):
     def forward(self, dense_BSF: torch.Tensor, categorical_BSK: torch.Tensor) -> torch.Tensor:  # noqa: N803
         summed_BSE = self.table(categorical_BSK).sum(dim=2)  # noqa: N806
         out: torch.Tensor = self.project(summed_BSE) + self.dense(dense_BSF)
+        return out
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention over a slate.
+
+    The four projections are layers of their own, so that each can be sharded by itself; however many heads of the
+    whole the projections yield here are attended to.
+    """
+
+    def __init__(self, shape: Ranking) -> None:
+        super().__init__()
+        self.query = nn.Linear(shape.model_dim, shape.model_dim)
+        self.key = nn.Linear(shape.model_dim, shape.model_dim)
+        self.value = nn.Linear(shape.model_dim, shape.model_dim)
+        self.out = nn.Linear(shape.model_dim, shape.model_dim)
+        self._head_dim = shape.model_dim // shape.num_heads
+        self._dropout = shape.dropout
+
+    def forward(self, items_BSD: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        query, key, value = (
+            project(items_BSD).unflatten(-1, (-1, self._head_dim)).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
+        )
+        dropout = self._dropout if self.training else 0.0
+        heads_BHSE = scaled_dot_product_attention(query, key, value, dropout_p=dropout)  # noqa: N806
+        out: torch.Tensor = self.out(heads_BHSE.transpose(1, 2).flatten(2))
+        return out
+
+
+class FeedForward(nn.Module):
+    """Two layers with a GELU between them."""
+
+    def __init__(self, shape: Ranking) -> None:
+        super().__init__()
+        self.up = nn.Linear(shape.model_dim, shape.mlp_hidden_dim)
+        self.dropout = nn.Dropout(shape.dropout)
+        self.down = nn.Linear(shape.mlp_hidden_dim, shape.model_dim)
+
+    def forward(self, items_BSD: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        out: torch.Tensor = self.down(self.dropout(nn.functional.gelu(self.up(items_BSD))))
+        return out
+
+
+class EncoderLayer(nn.Module):
+    """Pre-norm attention and feed-forward, each on a residual path (Xiong et al., "On Layer Normalization in the
+    Transformer Architecture", ICML 2020).
+    """
+
+    def __init__(self, shape: Ranking) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(shape.model_dim)
+        self.attention = Attention(shape)
+        self.feed_forward_norm = nn.LayerNorm(shape.model_dim)
+        self.feed_forward = FeedForward(shape)
+        self.dropout = nn.Dropout(shape.dropout)
+
+    def forward(self, items_BSD: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        items_BSD = items_BSD + self.dropout(self.attention(self.attention_norm(items_BSD)))  # noqa: N806
+        out: torch.Tensor = items_BSD + self.dropout(self.feed_forward(self.feed_forward_norm(items_BSD)))
         return out
 
 
@@ -50,18 +111,7 @@ class RankingTransformer(nn.Module):
     def __init__(self, shape: Ranking) -> None:
         super().__init__()
         self.embedding = Embedding(shape)
-        self.encoder = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                shape.model_dim,
-                shape.num_heads,
-                shape.mlp_hidden_dim,
-                shape.dropout,
-                activation="gelu",
-                batch_first=True,
-                norm_first=True,
-            )
-            for _ in range(shape.num_layers)
-        )
+        self.encoder = nn.ModuleList(EncoderLayer(shape) for _ in range(shape.num_layers))
         self.scorer = Scorer(shape)
 
     def forward(self, dense_BSF: torch.Tensor, categorical_BSK: torch.Tensor) -> torch.Tensor:  # noqa: N803
@@ -70,6 +120,15 @@ class RankingTransformer(nn.Module):
             items_BSD = layer(items_BSD)  # noqa: N806
         scores: torch.Tensor = self.scorer(items_BSD)
         return scores
+
+    def tensor_parallel_parts(self) -> Iterator[tuple[nn.Module, dict[str, str]]]:
+        """Modules that can be computed by several ranks together, each with its layers: those that are split by output
+        (`columns`: each rank has some heads or hidden units) and those that sum over the parts (`rows`).
+        """
+        for layer in self.encoder:
+            assert isinstance(layer, EncoderLayer)
+            yield layer.attention, {"query": "columns", "key": "columns", "value": "columns", "out": "rows"}
+            yield layer.feed_forward, {"up": "columns", "down": "rows"}
 
     def blocks(self) -> Iterator[tuple[str, nn.Module]]:
         """The parts that are sharded, compiled and timed one by one, in the order they run."""

@@ -31,6 +31,6 @@ def test_no_warm_up_starts_at_the_peak() -> None:
 def test_clipping_scales_to_the_norm_and_returns_the_one_before() -> None:
     parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))]
     parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
-    assert clip(parameters, 1.0).item() == pytest.approx(5.0)
+    assert clip(nn.ParameterList(parameters), 1.0).item() == pytest.approx(5.0)
     assert parameters[0].grad.tolist() == pytest.approx([0.6, 0.0], abs=1e-5)
     assert parameters[2].grad is None

@@ -103,6 +103,22 @@ def test_closing_puts_torch_back(seam: Seam, seen: list[Issued]) -> None:
     assert seen == []
 
 
+def test_what_is_being_captured_is_left_to_torch(seam: Seam, seen: list[Issued]) -> None:
+    seam.close()
+    captured = []
+    capturing = Seam(
+        OPERATORS, CPU, lambda name, args, original: pytest.fail(name), lambda: captured.append(1), lambda: True
+    )
+    try:
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        dist.barrier()
+    finally:
+        capturing.close()
+    assert len(captured) == 2
+    assert seen == []
+
+
 def test_a_torch_without_a_needed_name_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.library.Library, "_destroy")
     with pytest.raises(InstrumentError, match=r"Library\._destroy.*instrument\.mode=off"):

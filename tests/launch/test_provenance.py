@@ -9,10 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from aorta.config.resolve import Resolved
-from aorta.config.schema import Config
 from aorta.launch import provenance
-from aorta.launch.provenance import ENVIRONMENT_PREFIXES, build_manifest, rank_facts, recorded_environment
+from aorta.launch.provenance import ENVIRONMENT_PREFIXES, Asked, build_manifest, rank_facts, recorded_environment
 from aorta.launch.run_folder import RunFolder
 from tests.launch.conftest import place
 from tests.strategies import environments
@@ -26,9 +24,9 @@ def manifest(tmp_path):
         ranks = [rank_facts(place(rank, len(environments)), CPU) for rank in range(len(environments))]
         for facts, environment in zip(ranks, environments, strict=True):
             facts["environment"] = environment
-        resolved = Resolved(Config(label=label), {"label": label, "training": {"seed": 42}}, "00ff", ())
+        asked = Asked(label, {"label": label, "training": {"seed": 42}}, "00ff")
         folder = RunFolder(tmp_path, "20260101T000000Z-abcd", 2)
-        return build_manifest(resolved, folder, place(0, len(environments)), CPU, "gloo", ranks, {"buckets": 3})
+        return build_manifest(asked, folder, place(0, len(environments)), CPU, "gloo", ranks, {"buckets": 3})
 
     return build
 

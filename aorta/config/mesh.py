@@ -1,0 +1,51 @@
+"""How a strategy lays the ranks out, as far as the configuration has to know: what they share, and whether they fit.
+
+Must not: import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aorta.config.schema import FSDPTP, HSDP, TP, Config, Ranking
+
+
+def data_parallel_size(config: Config, world_size: int) -> int:
+    """How many different batches are trained on at once: ranks that compute a layer together share one."""
+    match config.parallel:
+        case TP():
+            return 1
+        case FSDPTP(tp_size=tp_size):
+            return world_size // tp_size
+        case _:
+            return world_size
+
+
+def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
+    """The ranks fill the mesh, and the layers can be cut into as many parts as it asks for."""
+    parallel = config.parallel
+    match parallel:
+        case HSDP(replicas=parts):
+            key, what = "parallel.replicas", "copies of the model of equal size"
+        case FSDPTP(tp_size=parts):
+            key, what = "parallel.tp_size", "groups that compute a layer together"
+        case TP():
+            key, what, parts = "parallel=tp", "", world_size
+        case _:
+            return
+    if parts < 1:
+        yield f"{key}={parts}: must be at least 1"
+        return
+    if world_size % parts:
+        yield (
+            f"{key}={parts}: {world_size} rank(s) cannot form {what}; start a multiple of {parts} ranks "
+            f"(torchrun --nproc_per_node), or set {key} to a divisor of {world_size}"
+        )
+        return
+    if isinstance(parallel, TP | FSDPTP) and isinstance(config.workload, Ranking):
+        for name, what in (("num_heads", "attention heads"), ("mlp_hidden_dim", "hidden units")):
+            if (value := getattr(config.workload, name)) % parts:
+                yield (
+                    f"workload.{name}={value}: {parts} ranks compute a layer together "
+                    f"(parallel={parallel.strategy}), so the {what} must be a multiple of {parts}"
+                )

@@ -1,0 +1,287 @@
+"""The emulated fabric at work: it delays the completion of a collective, on the host's clock or on a device's stream.
+
+Enters: collectives as they are issued, and the backend's handles. Leaves: handles that complete when the emulated
+fabric would have completed them, and the emulated start and end in the `Issued` row. Must not: touch data, wait for a
+backend's work that has no future (its caller must, once: R6), or hold the interpreter lock while it waits.
+
+When does a collective end? On a real link it begins when its last rank has arrived and the link is free, and takes
+`cost`:  end = max(last arrival, end of the one before) + cost.  The last arrival is what makes the answer right:
+taken from this rank's own issue, a straggler would be hidden behind the cost; taken from the backend's completion, the
+backend's own time would be added to every collective. With it `transfer_ms`, the shortest duration over ranks, is the
+straggler's own and stays `cost`, and a peer that came s earlier waits s (K3). All ranks compute the same end from the
+same arrivals, so they stay in step. The data must be there as well: where the backend takes longer than all that, its
+completion is the end, the row keeps the backend's `end_source`, and the run says how often that happened.
+
+Ranks on several hosts share no clock, and neither does a device: there the collective takes `cost` from the moment the
+backend has completed, which every rank sees at about the same time, and the backend's own time is added.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from aorta.instrument.arrivals import Arrivals
+from aorta.instrument.fabric import Fabric
+from aorta.instrument.seam import Work
+from aorta.timeline.classes import LOCKSTEP
+
+if TYPE_CHECKING:
+    from aorta.instrument.collectives import Issued  # which is built on this module
+
+_log = logging.getLogger(__name__)
+
+SPIN_NS = 300_000
+"""The last part of a wait is spent looking at the clock: a sleep on Linux ends 50 us late or more (its timer slack)."""
+_POLL_S = 1e-4
+_CLOSE_S = 2.0
+_CALIBRATION_CYCLES = 20_000_000
+"""About 10 ms at 2 GHz: long against the 0.5 us to which events resolve."""
+
+
+@dataclass
+class Transfer:
+    """One collective on an emulated link. `backend_ns` is when the backend had completed it, once `backend` is set."""
+
+    issued: Issued
+    cost_ns: int
+    has_future: bool = False
+    backend: threading.Event = field(default_factory=threading.Event)
+    backend_ns: int = 0
+    gate: torch.futures.Future[None] = field(default_factory=torch.futures.Future)
+
+    def backend_done(self, _future: Any) -> None:
+        """The backend's completion callback."""
+        self.backend_ns = time.perf_counter_ns()
+        self.backend.set()
+
+
+class Tally:
+    """How many collectives the fabric carried, and for how many the backend was slower. Counted from any thread."""
+
+    def __init__(self) -> None:
+        self.carried, self.slow = 0, 0
+        self._lock = threading.Lock()
+
+    def count(self, *, carried: int = 0, slow: int = 0) -> None:
+        """Add to the counts."""
+        with self._lock:
+            self.carried += carried
+            self.slow += slow
+
+
+def sleep_until(end_ns: int) -> None:
+    """Return at `end_ns` of CLOCK_MONOTONIC, or at once if it is past; never holds the interpreter lock for long."""
+    while (left_ns := end_ns - time.perf_counter_ns()) > 0:
+        time.sleep(max(left_ns - SPIN_NS, 0) / 1e9)
+
+
+class Link:
+    """The link of one process group: first in, first out, served by a thread of its own.
+
+    Args:
+        arrivals: of the group's ranks; None where they are on several hosts.
+        tally: counts what it carried.
+    """
+
+    def __init__(self, arrivals: Arrivals | None, tally: Tally) -> None:
+        self.arrivals, self._tally = arrivals, tally
+        self._queue: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
+        self._free_at_ns = 0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="emulated link", daemon=True)
+        self._thread.start()
+
+    def put(self, transfer: Transfer) -> None:
+        """Serve this one after those before it."""
+        self._queue.put(transfer)
+
+    def close(self) -> None:
+        """Serve what is left, but wait for no rank that has not arrived."""
+        self._closed.set()
+        self._queue.put(None)
+        self._thread.join(_CLOSE_S)
+
+    def _serve(self) -> None:
+        while (transfer := self._queue.get()) is not None:
+            issued = transfer.issued
+            start_ns = max(issued.issue_ns, self._free_at_ns)
+            end_ns = max(self._last_arrival_ns(transfer), self._free_at_ns) + transfer.cost_ns
+            slow = transfer.backend_ns > end_ns
+            end_ns = max(end_ns, transfer.backend_ns)
+            self._tally.count(carried=1, slow=slow)
+            sleep_until(end_ns)
+            self._free_at_ns = end_ns
+            issued.start, issued.end_source = start_ns, "future" if slow else "emulated"
+            issued.end = end_ns  # last: a row with an end is complete
+            transfer.gate.set_result(None)
+
+    def _last_arrival_ns(self, transfer: Transfer) -> int:
+        """When the last rank came, as far as this rank may know; waits for the backend where that can be done."""
+        if transfer.has_future:
+            transfer.backend.wait()
+        own_ns = transfer.issued.issue_ns
+        if transfer.issued.number is None or self.arrivals is None:
+            return max(own_ns, transfer.backend_ns)
+        known = self.arrivals.known(transfer.issued.number)
+        if not transfer.has_future and transfer.issued.kind in LOCKSTEP:
+            while len(known) < self.arrivals.ranks and not self._closed.wait(_POLL_S):
+                known = self.arrivals.known(transfer.issued.number)
+        return max([own_ns, *known])
+
+
+class DelayedWork:
+    """A backend's handle that completes when its link says so; for a `TimedWork`, which calls `wait` once."""
+
+    def __init__(self, work: Work, transfer: Transfer, tally: Tally) -> None:
+        self._work, self._transfer, self._tally = work, transfer, tally
+        self._future: Any = None
+
+    def wait(self, *timeout: timedelta) -> bool:
+        """The backend's own wait first: it puts the data in place, and raises what there is to raise."""
+        begin_ns = time.perf_counter_ns()
+        outcome = bool(self._work.wait(*timeout))
+        backend_ns = time.perf_counter_ns()
+        transfer = self._transfer
+        transfer.gate.wait()
+        end_ns = int(transfer.issued.end or 0)  # set before the gate opened
+        if not transfer.has_future and begin_ns <= end_ns < backend_ns:
+            # Only now known: the link was already given to the next one.
+            transfer.issued.end_source, transfer.issued.end = "wait", backend_ns
+            self._tally.count(slow=1)
+        return outcome
+
+    def is_completed(self) -> bool:
+        return self._transfer.gate.done()
+
+    def get_future(self) -> Any:
+        inner = self._work.get_future()
+        if self._future is None:
+            # Taken from the backend's future, so that its error reaches those who wait in C++ as an error.
+            self._future = self._transfer.gate.then(lambda _: inner.value())
+        return self._future
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+class HostLinks:
+    """The links of all groups of a rank on the host's clock.
+
+    Args:
+        fabric: what a collective costs.
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._links: dict[str, Link] = {}
+        self._tally = Tally()
+
+    def be_late(self) -> None:
+        """Before a collective is issued: the straggler's sleep."""
+        if self._fabric.late_ns:
+            time.sleep(self._fabric.late_ns / 1e9)
+
+    def arrive(self, issued: Issued, ranks: tuple[int, ...]) -> Transfer:
+        """A collective is about to be issued; tells the other ranks."""
+        link = self._links.get(issued.group)
+        if link is None:
+            folder = self._fabric.folder
+            arrivals = None if folder is None else Arrivals(folder, issued.group, ranks, self._fabric.rank)
+            link = self._links[issued.group] = Link(arrivals, self._tally)
+        if issued.number is not None and link.arrivals is not None:
+            link.arrivals.arrive(issued.number, issued.issue_ns)
+        return Transfer(issued, self._fabric.cost_ns(issued.kind, issued.bytes, ranks, issued.number))
+
+    def carry(self, transfer: Transfer, work: Work) -> DelayedWork:
+        """It was issued: delay its completion."""
+        with contextlib.suppress(RuntimeError):  # no future: its caller waits for the backend
+            work.get_future().add_done_callback(transfer.backend_done)
+            transfer.has_future = True
+        self._links[transfer.issued.group].put(transfer)
+        return DelayedWork(work, transfer, self._tally)
+
+    def close(self) -> None:
+        """End the links, and say how far they could be believed."""
+        for link in self._links.values():
+            link.close()
+        if self._tally.slow:
+            _log.warning(
+                "emulated fabric: the backend was slower than the emulation in %d of %d collectives, whose times are "
+                "the backend's (their end_source is not 'emulated'); emulate slower links, or leave the cores idle",
+                self._tally.slow,
+                self._tally.carried,
+            )
+
+
+class DeviceLink:
+    """The emulated fabric on a CUDA/HIP stream: it keeps the stream busy behind the backend's collective.
+
+    Args:
+        fabric: what a collective costs.
+        devices: whose streams a future must order; that of the run.
+        sleep: keeps the current stream busy for so many nanoseconds; `stream_sleep` of a device.
+    """
+
+    def __init__(self, fabric: Fabric, devices: list[torch.device | str | int], sleep: Callable[[int], None]) -> None:
+        self.devices = devices
+        self._fabric, self._sleep = fabric, sleep
+
+    def be_late(self) -> None:
+        """Before a collective is issued: the straggler's delay, on the caller's stream, which is current."""
+        if self._fabric.late_ns:
+            self._sleep(self._fabric.late_ns)
+
+    def delay(self, issued: Issued, ranks: tuple[int, ...]) -> None:
+        """Behind the backend's collective on the current stream: the emulated time."""
+        cost_ns = self._fabric.cost_ns(issued.kind, issued.bytes, ranks, issued.number)
+        if cost_ns:
+            self._sleep(cost_ns)
+
+
+class DelayedOnDevice:
+    """A backend's handle whose future makes those who wait for it wait for the emulated end as well (DDP's way)."""
+
+    def __init__(self, work: Work, done: Any, devices: list[torch.device | str | int]) -> None:
+        """Call with the communication stream current: the future remembers what is on it by now."""
+        self._work, self._done = work, done
+        self._future: Any = torch.futures.Future(devices=devices)
+        self._future.set_result(work.get_future().value())
+
+    def is_completed(self) -> bool:
+        return bool(self._done.query())
+
+    def get_future(self) -> Any:
+        return self._future
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+def stream_sleep(device: torch.device) -> Callable[[int], None]:
+    """A kernel that spins for so many nanoseconds on the current stream, on one thread of the device.
+
+    `torch.cuda._sleep` counts cycles of the device's clock, so their length is measured once, with the device warm.
+    """
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device):
+        _spin(_CALIBRATION_CYCLES)
+        begin.record()
+        _spin(_CALIBRATION_CYCLES)
+        end.record()
+        end.synchronize()  # before the first step
+    cycles_per_ns = _CALIBRATION_CYCLES / (begin.elapsed_time(end) * 1e6)
+    return lambda duration_ns: _spin(round(duration_ns * cycles_per_ns))
+
+
+def _spin(cycles: int) -> None:
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]

@@ -1,0 +1,60 @@
+"""Strategies on a device mesh: FSDP2 in one dimension, hybrid sharding and tensor parallelism beside it.
+
+Leaves: a `Spread` whose facts name the mesh. Must not: decide how a block is sharded or split (`fsdp`, `tensor`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from aorta.config.schema import FSDP, FSDPTP, HSDP, Precision
+from aorta.parallel import fsdp, tensor
+from aorta.parallel.plan import Blocks, Spread, autocast
+from aorta.parallel.tensor import Parts
+
+
+def sharded(model: nn.Module, blocks: Blocks, settings: FSDP, precision: Precision, device: torch.device) -> Spread:
+    """Shard `model` over all ranks."""
+    mesh = _mesh(device, shard=dist.get_world_size())
+    return fsdp.spread(model, blocks, settings, precision, device, mesh, _facts(mesh))
+
+
+def hybrid(model: nn.Module, blocks: Blocks, settings: HSDP, precision: Precision, device: torch.device) -> Spread:
+    """Shard each of `replicas` copies of `model`; ranks that follow one another share a copy."""
+    mesh = _mesh(device, replicate=settings.replicas, shard=dist.get_world_size() // settings.replicas)
+    return fsdp.spread(model, blocks, settings, precision, device, mesh, _facts(mesh))
+
+
+def sharded_tensor_parallel(
+    model: nn.Module,
+    blocks: Blocks,
+    parts: Iterable[Parts],
+    settings: FSDPTP,
+    precision: Precision,
+    device: torch.device,
+) -> Spread:
+    """Split layers over `tp_size` ranks that follow one another, and shard what each has over the others."""
+    mesh = _mesh(device, shard=dist.get_world_size() // settings.tp_size, tensor=settings.tp_size)
+    tensor.split(parts, mesh["tensor"])
+    return fsdp.spread(model, blocks, settings, precision, device, mesh["shard"], _facts(mesh))
+
+
+def tensor_parallel(model: nn.Module, parts: Iterable[Parts], precision: Precision, device: torch.device) -> Spread:
+    """Split layers over all ranks; what is not split is computed by every rank alike."""
+    mesh = _mesh(device, tensor=dist.get_world_size())
+    tensor.split(parts, mesh)
+    return Spread(model, arithmetic=autocast(precision, device), data_rank=0, data_size=1, facts=_facts(mesh))
+
+
+def _mesh(device: torch.device, **sizes: int) -> DeviceMesh:
+    return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+def _facts(mesh: DeviceMesh) -> dict[str, object]:
+    assert mesh.mesh_dim_names is not None  # _mesh gives them
+    return {"mesh": dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))}

@@ -1,0 +1,29 @@
+"""Tensor parallelism: the ranks of a mesh compute a layer together, each with a part of its heads or hidden units.
+
+Must not: know which model it is; the workload says which layers go by columns and which by rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+Parts: TypeAlias = tuple[nn.Module, Mapping[str, str]]
+"""A module and how each of its layers is split: `columns` (by output) or `rows` (by input; the outputs are summed)."""
+
+
+def split(parts: Iterable[Parts], mesh: DeviceMesh) -> None:
+    """Split the layers of every part over the 1-D `mesh`.
+
+    A part makes one all-reduce in forward, behind its `rows`, and one in backward for each of its `columns` layers:
+    Megatron-LM's scheme (Shoeybi et al., 2019), without its fusing of the layers that share an input.
+    """
+    for module, layers in parts:
+        plan: dict[str, ParallelStyle] = {
+            name: ColwiseParallel() if how == "columns" else RowwiseParallel() for name, how in layers.items()
+        }
+        parallelize_module(module, mesh, plan)

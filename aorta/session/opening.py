@@ -1,0 +1,133 @@
+"""What a recording writes before its first step: the agreed folder, the manifest, and every rank's header.
+
+Enters: what was asked of `aorta.record`, and the model. Leaves: a `RunFolder` and an open `Record`. Must not: intercept
+anything yet, or guess what was not told (null, with a reason).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from aorta.config.resolve import hash_of
+from aorta.engine.record import Record, header_of, publish_manifest
+from aorta.errors import ConfigError
+from aorta.instrument.seam import all_groups
+from aorta.launch.knobs import knob_warnings
+from aorta.launch.peers import Peers
+from aorta.launch.provenance import Asked, build_manifest, rank_facts
+from aorta.launch.run_folder import RunFolder, prepare
+from aorta.launch.topology import Topology, platform_of
+from aorta.session.blocks import Block
+from aorta.telemetry.schema import InstrumentMode
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of `aorta.record` that the record tells its readers.
+
+    Raises:
+        ConfigError: one of them is not allowed.
+    """
+
+    label: str | None
+    workload: Mapping[str, Any] | None
+    parallel: str | None
+    mode: InstrumentMode
+    warmup_steps: int
+    start_step: int
+    stream_priority: int
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(InstrumentMode):
+            raise ConfigError(f"aorta.record: mode={self.mode!r}: must be one of {', '.join(get_args(InstrumentMode))}")
+        for name in ("warmup_steps", "start_step"):
+            if (value := getattr(self, name)) < 0:
+                raise ConfigError(f"aorta.record: {name}={value}: must be at least 0")
+        try:
+            json.dumps(self.config())
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"aorta.record: workload={self.workload!r}: must be a mapping of JSON types ({error})"
+            ) from error
+
+    def config(self) -> dict[str, Any]:
+        """As a configuration, with the names that train.py's has."""
+        return {
+            "workload": None if self.workload is None else dict(self.workload),
+            "parallel": None if self.parallel is None else {"strategy": self.parallel},
+            "instrument": {"mode": self.mode, "stream_priority": self.stream_priority},
+            "telemetry": {"warmup_steps": self.warmup_steps},
+        }
+
+
+def open_record(
+    folder: Path,
+    settings: Settings,
+    model: nn.Module,
+    blocks: list[Block],
+    device: torch.device,
+    topology: Topology,
+    peers: Peers,
+) -> tuple[RunFolder, Record]:
+    """Collective; the caller closes the record's writer.
+
+    Raises:
+        PeerFailed: on every rank, when one cannot write its part.
+        RunIncomplete: the folder cannot be prepared.
+    """
+    run = prepare(folder, topology, peers, overwrite=False, resuming=True)  # checkpoints are the caller's
+    config = settings.config()
+    asked = Asked(settings.label, config, hash_of(config))
+    backend = str(dist.get_backend_config()) if dist.is_initialized() else None
+    ranks = peers.gather("facts", rank_facts(topology, device))
+    warnings = _knobs(settings.mode, device)
+    for warning in warnings if topology.rank == 0 else ():
+        _log.warning(warning)
+    plan = {"blocks": [name for name, _ in blocks], "parameters": sum(p.numel() for p in model.parameters())}
+    publish_manifest(
+        run,
+        peers,
+        lambda: {
+            **build_manifest(asked, run, topology, device, backend, ranks, plan),
+            "warnings": warnings,
+            "reasons": _unknown(config),
+        },
+    )
+    header = header_of(
+        asked,
+        run,
+        topology,
+        device,
+        backend=backend,
+        parallel=settings.parallel or "unknown",
+        mode=settings.mode,
+        start_step=settings.start_step,
+        warmup_steps=settings.warmup_steps,
+    )
+    return run, Record.open(run, peers, header)
+
+
+def _knobs(mode: InstrumentMode, device: torch.device) -> list[str]:
+    """Settings of the environment that get in the way; of the caller's streams only those that must exist count."""
+    groups = len(all_groups())
+    return knob_warnings(os.environ, platform_of(device), 1 + groups * (1 if mode == "off" else 2))
+
+
+def _unknown(config: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        f"config.{name}": f"not known: give aorta.record({name}=...)"
+        for name in ("workload", "parallel")
+        if config[name] is None
+    }

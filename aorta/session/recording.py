@@ -1,0 +1,212 @@
+"""`aorta.record`: the interception, compute ranges and the record of a run, round a loop that AORTA did not write.
+
+Enters: a model as it trains (wrapped, on its device), and a folder. Leaves: what `train.py` leaves there: `run.json`
+and a record a rank, from a header to a footer that says why the block ended. Must not: change what is trained, handle
+signals, configure logging, or leave anything behind on exit.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from aorta.config.schema import Clock, Telemetry, Training
+from aorta.config.schema import Instrument as InstrumentSettings
+from aorta.engine.record import Ending, Record
+from aorta.errors import ConfigError
+from aorta.instrument.instrument import Instrument
+from aorta.instrument.reading import StepFacts
+from aorta.instrument.recorder import StepRecorder
+from aorta.instrument.scalars import Scalar
+from aorta.session.blocks import chosen_blocks, find_blocks, refuse_compiled_in_place
+from aorta.session.opening import Settings, open_record
+from aorta.session.place import meet
+from aorta.telemetry.schema import InstrumentMode, Step
+
+Number = float | torch.Tensor
+_ANCHOR_INTERVAL = Clock().anchor_interval
+_EXIT_UNCAUGHT, _EXIT_INTERRUPTED = 1, 130
+"""What Python exits with after an uncaught exception, and what a shell makes of SIGINT."""
+_one_at_a_time = threading.Lock()
+
+
+class Recording:
+    """An open recording. Steps tile the time between its beginning and the last call of `step`.
+
+    Attributes:
+        path: the run's folder.
+        blocks: names of the modules that are bracketed.
+    """
+
+    def __init__(self, path: Path, blocks: tuple[str, ...], recorder: StepRecorder, first: int, warmup: int) -> None:
+        self.path, self.blocks = path, blocks
+        self._recorder, self._first, self._warmup = recorder, first, warmup
+        self._next = first
+        self._is_open = True
+        recorder.begin(self._facts())
+
+    def step(self) -> None:
+        """An optimizer step ends here, and the next one begins. Call it once at the end of every iteration.
+
+        Raises:
+            RecordWriteError: the record cannot be extended (disk full).
+        """
+        self._must_be_open("step")
+        self._recorder.end()
+        self._next += 1
+        self._recorder.begin(self._facts())
+
+    def restart(self) -> None:
+        """The step under way begins here instead: behind an evaluation or a checkpoint, which are no part of it."""
+        self._must_be_open("restart")
+        self._recorder.begin(self._facts())
+
+    def note(self, *, loss: Number | None = None, lr: float | None = None, grad_norm: Number | None = None) -> None:
+        """What the record shall say about the step under way; call it before `step`.
+
+        Never waits for a device: a tensor there is copied, and read some steps later. Tensors hold one element.
+        """
+        self._recorder.note(_scalar("loss", loss), _scalar("grad_norm", grad_norm), None if lr is None else float(lr))
+
+    def aux(self, name: str) -> AbstractContextManager[None]:
+        """Round work that is neither compute nor communication: `with recording.aux("optimizer"): ...`."""
+        return self._recorder.aux(name)
+
+    def close(self) -> None:
+        """What has happened since the last `step` is not recorded; `record` calls it."""
+        self._is_open = False
+        self._recorder.abandon()
+
+    def _facts(self) -> StepFacts:
+        done = self._next - self._first
+        return StepFacts(0, self._next, self._next, None, done < self._warmup)
+
+    def _must_be_open(self, name: str) -> None:
+        if not self._is_open:
+            raise ConfigError(f"recording.{name}(): the recording has ended; call it inside `with aorta.record(...)`")
+
+
+@contextmanager
+def record(
+    folder: str | os.PathLike[str],
+    *,
+    model: nn.Module,
+    blocks: Iterable[str | nn.Module] | None = None,
+    label: str | None = None,
+    workload: Mapping[str, Any] | None = None,
+    parallel: str | None = None,
+    mode: InstrumentMode = "dedicated",
+    warmup_steps: int = Telemetry().warmup_steps,
+    start_step: int = 0,
+    stream_priority: int = InstrumentSettings().stream_priority,
+    timeout_s: float = Training().timeout_s,
+) -> Iterator[Recording]:
+    """Record the training inside the `with` block, on every rank of the default process group (or in one process).
+
+    Call it on all ranks, after the model has been wrapped (DDP, FSDP, ...) and moved to its device. An earlier run in
+    `folder` is moved to `folder/history/`.
+
+    Args:
+        folder: of this run alone; relative to the current directory.
+        model: what is called in the forward pass.
+        blocks: modules to bracket, by name or themselves; None = by the rule in `aorta.session.blocks`.
+        label: what reports call the run; None = the platform (cpu, cuda, rocm).
+        workload: what is trained, for the manifest (JSON types); runs whose workloads differ are not compared
+            silently.
+        parallel: the strategy's name, for the record ("ddp", "fsdp", ...).
+        mode: "dedicated", "observe" or "off" (docs/measuring.md, R2 and R3).
+        warmup_steps: first steps that reports leave out (W21).
+        start_step: global step of the first one, after a resume.
+        stream_priority: of dedicated streams (CUDA/HIP).
+        timeout_s: seconds that one rank waits for the others to begin recording.
+
+    Raises:
+        ConfigError: an argument is not allowed, a recording is open already, or the launcher promises ranks that no
+            process group holds.
+        PeerFailed: another rank did not come, or cannot write its record; it is named.
+        RunIncomplete: the folder cannot be written.
+        InstrumentError: this torch lacks what the interception needs.
+    """
+    settings = Settings(label, workload, parallel, mode, warmup_steps, start_step, stream_priority)
+    found = find_blocks(model) if blocks is None else chosen_blocks(model, blocks)
+    refuse_compiled_in_place(model, found)
+    device = _device_of(model)
+    with ExitStack() as stack:
+        if not _one_at_a_time.acquire(blocking=False):
+            raise ConfigError("aorta.record: a recording is open in this process already; end it first")
+        stack.callback(_one_at_a_time.release)
+        topology, peers = meet(timeout_s)
+        run, written = open_record(Path(folder), settings, model, found, device, topology, peers)
+        stack.callback(written.writer.close)
+
+        def finished(line: Step) -> None:
+            written.step(line, _ANCHOR_INTERVAL)
+
+        rank, size = topology.rank, topology.world_size
+        instrument = stack.enter_context(
+            Instrument(device, mode, rank, size, written.header.clock, finished, stream_priority)
+        )
+        instrument.watch(found)
+        # The blocks too: where the last one's output is the model's, FSDP asks for its ending with that gradient.
+        for module in (*(block for _, block in found), model):
+            instrument.watch_backward(module)
+        recording = Recording(run.path, tuple(name for name, _ in found), instrument.recorder, start_step, warmup_steps)
+        try:
+            yield recording
+            _complete(recording, written, instrument)
+        except BaseException as error:
+            recording.close()
+            if isinstance(error, SystemExit) and error.code in (None, 0):
+                _complete(recording, written, instrument)
+            else:
+                code, text = _ended_by(error)
+                written.fail(instrument, Ending(), code, f"rank {rank}: {text}")
+            raise
+
+
+def _complete(recording: Recording, written: Record, instrument: Instrument) -> None:
+    recording.close()
+    instrument.recorder.finish()
+    written.complete(instrument, Ending())
+
+
+def _ended_by(error: BaseException) -> tuple[int, str]:
+    """Exit code of a process that ends with `error`, and one line about it."""
+    text = str(error).strip()
+    line = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+    match error:
+        case SystemExit(code=int(code)):
+            return code, line
+        case KeyboardInterrupt():
+            return _EXIT_INTERRUPTED, line
+        case _:
+            return _EXIT_UNCAUGHT, line
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    devices = sorted({str(parameter.device) for parameter in model.parameters()} or {"cpu"})
+    if len(devices) > 1 or torch.device(devices[0]).type not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"aorta.record: the model's parameters are on {', '.join(devices)}; they must be on one CPU or CUDA/HIP "
+            "device: move the model there first"
+        )
+    return torch.device(devices[0])
+
+
+def _scalar(name: str, value: Number | None) -> Scalar | None:
+    if value is None:
+        return None
+    tensor = value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
+    if hasattr(tensor, "full_tensor"):
+        # Bringing its parts together is a collective, which only the caller may issue.
+        raise ConfigError(f"recording.note: {name} is spread over ranks (a DTensor); give {name}.full_tensor()")
+    if tensor.numel() != 1:
+        raise ConfigError(f"recording.note: {name} has {tensor.numel()} elements, must have one")
+    return Scalar(tensor)

@@ -1,0 +1,120 @@
+"""What the instrumentation costs a step (docs/measuring.md, K5): `python -m tests.benchmarks.instrument_cost`.
+
+Regime: real two-rank gloo runs of the ranking workload with the engine's own step, sized to last 100 ms or more.
+Inside one launch three arms alternate in blocks of 20 steps, in palindromes so that drift cancels:
+
+    off on off'  off' on off  ...        off: the instrument is paused, nothing of it is on the path (`mode=off`)
+
+A step is timed from its start to the start of what follows, so reading, encoding and writing the record count; a job's
+step is the slowest rank's. The first two steps of a block are dropped (caches after the change). A pair is the medians
+of an `on` (or `off'`) block and the `off` block of the same half; the figure is the median ratio over all pairs with a
+hierarchical bootstrap interval, beside that of off'/off, the A/A interval: what this machine calls equal. The
+processor time rank 0 spent on a step is compared in the same way (`cpu`): it does not see who else uses the cores.
+
+Prints one JSON object last; exit 1 when a target is missed: median <= 1.01, and upper end <= 1.03 or no more than the
+upper end of A/A.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from aorta.launch.process_group import process_group
+from aorta.launch.topology import read_topology
+from aorta.telemetry.writer import RecordWriter
+from tests.benchmarks import plans
+from tests.loop import Loop
+
+ARMS = ("off", "on", "again")
+DROPPED = 2
+WORDS = ("training.device=cpu", "training.batch_size=32", "dataset.num_samples=2048", "parallel={strategy}")
+
+
+def worker(words: Any) -> list[dict[str, tuple[float, float]]]:
+    """One rank of one launch: for each half of a palindrome, arm -> medians of a step, wall and processor ms."""
+    topology = read_topology()
+    with process_group(topology, torch.device("cpu"), 300), tempfile.TemporaryDirectory() as folder:
+        writer = RecordWriter(Path(folder) / "record.jsonl", topology.rank)
+        chosen = [word.format(strategy=words.strategy) for word in WORDS] + [f"instrument.mode={words.mode}"]
+        loop = Loop((*chosen,), topology, torch.device("cpu"), writer.write)
+        for _ in range(10):
+            loop.step()
+        halves = []
+        for half in range(words.pairs):
+            blocks = {}
+            for arm in ARMS if half % 2 == 0 else ARMS[::-1]:
+                with nullcontext() if arm == "on" else loop.instrument.paused():
+                    blocks[arm] = _block_ms(loop, words.steps)
+            halves.append(blocks)
+        loop.finish()
+        writer.close()
+    return halves
+
+
+def _block_ms(loop: Loop, steps: int) -> tuple[float, float]:
+    wall, cpu = [], []
+    for _ in range(steps):
+        begin, begin_cpu = time.perf_counter_ns(), time.process_time_ns()
+        loop.step()
+        wall.append((time.perf_counter_ns() - begin) / 1e6)
+        cpu.append((time.process_time_ns() - begin_cpu) / 1e6)
+    slowest = torch.tensor(wall)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return median(slowest[DROPPED:].tolist()), median(cpu[DROPPED:])
+
+
+def measure(words: Any) -> int:
+    """All launches, interleaved: strategies and modes take turns, so that a busy spell hits them alike."""
+    plan = [(strategy, mode) for strategy in words.strategies for mode in words.modes]
+    found: dict[tuple[str, str], list[list[dict[str, tuple[float, float]]]]] = {case: [] for case in plan}
+    sizes = ("--pairs", str(words.pairs), "--steps", str(words.steps))
+    for turn in range(words.launches):
+        for strategy, mode in plan if turn % 2 == 0 else plan[::-1]:
+            case = ("--strategy", strategy, "--mode", mode)
+            found[strategy, mode].append(plans.launch("tests.benchmarks.instrument_cost", 2, *case, *sizes))
+    figures, targets = {}, {}
+    for (strategy, mode), launches in found.items():
+
+        def ratio(arm: str, what: int, launches: Any = launches) -> dict[str, Any]:
+            return plans.median_ratio([[(half["off"][what], half[arm][what]) for half in one] for one in launches])
+
+        on, same = ratio("on", 0), ratio("again", 0)
+        step_ms, cpu_ms = (median(half["off"][what] for one in launches for half in one) for what in (0, 1))
+        figures[f"{strategy}.{mode}"] = {
+            "ratio": on,
+            "aa": same,
+            "cpu": {"ratio": ratio("on", 1), "aa": ratio("again", 1)},
+            "step_ms": step_ms,
+            "cpu_ms": cpu_ms,
+        }
+        targets[f"{strategy}.{mode} median <= 1.01"] = on["median"] <= 1.01
+        targets[f"{strategy}.{mode} upper end"] = on["high"] <= max(1.03, same["high"])
+        targets[f"{strategy}.{mode} step >= 100 ms"] = step_ms >= 100
+    return plans.say("instrument_cost", figures | {"steps_per_block": words.steps}, targets)
+
+
+def main() -> int:
+    """Parse, launch, print."""
+    parser = plans.arguments(__doc__)
+    parser.add_argument("--strategies", nargs="+", default=["ddp", "fsdp"])
+    parser.add_argument("--modes", nargs="+", default=["dedicated", "observe"])
+    quick = "--quick" in sys.argv
+    parser.add_argument("--launches", type=int, default=2 if quick else 3)
+    parser.add_argument("--pairs", type=int, default=4 if quick else 10)
+    parser.add_argument("--steps", type=int, default=6 if quick else 20)
+    parser.add_argument("--strategy")
+    parser.add_argument("--mode")
+    return plans.run(parser, measure, worker)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""What a profiler's trace says of the same steps: communication and compute by kernel, per step.
+
+Enters: a Chrome trace of torch.profiler, and windows in wall-clock nanoseconds. Leaves: intervals and durations,
+compared with the record's by `tests.gpu.check`. Pure. Must not: use anything the telemetry uses to decide what is
+communication; it reads names of kernels, unanchored (docs/measuring.md, W12), by category (W13).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Interval = tuple[int, int]
+COMMUNICATION = re.compile(r"nccl|rccl|msccl|cross_device_reduce", re.IGNORECASE)
+WAITS = {"cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"} | {
+    "hipDeviceSynchronize",
+    "hipStreamSynchronize",
+    "hipEventSynchronize",
+}
+
+
+@dataclass(frozen=True)
+class Window:
+    """One step as the profiler saw it."""
+
+    comm: list[Interval]
+    compute: list[Interval]
+    host_waits: int
+
+    def lengths_ns(self) -> tuple[int, int]:
+        """Communication, and the part of it that lies inside compute."""
+        comm, compute = _union(self.comm), _union(self.compute)
+        hidden = sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in comm for b in compute)
+        return sum(end - start for start, end in comm), hidden
+
+
+def pooled_ratio(steps: Sequence[Window]) -> float | None:
+    """Hidden communication of all steps over all their communication; None without communication."""
+    comm, hidden = (sum(lengths) for lengths in zip(*(step.lengths_ns() for step in steps), strict=True))
+    return hidden / comm if comm else None
+
+
+def windows(trace: dict[str, Any], steps: Sequence[Interval], device: int) -> list[Window]:
+    """The kernels of one device that start in each step, and the waits of the host in it.
+
+    Args:
+        trace: as `json.load` reads it. steps: `[start, end)` in nanoseconds of the Unix epoch.
+    """
+    base_ns = int(trace.get("baseTimeNanoseconds", 0))
+    rows = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    found = []
+    for low, high in steps:
+        inside = [event for event in rows if low <= _start(event, base_ns) < high]
+        kernels = [e for e in inside if e.get("cat") == "kernel" and int(e["args"].get("device", device)) == device]
+        comm = [_span(event, base_ns) for event in kernels if COMMUNICATION.search(event["name"])]
+        compute = [_span(event, base_ns) for event in kernels if not COMMUNICATION.search(event["name"])]
+        waits = sum(e.get("cat") in {"cuda_runtime", "hip_runtime"} and e["name"] in WAITS for e in inside)
+        found.append(Window(sorted(comm), compute, waits))
+    return found
+
+
+def matched(telemetry_ns: Sequence[Sequence[int]], kernels: Sequence[Window]) -> list[tuple[int, int]] | None:
+    """(telemetry, kernel) durations of each collective in order of start; None where the counts of a step differ."""
+    pairs = []
+    for durations, window in zip(telemetry_ns, kernels, strict=True):
+        if len(durations) != len(window.comm):
+            return None
+        pairs += [(own, end - start) for own, (start, end) in zip(durations, window.comm, strict=True)]
+    return pairs
+
+
+def _start(event: dict[str, Any], base_ns: int) -> int:
+    # Microseconds since the base, in a float: small enough that nothing is lost before the base is added (W14).
+    return base_ns + round(float(event["ts"]) * 1000)
+
+
+def _span(event: dict[str, Any], base_ns: int) -> Interval:
+    start = _start(event, base_ns)
+    return start, start + round(float(event["dur"]) * 1000)
+
+
+def _union(spans: Sequence[Interval]) -> list[Interval]:
+    merged: list[Interval] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged

@@ -1,0 +1,95 @@
+"""A recorder over a clock that is set by hand: marks happen when the test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aorta.instrument.collectives import Group, Issued
+from aorta.instrument.compute import Range
+from aorta.instrument.reading import StepFacts, StepReader
+from aorta.instrument.recorder import StepRecorder
+from aorta.telemetry.schema import ClockReading, Step
+
+MS = 1_000_000
+ANCHOR = ClockReading(realtime_ns=5_000 * MS, boottime_ns=0, monotonic_ns=1_000 * MS, uncertainty_ns=1)
+
+
+class Pending:
+    """A mark that happens when the test says so."""
+
+    def __init__(self, at_ns: int | None) -> None:
+        self.at_ns = at_ns
+
+
+class SetClock:
+    """Marks happen at `now_ns`, or not until the test lets them; counts what is given back."""
+
+    timer = "cuda_event"
+
+    def __init__(self) -> None:
+        self.now_ns, self.running = 0, True
+        self.taken: list[Pending] = []
+        self.released: list[Pending] = []
+        self.drained = 0
+
+    def mark(self) -> Pending:
+        self.taken.append(Pending(self.now_ns if self.running else None))
+        return self.taken[-1]
+
+    def at(self, ms: float) -> Pending:
+        self.now_ns = round(ms * MS)
+        return self.mark()
+
+    def new_epoch(self) -> None:
+        pass
+
+    def read_ns(self, mark: Pending | int) -> int | None:
+        return mark if isinstance(mark, int) else mark.at_ns
+
+    def release(self, mark: Pending | int) -> None:
+        if isinstance(mark, Pending):
+            self.released.append(mark)
+
+    def drain(self) -> None:
+        self.drained += 1
+
+
+class Rig:
+    """A recorder over a clock that is set by hand. Collectives count as issued by the backend, too."""
+
+    def __init__(self) -> None:
+        self.clock, self.lines = SetClock(), list[Step]()
+        self.counted: dict[int, int | None] = {1: 0}
+        self.recorder = StepRecorder(
+            self.clock,  # type: ignore[arg-type]
+            StepReader(self.clock, 0, 2, {"0": Group((0, 1), 1)}, ANCHOR),  # type: ignore[arg-type]
+            lambda: dict(self.counted),
+            self.lines.append,
+        )
+        self.steps_begun = 0
+
+    @contextmanager
+    def step(self, begin_ms: float, end_ms: float) -> Iterator[None]:
+        self.clock.now_ns = round(begin_ms * MS)
+        number, self.steps_begun = self.steps_begun, self.steps_begun + 1
+        with self.recorder.step(StepFacts(0, number, number, 1e-3, warmup=False)):
+            yield
+            self.clock.now_ns = round(end_ms * MS)
+
+    def collective(self, start: Pending | None, end: Pending | None, issue_ms: float = 0) -> Issued:
+        issued = Issued(
+            "allreduce", "0", 0, 8, "float32", round(issue_ms * MS), start=start, end=end, end_source="event"
+        )
+        self.recorder.on_issue(issued)
+        before = self.counted[1]
+        assert before is not None
+        self.counted[1] = before + 1
+        return issued
+
+    def compute(self, begin_ms: float, end_ms: float) -> None:
+        self.recorder.on_range(Range("block", "forward", self.clock.at(begin_ms), self.clock.at(end_ms)))
+
+    @property
+    def written(self) -> list[int]:
+        return [line.global_step for line in self.lines]

@@ -1,0 +1,137 @@
+"""The emulated fabric: what it charges, and how ranks learn of each other's arrivals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from aorta.config.schema import Algorithm, EmulatedFabric
+from aorta.instrument.arrivals import SLOTS, Arrivals, meeting_place
+from aorta.instrument.fabric import Fabric, cost_ns
+from aorta.launch.peers import Peers
+from aorta.timeline.classes import KINDS
+
+US = 1_000
+# 1 GB/s is a byte a nanosecond: 800,000 bytes are 800,000 ns.
+SIZE = 800_000
+SETTINGS = {"intra_latency_us": 1.0, "intra_bandwidth_gb_per_s": 1.0, "inter_latency_us": 10.0}
+
+
+def settings(**changes: Any) -> EmulatedFabric:
+    return EmulatedFabric(**{**SETTINGS, "inter_bandwidth_gb_per_s": 0.5, **changes})
+
+
+# --- what it charges
+
+# kind, ring of 8, tree of 8: latencies of 1 us, and parts of 800 us; written down by hand
+BY_HAND = [
+    ("allreduce", 14 * US + 1_400 * US, 6 * US + 1_400 * US),
+    ("reducescatter", 7 * US + 700 * US, 3 * US + 700 * US),
+    ("allgather", 7 * US + 700 * US, 3 * US + 700 * US),
+    ("alltoall", 7 * US + 700 * US, 3 * US + 1_200 * US),
+    ("broadcast", 7 * US + 800 * US, 3 * US + 800 * US),
+    ("reduce", 7 * US + 800 * US, 3 * US + 800 * US),
+    ("gather", 7 * US + 700 * US, 3 * US + 700 * US),
+    ("scatter", 7 * US + 700 * US, 3 * US + 700 * US),
+    ("send", 1 * US + 800 * US, 1 * US + 800 * US),
+    ("recv", 1 * US + 800 * US, 1 * US + 800 * US),
+    ("barrier", 3 * US, 3 * US),
+]
+
+
+def test_every_kind_has_a_cost() -> None:
+    assert {kind for kind, *_ in BY_HAND} == set(KINDS)
+
+
+@pytest.mark.parametrize(("kind", "ring", "tree"), BY_HAND, ids=[row[0] for row in BY_HAND])
+def test_costs_of_eight_ranks(kind: str, ring: int, tree: int) -> None:
+    assert cost_ns(kind, SIZE, 8, spans_nodes=False, settings=settings()) == ring
+    assert cost_ns(kind, SIZE, 8, spans_nodes=False, settings=settings(algorithm=Algorithm.tree)) == tree
+
+
+def test_between_nodes_the_other_link_counts() -> None:
+    assert cost_ns("allreduce", SIZE, 2, spans_nodes=True, settings=settings()) == 2 * 10 * US + 1_600 * US
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_rank_costs_nothing_and_no_size_of_group_is_cheaper_than_a_smaller(kind: str, algorithm: Algorithm) -> None:
+    chosen = settings(algorithm=algorithm)
+    costs = [cost_ns(kind, SIZE, n, spans_nodes=False, settings=chosen) for n in (1, 2, 3, 4, 7, 8, 9, 512)]
+    assert costs[0] == 0
+    assert costs == sorted(costs)
+
+
+def test_a_tree_of_many_ranks_has_few_latencies() -> None:
+    tree = cost_ns("allreduce", 0, 512, spans_nodes=True, settings=settings(algorithm=Algorithm.tree))
+    assert tree == 2 * 9 * 10 * US
+    assert cost_ns("allreduce", 0, 512, spans_nodes=True, settings=settings()) == 2 * 511 * 10 * US
+
+
+def fabric(rank: int = 0, world_size: int = 4, folder: Path | None = None, **changes: Any) -> Fabric:
+    return Fabric(settings(**changes), rank, world_size, folder)
+
+
+def test_a_group_inside_a_node_uses_the_links_of_the_node() -> None:
+    pairs = fabric(ranks_per_node=2)
+    inside, across = pairs.cost_ns("send", 1000, (2, 3), 0), pairs.cost_ns("send", 1000, (1, 2), 0)
+    assert (inside, across) == (1 * US + 1000, 10 * US + 2000)
+
+
+def test_only_groups_of_all_ranks_get_the_emulated_size() -> None:
+    large = fabric(emulated_world_size=512, ranks_per_node=8)
+    assert large.cost_ns("allreduce", 0, (0, 1, 2, 3), 0) == 2 * 511 * 10 * US  # 512 ranks span nodes of 8
+    assert large.cost_ns("allreduce", 0, (0, 1), 0) == 2 * US
+
+
+def test_jitter_is_the_same_on_every_rank_bounded_and_different_every_time() -> None:
+    ranks = (0, 1, 2, 3)
+    on = [
+        [fabric(rank, jitter=0.1).cost_ns("allreduce", SIZE, ranks, number) for number in range(50)] for rank in (0, 3)
+    ]
+    plain = fabric().cost_ns("allreduce", SIZE, ranks, 0)
+    assert on[0] == on[1]
+    assert len(set(on[0])) == 50
+    assert all(0.9 * plain <= cost <= 1.1 * plain for cost in on[0])
+    assert [fabric(jitter=0.1, seed=7).cost_ns("allreduce", SIZE, ranks, n) for n in range(50)] != on[0]
+
+
+def test_only_the_straggler_is_late() -> None:
+    assert [fabric(rank, straggler_rank=1, straggler_ms=2.5).late_ns for rank in range(3)] == [0, 2_500_000, 0]
+
+
+# --- who arrives when
+
+
+def test_ranks_see_each_others_arrivals_and_leave_nothing_behind(tmp_path: Path) -> None:
+    one, two = (Arrivals(tmp_path, "0", (3, 5), rank) for rank in (3, 5))
+    one.arrive(0, 1_000)
+    assert two.known(0) == [1_000]
+    assert len(list(tmp_path.iterdir())) == 1
+    two.arrive(0, 2_000)
+    assert one.known(0) == two.known(0) == [1_000, 2_000]
+    assert list(tmp_path.iterdir()) == []
+    assert one.known(1) == []
+
+
+def test_a_slot_that_is_used_again_is_not_taken_for_its_next_lap(tmp_path: Path) -> None:
+    one, two = (Arrivals(tmp_path, "0", (0, 1), rank) for rank in (0, 1))
+    for number in (0, SLOTS, 62 * SLOTS, 63 * SLOTS):
+        one.arrive(number, 10**17 + number)
+        assert two.known(number) == [10**17 + number]
+        assert two.known(number + SLOTS) == []
+
+
+def test_groups_of_one_name_and_other_ranks_do_not_meet(tmp_path: Path) -> None:
+    Arrivals(tmp_path, "1", (0, 1), 0).arrive(0, 1)
+    assert Arrivals(tmp_path, "1", (2, 3), 2).known(0) == []
+
+
+def test_the_meeting_place_is_gone_afterwards() -> None:
+    with meeting_place(Peers(dist.HashStore(), 0, 1, 5)) as folder:
+        assert folder is not None
+        assert folder.is_dir()
+    assert not folder.exists()

@@ -1,0 +1,45 @@
+"""Whole runs on the emulated fabric: the same training, and a report that says what its times are worth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aorta.analysis.frames import collective_rows
+from aorta.analysis.readers.run_folder import load_run
+from tests.runs import losses, train
+
+pytestmark = pytest.mark.dist
+FABRIC = (
+    "fabric=emulated",
+    "fabric.inter_latency_us=5000",
+    "fabric.jitter=0.1",
+    "fabric.straggler_rank=1",
+    "fabric.straggler_ms=2",
+)
+SHORT = "training.max_steps=4"
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_training_is_bit_identical_and_the_results_say_that_they_are_emulated(tmp_path: Path, strategy: str) -> None:
+    train(tmp_path / "real", f"parallel={strategy}", SHORT)
+    train(tmp_path / "emulated", f"parallel={strategy}", SHORT, *FABRIC)
+    for rank in (0, 1):
+        expected = losses(tmp_path / "real", rank)
+        assert None not in expected
+        assert losses(tmp_path / "emulated", rank) == expected
+
+    run = load_run(tmp_path / "emulated")
+    assert run.health.uncovered_steps == {}
+    assert run.health.fabric is not None
+    assert run.health.fabric["inter_latency_us"] == 5000
+    assert run.health.notes()[0].startswith("EMULATED FABRIC (kind=emulated, ")
+    assert "straggler_rank=1, straggler_ms=2" in run.health.notes()[0]
+
+    rows = collective_rows(run)
+    emulated = rows[rows["end_source"] == "emulated"]
+    # The least that anything costs here: one latency, less the jitter. gloo may be slower, but not every time.
+    assert emulated["duration_ms"].min() >= 0.9 * 5
+    assert len(emulated) > len(rows) / 2
+    assert load_run(tmp_path / "real").health.fabric is None

@@ -1,0 +1,234 @@
+"""The emulated fabric at work: handles complete when it says so, with the backend's values and errors."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from aorta.config.schema import EmulatedFabric
+from aorta.instrument.arrivals import Arrivals
+from aorta.instrument.clock import HostClock
+from aorta.instrument.collectives import Group, HostTap, Issued
+from aorta.instrument.fabric import Fabric
+from aorta.instrument.links import DelayedWork, HostLinks, Link, Tally, Transfer, sleep_until
+from aorta.instrument.operators import OPERATORS
+from aorta.instrument.seam import Seam
+
+MS = 1_000_000
+
+
+def issued_now(kind: str = "allreduce", number: int | None = 0) -> Issued:
+    return Issued(kind, "0", 0, 8, "float32", time.perf_counter_ns(), number)
+
+
+def ended(transfer: Transfer) -> Issued:
+    transfer.gate.wait()
+    return transfer.issued
+
+
+@pytest.fixture
+def arrivals(tmp_path: Path) -> tuple[Arrivals, Arrivals]:
+    return Arrivals(tmp_path, "0", (0, 1), 0), Arrivals(tmp_path, "0", (0, 1), 1)
+
+
+def test_a_transfer_begins_with_its_last_rank_and_waits_for_the_one_before(
+    arrivals: tuple[Arrivals, Arrivals],
+) -> None:
+    link = Link(arrivals[0], Tally())
+    first, second = (Transfer(issued_now(number=number), 20 * MS) for number in (0, 1))
+    second.issued.issue_ns = first.issued.issue_ns
+    begin = first.issued.issue_ns
+    for number, transfer in enumerate((first, second)):
+        arrivals[0].arrive(number, begin)
+        arrivals[1].arrive(number, begin + 5 * MS)
+        link.put(transfer)
+    assert (ended(first).start, ended(first).end) == (begin, begin + 25 * MS)
+    assert (ended(second).start, ended(second).end) == (begin + 25 * MS, begin + 45 * MS)
+    assert time.perf_counter_ns() >= begin + 45 * MS
+    assert first.issued.end_source == "emulated"
+    link.close()
+
+
+def test_a_backend_that_is_slower_keeps_its_own_end(arrivals: tuple[Arrivals, Arrivals]) -> None:
+    tally = Tally()
+    link = Link(arrivals[0], tally)
+    transfer = Transfer(issued_now(), 1000, has_future=True)
+    for table in arrivals:
+        table.arrive(0, transfer.issued.issue_ns)
+    link.put(transfer)
+    assert not transfer.gate.done()
+    time.sleep(0.01)
+    transfer.backend_done(None)
+    assert ended(transfer).end == transfer.backend_ns
+    assert transfer.issued.end_source == "future"
+    assert (tally.carried, tally.slow) == (1, 1)
+    link.close()
+
+
+def test_without_a_common_clock_the_backends_completion_stands_for_the_last_arrival() -> None:
+    link = Link(None, Tally())
+    transfer = Transfer(issued_now(), 3 * MS, has_future=True)
+    link.put(transfer)
+    transfer.backend_done(None)
+    assert ended(transfer).end == transfer.backend_ns + 3 * MS
+    link.close()
+
+
+def test_without_a_future_the_last_rank_is_waited_for(arrivals: tuple[Arrivals, Arrivals]) -> None:
+    link = Link(arrivals[0], Tally())
+    transfer = Transfer(issued_now("reducescatter"), 2 * MS)
+    arrivals[0].arrive(0, transfer.issued.issue_ns)
+    link.put(transfer)
+    time.sleep(0.01)
+    assert not transfer.gate.done()
+    late = time.perf_counter_ns()
+    arrivals[1].arrive(0, late)
+    assert ended(transfer).end == late + 2 * MS
+    link.close()
+
+
+def test_closing_waits_for_no_rank_that_never_came(arrivals: tuple[Arrivals, Arrivals]) -> None:
+    link = Link(arrivals[0], Tally())
+    transfer = Transfer(issued_now("reducescatter"), 1)
+    link.put(transfer)
+    link.close()
+    assert transfer.gate.done()
+
+
+class SlowWork:
+    """A backend's handle without a future, whose wait takes its time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.waits = seconds, 0
+
+    def wait(self) -> bool:
+        self.waits += 1
+        time.sleep(self.seconds)
+        return True
+
+
+def test_a_wait_that_outlasts_the_emulation_is_the_end(arrivals: tuple[Arrivals, Arrivals]) -> None:
+    tally = Tally()
+    link = Link(arrivals[0], tally)
+    transfer = Transfer(issued_now("reducescatter"), 5 * MS)
+    for table in arrivals:
+        table.arrive(0, transfer.issued.issue_ns)
+    link.put(transfer)
+    slow = SlowWork(0.03)
+    assert DelayedWork(slow, transfer, tally).wait()  # type: ignore[arg-type]
+    assert slow.waits == 1
+    assert transfer.issued.end_source == "wait"
+    assert transfer.issued.end - transfer.issued.issue_ns >= 30 * MS
+    assert tally.slow == 1
+    link.close()
+
+
+def test_sleeping_is_precise_and_lets_others_run() -> None:
+    counted, stop = [0], threading.Event()
+
+    def count() -> None:
+        while not stop.is_set():
+            counted[0] += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    end = time.perf_counter_ns() + 20 * MS
+    sleep_until(end)
+    assert time.perf_counter_ns() >= end
+    stop.set()
+    thread.join()
+    assert counted[0] > 1000
+    sleep_until(0)
+
+
+# --- at the seam
+
+LATENCY = {"inter_latency_us": 100_000.0, "inter_bandwidth_gb_per_s": 1e6, "emulated_world_size": 2}
+"""An all-reduce takes 200 ms, every other collective 100 ms: gloo on a busy machine may need 30."""
+
+CALLS: dict[str, Callable[[], Any]] = {
+    "all_reduce": lambda: dist.all_reduce(torch.ones(10), async_op=True),
+    "reduce_scatter": lambda: dist.reduce_scatter_tensor(torch.empty(10), torch.ones(10), async_op=True),
+    "all_gather": lambda: dist.all_gather_into_tensor(torch.empty(10), torch.ones(10), async_op=True),
+    "broadcast": lambda: dist.broadcast(torch.ones(10), 0, async_op=True),
+    "barrier": lambda: dist.barrier(async_op=True),
+}
+
+
+@pytest.fixture
+def seen(world_of_one: None, tmp_path: Path) -> Any:
+    """Rows of collectives that pass a seam with an emulated fabric of two ranks, of which this is the only one."""
+    rows: list[Issued] = []
+    groups: dict[str, Group] = {}
+    links = HostLinks(Fabric(EmulatedFabric(**LATENCY), 0, 1, tmp_path))
+    tap = HostTap(HostClock(), groups, rows.append, lambda begin, end: None, links)
+    seam = Seam(OPERATORS, torch.device("cpu"), tap)
+    yield rows
+    seam.close()
+    tap.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13, not before
+@pytest.mark.parametrize("name", CALLS)
+def test_every_handle_completes_at_the_emulated_end(seen: list[Issued], name: str) -> None:
+    work = CALLS[name]()
+    assert not work.is_completed()
+    with suppress(RuntimeError):  # gloo's reduce-scatter has none, with and without the fabric
+        assert not work.get_future().done()
+    assert work.wait()
+    (row,) = seen
+    assert work.is_completed()
+    assert time.perf_counter_ns() >= row.end == row.issue_ns + (200 if name == "all_reduce" else 100) * MS
+    assert (row.start, row.end_source) == (row.issue_ns, "emulated")
+
+
+def test_a_synchronous_caller_waits_as_long(seen: list[Issued]) -> None:
+    tensor = torch.arange(4.0)
+    begin = time.perf_counter_ns()
+    dist.all_reduce(tensor)
+    assert time.perf_counter_ns() - begin >= 200 * MS
+    assert torch.equal(tensor, torch.arange(4.0))
+
+
+def test_a_future_has_the_backends_value_and_comes_late(seen: list[Issued]) -> None:
+    begin = time.perf_counter_ns()
+    (value,) = dist.all_reduce(torch.arange(4.0), async_op=True).get_future().wait()
+    assert time.perf_counter_ns() - begin >= 200 * MS
+    assert torch.equal(value, torch.arange(4.0))
+
+
+def test_a_failed_collective_fails_its_future_in_c_plus_plus_too() -> None:
+    inner: torch.futures.Future[Any] = torch.futures.Future()
+
+    class Failing:
+        def get_future(self) -> Any:
+            return inner.then(lambda _: 1 / 0)
+
+    transfer = Transfer(issued_now(), 0, has_future=True)
+    handed = DelayedWork(Failing(), transfer, Tally()).get_future()  # type: ignore[arg-type]
+    inner.set_result(None)
+    transfer.gate.set_result(None)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        handed.then(lambda future: future.value()).wait()
+
+
+def test_the_run_says_when_the_backend_was_slower(
+    world_of_one: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows: list[Issued] = []
+    links = HostLinks(Fabric(EmulatedFabric(), 0, 1, tmp_path))  # one rank alone costs nothing: no backend is as fast
+    tap = HostTap(HostClock(), {}, rows.append, lambda begin, end: None, links)
+    seam = Seam(OPERATORS, torch.device("cpu"), tap)
+    dist.all_reduce(torch.ones(10))
+    seam.close()
+    tap.close()
+    assert rows[0].end_source == "future"
+    assert "the backend was slower than the emulation in 1 of 1 collectives" in caplog.text

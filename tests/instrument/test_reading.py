@@ -1,0 +1,129 @@
+"""What a step's line says of its marks, and what it does not know (R8)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aorta.instrument.compute import Range
+from aorta.instrument.scalars import Scalar
+from tests.instrument.steps import MS, Rig
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def test_a_collective_that_reaches_into_the_next_step_counts_in_both_windows(rig: Rig) -> None:
+    with rig.step(0, 10):
+        rig.collective(rig.clock.at(7), rig.clock.at(24))
+    with rig.step(10, 20):
+        rig.compute(10, 14)
+    with rig.step(20, 30):
+        pass
+    with rig.step(30, 40):
+        pass
+    assert [line.overlap["comm_ms"] for line in rig.lines] == [3, 10, 4, 0]
+    assert [line.overlap["compute_comm_ms"] for line in rig.lines] == [0, 4, 0, 0]
+    assert [len(line.collectives) for line in rig.lines] == [1, 0, 0, 0]  # the row stands where it was issued
+
+
+def test_every_event_is_given_back_once_and_tensors_are_let_go(rig: Rig) -> None:
+    with rig.step(0, 10):
+        issued = rig.collective(rig.clock.at(1), rig.clock.at(4))
+        issued.alive = (torch.ones(1),)
+        rig.recorder.on_stall(rig.clock.at(4), rig.clock.at(5))
+        rig.recorder.on_backward_tail(rig.clock.at(3), rig.clock.at(6))
+        rig.compute(1, 2)
+        with rig.recorder.aux("optimizer"):
+            pass
+    assert rig.written == [0]
+    assert issued.alive is None
+    assert sorted(map(id, rig.clock.released)) == sorted(map(id, rig.clock.taken))
+
+
+def test_a_collective_the_seam_did_not_see_makes_the_ratios_null(rig: Rig) -> None:
+    with rig.step(0, 10):
+        rig.compute(0, 5)
+        rig.collective(rig.clock.at(1), rig.clock.at(2))
+        rig.counted = {1: 2}
+    line = rig.lines[0]
+    why = "the backends counted 2 collectives, 1 passed the seam"
+    assert (line.coverage.seen, line.coverage.issued, line.coverage.reason) == (1, 2, why)
+    nulls = {name for name, value in line.overlap.items() if value is None}
+    assert {"overlap_ratio", "overlap_over_compute", "comm_ms", "exposed_comm_ms", "idle_ms"} <= nulls
+    assert {name: line.reasons[name] for name in nulls} == dict.fromkeys(nulls, f"incomplete coverage: {why}")
+    assert line.overlap["compute_ms"] == 5
+    assert line.concurrency == {"mean": None, "max": None}
+
+
+def test_a_group_made_inside_a_step_counts_from_its_first_collective(rig: Rig) -> None:
+    with rig.step(0, 10):
+        rig.collective(rig.clock.at(1), rig.clock.at(2))
+        rig.collective(rig.clock.at(2), rig.clock.at(3))
+        rig.counted = {1: 1, 2: 1}
+    assert rig.lines[0].coverage.complete
+
+
+def test_a_backend_that_does_not_count_leaves_coverage_unknown(rig: Rig) -> None:
+    with rig.step(0, 10):
+        rig.collective(rig.clock.at(1), rig.clock.at(2))
+        rig.counted = {1: None}
+    coverage = rig.lines[0].coverage
+    assert (coverage.issued, coverage.complete) == (None, False)
+    assert coverage.reason == "a backend keeps no count of its collectives"
+
+
+def test_a_backward_tail_is_a_stall_only_where_there_is_communication(rig: Rig) -> None:
+    with rig.step(0, 20):
+        rig.collective(rig.clock.at(2), rig.clock.at(8))
+        rig.recorder.on_backward_tail(rig.clock.at(6), rig.clock.at(12))
+        rig.recorder.on_stall(rig.clock.at(15), rig.clock.at(16))
+    line = rig.lines[0]
+    assert [(stall.start_ns, stall.end_ns) for stall in line.stalls] == [(6 * MS, 8 * MS), (15 * MS, 16 * MS)]
+    assert line.overlap["compute_stall_ms"] == 3
+
+
+def test_queued_collectives_of_one_lane_start_one_after_the_other(rig: Rig) -> None:
+    with rig.step(0, 20):
+        rig.collective(None, rig.clock.at(6), issue_ms=1)
+        rig.collective(None, rig.clock.at(9), issue_ms=2)
+    with rig.step(20, 30):
+        rig.collective(None, rig.clock.at(25), issue_ms=21)
+    rows = [row for line in rig.lines for row in line.collectives]
+    assert [(row.start_ns, row.end_ns) for row in rows] == [(1 * MS, 6 * MS), (6 * MS, 9 * MS), (1 * MS, 5 * MS)]
+
+
+def test_an_open_range_is_left_out_and_an_aux_range_is_closed_by_its_failure(rig: Rig) -> None:
+    with rig.step(0, 10):
+        rig.recorder.on_range(Range("block", "backward", rig.clock.at(3)))
+        with pytest.raises(ValueError, match="bad batch"), rig.recorder.aux("data"):  # noqa: PT012
+            rig.clock.now_ns = 7 * MS
+            raise ValueError("bad batch")
+    line = rig.lines[0]
+    assert line.compute == []
+    assert [(row.name, row.start_ns, row.end_ns) for row in line.aux] == [("data", 3 * MS, 7 * MS)]
+
+
+def test_scalars_and_wall_clock(rig: Rig) -> None:
+    with rig.step(2_000, 2_010):
+        rig.recorder.note(Scalar(torch.tensor(0.5)), Scalar(torch.tensor(2.0)))
+    with rig.step(2_010, 2_020):
+        pass
+    first, second = rig.lines
+    assert (first.loss, first.grad_norm) == (0.5, 2.0)
+    assert {"loss", "grad_norm"} & first.reasons.keys() == set()
+    assert (first.t_start_ns, first.t_end_ns) == (6_000 * MS, 6_010 * MS)
+    assert (second.loss, second.grad_norm) == (None, None)
+    assert second.reasons["loss"] == "not read in this step: see training.log_interval, or recording.note"
+    assert second.reasons["grad_norm"] == "not computed or not read in this step"
+
+
+def test_every_null_has_its_reason(rig: Rig) -> None:
+    with rig.step(0, 10):  # no communication, no compute
+        pass
+    line = rig.lines[0]
+    nulls = {name for name, value in line.overlap.items() if value is None}
+    assert nulls == {"overlap_ratio", "overlap_over_compute"}
+    assert nulls | {"loss", "grad_norm"} == line.reasons.keys()

@@ -1,0 +1,158 @@
+"""Steps are written when everything in them has happened, in order, and none is waited for (R4)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aorta.instrument import recorder as recorder_module
+from aorta.instrument.collectives import Issued
+from aorta.instrument.recorder import MAX_STEPS_LATE
+from aorta.instrument.scalars import Scalar
+from aorta.timeline.overlap import Unseen
+from tests.instrument.steps import MS, Pending, Rig
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def test_a_step_is_written_when_its_collectives_have_ended_and_not_before(rig: Rig) -> None:
+    late = Pending(None)
+    with rig.step(0, 10):
+        rig.collective(rig.clock.at(1), late)
+    assert rig.written == []
+    with rig.step(10, 20):
+        pass
+    assert rig.written == []  # the second has happened, but order is kept
+    late.at_ns = 9 * MS
+    with rig.step(20, 30):
+        pass
+    assert rig.written == [0, 1, 2]
+    assert rig.lines[0].overlap["comm_ms"] == 8
+    assert rig.recorder.steps_written == 3
+
+
+def test_a_step_is_not_written_before_its_own_end_has_happened(rig: Rig) -> None:
+    with rig.step(0, 10):
+        rig.clock.running = False
+    assert rig.written == []
+    rig.clock.taken[-1].at_ns = 11 * MS
+    rig.clock.running = True
+    with rig.step(11, 20):
+        pass
+    assert [line.overlap["window_ms"] for line in rig.lines] == [11, 9]
+
+
+def test_a_collective_that_never_ends_costs_its_own_step_and_no_other(rig: Rig) -> None:
+    with rig.step(0, 10):
+        rig.compute(2, 8)
+        rig.collective(rig.clock.at(1), None)
+        rig.collective(rig.clock.at(2), rig.clock.at(4))
+    for number in range(1, MAX_STEPS_LATE):
+        with rig.step(10 * number, 10 * number + 10):
+            pass
+    assert rig.written == []
+    with rig.step(100, 110):
+        pass
+    assert rig.written == list(range(MAX_STEPS_LATE + 1))
+    first = rig.lines[0]
+    assert (first.coverage.seen, first.coverage.issued, first.coverage.complete) == (2, 2, False)
+    assert first.coverage.reason == "1 of 2 collectives had not ended when their step was written"
+    assert first.overlap["overlap_ratio"] is None
+    assert first.reasons["overlap_ratio"] == f"incomplete coverage: {first.coverage.reason}"
+    assert first.overlap["compute_ms"] == 6  # what does not rest on communication is kept
+    assert [line.coverage.complete for line in rig.lines[1:]] == [True] * MAX_STEPS_LATE
+
+
+def test_finish_drains_then_gives_callbacks_that_are_on_their_way_some_time(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = Pending(None)
+    with rig.step(0, 10):
+        rig.collective(rig.clock.at(1), late)
+
+    def callback_comes(_seconds: float) -> None:
+        assert rig.clock.drained == 1
+        late.at_ns = 5 * MS
+
+    monkeypatch.setattr(recorder_module.time, "sleep", callback_comes)
+    rig.recorder.finish()
+    assert rig.lines[0].overlap["comm_ms"] == 4
+
+
+def test_finish_does_not_wait_for_ever(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "FINISH_GRACE_S", 0.01)
+    with rig.step(0, 10):
+        rig.collective(rig.clock.at(1), None)
+    rig.recorder.finish()
+    assert rig.written == [0]
+    assert not rig.lines[0].coverage.complete
+
+
+def test_salvage_writes_what_can_be_read_and_asks_the_device_for_nothing(rig: Rig) -> None:
+    with rig.step(0, 10):
+        rig.collective(rig.clock.at(1), None)
+    with rig.step(10, 20):
+        rig.clock.running = False
+    with rig.step(20, 30):
+        pass
+    rig.recorder.salvage()
+    assert rig.written == [0]  # the second step's end never happened
+    assert rig.clock.drained == 0
+
+
+def test_a_step_that_fails_is_not_recorded_and_the_next_begins_afresh(rig: Rig) -> None:
+    with pytest.raises(RuntimeError, match="no memory"), rig.step(0, 10):  # noqa: PT012  the failure is the step's
+        rig.collective(rig.clock.at(1), rig.clock.at(2))
+        raise RuntimeError("no memory")
+    with rig.step(20, 30):
+        pass
+    rig.recorder.finish()
+    assert rig.written == [1]
+    assert rig.lines[0].coverage.seen == 0
+    assert rig.lines[0].coverage.complete
+
+
+def test_what_happens_between_steps_belongs_to_none(rig: Rig) -> None:
+    rig.collective(rig.clock.at(0), rig.clock.at(1))
+    rig.recorder.on_stall(rig.clock.at(0), rig.clock.at(1))
+    rig.recorder.on_backward_tail(rig.clock.at(0), rig.clock.at(1))
+    rig.compute(0, 1)
+    rig.recorder.note(Scalar(torch.ones(())), None)
+    with rig.recorder.aux("data"):
+        pass
+    with rig.step(2, 10):
+        pass
+    line = rig.lines[0]
+    assert (line.collectives, line.stalls, line.compute, line.aux, line.loss) == ([], [], [], [], None)
+
+
+def test_at_the_tail_what_the_backend_has_completed_ends_at_the_latest(rig: Rig) -> None:
+    done, not_done = Issued("allreduce", "0", 0, 8, None, 0), Issued("allreduce", "0", 1, 8, None, 0)
+    done.has_completed, not_done.has_completed = (lambda: True), (lambda: False)
+    with rig.step(0, 20):
+        rig.recorder.on_issue(done)
+        rig.recorder.on_issue(not_done)
+        rig.recorder.on_backward_tail(rig.clock.at(6), rig.clock.at(12))
+    assert (done.end_source, not_done.end) == ("future", None)
+    stamped = done.end
+    done.stamp("wait")
+    assert (done.end, done.end_source) == (stamped, "future")  # the first to notice counts
+
+
+def test_a_step_that_is_not_looked_at_knows_its_window_only(rig: Rig) -> None:
+    rig.recorder.unseen = Unseen("paused", compute=True)
+    with rig.step(0, 10):
+        rig.counted = {1: 3}
+        rig.recorder.unseen = None  # what counts is how the step began
+    with rig.step(10, 20):
+        pass
+    blind, seen = rig.lines
+    assert (blind.overlap["window_ms"], blind.overlap["compute_ms"], blind.overlap["overlap_ratio"]) == (10, None, None)
+    assert {blind.reasons[name] for name, value in blind.overlap.items() if value is None} == {"paused"}
+    assert (blind.coverage.seen, blind.coverage.issued, blind.coverage.reason) == (0, 3, "paused")
+    assert blind.active_segments == []
+    assert blind.per_stream_ms["compute"] is None
+    assert seen.coverage.complete

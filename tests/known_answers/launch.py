@@ -1,0 +1,40 @@
+"""Start `program` on two ranks, on a link whose transfers take exactly as long as asked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tests.known_answers.program import VALUES, Case
+from tests.runs import ROOT, environment
+
+
+def link(transfer_ms: float) -> dict[str, Any]:
+    """A fabric on which an all-reduce of one block's gradient takes exactly so long: half latency, half bandwidth.
+
+    On two ranks a ring all-reduce is 2 (n - 1) = 2 latencies, and sends 2 (n - 1) / n = 1 array.
+    """
+    return {
+        "inter_latency_us": transfer_ms * 1e3 / 2 / 2,
+        "inter_bandwidth_gb_per_s": VALUES * 4 / (transfer_ms / 2 * 1e6),
+    }
+
+
+def launch(folder: Path, cases: list[Case]) -> None:
+    """Run the cases one after another in one launch; `folder` then has a run folder for each."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    words = ["-m", "tests.known_answers.program", str(folder), json.dumps([asdict(case) for case in cases])]
+    done = subprocess.run(
+        [*launcher, *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment(PYTHONPATH=str(ROOT)),
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"

@@ -1,0 +1,186 @@
+"""Two ranks of blocks with an exact duration, on an emulated link with an exact duration; run by torchrun.
+
+Enters: a folder and the cases as JSON. Leaves: one folder a case with the record of each rank. A block sleeps in its
+backward pass; its parameter's gradient is ready when it wakes. Nothing here computes what is expected.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from aorta.config.schema import EmulatedFabric
+from aorta.instrument.arrivals import meeting_place
+from aorta.instrument.fabric import Fabric
+from aorta.instrument.instrument import Instrument
+from aorta.instrument.reading import StepFacts
+from aorta.launch.peers import Peers
+from aorta.parallel.ddp import ReduceAfterBackward
+from aorta.telemetry.clock import read_clocks
+from aorta.telemetry.schema import Footer
+from aorta.telemetry.writer import RecordWriter
+from tests.analysis.builders import header
+
+START_NS, FORWARD_NS = 20_000_000, 1_000_000
+"""Until both ranks know when a step begins, and what its forward pass takes."""
+VALUES = 1024
+"""Elements of a block's parameter: one bucket of 4 KiB."""
+
+
+@dataclass
+class Case:
+    """`way`: ddp (a bucket a block), after (the same buckets after backward), one (DDP with one parameter, in block
+    `owner` only) or waited (a synchronous all-reduce after each block's backward, no DDP).
+    """
+
+    name: str
+    way: str
+    compute_ms: float
+    fabric: dict[str, Any]
+    blocks: int = 8
+    owner: int | None = None
+    warmup: int = 2  # DDP sorts its buckets anew in its second step, and broadcasts their order
+    steps: int = 4
+
+
+class Timetable:
+    """When blocks compute in backward: from one moment that both ranks agreed on, one right behind the other.
+
+    So a rank's lateness at one block is not carried to the next, where its peer would have to wait for it again. Where
+    blocks wait for collectives (`fixed=False`), each begins when its turn comes.
+    """
+
+    def __init__(self, *, fixed: bool) -> None:
+        self._fixed, self._free_ns = fixed, 0
+        self.block_ns = 0
+
+    def begin(self, at_ns: int) -> None:
+        """The next backward pass begins then."""
+        self._free_ns = at_ns
+
+    def compute(self) -> None:
+        """One block."""
+        begin_ns = self._free_ns if self._fixed else time.perf_counter_ns()
+        self._free_ns = begin_ns + self.block_ns
+        wait_until(self._free_ns)
+
+
+def wait_until(end_ns: int) -> None:
+    while (left_ns := end_ns - time.perf_counter_ns()) > 0:
+        time.sleep(max(left_ns - 300_000, 0) / 1e9)
+
+
+class Sleep(torch.autograd.Function):
+    """Identity that takes the block's time in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, timetable: Timetable) -> torch.Tensor:
+        ctx.timetable = timetable
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.timetable.compute()
+        return gradient, None
+
+
+class Block(nn.Module):
+    """Sleeps first in backward, then its own gradient (if it has a parameter) and that of its input are ready."""
+
+    def __init__(self, timetable: Timetable, *, learns: bool) -> None:
+        super().__init__()
+        self.timetable = timetable
+        self.weight = nn.Parameter(torch.zeros(VALUES)) if learns else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Sleep.apply(x + self.weight if self.weight is not None else x * 1.0, self.timetable)
+
+
+class Waited(torch.autograd.Function):
+    """Identity whose backward all-reduces the gradient and waits."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        reduced = gradient.clone()
+        dist.all_reduce(reduced)
+        return reduced
+
+
+class WaitsAfterEach(nn.Module):
+    """The blocks, with a synchronous all-reduce behind each in backward."""
+
+    def __init__(self, blocks: list[Block]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(Waited.apply(x))
+        return x
+
+
+def build(case: Case, timetable: Timetable) -> tuple[list[Block], nn.Module]:
+    blocks = [Block(timetable, learns=case.owner in (None, index)) for index in range(case.blocks)]
+    if case.way == "waited":
+        return blocks, WaitsAfterEach(blocks)
+    wrapped = DistributedDataParallel(nn.Sequential(*blocks), bucket_cap_mb=VALUES * 4 / 2**20)
+    if case.way == "after":
+        wrapped.register_comm_hook(None, ReduceAfterBackward(torch.device("cpu")).keep)
+    return blocks, wrapped
+
+
+def run(case: Case, folder: Path, peers: Peers, place: Path | None) -> None:
+    rank, world_size = peers.rank, peers.world_size
+    timetable = Timetable(fixed=case.way != "waited")
+    blocks, model = build(case, timetable)
+    with RecordWriter(folder / f"rank_{rank}_metrics.jsonl", rank) as writer:
+        clocks = read_clocks()
+        writer.write(header(rank, world_size, clock=clocks))
+        fabric = Fabric(EmulatedFabric(**case.fabric), rank, world_size, place)
+        cpu = torch.device("cpu")
+        with Instrument(cpu, "dedicated", rank, world_size, clocks, writer.write, fabric=fabric) as instrument:
+            instrument.watch((f"block{index}", block) for index, block in enumerate(blocks))
+            instrument.watch_backward(model)
+            recorder = instrument.recorder
+            for step in range(case.warmup + case.steps):
+                warmup = step < case.warmup
+                timetable.block_ns = 0 if warmup else round(case.compute_ms * 1e6)
+                start_ns = peers.from_rank_zero(f"{case.name}/{step}", time.perf_counter_ns() + START_NS)
+                timetable.begin(start_ns + FORWARD_NS)
+                wait_until(start_ns)
+                with recorder.step(StepFacts(0, step, step, 0.0, warmup)):
+                    model(torch.ones(VALUES, requires_grad=True)).sum().backward()
+            recorder.finish()
+            groups = {name: list(group.ranks) for name, group in instrument.groups.items()}
+            writer.write(Footer("completed", 0, recorder.steps_written, read_clocks(), groups))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    root, cases = Path(sys.argv[1]), [Case(**case) for case in json.loads(sys.argv[2])]
+    dist.init_process_group("gloo")
+    peers = Peers(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), 60)
+    with meeting_place(peers) as place:
+        for case in cases:
+            folder = root / case.name
+            folder.mkdir(parents=True, exist_ok=True)
+            dist.barrier()
+            run(case, folder, peers, place)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""One rank's training, made of the engine's own parts, which a benchmark or a check drives step by step.
+
+Enters: configuration words and an open process group. Leaves: a `Loop` whose steps are the engine's (`TrainStep`),
+whose instrument can be paused, and whose record goes to a file or a list. No folder, manifest or checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from hydra import compose, initialize_config_dir
+
+from aorta.config.resolve import Resolved, resolve
+from aorta.config.schema import Ranking, register
+from aorta.engine.optimization import make_optimizer, make_scaler, make_schedule
+from aorta.engine.step import TrainStep
+from aorta.instrument.instrument import Instrument
+from aorta.instrument.reading import StepFacts
+from aorta.launch.topology import Topology
+from aorta.parallel.strategies import spread
+from aorta.telemetry.clock import read_clocks
+from aorta.telemetry.schema import Step
+from aorta.workload.data import Batch, Batches
+from aorta.workload.ranking import ListwiseLoss, RankingTransformer
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def resolved(*words: str) -> Resolved:
+    """What `train.py WORDS` would run with."""
+    register()
+    with initialize_config_dir(str(ROOT / "config"), version_base="1.3"):
+        return resolve(compose("default", list(words)))
+
+
+class Loop:
+    """A model, spread and watched; `step()` trains once.
+
+    Args:
+        words: for `train.py`; `instrument.mode` among them.
+        sink: takes finished steps.
+    """
+
+    def __init__(self, words: tuple[str, ...], topology: Topology, device: torch.device, sink: Callable[[Step], None]):
+        config = resolved(*words).config
+        assert isinstance(config.workload, Ranking)
+        torch.manual_seed(config.training.seed)
+        model = RankingTransformer(config.workload).to(device)
+        blocks = list(model.blocks())
+        whole = spread(model, blocks, model.tensor_parallel_parts(), config, device)
+        torch.manual_seed(config.training.seed + 1 + whole.data_rank)
+        self.instrument = Instrument(
+            device,
+            config.instrument.mode.value,
+            topology.rank,
+            topology.world_size,
+            read_clocks(),
+            sink,
+            config.instrument.stream_priority,
+        )
+        loss = ListwiseLoss()
+        self.instrument.watch([*blocks, ("loss", loss)])
+        self.instrument.watch_backward(loss)
+        optimizer = make_optimizer(model.parameters(), config)
+        schedule = make_schedule(optimizer, config)
+        scaler = make_scaler(config, device)
+        self._step = TrainStep(whole, loss, optimizer, schedule, scaler, self.instrument, config, device)
+        self._batches = self._for_ever(Batches(config, config.workload, whole.data_rank, whole.data_size, device))
+        self.model, self.steps_done = whole.module, 0
+
+    def step(self) -> None:
+        """One recorded step."""
+        number, self.steps_done = self.steps_done, self.steps_done + 1
+        self._step.run(self._batches, StepFacts(0, number, number, lr=0.0, warmup=False))
+
+    def finish(self) -> None:
+        """Write the last steps and take everything off."""
+        self.instrument.recorder.finish()
+        self.instrument.close()
+
+    @staticmethod
+    def _for_ever(batches: Batches) -> Iterator[Batch]:
+        epoch = 0
+        while True:
+            yield from batches.epoch(epoch, 0)
+            epoch += 1
