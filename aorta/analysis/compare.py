@@ -22,6 +22,7 @@ VERDICT_REASON: Final = (
 _HEADER_FACTS: Final = ("platform", "world_size", "parallel", "backend", "timer", "instrument_mode", "start_step")
 _MUST_AGREE: Final = ("dtype", "precision", "batch_size", "gradient_accumulation", "sequence_length")
 """Configuration keys that, wherever they stand, change what is computed."""
+ABSENT: Final = "(absent)"
 _ACROSS_PLATFORMS: Final = "only ratios are judged across platforms"
 
 
@@ -130,9 +131,9 @@ def _manifest_differences(reference: Run, candidate: Run) -> list[dict[str, Any]
     if reference.manifest is None or candidate.manifest is None:
         left, right = ({k: v for k, v in side.items() if k.startswith("header.")} for side in (left, right))
     return [
-        {"key": key, "reference": left.get(key), "candidate": right.get(key)}
+        {"key": key, "reference": left.get(key, ABSENT), "candidate": right.get(key, ABSENT)}
         for key in dict.fromkeys([*left, *right])
-        if left.get(key) != right.get(key) or (key in left) != (key in right)
+        if left.get(key, ABSENT) != right.get(key, ABSENT)
     ]
 
 
@@ -141,7 +142,7 @@ def _warnings(reference: Run, candidate: Run, differences: list[dict[str, Any]])
         f"NOT ALIKE: {difference['key']} is {difference['reference']!r} in the reference, {difference['candidate']!r} "
         "in the candidate: the runs did not do the same work"
         for difference in differences
-        if _changes_the_work(difference["key"])
+        if _changes_the_work(difference)
     ]
     for side, run in (("reference", reference), ("candidate", candidate)):
         if run.health.fabric is not None:
@@ -156,6 +157,9 @@ def _warnings(reference: Run, candidate: Run, differences: list[dict[str, Any]])
     return warnings
 
 
-def _changes_the_work(key: str) -> bool:
+def _changes_the_work(difference: dict[str, Any]) -> bool:
+    key: str = difference["key"]
+    if key.startswith("config.parallel.") and ABSENT in (difference["reference"], difference["candidate"]):
+        return False  # a setting only one of two strategies has: comparing strategies is what one does
     leaf = key.rpartition(".")[2]
     return key == "header.world_size" or key.startswith("config.workload") or any(word in leaf for word in _MUST_AGREE)

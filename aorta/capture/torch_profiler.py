@@ -57,7 +57,7 @@ class ProfilerWindow:
     def _new_profiler(self) -> Any:
         return profile(
             activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else []),
-            # torch counts from 0 at start; the schedule is on global steps, so that all attempts agree (A2, A12).
+            # torch counts from 0 at start; the schedule is on global steps, so that all attempts agree.
             schedule=lambda step: _ACTIONS[self._schedule(self._first_step + step)],
             on_trace_ready=self._save,
             record_shapes=self._settings.record_shapes,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -28,6 +30,15 @@ class _Terminal(logging.Handler):
         tqdm.write(f"{prefix}{level}{record.getMessage()}", file=sys.stderr)
 
 
+class _LogFile(logging.FileHandler):
+    """A log that cannot be written (a full disk) is given up quietly: the record raises an error for the same reason,
+    and that is the one to be seen.
+    """
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
+        pass
+
+
 def start_logging(rank: int, world_size: int) -> None:
     """Begin: the terminal only, until the run's folder is known."""
     root = logging.getLogger()
@@ -39,10 +50,16 @@ def start_logging(rank: int, world_size: int) -> None:
     logging.captureWarnings(True)
 
 
-def log_to(path: Path) -> logging.Handler:
-    """Also write everything to `path`; the caller closes the handler."""
+@contextmanager
+def log_to(path: Path) -> Iterator[None]:
+    """Also write everything to `path`, for the length of a `with` block."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, mode="w", encoding="utf-8")
+    handler = _LogFile(path, mode="w", encoding="utf-8")
     handler.setFormatter(logging.Formatter(_FORMAT))
     logging.getLogger().addHandler(handler)
-    return handler
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        with suppress(OSError):
+            handler.close()

@@ -25,8 +25,7 @@ class TrainStep:
     """Everything one step needs.
 
     Attributes:
-        model: spread over ranks. loss: of scores and relevances. config: of the run.
-        log_every: the loss is copied from an accelerator only in steps that are logged; on a CPU always.
+        model: spread over ranks. loss: of scores and relevances. config: of the run. device: of this rank.
     """
 
     model: Spread

@@ -63,8 +63,7 @@ class Training:
             folder = prepare(
                 base, self.topology, self.peers, overwrite=self.config.training.overwrite, resuming=first > 0
             )
-            handler = log_to(folder.log(self.topology.rank))
-            stack.callback(handler.close)
+            stack.enter_context(log_to(folder.log(self.topology.rank)))
             for note in self.resolved.notes if self.topology.rank == 0 else ():
                 _log.warning(note)
             try:

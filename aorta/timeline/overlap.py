@@ -42,12 +42,12 @@ class Unseen:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Integer-nanosecond measures of one window (docs/measuring.md, section 1)."""
+    """Integer-nanosecond measures of one window (docs/measuring.md, section 1); `copy_ns` is None if not observed."""
 
     window_ns: int
     compute_ns: int
     comm_ns: int
-    copy_ns: int
+    copy_ns: int | None
     aux_ns: int
     idle_ns: int
     hidden_ns: int
@@ -72,7 +72,7 @@ class Overlap:
 
     def per_stream_ms(self, unseen: Unseen | None = None) -> dict[str, float | None]:
         """Union milliseconds per lane; `ALWAYS_SHOWN` lanes stand even at 0, others only when they were used."""
-        lengths = {COMPUTE: self.compute_ns, COPY: self.copy_ns, AUX: self.aux_ns}
+        lengths = {COMPUTE: self.compute_ns, COPY: self.copy_ns or 0, AUX: self.aux_ns}
         lengths |= {kind: part.total_ns for kind, part in self.kinds.items()}
         unknown = set[str]() if unseen is None else {*KINDS, COMPUTE} if unseen.compute else set(KINDS)
         return {
@@ -91,7 +91,7 @@ class Overlap:
             "window_ms": self.window_ns / NS_PER_MS,
             "compute_ms": self.compute_ns / NS_PER_MS,
             "comm_ms": self.comm_ns / NS_PER_MS,
-            "copy_ms": self.copy_ns / NS_PER_MS,
+            "copy_ms": None if self.copy_ns is None else self.copy_ns / NS_PER_MS,
             "aux_ms": self.aux_ns / NS_PER_MS,
             "idle_ms": self.idle_ns / NS_PER_MS,
             "compute_comm_ms": self.hidden_ns / NS_PER_MS,
@@ -108,10 +108,12 @@ class Overlap:
                 values[f"compute_{kind}_ms"] = part.hidden_ns / NS_PER_MS
                 values[f"exposed_{kind}_ms"] = (part.total_ns - part.hidden_ns) / NS_PER_MS
         reasons: dict[str, str] = {}
+        if self.copy_ns is None:
+            reasons["copy_ms"] = "memory copies were not observed"
         if unseen is not None:
             known = {"window_ms", "copy_ms", "aux_ms"} | (set() if unseen.compute else {"compute_ms"})
             unknown = [name for name in values if name not in known]
-            return values | dict.fromkeys(unknown), dict.fromkeys(unknown, unseen.reason)
+            return values | dict.fromkeys(unknown), reasons | dict.fromkeys(unknown, unseen.reason)
         if values["overlap_ratio"] is None:
             reasons["overlap_ratio"] = "no communication in this window"
         if values["overlap_over_compute"] is None:
@@ -136,7 +138,7 @@ def measure_window(
     comm: Mapping[str, Iterable[Interval]],
     stalls: Iterable[Interval] = (),
     aux: Iterable[Interval] = (),
-    copy: Iterable[Interval] = (),
+    copy: Iterable[Interval] | None = None,
 ) -> Overlap:
     """Measure one window.
 
@@ -145,7 +147,7 @@ def measure_window(
         compute: ranges in which compute ran; stalls inside them are taken out (R5).
         comm: kind of collective (`classes.KINDS`) -> its intervals.
         stalls: when the compute stream (on a CPU the training thread) stood blocked on a collective.
-        aux: optimizer, clipping, loss read, data. copy: memory copies and fills.
+        aux: optimizer, clipping, loss read, data. copy: memory copies and fills; None where nobody looks for them.
 
     Raises:
         IntervalError: the window or an interval ends before it starts.
@@ -157,7 +159,7 @@ def measure_window(
     stalled = merge(clip(stalls, window))
     lanes: dict[str, list[Interval]] = {COMPUTE: subtract(merge(clip(compute, window)), stalled)}
     lanes |= {kind: merge(clip(comm[kind], window)) for kind in sorted(comm, key=KINDS.index)}
-    lanes[COPY] = merge(clip(copy, window))
+    lanes[COPY] = merge(clip(copy or (), window))
     # An optimizer that waits for a collective (gradient clipping on shards) is stalled, not working.
     lanes[AUX] = subtract(merge(clip(aux, window)), stalled)
 
@@ -167,7 +169,7 @@ def measure_window(
         window_ns=whole[1] - whole[0],
         compute_ns=measure(lanes[COMPUTE]),
         comm_ns=measure(communication),
-        copy_ns=measure(lanes[COPY]),
+        copy_ns=None if copy is None else measure(lanes[COPY]),
         aux_ns=measure(lanes[AUX]),
         idle_ns=whole[1] - whole[0] - measure(everything),
         hidden_ns=measure(intersect(communication, lanes[COMPUTE])),

@@ -86,7 +86,7 @@ def test_unlike_work_is_warned_of_loudly_and_other_differences_are_listed(tmp_pa
         {"key": "config.workload.width", "reference": 64, "candidate": 128},
         {"key": "config.training.mixed_precision", "reference": "none", "candidate": "bf16"},
         {"key": "config.training.seed", "reference": 1, "candidate": 2},
-        {"key": "config.training.x", "reference": None, "candidate": 1},
+        {"key": "config.training.x", "reference": "(absent)", "candidate": 1},
     ]
     loud = [warning for warning in found["warnings"] if warning.startswith("NOT ALIKE")]
     assert [warning.split()[2] for warning in loud] == ["config.workload.width", "config.training.mixed_precision"]

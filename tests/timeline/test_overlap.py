@@ -160,21 +160,21 @@ def test_lanes_that_are_never_used_are_silent_unless_always_shown():
 
 
 def test_without_communication_the_ratio_is_unknown_and_says_why():
-    values, reasons = measure_window((0, 10), compute=[(0, 10)], comm={"allreduce": []}).metrics()
+    values, reasons = measure_window((0, 10), compute=[(0, 10)], comm={"allreduce": []}, copy=()).metrics()
     assert values["overlap_ratio"] is None
     assert reasons == {"overlap_ratio": "no communication in this window"}
     assert (values["comm_ms"], values["exposed_share"], values["overlap_over_compute"]) == (0.0, 0.0, 0.0)
 
 
 def test_without_compute_the_share_of_compute_is_unknown_and_says_why():
-    values, reasons = measure_window((0, 10), compute=[], comm={"allreduce": [(0, 5)]}).metrics()
+    values, reasons = measure_window((0, 10), compute=[], comm={"allreduce": [(0, 5)]}, copy=()).metrics()
     assert values["overlap_ratio"] == 0.0
     assert reasons == {"overlap_over_compute": "no compute in this window"}
 
 
 @pytest.mark.parametrize("at", [0, 7, 1_800_000_000_000_000_001])
 def test_a_window_of_no_length_measures_nothing_and_says_so(at):
-    measured = measure_window((at, at), compute=[(at - 5, at + 5)], comm={"allreduce": [(at, at + 5)]})
+    measured = measure_window((at, at), compute=[(at - 5, at + 5)], comm={"allreduce": [(at, at + 5)]}, copy=())
     assert measured.window_ns == measured.idle_ns == measured.compute_ns == measured.comm_ns == 0
     assert measured.segments == ()
     assert measured.concurrency() == {"mean": 0.0, "max": 0.0}
@@ -182,7 +182,8 @@ def test_a_window_of_no_length_measures_nothing_and_says_so(at):
 
 
 def test_unseen_communication_makes_every_metric_that_rests_on_it_unknown():
-    measured = measure_window((0, 4 * MS), compute=[(0, 2 * MS)], comm={"allreduce": [(0, MS)]}, aux=[(3 * MS, 4 * MS)])
+    lanes = {"compute": [(0, 2 * MS)], "comm": {"allreduce": [(0, MS)]}, "aux": [(3 * MS, 4 * MS)], "copy": ()}
+    measured = measure_window((0, 4 * MS), **lanes)
     values, reasons = measured.metrics(Unseen("2 of 3 collectives seen"))
     known = {name: value for name, value in values.items() if value is not None}
     assert known == {"window_ms": 4.0, "compute_ms": 2.0, "copy_ms": 0.0, "aux_ms": 1.0}
@@ -197,6 +198,14 @@ def test_an_interval_that_ends_before_it_starts_is_refused_wherever_it_stands(pa
     lanes.pop("window", None)
     with pytest.raises(IntervalError, match=r"interval \[9, 5\) ends before it starts"):
         measure_window(window, **lanes)
+
+
+def test_copies_nobody_looked_for_are_unknown_not_zero():
+    measured = measure_window((0, 4 * MS), compute=[(0, 2 * MS)], comm={})
+    values, reasons = measured.metrics()
+    assert values["copy_ms"] is None
+    assert reasons["copy_ms"] == "memory copies were not observed"
+    assert "copy" not in measured.per_stream_ms()
 
 
 def test_an_unknown_kind_is_refused_by_name():
