@@ -19,7 +19,7 @@ export OMP_NUM_THREADS=1
 run() {
     printf '== %s run: parallel.overlap=%s\n' "$1" "$2"
     torchrun --standalone --nproc_per_node 2 train.py "label=$1" training.device=cpu parallel=ddp \
-        "parallel.overlap=$2" fabric=emulated fabric.inter_bandwidth_gb_per_s=0.05 training.max_steps=40 "${@:3}"
+        "parallel.overlap=$2" fabric=emulated fabric.inter_bandwidth_gb_per_s=0.1 training.max_steps=40 "${@:3}"
 }
 
 run reference true "$@"
