@@ -20,6 +20,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 EXIT_OK = 0
+SIGNAL_EXIT_BASE = 128
+"""Added to the number of the signal that ended a run after a clean step."""
 
 
 class AortaError(Exception):

@@ -10,7 +10,7 @@ import gzip
 import logging
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,9 @@ class ProfilerWindow:
             yield
         except Exception as error:  # noqa: BLE001  whatever breaks in a profiler, the record goes on; it is logged
             _log.error("profiling: torch.profiler failed to %s and is left out from here on: %s", what, error)
-            self._profiler = None
+            profiler, self._profiler = self._profiler, None
+            with suppress(Exception):  # else it might go on collecting for the rest of the run
+                profiler.stop()
 
     def _save(self, profiler: Any) -> None:
         if not self._caught:

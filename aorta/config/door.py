@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from aorta.config.arguments import translate
 from aorta.config.resolve import HOW_TO_BUILD, Resolved, environment_number, resolve
 from aorta.config.schema import GROUPS, Config, register
-from aorta.errors import EXIT_OK, AortaError, ConfigError
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AortaError, ConfigError
 
 Run = Callable[[Resolved], int]
 
@@ -43,7 +43,12 @@ def main(run: Run, config_dir: Path) -> int:
                 "--multirun inside torchrun: each rank would sweep for itself, and they would wait for each other for "
                 "ever; run the sweep outside, one torchrun a job"
             )
-        return max((run(job) for job in jobs), default=EXIT_OK)
+        worst = EXIT_OK
+        for job in jobs:
+            worst = max(worst, run(job))
+            if worst >= SIGNAL_EXIT_BASE:
+                break  # stopped by a signal: so is the sweep
+        return worst
     except AortaError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code

@@ -165,8 +165,6 @@ def _broken_rules(config: Config) -> Iterator[str]:
             f"scheduler.warmup_steps={scheduler.warmup_steps}: must not exceed "
             f"scheduler.total_steps={scheduler.total_steps}"
         )
-    if training.start_step is not None and training.max_steps is not None and training.start_step >= training.max_steps:
-        yield f"training.start_step={training.start_step}: must be below training.max_steps={training.max_steps}"
     if not training.output_dir.strip():
         yield "training.output_dir='': name a folder, for instance artifacts"
     if dataset.on_device and config.dataloader.num_workers:
@@ -184,6 +182,11 @@ def _broken_rules(config: Config) -> Iterator[str]:
         yield (
             f"dataset.num_samples={dataset.num_samples}: one step needs {per_step} "
             f"({training.batch_size} per micro-batch x {training.gradient_accumulation} x {world_size} ranks{shared})"
+        )
+    elif per_step > 0 and training.start_step and training.start_step >= (planned := steps_planned(config, world_size)):
+        yield (
+            f"training.start_step={training.start_step}: must be below the {planned} steps planned "
+            f"(training.max_steps={training.max_steps}, training.epochs={training.epochs})"
         )
     if isinstance(config.workload, Ranking):
         yield from _ranking_rules(config.workload)

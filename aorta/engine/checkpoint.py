@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from aorta.errors import ConfigError
+from aorta.errors import ConfigError, RunIncomplete
 
 _NAME = re.compile(r"^step_(\d+)$")
 
@@ -36,20 +39,24 @@ class Checkpoints:
     def save(self, step: int) -> Path:
         """Save the state before global step `step`; collective, returns when it is complete on all ranks."""
         target = self.folder / f"step_{step}"
-        part = target.with_name(target.name + ".part")
-        dcp.save(self._state(), checkpoint_id=str(part))
-        dist.barrier()
-        if dist.get_rank() == 0:
-            if target.exists():
-                shutil.rmtree(target)
-            part.rename(target)
-        dist.barrier()
+        part, old = (target.with_name(f"{target.name}.{suffix}") for suffix in ("part", "old"))
+        with _failing_clearly(target):
+            dcp.save(self._state(), checkpoint_id=str(part))
+            dist.barrier()
+            if dist.get_rank() == 0:
+                if target.exists():
+                    target.rename(old)  # never half a folder under the name that is resumed from
+                part.rename(target)
+                shutil.rmtree(old, ignore_errors=True)
+            dist.barrier()
         return target
 
     def load(self, step: int) -> None:
         """Put everything back as it was before global step `step`; collective."""
         state = self._state()
-        dcp.load(state, checkpoint_id=str(self.folder / f"step_{step}"))
+        source = self.folder / f"step_{step}"
+        with _failing_clearly(source):
+            dcp.load(state, checkpoint_id=str(source))
         set_state_dict(
             self.module, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
@@ -74,6 +81,18 @@ class Checkpoints:
         }
 
 
+@contextmanager
+def _failing_clearly(path: Path) -> Iterator[None]:
+    """The exception of torch's checkpoints is no `Exception`; it would pass by all that closes a run in order."""
+    try:
+        yield
+    except CheckpointException as error:
+        failed = "; ".join(f"rank {rank}: {problem}" for rank, (problem, _) in sorted(error.failures.items()))
+        raise RunIncomplete(f"checkpoint {path}: {failed}") from error
+    except OSError as error:
+        raise RunIncomplete(f"checkpoint {path}: {error.strerror or error}") from error
+
+
 def available(folder: Path) -> list[int]:
     """Steps that a complete checkpoint in `folder` stands before, ascending."""
     if not folder.is_dir():
@@ -81,15 +100,21 @@ def available(folder: Path) -> list[int]:
     return sorted(int(match.group(1)) for path in folder.iterdir() if (match := _NAME.match(path.name)))
 
 
-def first_step(folder: Path, wanted: int | None, restart_count: int) -> int:
-    """Where training begins: as asked, or after a restart at the newest checkpoint, or at 0.
+def first_step(folder: Path, wanted: int | None, began_unix_s: float | None) -> int:
+    """Where training begins: as asked, or after a restart at the newest checkpoint of this run, or at 0.
+
+    Args:
+        wanted: `training.start_step`. began_unix_s: when the first attempt of this run began; None if this is it.
 
     Raises:
         ConfigError: a start step was asked for that has no checkpoint.
     """
     steps = available(folder)
-    if restart_count > 0 and steps:
-        return max(steps)
+    if began_unix_s is not None:
+        # An earlier run's checkpoints may lie there too, with larger numbers; only ours are younger than this run.
+        ours = [step for step in steps if (folder / f"step_{step}").stat().st_mtime >= began_unix_s]
+        if ours:
+            return max(ours)
     if wanted is None or wanted == 0:
         return 0
     if wanted not in steps:

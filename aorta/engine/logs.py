@@ -27,7 +27,8 @@ class _Terminal(logging.Handler):
 
         prefix = self._prefix if record.levelno >= logging.WARNING else ""
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        tqdm.write(f"{prefix}{level}{record.getMessage()}", file=sys.stderr)
+        with suppress(OSError, ValueError):  # a terminal or pipe that is gone must not end the training
+            tqdm.write(f"{prefix}{level}{record.getMessage()}", file=sys.stderr)
 
 
 class _LogFile(logging.FileHandler):

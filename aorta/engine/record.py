@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-from aorta.errors import AortaError, RecordWriteError
+from aorta.errors import SIGNAL_EXIT_BASE, AortaError, RecordWriteError
 from aorta.instrument.instrument import Instrument
 from aorta.launch.peers import Peers
 from aorta.launch.provenance import Asked
@@ -103,11 +103,14 @@ class Record:
         Raises:
             PeerFailed: on every rank, when one could not create its file; names it.
         """
-        record, error = None, None
+        record, writer, error = None, None, None
         try:
-            record = cls(RecordWriter(folder.record(header.rank), header.rank), header)
+            writer = RecordWriter(folder.record(header.rank), header.rank)
+            record = cls(writer, header)
         except RecordWriteError as problem:
             error = problem
+            if writer is not None:
+                writer.close()
         try:
             peers.agree("record", None if error is None else str(error))
         except AortaError:
@@ -122,6 +125,22 @@ class Record:
         self.writer.write(line)
         if (line.global_step + 1) % anchor_interval == 0:
             self.writer.write(Anchor(line.global_step, read_clocks()))
+
+    @contextmanager
+    def starting(self, explain: Callable[[Exception], AortaError]) -> Iterator[None]:
+        """Round what is built between the header and the loop: when that fails, the footer says why."""
+        try:
+            yield
+        except Exception as error:
+            explained = explain(error)
+            with suppress(RecordWriteError):
+                self.writer.write(
+                    Footer("error", explained.exit_code, steps_written=0, clock=read_clocks(), error=str(explained))
+                )
+            self.writer.close()
+            if explained is error:
+                raise
+            raise explained from error
 
     @contextmanager
     def closed_by(self, instrument: Instrument, explain: Callable[[Exception], AortaError]) -> Iterator[Ending]:
@@ -142,7 +161,7 @@ class Record:
                 raise
             raise explained from error
         except KeyboardInterrupt:
-            self.fail(instrument, ending, 128 + signal.SIGINT, "interrupted at once by a second SIGINT")
+            self.fail(instrument, ending, SIGNAL_EXIT_BASE + signal.SIGINT, "interrupted at once by a second SIGINT")
             raise
         else:
             if ending.signal is not None:
@@ -153,7 +172,7 @@ class Record:
 
     def complete(self, instrument: Instrument, ending: Ending) -> None:
         """The footer of a loop that ended as it should, or by a signal."""
-        self._foot(instrument, ending, 0 if ending.signal is None else 128 + ending.signal, None)
+        self._foot(instrument, ending, 0 if ending.signal is None else SIGNAL_EXIT_BASE + ending.signal, None)
 
     def fail(self, instrument: Instrument, ending: Ending, code: int, error: str) -> None:
         """The last steps that can be read, and a footer that says `error`; never raises over it."""

@@ -9,11 +9,9 @@ from __future__ import annotations
 from aorta.config.resolve import Resolved
 from aorta.engine.logs import start_logging
 from aorta.engine.training import Training
-from aorta.errors import EXIT_OK
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology, select_device
-
-EXIT_SIGNAL_BASE = 128
 
 
 def run_training(resolved: Resolved) -> int:
@@ -35,4 +33,4 @@ def run_training(resolved: Resolved) -> int:
             raise explained from error
         # Leave together: a rank that is gone early looks like a failure to one that still has to write.
         peers.gather("done", True)
-    return EXIT_OK if stopped_by is None else EXIT_SIGNAL_BASE + stopped_by
+    return EXIT_OK if stopped_by is None else SIGNAL_EXIT_BASE + stopped_by

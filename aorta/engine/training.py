@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -26,6 +27,7 @@ from aorta.engine.optimization import make_optimizer, make_scaler, make_schedule
 from aorta.engine.progress import Progress
 from aorta.engine.record import Record, header_of, publish_manifest
 from aorta.engine.step import TrainStep
+from aorta.errors import ConfigError
 from aorta.instrument.arrivals import meeting_place
 from aorta.instrument.fabric import Fabric
 from aorta.instrument.instrument import Instrument
@@ -35,7 +37,7 @@ from aorta.launch.knobs import knob_warnings
 from aorta.launch.peers import Peers
 from aorta.launch.process_group import backend_for
 from aorta.launch.provenance import Asked, build_manifest, rank_facts
-from aorta.launch.run_folder import CHECKPOINT_DIR, RunFolder, prepare
+from aorta.launch.run_folder import CHECKPOINT_DIR, RunFolder, began_unix_s, prepare
 from aorta.launch.stopping import StopAgreement, stop_on_signals
 from aorta.launch.topology import Topology, device_name, platform_of
 from aorta.parallel.plan import Blocks, Spread
@@ -58,8 +60,7 @@ class Training:
         """Train; returns the signal that ended it early, if one did."""
         with ExitStack() as stack:
             base = Path(self.config.training.output_dir) / (self.config.label or "")
-            checkpoints = base / CHECKPOINT_DIR
-            first = first_step(checkpoints, self.config.training.start_step, self.topology.restart_count)
+            first = self._first_step(base)
             folder = prepare(
                 base, self.topology, self.peers, overwrite=self.config.training.overwrite, resuming=first > 0
             )
@@ -72,10 +73,24 @@ class Training:
                 _log.debug("rank %d failed", self.topology.rank, exc_info=True)  # while the log file is open
                 raise
 
+    def _first_step(self, base: Path) -> int:
+        """As rank 0 finds it: it reads before anything is moved, and ranks that disagreed would wait for each other."""
+        answer: list[Any] = [0, None]
+        if self.topology.rank == 0:
+            try:
+                began = began_unix_s(base, self.topology)
+                answer[0] = first_step(base / CHECKPOINT_DIR, self.config.training.start_step, began)
+            except ConfigError as error:
+                answer[1] = str(error)
+        first, refused = self.peers.from_rank_zero("first_step", answer)
+        if refused:
+            raise ConfigError(refused)
+        return int(first)
+
     def _train(self, stack: ExitStack, folder: RunFolder, first: int) -> signal.Signals | None:
         config, topology = self.config, self.topology
         stop = steps_planned(config, topology.world_size)
-        warmup = min(config.telemetry.warmup_steps, (stop - first) // 2)
+        warmup = max(0, min(config.telemetry.warmup_steps, (stop - first) // 2))
         model, blocks = self._model()
         model_spread = spread(model, blocks, model.tensor_parallel_parts(), config, self.device)
         # Ranks begin alike but drop out differently, except where they compute a layer together.
@@ -92,28 +107,29 @@ class Training:
             record.step(msgspec.structs.replace(step, **sample) if sample else step, config.clock.anchor_interval)
             progress.show(step)
 
-        instrument = stack.enter_context(
-            Instrument(
-                self.device,
-                record.header.instrument_mode,
-                topology.rank,
-                topology.world_size,
-                record.header.clock,
-                finished,
-                config.instrument.stream_priority,
-                self._fabric(stack),
+        with record.starting(self.peers.explain):
+            instrument = stack.enter_context(
+                Instrument(
+                    self.device,
+                    record.header.instrument_mode,
+                    topology.rank,
+                    topology.world_size,
+                    record.header.clock,
+                    finished,
+                    config.instrument.stream_priority,
+                    self._fabric(stack),
+                )
             )
-        )
-        loss = ListwiseLoss()
-        instrument.watch([*blocks, ("loss", loss)])
-        instrument.watch_backward(loss)
-        optimizer = make_optimizer(model.parameters(), config)
-        schedule, scaler = make_schedule(optimizer, config), make_scaler(config, self.device)
-        checkpoints = Checkpoints(folder.checkpoints, model_spread.module, optimizer, schedule, scaler)
-        if first:
-            checkpoints.load(first)
-            _log.info("resumed from %s before step %d", folder.checkpoints / f"step_{first}", first)
-        step = TrainStep(model_spread, loss, optimizer, schedule, scaler, instrument, config, self.device)
+            loss = ListwiseLoss()
+            instrument.watch([*blocks, ("loss", loss)])
+            instrument.watch_backward(loss)
+            optimizer = make_optimizer(model.parameters(), config)
+            schedule, scaler = make_schedule(optimizer, config), make_scaler(config, self.device)
+            checkpoints = Checkpoints(folder.checkpoints, model_spread.module, optimizer, schedule, scaler)
+            if first:
+                checkpoints.load(first)
+                _log.info("resumed from %s before step %d", folder.checkpoints / f"step_{first}", first)
+            step = TrainStep(model_spread, loss, optimizer, schedule, scaler, instrument, config, self.device)
         agreement = StopAgreement(self.peers.store, topology.rank, topology.world_size)
         stack.callback(agreement.close)
         # Signals outermost: a launcher ends the survivors of a dead rank while they still write down who it was.
@@ -129,6 +145,7 @@ class Training:
                 if interval and (facts.global_step + 1) % interval == 0:
                     checkpoints.save(facts.global_step + 1)
             ending.signal = signals.received
+        progress.close()
         _log.info("%s: %d steps, record in %s", ending.reason, instrument.recorder.steps_written, folder.path)
         return signals.received
 

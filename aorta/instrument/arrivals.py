@@ -15,7 +15,7 @@ import mmap
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aorta.launch.peers import Peers
@@ -72,7 +72,8 @@ class Arrivals:
         found = [word >> _LAP_BITS for word in words if word & ((1 << _LAP_BITS) - 1) == lap]
         if self._named and len(found) == self.ranks:
             self._named = False
-            self._path.unlink(missing_ok=True)  # every rank has it open: nothing is left behind, however the run ends
+            with suppress(OSError):
+                self._path.unlink()  # every rank has it open: nothing is left behind, however the run ends
         return found
 
     @staticmethod

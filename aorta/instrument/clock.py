@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -20,8 +20,6 @@ Mark: TypeAlias = Any
 
 class Clock(Protocol):
     """Takes and reads marks."""
-
-    timer: Literal["cuda_event", "perf_counter"]
 
     def mark(self) -> Mark:
         """A mark in the current stream (on a CPU: now)."""
@@ -41,8 +39,6 @@ class Clock(Protocol):
 
 class HostClock:
     """The host clock: a mark is its own reading, so there is nothing to pool, chain or wait for."""
-
-    timer: Literal["cuda_event", "perf_counter"] = "perf_counter"
 
     def mark(self) -> Mark:
         return time.perf_counter_ns()
@@ -77,8 +73,6 @@ class DeviceClock:
     Args:
         new_event: makes a timing event with `record() query() elapsed_time() synchronize()`.
     """
-
-    timer: Literal["cuda_event", "perf_counter"] = "cuda_event"
 
     def __init__(self, new_event: Callable[[], Any] | None = None) -> None:
         self._new_event = new_event or _timing_event

@@ -141,7 +141,7 @@ class HostTap:
         result = original()
         # The caller's thread was inside the backend: to hand it over, or, where the backend works in the call, blocked.
         if (returned_ns := time.perf_counter_ns()) - issued.issue_ns > ENQUEUE_NS:
-            self._on_stall(issued.issue_ns, returned_ns)
+            self._host_stall(issued.issue_ns, returned_ns)
         work, repack = unpack(result)
         if self._links is not None and transfer is not None:
             work = cast(Work, self._links.carry(transfer, work))
@@ -163,9 +163,12 @@ class HostTap:
                 return inner()
             finally:
                 issued.stamp("wait")
-                self._on_stall(begin, time.perf_counter_ns())
+                self._host_stall(begin, time.perf_counter_ns())
 
         return wait
+
+    def _host_stall(self, begin: Mark, end: Mark) -> None:
+        self._on_stall(begin, end)
 
     def _on_device(self, issued: Issued, args: tuple[Any, ...], asynchronous: bool, original: Original) -> Any:
         raise NotImplementedError("a collective of device tensors in a run on the CPU")
@@ -228,7 +231,7 @@ class DeviceTap(HostTap):
 
         if not asynchronous:
             join(work.wait)
-        return repack(TimedWork(self._delayed(side, work, done), join, self._kept, issued.waiters))
+        return repack(TimedWork(self._delayed(side, work, done), join, self._kept, issued.waiters, repeatable=True))
 
     def _watched(self, issued: Issued, args: tuple[Any, ...], original: Original) -> Any:
         """Leave it on the backend's stream and let ours wait beside it, for the marks (R3)."""
@@ -249,7 +252,10 @@ class DeviceTap(HostTap):
             self._on_stall(begin, self.clock.mark())
             return outcome
 
-        return repack(TimedWork(self._delayed(side, work, done), wait, self._kept, issued.waiters))
+        return repack(TimedWork(self._delayed(side, work, done), wait, self._kept, issued.waiters, repeatable=True))
+
+    def _host_stall(self, begin: Mark, end: Mark) -> None:
+        """The host waits for a collective of CPU tensors; the compute stream does not."""
 
     def _be_late(self, *, on_host: bool) -> None:
         super()._be_late(on_host=on_host)

@@ -78,9 +78,8 @@ class BlockRanges:
 
     def backward_ran(self) -> None:
         """The last node of a backward pass has run: blocks whose inputs need no gradient end here."""
-        end = self._clock.mark()
         for open_range in self._backward.values():
-            open_range.end = end
+            open_range.end = self._clock.mark()  # one each: a mark is given back to the clock by every range
         self._backward.clear()
 
     def close(self) -> None:

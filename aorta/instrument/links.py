@@ -13,7 +13,9 @@ same arrivals, so they stay in step. The data must be there as well: where the b
 completion is the end, the row keeps the backend's `end_source`, and the run says how often that happened.
 
 Ranks on several hosts share no clock, and neither does a device: there the collective takes `cost` from the moment the
-backend has completed, which every rank sees at about the same time, and the backend's own time is added.
+backend has completed, which every rank sees at about the same time, and the backend's own time is added. On several
+hosts a work without a future (gloo's reduce-scatter) tells its completion only to its caller: there the collective is
+taken to begin with this rank's own issue, and a straggler shorter than `cost` is not seen.
 """
 
 from __future__ import annotations
@@ -113,17 +115,24 @@ class Link:
 
     def _serve(self) -> None:
         while (transfer := self._queue.get()) is not None:
-            issued = transfer.issued
-            start_ns = max(issued.issue_ns, self._free_at_ns)
-            end_ns = max(self._last_arrival_ns(transfer), self._free_at_ns) + transfer.cost_ns
-            slow = transfer.backend_ns > end_ns
-            end_ns = max(end_ns, transfer.backend_ns)
-            self._tally.count(carried=1, slow=slow)
-            sleep_until(end_ns)
-            self._free_at_ns = end_ns
-            issued.start, issued.end_source = start_ns, "future" if slow else "emulated"
-            issued.end = end_ns  # last: a row with an end is complete
-            transfer.gate.set_result(None)
+            try:
+                self._carry(transfer)
+            except Exception as error:  # noqa: BLE001  a caller waits at this gate: it must hear of it, whatever it is
+                transfer.gate.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is wrong
+
+    def _carry(self, transfer: Transfer) -> None:
+        """One collective over the link; ends when its emulated time has passed."""
+        issued = transfer.issued
+        start_ns = max(issued.issue_ns, self._free_at_ns)
+        end_ns = max(self._last_arrival_ns(transfer), self._free_at_ns) + transfer.cost_ns
+        slow = transfer.backend_ns > end_ns
+        end_ns = max(end_ns, transfer.backend_ns)
+        self._tally.count(carried=1, slow=slow)
+        sleep_until(end_ns)
+        self._free_at_ns = end_ns
+        issued.start, issued.end_source = start_ns, "future" if slow else "emulated"
+        issued.end = end_ns  # last: a row with an end is complete
+        transfer.gate.set_result(None)
 
     def _last_arrival_ns(self, transfer: Transfer) -> int:
         """When the last rank came, as far as this rank may know; waits for the backend where that can be done."""

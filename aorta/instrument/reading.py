@@ -6,6 +6,7 @@ itself (that is `aorta.timeline`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -108,13 +109,17 @@ class StepReader:
         if unseen is None and not coverage.complete:
             unseen = Unseen(f"incomplete coverage: {coverage.reason}")
         metrics, reasons = overlap.metrics(unseen)
+        loss = step.loss.read() if step.loss else None
+        grad_norm = step.grad_norm.read() if step.grad_norm else None
         for name, value, why in (
-            ("loss", step.loss, "not read in this step: see training.log_interval, or recording.note"),
-            ("grad_norm", step.grad_norm, "not computed or not read in this step"),
+            ("loss", loss, "not read in this step: see training.log_interval, or recording.note"),
+            ("grad_norm", grad_norm, "not computed or not read in this step"),
             ("lr", step.facts.lr, "not told: the loop is not AORTA's; see recording.note"),
         ):
             if value is None:
                 reasons[name] = why
+            elif not math.isfinite(value):
+                reasons[name] = f"was {value}"  # JSON has no such number: it is written as null
         per_stream_ms = overlap.per_stream_ms(unseen)
         window_ms = metrics["window_ms"]
         blind = unseen is not None and unseen.compute
@@ -125,9 +130,9 @@ class StepReader:
             step=step.facts.step,
             global_step=step.facts.global_step,
             warmup=step.facts.warmup,
-            loss=step.loss.read() if step.loss else None,
+            loss=loss,
             lr=step.facts.lr,
-            grad_norm=step.grad_norm.read() if step.grad_norm else None,
+            grad_norm=grad_norm,
             start_mono_ns=start_ns,
             end_mono_ns=end_ns,
             t_start_ns=to_realtime_ns(start_ns, self._anchor),

@@ -1,4 +1,4 @@
-"""The one place where collectives are intercepted, and the only one that uses names torch calls private.
+"""The one place where collectives are intercepted, with the private names of torch that takes.
 
 Every collective of DDP (C++ reducer), FSDP, tensor parallelism, compiled code and user code reaches a `c10d::*`
 dispatcher operator (docs/measuring.md, R1). A kernel at the BackendSelect key sees them all; the original is reached
@@ -171,6 +171,7 @@ def _missing_names() -> list[str]:
         ("OpOverload._op_dk", torch.ops.c10d.allreduce_.default, "_op_dk"),
         ("Variable._execution_engine", torch.autograd.Variable, "_execution_engine"),
         ("torch._C._current_graph_task_id", torch._C, "_current_graph_task_id"),
+        ("ProcessGroup._get_sequence_number_for_group", dist.ProcessGroup, "_get_sequence_number_for_group"),
         ("distributed_c10d._world", dist.distributed_c10d, "_world"),
     ]
     return [name for name, owner, attribute in needed if not hasattr(owner, attribute)]

@@ -47,17 +47,24 @@ class TimedWork(dist._Work):
 
     Args:
         work: the backend's handle.
-        wait: how to wait; gets a function that waits on the backend's handle. Called at most once.
+        wait: how to wait; gets a function that waits on the backend's handle. Called once, unless `repeatable`.
         kept: holds this handle until it was waited for.
         waiters: how often it may be waited for. A functional collective of several tensors shares one handle, and each
             tensor's first use waits on it in C++.
+        repeatable: a device's wait orders streams, so it is due on every stream that asks; gloo's must not be repeated.
     """
 
     def __init__(
-        self, work: Work, wait: Callable[[Callable[[], bool]], bool], kept: KeptAlive, waiters: int = 1
+        self,
+        work: Work,
+        wait: Callable[[Callable[[], bool]], bool],
+        kept: KeptAlive,
+        waiters: int = 1,
+        *,
+        repeatable: bool = False,
     ) -> None:
         super().__init__()
-        self._work, self._wait, self._kept = work, wait, kept
+        self._work, self._wait, self._kept, self._repeatable = work, wait, kept, repeatable
         self._waiters = waiters
         self._once = threading.Lock()
         self._waited = False
@@ -65,7 +72,7 @@ class TimedWork(dist._Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         with self._once:
-            if not self._waited:
+            if self._repeatable or not self._waited:
                 self._wait(lambda: self._work.wait() if timeout is None else self._work.wait(timeout))
                 self._waited = True
             self._waiters -= 1
@@ -80,7 +87,7 @@ class TimedWork(dist._Work):
         self._work.block_current_stream()
 
     def is_completed(self) -> bool:
-        return self._waited or self._work.is_completed()
+        return (self._waited and not self._repeatable) or self._work.is_completed()
 
     def is_success(self) -> bool:
         return self._work.is_success()

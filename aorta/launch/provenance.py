@@ -118,8 +118,24 @@ def build_manifest(
         },
         "devices": sorted({facts["device"] for facts in ranks}),
         "topology": ranks,
-        "command": sys.argv,
+        "command": recorded_command(sys.argv),
     }
+
+
+def recorded_command(words: list[str]) -> list[str]:
+    """The command line, without the values of options and keys whose names look like secrets."""
+    shown: list[str] = []
+    for word in words:
+        name, equals, _ = word.partition("=")
+        secret = any(part in name.upper() for part in _SECRET_WORDS)
+        hidden_before = bool(shown) and shown[-1].startswith("-") and "=" not in shown[-1] and not word.startswith("-")
+        if equals and secret:
+            shown.append(f"{name}=...")
+        elif hidden_before and any(part in shown[-1].upper() for part in _SECRET_WORDS):
+            shown.append("...")
+        else:
+            shown.append(word)
+    return shown
 
 
 def _versions() -> dict[str, str | None]:

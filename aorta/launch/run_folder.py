@@ -24,6 +24,7 @@ from aorta.telemetry.schema import HISTORY_DIR, MANIFEST_FILE, RANK_FILE, RANK_F
 LOG_DIR = "logs"
 TRACE_DIR = "torch_profiler"
 CHECKPOINT_DIR = "checkpoints"
+_ID_TIME = "%Y%m%dT%H%M%SZ"
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,19 @@ def prepare(path: Path, topology: Topology, peers: Peers, *, overwrite: bool, re
     return RunFolder(path, run_id, attempt)
 
 
+def began_unix_s(path: Path, topology: Topology) -> float | None:
+    """When the run that this process is a restart of began (to the second, as its id says); None for a first start."""
+    if topology.restart_count == 0:
+        return None
+    earlier = _read_manifest(path / MANIFEST_FILE)
+    if earlier.get("elastic_run_id") != topology.elastic_run_id:
+        return None
+    try:
+        return datetime.strptime(str(earlier.get("run_id"))[:16], _ID_TIME).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
 def write_manifest(folder: RunFolder, manifest: dict[str, Any]) -> None:
     """Write `run.json` whole or not at all."""
     target = folder.path / MANIFEST_FILE
@@ -96,7 +110,7 @@ def _identity(path: Path, topology: Topology) -> tuple[str, int]:
     restarted = topology.restart_count > 0 and earlier.get("elastic_run_id") == topology.elastic_run_id
     if restarted and isinstance(earlier.get("run_id"), str):
         return str(earlier["run_id"]), topology.restart_count
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}", topology.restart_count
+    return f"{datetime.now(UTC):{_ID_TIME}}-{secrets.token_hex(2)}", topology.restart_count
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from aorta.config.resolve import hash_of
+from aorta.config.resolve import LABEL, hash_of
 from aorta.engine.record import Record, header_of, publish_manifest
 from aorta.errors import ConfigError
 from aorta.instrument.seam import all_groups
@@ -52,6 +52,11 @@ class Settings:
     def __post_init__(self) -> None:
         if self.mode not in get_args(InstrumentMode):
             raise ConfigError(f"aorta.record: mode={self.mode!r}: must be one of {', '.join(get_args(InstrumentMode))}")
+        if self.label is not None and not LABEL.fullmatch(self.label):
+            raise ConfigError(
+                f"aorta.record: label={self.label!r}: a label is letters, digits, '.', '_' and '-', and begins with a "
+                "letter or digit"
+            )
         for name in ("warmup_steps", "start_step"):
             if (value := getattr(self, name)) < 0:
                 raise ConfigError(f"aorta.record: {name}={value}: must be at least 0")

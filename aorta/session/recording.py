@@ -73,10 +73,12 @@ class Recording:
 
         Never waits for a device: a tensor there is copied, and read some steps later. Tensors hold one element.
         """
+        self._must_be_open("note")
         self._recorder.note(_scalar("loss", loss), _scalar("grad_norm", grad_norm), None if lr is None else float(lr))
 
     def aux(self, name: str) -> AbstractContextManager[None]:
         """Round work that is neither compute nor communication: `with recording.aux("optimizer"): ...`."""
+        self._must_be_open("aux")
         return self._recorder.aux(name)
 
     def close(self) -> None:

@@ -57,7 +57,10 @@ BROKEN = [
     ("optimizer.betas=[0.9]", r"optimizer\.betas=\[0\.9\]: must be two numbers"),
     ("optimizer.betas=[0.9,0.9,0.9]", r"optimizer\.betas=\[0\.9, 0\.9, 0\.9\]: must be two numbers"),
     ("scheduler.warmup_steps=2001", r"scheduler\.warmup_steps=2001: must not exceed scheduler\.total_steps=2000"),
-    ("training.start_step=200", r"training\.start_step=200: must be below training\.max_steps=200"),
+    (
+        "training.start_step=200",
+        r"training\.start_step=200: must be below the 200 steps planned \(training\.max_steps=200",
+    ),
     ("training.output_dir='  '", r"training\.output_dir='': name a folder, for instance artifacts"),
     (
         "dataloader.num_workers=2",

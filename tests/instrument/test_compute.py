@@ -104,3 +104,21 @@ def test_gradients_are_not_touched(ranges: BlockRanges) -> None:
     assert plain.weight.grad is not None
     assert watched.weight.grad is not None
     assert torch.equal(plain.weight.grad, watched.weight.grad)
+
+
+def test_every_range_has_marks_of_its_own(seen: list[Range]) -> None:
+    taken: list[object] = []
+
+    class Clock(HostClock):
+        def mark(self) -> object:
+            taken.append(object())
+            return taken[-1]
+
+    ranges = BlockRanges(Clock(), seen.append)
+    tables = [nn.Embedding(4, 3), nn.Embedding(4, 3)]  # two blocks whose inputs need no gradient
+    for index, table in enumerate(tables):
+        ranges.watch(f"t{index}", table)
+    sum(table(torch.tensor([1])) for table in tables).sum().backward()
+    ranges.backward_ran()
+    marks = [mark for span in seen for mark in (span.start, span.end)]
+    assert len(marks) == len({id(mark) for mark in marks}) == 8

@@ -144,3 +144,12 @@ def test_handles_are_kept_until_waited_for_or_outnumbered() -> None:
         work._work.wait()
     works += [TimedWork(dist.barrier(async_op=True), lambda inner: inner(), kept) for _ in range(2)]
     assert list(kept._works.values()) == works[2:]
+
+
+def test_a_devices_wait_is_repeated_for_every_stream_that_asks() -> None:
+    calls = []
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    timed = TimedWork(work, lambda inner: calls.append(inner()) or True, KeptAlive(), repeatable=True)
+    timed.wait()
+    timed.wait()
+    assert calls == [True, True]

@@ -10,7 +10,14 @@ import torch
 from hypothesis import given
 
 from aorta.launch import provenance
-from aorta.launch.provenance import ENVIRONMENT_PREFIXES, Asked, build_manifest, rank_facts, recorded_environment
+from aorta.launch.provenance import (
+    ENVIRONMENT_PREFIXES,
+    Asked,
+    build_manifest,
+    rank_facts,
+    recorded_command,
+    recorded_environment,
+)
 from aorta.launch.run_folder import RunFolder
 from tests.launch.conftest import place
 from tests.strategies import environments
@@ -110,3 +117,15 @@ def test_no_git_is_no_error(manifest, monkeypatch, error):
 
     monkeypatch.setattr(provenance.subprocess, "run", fail)
     assert manifest({})["versions"]["aorta_commit"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["train.py", "training.max_steps=3"], ["train.py", "training.max_steps=3"]),
+        (["mine.py", "--hf-token", "abc", "--steps", "3"], ["mine.py", "--hf-token", "...", "--steps", "3"]),
+        (["mine.py", "--api-key=abc", "wandb.password=x"], ["mine.py", "--api-key=...", "wandb.password=..."]),
+    ],
+)
+def test_secrets_on_the_command_line_are_not_recorded(words, shown):
+    assert recorded_command(words) == shown
