@@ -30,7 +30,7 @@ _CPU = torch.device("cpu")
 
 ENQUEUE_NS = 200_000
 """A call of the backend that returns sooner only handed the collective over, which is work of the host, not a stall:
-measured 20 to 195 us on gloo (docs/measurements.md). Half the stalls of a record were such calls."""
+measured 20 to 195 us on gloo (docs/log.md). Half the stalls of a record were such calls."""
 
 
 @dataclass
