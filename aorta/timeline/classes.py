@@ -23,6 +23,11 @@ KINDS: Final = (
 )
 """Kinds of collectives, by what a performance engineer calls them, not by operator name."""
 
+UNKNOWN_KIND: Final = "collective"
+"""Communication whose kind a source does not tell (RCCL's one kernel for all, unlinked). Not a kind: only `comm_ms`
+counts it. AORTA's own records always know the kind.
+"""
+
 LOCKSTEP: Final = frozenset({"allreduce", "reducescatter", "allgather", "alltoall", "barrier"})
 """Kinds that no rank can end before every rank has started."""
 
@@ -31,3 +36,6 @@ STREAMS: Final = (COMPUTE, *KINDS, COPY, AUX)
 
 ALWAYS_SHOWN: Final = (COMPUTE, "allreduce", "reducescatter", AUX)
 """Lanes whose milliseconds stand in every record even when they are 0."""
+
+TRACE_STREAMS: Final = (*STREAMS, UNKNOWN_KIND)
+"""Lanes of a trace that AORTA did not make. The first bits are those of `STREAMS`."""

@@ -1,18 +1,30 @@
 """One window of one rank -> its overlap metrics. The only definition of every metric (docs/metrics.md).
 
-Enters: a window and the raw intervals of each lane, unmerged and unclipped. Leaves: an `Overlap` in integer
-nanoseconds, whose `metrics()` are the names and milliseconds of the record. Must not: know where intervals came from.
+Enters: a window and the raw intervals of each lane, unmerged and unclipped, as lists of pairs (`measure_window`) or as
+columns (`aorta.timeline.columns`). Leaves: an `Overlap` in integer nanoseconds, whose `metrics()` are the names and
+milliseconds of the record. Must not: know where intervals came from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
-from aorta.timeline.classes import ALWAYS_SHOWN, AUX, COMPUTE, COPY, KINDS, STREAMS
-from aorta.timeline.intervals import Interval, clip, intersect, measure, merge, subtract
+from aorta.timeline import intervals
+from aorta.timeline.classes import ALWAYS_SHOWN, AUX, COMPUTE, COPY, KINDS, STREAMS, UNKNOWN_KIND
+from aorta.timeline.intervals import Interval
 
 NS_PER_MS = 1_000_000
+Raw = TypeVar("Raw")
+Merged = TypeVar("Merged")
+
+
+_NOT_OBSERVED = {
+    "copy_ms": "memory copies were not observed",
+    "aux_ms": "optimizer, clipping, loss read and data were not told apart from the rest",
+    "compute_stall_ms": "when the compute stream stood blocked on a collective was not observed",
+}
 
 
 @dataclass(frozen=True)
@@ -42,16 +54,18 @@ class Unseen:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Integer-nanosecond measures of one window (docs/measuring.md, section 1); `copy_ns` is None if not observed."""
+    """Integer-nanosecond measures of one window (docs/measuring.md, section 1); `copy_ns`, `aux_ns` and `stall_ns` are
+    None where nobody looked.
+    """
 
     window_ns: int
     compute_ns: int
     comm_ns: int
     copy_ns: int | None
-    aux_ns: int
+    aux_ns: int | None
     idle_ns: int
     hidden_ns: int
-    stall_ns: int
+    stall_ns: int | None
     kinds: Mapping[str, KindOverlap] = field(default_factory=dict)
     segments: tuple[Segment, ...] = ()
 
@@ -72,7 +86,7 @@ class Overlap:
 
     def per_stream_ms(self, unseen: Unseen | None = None) -> dict[str, float | None]:
         """Union milliseconds per lane; `ALWAYS_SHOWN` lanes stand even at 0, others only when they were used."""
-        lengths = {COMPUTE: self.compute_ns, COPY: self.copy_ns or 0, AUX: self.aux_ns}
+        lengths = {COMPUTE: self.compute_ns, COPY: self.copy_ns or 0, AUX: self.aux_ns or 0}
         lengths |= {kind: part.total_ns for kind, part in self.kinds.items()}
         unknown = set[str]() if unseen is None else {*KINDS, COMPUTE} if unseen.compute else set(KINDS)
         return {
@@ -91,12 +105,12 @@ class Overlap:
             "window_ms": self.window_ns / NS_PER_MS,
             "compute_ms": self.compute_ns / NS_PER_MS,
             "comm_ms": self.comm_ns / NS_PER_MS,
-            "copy_ms": None if self.copy_ns is None else self.copy_ns / NS_PER_MS,
-            "aux_ms": self.aux_ns / NS_PER_MS,
+            "copy_ms": _ms(self.copy_ns),
+            "aux_ms": _ms(self.aux_ns),
             "idle_ms": self.idle_ns / NS_PER_MS,
             "compute_comm_ms": self.hidden_ns / NS_PER_MS,
             "exposed_comm_ms": (self.comm_ns - self.hidden_ns) / NS_PER_MS,
-            "compute_stall_ms": self.stall_ns / NS_PER_MS,
+            "compute_stall_ms": _ms(self.stall_ns),
             "overlap_ratio": self.overlap_ratio,
             "overlap_over_compute": self.overlap_over_compute,
             "exposed_share": self.exposed_share,
@@ -107,9 +121,7 @@ class Overlap:
                 values[f"{kind}_ms"] = part.total_ns / NS_PER_MS
                 values[f"compute_{kind}_ms"] = part.hidden_ns / NS_PER_MS
                 values[f"exposed_{kind}_ms"] = (part.total_ns - part.hidden_ns) / NS_PER_MS
-        reasons: dict[str, str] = {}
-        if self.copy_ns is None:
-            reasons["copy_ms"] = "memory copies were not observed"
+        reasons = {name: reason for name, reason in _NOT_OBSERVED.items() if values[name] is None}
         if unseen is not None:
             known = {"window_ms", "copy_ms", "aux_ms"} | (set() if unseen.compute else {"compute_ms"})
             unknown = [name for name in values if name not in known]
@@ -131,6 +143,33 @@ class Overlap:
         }
 
 
+@dataclass(frozen=True)
+class Algebra(Generic[Raw, Merged]):
+    """The operations that the definition of a window needs, on whatever holds the intervals. `lane` clips raw
+    intervals to a window and merges them; the others take and give merged ones.
+    """
+
+    lane: Callable[[Raw, Interval], Merged]
+    union: Callable[[Sequence[Merged]], Merged]
+    intersect: Callable[[Merged, Merged], Merged]
+    subtract: Callable[[Merged, Merged], Merged]
+    measure: Callable[[Merged], int]
+
+
+def _lane(spans: Iterable[Interval], window: Interval) -> list[Interval]:
+    return intervals.merge(intervals.clip(spans, window))
+
+
+def _union(parts: Sequence[list[Interval]]) -> list[Interval]:
+    return intervals.merge([span for part in parts for span in part])
+
+
+PAIRS: Algebra[Iterable[Interval], list[Interval]] = Algebra(
+    _lane, _union, intervals.intersect, intervals.subtract, intervals.measure
+)
+"""Lists of `(start, end)` pairs: exact for integers of any size, and quick for the few intervals of a live step."""
+
+
 def measure_window(
     window: Interval,
     *,
@@ -140,14 +179,32 @@ def measure_window(
     aux: Iterable[Interval] = (),
     copy: Iterable[Interval] | None = None,
 ) -> Overlap:
-    """Measure one window.
+    """Measure one window of a live step, segments included. Arguments and errors as `measure_lanes`."""
+    measured, lanes = measure_lanes(PAIRS, window, compute=compute, comm=comm, stalls=stalls, aux=aux, copy=copy)
+    return replace(measured, segments=tuple(_segments(window, lanes)))
+
+
+def measure_lanes(
+    algebra: Algebra[Raw, Merged],
+    window: Interval,
+    *,
+    compute: Raw,
+    comm: Mapping[str, Raw],
+    of_unknown_kind: Raw | None = None,
+    stalls: Raw | None = None,
+    aux: Raw | None = None,
+    copy: Raw | None = None,
+) -> tuple[Overlap, dict[str, Merged]]:
+    """Measure one window: the definition. Also gives the lanes as they were measured, by name.
 
     Args:
         window: `[start_ns, end_ns)`; everything outside it is cut off.
         compute: ranges in which compute ran; stalls inside them are taken out (R5).
         comm: kind of collective (`classes.KINDS`) -> its intervals.
+        of_unknown_kind: communication whose kind the source does not tell: in `comm_ns`, in no kind.
         stalls: when the compute stream (on a CPU the training thread) stood blocked on a collective.
-        aux: optimizer, clipping, loss read, data. copy: memory copies and fills; None where nobody looks for them.
+        aux: optimizer, clipping, loss read, data. copy: memory copies and fills. Each of these three is None where
+            nobody looks for it.
 
     Raises:
         IntervalError: the window or an interval ends before it starts.
@@ -155,30 +212,40 @@ def measure_window(
     """
     if unknown := comm.keys() - set(KINDS):
         raise ValueError(f"unknown kinds of collective {sorted(unknown)}; the kinds are {', '.join(KINDS)}")
-    (whole,) = merge([window]) or [window]
-    stalled = merge(clip(stalls, window))
-    lanes: dict[str, list[Interval]] = {COMPUTE: subtract(merge(clip(compute, window)), stalled)}
-    lanes |= {kind: merge(clip(comm[kind], window)) for kind in sorted(comm, key=KINDS.index)}
-    lanes[COPY] = merge(clip(copy or (), window))
-    # An optimizer that waits for a collective (gradient clipping on shards) is stalled, not working.
-    lanes[AUX] = subtract(merge(clip(aux, window)), stalled)
+    length = intervals.measure(intervals.merge([window]))
+    nothing = algebra.union([])
 
-    everything = merge([*(span for spans in lanes.values() for span in spans)])
-    communication = merge([span for kind in comm for span in lanes[kind]])
-    return Overlap(
-        window_ns=whole[1] - whole[0],
-        compute_ns=measure(lanes[COMPUTE]),
-        comm_ns=measure(communication),
-        copy_ns=None if copy is None else measure(lanes[COPY]),
-        aux_ns=measure(lanes[AUX]),
-        idle_ns=whole[1] - whole[0] - measure(everything),
-        hidden_ns=measure(intersect(communication, lanes[COMPUTE])),
-        stall_ns=measure(stalled),
-        kinds={
-            kind: KindOverlap(measure(lanes[kind]), measure(intersect(lanes[kind], lanes[COMPUTE]))) for kind in comm
-        },
-        segments=tuple(_segments(whole, lanes)),
+    def lane(raw: Raw | None) -> Merged:
+        return nothing if raw is None else algebra.lane(raw, window)
+
+    stalled = lane(stalls)
+    lanes = {COMPUTE: algebra.subtract(lane(compute), stalled)}
+    lanes |= {kind: lane(comm[kind]) for kind in sorted(comm, key=KINDS.index)}
+    lanes[COPY] = lane(copy)
+    # An optimizer that waits for a collective (gradient clipping on shards) is stalled, not working.
+    lanes[AUX] = algebra.subtract(lane(aux), stalled)
+    if of_unknown_kind is not None:
+        lanes[UNKNOWN_KIND] = lane(of_unknown_kind)
+
+    communication = algebra.union([lanes[name] for name in (*comm, UNKNOWN_KIND) if name in lanes])
+    everything = algebra.union([communication, lanes[COMPUTE], lanes[COPY], lanes[AUX]])
+    total, common = algebra.measure, algebra.intersect
+    measured = Overlap(
+        window_ns=length,
+        compute_ns=total(lanes[COMPUTE]),
+        comm_ns=total(communication),
+        copy_ns=None if copy is None else total(lanes[COPY]),
+        aux_ns=None if aux is None else total(lanes[AUX]),
+        idle_ns=length - total(everything),
+        hidden_ns=total(common(communication, lanes[COMPUTE])),
+        stall_ns=None if stalls is None else total(stalled),
+        kinds={kind: KindOverlap(total(lanes[kind]), total(common(lanes[kind], lanes[COMPUTE]))) for kind in comm},
     )
+    return measured, lanes
+
+
+def _ms(length_ns: int | None) -> float | None:
+    return None if length_ns is None else length_ns / NS_PER_MS
 
 
 def _segments(window: Interval, lanes: Mapping[str, list[Interval]]) -> list[Segment]:

@@ -1,0 +1,141 @@
+"""The algebra of `intervals`, on columns: half-open intervals `[start_ns, end_ns)` as two int64 arrays.
+
+Enters: `Spans` in any order. Leaves: sorted, disjoint, non-empty, non-abutting `Spans` ("merged" below), equal to what
+`aorta.timeline.intervals` gives for the same intervals (tests/timeline/test_arrays.py). Must not: know what an interval
+stands for, or touch floating point (docs/measuring.md, W14).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.errors import IntervalError
+from aorta.timeline.intervals import Interval
+
+Int64: TypeAlias = NDArray[np.int64]
+
+
+class Spans(NamedTuple):
+    """Intervals by column: `start[i]` and `end[i]`, nanoseconds, int64, of equal length."""
+
+    start: Int64
+    end: Int64
+
+
+def spans(intervals: Iterable[Interval] = ()) -> Spans:
+    """`(start, end)` pairs as columns; a nanosecond that does not fit in int64 is an OverflowError."""
+    pairs = np.array(list(intervals), dtype=np.int64).reshape(-1, 2)
+    return Spans(pairs[:, 0], pairs[:, 1])
+
+
+def pairs(columns: Spans) -> list[Interval]:
+    """Columns as `(start, end)` pairs of Python integers."""
+    return list(zip(columns.start.tolist(), columns.end.tolist(), strict=True))
+
+
+def merge(columns: Spans) -> Spans:
+    """Union of any intervals: sorted, disjoint, abutting ones joined, empty ones dropped. n log n; linear when sorted.
+
+    Raises:
+        IntervalError: an interval ends before it starts.
+    """
+    start, end = columns
+    _refuse_inverted(start, end)
+    filled = end > start
+    if not filled.all():
+        start, end = start[filled], end[filled]
+    if len(start) < 2:
+        return Spans(start, end)
+    if not (start[1:] >= start[:-1]).all():
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
+    apart = start[1:] > reach[:-1]
+    first = np.concatenate(([True], apart))
+    last = np.concatenate((apart, [True]))
+    return Spans(start[first], reach[last])
+
+
+def union(parts: Sequence[Spans]) -> Spans:
+    """Union of several sets of intervals, merged or not."""
+    if not parts:
+        return spans()
+    return merge(Spans(np.concatenate([part.start for part in parts]), np.concatenate([part.end for part in parts])))
+
+
+def intersect(left: Spans, right: Spans) -> Spans:
+    """Time that lies in both of two merged sets."""
+    low = np.searchsorted(right.end, left.start, side="right")
+    high = np.searchsorted(right.start, left.end, side="left")
+    count = np.maximum(high - low, 0)
+    mine = np.repeat(np.arange(len(count)), count)
+    before = np.cumsum(count) - count
+    other = np.arange(len(mine)) - np.repeat(before - low, count)
+    return Spans(np.maximum(left.start[mine], right.start[other]), np.minimum(left.end[mine], right.end[other]))
+
+
+def subtract(left: Spans, right: Spans) -> Spans:
+    """Time that lies in the merged set `left` but not in the merged set `right`."""
+    if not len(left.start) or not len(right.start):
+        return left
+    start = np.concatenate((left.start[:1], right.end))
+    end = np.concatenate((right.start, left.end[-1:]))
+    gaps = start < end
+    return intersect(left, Spans(start[gaps], end[gaps]))
+
+
+def clip(columns: Spans, window: Interval) -> Spans:
+    """The parts of any intervals that lie inside `window`; order kept, nothing merged, empty parts dropped.
+
+    Raises:
+        IntervalError: an interval ends before it starts (dropped silently, it would read as "nothing ran").
+    """
+    _refuse_inverted(*columns)
+    start, end = np.maximum(columns.start, window[0]), np.minimum(columns.end, window[1])
+    inside = start < end
+    return Spans(start[inside], end[inside])
+
+
+def cut(merged: Spans, window: Interval) -> Spans:
+    """As `clip`, of a merged set: logarithmic, so that many windows of one long trace cost little."""
+    low = int(np.searchsorted(merged.end, window[0], side="right"))
+    high = max(int(np.searchsorted(merged.start, window[1], side="left")), low)
+    return clip(Spans(merged.start[low:high], merged.end[low:high]), window)
+
+
+def measure(merged: Spans) -> int:
+    """Length in nanoseconds of a merged set. Summing intervals that may overlap is wrong (W10): merge first."""
+    return int((merged.end - merged.start).sum())
+
+
+def tile(window: Interval, lanes: Mapping[int, Spans]) -> tuple[Spans, Int64]:
+    """Stretches of the window in which the set of active lanes does not change, and that set as a mask.
+
+    Args:
+        lanes: bit -> merged intervals inside the window. The stretches are contiguous, idle ones included.
+    """
+    if window[0] >= window[1]:
+        return spans(), np.zeros(0, np.int64)
+    times = [np.array(window, np.int64), *(edge for lane in lanes.values() for edge in lane)]
+    flips = [np.zeros(2, np.int64)]
+    flips += [np.full(len(edge), 1 << bit, np.int64) for bit, lane in lanes.items() for edge in lane]
+    edges, where = np.unique(np.concatenate(times), return_inverse=True)
+    toggled = np.zeros(len(edges), np.int64)
+    np.bitwise_xor.at(toggled, where, np.concatenate(flips))
+    masks = np.bitwise_xor.accumulate(toggled)[:-1]
+    changed = np.concatenate(([True], masks[1:] != masks[:-1]))
+    starts = edges[:-1][changed]
+    return Spans(starts, np.concatenate((starts[1:], edges[-1:]))), masks[changed]
+
+
+def _refuse_inverted(start: Int64, end: Int64) -> None:
+    inverted = end < start
+    if inverted.any():
+        at = int(np.argmax(inverted))
+        raise IntervalError(
+            f"interval [{int(start[at])}, {int(end[at])}) ends before it starts; an end must be >= its start"
+        )

@@ -1,0 +1,25 @@
+"""Windows measured on columns: the same definition as a live step's, for traces of millions of rows.
+
+Enters: a window and the intervals of each lane as `Spans`. Leaves: the `Overlap` that `overlap.measure_window` gives
+for the same intervals (tests/timeline/test_columns.py). Must not: define a metric.
+"""
+
+from __future__ import annotations
+
+from aorta.timeline import arrays
+from aorta.timeline.arrays import Spans
+from aorta.timeline.intervals import Interval
+from aorta.timeline.overlap import Algebra
+
+
+def _lane(raw: Spans, window: Interval) -> Spans:
+    return arrays.merge(arrays.clip(raw, window))
+
+
+COLUMNS: Algebra[Spans, Spans] = Algebra(_lane, arrays.union, arrays.intersect, arrays.subtract, arrays.measure)
+"""Raw intervals as columns."""
+
+MERGED_COLUMNS: Algebra[Spans, Spans] = Algebra(
+    arrays.cut, arrays.union, arrays.intersect, arrays.subtract, arrays.measure
+)
+"""Lanes that were merged once, for many windows of one trace: clipping a merged lane leaves it merged."""
