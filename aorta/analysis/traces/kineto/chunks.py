@@ -1,0 +1,197 @@
+"""The bytes of a Chrome trace -> pieces of its event array, each a JSON list of its own, and what stands around it.
+
+A trace is one JSON object; decoded at once it needs its whole text and an object per event. Here the event array is
+cut between two events, so that memory does not grow with the trace. The cut is tried at the last `},{` of a block, and
+is right if the piece decodes: `[piece]` is valid JSON only if the comma left out stands between two elements of the
+array itself, whatever strings and nested values hold. So the layout of the file does not matter.
+
+Enters: an inflated stream. Leaves: decoded pieces in order, and the metadata. Must not: know what an event means.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import IO, Final, Generic, TypeVar
+
+import msgspec
+
+from aorta.errors import InputError
+
+Piece = TypeVar("Piece")
+
+BLOCK: Final = 4 << 20
+LIMIT: Final = 128 << 20
+"""Most bytes kept while the next place to cut, or the array's beginning or end, is looked for."""
+_ARRAY: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BETWEEN: Final = re.compile(rb"\}\s*,\s*$")
+_TRUNCATED: Final = "Input data was truncated"
+_TRAILING: Final = re.compile(r"trailing characters \(byte (\d+)\)")
+_TRIES: Final = 64
+
+
+class DistributedInfo(msgspec.Struct):
+    """What torch writes when `torch.distributed` is initialised at export."""
+
+    backend: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    pg_config: object = None
+
+
+class Metadata(msgspec.Struct):
+    """What stands beside the events, as far as it is used. `None` where it does not."""
+
+    distributed: DistributedInfo | None = msgspec.field(default=None, name="distributedInfo")
+    devices: list[dict[str, object]] | None = msgspec.field(default=None, name="deviceProperties")
+    base_ns: int | None = msgspec.field(default=None, name="baseTimeNanoseconds")
+    host: str | None = msgspec.field(default=None, name="host_name")
+    cupti: int | str | float | None = msgspec.field(default=None, name="cupti_version")
+    cuda: int | str | float | None = msgspec.field(default=None, name="cuda_runtime_version")
+    roctracer: int | str | float | None = msgspec.field(default=None, name="roctracer_version")
+    rocprofiler: int | str | float | None = msgspec.field(default=None, name="rocprofiler-sdk_version")
+    hip: int | str | float | None = msgspec.field(default=None, name="hip_runtime_version")
+
+    def __or__(self, other: Metadata) -> Metadata:
+        """These facts, and the other's where these are silent."""
+        kept = {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None}
+        return msgspec.structs.replace(other, **kept)
+
+
+class _WithEvents(Metadata):
+    events: list[object] | None = msgspec.field(default=None, name="traceEvents")
+
+
+_METADATA: Final = msgspec.json.Decoder(_WithEvents)
+
+
+class EventPieces(Generic[Piece]):
+    """Iterates over the decoded pieces of one trace; `metadata` holds everything beside them once it has ended."""
+
+    def __init__(self, stream: IO[bytes], decode: Callable[[bytes], Piece], place: str) -> None:
+        self._stream, self._decode, self._place = stream, decode, place
+        self._read = 0
+        self.metadata: Metadata = Metadata()
+
+    def begin(self) -> bytes:
+        """Read up to the events; afterwards `metadata` holds what stands before them. Returns the first event bytes.
+
+        Raises:
+            InputError: there is no event array.
+        """
+        text = self._more(b"")
+        if text.lstrip()[:1] == b"[":  # the array alone: also a Chrome trace
+            return text[text.index(b"[") + 1 :]
+        seen = 0
+        while True:
+            for match in _ARRAY.finditer(text, seen):
+                found = self._facts(text[: match.end()] + b"]}")
+                if found is not None:
+                    self.metadata = found
+                    return text[match.end() :]
+                seen = match.end()
+            longer = self._more(text)
+            if len(longer) == len(text):
+                raise InputError(
+                    f'{self._place}: no "traceEvents" array in {self._read} bytes, or what stands before it is not JSON; '
+                    "expected a Kineto (Chrome) trace"
+                )
+            text = longer
+
+    def pieces(self, text: bytes) -> Iterator[Piece]:
+        """Every piece of the array, the first bytes of which are `text`.
+
+        Raises:
+            InputError: the trace is cut off, malformed, or has an event of a wrong type; says where.
+        """
+        while True:
+            longer = self._more(text)
+            if len(longer) == len(text):
+                yield from self._last(text)
+                return
+            text = longer
+            at = len(text)
+            for _ in range(_TRIES):
+                at = _boundary(text, at)
+                if at < 0:
+                    break
+                try:
+                    piece = self._decode(b"[" + text[:at] + b"]")
+                except msgspec.DecodeError as error:
+                    if str(error) == _TRUNCATED:
+                        continue  # the comma stood inside an event
+                    if _TRAILING.search(str(error)):
+                        at = -1  # the array ended before it
+                        break
+                    raise self._broken(error, len(text)) from error
+                except RecursionError as error:
+                    raise self._broken(error, len(text)) from error
+                yield piece
+                text = text[text.index(b",", at) + 1 :]
+                break
+
+    def _last(self, text: bytes) -> Iterator[Piece]:
+        """The rest of the array and what follows it."""
+        body = b"[" + text
+        try:
+            try:
+                piece, end = self._decode(body), len(body)
+            except msgspec.DecodeError as error:
+                match = _TRAILING.search(str(error))
+                if match is None:
+                    raise
+                end = _end_of_array(body, int(match[1]))
+                piece = self._decode(body[:end])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise self._broken(error, len(text)) from error
+        rest = body[end:].strip()
+        if rest:
+            after = self._facts(b'{"traceEvents":[]' + rest)
+            if after is None:
+                raise InputError(f"{self._place}: what follows the events is not JSON: the file is cut off or damaged")
+            self.metadata |= after
+        yield piece
+
+    def _more(self, text: bytes) -> bytes:
+        if len(text) > LIMIT:
+            raise InputError(
+                f"{self._place}: {len(text) >> 20} MiB without a place between two events; this is no trace that "
+                "can be read in bounded memory"
+            )
+        block = self._stream.read(BLOCK)
+        self._read += len(block)
+        return text + block if block else text
+
+    def _facts(self, text: bytes) -> Metadata | None:
+        try:
+            found = _METADATA.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        if found.events != []:
+            return None
+        return Metadata(**{name: getattr(found, name) for name in Metadata.__struct_fields__})
+
+    def _broken(self, error: Exception, pending: int) -> InputError:
+        where = f"within the last {pending} of the first {self._read} bytes (inflated)"
+        if isinstance(error, RecursionError):
+            return InputError(f"{self._place}: nested too deeply {where}")
+        if str(error) == _TRUNCATED:
+            return InputError(f"{self._place}: ends in the middle of an event: the file is cut off; write it again")
+        return InputError(f"{self._place}: not a trace event: {error}, {where}")
+
+
+def _boundary(text: bytes, before: int) -> int:
+    """Index just after the `}` of the last `},{` whose `{` lies before `before`; -1 if there is none."""
+    for _ in range(1 << 16):
+        before = text.rfind(b"{", 0, before)
+        if before < 0:
+            return -1
+        match = _BETWEEN.search(text, max(before - 256, 0), before)
+        if match is not None:
+            return match.start() + 1
+    return -1
+
+
+def _end_of_array(body: bytes, reported: int) -> int:
+    """Index after the array's `]`. `reported` is the place, from 1, of the first byte that is too many."""
+    return body.rindex(b"]", 0, reported - 1) + 1

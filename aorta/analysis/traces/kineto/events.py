@@ -1,0 +1,310 @@
+"""Events of a trace -> the columns that matter: device rows, collectives' parameters, step marks, host operators.
+
+Enters: decoded pieces of the event array. Leaves: lists of plain numbers and codes, which grow with the rows that are
+kept, not with the trace. Selection is by category, never by an argument that an event happens to carry (W13). Must not:
+compute anything from an interval.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+
+from aorta.analysis.traces.kineto.times import EXACT_BELOW_US, from_digits, from_floats
+from aorta.analysis.traces.names import NameClassifier
+from aorta.analysis.traces.table import NULL, Class, Interner
+from aorta.timeline.arrays import Int64
+
+Number: TypeAlias = int | float | str | None
+
+KERNEL: Final = frozenset({"kernel", "Kernel"})
+COPIES: Final = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset", "gpu_memcpy_p2p"})
+DEVICE: Final = KERNEL | COPIES
+"""Categories of work on a device; old traces wrote them with capitals."""
+OPERATOR: Final = frozenset({"cpu_op", "Operator"})
+ON_DEVICE_ROW: Final = "gpu_user_annotation"
+"""A copy, on the device's row, of a range of the host: it carries a stream, and is no work."""
+PARAMETERS: Final = "record_param_comms"
+_MARKS: Final = re.compile(r"(?P<kind>ProfilerStep#|iteration#|aorta\.step=)(?P<step>\d{1,18})$")
+_LABELS: Final = ("gloo:", "nccl:")
+
+
+class Event(msgspec.Struct, gc=False):
+    """What is read of an event, times as float64."""
+
+    ph: str | None = None
+    cat: str | None = None
+    name: str | int | float | None = None
+    ts: float | str | None = None
+    dur: float | str | None = None
+    pid: Number = None
+    tid: Number = None
+    args: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class DigitEvent(msgspec.Struct, gc=False):
+    """The same with the digits of its times kept, for times that float64 cannot hold."""
+
+    ph: str | None = None
+    cat: str | None = None
+    name: str | int | float | None = None
+    ts: msgspec.Raw = msgspec.Raw(b"null")
+    dur: msgspec.Raw = msgspec.Raw(b"null")
+    pid: Number = None
+    tid: Number = None
+    args: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class Arguments(msgspec.Struct, gc=False):
+    """Arguments of a kernel, a copy, `record_param_comms` or a gloo row, as far as they are used."""
+
+    external: Number = msgspec.field(default=None, name="External id")
+    external_old: Number = msgspec.field(default=None, name="external id")
+    device: Number = None
+    stream: Number = None
+    bytes: Number = None
+    collective: str | None = msgspec.field(default=None, name="Collective name")
+    elements_in: Number = msgspec.field(default=None, name="In msg nelems")
+    elements_out: Number = msgspec.field(default=None, name="Out msg nelems")
+    group_size: Number = msgspec.field(default=None, name="Group size")
+    dtype: str | None = None
+    group: Number = msgspec.field(default=None, name="Process Group Name")
+    ranks: str | list[int] | None = msgspec.field(default=None, name="Process Group Ranks")
+    seq: Number = msgspec.field(default=None, name="Seq")
+    dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="Input type")
+
+
+_FAST: Final = msgspec.json.Decoder(list[Event])
+_EXACT: Final = msgspec.json.Decoder(list[DigitEvent])
+_ARGUMENTS: Final = msgspec.json.Decoder(Arguments | None)
+Piece: TypeAlias = "list[Event] | list[DigitEvent]"
+
+
+class Rows:
+    """Rows of one kind, by column; times in ns since the trace's base, their ends included."""
+
+    def __init__(self) -> None:
+        self.starts: list[Int64] = []
+        self.lengths: list[Int64] = []
+        self.columns: dict[str, array[int]] = {}
+
+    def add(self, start: Int64, length: Int64, **columns: list[int]) -> None:
+        """Append rows; the columns are the same in every call."""
+        self.starts.append(start)
+        self.lengths.append(length)
+        for name, values in columns.items():
+            self.columns.setdefault(name, array("q")).extend(values)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.starts, self.lengths, self.columns = [], [], {}
+
+    def __getitem__(self, name: str) -> Int64:
+        return np.frombuffer(self.columns[name], np.int64) if name in self.columns else np.zeros(0, np.int64)
+
+    @property
+    def start(self) -> Int64:
+        """Start of every row."""
+        return np.concatenate(self.starts) if self.starts else np.zeros(0, np.int64)
+
+    @property
+    def end(self) -> Int64:
+        """End of every row."""
+        return self.start + (np.concatenate(self.lengths) if self.lengths else np.zeros(0, np.int64))
+
+
+class EventColumns:
+    """Takes pieces one after the other and keeps what matters of each."""
+
+    def __init__(self, classifier: NameClassifier, host_work: bool) -> None:
+        self.classifier = classifier
+        self.host_work = host_work
+        self.exact = False
+        self.names = Interner()
+        self.classes = array("b")
+        self.device, self.operators, self.labels, self.marks = Rows(), Rows(), Rows(), Rows()
+        self.mark_kinds = Interner()
+        self.parameters: dict[int, Arguments] = {}
+        self.linked: dict[int, Arguments] = {}
+        self.label_arguments: dict[int, Arguments] = {}
+        self.operator_arguments: dict[int, Arguments] = {}
+        self.counters: Counter[str] = Counter()
+        self.events = 0
+        self.fractions = False
+
+    def decode(self, text: bytes) -> Piece:
+        """Decode one piece, its times exactly."""
+        if not self.exact:
+            events = _FAST.decode(text)
+            largest = max((abs(event.ts) for event in events if isinstance(event.ts, float)), default=0.0)
+            if largest < EXACT_BELOW_US:
+                return events
+            self.exact = True
+        return _EXACT.decode(text)
+
+    def take(self, events: Piece) -> None:
+        """Keep what matters of one piece."""
+        self.events += len(events)
+        work = [event for event in events if event.cat in DEVICE and event.ph == "X"]
+        if work:
+            if self.host_work:
+                self.host_work = False
+                self.operators.clear()
+                self.operator_arguments.clear()
+            self._device_rows(work)
+        host: list[Any] = [
+            event
+            for event in events
+            if event.cat in OPERATOR or event.cat == "user_annotation" or event.cat == "collective_comm"
+        ]
+        self._host_rows(host)
+
+    def _device_rows(self, events: list[Any]) -> None:
+        events, start, length = self._times(events)
+        first = len(self.device["name"])
+        names, devices, streams, sizes, classes = [], [], [], [], []
+        for at, event in enumerate(events, start=first):
+            code = self._name(event.name)
+            cls = Class.COPY if event.cat in COPIES else self.classes[code]
+            device, stream = _integer(event.pid), _integer(event.tid)
+            size = NULL
+            arguments = _arguments(event.args)
+            external = _integer(arguments.external if arguments.external is not None else arguments.external_old)
+            if arguments.collective is not None and cls != Class.COPY:
+                cls = Class.COMM  # its host operator says so, whatever its name
+            if cls == Class.COMM:
+                self.linked[at] = arguments
+            elif cls == Class.COPY:
+                size = max(_integer(arguments.bytes), NULL)
+            if external == NULL and event.cat in KERNEL:
+                self.counters["kernels_unlinked"] += 1
+            names.append(code)
+            devices.append(device if device != NULL else _integer(arguments.device))
+            streams.append(stream if stream != NULL else _integer(arguments.stream))
+            sizes.append(size)
+            classes.append(int(cls))
+        self.device.add(start, length, name=names, device=devices, stream=streams, bytes=sizes, cls=classes)
+
+    def _host_rows(self, events: list[Any]) -> None:
+        marks, operators, labels = [], [], []
+        for event in events:
+            name = event.name
+            if event.ph != "X" or not isinstance(name, str):
+                continue
+            if name == PARAMETERS:
+                arguments = _arguments(event.args)
+                external = _integer(arguments.external)
+                if external != NULL and arguments.collective is not None:
+                    self.parameters.setdefault(external, arguments)
+            elif name.startswith(("ProfilerStep#", "iteration#", "aorta.step=")):
+                if _MARKS.match(name):
+                    marks.append(event)
+            elif self.host_work:
+                if event.cat in OPERATOR:
+                    operators.append(event)
+                elif name.startswith(_LABELS):
+                    labels.append(event)
+        if marks:
+            self._mark_rows(marks)
+        if operators:
+            self._operator_rows(operators)
+        if labels:
+            self._label_rows(labels)
+
+    def _mark_rows(self, events: list[Any]) -> None:
+        events, start, length = self._times(events)
+        found = [match for event in events if (match := _MARKS.match(event.name))]
+        self.marks.add(
+            start,
+            length,
+            kind=[self.mark_kinds(match["kind"]) for match in found],
+            step=[int(match["step"]) for match in found],
+        )
+
+    def _operator_rows(self, events: list[Any]) -> None:
+        events, start, length = self._times(events)
+        first = len(self.operators["name"])
+        for at, event in enumerate(events, start=first):
+            if event.name.startswith("c10d::"):
+                self.operator_arguments[at] = _arguments(event.args)
+        self.operators.add(
+            start,
+            length,
+            name=[self._name(event.name) for event in events],
+            thread=[_integer(event.tid) for event in events],
+        )
+
+    def _label_rows(self, events: list[Any]) -> None:
+        events, start, length = self._times(events)
+        first = len(self.labels["name"])
+        for at, event in enumerate(events, start=first):
+            self.label_arguments[at] = _arguments(event.args)
+        self.labels.add(
+            start,
+            length,
+            name=[self._name(event.name) for event in events],
+            thread=[_integer(event.tid) for event in events],
+        )
+
+    def _times(self, events: list[Any]) -> tuple[list[Any], Int64, Int64]:
+        """The events whose times can be used, their starts and lengths in ns. The others are counted (W16)."""
+        if self.exact:
+            read = [(event, from_digits(bytes(event.ts)), from_digits(bytes(event.dur))) for event in events]
+            good = [row for row in read if row[1] is not None and row[2] is not None]
+            self.counters["without_times"] += len(read) - len(good)
+            events = [row[0] for row in good]
+            start = np.array([row[1] for row in good], np.int64)
+            length = np.array([row[2] for row in good], np.int64)
+        else:
+            good = [event for event in events if _usable(event.ts) and _usable(event.dur)]
+            self.counters["without_times"] += len(events) - len(good)
+            events = good
+            start = from_floats([event.ts for event in events])
+            length = from_floats([event.dur for event in events])
+        self.fractions = self.fractions or bool((start % 1000).any()) or bool((length % 1000).any())
+        backwards = length < 0
+        if backwards.any():
+            self.counters["negative_duration"] += int(backwards.sum())
+            keep = ~backwards
+            events = [event for event, kept in zip(events, keep.tolist(), strict=True) if kept]
+            start, length = start[keep], length[keep]
+        return events, start, length
+
+    def _name(self, name: Any) -> int:
+        text = name if isinstance(name, str) else "" if name is None else str(name)
+        code = self.names(text)
+        if code == len(self.classes):
+            self.classes.append(int(self.classifier.class_of(text)))
+        return code
+
+
+def _usable(microseconds: object) -> bool:
+    return isinstance(microseconds, float) and abs(microseconds) < EXACT_BELOW_US
+
+
+def _arguments(raw: msgspec.Raw) -> Arguments:
+    """Arguments, or none where they are of a shape that cannot be used."""
+    try:
+        return _ARGUMENTS.decode(raw) or _NOTHING
+    except (msgspec.DecodeError, RecursionError):
+        return _NOTHING
+
+
+def _integer(value: Number) -> int:
+    """A whole number, also as text ("stream 7"); `NULL` for anything else, or beyond 63 bits."""
+    if isinstance(value, str):
+        digits = _DIGITS.search(value)
+        value = int(digits[0]) if digits else None
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else None
+    return value if value is not None and abs(value) < 2**63 else NULL
+
+
+_DIGITS: Final = re.compile(r"\d{1,18}")
+_NOTHING: Final = Arguments()

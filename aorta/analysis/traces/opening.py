@@ -1,0 +1,188 @@
+"""A location -> bytes, inflated as they are read: local files, fsspec URLs, gzip by its magic number, tar archives.
+
+Enters: a path or URL. Leaves: binary streams. Must not: hold a whole file, write anything, or believe a file's name.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Final, cast
+
+from isal import igzip
+
+from aorta.errors import InputError
+
+GZIP_MAGIC: Final = b"\x1f\x8b"
+SNIFF_BYTES: Final = 1 << 16
+_INFLATED_LIMIT: Final = 4 << 30
+_RATIO_LIMIT: Final = 200
+"""Traces shrink by 10 to 40; deflate can reach 1,032. Beyond both limits a file is taken for a gzip bomb."""
+
+
+class Peekable(io.BufferedReader):
+    """A buffered stream whose first `SNIFF_BYTES` can be looked at without being consumed."""
+
+    def head(self) -> bytes:
+        """The first bytes, fewer only where the stream is shorter. To be called before anything is read."""
+        return self.peek(SNIFF_BYTES)[:SNIFF_BYTES]
+
+
+class _Raw(io.RawIOBase):
+    """Any object with `read(n)` as a raw stream that fills its reader's buffer, however short the reads below are."""
+
+    def __init__(self, below: Any, check: Any = None) -> None:
+        self._below, self._check = below, check
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        filled = 0
+        while filled < len(buffer):
+            data = self._below.read(len(buffer) - filled)
+            if not data:
+                break
+            buffer[filled : filled + len(data)] = data
+            filled += len(data)
+        if self._check is not None:
+            self._check(filled)
+        return filled
+
+
+class _Counted:
+    """Compressed bytes taken and inflated bytes given, to notice a bomb."""
+
+    def __init__(self, below: IO[bytes], place: str) -> None:
+        self._below, self._place = below, place
+        self.taken = self.given = 0
+
+    def read(self, count: int = -1) -> bytes:
+        data = self._below.read(count)
+        self.taken += len(data)
+        return data
+
+    def inflated(self, count: int) -> None:
+        """Called with the bytes given to the reader.
+
+        Raises:
+            InputError: a gzip bomb.
+        """
+        self.given += count
+        if self.given > _INFLATED_LIMIT and self.given > _RATIO_LIMIT * self.taken:
+            raise InputError(
+                f"{self._place}: {self.taken} compressed bytes gave more than {self.given}: no trace is compressed that "
+                "far, so it is not read on"
+            )
+
+
+@contextmanager
+def reading(place: str) -> Iterator[None]:
+    """Turn what goes wrong below into an `InputError` that names the place."""
+    try:
+        yield
+    except EOFError as error:
+        raise InputError(f"{place}: its gzip stream is cut off ({error}); copy the file again") from error
+    except (igzip.BadGzipFile, zlib.error, igzip.igzip_lib.IsalError) as error:
+        raise InputError(f"{place}: its gzip stream is damaged ({error}); copy the file again") from error
+    except tarfile.TarError as error:
+        raise InputError(f"{place}: not a tar archive that can be read ({error})") from error
+    except OSError as error:
+        raise InputError(f"{place}: cannot be read: {error.strerror or error}") from error
+
+
+def is_url(location: str) -> bool:
+    """Whether fsspec opens it: a scheme before `://`, or a chain of them."""
+    return "://" in location or "::" in location
+
+
+@contextmanager
+def opened(location: str) -> Iterator[Peekable]:
+    """The content of a file or URL, inflated if it is gzip.
+
+    Raises:
+        InputError: it cannot be opened or read, also while the stream is used.
+    """
+    with reading(location):
+        if is_url(location):
+            with _fsspec_open(location) as raw, inflated(raw, location) as stream:
+                yield stream
+        else:
+            with Path(location).open("rb") as raw, inflated(raw, location) as stream:
+                yield stream
+
+
+@contextmanager
+def inflated(raw: IO[bytes], place: str) -> Iterator[Peekable]:
+    """A stream, inflated if it begins with gzip's magic number."""
+    outer = Peekable(_Raw(raw), 1 << 20)
+    if not outer.head().startswith(GZIP_MAGIC):
+        yield outer
+        return
+    counted = _Counted(cast("IO[bytes]", outer), place)
+    with igzip.IGzipFile(fileobj=counted, mode="rb") as inner:
+        yield Peekable(_Raw(inner, counted.inflated), 1 << 20)
+
+
+@contextmanager
+def local_copy(location: str) -> Iterator[Path]:
+    """A path that a library can open: the file itself, or a temporary copy of a URL or of an inflated file."""
+    with opened(location) as stream:
+        compressed = not is_url(location) and _starts_with_gzip(Path(location))
+        if not is_url(location) and not compressed:
+            yield Path(location)
+            return
+        with tempfile.TemporaryDirectory(prefix="aorta-") as folder:
+            path = Path(folder, PurePosixPath(location).name or "trace")
+            with path.open("wb") as file:
+                shutil.copyfileobj(stream, file, 1 << 20)
+            yield path
+
+
+def is_tar(head: bytes) -> bool:
+    """Whether these are the first bytes of a tar archive (POSIX and GNU: `ustar` at byte 257)."""
+    return head[257:262] == b"ustar"
+
+
+def members(stream: IO[bytes], place: str) -> Iterator[tuple[str, Peekable]]:
+    """Every regular file of a tar archive, in order, inflated: its place (`archive!member`) and its content, which is
+    good until the next one is asked for. Nothing is written to disk.
+
+    Raises:
+        InputError: a member is a link, a device, or names a path outside of the archive.
+    """
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            where = f"{place}!{member.name}"
+            path = PurePosixPath(member.name)
+            if path.is_absolute() or ".." in path.parts:
+                raise InputError(f"{where}: a member outside of its archive; an archive of traces holds none")
+            if member.isdir():
+                continue
+            content = archive.extractfile(member) if member.isreg() else None
+            if content is None:
+                raise InputError(f"{where}: a link or a device, not a file; an archive of traces holds plain files")
+            with inflated(content, where) as inner:
+                yield where, inner
+
+
+def _starts_with_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == GZIP_MAGIC
+
+
+def _fsspec_open(location: str) -> Any:
+    try:
+        import fsspec
+    except ImportError as error:
+        raise InputError(f"{location}: reading a URL needs fsspec: pip install fsspec") from error
+    try:
+        return fsspec.open(location, "rb")
+    except (ImportError, ValueError) as error:
+        raise InputError(f"{location}: no file system for this URL: {error}") from error
