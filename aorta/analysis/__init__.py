@@ -2,8 +2,8 @@
 
     import aorta.analysis
     steps = aorta.analysis.steps("artifacts/cuda")              # pandas, one row a rank-step
-    collectives = aorta.analysis.collectives("artifacts/cuda")  # pandas, one row a collective on a rank
-    run = aorta.analysis.load_run("artifacts/cuda")             # headers, records, manifest, health
+    collectives = aorta.analysis.collectives("artifacts/cuda", kinds=["allreduce"])  # one row a collective on a rank
+    run = aorta.analysis.load_run("artifacts/cuda")             # headers, columns, manifest, health
 
 Enters: run folders. Leaves: tables, summaries, pictures. Must not: load torch, ever, nor pandas or matplotlib before
 a function that needs them is called.
@@ -11,6 +11,7 @@ a function that needs them is called.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,40 +20,63 @@ if TYPE_CHECKING:
 
     from aorta.analysis.readers.run_folder import Run
 
-__all__ = ["collectives", "load_run", "steps"]
+__all__ = ["collectives", "iter_collectives", "load_run", "steps"]
 
 
-def load_run(path: str | Path) -> Run:
-    """Read one run folder.
+def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None = None) -> Run:
+    """Read one run folder, one process a file at a time: `jobs` processes (one a core), or the workers of the Dask
+    cluster whose address `scheduler` is. Columns stand in a temporary file ($TMPDIR) as long as the `Run` is held.
 
     Raises:
-        InputError: nothing there can be read, or two runs are mixed.
+        InputError: nothing there can be read, or two runs are mixed; or the cluster does not answer.
+        ToolMissing: `scheduler` is given and `distributed` is not installed.
     """
+    from aorta.analysis.readers.engines import Dask, Local
     from aorta.analysis.readers.run_folder import load_run as load
 
-    return load(path)
+    return load(path, Local(jobs) if scheduler is None else Dask(scheduler))
 
 
-def steps(path: str | Path) -> pd.DataFrame:
-    """One row per rank and step, warm-up included and flagged; columns as in `frames.steps_frame`.
+def steps(run: str | Path | Run, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """One row per rank and step, warm-up included and flagged; columns as in `frames.steps_frame`, or only `columns`
+    of them: 8 bytes a column and row. `run`: a folder, or what `load_run` gave.
 
     Raises:
         InputError: as `load_run`.
     """
     from aorta.analysis.frames import steps_frame
 
-    return steps_frame(load_run(path))
+    return steps_frame(_loaded(run), columns)
 
 
-def collectives(path: str | Path) -> pd.DataFrame:
+def collectives(
+    run: str | Path | Run,
+    *,
+    ranks: Collection[int] | None = None,
+    steps: tuple[int, int] | None = None,
+    kinds: Collection[str] | None = None,
+) -> pd.DataFrame:
     """One row per collective and rank, warm-up included and flagged; columns as in `frames.collective_rows` and
-    `matching.matched`.
+    `matching.matched`. The filters (`steps`: global steps, half-open) choose rows; matching sees all ranks.
+
+    Raises:
+        InputError: as `load_run`, or more than `pieces.ROW_LIMIT` rows are left.
+    """
+    from aorta.analysis.pieces import chosen
+
+    return chosen(_loaded(run), ranks, steps, kinds)
+
+
+def iter_collectives(run: str | Path | Run, *, steps: tuple[int, int] | None = None) -> Iterator[pd.DataFrame]:
+    """The same rows in frames of some 100,000, in order of global step, at least one step of all ranks each.
 
     Raises:
         InputError: as `load_run`.
     """
-    from aorta.analysis.frames import collective_rows
-    from aorta.analysis.matching import matched
+    from aorta.analysis.pieces import pieces
 
-    run = load_run(path)
-    return matched(collective_rows(run), run)
+    yield from pieces(_loaded(run), steps)
+
+
+def _loaded(run: str | Path | Run) -> Run:
+    return load_run(run) if isinstance(run, str | Path) else run

@@ -1,30 +1,30 @@
 """One run -> the numbers of its dataset in `summary.json`.
 
-Enters: a `Run` and its two frames. Leaves: plain JSON values. Must not: pool warm-up with steady state (W21), or form
-a ratio of anything but the milliseconds of the record.
+Enters: a `Run`. Leaves: plain JSON values. Must not: pool warm-up with steady state (W21), form a ratio of anything
+but the milliseconds of the record, or hold more than a few columns of the run in memory.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from aorta.analysis.frames import collective_rows, metric_names, null_reasons, steps_frame
-from aorta.analysis.matching import matched
+from aorta.analysis.across import Across, across_ranks
+from aorta.analysis.frames import metric_names, null_reasons, step_column, steps_frame
 from aorta.analysis.metrics import (
     BASELINE_METRICS,
-    COLLECTIVE_METRIC_NAMES,
     JOB_STEP,
     NO_BASELINE,
     RATIO_PARTS,
     in_order,
 )
 from aorta.analysis.readers.run_folder import Run
-from aorta.analysis.stats import describe, number_or_none
+from aorta.analysis.stats import describe
 
 NOTHING_USED: Final = "no step is left after warm-up"
 _MEANS: Final = {
@@ -39,25 +39,39 @@ _MEANS: Final = {
 
 @dataclass(frozen=True)
 class Dataset:
-    """A labelled run and its tables. `steps` and `collectives` hold warm-up rows too; `used` does not."""
+    """A labelled run and its tables."""
 
     label: str
     run: Run
 
-    @cached_property
-    def steps(self) -> pd.DataFrame:
-        """One row per rank-step."""
-        return steps_frame(self.run)
+    def table(self, *columns: str, warmup: bool = False) -> pd.DataFrame:
+        """Columns of `frames.steps_frame`, one row per rank-step; without warm-up unless it is asked for."""
+        frame = steps_frame(self.run, columns)
+        return frame if warmup else frame[self.used]
 
     @cached_property
-    def collectives(self) -> pd.DataFrame:
-        """One row per collective and rank, matched across ranks."""
-        return matched(collective_rows(self.run), self.run)
+    def metrics(self) -> list[str]:
+        """Metrics that any step carries."""
+        return metric_names(self.run)
 
     @cached_property
-    def used(self) -> pd.DataFrame:
-        """The rank-steps that aggregates rest on."""
-        return self.steps[~self.steps["warmup"]]
+    def used(self) -> npt.NDArray[np.bool_]:
+        """Per rank-step whether aggregates rest on it."""
+        return ~np.asarray(step_column(self.run, "warmup"), bool)
+
+    @cached_property
+    def ranks_used(self) -> npt.NDArray[np.int64]:
+        """The rank of each rank-step that aggregates rest on."""
+        return self.run.columns.rank[self.used]
+
+    def values(self, name: str) -> npt.NDArray[np.float64]:
+        """A column of `frames.steps_frame` over the rank-steps that aggregates rest on."""
+        return np.asarray(step_column(self.run, name)[self.used], np.float64)
+
+    @cached_property
+    def across(self) -> Across:
+        """What is known only by matching collectives across ranks."""
+        return across_ranks(self.run)
 
 
 def job_steps(frame: pd.DataFrame, ranks: int) -> pd.Series[float]:
@@ -69,10 +83,16 @@ def job_steps(frame: pd.DataFrame, ranks: int) -> pd.Series[float]:
 def aggregate(dataset: Dataset) -> dict[str, Any]:
     """The entry of one dataset. Without a usable step it holds `count` 0, what was read, and why nothing was used."""
     facts = {"source": _source(dataset.run), "health": dataset.run.health.as_json(), "steps": _counts(dataset)}
-    if dataset.used.empty:
+    if not dataset.used.any():
         return {"count": 0, "reason": NOTHING_USED, **facts}
     metrics = _metrics(dataset)
-    return {**_first_aorta_keys(dataset, metrics), **facts, "metrics": metrics, "collectives": _collectives(dataset)}
+    return {
+        **_first_aorta_keys(dataset, metrics),
+        **facts,
+        "metrics": metrics,
+        "collectives": dataset.across.collectives,
+        "stragglers": dataset.across.stragglers,
+    }
 
 
 def _source(run: Run) -> dict[str, Any]:
@@ -88,25 +108,26 @@ def _source(run: Run) -> dict[str, Any]:
 
 
 def _counts(dataset: Dataset) -> dict[str, Any]:
-    steps, used = dataset.steps, dataset.used
+    read, used = len(dataset.used), int(dataset.used.sum())
     warmups = sorted({record.header.warmup_steps for record in dataset.run.records.values()})
     return {
-        "rank_steps_read": len(steps),
-        "rank_steps_used": len(used),
-        "rank_steps_left_out_as_warmup": len(steps) - len(used),
-        "global_steps_used": int(used["global_step"].nunique()),
+        "rank_steps_read": read,
+        "rank_steps_used": used,
+        "rank_steps_left_out_as_warmup": read - used,
+        "global_steps_used": len(np.unique(step_column(dataset.run, "global_step")[dataset.used])),
         "warmup_rule": "steps flagged warmup in the record are left out (W21): the first "
         f"{' or '.join(map(str, warmups))} of the run, as its headers say",
     }
 
 
 def _metrics(dataset: Dataset) -> dict[str, Any]:
-    used, run = dataset.used, dataset.run
-    reasons = null_reasons(run)
-    entries = {name: describe(used[name], used["rank"], reasons.get(name)) for name in metric_names(run)}
+    entries = {
+        name: describe(dataset.values(name), dataset.ranks_used, null_reasons(dataset.run, name))
+        for name in dataset.metrics
+    }
     for ratio in RATIO_PARTS.keys() & entries.keys():
-        entries[ratio] |= ratio_of_sums(used, ratio)
-    entries |= {name: describe(pd.Series(dtype="float64"), None, {NO_BASELINE: 1}) for name in BASELINE_METRICS}
+        entries[ratio] |= ratio_of_sums(dataset, ratio)
+    entries |= {name: describe(np.empty(0), None, {NO_BASELINE: 1}) for name in BASELINE_METRICS}
     entries[JOB_STEP] = _job_step(dataset)
     return {name: entries[name] for name in in_order(set(entries))}
 
@@ -115,26 +136,29 @@ def _job_step(dataset: Dataset) -> dict[str, Any]:
     health = dataset.run.health
     if health.ranks_missing:
         missing = f"{len(health.ranks_missing)} of {health.world_size} ranks are missing; the slowest may be among them"
-        return describe(pd.Series(dtype="float64"), None, {missing: 1})
-    return describe(job_steps(dataset.used, len(health.ranks_read)), None, {"no global step is on all ranks": 1})
+        return describe(np.empty(0), None, {missing: 1})
+    times = job_steps(dataset.table("global_step", "step_ms"), len(health.ranks_read))
+    return describe(times, None, {"no global step is on all ranks": 1})
 
 
-def ratio_of_sums(used: pd.DataFrame, ratio: str) -> dict[str, Any]:
+def ratio_of_sums(dataset: Dataset, ratio: str) -> dict[str, Any]:
     """The ratio of milliseconds summed over the rank-steps where both parts are known: long steps weigh more."""
-    part, whole = RATIO_PARTS[ratio]
-    known = used[[part, whole]].dropna()
-    total = float(known[whole].sum())
+    part, whole = map(dataset.values, RATIO_PARTS[ratio])
+    known = ~(np.isnan(part) | np.isnan(whole))
+    total = float(whole[known].sum())
     return {
-        "ratio_of_sums": float(known[part].sum()) / total if total else None,
-        "ratio_of_sums_reason": None if total else f"{whole} is 0 or null in every step",
+        "ratio_of_sums": float(part[known].sum()) / total if total else None,
+        "ratio_of_sums_reason": None if total else f"{RATIO_PARTS[ratio][1]} is 0 or null in every step",
     }
 
 
 def _first_aorta_keys(dataset: Dataset, metrics: dict[str, Any]) -> dict[str, Any]:
-    used, reasons = dataset.used, {}
-    keys: dict[str, Any] = {"count": len(used)}
+    reasons: dict[str, str] = {}
+    keys: dict[str, Any] = {"count": int(dataset.used.sum())}
     for key, column in _MEANS.items():
-        keys[key] = number_or_none(used[column].mean()) if column in used else None
+        known = dataset.values(column)
+        known = known[~np.isnan(known)]
+        keys[key] = float(known.mean()) if len(known) else None
         if keys[key] is None:
             reasons[key] = f"{column} is null in every step"
     ratio = metrics.get("overlap_ratio")
@@ -142,42 +166,3 @@ def _first_aorta_keys(dataset: Dataset, metrics: dict[str, Any]) -> dict[str, An
     if keys["overlap_ratio"] is None:
         reasons["overlap_ratio"] = ratio["reason"] if ratio else "not in the record"
     return {**keys, "null_reasons": reasons}
-
-
-def _collectives(dataset: Dataset) -> list[dict[str, Any]]:
-    """One entry per (kind, group, group size, bytes), in that order; groups of one name and size are pooled after
-    their collectives have been matched within each.
-    """
-    rows = dataset.collectives
-    rows = rows[~rows["warmup"]]
-    entries = []
-    for _, part in rows.groupby(["kind", "group", "group_size", "bytes"], dropna=False, sort=True):
-        first = part.iloc[0]
-        once = part[~part["instance"].duplicated()]
-        sources = Counter(part["end_source"].fillna("unknown"))
-        entry: dict[str, Any] = {
-            "kind": str(first["kind"]),
-            "group": str(first["group"]),
-            "group_size": None if first["members"] is None else len(first["members"]),
-            "bytes": int(first["bytes"]),
-            "group_ranks": [list(members) for members in sorted(set(part["members"].dropna()))],
-            "collectives": len(once),
-            "rows": len(part),
-            "end_sources": {str(source): sources[source] for source in sorted(sources)},
-            "transfer_is_upper_bound": "wait" in sources,  # such an end is when the caller looked (R6)
-        }
-        for name in COLLECTIVE_METRIC_NAMES:
-            entry[name] = _collective_metric(name, part, once)
-        entries.append(entry)
-    return entries
-
-
-def _collective_metric(name: str, part: pd.DataFrame, once: pd.DataFrame) -> dict[str, Any]:
-    if name in ("duration_ms", "queued_ms"):
-        unseen = int(part[name].isna().sum())
-        why = {"its start or its end was not seen": unseen} if unseen else {}
-        return describe(part[name], part["rank"], why)
-    if name == "wait_ms":
-        return describe(part[name], part["rank"], Counter(part["transfer_reason"].dropna()))
-    column = "transfer_reason" if name == "transfer_ms" else "bandwidth_reason"
-    return describe(once[name], None, Counter(once[column].dropna()))

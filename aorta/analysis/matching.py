@@ -1,9 +1,9 @@
 """Collectives of single ranks -> what each cost: transfer, waiting for peers, bandwidth.
 
 Enters: `frames.collective_rows` and the run they came from. Leaves: the same rows with `members`, `instance`,
-`transfer_ms`, `wait_ms`, `algbw_gb_per_s`, `busbw_gb_per_s` and the reasons for those that are null. Must not: take
-one rank's duration for the cost of a collective (W5), the world size for a group's (W19), or one group for another
-that bears its name.
+`transfer_ms`, `wait_ms`, `arrival_skew_ms`, `arrival_skew_bound_ms`, `algbw_gb_per_s`, `busbw_gb_per_s` and the
+reasons for those that are null. Must not: take one rank's duration for the cost of a collective (W5), the world size
+for a group's (W19), or one group for another that bears its name.
 """
 
 from __future__ import annotations
@@ -26,11 +26,16 @@ BUSBW_FACTOR: Final = {"allreduce": 2.0, "reducescatter": 1.0, "allgather": 1.0,
 """busbw = algbw x factor x (n - 1) / n (docs/measuring.md, section 1; nccl-tests, doc/PERFORMANCE.md)."""
 
 _KEY = ["group", "members", "global_step", "seq", "kind", "bytes"]
+NO_BYTES: Final = "it carries no bytes"
+GROUP_OF_ONE: Final = "a group of one rank moves nothing"
+TOO_SHORT: Final = "its transfer is too short for the clock"
 _LEAVES_EARLY = "a rank may end this kind early, so no rank's duration is its transfer"
 _UNKNOWN_GROUP = "the ranks of its group are not in the record (no footer)"
 _MISSED = "a collective was missed at or before this step: sequence numbers no longer match"
 _UNMATCHED = "not found on every rank of its group"
 _NO_END = "its start or its end was not seen on some rank"
+REASONS: Final = ("", _LEAVES_EARLY, _UNKNOWN_GROUP, _MISSED, _UNMATCHED, _NO_END)
+"""Why a transfer is null, the first that applies; their places are the codes of `instances`."""
 
 
 def matched(rows: pd.DataFrame, run: Run) -> pd.DataFrame:
@@ -60,6 +65,9 @@ def matched(rows: pd.DataFrame, run: Run) -> pd.DataFrame:
     frame["transfer_reason"] = _first_reason(frame, reasons)
     frame["transfer_ms"] = shortest.where(frame["transfer_reason"].isna())
     frame["wait_ms"] = frame["duration_ms"] - frame["transfer_ms"]
+    # No rank of a lockstep kind ends before the last has come: each duration is at least that rank's lead on the last.
+    frame["arrival_skew_bound_ms"] = by_instance["duration_ms"].transform("max").where(frame["transfer_ms"].notna())
+    frame["arrival_skew_ms"] = frame["arrival_skew_bound_ms"] - frame["transfer_ms"]
     return _with_bandwidth(frame)
 
 
@@ -70,27 +78,25 @@ def group_members(run: Run) -> dict[tuple[int, str], Members]:
     it in several, or in none, its group stays unknown.
     """
     known: dict[tuple[int, str], Members] = {}
-    claimed: defaultdict[tuple[int, str], set[Members]] = defaultdict(set)
+    distinct: dict[tuple[str, Members], Members] = {}
     for rank, record in run.records.items():
         for name, ranks in (record.footer.groups if record.footer else {}).items():
             members = tuple(sorted(ranks))
-            known[rank, name] = members
-            for member in members:
-                claimed[member, name].add(members)
+            known[rank, name] = distinct.setdefault((name, members), members)
+    claimed: defaultdict[tuple[int, str], list[Members]] = defaultdict(list)
+    for name, members in distinct:
+        for member in members:
+            claimed[member, name].append(distinct[name, members])
     for key, groups in claimed.items():
         if key not in known and len(groups) == 1:
-            known[key] = next(iter(groups))
+            known[key] = groups[0]
     return known
 
 
 def _first_missed(run: Run) -> Mapping[int, int]:
     """Rank -> first global step in which fewer or more collectives were seen than issued (R8)."""
-    first: dict[int, int] = {}
-    for rank, record in run.records.items():
-        for step in record.steps:
-            if step.coverage.issued is not None and step.coverage.seen != step.coverage.issued:
-                first.setdefault(rank, step.global_step)
-    return first
+    scans = {rank: stored.scan for rank, stored in run.columns.ranks.items()}
+    return {rank: scan.first_missed for rank, scan in scans.items() if scan.first_missed is not None}
 
 
 def _with_bandwidth(frame: pd.DataFrame) -> pd.DataFrame:
@@ -98,9 +104,9 @@ def _with_bandwidth(frame: pd.DataFrame) -> pd.DataFrame:
     size = frame["group_size"].astype("float64")
     reasons: list[Reason] = [
         (frame["transfer_reason"].notna(), frame["transfer_reason"]),
-        (frame["bytes"] == 0, "it carries no bytes"),
-        (size == 1, "a group of one rank moves nothing"),
-        (frame["transfer_ms"] == 0, "its transfer is too short for the clock"),
+        (frame["bytes"] == 0, NO_BYTES),
+        (size == 1, GROUP_OF_ONE),
+        (frame["transfer_ms"] == 0, TOO_SHORT),
     ]
     frame["bandwidth_reason"] = _first_reason(frame, reasons)
     transfer_s = (frame["transfer_ms"] / 1e3).where(frame["bandwidth_reason"].isna())

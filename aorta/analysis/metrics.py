@@ -66,6 +66,10 @@ _COLLECTIVE_METRICS: Final = (
     Metric("queued_ms", "ms", "lower", "issue to start: queued behind the collective before it"),
     Metric("transfer_ms", "ms", "lower", "min over the ranks of the group of the collective's duration"),
     Metric("wait_ms", "ms", "lower", "duration_ms - transfer_ms on one rank: waiting for peers"),
+    Metric(
+        "arrival_skew_ms", "ms", "lower", "largest minus smallest duration over the ranks: last to arrive minus first"
+    ),
+    Metric("arrival_skew_bound_ms", "ms", None, "largest duration over the ranks: the arrival skew is at most this"),
     Metric("algbw_gb_per_s", "GB/s", "higher", "bytes / transfer_ms, GB = 1e9 bytes"),
     Metric("busbw_gb_per_s", "GB/s", "higher", "algbw x 2(n-1)/n all-reduce, (n-1)/n others; n = group size (W19)"),
 )

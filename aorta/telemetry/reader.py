@@ -1,7 +1,8 @@
 """Read one rank's record back, whatever state its process left it in.
 
 Enters: the path of a `rank_<rank>_metrics.jsonl`. Leaves: a `RankRecord` with what could be read and a list of what
-could not, each with file and line. Must not: guess a value, or fail on a line a killed process left half-written.
+could not, each with file and line. Must not: guess a value, fail on a line a killed process left half-written, or
+hold a line longer than `LINE_LIMIT` in memory.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -17,6 +19,11 @@ from aorta.errors import InputError
 from aorta.telemetry.schema import SCHEMA_VERSION, Anchor, Footer, Header, Line, Step
 
 RANK_FILE_NAME = re.compile(r"^rank_(\d+)_metrics\.jsonl$")
+LINE_LIMIT: Final = 16 * 1024 * 1024
+"""Longest line that is read, bytes. A step of 50 collectives takes at most 8 KiB (`tests/benchmarks/record_size.py`);
+this is two thousand of those, and decoded it still fits into the memory of a laptop."""
+PROBLEM_LIMIT: Final = 100
+"""Sentences kept of one file; further bad lines are only counted."""
 _DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Header | Step | Anchor | Footer)
 
 
@@ -41,20 +48,43 @@ class RankRecord:
     problems: list[str] = field(default_factory=list)
 
 
+@dataclass
+class Problems:
+    """Sentences about one file, each with its line, at most `PROBLEM_LIMIT` of them; the rest is counted."""
+
+    name: str
+    sentences: list[str] = field(default_factory=list)
+    more: int = 0
+
+    def add(self, number: int, what: str) -> None:
+        """Note what is wrong with line `number`."""
+        if len(self.sentences) < PROBLEM_LIMIT:
+            self.sentences.append(f"{self.name}:{number}: {what}; ignored")
+        else:
+            self.more += 1
+
+    def said(self) -> list[str]:
+        """All of them, the uncounted rest as a sentence."""
+        rest = [f"{self.name}: {self.more} more line(s) could not be read; ignored"] if self.more else []
+        return [*self.sentences, *rest]
+
+
 def read_rank(path: Path) -> RankRecord:
-    """Read one record.
+    """Read one record, whole, into memory.
 
     Raises:
-        InputError: the file cannot be opened, is empty, or does not begin with a header of this schema.
+        InputError: the file cannot be opened, is empty, does not begin with a header of this schema, or holds a line
+            longer than `LINE_LIMIT`.
     """
-    problems: list[str] = []
-    lines = _lines(path, problems)
-    header = next(lines, None)
-    if problems or not isinstance(header, Header):
-        seen = problems[0] if problems else "the file is empty" if header is None else "another line"
-        raise InputError(f"{path.name}:1: expected a header line of an AORTA record, saw {seen} (in {path.parent})")
-    record = RankRecord(path, header, problems=problems)
-    for line in lines:
+    problems = Problems(path.name)
+    lines = raw_lines(path, problems)
+    record = RankRecord(path, read_header(path, lines, problems))
+    for number, _, text in lines:
+        try:
+            line = decode_line(text)
+        except ValueError as error:
+            problems.add(number, str(error))
+            continue
         match line:
             case Step():
                 record.steps.append(line)
@@ -63,34 +93,90 @@ def read_rank(path: Path) -> RankRecord:
             case Footer():
                 record.footer = line
             case Header():
-                raise InputError(f"{path.name}: a second header (run {line.run_id}): two runs are mixed in one file")
+                raise second_header(path, number, line)
+    record.problems = problems.said()
     if record.footer is None:
-        problems.append(f"{path.name}: no footer: the process was killed, or still runs")
+        record.problems.append(no_footer(path))
     return record
 
 
-def _lines(path: Path, problems: list[str]) -> Iterator[Line]:
+def read_header(path: Path, lines: Iterator[tuple[int, int, bytes]], problems: Problems) -> Header:
+    """The first line, taken from `lines`.
+
+    Raises:
+        InputError: it is not a header of this schema.
+    """
+    seen = "the file is empty"
+    for number, _, text in lines:
+        _check_version(path, text)
+        try:
+            line = decode_line(text)
+        except ValueError as error:
+            problems.add(number, str(error))
+        else:
+            if isinstance(line, Header):
+                return line
+            seen = "another line"
+        break
+    if problems.sentences:
+        seen = problems.sentences[0]
+    raise InputError(f"{path.name}:1: expected a header line of an AORTA record, saw {seen} (in {path.parent})")
+
+
+def decode_line(text: bytes) -> Line:
+    """One line of the schema.
+
+    Raises:
+        ValueError: it is none; the message says why.
+    """
     try:
-        with path.open("rb") as file:
-            for number, text in enumerate(file, start=1):
+        return _DECODER.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"not a line of this schema ({error})") from error
+    except RecursionError:
+        raise ValueError("not a line of this schema (nested too deeply)") from None
+
+
+def raw_lines(path: Path, problems: Problems) -> Iterator[tuple[int, int, bytes]]:
+    """Number (from 1), byte offset and text of each whole line; a last line without its end is a problem.
+
+    Raises:
+        InputError: the file cannot be read, or a line is longer than `LINE_LIMIT`.
+    """
+    try:
+        with path.open("rb", buffering=1 << 20) as file:
+            offset, number = 0, 0
+            while text := file.readline(LINE_LIMIT + 1):
+                number += 1
+                if len(text) > LINE_LIMIT:
+                    raise InputError(
+                        f"{path.name}:{number}: this line is longer than {LINE_LIMIT} bytes; a line of a record holds "
+                        f"one step. The file is not read (in {path.parent})"
+                    )
                 if not text.endswith(b"\n"):
-                    problems.append(f"{path.name}:{number}: cut off in mid-line; ignored")
+                    problems.add(number, "cut off in mid-line")
                     return
-                if number == 1:
-                    _check_version(path, text)
-                try:
-                    yield _DECODER.decode(text)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    problems.append(f"{path.name}:{number}: not a line of this schema ({error}); ignored")
+                yield number, offset, text
+                offset += len(text)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def no_footer(path: Path) -> str:
+    """The sentence for a record that ends without a footer."""
+    return f"{path.name}: no footer: the process was killed, or still runs"
+
+
+def second_header(path: Path, number: int, line: Header) -> InputError:
+    """The error for a header that is not the first line."""
+    return InputError(f"{path.name}:{number}: a second header (run {line.run_id}): two runs are mixed in one file")
 
 
 def _check_version(path: Path, text: bytes) -> None:
     try:
         version = _VERSION_DECODER.decode(text).schema_version
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return  # not a header of any version: `read_rank` says what it is
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return  # not a header of any version: `read_header` says what it is
     if version != SCHEMA_VERSION:
         raise InputError(
             f"{path.name}:1: schema version {version}; this AORTA reads version {SCHEMA_VERSION} (in {path.parent})"

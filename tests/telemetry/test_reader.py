@@ -102,7 +102,7 @@ def test_a_header_behind_something_else_is_refused(record, header, step, first):
 
 def test_a_second_header_means_two_runs_in_one_file(record, header, step):
     other = msgspec.structs.replace(header, run_id="other")
-    with pytest.raises(InputError, match=r"rank_3_metrics\.jsonl: a second header \(run other\)"):
+    with pytest.raises(InputError, match=r"rank_3_metrics\.jsonl:3: a second header \(run other\)"):
         read_rank(record(header, step(0), other, step(0)))
 
 

@@ -35,9 +35,9 @@ def parts(used: pd.DataFrame) -> pd.DataFrame:
 
 def draw_breakdown(dataset: Dataset, path: Path) -> str | None:
     """Stacked bars, one a rank, and a last one for the mean of the ranks."""
-    if not set(_NEEDED) <= set(dataset.used.columns):
+    if not set(_NEEDED) <= set(dataset.metrics):
         return "the record has no overlap metrics"
-    table = parts(dataset.used)
+    table = parts(dataset.table("rank", *_NEEDED))
     if table.empty:
         return "no step after warm-up in which communication and computation are both known"
     names = [f"rank {rank}" for rank in table.index] + ["mean"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -25,10 +26,11 @@ _MARKED_STEPS = 60  # with more, markers run into a thick line
 
 def draw_timeline(dataset: Dataset, path: Path) -> str | None:
     """Compute, communication, hidden and exposed milliseconds per global step."""
-    frame = dataset.steps
+    drawn = [column for lines in _PANELS for column, *_ in lines if column in dataset.metrics]
+    frame = dataset.table("global_step", "warmup", *drawn, warmup=True)
     if frame.empty:
         return "no steps in the record"
-    measured = [column for column in frame.columns if frame[column].notna().any()]
+    measured = [column for column in drawn if frame[column].notna().any()]
     figure = new_figure(9, 5.6)
     panels = figure.subplots(2, 1, sharex=True)
     for axes, lines in zip(panels, _PANELS, strict=True):
@@ -53,11 +55,7 @@ def draw_timeline(dataset: Dataset, path: Path) -> str | None:
 
 def draw_overlap_ratio(datasets: Sequence[Dataset], path: Path) -> str | None:
     """Overlap ratio per global step, one line per dataset."""
-    drawn = [
-        dataset
-        for dataset in datasets
-        if "overlap_ratio" in dataset.used and dataset.used["overlap_ratio"].notna().any()
-    ]
+    drawn = [dataset for dataset in datasets if not np.isnan(dataset.values("overlap_ratio")).all()]
     if not drawn:
         return "no overlap ratio in any step after warm-up"
     figure = new_figure(9, 4.2)
@@ -65,7 +63,9 @@ def draw_overlap_ratio(datasets: Sequence[Dataset], path: Path) -> str | None:
     for number, dataset in enumerate(drawn):
         color, style = SERIES[number % len(SERIES)]
         emulated = " (emulated fabric)" if dataset.run.health.fabric is not None else ""
-        _line(axes, dataset.used, "overlap_ratio", dataset.label + emulated, color, style)
+        _line(
+            axes, dataset.table("global_step", "overlap_ratio"), "overlap_ratio", dataset.label + emulated, color, style
+        )
     tidy(axes)
     axes.set_ylim(-0.03, 1.03)
     axes.set_ylabel("overlap ratio: hidden / all communication")

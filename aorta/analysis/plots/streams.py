@@ -43,7 +43,7 @@ _COLORS = {
 
 def representative_step(dataset: Dataset) -> int | None:
     """The global step whose job step time is the median (the lower of two middle ones; the earliest of equals)."""
-    times = job_steps(dataset.used, len(dataset.run.records))
+    times = job_steps(dataset.table("global_step", "step_ms"), len(dataset.run.records))
     if times.empty:
         return None
     ordered = times.sort_index().sort_values(kind="stable")
@@ -55,12 +55,8 @@ def draw_streams(dataset: Dataset, path: Path) -> str | None:
     chosen = representative_step(dataset)
     if chosen is None:
         return "no step after warm-up is on all ranks"
-    steps = {
-        rank: step
-        for rank, record in list(dataset.run.records.items())[:SHOWN_RANKS]
-        for step in record.steps
-        if step.global_step == chosen
-    }
+    shown = list(dataset.run.records.items())[:SHOWN_RANKS]
+    steps = {rank: step for rank, record in shown if (step := record.step(chosen)) is not None}
     streams = dataset.run.header.streams
     lanes = {rank: _lanes(step, streams) for rank, step in steps.items()}
     used = [name for name in streams if any(name in spans for spans in lanes.values())]

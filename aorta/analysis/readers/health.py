@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aorta.analysis.readers.manifest import Manifest, emulated_fabric
-from aorta.telemetry.reader import RankRecord
+from aorta.analysis.readers.scan import Scan
 from aorta.telemetry.schema import Footer
 
 KILLED = "killed (no footer)"
@@ -93,20 +93,17 @@ class Health:
 
 
 def examine(
-    records: Mapping[int, RankRecord],
+    records: Mapping[int, Scan],
+    partial_steps: tuple[int, ...],
     files_left_out: Sequence[str],
     manifest: Manifest | None,
     manifest_problem: str | None,
 ) -> Health:
     """Collect the facts. `records` is not empty and of one run, one attempt and one world size."""
     headers = [record.header for record in records.values()]
-    present = Counter(step.global_step for record in records.values() for step in record.steps)
-    uncovered, reasons = {}, Counter[str]()
-    for rank, record in records.items():
-        holes = [step.coverage for step in record.steps if not step.coverage.complete]
-        if holes:
-            uncovered[rank] = len(holes)
-            reasons.update(hole.reason or f"{hole.seen} collectives seen, {hole.issued} issued" for hole in holes)
+    reasons = Counter[str]()
+    for record in records.values():
+        reasons.update(record.coverage_reasons)
     problems = [problem for record in records.values() for problem in record.problems]
     hashes = sorted({header.manifest_hash for header in headers})
     if len(hashes) > 1:
@@ -119,8 +116,8 @@ def examine(
         problems=tuple(problems),
         endings={rank: _ending(record.footer) for rank, record in records.items()},
         attempt=headers[0].attempt,
-        partial_steps=tuple(sorted(step for step, count in present.items() if count < len(records))),
-        uncovered_steps=uncovered,
+        partial_steps=partial_steps,
+        uncovered_steps={rank: record.uncovered for rank, record in records.items() if record.uncovered},
         coverage_reasons=dict(reasons.most_common()),
         instrument_modes=tuple(sorted({header.instrument_mode for header in headers})),
         fabric=emulated_fabric(manifest),

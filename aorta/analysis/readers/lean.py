@@ -1,0 +1,77 @@
+"""The lines of a record as the report needs them: everything is required and must be JSON, only what is used is built.
+
+Enters: the text of one line. Leaves: a `LeanStep`. Must not: accept a step that the schema refuses in a field that the
+report uses. Fields kept as `Raw` (segments, ranges) must be there; their types are checked when a picture reads them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+
+from aorta.telemetry.reader import decode_line
+from aorta.telemetry.schema import Coverage, EndSource, Line, Step
+
+Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63) + 1, le=2**63 - 1)]
+"""What a column holds; the smallest one stands for null."""
+
+CollectiveRow: TypeAlias = tuple[
+    str, str, Int64, Int64, str | None, Int64, Int64 | None, Int64 | None, EndSource | None
+]
+"""`telemetry.schema.Collective`, in its order. A tuple is half the time of a struct to build and to turn over."""
+
+
+class LeanStep(msgspec.Struct, tag_field="record", tag="step", gc=False):
+    """`telemetry.schema.Step`; a test holds the two together."""
+
+    rank: Int64
+    world_size: Int64
+    epoch: Int64
+    step: Int64
+    global_step: Int64
+    warmup: bool
+    loss: float | None
+    lr: float | None
+    grad_norm: float | None
+    start_mono_ns: Int64
+    end_mono_ns: Int64
+    t_start_ns: Int64
+    t_end_ns: Int64
+    per_stream_ms: msgspec.Raw
+    overlap: dict[str, float | None]
+    utilization: msgspec.Raw
+    concurrency: msgspec.Raw
+    coverage: Coverage
+    active_segments: msgspec.Raw
+    collectives: list[CollectiveRow]
+    compute: msgspec.Raw
+    stalls: msgspec.Raw
+    aux: msgspec.Raw
+    reasons: dict[str, str] = {}
+
+
+_DECODER: Final = msgspec.json.Decoder(LeanStep)
+
+
+def decode(text: bytes) -> LeanStep | Line:
+    """A step, lean; any other line of the schema whole.
+
+    Raises:
+        ValueError: it is no line of this schema, or an integer of it does not fit into 64 bits.
+    """
+    try:
+        return _DECODER.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        line = decode_line(text)  # another record, or a sentence about what is wrong
+    if not isinstance(line, Step):
+        return line
+    try:  # whole it is a step: a later version added a column, or an integer is beyond 64 bits
+        return msgspec.convert(
+            {**msgspec.to_builtins(line), **{name: msgspec.Raw(b"[]") for name in _UNUSED}}, LeanStep
+        )
+    except msgspec.ValidationError as error:
+        raise ValueError(f"not a line of this schema ({error})") from error
+
+
+_UNUSED: Final = ("per_stream_ms", "utilization", "concurrency", "active_segments", "compute", "stalls", "aux")

@@ -1,0 +1,287 @@
+"""One record -> compact columns: the map that every process, or every Dask worker, runs on one file at a time.
+
+Enters: a path. Leaves: a `Scan`, picklable: a few facts, and `blob`, the bytes of all its columns. Must not: keep a
+step as Python objects for longer than a block of them, or know anything about other ranks.
+
+The blob holds three arrays of 8-byte numbers, one behind the other: the integers of the steps (a row a name of
+`INTEGERS`, a column a step), their floats (a row a name of `Scan.floats`), and the collectives (a row a collective, the
+columns of `ROW`). Steps are in order of `global_step`, each once; collectives in order of issue.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from aorta.analysis.readers.lean import CollectiveRow, LeanStep, decode
+from aorta.errors import InputError
+from aorta.telemetry.reader import Problems, no_footer, raw_lines, read_header, second_header
+from aorta.telemetry.schema import Anchor, Coverage, Footer, Header
+from aorta.timeline.classes import KINDS
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+INTEGERS: Final = (
+    "epoch",
+    "step",
+    "global_step",
+    "warmup",
+    "start_mono_ns",
+    "end_mono_ns",
+    "t_start_ns",
+    "t_end_ns",
+    "line_offset",  # bytes from the start of the file to the step's line
+    "reasons",  # index into Scan.reasons
+    "rows_end",  # collectives of this step and of all before it
+)
+LOSSES: Final = ("loss", "lr", "grad_norm")
+ROW: Final = ("what", "seq", "issue_ns", "start_ns", "end_ns")  # what: index into Scan.whats
+NULL: Final = -(2**63)
+"""A time that was not seen."""
+What: TypeAlias = tuple[str, str, int, "str | None", "str | None"]
+"""Kind, group, bytes, dtype, end source."""
+
+BLOCK_STEPS: Final = 256
+"""Steps held as Python objects before they become columns."""
+METRIC_LIMIT: Final = 512
+"""Metrics a record may name. This AORTA writes 45 at most; a record that names a new one each step would not fit."""
+KIND_METRICS: Final = frozenset(
+    name for kind in KINDS for name in (f"{kind}_ms", f"compute_{kind}_ms", f"exposed_{kind}_ms")
+)
+_SCALARS: Final = attrgetter(*INTEGERS[:8])
+_LOSSES: Final = attrgetter(*LOSSES)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What one file holds. `problems` are sentences with `file:line`; `footer` is None after a kill."""
+
+    path: Path
+    header: Header
+    footer: Footer | None
+    problems: tuple[str, ...]
+    step_count: int
+    row_count: int
+    read_count: int
+    """Steps read, with those that repeat another."""
+    metrics: tuple[str, ...]
+    whats: tuple[What, ...]
+    reasons: tuple[Mapping[str, str], ...]
+    uncovered: int
+    coverage_reasons: Mapping[str, int]
+    first_missed: int | None
+    """First global step in which fewer or more collectives were seen than issued (R8)."""
+    blob: bytes = b""
+
+    @property
+    def floats(self) -> tuple[str, ...]:
+        """Names of the float columns."""
+        return (*LOSSES, *self.metrics)
+
+
+def scan(path: Path) -> Scan:
+    """Read one record. Memory: the columns and a block of lines.
+
+    Raises:
+        InputError: as `telemetry.reader.read_rank`, or the record names more than `METRIC_LIMIT` metrics.
+    """
+    collecting = gc.isenabled()
+    gc.disable()  # nothing here is cyclic, and a block is a million objects to look through again and again
+    try:
+        return _scan(path)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _scan(path: Path) -> Scan:
+    problems = Problems(path.name)
+    lines = raw_lines(path, problems)
+    header = read_header(path, lines, problems)
+    mine = (header.rank, header.world_size)
+    footer: Footer | None = None
+    columns = _Columns(path)
+    for number, offset, text in lines:
+        try:
+            line = decode(text)
+        except ValueError as error:
+            problems.add(number, str(error))
+            continue
+        if isinstance(line, LeanStep):
+            if (line.rank, line.world_size) == mine:
+                columns.add(number, offset, line)
+            else:
+                said = f"a step of rank {line.rank} of {line.world_size} in the record of rank {mine[0]} of {mine[1]}"
+                problems.add(number, said)
+        elif isinstance(line, Footer):
+            footer = line
+        elif isinstance(line, Header):
+            raise second_header(path, number, line)
+        else:
+            assert isinstance(line, Anchor)
+    return columns.finish(header, footer, problems)
+
+
+@dataclass
+class _Columns:
+    """Steps of one file on their way to columns."""
+
+    path: Path
+    scalars: list[tuple[Any, ...]] = field(default_factory=list)
+    losses: list[tuple[Any, ...]] = field(default_factory=list)
+    rows: list[CollectiveRow] = field(default_factory=list)
+    named: dict[tuple[str, ...], tuple[list[int], list[tuple[float | None, ...]]]] = field(default_factory=dict)
+    names: dict[str, None] = field(default_factory=dict)
+    whats: dict[What, int] = field(default_factory=dict)
+    reasons: dict[tuple[tuple[str, str], ...], int] = field(default_factory=dict)
+    coverages: dict[Coverage, int] = field(default_factory=dict)
+    coverage_of: list[int] = field(default_factory=list)
+    row_total: int = 0
+    blocks: list[tuple[Ints, Floats, Ints, list[tuple[tuple[str, ...], list[int], Floats]]]] = field(
+        default_factory=list
+    )
+
+    def add(self, number: int, offset: int, line: LeanStep) -> None:
+        """Take one step in."""
+        self.row_total += len(line.collectives)
+        said = tuple(line.reasons.items())
+        reason = self.reasons.setdefault(said, len(self.reasons))
+        self.coverage_of.append(self.coverages.setdefault(line.coverage, len(self.coverages)))
+        names = tuple(line.overlap)
+        places, values = self.named.get(names) or self._new_names(number, names)
+        places.append(len(self.scalars))
+        values.append(tuple(line.overlap.values()))
+        self.scalars.append((*_SCALARS(line), offset, reason, self.row_total))
+        self.losses.append(_LOSSES(line))
+        self.rows += line.collectives
+        if len(self.scalars) >= BLOCK_STEPS or len(self.rows) >= 100 * BLOCK_STEPS:
+            self.flush()
+
+    def _new_names(self, number: int, names: tuple[str, ...]) -> tuple[list[int], list[tuple[float | None, ...]]]:
+        self.names.update(dict.fromkeys(names))
+        if len(self.names) > METRIC_LIMIT:
+            raise InputError(
+                f"{self.path.name}:{number}: more than {METRIC_LIMIT} different metrics in one record: this is not a "
+                f"record of AORTA (in {self.path.parent})"
+            )
+        return self.named.setdefault(names, ([], []))
+
+    def flush(self) -> None:
+        """Turn what was taken in into arrays."""
+        if not self.scalars:
+            return
+        metrics = [(names, places, np.array(values, np.float64)) for names, (places, values) in self.named.items()]
+        integers = np.array(self.scalars, np.int64).T
+        self.blocks.append((integers, np.array(self.losses, np.float64).T, self._rows(), metrics))
+        self.scalars, self.losses, self.rows, self.named = [], [], [], {}
+
+    def _rows(self) -> Ints:
+        table = np.empty((len(self.rows), len(ROW)), np.int64)
+        if self.rows:
+            kind, group, seq, size, dtype, *times, source = zip(*self.rows, strict=True)
+            whats = self.whats
+            table[:, 0] = [
+                whats.setdefault(what, len(whats)) for what in zip(kind, group, size, dtype, source, strict=True)
+            ]
+            for place, column in enumerate((seq, *times), start=1):
+                try:
+                    table[:, place] = column
+                except TypeError:  # a null among them
+                    table[:, place] = [NULL if value is None else value for value in column]
+        return table
+
+    def finish(self, header: Header, footer: Footer | None, problems: Problems) -> Scan:
+        """Everything taken in, in order of global step, each once."""
+        self.flush()
+        integers = _joined((block[0] for block in self.blocks), len(INTEGERS))
+        losses = _joined((block[1] for block in self.blocks), len(LOSSES))
+        metrics = self._metrics(integers.shape[1])
+        rows = np.concatenate([np.empty((0, len(ROW)), np.int64), *(block[2] for block in self.blocks)])
+        coverage = np.array(self.coverage_of, np.int64)
+        read = integers.shape[1]
+        steps = integers[INTEGERS.index("global_step")]
+        if np.any(steps[1:] <= steps[:-1]):
+            _, chosen = np.unique(steps, return_index=True)  # the first of equals
+            integers, rows = _reordered(integers, rows, chosen)
+            losses, metrics, coverage = losses[:, chosen], metrics[:, chosen], coverage[chosen]
+        said = problems.said()
+        name = self.path.name
+        if footer is None:
+            said.append(no_footer(self.path))
+        if (repeated := read - integers.shape[1]) > 0:
+            said.append(f"{name}: {repeated} step(s) repeat a global step; the first of each is used")
+        if footer is not None and footer.steps_written != read:
+            said.append(f"{name}: its footer counts {footer.steps_written} steps, {read} could be read")
+        blob = b"".join(part.tobytes() for part in (integers, losses, metrics, rows))
+        return Scan(
+            path=self.path,
+            header=header,
+            footer=footer,
+            problems=tuple(said),
+            step_count=integers.shape[1],
+            row_count=len(rows),
+            read_count=read,
+            metrics=tuple(self.names),
+            whats=tuple(self.whats),
+            reasons=tuple(dict(said) for said in self.reasons),
+            **self._coverage(coverage, integers[INTEGERS.index("global_step")]),
+            blob=blob,
+        )
+
+    def _metrics(self, steps: int) -> Floats:
+        """A row a name. A kind that a step does not mention was not used in it: 0, unless communication is null."""
+        place = {name: index for index, name in enumerate(self.names)}
+        table = np.full((len(place), steps), np.nan)
+        start = 0
+        for integers, _, _, buckets in self.blocks:
+            for names, places, values in buckets:
+                at = np.array(places) + start
+                if "comm_ms" in names:
+                    known = at[~np.isnan(values[:, names.index("comm_ms")])]
+                    for name in place.keys() & KIND_METRICS - set(names):
+                        table[place[name], known] = 0.0
+                for column, name in enumerate(names):
+                    table[place[name], at] = values[:, column]
+            start += integers.shape[1]
+        return table
+
+    def _coverage(self, codes: Ints, steps: Ints) -> dict[str, Any]:
+        """Steps not covered, why, and the first in which a collective was missed."""
+        reasons, uncovered, first = Counter[str](), 0, None
+        for code, coverage in enumerate(self.coverages):
+            at = np.flatnonzero(codes == code) if not coverage.complete or _missed(coverage) else codes[:0]
+            if not coverage.complete and len(at):
+                uncovered += len(at)
+                reason = coverage.reason or f"{coverage.seen} collectives seen, {coverage.issued} issued"
+                reasons[reason] += len(at)
+            if _missed(coverage) and len(at):
+                first = int(steps[at[0]]) if first is None else min(first, int(steps[at[0]]))
+        return {"uncovered": uncovered, "coverage_reasons": dict(reasons), "first_missed": first}
+
+
+def _missed(coverage: Coverage) -> bool:
+    return coverage.issued is not None and coverage.seen != coverage.issued
+
+
+def _joined(parts: Iterable[npt.NDArray[Any]], rows: int) -> npt.NDArray[Any]:
+    found = list(parts)
+    return np.concatenate(found, axis=1) if found else np.empty((rows, 0), np.int64)
+
+
+def _reordered(integers: Ints, rows: Ints, chosen: Ints) -> tuple[Ints, Ints]:
+    """The chosen steps in their order, and their collectives."""
+    ends = integers[INTEGERS.index("rows_end")]
+    starts = np.concatenate([[0], ends[:-1]])
+    parts = [rows[starts[at] : ends[at]] for at in chosen]
+    integers = integers[:, chosen].copy()
+    integers[INTEGERS.index("rows_end")] = np.cumsum([len(part) for part in parts])
+    return integers, np.concatenate([rows[:0], *parts])
