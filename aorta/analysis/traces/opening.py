@@ -10,15 +10,17 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, cast
 
-from isal import igzip
+from isal import igzip, igzip_lib
 
 from aorta.errors import InputError
 
+_DAMAGED: Final = (igzip.BadGzipFile, zlib.error, cast("type[Exception]", igzip_lib.IsalError))
 GZIP_MAGIC: Final = b"\x1f\x8b"
 SNIFF_BYTES: Final = 1 << 16
 _INFLATED_LIMIT: Final = 4 << 30
@@ -35,41 +37,40 @@ class Peekable(io.BufferedReader):
 
 
 class _Raw(io.RawIOBase):
-    """Any object with `read(n)` as a raw stream that fills its reader's buffer, however short the reads below are."""
+    """Any binary file as a raw stream that fills its reader's buffer, however short the reads below are."""
 
-    def __init__(self, below: Any, check: Any = None) -> None:
-        self._below, self._check = below, check
+    def __init__(self, below: Any, count: Callable[[int], None]) -> None:
+        self._below, self._count = below, count
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        filled = 0
-        while filled < len(buffer):
-            data = self._below.read(len(buffer) - filled)
+        view, filled = memoryview(buffer).cast("B"), 0
+        while filled < len(view):
+            data = self._below.read(len(view) - filled)
             if not data:
                 break
-            buffer[filled : filled + len(data)] = data
+            view[filled : filled + len(data)] = data
             filled += len(data)
-        if self._check is not None:
-            self._check(filled)
+        self._count(filled)
         return filled
 
 
-class _Counted:
+@dataclass
+class _Ratio:
     """Compressed bytes taken and inflated bytes given, to notice a bomb."""
 
-    def __init__(self, below: IO[bytes], place: str) -> None:
-        self._below, self._place = below, place
-        self.taken = self.given = 0
+    place: str
+    taken: int = 0
+    given: int = 0
 
-    def read(self, count: int = -1) -> bytes:
-        data = self._below.read(count)
-        self.taken += len(data)
-        return data
+    def take(self, count: int) -> None:
+        """Count compressed bytes."""
+        self.taken += count
 
-    def inflated(self, count: int) -> None:
-        """Called with the bytes given to the reader.
+    def give(self, count: int) -> None:
+        """Count inflated bytes.
 
         Raises:
             InputError: a gzip bomb.
@@ -77,7 +78,7 @@ class _Counted:
         self.given += count
         if self.given > _INFLATED_LIMIT and self.given > _RATIO_LIMIT * self.taken:
             raise InputError(
-                f"{self._place}: {self.taken} compressed bytes gave more than {self.given}: no trace is compressed that "
+                f"{self.place}: {self.taken} compressed bytes gave more than {self.given}: no trace is compressed that "
                 "far, so it is not read on"
             )
 
@@ -89,7 +90,7 @@ def reading(place: str) -> Iterator[None]:
         yield
     except EOFError as error:
         raise InputError(f"{place}: its gzip stream is cut off ({error}); copy the file again") from error
-    except (igzip.BadGzipFile, zlib.error, igzip.igzip_lib.IsalError) as error:
+    except _DAMAGED as error:
         raise InputError(f"{place}: its gzip stream is damaged ({error}); copy the file again") from error
     except tarfile.TarError as error:
         raise InputError(f"{place}: not a tar archive that can be read ({error})") from error
@@ -121,13 +122,13 @@ def opened(location: str) -> Iterator[Peekable]:
 @contextmanager
 def inflated(raw: IO[bytes], place: str) -> Iterator[Peekable]:
     """A stream, inflated if it begins with gzip's magic number."""
-    outer = Peekable(_Raw(raw), 1 << 20)
+    ratio = _Ratio(place)
+    outer = Peekable(_Raw(raw, ratio.take), 1 << 18)
     if not outer.head().startswith(GZIP_MAGIC):
         yield outer
         return
-    counted = _Counted(cast("IO[bytes]", outer), place)
-    with igzip.IGzipFile(fileobj=counted, mode="rb") as inner:
-        yield Peekable(_Raw(inner, counted.inflated), 1 << 20)
+    with cast("Any", igzip.IGzipFile)(fileobj=outer, mode="rb") as inner:
+        yield Peekable(_Raw(inner, ratio.give), 1 << 20)
 
 
 @contextmanager

@@ -215,12 +215,14 @@ class Trace:
         world_size: None where the source does not say.
         platform: "cuda", "rocm", "cpu", or None where it is not known.
         group_ranks: group name -> its global ranks, for the groups whose ranks are known.
+        group_sizes: group name -> number of ranks, also where the ranks themselves are not known.
         resolution_ns: step of the source's own clock: 1000 where it writes whole microseconds.
         host: name of the machine, or None.
         counters: health counter -> rows, the names of `aorta.analysis.traces.health.COUNTERS`; a reader adds what only
             it can see (rows it could not use, unlinked kernels), the rest is counted from the table.
         notes: sentences that a reader of the results must see.
         copies_observed: whether the source would show copies if there were any.
+        unseen: why communication was not (fully) seen; what rests on it is null with this reason (R8). None: seen.
     """
 
     path: str
@@ -234,7 +236,9 @@ class Trace:
     backend: str | None = None
     host: str | None = None
     group_ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    group_sizes: Mapping[str, int] = field(default_factory=dict)
     resolution_ns: int = 1
     counters: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     copies_observed: bool = True
+    unseen: str | None = None

@@ -93,8 +93,8 @@ class EventPieces(Generic[Piece]):
             longer = self._more(text)
             if len(longer) == len(text):
                 raise InputError(
-                    f'{self._place}: no "traceEvents" array in {self._read} bytes, or what stands before it is not JSON; '
-                    "expected a Kineto (Chrome) trace"
+                    f'{self._place}: no "traceEvents" array in {self._read} bytes, or what stands before it is not '
+                    "JSON; expected a Kineto (Chrome) trace"
                 )
             text = longer
 

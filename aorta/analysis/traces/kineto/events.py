@@ -172,21 +172,21 @@ class EventColumns:
         for at, event in enumerate(events, start=first):
             code = self._name(event.name)
             cls = Class.COPY if event.cat in COPIES else self.classes[code]
-            device, stream = _integer(event.pid), _integer(event.tid)
+            device, stream = integer(event.pid), integer(event.tid)
             size = NULL
             arguments = _arguments(event.args)
-            external = _integer(arguments.external if arguments.external is not None else arguments.external_old)
+            external = integer(arguments.external if arguments.external is not None else arguments.external_old)
             if arguments.collective is not None and cls != Class.COPY:
                 cls = Class.COMM  # its host operator says so, whatever its name
             if cls == Class.COMM:
                 self.linked[at] = arguments
             elif cls == Class.COPY:
-                size = max(_integer(arguments.bytes), NULL)
+                size = max(integer(arguments.bytes), NULL)
             if external == NULL and event.cat in KERNEL:
                 self.counters["kernels_unlinked"] += 1
             names.append(code)
-            devices.append(device if device != NULL else _integer(arguments.device))
-            streams.append(stream if stream != NULL else _integer(arguments.stream))
+            devices.append(device if device != NULL else integer(arguments.device))
+            streams.append(stream if stream != NULL else integer(arguments.stream))
             sizes.append(size)
             classes.append(int(cls))
         self.device.add(start, length, name=names, device=devices, stream=streams, bytes=sizes, cls=classes)
@@ -199,7 +199,7 @@ class EventColumns:
                 continue
             if name == PARAMETERS:
                 arguments = _arguments(event.args)
-                external = _integer(arguments.external)
+                external = integer(arguments.external)
                 if external != NULL and arguments.collective is not None:
                     self.parameters.setdefault(external, arguments)
             elif name.startswith(("ProfilerStep#", "iteration#", "aorta.step=")):
@@ -237,7 +237,7 @@ class EventColumns:
             start,
             length,
             name=[self._name(event.name) for event in events],
-            thread=[_integer(event.tid) for event in events],
+            thread=[integer(event.tid) for event in events],
         )
 
     def _label_rows(self, events: list[Any]) -> None:
@@ -249,18 +249,18 @@ class EventColumns:
             start,
             length,
             name=[self._name(event.name) for event in events],
-            thread=[_integer(event.tid) for event in events],
+            thread=[integer(event.tid) for event in events],
         )
 
     def _times(self, events: list[Any]) -> tuple[list[Any], Int64, Int64]:
         """The events whose times can be used, their starts and lengths in ns. The others are counted (W16)."""
         if self.exact:
             read = [(event, from_digits(bytes(event.ts)), from_digits(bytes(event.dur))) for event in events]
-            good = [row for row in read if row[1] is not None and row[2] is not None]
-            self.counters["without_times"] += len(read) - len(good)
-            events = [row[0] for row in good]
-            start = np.array([row[1] for row in good], np.int64)
-            length = np.array([row[2] for row in good], np.int64)
+            exact = [row for row in read if row[1] is not None and row[2] is not None]
+            self.counters["without_times"] += len(read) - len(exact)
+            events = [row[0] for row in exact]
+            start = np.array([row[1] for row in exact], np.int64)
+            length = np.array([row[2] for row in exact], np.int64)
         else:
             good = [event for event in events if _usable(event.ts) and _usable(event.dur)]
             self.counters["without_times"] += len(events) - len(good)
@@ -296,7 +296,7 @@ def _arguments(raw: msgspec.Raw) -> Arguments:
         return _NOTHING
 
 
-def _integer(value: Number) -> int:
+def integer(value: Number) -> int:
     """A whole number, also as text ("stream 7"); `NULL` for anything else, or beyond 63 bits."""
     if isinstance(value, str):
         digits = _DIGITS.search(value)

@@ -29,7 +29,7 @@ def from_floats(microseconds: Sequence[float]) -> Int64:
 
 
 def from_digits(text: bytes) -> int | None:
-    """Nanoseconds of a JSON number, or None where it is none or no clock shows it; halves of a nanosecond go to even."""
+    """Nanoseconds of a JSON number, or None where it is none or no clock shows it; half a nanosecond goes to even."""
     whole, _, decimals = text.partition(b".")
     if len(whole) < 17 and len(decimals) <= 3 and decimals.isdigit() == bool(decimals):
         digits = whole[1:] if whole[:1] == b"-" else whole

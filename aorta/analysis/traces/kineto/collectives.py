@@ -1,0 +1,113 @@
+"""What a collective was, from the arguments that `record_param_comms` left on its kernel or on the host's own row.
+
+Enters: decoded arguments, per row. Leaves: columns: kind, group, sequence number, bytes, data type. Must not: fall back
+to a guess; what an argument does not say is `NULL`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.analysis.traces.dtypes import known_dtype
+from aorta.analysis.traces.kineto.events import Arguments, integer
+from aorta.analysis.traces.names import kind_of
+from aorta.analysis.traces.table import NULL, Interner
+from aorta.timeline.arrays import Int64
+from aorta.timeline.classes import KINDS
+
+LARGEST_BYTES: Final = 2**60
+_FULL_ARRAY: Final = {
+    "allreduce": ("in", False),
+    "reducescatter": ("in", False),
+    "allgather": ("out", False),
+    "broadcast": ("any", False),
+    "alltoall": ("in", False),
+    "reduce": ("in", False),
+    "gather": ("in", True),
+    "scatter": ("out", True),
+    "send": ("any", False),
+    "recv": ("any", False),
+}
+"""Kind -> which side's elements are the full array, and whether they are one rank's part of it (docs/measuring.md,
+section 1: the reduced tensor, the gathered output, the scattered input; for all-to-all one rank's send buffer).
+"""
+_RANKS: Final = msgspec.json.Decoder(list[int])
+
+
+@dataclass
+class CollectiveColumns:
+    """Columns over all rows of a table; `NULL` where nothing is known."""
+
+    kind: NDArray[np.int8]
+    group: Int64
+    seq: Int64
+    bytes: Int64
+    dtype: Int64
+    groups: Interner = field(default_factory=Interner)
+    dtypes: Interner = field(default_factory=Interner)
+    group_ranks: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    group_sizes: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def empty(cls, rows: int) -> CollectiveColumns:
+        """Nothing known of any row."""
+        group, seq, size, dtype = (np.full(rows, NULL, np.int64) for _ in range(4))
+        return cls(np.full(rows, NULL, np.int8), group, seq, size, dtype)
+
+
+def from_arguments(columns: CollectiveColumns, arguments: Mapping[int, Arguments]) -> None:
+    """Fill in the rows that have arguments."""
+    for row, found in arguments.items():
+        kind = kind_of(found.collective or "")
+        if kind != NULL:
+            columns.kind[row] = kind
+        kind = int(columns.kind[row])
+        group = None if found.group is None else str(found.group)
+        size = integer(found.group_size)
+        if group is not None:
+            columns.group[row] = columns.groups(group)
+            if size > 0:
+                columns.group_sizes[group] = size
+            ranks = group_ranks(found.ranks)
+            if ranks and group not in columns.group_ranks:
+                columns.group_ranks[group] = ranks
+        columns.seq[row] = max(integer(found.seq), NULL)
+        name, width = known_dtype(found.dtype)
+        if name is not None:
+            columns.dtype[row] = columns.dtypes(name)
+        if kind != NULL and width is not None:
+            elements = full_array(KINDS[kind], integer(found.elements_in), integer(found.elements_out), size)
+            columns.bytes[row] = elements * width if 0 <= elements < LARGEST_BYTES else NULL
+
+
+def full_array(kind: str, elements_in: int, elements_out: int, group_size: int) -> int:
+    """Elements of the full array, or `NULL`."""
+    if kind == "barrier":
+        return 0
+    side, one_part = _FULL_ARRAY[kind]
+    elements = {"in": elements_in, "out": elements_out, "any": max(elements_in, elements_out)}[side]
+    if elements < 0 or (one_part and group_size < 1):
+        return NULL
+    return elements * group_size if one_part else elements
+
+
+def group_ranks(text: object) -> tuple[int, ...]:
+    """Ranks of `[0, 1]`, written as a list or as text; nothing where they are abbreviated ("[0, 1, ..., 7]")."""
+    if isinstance(text, list):
+        return tuple(rank for rank in text if isinstance(rank, int))
+    if not isinstance(text, str) or not _LIST.fullmatch(text):
+        return ()
+    try:
+        return tuple(_RANKS.decode(text))
+    except msgspec.DecodeError:
+        return ()
+
+
+_LIST: Final = re.compile(r"\[[\d, ]*\]")
