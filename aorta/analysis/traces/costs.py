@@ -1,0 +1,209 @@
+"""What collectives cost, per kind, group and size, from traces of any source.
+
+Enters: the tables of one rank each (`parts_of`, where the trace is read), then the parts of all ranks (`costs`). Leaves:
+a row a (kind, group, bytes): how many, how long, how much of it hidden, and bandwidths. Definitions are those of
+docs/metrics.md. Must not: take one rank's duration for a transfer (W5), the world size for a group's (W19), sum
+durations that overlap (W10), or match collectives of different ranks by their time (W11).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from aorta.analysis.traces.covering import places
+from aorta.analysis.traces.table import NULL, Class, Trace
+from aorta.timeline import arrays
+from aorta.timeline.arrays import Int64
+from aorta.timeline.classes import KINDS, LOCKSTEP, UNKNOWN_KIND
+
+NO_GROUP: Final = "its group is not in the trace"
+NO_RANKS: Final = "the ranks of its group are not in the trace"
+NO_SEQ: Final = "the trace does not number it, so it cannot be found on other ranks"
+NO_SIZE: Final = "its size is not in the trace"
+NO_KIND: Final = "its kind is not known"
+
+
+class Key(NamedTuple):
+    """What collectives are counted together. `members` are the global ranks of the group, None where not known: two
+    groups may bear one name. `size` is the number of ranks in it.
+    """
+
+    kind: str
+    group: str | None
+    members: tuple[int, ...] | None
+    size: int | None
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One key on one rank and device: lengths of unions, and every collective by its number."""
+
+    key: Key
+    rank: int
+    count: int
+    time_ns: int
+    hidden_ns: int
+    seq: Int64
+    duration_ns: Int64
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One key over all ranks read. Times are summed over ranks, each rank's being the length of a union. `matched` of
+    the collectives were found on every rank of the group; the medians of `transfer_ms` and the bandwidths are over
+    those. None: see `reasons`.
+    """
+
+    key: Key
+    ranks: int
+    count: int
+    time_ms: float
+    hidden_ms: float
+    exposed_ms: float
+    overlap_ratio: float | None
+    matched: int
+    transfer_ms: float | None
+    algbw_gb_per_s: float | None
+    busbw_gb_per_s: float | None
+    reasons: Mapping[str, str]
+
+
+def parts_of(trace: Trace) -> list[Part]:
+    """The collectives of one trace, by rank, device and key."""
+    table, parts = trace.intervals, []
+    for rank, _, rows in places(table):
+        here = table.take(rows)
+        compute = arrays.merge(here.take(here.cls == Class.COMPUTE).spans)
+        comm = here.take(here.cls == Class.COMM)
+        keys = np.stack([column.astype(np.int64) for column in (comm.kind, comm.group, comm.bytes)], axis=1)
+        found, inverse = np.unique(keys, axis=0, return_inverse=True)
+        for index, (kind, group, size) in enumerate(found.tolist()):
+            own = comm.take(np.flatnonzero(inverse.reshape(-1) == index))
+            lane = arrays.merge(own.spans)
+            name = comm.groups[group] if group != NULL else None
+            parts.append(
+                Part(
+                    key=_key(kind, name, size, trace),
+                    rank=rank,
+                    count=len(own),
+                    time_ns=arrays.measure(lane),
+                    hidden_ns=arrays.measure(arrays.intersect(lane, compute)),
+                    seq=own.seq,
+                    duration_ns=own.end_ns - own.start_ns,
+                )
+            )
+    return parts
+
+
+def costs(parts: Sequence[Part]) -> list[Cost]:
+    """Rows by time, the longest first."""
+    together: defaultdict[Key, list[Part]] = defaultdict(list)
+    for part in parts:
+        together[part.key].append(part)
+    return sorted((_cost(key, same) for key, same in together.items()), key=lambda row: (-row.time_ms, str(row.key)))
+
+
+def _key(kind: int, group: str | None, size: int, trace: Trace) -> Key:
+    members = trace.group_ranks.get(group) if group is not None else None
+    ranks = len(members) if members else trace.group_sizes.get(group) if group is not None else None
+    return Key(
+        KINDS[kind] if kind != NULL else UNKNOWN_KIND,
+        group,
+        tuple(sorted(members)) if members else None,
+        ranks,
+        size if size != NULL else None,
+    )
+
+
+def _cost(key: Key, parts: list[Part]) -> Cost:
+    time_ns = sum(part.time_ns for part in parts)
+    hidden_ns = sum(part.hidden_ns for part in parts)
+    transfers, reason = _transfers(key, parts)
+    algbw = busbw = None
+    reasons: dict[str, str] = {}
+    if reason is not None:
+        reasons = dict.fromkeys(("transfer_ms", "algbw_gb_per_s", "busbw_gb_per_s"), reason)
+    elif (why := _no_bandwidth(key, transfers)) is not None:
+        reasons = dict.fromkeys(("algbw_gb_per_s", "busbw_gb_per_s"), why)
+    else:
+        # GB = 1e9 bytes: bytes a nanosecond are GB a second.
+        algbw = float(np.median((key.bytes or 0) / transfers[transfers > 0]))
+        busbw = algbw * _busbw_factor(key)
+    if not time_ns:
+        reasons["overlap_ratio"] = "no time in it"
+    return Cost(
+        key=key,
+        ranks=len({part.rank for part in parts}),
+        count=sum(part.count for part in parts),
+        time_ms=time_ns / 1e6,
+        hidden_ms=hidden_ns / 1e6,
+        exposed_ms=(time_ns - hidden_ns) / 1e6,
+        overlap_ratio=hidden_ns / time_ns if time_ns else None,
+        matched=len(transfers),
+        transfer_ms=float(np.median(transfers)) / 1e6 if reason is None else None,
+        algbw_gb_per_s=algbw,
+        busbw_gb_per_s=busbw,
+        reasons=reasons,
+    )
+
+
+def _transfers(key: Key, parts: list[Part]) -> tuple[Int64, str | None]:
+    """Shortest duration over the ranks of the group for each collective found on all of them, or why there is none."""
+    none = np.zeros(0, np.int64)
+    why = _not_comparable(key, parts)
+    if why is not None or key.members is None:
+        return none, why
+    durations: dict[int, dict[int, int]] = {}
+    for rank in key.members:
+        seen = Counter(seq for part in parts if part.rank == rank for seq in part.seq.tolist() if seq != NULL)
+        durations[rank] = {
+            seq: length
+            for part in parts
+            if part.rank == rank
+            for seq, length in zip(part.seq.tolist(), part.duration_ns.tolist(), strict=True)
+            if seen.get(seq) == 1  # a number that occurs twice on one rank says nothing
+        }
+    common = set[int].intersection(*(set(of_rank) for of_rank in durations.values()))
+    if not common:
+        missing = [rank for rank in key.members if not durations[rank]]
+        return none, (
+            f"not in the traces of rank {', '.join(map(str, missing[:8]))}" if missing else "no number is on every rank"
+        )
+    return np.array([min(durations[rank][seq] for rank in key.members) for seq in sorted(common)]), None
+
+
+def _not_comparable(key: Key, parts: list[Part]) -> str | None:
+    if key.kind == UNKNOWN_KIND:
+        return NO_KIND
+    if key.kind not in LOCKSTEP:
+        return "a rank may end this kind early, so no rank's duration is its transfer"
+    if key.group is None:
+        return NO_GROUP
+    if key.members is None:
+        return NO_RANKS
+    if all((part.seq == NULL).all() for part in parts):
+        return NO_SEQ
+    return None
+
+
+def _no_bandwidth(key: Key, transfers: Int64) -> str | None:
+    if key.bytes is None:
+        return NO_SIZE
+    if key.bytes == 0:
+        return "it carries no bytes"
+    if key.size == 1:
+        return "a group of one rank moves nothing"
+    return None if (transfers > 0).any() else "its transfer is too short for the clock"
+
+
+def _busbw_factor(key: Key) -> float:
+    from aorta.analysis.matching import BUSBW_FACTOR  # with it comes pandas, which a reading process does not need
+
+    size = key.size or 1
+    return BUSBW_FACTOR[key.kind] * (size - 1) / size

@@ -1,0 +1,33 @@
+"""Timestamps of a file that may be damaged -> timestamps that can be calculated with.
+
+Enters: start and end of the rows of one table. Leaves: nothing, or an error with the row. Must not: judge a duration
+(zero, negative and absurd ones are counted by `health`, not refused).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from aorta.errors import InputError
+from aorta.timeline.arrays import Int64
+
+LATEST_NS: Final = 2**62
+"""146 years after the clock's zero. Beyond it, differences of two instants would not fit into 64 bits."""
+
+
+def check_instants(place: str, what: str, start_ns: Int64, end_ns: Int64) -> None:
+    """Refuse instants that no clock shows.
+
+    Raises:
+        InputError: a timestamp is missing (negative) or beyond `LATEST_NS`.
+    """
+    for name, column in (("start", start_ns), ("end", end_ns)):
+        wrong = np.flatnonzero((column < 0) | (column > LATEST_NS))
+        if len(wrong):
+            row = int(wrong[0])
+            raise InputError(
+                f"{place}: {what} {row + 1}: its {name} is {int(column[row])} ns; from 0 to {LATEST_NS} is possible "
+                f"({len(wrong)} such row(s)). Is the file damaged?"
+            )

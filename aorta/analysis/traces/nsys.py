@@ -1,0 +1,266 @@
+"""nsys's `nsys export --type sqlite` -> a `Trace` for each process in it (one file may hold all ranks of a node).
+
+Tables are created only when they have rows and columns differ between versions, so both are looked up; names are ids in
+`StringIds`. Times are nanoseconds since the session began: with its `utcEpochNs` they become CLOCK_REALTIME, coarsely.
+Process and thread are packed into `globalPid` and `globalTid`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.analysis.traces.database import Database, database, look_up
+from aorta.analysis.traces.instants import LATEST_NS, check_instants
+from aorta.analysis.traces.names import NameClassifier
+from aorta.analysis.traces.placing import Process, place
+from aorta.analysis.traces.steps import step_windows
+from aorta.analysis.traces.table import (
+    NULL,
+    Class,
+    Clock,
+    Interner,
+    Intervals,
+    Trace,
+    Windows,
+    concatenate,
+    intervals,
+    step_of,
+)
+from aorta.errors import InputError
+from aorta.telemetry.schema import Header
+from aorta.timeline.arrays import Int64
+
+FORMAT: Final = "nsys"
+_KERNEL: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
+_MEMCPY: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
+_MEMSET: Final = "CUPTI_ACTIVITY_KIND_MEMSET"
+_RUNTIME: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_NVTX: Final = "NVTX_EVENTS"
+_RANGES: Final = (59, 60)
+"""`eventType` of push/pop and of start/end ranges (nsys, ENUM_NSYS_EVENT_TYPE); 34 is a mark."""
+_SHIFT: Final = 1 << 24
+"""globalTid = hardware and virtual machine, then 24 bits of process id, then 24 bits of thread id."""
+_NO_BYTES: Final = (
+    "nsys does not record the size, the group or the data type of a collective: bytes and bandwidths are null"
+)
+
+
+def is_nsys(tables: set[str]) -> bool:
+    """Whether these tables are those of an nsys export."""
+    return "StringIds" in tables or any(name.startswith("CUPTI_ACTIVITY_KIND_") for name in tables)
+
+
+def read_nsys(path: Path, name: str, classifier: NameClassifier, headers: Sequence[Header] = ()) -> list[Trace]:
+    """Read one export. `name`: what it is called in messages and in `Trace.path`.
+
+    Raises:
+        InputError: it is no nsys export, holds no kernels, or is damaged.
+    """
+    with database(path, name) as db:
+        if _KERNEL not in db.tables:
+            raise InputError(
+                f"{name}: no table {_KERNEL}; it holds {', '.join(sorted(db.tables)[:8]) or 'no tables'}. nsys "
+                "writes it when kernels were traced: nsys profile --trace=cuda,nvtx, then nsys export --type sqlite"
+            )
+        return _Export(db, name, classifier, headers).traces()
+
+
+class _Export:
+    def __init__(self, db: Database, name: str, classifier: NameClassifier, headers: Sequence[Header]) -> None:
+        self._db, self._name, self._classifier, self._headers = db, name, classifier, headers
+        self._strings = db.texts("StringIds", "id", "value") if "StringIds" in db.tables else {}
+        self._clock, self._epoch = self._session_start()
+
+    def traces(self) -> list[Trace]:
+        kernels = self._db.integers(
+            _KERNEL,
+            ("start", "end", "deviceId", "streamId"),
+            ("demangledName", "shortName", "mangledName", "correlationId", "globalPid"),
+        )
+        copies = [
+            (table, self._table(table, ("start", "end", "deviceId", "streamId"), ("bytes", "copyKind", "globalPid")))
+            for table in (_MEMCPY, _MEMSET)
+        ]
+        calls = self._table(_RUNTIME, ("start", "correlationId", "globalTid"))
+        ranges, texts = self._ranges()
+        operations = self._db.texts("ENUM_CUDA_MEMCPY_OPER", "id", "label") if self._labels() else {}
+        check_instants(self._name, _KERNEL, kernels["start"], kernels["end"])
+        present = np.unique(kernels["globalPid"]).tolist()
+        traces = []
+        for owner in present:
+            mine = {table: _of(rows, rows["globalPid"] == owner) for table, rows in copies}
+            own_calls = _of(calls, _process(calls["globalTid"]) == _process_of(owner)) if owner != NULL else calls
+            own = _process(ranges["globalTid"]) == _process_of(owner) if owner != NULL else ranges["start"] >= 0
+            traces.append(
+                self._trace(
+                    owner,
+                    len(present) > 1,
+                    _of(kernels, kernels["globalPid"] == owner),
+                    self._copies(mine, operations),
+                    own_calls,
+                    _of(ranges, own),
+                    [text for text, keep in zip(texts, own.tolist(), strict=True) if keep],
+                )
+            )
+        return traces
+
+    def _trace(
+        self,
+        owner: int,
+        several: bool,
+        kernels: dict[str, Int64],
+        copies: Intervals,
+        calls: dict[str, Int64],
+        ranges: dict[str, Int64],
+        texts: list[str],
+    ) -> Trace:
+        pid = _process_of(owner) if owner != NULL else None
+        where = f"{self._name} (process {pid})" if several else self._name
+        # The path names one rank; it cannot place several processes of one file.
+        placed = place(Process(path="" if several else self._name, pid=pid, host=self._host()), self._headers)
+        notes = [note if not several else f"{where}{note}" for note in placed.notes]
+        rows = concatenate([self._kernels(kernels), copies])
+        rows = replace(rows, start_ns=rows.start_ns + self._epoch, end_ns=rows.end_ns + self._epoch)
+        check_instants(self._name, "NVTX range", ranges["start"], ranges["end"])
+        steps, step_notes = step_windows(texts, ranges["start"] + self._epoch, ranges["end"] + self._epoch, placed.rank)
+        rank = np.full(len(rows), placed.rank, np.int32)
+        rows = replace(rows, rank=rank, step=step_of(rank, rows.start_ns, steps))
+        launched = self._launches(kernels, calls)
+        unlinked = int((launched == NULL).sum()) if len(calls["start"]) else 0
+        has_comm = bool((rows.cls == Class.COMM).any())
+        notes += [*step_notes, *self._ran_later(rows, launched, steps, where)]
+        if not len(calls["start"]):
+            notes.append(f"{where}: no table {_RUNTIME}: which kernels lack a launch is not known")
+        return Trace(
+            path=where,
+            format=FORMAT,
+            clock=self._clock,
+            intervals=rows,
+            windows=steps,
+            ranks=(placed.rank,),
+            world_size=placed.world_size,
+            platform="cuda",
+            backend="nccl" if has_comm else None,
+            host=self._host(),
+            counters={"kernels_unlinked": unlinked},
+            notes=(*notes, *((_NO_BYTES,) if has_comm else ())),
+            copies_observed=_MEMCPY in self._db.tables or _MEMSET in self._db.tables,
+        )
+
+    def _kernels(self, rows: dict[str, Int64]) -> Intervals:
+        """Kernel rows; the demangled name, else the mangled, else the short one."""
+        code = rows["demangledName"]
+        for other in ("mangledName", "shortName"):
+            code = np.where(code == NULL, rows[other], code)
+        present, where = np.unique(code, return_inverse=True)
+        names = [self._strings.get(ident, "") for ident in present.tolist()]
+        classes, kinds = self._classifier.kernels(names)
+        return intervals(
+            start_ns=rows["start"],
+            end_ns=rows["end"],
+            device=rows["deviceId"],
+            stream=rows["streamId"],
+            cls=classes[where],
+            kind=kinds[where],
+            name=where,
+            names=names,
+        )
+
+    def _copies(self, tables: dict[str, dict[str, Int64]], operations: dict[int, str]) -> Intervals:
+        parts = []
+        for table, rows in tables.items():
+            check_instants(self._name, table, rows["start"], rows["end"])
+            names = Interner()
+            word = "memset" if table == _MEMSET else "memcpy"
+            codes = [names(operations.get(kind, word)) for kind in rows["copyKind"].tolist()]
+            parts.append(
+                intervals(
+                    start_ns=rows["start"],
+                    end_ns=rows["end"],
+                    device=rows["deviceId"],
+                    stream=rows["streamId"],
+                    bytes=np.maximum(rows["bytes"], NULL),
+                    cls=np.int8(Class.COPY),
+                    name=np.array(codes, dtype=np.int32),
+                    names=names.strings,
+                )
+            )
+        return concatenate(parts)
+
+    def _launches(self, kernels: dict[str, Int64], calls: dict[str, Int64]) -> Int64:
+        """When the host launched each kernel (nanoseconds of the session), `NULL` where that is not in the file."""
+        launched = look_up(kernels["correlationId"], calls["correlationId"], calls["start"])
+        return np.where(kernels["correlationId"] == NULL, NULL, launched)
+
+    def _ran_later(self, rows: Intervals, launched: Int64, steps: Windows, where: str) -> list[str]:
+        """The host runs ahead of the device: how many kernels ran in another step than they were launched in."""
+        known = np.flatnonzero(launched != NULL)
+        if not len(steps) or not len(known):
+            return []
+        step = step_of(rows.rank[known], launched[known] + self._epoch, steps)
+        later = int(((step != NULL) & (step != rows.step[known])).sum())
+        if not later:
+            return []
+        return [
+            f"{where}: {later} of {len(known)} kernels ran outside of the step in which they were launched: the host "
+            "runs ahead, steps are cut where the host marked them"
+        ]
+
+    def _ranges(self) -> tuple[dict[str, Int64], list[str]]:
+        """NVTX ranges, and the text of each: its own, or that of its id."""
+        if _NVTX not in self._db.tables:
+            return {name: np.zeros(0, np.int64) for name in ("start", "end", "globalTid")}, []
+        rows = self._db.integers(_NVTX, ("start", "end"), ("eventType", "textId", "globalTid"))
+        own: list[str] = []
+        for chunk in self._db.rows(_NVTX, ("start",), ("text",)):
+            own += [text if isinstance(text, str) else "" for _, text in chunk]
+        # A range that was still open when the recording ended has no end.
+        closed = rows["end"] != NULL
+        used = np.flatnonzero(closed & (np.isin(rows["eventType"], _RANGES) | (rows["eventType"] == NULL)))
+        texts = [own[row] or self._strings.get(int(rows["textId"][row]), "") for row in used.tolist()]
+        return _of(rows, used), texts
+
+    def _table(self, table: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Int64]:
+        """A table's integers; a table that was never created has no rows."""
+        if table not in self._db.tables:
+            return {column: np.zeros(0, np.int64) for column in (*required, *optional)}
+        return self._db.integers(table, required, optional)
+
+    def _labels(self) -> bool:
+        return {"id", "label"} <= set(self._db.columns("ENUM_CUDA_MEMCPY_OPER"))
+
+    def _session_start(self) -> tuple[Clock, int]:
+        """The clock of the file, and what to add to its times."""
+        start = self._table("TARGET_INFO_SESSION_START_TIME", (), ("utcEpochNs",))["utcEpochNs"]
+        if len(start) == 1 and 0 < start[0] <= LATEST_NS // 2:
+            return "REALTIME", int(start[0])
+        return "unknown", 0
+
+    def _host(self) -> str | None:
+        table = "TARGET_INFO_SYSTEM_ENV"
+        if not {"name", "value"} <= set(self._db.columns(table)):
+            return None
+        for chunk in self._db.rows(table, ("name", "value")):
+            for name, value in chunk:
+                if name == "Hostname" and isinstance(value, str):
+                    return value
+        return None
+
+
+def _of(table: dict[str, Int64], rows: NDArray[Any]) -> dict[str, Int64]:
+    return {name: column[rows] for name, column in table.items()}
+
+
+def _process(packed: Int64) -> Int64:
+    """Process ids of global process or thread ids."""
+    return packed // _SHIFT % _SHIFT
+
+
+def _process_of(packed: int) -> int:
+    return packed // _SHIFT % _SHIFT

@@ -1,0 +1,135 @@
+"""Which rank a process of a trace was: the join of docs/traces.md, from the surest evidence to the weakest.
+
+Enters: what a trace says about a process, and the headers of AORTA's own records where the caller has them. Leaves: a
+rank, or `NULL` and a sentence that says why. Must not: guess. Ranks are never taken from the order of process ids or
+of files, and evidence that allows two ranks gives none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Final
+
+import msgspec
+
+from aorta.analysis.traces.table import NULL
+from aorta.telemetry.schema import RANK_FILE_GLOB, Header
+
+_RANK_IN_PATH: Final = re.compile(r"(?<![a-z])rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
+LARGEST_RANK: Final = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Process:
+    """What a trace says of one process. `None` is not known.
+
+    `gpus` are the GPUs it used, numbered over all GPUs of the machine (rocprofv3's `logical_node_type_id`);
+    `all_gpus_visible`: no `*_VISIBLE_DEVICES` renumbered them for this process, as far as the trace says.
+    """
+
+    path: str
+    pid: int | None = None
+    host: str | None = None
+    environment_rank: int | None = None
+    environment_world: int | None = None
+    gpus: tuple[int, ...] = ()
+    all_gpus_visible: bool | None = None
+
+
+@dataclass(frozen=True)
+class Placed:
+    """`rank` is `NULL` where it is not known; `notes` say why, or which evidence was overruled."""
+
+    rank: int
+    notes: tuple[str, ...] = ()
+    world_size: int | None = None
+
+
+def headers_in(folders: Iterable[Path]) -> tuple[Header, ...]:
+    """Headers of the records directly in some folders; what cannot be read is no evidence and left out."""
+    found = []
+    for folder in folders:
+        for path in sorted(folder.glob(RANK_FILE_GLOB)):
+            try:
+                with path.open("rb") as file:
+                    found.append(msgspec.json.decode(file.readline(1 << 20), type=Header))
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+                continue
+    return tuple(found)
+
+
+def place(process: Process, headers: Sequence[Header] = ()) -> Placed:
+    """Rank of one process: its environment, then `rank<k>` in its path, then the record that bears its process id,
+    then the one GPU it used where local ranks and GPUs correspond.
+    """
+    by_pid = _by_pid(process, headers)
+    evidence = [
+        ("its environment says RANK", _set(process.environment_rank)),
+        ("its path says rank", ranks_in_path(process.path)),
+        (f"the record with process id {process.pid} says rank", {header.rank for header in by_pid}),
+        (f"GPU {_list(process.gpus)} belongs to local rank of rank", _by_gpu(process, headers)),
+    ]
+    usable = [(words, ranks) for words, ranks in evidence if ranks]
+    world = process.environment_world or next((header.world_size for header in by_pid), None)
+    if not usable:
+        return Placed(NULL, (_nothing(process),), world)
+    words, ranks = usable[0]
+    if len(ranks) > 1:
+        return Placed(NULL, (f"{process.path}: rank not known: {words} {_list(sorted(ranks))}: ambiguous",), world)
+    (rank,) = ranks
+    against = [f"{other} {_list(sorted(found))}" for other, found in usable[1:] if rank not in found]
+    notes = tuple(f"{process.path}: taken as rank {rank} ({words} {rank}), although {doubt}" for doubt in against)
+    return Placed(rank, notes, world)
+
+
+def ranks_in_path(path: str) -> set[int]:
+    """Ranks that the folders and the file name state as `rank<k>`. The part nearest to the file decides; several
+    different ranks in that one part are all given.
+    """
+    for part in reversed(PurePath(path).parts):
+        found = {int(number) for number in _RANK_IN_PATH.findall(part)}
+        if found := {rank for rank in found if rank <= LARGEST_RANK}:
+            return found
+    return set()
+
+
+def _by_pid(process: Process, headers: Sequence[Header]) -> list[Header]:
+    """Process ids repeat on other machines: a host that both know must be the same."""
+    return [
+        header
+        for header in headers
+        if process.pid is not None and header.pid == process.pid and _same_host(process, header)
+    ]
+
+
+def _by_gpu(process: Process, headers: Sequence[Header]) -> set[int]:
+    if len(process.gpus) != 1 or process.all_gpus_visible is not True or process.host is None:
+        return set()
+    return {h.rank for h in headers if h.local_rank == process.gpus[0] and _same_host(process, h) and h.host}
+
+
+def _same_host(process: Process, header: Header) -> bool:
+    if not process.host or not header.host:
+        return True
+    return process.host.split(".")[0] == header.host.split(".")[0]
+
+
+def _set(rank: int | None) -> set[int]:
+    return set() if rank is None or not 0 <= rank <= LARGEST_RANK else {rank}
+
+
+def _nothing(process: Process) -> str:
+    seen = [f"process {process.pid}" if process.pid is not None else "no process id"]
+    if process.gpus:
+        seen.append(f"GPU {_list(process.gpus)}")
+    return (
+        f"{process.path}: rank not known ({', '.join(seen)}): no RANK in its environment, no rank<k> in its path, no "
+        "record with its process id. Give the folder of the records, or put rank<k> into the path"
+    )
+
+
+def _list(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))

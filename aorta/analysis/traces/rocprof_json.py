@@ -1,0 +1,263 @@
+"""rocprofv3's `*_results.json` -> a `Trace` for each process in it.
+
+Numbers of record kinds change between versions, so they are always looked up in the file's own `strings`; a kernel's
+name is found by `kernel_id`, not by position. Must not: put a timestamp through a float (W14).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import IO, Annotated, Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+
+from aorta.analysis.traces.names import NameClassifier
+from aorta.analysis.traces.placing import Process, place
+from aorta.analysis.traces.rccl_order import Calls
+from aorta.analysis.traces.rocprof import MARKERS, RCCL_API, Copies, Kernels, Marks, trace_of
+from aorta.analysis.traces.table import NULL, Interner, Trace
+from aorta.errors import InputError
+from aorta.telemetry.schema import Header
+from aorta.timeline.arrays import Int64
+
+FORMAT: Final = "rocprofv3-json"
+Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Handle64: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**64 - 1)]
+_GPU: Final = 2
+"""`rocprofiler_agent_type_t`: 1 is a CPU, 2 a GPU."""
+
+
+class _Handle(msgspec.Struct, frozen=True, gc=False):
+    handle: Handle64 = 0
+
+
+class _Correlation(msgspec.Struct, frozen=True, gc=False):
+    internal: Int = NULL
+    ancestor: Int = NULL
+
+
+class _Dispatch(msgspec.Struct, frozen=True, gc=False):
+    agent_id: _Handle
+    kernel_id: Int
+    queue_id: _Handle = _Handle()
+    dispatch_id: Int = NULL
+
+
+class _Kernel(msgspec.Struct, frozen=True, gc=False):
+    start_timestamp: Int
+    end_timestamp: Int
+    dispatch_info: _Dispatch
+    correlation_id: _Correlation = _Correlation()
+    stream_id: _Handle = _Handle()
+    thread_id: Int = NULL
+
+
+class _Copy(msgspec.Struct, frozen=True, gc=False):
+    kind: Int
+    operation: Int
+    start_timestamp: Int
+    end_timestamp: Int
+    dst_agent_id: _Handle = _Handle()
+    src_agent_id: _Handle = _Handle()
+    stream_id: _Handle = _Handle()
+    bytes: Int = NULL
+
+
+class _Call(msgspec.Struct, frozen=True, gc=False):
+    kind: Int
+    operation: Int
+    start_timestamp: Int
+    end_timestamp: Int
+    correlation_id: _Correlation = _Correlation()
+    thread_id: Int = NULL
+
+
+class _Records(msgspec.Struct):
+    kernel_dispatch: list[_Kernel] = []
+    memory_copy: list[_Copy] = []
+    rccl_api: list[_Call] = []
+    marker_api: list[_Call] = []
+
+
+class _Operations(msgspec.Struct):
+    kind: str
+    operations: list[str] = []
+
+
+class _Text(msgspec.Struct):
+    key: Int
+    value: str
+
+
+class _Strings(msgspec.Struct):
+    buffer_records: list[_Operations] = []
+    marker_api: list[_Text] = []
+
+
+class _Symbol(msgspec.Struct):
+    kernel_id: Int
+    formatted_kernel_name: str = ""
+    demangled_kernel_name: str = ""
+    kernel_name: str = ""
+
+
+class _Visibility(msgspec.Struct):
+    hip: int = 1
+
+
+class _Agent(msgspec.Struct):
+    id: _Handle
+    type: int = 0
+    node_id: Int = NULL
+    logical_node_type_id: Int = NULL
+    runtime_visibility: _Visibility | None = None
+
+
+class _Node(msgspec.Struct):
+    hostname: str | None = None
+
+
+class _Metadata(msgspec.Struct):
+    pid: int | None = None
+    node: _Node | None = None
+
+
+class _Process(msgspec.Struct):
+    buffer_records: _Records
+    strings: _Strings = msgspec.field(default_factory=_Strings)
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    agents: list[_Agent] = []
+    kernel_symbols: list[_Symbol] = []
+
+
+class _File(msgspec.Struct):
+    processes: list[_Process] = msgspec.field(name="rocprofiler-sdk-tool")
+
+
+_DECODER: Final = msgspec.json.Decoder(_File)
+
+
+def read_json(stream: IO[bytes], path: str, classifier: NameClassifier, headers: Sequence[Header] = ()) -> list[Trace]:
+    """Read one file. `headers`: of records that may tell the rank of a process.
+
+    Raises:
+        InputError: it is no such file; names the place in it.
+    """
+    try:
+        content = _DECODER.decode(stream.read())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: not a rocprofv3 JSON file: {error}") from error
+    if not content.processes:
+        raise InputError(f"{path}: rocprofiler-sdk-tool is empty: no process was recorded")
+    return [_trace(process, path, classifier, headers) for process in content.processes]
+
+
+def _trace(process: _Process, path: str, classifier: NameClassifier, headers: Sequence[Header]) -> Trace:
+    gpus = {agent.id.handle: agent for agent in process.agents if agent.type == _GPU}
+    devices = {handle: _number(agent) for handle, agent in gpus.items()}
+    records = process.buffer_records
+    kernels = _kernels(process, records.kernel_dispatch, devices)
+    used = np.unique(kernels.device)
+    host = process.metadata.node.hostname if process.metadata.node else None
+    visible = [agent.runtime_visibility.hip for agent in gpus.values() if agent.runtime_visibility is not None]
+    placed = place(
+        Process(
+            path=path,
+            pid=process.metadata.pid,
+            host=host,
+            gpus=tuple(used[used != NULL].tolist()),
+            all_gpus_visible=bool(all(visible)) if visible else None,
+        ),
+        headers,
+    )
+    name = _namer(process.strings.buffer_records)
+    texts = {text.key: text.value for text in process.strings.marker_api}
+    marks = [row for row in records.marker_api if name(row)[0] in MARKERS]
+    calls = [row for row in records.rccl_api if name(row)[0] == RCCL_API]
+    return trace_of(
+        FORMAT,
+        path,
+        placed,
+        kernels,
+        _copies(records.memory_copy, devices, name),
+        Calls(
+            thread=_column(row.thread_id for row in calls),
+            correlation=_column(row.correlation_id.internal for row in calls),
+            start_ns=_column(row.start_timestamp for row in calls),
+            end_ns=_column(row.end_timestamp for row in calls),
+            function=[name(row)[1] for row in calls],
+        ),
+        Marks(
+            start_ns=_column(row.start_timestamp for row in marks),
+            end_ns=_column(row.end_timestamp for row in marks),
+            texts=[texts.get(row.correlation_id.internal, "") for row in marks],
+        ),
+        classifier,
+        host=host,
+        copies_observed=bool(records.memory_copy),
+    )
+
+
+def _kernels(process: _Process, rows: list[_Kernel], devices: dict[int, int]) -> Kernels:
+    names = Interner()
+    symbols = {
+        symbol.kernel_id: names(text)
+        for symbol in process.kernel_symbols
+        if (text := symbol.formatted_kernel_name or symbol.demangled_kernel_name or symbol.kernel_name)
+    }
+    return Kernels(
+        thread=_column(row.thread_id for row in rows),
+        device=_column(devices.get(row.dispatch_info.agent_id.handle, NULL) for row in rows),
+        queue=_column(_signed(row.dispatch_info.queue_id) for row in rows),
+        stream=_column(_signed(row.stream_id) for row in rows),
+        dispatch=_column(row.dispatch_info.dispatch_id for row in rows),
+        correlation=_column(row.correlation_id.internal for row in rows),
+        parents=(_column(row.correlation_id.ancestor for row in rows),),
+        start_ns=_column(row.start_timestamp for row in rows),
+        end_ns=_column(row.end_timestamp for row in rows),
+        name=_column(symbols.get(row.dispatch_info.kernel_id, NULL) for row in rows),
+        names=names.strings,
+    )
+
+
+def _copies(rows: list[_Copy], devices: dict[int, int], name: Callable[[Any], tuple[str, str]]) -> Copies:
+    names = Interner()
+    return Copies(
+        # The GPU at either end; between two GPUs, the one that receives.
+        device=_column(
+            devices.get(row.dst_agent_id.handle, devices.get(row.src_agent_id.handle, NULL)) for row in rows
+        ),
+        stream=_column(_signed(row.stream_id) for row in rows),
+        bytes=_column(row.bytes for row in rows),
+        start_ns=_column(row.start_timestamp for row in rows),
+        end_ns=_column(row.end_timestamp for row in rows),
+        name=_column(names(name(row)[1]) for row in rows),
+        names=names.strings,
+    )
+
+
+def _namer(tables: list[_Operations]) -> Callable[[Any], tuple[str, str]]:
+    """Record -> the names of its kind and operation, "" where the file does not name them."""
+
+    def name(row: Any) -> tuple[str, str]:
+        if not 0 <= row.kind < len(tables):
+            return "", ""
+        table = tables[row.kind]
+        return table.kind, table.operations[row.operation] if 0 <= row.operation < len(table.operations) else ""
+
+    return name
+
+
+def _number(agent: _Agent) -> int:
+    number = agent.logical_node_type_id if agent.logical_node_type_id != NULL else agent.node_id
+    return number if -1 <= number < 2**31 else NULL
+
+
+def _signed(handle: _Handle) -> int:
+    """Handles are 64 bits without sign; beyond 63 they only have to stay different from each other."""
+    return handle.handle if handle.handle < 2**63 else handle.handle - 2**64
+
+
+def _column(values: Iterable[int]) -> Int64:
+    return np.fromiter(values, dtype=np.int64)

@@ -1,0 +1,93 @@
+"""Kernels of one name, alone and while communication runs: how much slower communication makes computation.
+
+Enters: an interval table. Leaves: a row for each (rank, device, kernel name). A name is a fair comparison only where
+its kernels do the same work: matrix products of two shapes may bear one name. Must not: state a slow-down that rests on
+a few kernels, or compare across devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from aorta.analysis.traces.covering import covered_ns, places
+from aorta.analysis.traces.table import NULL, Class, Intervals
+from aorta.timeline import arrays
+from aorta.timeline.arrays import Spans
+
+FEWEST: Final = 6
+"""Fewest kernels on either side. From 6 on, the range of a sample holds the true median with 95 % confidence
+(1 - 2^(1-n), the sign test).
+"""
+_HALF: Final = 2
+"""A kernel is `overlapped` if communication covers at least half of it, `alone` if it covers none, else neither."""
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """`slowdown` is overlapped median / alone median - 1; `excess_ms` what the overlapped kernels together took beyond
+    the median of those alone. None with a `reason`.
+    """
+
+    rank: int | None
+    device: int | None
+    name: str
+    alone_count: int
+    overlapped_count: int
+    partly_count: int
+    alone_median_ms: float | None
+    overlapped_median_ms: float | None
+    slowdown: float | None
+    excess_ms: float | None
+    reason: str | None
+
+
+def slowdowns(table: Intervals) -> list[Slowdown]:
+    """All kernels of class compute, the largest excess first, then those that cannot be compared, by name."""
+    found: list[Slowdown] = []
+    for rank, device, rows in places(table):
+        here = table.take(rows)
+        comm = here.take(here.cls == Class.COMM)
+        found += _of_place(rank, device, here.take(here.cls == Class.COMPUTE), arrays.merge(comm.spans))
+    return sorted(found, key=lambda each: (-(each.excess_ms or 0.0), each.slowdown is None, each.name))
+
+
+def _of_place(rank: int, device: int, kernels: Intervals, comm: Spans) -> list[Slowdown]:
+    length = kernels.end_ns - kernels.start_ns
+    hidden = covered_ns(kernels.spans, comm)
+    alone, overlapped = hidden == 0, (hidden > 0) & (hidden * _HALF >= length)
+    order = np.argsort(kernels.name, kind="stable")
+    codes, first = np.unique(kernels.name[order], return_index=True)
+    found = []
+    for code, rows in zip(codes.tolist(), np.split(order, first[1:]), strict=True):
+        free, busy = length[rows[alone[rows]]], length[rows[overlapped[rows]]]
+        partly = len(rows) - len(free) - len(busy)
+        medians = [float(np.median(side)) / 1e6 if len(side) else None for side in (free, busy)]
+        reason = _why_not(len(free), len(busy), medians[0], bool(len(comm.start)))
+        ratio = None if reason or not medians[0] or medians[1] is None else medians[1] / medians[0] - 1
+        found.append(
+            Slowdown(
+                rank=None if rank == NULL else rank,
+                device=None if device == NULL else device,
+                name=kernels.names[code] if code != NULL else "",
+                alone_count=len(free),
+                overlapped_count=len(busy),
+                partly_count=partly,
+                alone_median_ms=medians[0],
+                overlapped_median_ms=medians[1],
+                slowdown=ratio,
+                excess_ms=None if ratio is None else float(busy.sum()) / 1e6 - len(busy) * float(np.median(free)) / 1e6,
+                reason=reason,
+            )
+        )
+    return found
+
+
+def _why_not(alone: int, overlapped: int, alone_median: float | None, any_comm: bool) -> str | None:
+    if not any_comm:
+        return "no communication on this device"
+    if alone < FEWEST or overlapped < FEWEST:
+        return f"{alone} alone and {overlapped} overlapped; at least {FEWEST} of each are needed"
+    return None if alone_median else "kernels alone have no length"

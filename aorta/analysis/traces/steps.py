@@ -1,0 +1,49 @@
+"""Text of a marker -> the step it stands for.
+
+Enters: the texts of ranges (NVTX, ROCTx, `record_function`), in any order. Leaves: for each the number of its step, or
+`NULL`. One family of markers is used per process: a trace that holds both `iteration#7` and `ProfilerStep#3` counts
+one of them. Must not: guess a step from anything but a marker.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from aorta.analysis.traces.table import NO_WINDOWS, NULL, Windows, windows
+from aorta.timeline.arrays import Int64
+
+FAMILIES: Final = (
+    ("aorta.step=", re.compile(r"^aorta\.step=(\d{1,18})$")),  # AORTA's own: the global step
+    ("iteration#", re.compile(r"^iteration#(\d{1,18})$")),  # likewise, in its torch traces
+    ("ProfilerStep#", re.compile(r"^ProfilerStep#(\d{1,18})$")),  # torch.profiler's step()
+    ("step", re.compile(r"^(?:train(?:ing)?[ _.]?)?(?:step|iter(?:ation)?)[ _:=#]{1,2}(\d{1,18})$", re.IGNORECASE)),
+)
+"""Families of step markers, the one used first where a trace holds several."""
+
+
+def step_numbers(texts: Sequence[str]) -> tuple[Int64, str | None]:
+    """Step number of each text (`NULL` where it is no marker of the family used), and the family, None without any."""
+    for family, pattern in FAMILIES:
+        found = [pattern.match(text) for text in texts]
+        if any(found):
+            return np.array([int(match[1]) if match else NULL for match in found], dtype=np.int64), family
+    return np.full(len(texts), NULL, np.int64), None
+
+
+def step_windows(texts: Sequence[str], start_ns: Int64, end_ns: Int64, rank: int) -> tuple[Windows, tuple[str, ...]]:
+    """Windows of the steps that ranges mark, and what is to be said about them. Ranges without length are no windows
+    (a mark; a range still open when the recording ended). Of several ranges of one step the earliest counts.
+    """
+    numbers, family = step_numbers(texts)
+    used = np.flatnonzero((numbers != NULL) & (end_ns > start_ns))
+    if family is None or not len(used):
+        return NO_WINDOWS, ("no step markers: one window from the first to the last record",)
+    used = used[np.argsort(start_ns[used], kind="stable")]
+    first = used[np.unique(numbers[used], return_index=True)[1]]
+    repeated = len(used) - len(first)
+    notes = (f"{repeated} marker(s) {family}N repeat a step; the first of each is used",) if repeated else ()
+    return windows(rank, numbers[first], start_ns[first], end_ns[first]), notes
