@@ -134,7 +134,14 @@ def _layer(writer: _Writer, now: int, device: int, length: int, name: str, exter
 
 
 def _collective(
-    writer: _Writer, now: int, start: int, length: int, what: tuple[str, str, int, int], external: int, rank: int, n: int
+    writer: _Writer,
+    now: int,
+    start: int,
+    length: int,
+    what: tuple[str, str, int, int],
+    external: int,
+    rank: int,
+    n: int,
 ) -> None:
     name, kernel, taken, given = what
     elements = 1_048_576

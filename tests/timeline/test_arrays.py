@@ -1,0 +1,112 @@
+"""The algebra on columns gives what the algebra on lists gives, which is held to a brute-force reference (K6)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aorta.errors import IntervalError
+from aorta.timeline import arrays, intervals
+from aorta.timeline.arrays import pairs, spans
+from aorta.timeline.classes import STREAMS
+from aorta.timeline.columns import COLUMNS, MERGED_COLUMNS
+from aorta.timeline.overlap import PAIRS, measure_lanes, measure_window
+from tests.strategies import BASES, bases, collectives, interval_lists
+from tests.strategies import intervals as windows
+
+
+def shifted(found, base):
+    return [(start + base, end + base) for start, end in found]
+
+
+@given(interval_lists, interval_lists, bases)
+def test_union_intersection_and_difference_are_those_of_lists(left, right, base):
+    left, right = shifted(left, base), shifted(right, base)
+    one, two = intervals.merge(left), intervals.merge(right)
+    assert pairs(arrays.merge(spans(left))) == one
+    assert pairs(arrays.intersect(spans(one), spans(two))) == intervals.intersect(one, two)
+    assert pairs(arrays.subtract(spans(one), spans(two))) == intervals.subtract(one, two)
+    assert pairs(arrays.union([spans(one), spans(two)])) == intervals.merge([*one, *two])
+    assert arrays.measure(spans(one)) == intervals.measure(one)
+
+
+@given(interval_lists, windows, bases)
+def test_clipping_is_that_of_lists_and_quick_for_merged_ones(found, window, base):
+    found, (window,) = shifted(found, base), shifted([window], base)
+    assert pairs(arrays.clip(spans(found), window)) == intervals.clip(found, window)
+    merged = intervals.merge(found)
+    assert pairs(arrays.cut(spans(merged), window)) == intervals.clip(merged, window)
+
+
+@given(windows, interval_lists, collectives, interval_lists, interval_lists, interval_lists, bases)
+def test_a_window_on_columns_is_the_window_on_lists(window, compute, comm, stalls, aux, copy, base):
+    (window,) = shifted([window], base)
+    lists = {"compute": compute, "stalls": stalls, "aux": aux, "copy": copy}
+    lists = {name: shifted(found, base) for name, found in lists.items()}
+    comm = {kind: shifted(found, base) for kind, found in comm.items()}
+    expected, lanes = measure_lanes(PAIRS, window, comm=comm, **lists)
+
+    columns = {name: spans(found) for name, found in lists.items()}
+    measured, measured_lanes = measure_lanes(
+        COLUMNS, window, comm={kind: spans(found) for kind, found in comm.items()}, **columns
+    )
+    assert measured == expected
+    assert {name: pairs(lane) for name, lane in measured_lanes.items()} == lanes
+    merged = {name: arrays.merge(found) for name, found in columns.items()}
+    of_merged, _ = measure_lanes(
+        MERGED_COLUMNS, window, comm={kind: arrays.merge(spans(found)) for kind, found in comm.items()}, **merged
+    )
+    assert of_merged == expected
+
+    bits = {STREAMS.index(name): lane for name, lane in measured_lanes.items()}
+    stretches, masks = arrays.tile(window, bits)
+    tiled = [(*pair, mask) for pair, mask in zip(pairs(stretches), masks.tolist(), strict=True)]
+    live = measure_window(window, comm=comm, **lists)
+    assert tiled == [(part.start_ns, part.end_ns, part.streams) for part in live.segments]
+
+
+@given(windows, interval_lists, collectives, interval_lists)
+def test_communication_of_unknown_kind_counts_in_comm_and_in_no_kind(window, compute, comm, unknown):
+    one_more = {**comm, "barrier": [*comm.get("barrier", []), *unknown]}
+    named, _ = measure_lanes(PAIRS, window, compute=compute, comm=one_more)
+    measured, _ = measure_lanes(PAIRS, window, compute=compute, comm=comm, of_unknown_kind=unknown)
+    assert (measured.comm_ns, measured.hidden_ns) == (named.comm_ns, named.hidden_ns)
+    assert measured.idle_ns == named.idle_ns
+    assert set(measured.kinds) == set(comm)
+
+
+def test_what_nobody_looked_for_is_null_with_its_reason_and_not_0():
+    measured, _ = measure_lanes(PAIRS, (0, 10), compute=[(0, 5)], comm={"allreduce": [(2, 4)]})
+    values, reasons = measured.metrics()
+    for name in ("copy_ms", "aux_ms", "compute_stall_ms"):
+        assert values[name] is None
+        assert "not" in reasons[name]
+    assert values["overlap_ratio"] == 1.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 10**9), st.integers(1, 10**6)), max_size=40))
+def test_many_intervals_at_the_wall_clock_of_our_days_lose_no_nanosecond(found):
+    base = BASES[-1]
+    rows = [(base + start, base + start + length) for _, start, length in found]
+    assert pairs(arrays.merge(spans(rows))) == intervals.merge(rows)
+
+
+@given(interval_lists, st.integers(-3, 40), st.integers(1, 9))
+def test_an_interval_that_ends_before_it_starts_is_refused(found, start, by):
+    inverted = spans([*found, (start, start - by)])
+    for operation in (arrays.merge, lambda columns: arrays.clip(columns, (-100, 100))):
+        with pytest.raises(IntervalError, match=rf"interval \[{start}, {start - by}\) ends before it starts"):
+            operation(inverted)
+
+
+def test_random_lanes_of_a_long_window_agree_too():
+    random = np.random.default_rng(7)
+    for _ in range(20):
+        start = random.integers(0, 100_000, 500)
+        rows = list(zip(start.tolist(), (start + random.integers(0, 300, 500)).tolist(), strict=True))
+        other = rows[::3]
+        one, two = intervals.merge(rows), intervals.merge([(a + 50, b + 80) for a, b in other])
+        assert pairs(arrays.subtract(spans(one), spans(two))) == intervals.subtract(one, two)
+        assert pairs(arrays.intersect(spans(one), spans(two))) == intervals.intersect(one, two)
