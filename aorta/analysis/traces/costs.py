@@ -1,7 +1,7 @@
 """What collectives cost, per kind, group and size, from traces of any source.
 
-Enters: the tables of one rank each (`parts_of`, where the trace is read), then the parts of all ranks (`costs`). Leaves:
-a row a (kind, group, bytes): how many, how long, how much of it hidden, and bandwidths. Definitions are those of
+Enters: the tables of one rank each (`parts_of`, where the trace is read), then the parts of all ranks (`costs`).
+Leaves: a row a (kind, group, bytes): how many, how long, how much of it hidden, and bandwidths. Definitions are those of
 docs/metrics.md. Must not: take one rank's duration for a transfer (W5), the world size for a group's (W19), sum
 durations that overlap (W10), or match collectives of different ranks by their time (W11).
 """
@@ -134,7 +134,10 @@ def _cost(key: Key, parts: list[Part]) -> Cost:
     else:
         # GB = 1e9 bytes: bytes a nanosecond are GB a second.
         algbw = float(np.median((key.bytes or 0) / transfers[transfers > 0]))
-        busbw = algbw * _busbw_factor(key)
+        factor = _busbw_factor(key)
+        busbw = None if factor is None else algbw * factor
+        if factor is None:
+            reasons["busbw_gb_per_s"] = "no bus bandwidth is defined for this kind"
     if not time_ns:
         reasons["overlap_ratio"] = "no time in it"
     return Cost(
@@ -202,8 +205,9 @@ def _no_bandwidth(key: Key, transfers: Int64) -> str | None:
     return None if (transfers > 0).any() else "its transfer is too short for the clock"
 
 
-def _busbw_factor(key: Key) -> float:
+def _busbw_factor(key: Key) -> float | None:
     from aorta.analysis.matching import BUSBW_FACTOR  # with it comes pandas, which a reading process does not need
 
     size = key.size or 1
-    return BUSBW_FACTOR[key.kind] * (size - 1) / size
+    factor = BUSBW_FACTOR.get(key.kind)
+    return None if factor is None else factor * (size - 1) / size

@@ -126,7 +126,7 @@ def trace_of(
         platform="rocm",
         backend="nccl" if has_comm else None,
         host=host,
-        counters={"kernels_unlinked": unlinked},
+        counters={"comm_unlinked": unlinked},
         notes=(*placed.notes, *notes, *kind_notes, *step_notes, *((NO_BYTES,) if has_comm else ())),
         copies_observed=copies_observed,
     )

@@ -23,13 +23,12 @@ from aorta.timeline.arrays import Int64
 
 FORMAT: Final = "rocprofv3-json"
 Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-Handle64: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**64 - 1)]
 _GPU: Final = 2
 """`rocprofiler_agent_type_t`: 1 is a CPU, 2 a GPU."""
 
 
 class _Handle(msgspec.Struct, frozen=True, gc=False):
-    handle: Handle64 = 0
+    handle: int = 0
 
 
 class _Correlation(msgspec.Struct, frozen=True, gc=False):
@@ -256,7 +255,8 @@ def _number(agent: _Agent) -> int:
 
 def _signed(handle: _Handle) -> int:
     """Handles are 64 bits without sign; beyond 63 they only have to stay different from each other."""
-    return handle.handle if handle.handle < 2**63 else handle.handle - 2**64
+    bits = handle.handle & (2**64 - 1)
+    return bits if bits < 2**63 else bits - 2**64
 
 
 def _column(values: Iterable[int]) -> Int64:
