@@ -51,11 +51,6 @@ _NO_BYTES: Final = (
 )
 
 
-def is_nsys(tables: set[str]) -> bool:
-    """Whether these tables are those of an nsys export."""
-    return "StringIds" in tables or any(name.startswith("CUPTI_ACTIVITY_KIND_") for name in tables)
-
-
 def read_nsys(path: Path, name: str, classifier: NameClassifier, headers: Sequence[Header] = ()) -> list[Trace]:
     """Read one export. `name`: what it is called in messages and in `Trace.path`.
 
@@ -87,11 +82,12 @@ class _Export:
             (table, self._table(table, ("start", "end", "deviceId", "streamId"), ("bytes", "copyKind", "globalPid")))
             for table in (_MEMCPY, _MEMSET)
         ]
-        calls = self._table(_RUNTIME, ("start", "correlationId", "globalTid"))
+        calls = self._table(_RUNTIME, ("start",), ("correlationId", "globalTid"))
         ranges, texts = self._ranges()
         operations = self._db.texts("ENUM_CUDA_MEMCPY_OPER", "id", "label") if self._labels() else {}
         check_instants(self._name, _KERNEL, kernels["start"], kernels["end"])
         present = np.unique(kernels["globalPid"]).tolist()
+        lost = [f"{self._name}: {note}" for table, rows in copies if (note := _assign(table, rows, present))]
         traces = []
         for owner in present:
             mine = {table: _of(rows, rows["globalPid"] == owner) for table, rows in copies}
@@ -108,7 +104,7 @@ class _Export:
                     [text for text, keep in zip(texts, own.tolist(), strict=True) if keep],
                 )
             )
-        return traces
+        return [replace(trace, notes=(*trace.notes, *lost)) for trace in traces]
 
     def _trace(
         self,
@@ -255,6 +251,14 @@ class _Export:
 
 def _of(table: dict[str, Int64], rows: NDArray[Any]) -> dict[str, Int64]:
     return {name: column[rows] for name, column in table.items()}
+
+
+def _assign(table: str, rows: dict[str, Int64], owners: list[int]) -> str | None:
+    """Give copies without a process id to the only process there is; what belongs to none is said (W16)."""
+    if len(owners) == 1:
+        rows["globalPid"] = np.where(rows["globalPid"] == NULL, owners[0], rows["globalPid"])
+    strays = int((~np.isin(rows["globalPid"], owners)).sum())
+    return f"{strays} row(s) of {table} belong to no process that ran kernels; left out" if strays else None
 
 
 def _process(packed: Int64) -> Int64:

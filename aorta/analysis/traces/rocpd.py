@@ -31,11 +31,6 @@ _VISIBLE: Final = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_
 _MARKED: Final = (*MARKERS, "MARKER_API")
 
 
-def is_rocpd(tables: set[str]) -> bool:
-    """Whether these tables are rocpd's."""
-    return any(name.startswith("rocpd_") for name in tables)
-
-
 def read_rocpd(path: Path, name: str, classifier: NameClassifier, headers: Sequence[Header] = ()) -> list[Trace]:
     """Read one database. `name`: what it is called in messages and in `Trace.path`.
 

@@ -165,8 +165,10 @@ def as_csv(variant: str) -> dict[str, bytes]:
         f"Kind,Agent_Id,Queue_Id{stream_column},Thread_Id,Dispatch_Id,Kernel_Id,Kernel_Name,Correlation_Id,"
         f"Start_Timestamp,End_Timestamp{sizes}",
         [
-            ["KERNEL_DISPATCH", agent, stream + 10, *([stream] if with_stream else []), thread, dispatch, 30, name]
-            + [ident, BASE + start, BASE + end, 0, 0, 64]
+            [
+                *("KERNEL_DISPATCH", agent, stream + 10, *([stream] if with_stream else [])),
+                *(thread, dispatch, 30, name, ident, BASE + start, BASE + end, 0, 0, 64),
+            ]
             for name, stream, start, end, dispatch, ident, thread in KERNELS
         ],
     )
