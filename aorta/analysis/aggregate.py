@@ -82,17 +82,20 @@ def job_steps(frame: pd.DataFrame, ranks: int) -> pd.Series[float]:
 
 def aggregate(dataset: Dataset) -> dict[str, Any]:
     """The entry of one dataset. Without a usable step it holds `count` 0, what was read, and why nothing was used."""
+    entry = step_entry(dataset)
+    if not entry["count"]:
+        return entry
+    across = dataset.across
+    return {**entry, "collectives": across.collectives, "stragglers": across.stragglers}
+
+
+def step_entry(dataset: Dataset) -> dict[str, Any]:
+    """All of the entry that needs no matching across ranks."""
     facts = {"source": _source(dataset.run), "health": dataset.run.health.as_json(), "steps": _counts(dataset)}
     if not dataset.used.any():
         return {"count": 0, "reason": NOTHING_USED, **facts}
     metrics = _metrics(dataset)
-    return {
-        **_first_aorta_keys(dataset, metrics),
-        **facts,
-        "metrics": metrics,
-        "collectives": dataset.across.collectives,
-        "stragglers": dataset.across.stragglers,
-    }
+    return {**_first_aorta_keys(dataset, metrics), **facts, "metrics": metrics}
 
 
 def _source(run: Run) -> dict[str, Any]:

@@ -1,18 +1,20 @@
 """The lines of a record as the report needs them: everything is required and must be JSON, only what is used is built.
 
 Enters: the text of one line. Leaves: a `LeanStep`. Must not: accept a step that the schema refuses in a field that the
-report uses. Fields kept as `Raw` (segments, ranges) must be there; their types are checked when a picture reads them.
+report uses. Of the fields kept as `Raw`, coverage and reasons are decoded by `Decoded`, each distinct text once;
+segments and ranges must be there, and their types are checked when a picture reads them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from aorta.telemetry.reader import decode_line
-from aorta.telemetry.schema import Coverage, EndSource, Line, Step
+from aorta.telemetry.schema import EndSource, Line, Step
 
+Value = TypeVar("Value")
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63) + 1, le=2**63 - 1)]
 """What a column holds; the smallest one stands for null."""
 
@@ -42,13 +44,13 @@ class LeanStep(msgspec.Struct, tag_field="record", tag="step", gc=False):
     overlap: dict[str, float | None]
     utilization: msgspec.Raw
     concurrency: msgspec.Raw
-    coverage: Coverage
+    coverage: msgspec.Raw
     active_segments: msgspec.Raw
     collectives: list[CollectiveRow]
     compute: msgspec.Raw
     stalls: msgspec.Raw
     aux: msgspec.Raw
-    reasons: dict[str, str] = {}
+    reasons: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 _DECODER: Final = msgspec.json.Decoder(LeanStep)
@@ -67,11 +69,32 @@ def decode(text: bytes) -> LeanStep | Line:
     if not isinstance(line, Step):
         return line
     try:  # whole it is a step: a later version added a column, or an integer is beyond 64 bits
-        return msgspec.convert(
-            {**msgspec.to_builtins(line), **{name: msgspec.Raw(b"[]") for name in _UNUSED}}, LeanStep
-        )
+        values = msgspec.to_builtins(line)
+        raw = {name: msgspec.Raw(msgspec.json.encode(values[name])) for name in _RAW}
+        return msgspec.convert({**values, **raw}, LeanStep)
     except msgspec.ValidationError as error:
         raise ValueError(f"not a line of this schema ({error})") from error
 
 
-_UNUSED: Final = ("per_stream_ms", "utilization", "concurrency", "active_segments", "compute", "stalls", "aux")
+_RAW: Final = tuple(field.name for field in msgspec.structs.fields(LeanStep) if field.type is msgspec.Raw)
+
+
+class Decoded(dict[bytes, int], Generic[Value]):
+    """Text of a field -> its number; `values_[number]` is what it says. Most steps say the same as the one before.
+
+    Raises:
+        ValueError: on looking up a text that is not of the type.
+    """
+
+    def __init__(self, type_: type[Value]) -> None:
+        super().__init__()
+        self._decoder = msgspec.json.Decoder(type_)
+        self.values_: list[Value] = []
+
+    def __missing__(self, text: bytes) -> int:
+        try:
+            self.values_.append(self._decoder.decode(text))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ValueError(f"not a line of this schema ({error})") from error
+        self[text] = number = len(self)
+        return number

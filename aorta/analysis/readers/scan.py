@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aorta.analysis.readers.lean import CollectiveRow, LeanStep, decode
+from aorta.analysis.readers.lean import CollectiveRow, Decoded, LeanStep, decode
 from aorta.errors import InputError
 from aorta.telemetry.reader import Problems, no_footer, raw_lines, read_header, second_header
 from aorta.telemetry.schema import Anchor, Coverage, Footer, Header
@@ -107,22 +107,18 @@ def _scan(path: Path) -> Scan:
     problems = Problems(path.name)
     lines = raw_lines(path, problems)
     header = read_header(path, lines, problems)
-    mine = (header.rank, header.world_size)
     footer: Footer | None = None
-    columns = _Columns(path)
+    columns = _Columns(path, header.rank, header.world_size)
     for number, offset, text in lines:
         try:
             line = decode(text)
+            if isinstance(line, LeanStep):
+                columns.add(number, offset, line)
+                continue
         except ValueError as error:
             problems.add(number, str(error))
             continue
-        if isinstance(line, LeanStep):
-            if (line.rank, line.world_size) == mine:
-                columns.add(number, offset, line)
-            else:
-                said = f"a step of rank {line.rank} of {line.world_size} in the record of rank {mine[0]} of {mine[1]}"
-                problems.add(number, said)
-        elif isinstance(line, Footer):
+        if isinstance(line, Footer):
             footer = line
         elif isinstance(line, Header):
             raise second_header(path, number, line)
@@ -136,14 +132,16 @@ class _Columns:
     """Steps of one file on their way to columns."""
 
     path: Path
+    rank: int
+    world_size: int
     scalars: list[tuple[Any, ...]] = field(default_factory=list)
     losses: list[tuple[Any, ...]] = field(default_factory=list)
     rows: list[CollectiveRow] = field(default_factory=list)
     named: dict[tuple[str, ...], tuple[list[int], list[tuple[float | None, ...]]]] = field(default_factory=dict)
     names: dict[str, None] = field(default_factory=dict)
-    whats: dict[What, int] = field(default_factory=dict)
-    reasons: dict[tuple[tuple[str, str], ...], int] = field(default_factory=dict)
-    coverages: dict[Coverage, int] = field(default_factory=dict)
+    whats: _Whats = field(default_factory=lambda: _Whats())
+    reasons: Decoded[dict[str, str]] = field(default_factory=lambda: Decoded(dict[str, str]))
+    coverages: Decoded[Coverage] = field(default_factory=lambda: Decoded(Coverage))
     coverage_of: list[int] = field(default_factory=list)
     row_total: int = 0
     blocks: list[tuple[Ints, Floats, Ints, list[tuple[tuple[str, ...], list[int], Floats]]]] = field(
@@ -151,15 +149,23 @@ class _Columns:
     )
 
     def add(self, number: int, offset: int, line: LeanStep) -> None:
-        """Take one step in."""
-        self.row_total += len(line.collectives)
-        said = tuple(line.reasons.items())
-        reason = self.reasons.setdefault(said, len(self.reasons))
-        self.coverage_of.append(self.coverages.setdefault(line.coverage, len(self.coverages)))
+        """Take one step in.
+
+        Raises:
+            ValueError: it does not belong here, or one of its fields is not of the schema; nothing was taken in.
+        """
+        if line.rank != self.rank or line.world_size != self.world_size:
+            raise ValueError(
+                f"a step of rank {line.rank} of {line.world_size} in the record of rank {self.rank} of "
+                f"{self.world_size}"
+            )
+        reason, coverage = self.reasons[bytes(line.reasons)], self.coverages[bytes(line.coverage)]
         names = tuple(line.overlap)
         places, values = self.named.get(names) or self._new_names(number, names)
         places.append(len(self.scalars))
         values.append(tuple(line.overlap.values()))
+        self.coverage_of.append(coverage)
+        self.row_total += len(line.collectives)
         self.scalars.append((*_SCALARS(line), offset, reason, self.row_total))
         self.losses.append(_LOSSES(line))
         self.rows += line.collectives
@@ -188,10 +194,7 @@ class _Columns:
         table = np.empty((len(self.rows), len(ROW)), np.int64)
         if self.rows:
             kind, group, seq, size, dtype, *times, source = zip(*self.rows, strict=True)
-            whats = self.whats
-            table[:, 0] = [
-                whats.setdefault(what, len(whats)) for what in zip(kind, group, size, dtype, source, strict=True)
-            ]
+            table[:, 0] = list(map(self.whats.__getitem__, zip(kind, group, size, dtype, source, strict=True)))
             for place, column in enumerate((seq, *times), start=1):
                 try:
                     table[:, place] = column
@@ -232,7 +235,7 @@ class _Columns:
             read_count=read,
             metrics=tuple(self.names),
             whats=tuple(self.whats),
-            reasons=tuple(dict(said) for said in self.reasons),
+            reasons=tuple(self.reasons.values_),
             **self._coverage(coverage, integers[INTEGERS.index("global_step")]),
             blob=blob,
         )
@@ -257,7 +260,7 @@ class _Columns:
     def _coverage(self, codes: Ints, steps: Ints) -> dict[str, Any]:
         """Steps not covered, why, and the first in which a collective was missed."""
         reasons, uncovered, first = Counter[str](), 0, None
-        for code, coverage in enumerate(self.coverages):
+        for code, coverage in enumerate(self.coverages.values_):
             at = np.flatnonzero(codes == code) if not coverage.complete or _missed(coverage) else codes[:0]
             if not coverage.complete and len(at):
                 uncovered += len(at)
@@ -266,6 +269,14 @@ class _Columns:
             if _missed(coverage) and len(at):
                 first = int(steps[at[0]]) if first is None else min(first, int(steps[at[0]]))
         return {"uncovered": uncovered, "coverage_reasons": dict(reasons), "first_missed": first}
+
+
+class _Whats(dict[What, int]):
+    """Numbers in order of appearance."""
+
+    def __missing__(self, what: What) -> int:
+        self[what] = number = len(self)
+        return number
 
 
 def _missed(coverage: Coverage) -> bool:
