@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aorta.analysis.locate import check_label, locate
+from aorta.analysis.readers.engines import Dask, Engine, Local
 from aorta.errors import EXIT_OK, AortaError, InputError
 
 
@@ -21,9 +22,10 @@ def overlap_report(arguments: Sequence[str], root: Path) -> int:
     try:
         sources = _sources(options, root)
         output = Path(options.output) if options.output else _default_output(options, list(sources))
+        engine = _engine(options)
         from aorta.analysis.report import write_report
 
-        report = write_report(sources, output, options.reference, options.candidate)
+        report = write_report(sources, output, options.reference, options.candidate, engine)
     except AortaError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
@@ -37,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
         description="How well communication hid behind computation: numbers, pictures, and one run against another.",
         epilog="Without --log-dir a label L is looked up in the current directory, then in the checkout: artifacts_L/, "
         "artifacts/L/, then artifacts/ if its records are labelled L or were made on platform L. Files of an earlier "
-        "report in the output folder are replaced. Exit codes: 0 done, 2 bad input.",
+        "report in the output folder are replaced. Exit codes: 0 done, 2 bad input, 127 a package is missing.",
     )
     parser.add_argument("--log-dir", action="append", default=[], metavar="DIR", help="run folder; repeatable")
     parser.add_argument("--label", action="append", default=[], metavar="NAME", help="its name; one per --log-dir")
@@ -46,7 +48,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--output", metavar="DIR", help="default: reports/CANDIDATE-vs-REFERENCE/ or reports/LABEL/ where you are"
     )
+    parser.add_argument(
+        "--engine", choices=("local", "dask"), default="local", help="what reads the files: this machine, or a cluster"
+    )
+    parser.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask cluster that is there: tcp://HOST:8786, say")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes of --engine local; default: one a core")
     return parser
+
+
+def _engine(options: argparse.Namespace) -> Engine:
+    """What reads the files.
+
+    Raises:
+        InputError: words that do not go together.
+    """
+    if options.jobs is not None and (options.jobs < 1 or options.engine == "dask"):
+        raise InputError(f"--jobs {options.jobs}: at least 1, and only with --engine local")
+    if (options.engine == "dask") != (options.scheduler is not None):
+        raise InputError("--engine dask needs --scheduler ADDRESS, and --scheduler needs --engine dask")
+    return Local(options.jobs) if options.scheduler is None else Dask(options.scheduler)
 
 
 def _sources(options: argparse.Namespace, root: Path) -> dict[str, Path]:

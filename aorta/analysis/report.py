@@ -7,7 +7,7 @@ of an earlier report beside the numbers of this one.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,9 +17,11 @@ from aorta.analysis.aggregate import Dataset, aggregate
 from aorta.analysis.compare import compare
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, metric_named
 from aorta.analysis.plots import pictures
-from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.readers.engines import Engine
+from aorta.analysis.sources import load_source
 from aorta.analysis.stats import PERCENTILE_METHOD
 from aorta.analysis.table import comparison_table, dataset_table, files_block, health_block
+from aorta.analysis.traces.run import TraceRun
 from aorta.errors import InputError
 
 SUMMARY_FILE: Final = "summary.json"
@@ -37,17 +39,24 @@ class Report:
 
 
 def write_report(
-    sources: Mapping[str, Path], output: Path, reference: str | None = None, candidate: str | None = None
+    sources: Mapping[str, str | Path],
+    output: Path,
+    reference: str | None = None,
+    candidate: str | None = None,
+    *,
+    engine: Engine | None = None,
+    comm_patterns: Sequence[str] = (),
 ) -> Report:
     """Read, aggregate, compare (when both names are given), draw and write. Files of an earlier report are replaced.
 
     Args:
-        sources: label -> run folder. reference, candidate: labels among them.
+        sources: label -> run folder, or where traces are (`sources.load_source`). reference, candidate: labels among
+            them. engine: where files are read. comm_patterns: more patterns of communication kernels' names.
 
     Raises:
         InputError: a folder cannot be read, or `output` cannot be written.
     """
-    datasets = {label: Dataset(label, load_run(folder)) for label, folder in sources.items()}
+    datasets = {label: Dataset(label, load_source(where, engine, comm_patterns)) for label, where in sources.items()}
     summary = summarize(datasets, reference, candidate)
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -82,7 +91,7 @@ def write_report(
 
 def summarize(datasets: Mapping[str, Dataset], reference: str | None, candidate: str | None) -> dict[str, Any]:
     """The content of `summary.json`: plain JSON values in a stable order, unknown as null with a reason."""
-    entries = {label: aggregate(dataset) for label, dataset in datasets.items()}
+    entries = {label: aggregate(dataset) | _of_traces(dataset) for label, dataset in datasets.items()}
     summary: dict[str, Any] = {
         "summary_version": SUMMARY_VERSION,
         "aorta_version": __version__,
@@ -101,6 +110,11 @@ def summarize(datasets: Mapping[str, Dataset], reference: str | None, candidate:
         sides = datasets[reference], datasets[candidate]
         summary["comparison"] = compare(*sides, entries[reference], entries[candidate])
     return summary | {"metrics": _definitions(entries)}
+
+
+def _of_traces(dataset: Dataset) -> dict[str, Any]:
+    """What only traces of other tools have: each as one window, costs by kind, group and size, slow-down by kernel."""
+    return {"traces": dataset.run.as_json()} if isinstance(dataset.run, TraceRun) else {}
 
 
 def _definitions(entries: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
