@@ -25,7 +25,7 @@ def overlap_report(arguments: Sequence[str], root: Path) -> int:
         engine = _engine(options)
         from aorta.analysis.report import write_report
 
-        report = write_report(sources, output, options.reference, options.candidate, engine)
+        report = write_report(sources, output, options.reference, options.candidate, engine=engine)
     except AortaError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
