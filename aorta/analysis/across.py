@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from aorta.analysis.instances import Instances, Piece, find_instances
-from aorta.analysis.matching import BUSBW_FACTOR, GROUP_OF_ONE, NO_BYTES, REASONS, TOO_SHORT
+from aorta.analysis.matching import BUSBW_FACTOR, GROUP_OF_ONE, NO_BYTES, NO_SIZE, REASONS, TOO_SHORT
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES
 from aorta.analysis.naming import Entry, Names, name_all
 from aorta.analysis.pools import Pools
@@ -129,7 +129,7 @@ def _count_instances(found: Instances, names: Names, counts: list[_Counts], pool
         pools.add(("transfer_ms", index), transfer)
         pools.add(("arrival_skew_ms", index), (found.longest_ns - found.transfer_ns)[clear] / NS_PER_MS)
         pools.add(("arrival_skew_bound_ms", index), found.longest_ns[clear] / NS_PER_MS)
-        why = NO_BYTES if key.bytes == 0 else GROUP_OF_ONE if key.size == 1 else TOO_SHORT
+        why = NO_SIZE if key.bytes < 0 else NO_BYTES if key.bytes == 0 else GROUP_OF_ONE if key.size == 1 else TOO_SHORT
         moved = transfer[transfer != 0] if why == TOO_SHORT else transfer[:0]
         if len(moved) < len(transfer):
             count.no_bandwidth[why] += len(transfer) - len(moved)
@@ -152,7 +152,7 @@ def _count_rows(run: Run, rank: int, names: Names, waits: int, counts: list[_Cou
     _, _, issue, start, end = rows.T
     values = {
         "duration_ms": _milliseconds(end - start, (start == NULL) | (end == NULL)),
-        "queued_ms": _milliseconds(start - issue, start == NULL),
+        "queued_ms": _milliseconds(start - issue, (start == NULL) | (issue == NULL)),
         "wait_ms": _milliseconds(wait, wait < 0),
     }
     first = names.first_what[rank]
@@ -187,7 +187,7 @@ def _entry(key: Entry, index: int, count: _Counts, pools: Pools) -> dict[str, An
         "kind": key.kind,
         "group": key.group,
         "group_size": key.size,
-        "bytes": key.bytes,
+        "bytes": key.bytes if key.bytes >= 0 else None,
         "group_ranks": [list(members) for members in sorted(key.members)],
         "collectives": count.instances,
         "rows": count.rows,

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aorta.analysis.locate import check_label, locate
+from aorta.analysis.locate import check_label, is_location, label_of, locate
 from aorta.analysis.readers.engines import Dask, Engine, Local
 from aorta.errors import EXIT_OK, AortaError, InputError
 
@@ -25,7 +25,14 @@ def overlap_report(arguments: Sequence[str], root: Path) -> int:
         engine = _engine(options)
         from aorta.analysis.report import write_report
 
-        report = write_report(sources, output, options.reference, options.candidate, engine=engine)
+        report = write_report(
+            sources,
+            output,
+            options.reference,
+            options.candidate,
+            engine=engine,
+            comm_patterns=options.comm_pattern,
+        )
     except AortaError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
@@ -38,13 +45,24 @@ def _parser() -> argparse.ArgumentParser:
         prog="overlap_report.py",
         description="How well communication hid behind computation: numbers, pictures, and one run against another.",
         epilog="Without --log-dir a label L is looked up in the current directory, then in the checkout: artifacts_L/, "
-        "artifacts/L/, then artifacts/ if its records are labelled L or were made on platform L. Files of an earlier "
-        "report in the output folder are replaced. Exit codes: 0 done, 2 bad input, 127 a package is missing.",
+        "artifacts/L/, then artifacts/ if its records are labelled L or were made on platform L. Wherever a run is "
+        "named, traces of other tools may be: a file, folder, glob or URL of Kineto traces (.json, .json.gz, .tar.gz), "
+        "rocprofv3 output (JSON, CSV, rocpd), an nsys SQLite export or records of AORTA 2025, told apart by their "
+        "content. Files of an earlier report in the output folder are replaced. Exit codes: 0 done, 2 bad input, 127 a package is missing.",
     )
-    parser.add_argument("--log-dir", action="append", default=[], metavar="DIR", help="run folder; repeatable")
+    parser.add_argument(
+        "--log-dir", action="append", default=[], metavar="PATH", help="run folder or traces; repeatable"
+    )
     parser.add_argument("--label", action="append", default=[], metavar="NAME", help="its name; one per --log-dir")
-    parser.add_argument("--reference", metavar="LABEL", help="what to compare with (CUDA, say)")
-    parser.add_argument("--candidate", metavar="LABEL", help="what is judged (ROCm, say)")
+    parser.add_argument("--reference", metavar="LABEL|PATH", help="what to compare with (CUDA, say)")
+    parser.add_argument("--candidate", metavar="LABEL|PATH", help="what is judged (ROCm, say)")
+    parser.add_argument(
+        "--comm-pattern",
+        action="append",
+        default=[],
+        metavar="REGEX",
+        help="kernels of traces whose names match are communication too; repeatable, unanchored, case ignored",
+    )
     parser.add_argument(
         "--output", metavar="DIR", help="default: reports/CANDIDATE-vs-REFERENCE/ or reports/LABEL/ where you are"
     )
@@ -69,8 +87,8 @@ def _engine(options: argparse.Namespace) -> Engine:
     return Local(options.jobs) if options.scheduler is None else Dask(options.scheduler)
 
 
-def _sources(options: argparse.Namespace, root: Path) -> dict[str, Path]:
-    """Label -> folder, in the order given.
+def _sources(options: argparse.Namespace, root: Path) -> dict[str, str | Path]:
+    """Label -> folder, file, glob or URL, in the order given. A path given as reference or candidate gets a label.
 
     Raises:
         InputError: no labels, labels that are unequal in number to the folders, doubled, unknown or not file names.
@@ -79,7 +97,7 @@ def _sources(options: argparse.Namespace, root: Path) -> dict[str, Path]:
     if not (options.log_dir or options.label):
         if not asked:
             raise InputError("nothing to report on: give --reference and --candidate, or --log-dir with --label")
-        return locate(_distinct(asked), Path.cwd(), root)
+        return _asked_for(options, root)
     if len(options.log_dir) != len(options.label):
         raise InputError(
             f"--log-dir and --label counts must match: {len(options.log_dir)} --log-dir, {len(options.label)} --label"
@@ -90,7 +108,22 @@ def _sources(options: argparse.Namespace, root: Path) -> dict[str, Path]:
             raise InputError(f"{label!r} is not among the labels; known labels: {', '.join(labels)}")
     if options.reference is not None:
         _distinct(asked)
-    return dict(zip(labels, map(Path, options.log_dir), strict=True))
+    return dict(zip(labels, options.log_dir, strict=True))
+
+
+def _asked_for(options: argparse.Namespace, root: Path) -> dict[str, str | Path]:
+    """What --reference and --candidate name, without --log-dir; each option becomes its label."""
+    words = {side: getattr(options, side) for side in ("reference", "candidate") if getattr(options, side) is not None}
+    places = {side: word for side, word in words.items() if is_location(word)}
+    labels = {side: label_of(word) if side in places else word for side, word in words.items()}
+    if len(set(labels.values())) < len(labels):
+        if not places:
+            _distinct(list(labels.values()))
+        labels = {side: f"{label}-{side}" if side in places else label for side, label in labels.items()}
+    for side, label in labels.items():
+        setattr(options, side, check_label(label))
+    found = locate([labels[side] for side in words if side not in places], Path.cwd(), root)
+    return {label: places[side] if side in places else found[label] for side, label in labels.items()}
 
 
 def _distinct(labels: list[str]) -> list[str]:

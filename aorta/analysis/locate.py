@@ -22,6 +22,20 @@ OUTPUTS: Final = "artifacts"
 _LABEL: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 
+def is_location(word: str) -> bool:
+    """Whether a word of the command line names files rather than a label: it has a separator, a wildcard or a scheme,
+    or a file of that name is there. A folder of that name is not enough: `cuda` stays a label.
+    """
+    return any(mark in word for mark in ("/", "\\", "*", "?", "[", "::")) or Path(word).is_file()
+
+
+def label_of(location: str) -> str:
+    """A label for files: the last part of their name that says something, without what cannot stand in a file name."""
+    parts = [part for part in re.split(r"[/\\]+", location) if part.strip(".*?")]
+    stem = re.sub(r"(\.(json|jsonl|gz|tar|tgz|csv|db|sqlite))+$", "", parts[-1] if parts else "trace")
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-")[:100] or "trace"
+
+
 def check_label(label: str) -> str:
     """The label, if it can stand in a file name.
 

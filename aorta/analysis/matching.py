@@ -27,6 +27,8 @@ BUSBW_FACTOR: Final = {"allreduce": 2.0, "reducescatter": 1.0, "allgather": 1.0,
 
 _KEY = ["group", "members", "global_step", "seq", "kind", "bytes"]
 NO_BYTES: Final = "it carries no bytes"
+NO_SIZE: Final = "its size is not known"
+"""Traces of other tools may not tell; their size is -1 in a frame, and null in a summary."""
 GROUP_OF_ONE: Final = "a group of one rank moves nothing"
 TOO_SHORT: Final = "its transfer is too short for the clock"
 _LEAVES_EARLY = "a rank may end this kind early, so no rank's duration is its transfer"
@@ -104,6 +106,7 @@ def _with_bandwidth(frame: pd.DataFrame) -> pd.DataFrame:
     size = frame["group_size"].astype("float64")
     reasons: list[Reason] = [
         (frame["transfer_reason"].notna(), frame["transfer_reason"]),
+        (frame["bytes"] < 0, NO_SIZE),
         (frame["bytes"] == 0, NO_BYTES),
         (size == 1, GROUP_OF_ONE),
         (frame["transfer_ms"] == 0, TOO_SHORT),

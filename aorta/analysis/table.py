@@ -129,7 +129,9 @@ def _collective_name(row: Mapping[str, Any]) -> str:
     return f"{row['kind']} {_bytes(row['bytes'])} n={row['group_size'] or '?'}"
 
 
-def _bytes(count: int) -> str:
+def _bytes(count: int | None) -> str:
+    if count is None:
+        return "? bytes"
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

@@ -87,6 +87,10 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
     base, clock = _base(table.start_ns, metadata, path)
     marks = _windows(columns.marks, columns.mark_kinds.strings, placed.rank, base, notes)
     groups = _groups(distributed.pg_config if distributed is not None else None) | collectives.group_ranks
+    if len(groups) == 1:
+        # Where there is one group, what does not name its group ran in it.
+        (only,) = groups
+        collectives.group[(table.cls == Class.COMM) & (collectives.group == NULL)] = collectives.groups(only)
     rank = np.full(len(table), placed.rank, np.int32)
     start = table.start_ns + base
     made = intervals(

@@ -1,0 +1,54 @@
+"""A location -> the run that is there, whoever recorded it: the one place that tells records from traces.
+
+Enters: a folder of AORTA's records, or anything `traces.units` finds traces in. Leaves: a `Run`. Must not: believe a
+file's name, or read a folder of AORTA's records as anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from aorta.analysis.readers.engines import Engine
+from aorta.analysis.readers.run_folder import Run, load_run, rank_files
+from aorta.analysis.traces.detecting import AORTA, detect
+from aorta.analysis.traces.opening import is_url, opened
+from aorta.errors import InputError
+
+
+def load_source(location: str | Path, engine: Engine | None = None, comm_patterns: Sequence[str] = ()) -> Run:
+    """Read a run folder, or the traces of a file, directory, glob or URL.
+
+    Raises:
+        InputError: nothing there can be read.
+    """
+    text = str(location)
+    if not is_url(text):
+        path = Path(text)
+        if path.is_file() and _is_record(path):
+            raise InputError(f"{path}: one rank's record; give the folder it is in ({path.parent})")
+        if path.is_dir() and _holds_records(path):
+            return load_run(path, engine)
+    from aorta.analysis.traces.run import load_traces
+
+    return load_traces(text, engine, comm_patterns)
+
+
+def _holds_records(folder: Path) -> bool:
+    """Whether AORTA recorded into this folder. Files that are named like records but cannot be read are its business:
+    it says what is wrong with them. The first AORTA gave its files the same names.
+    """
+    files = rank_files(folder)
+    return bool(files) and not all(_first(file) == "aorta-2025" for file in files)
+
+
+def _is_record(path: Path) -> bool:
+    return _first(path) == AORTA
+
+
+def _first(path: Path) -> str | None:
+    try:
+        with opened(str(path)) as stream:
+            return detect(stream.head())
+    except InputError:
+        return None

@@ -1,0 +1,202 @@
+"""Files, directories, globs and URLs -> units: the files that one process read together, and how they are read.
+
+Enters: a location. Leaves: `Unit`s; reading one gives its traces, one after the other. Must not: read a file to find
+out that it is not wanted, or take two files that one process wrote of the same run for two ranks.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from aorta.analysis.traces.aorta_2025 import read_aorta_2025
+from aorta.analysis.traces.detecting import AORTA, KINETO, KNOWN, TAR, detect, detect_database, hint
+from aorta.analysis.traces.kineto.reader import read_kineto
+from aorta.analysis.traces.names import NameClassifier
+from aorta.analysis.traces.nsys import read_nsys
+from aorta.analysis.traces.opening import is_url, local_copy, members, opened, reading
+from aorta.analysis.traces.rocpd import read_rocpd
+from aorta.analysis.traces.rocprof_csv import read_csv, siblings
+from aorta.analysis.traces.rocprof_json import read_json
+from aorta.analysis.traces.table import Trace
+from aorta.errors import InputError
+from aorta.telemetry.schema import Header
+
+_SAME_PROCESS: Final = re.compile(r"_(results\.(json|db)|kernel_trace\.csv)(\.gz)?$")
+"""Names under which one process's rocprofv3 writes the same kernels again."""
+_PREFERRED: Final = ("rocpd", "rocprofv3-json", "rocprofv3-csv")
+LARGEST_FOLDER: Final = 100_000
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Files read by one process. It stands in for a path in `readers.engines`, hence `stat` and `absolute`."""
+
+    files: tuple[str, ...]
+    format: str
+    comm_patterns: tuple[str, ...] = ()
+    headers: tuple[Header, ...] = ()
+
+    def stat(self) -> os.stat_result:
+        """Of its first file.
+
+        Raises:
+            OSError: it is no local file.
+        """
+        return Path(self.files[0]).stat()
+
+    def absolute(self) -> Unit:
+        """The same, whatever the current directory."""
+        files = tuple(file if is_url(file) else str(Path(file).absolute()) for file in self.files)
+        return Unit(files, self.format, self.comm_patterns, self.headers)
+
+
+def find_units(
+    location: str, comm_patterns: Sequence[str] = (), headers: Sequence[Header] = ()
+) -> tuple[list[Unit], list[str]]:
+    """Units of a location in the order of their names, and sentences about files that were left out.
+
+    Raises:
+        InputError: nothing there, or nothing that is a trace.
+    """
+    named, folder = _files(location)
+    units: dict[str, Unit] = {}
+    notes: list[str] = []
+    unknown: list[str] = []
+    for file in named:
+        try:
+            found, words = _format(file)
+        except InputError as error:
+            if not folder:
+                raise
+            notes.append(str(error))
+            continue
+        if found is None or found == AORTA:
+            unknown.append(f"{file}{words}")
+            continue
+        unit = Unit(_together(file, found), found, tuple(comm_patterns), tuple(headers))
+        process = _SAME_PROCESS.sub("", file) if found in _PREFERRED else file
+        rival = units.get(process)
+        if rival is not None and _PREFERRED.index(rival.format) <= _PREFERRED.index(found):
+            notes.append(f"{file}: the same process as {rival.files[0]}, which is used")
+        else:
+            if rival is not None:
+                notes.append(f"{rival.files[0]}: the same process as {file}, which is used")
+            units[process] = unit
+    if not units:
+        seen = "; ".join([*notes, *unknown][:5]) or "no files"
+        raise InputError(f"{location}: nothing that can be read as a trace ({seen}). Expected {KNOWN}")
+    if not folder:
+        notes += [f"{file}: not a trace" for file in unknown]
+    return list(units.values()), notes
+
+
+def read_unit(unit: Unit) -> Iterator[Trace]:
+    """Every trace of a unit, one in memory at a time.
+
+    Raises:
+        InputError: a file cannot be read, is damaged, or holds nothing.
+    """
+    classifier = NameClassifier(unit.comm_patterns)
+    place = unit.files[0]
+    if unit.format in ("rocpd", "nsys"):
+        with local_copy(place) as path:
+            yield from (read_rocpd if unit.format == "rocpd" else read_nsys)(path, place, classifier, unit.headers)
+        return
+    with ExitStack() as stack:
+        streams = {file: stack.enter_context(opened(file)) for file in unit.files}
+        with reading(place):
+            if unit.format == "rocprofv3-csv":
+                yield from read_csv(streams, classifier, unit.headers)
+            else:
+                yield from _read_stream(streams[place], unit.format, place, classifier, unit.headers)
+
+
+def _read_stream(
+    stream: IO[bytes], found: str, place: str, classifier: NameClassifier, headers: Sequence[Header]
+) -> Iterator[Trace]:
+    if found == TAR:
+        seen = 0
+        for where, content in members(stream, place):
+            inner = detect(content.head())
+            if inner in (KINETO, "rocprofv3-json", "aorta-2025"):
+                seen += 1
+                yield from _read_stream(content, inner, where, classifier, headers)
+        if not seen:
+            raise InputError(f"{place}: an archive without a trace in it; expected Kineto traces")
+    elif found == KINETO:
+        yield read_kineto(stream, place, classifier)
+    elif found == "rocprofv3-json":
+        yield from read_json(stream, place, classifier, headers)
+    else:
+        yield read_aorta_2025(stream, place)
+
+
+def _files(location: str) -> tuple[list[str], bool]:
+    """Files of a location, and whether they were looked for (so that others beside them are no error)."""
+    if is_url(location):
+        return _remote(location)
+    path = Path(location)
+    if path.is_dir():
+        return _walk(path), True
+    if path.exists():
+        return [location], False
+    if any(mark in location for mark in "*?["):
+        matched = sorted(glob.glob(location, recursive=True))  # noqa: PTH207
+        files = [file for match in matched for file in (_walk(Path(match)) if Path(match).is_dir() else [match])]
+        if files:
+            return files, True
+        raise InputError(f"{location}: no file matches")
+    raise InputError(f"{location}: no such file or directory; expected {KNOWN}")
+
+
+def _walk(folder: Path) -> list[str]:
+    found: list[str] = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [str(Path(parent, name)) for name in sorted(files) if not name.startswith(".")]
+        if len(found) > LARGEST_FOLDER:
+            raise InputError(f"{folder}: more than {LARGEST_FOLDER} files; give the folder of one run")
+    return found
+
+
+def _remote(location: str) -> tuple[list[str], bool]:
+    import fsspec
+
+    try:
+        system, path = fsspec.core.url_to_fs(location)
+        if any(mark in path for mark in "*?["):
+            names = sorted(system.glob(path))
+        elif system.isdir(path):
+            names = sorted(system.find(path))
+        else:
+            return [location], False
+    except (ImportError, ValueError, OSError) as error:
+        raise InputError(f"{location}: cannot be listed: {error}") from error
+    if not names:
+        raise InputError(f"{location}: no file there")
+    return [system.unstrip_protocol(name) for name in names], True
+
+
+def _format(file: str) -> tuple[str | None, str]:
+    with opened(file) as stream, reading(file):
+        head = stream.head()
+    found = detect(head)
+    if found == "sqlite":
+        with local_copy(file) as path:
+            found = detect_database(path, file)
+    return found, "" if found else hint(head)
+
+
+def _together(file: str, found: str) -> tuple[str, ...]:
+    """The file and those that belong to it: rocprofv3 writes a CSV for each kind of record."""
+    if found != "rocprofv3-csv" or is_url(file):
+        return (file,)
+    beside = [other for name in siblings(file) for other in (name, f"{name}.gz") if other != file]
+    return (file, *dict.fromkeys(other for other in beside if Path(other).is_file()))
