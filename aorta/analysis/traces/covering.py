@@ -17,6 +17,8 @@ from aorta.timeline.arrays import Int64, Spans
 
 def places(table: Intervals) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
     """Each rank and device of a table, with the rows on it."""
+    if not len(table):
+        return
     packed = (table.rank.astype(np.int64) << 32) + (table.device.astype(np.int64) + 1)
     order = np.argsort(packed, kind="stable")
     found, first = np.unique(packed[order], return_index=True)

@@ -55,6 +55,8 @@ def slowdowns(table: Intervals) -> list[Slowdown]:
 
 
 def _of_place(rank: int, device: int, kernels: Intervals, comm: Spans) -> list[Slowdown]:
+    if not len(kernels):
+        return []
     length = kernels.end_ns - kernels.start_ns
     hidden = covered_ns(kernels.spans, comm)
     alone, overlapped = hidden == 0, (hidden > 0) & (hidden * _HALF >= length)
