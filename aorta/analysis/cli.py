@@ -48,7 +48,8 @@ def _parser() -> argparse.ArgumentParser:
         "artifacts/L/, then artifacts/ if its records are labelled L or were made on platform L. Wherever a run is "
         "named, traces of other tools may be: a file, folder, glob or URL of Kineto traces (.json, .json.gz, .tar.gz), "
         "rocprofv3 output (JSON, CSV, rocpd), an nsys SQLite export or records of AORTA 2025, told apart by their "
-        "content. Files of an earlier report in the output folder are replaced. Exit codes: 0 done, 2 bad input, 127 a package is missing.",
+        "content. Files of an earlier report in the output folder are replaced. Exit codes: 0 done, 2 bad input, "
+        "127 a package is missing.",
     )
     parser.add_argument(
         "--log-dir", action="append", default=[], metavar="PATH", help="run folder or traces; repeatable"

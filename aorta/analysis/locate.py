@@ -31,7 +31,7 @@ def is_location(word: str) -> bool:
 
 def label_of(location: str) -> str:
     """A label for files: the last part of their name that says something, without what cannot stand in a file name."""
-    parts = [part for part in re.split(r"[/\\]+", location) if part.strip(".*?")]
+    parts = [part for part in re.split(r"[/\\]+", location) if part.strip(".") and not set(part) & set("*?[")]
     stem = re.sub(r"(\.(json|jsonl|gz|tar|tgz|csv|db|sqlite))+$", "", parts[-1] if parts else "trace")
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-")[:100] or "trace"
 
