@@ -32,14 +32,18 @@ class Database:
         mode = "mode=ro" if path.with_name(path.name + "-wal").exists() else "mode=ro&immutable=1"
         try:
             self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
+        except sqlite3.Error as error:
+            raise InputError(f"{place}: not a SQLite database that can be read: {error}") from error
+        try:
             self._connection.execute("PRAGMA trusted_schema=OFF")
             self.tables = {
                 name
                 for name, sql in self._connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
                 if isinstance(name, str) and not str(sql).lstrip().upper().startswith("CREATE VIRTUAL")
             }
-        except sqlite3.Error as error:
-            raise InputError(f"{place}: not a SQLite database that can be read: {error}") from error
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            self._connection.close()
+            raise InputError(f"{place}: not a SQLite database that can be read: {str(error)[:200]}") from error
 
     def close(self) -> None:
         """Close the file."""

@@ -1,7 +1,7 @@
-"""Timestamps of a file that may be damaged -> timestamps that can be calculated with.
+"""Numbers of a file that may be damaged -> numbers that can be calculated with.
 
-Enters: start and end of the rows of one table. Leaves: nothing, or an error with the row. Must not: judge a duration
-(zero, negative and absurd ones are counted by `health`, not refused).
+Enters: start and end of the rows of one table, and their devices. Leaves: nothing, or an error with the row. Must not:
+judge a duration (zero, negative and absurd ones are counted by `health`, not refused).
 """
 
 from __future__ import annotations
@@ -31,3 +31,17 @@ def check_instants(place: str, what: str, start_ns: Int64, end_ns: Int64) -> Non
                 f"{place}: {what} {row + 1}: its {name} is {int(column[row])} ns; from 0 to {LATEST_NS} is possible "
                 f"({len(wrong)} such row(s)). Is the file damaged?"
             )
+
+
+def check_devices(place: str, what: str, device: Int64) -> None:
+    """Refuse device numbers that do not fit into the interval table.
+
+    Raises:
+        InputError: a number below -1 (not known) or of more than 31 bits.
+    """
+    wrong = np.flatnonzero((device < -1) | (device >= 2**31))
+    if len(wrong):
+        row = int(wrong[0])
+        raise InputError(
+            f"{place}: {what} {row + 1}: its device is {int(device[row])}; from 0 to 2147483647 is possible"
+        )

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.analysis.traces.database import Database, database, look_up
-from aorta.analysis.traces.instants import LATEST_NS, check_instants
+from aorta.analysis.traces.instants import LATEST_NS, check_devices, check_instants
 from aorta.analysis.traces.names import NameClassifier
 from aorta.analysis.traces.placing import Process, place
 from aorta.analysis.traces.steps import step_windows
@@ -86,6 +86,7 @@ class _Export:
         ranges, texts = self._ranges()
         operations = self._db.texts("ENUM_CUDA_MEMCPY_OPER", "id", "label") if self._labels() else {}
         check_instants(self._name, _KERNEL, kernels["start"], kernels["end"])
+        check_devices(self._name, _KERNEL, kernels["deviceId"])
         present = np.unique(kernels["globalPid"]).tolist()
         lost = [f"{self._name}: {note}" for table, rows in copies if (note := _assign(table, rows, present))]
         traces = []
@@ -172,6 +173,7 @@ class _Export:
         parts = []
         for table, rows in tables.items():
             check_instants(self._name, table, rows["start"], rows["end"])
+            check_devices(self._name, table, rows["deviceId"])
             names = Interner()
             word = "memset" if table == _MEMSET else "memcpy"
             codes = [names(operations.get(kind, word)) for kind in rows["copyKind"].tolist()]

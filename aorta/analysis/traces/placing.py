@@ -61,6 +61,17 @@ def headers_in(folders: Iterable[Path]) -> tuple[Header, ...]:
     return tuple(found)
 
 
+def headers_near(location: str) -> tuple[Header, ...]:
+    """Headers of the records in a local file's or folder's own folder and the two above it: a trace is often kept
+    below the run it belongs to. A URL or a glob has none.
+    """
+    path = Path(location)
+    if "://" in location or not path.exists():
+        return ()
+    own = path.absolute() if path.is_dir() else path.absolute().parent
+    return headers_in([own, *own.parents[:2]])
+
+
 def place(process: Process, headers: Sequence[Header] = ()) -> Placed:
     """Rank of one process: its environment, then `rank<k>` in its path, then the record that bears its process id,
     then the one GPU it used where local ranks and GPUs correspond.

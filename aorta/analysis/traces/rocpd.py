@@ -19,7 +19,7 @@ from aorta.analysis.traces.database import Database, database, look_up
 from aorta.analysis.traces.names import NameClassifier
 from aorta.analysis.traces.placing import Process, place
 from aorta.analysis.traces.rccl_order import Calls
-from aorta.analysis.traces.rocprof import MARKERS, RCCL_API, Copies, Kernels, Marks, trace_of
+from aorta.analysis.traces.rocprof import MARKERS, NO_KERNELS, RCCL_API, Copies, Kernels, Marks, trace_of
 from aorta.analysis.traces.table import NULL, Interner, Trace
 from aorta.errors import InputError
 from aorta.telemetry.schema import Header
@@ -48,6 +48,8 @@ def read_rocpd(path: Path, name: str, classifier: NameClassifier, headers: Seque
         for suffix in suffixes:
             _check_version(db, suffix)
             traces += _Session(db, suffix, name, classifier, headers).traces()
+    if not traces:
+        raise InputError(f"{name}: {NO_KERNELS}")
     return traces
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from aorta.analysis.traces.instants import check_instants
+from aorta.analysis.traces.instants import check_devices, check_instants
 from aorta.analysis.traces.names import NameClassifier
 from aorta.analysis.traces.placing import Placed
 from aorta.analysis.traces.rccl_order import Calls, Unnamed, kinds_from_calls
@@ -29,6 +29,7 @@ from aorta.analysis.traces.table import (
 )
 from aorta.timeline.arrays import Int64
 
+NO_KERNELS: Final = "no kernel dispatches: record with --kernel-trace"
 RCCL_API: Final = "RCCL_API"
 MARKERS: Final = ("MARKER_CORE_API", "MARKER_CORE_RANGE_API")
 """Domains of ROCTx ranges: the first up to ROCm 6.4, the second since 7."""
@@ -93,6 +94,8 @@ def trace_of(
     """Put one process together: classes from names, kinds from names or RCCL calls, steps from markers."""
     for what, times in (("kernel", kernels), ("memory copy", copies), ("RCCL call", calls), ("marker", marks)):
         check_instants(path, what, times.start_ns, times.end_ns)
+    check_devices(path, "kernel", kernels.device)
+    check_devices(path, "memory copy", copies.device)
     table, kind_notes, unlinked = _kernel_rows(kernels, calls, classifier)
     names = Interner()
     copy_names = np.array([*map(names, copies.names), NULL], dtype=np.int32)

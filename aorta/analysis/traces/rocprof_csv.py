@@ -21,7 +21,7 @@ import numpy as np
 from aorta.analysis.traces.names import NameClassifier
 from aorta.analysis.traces.placing import Process, place
 from aorta.analysis.traces.rccl_order import Calls
-from aorta.analysis.traces.rocprof import MARKERS, RCCL_API, Copies, Kernels, Marks, trace_of
+from aorta.analysis.traces.rocprof import MARKERS, NO_KERNELS, RCCL_API, Copies, Kernels, Marks, trace_of
 from aorta.analysis.traces.table import NULL, Interner, Trace
 from aorta.errors import InputError
 from aorta.telemetry.schema import Header
@@ -96,10 +96,12 @@ def read_csv(files: Mapping[str, IO[bytes]], classifier: NameClassifier, headers
         has_copies |= _read_file(path, stream, processes)
     label = next(iter(files))
     if not any(len(process.kernels["start"]) for process in processes.values()):
-        raise InputError(f"{label}: no kernel dispatches: record with --kernel-trace and give its kernel_trace.csv")
+        raise InputError(f"{label}: {NO_KERNELS} and give its kernel_trace.csv")
     from_name = {int(match[1]) for path in files if (match := _PID.match(PurePath(path).name))}
     traces = []
     for guid, process in processes.items():
+        if not len(process.kernels["start"]):
+            continue  # a helper process: it computed nothing
         pids = process.pids or (from_name if len(processes) == 1 else set())
         where = f"{label} ({guid})" if guid and len(processes) > 1 else label
         traces.append(_trace(where, label, process, pids, has_copies, classifier, headers))

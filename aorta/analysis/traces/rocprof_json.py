@@ -15,7 +15,7 @@ import numpy as np
 from aorta.analysis.traces.names import NameClassifier
 from aorta.analysis.traces.placing import Process, place
 from aorta.analysis.traces.rccl_order import Calls
-from aorta.analysis.traces.rocprof import MARKERS, RCCL_API, Copies, Kernels, Marks, trace_of
+from aorta.analysis.traces.rocprof import MARKERS, NO_KERNELS, RCCL_API, Copies, Kernels, Marks, trace_of
 from aorta.analysis.traces.table import NULL, Interner, Trace
 from aorta.errors import InputError
 from aorta.telemetry.schema import Header
@@ -147,9 +147,10 @@ def read_json(stream: IO[bytes], path: str, classifier: NameClassifier, headers:
         content = _DECODER.decode(stream.read())
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path}: not a rocprofv3 JSON file: {error}") from error
-    if not content.processes:
-        raise InputError(f"{path}: rocprofiler-sdk-tool is empty: no process was recorded")
-    return [_trace(process, path, classifier, headers) for process in content.processes]
+    computed = [process for process in content.processes if process.buffer_records.kernel_dispatch]
+    if not computed:
+        raise InputError(f"{path}: {len(content.processes)} process(es), {NO_KERNELS}")
+    return [_trace(process, path, classifier, headers) for process in computed]
 
 
 def _trace(process: _Process, path: str, classifier: NameClassifier, headers: Sequence[Header]) -> Trace:

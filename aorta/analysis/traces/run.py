@@ -22,6 +22,7 @@ from aorta.analysis.readers.scan import Scan
 from aorta.analysis.readers.store import Store
 from aorta.analysis.traces.costs import Cost, Part, costs
 from aorta.analysis.traces.health import Facts, TraceHealth, examine
+from aorta.analysis.traces.placing import headers_near
 from aorta.analysis.traces.scanning import DeviceScan, TraceScan, Whole, scan_unit
 from aorta.analysis.traces.slowdown import Slowdown
 from aorta.analysis.traces.table import NULL
@@ -134,7 +135,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
     Raises:
         InputError: nothing there can be read.
     """
-    units, left_out = find_units(location, comm_patterns)
+    units, left_out = find_units(location, comm_patterns, headers_near(location))
     store = Store()
     found: list[_Found] = []
     facts: list[Facts] = []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.traces.placing import Process, headers_in, place, ranks_in_path
+from aorta.analysis.traces.placing import Process, headers_in, headers_near, place, ranks_in_path
 from aorta.analysis.traces.table import NULL
 from tests.analysis.builders import line_of
 from tests.analysis.traces.test_nsys import header
@@ -73,3 +73,13 @@ def test_headers_are_read_and_broken_records_are_no_evidence(tmp_path: Path) -> 
     (tmp_path / "rank_1_metrics.jsonl").write_bytes(b"\xff\xfe broken")
     (tmp_path / "rank_2_metrics.jsonl").write_text("")
     assert [found.pid for found in headers_in([tmp_path, tmp_path / "nowhere"])] == [7]
+
+
+def test_records_are_looked_for_beside_a_trace_and_two_folders_above(tmp_path: Path) -> None:
+    trace = tmp_path / "run" / "traces" / "rank" / "7_results.json"
+    trace.parent.mkdir(parents=True)
+    trace.touch()
+    (tmp_path / "run" / "rank_4_metrics.jsonl").write_text(line_of(header(4, 7)))
+    (tmp_path / "rank_5_metrics.jsonl").write_text(line_of(header(5, 8)))
+    assert [found.rank for found in headers_near(str(trace))] == [4]
+    assert headers_near("s3://bucket/run") == headers_near(str(tmp_path / "nowhere")) == ()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from hypothesis import given
-from hypothesis import strategies as st
 
 from aorta.analysis.traces.health import ABSURD_NS, COUNTERS, examine, facts_of, usable
 from aorta.analysis.traces.table import NULL, Trace
 from tests.analysis.traces.tables import COMM, COMPUTE, COPY, UNKNOWN, row, trace
+from tests.strategies import stream_rows
 
 
 def counters(given: Trace) -> dict[str, int]:
@@ -43,11 +43,7 @@ def test_what_only_the_reader_saw_is_added() -> None:
     assert found == {"rows": 1, "negative_duration": 3, "kernels_unlinked": 7}
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 30), st.integers(1, 8)), min_size=1, max_size=12
-    )
-)
+@given(stream_rows)
 def test_same_stream_overlap_is_what_counting_pairs_gives(rows: list[tuple[int, int, int, int]]) -> None:
     made = [row(COMPUTE, start, start + length, device=dev, stream=stream) for dev, stream, start, length in rows]
     facts = facts_of(trace(made))

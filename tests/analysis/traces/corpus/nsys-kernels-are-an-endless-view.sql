@@ -1,0 +1,2 @@
+CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x AS start, x AS end, x AS deviceId, x AS streamId FROM n;
+CREATE TABLE StringIds (id, value);

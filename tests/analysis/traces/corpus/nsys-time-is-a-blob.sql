@@ -1,0 +1,2 @@
+CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, streamId, demangledName, globalPid);
+INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (x'00ff', 2, 0, 7, 1, 1);

@@ -1,0 +1,1 @@
+CREATE TABLE rocpd_metadata_g (tag, value);

@@ -1,0 +1,1 @@
+CREATE TABLE rocpd_kernel_dispatch_g (start, end, kernel_id, agent_id, pid);
