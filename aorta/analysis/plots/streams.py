@@ -25,6 +25,7 @@ from aorta.analysis.plots.style import (
     save,
     tidy,
 )
+from aorta.errors import InputError
 from aorta.telemetry.schema import Step
 from aorta.timeline.classes import AUX, COMPUTE, COPY
 from aorta.timeline.intervals import Interval, merge
@@ -56,9 +57,12 @@ def draw_streams(dataset: Dataset, path: Path) -> str | None:
     if chosen is None:
         return "no step after warm-up is on all ranks"
     shown = list(dataset.run.records.items())[:SHOWN_RANKS]
-    steps = {rank: step for rank, record in shown if (step := record.step(chosen)) is not None}
     streams = dataset.run.header.streams
-    lanes = {rank: _lanes(step, streams) for rank, step in steps.items()}
+    try:
+        steps = {rank: step for rank, record in shown if (step := record.step(chosen)) is not None}
+        lanes = {rank: _lanes(step, streams) for rank, step in steps.items()}
+    except InputError as error:  # the numbers do not need what only this picture reads
+        return str(error)
     used = [name for name in streams if any(name in spans for spans in lanes.values())]
     if not used:
         return f"global step {chosen} has no active segments"

@@ -12,14 +12,18 @@ from typing import Annotated, Final, Generic, TypeAlias, TypeVar
 import msgspec
 
 from aorta.telemetry.reader import decode_line
-from aorta.telemetry.schema import EndSource, Line, Step
+from aorta.telemetry.schema import Anchor, EndSource, Footer, Line, Step
 
 Value = TypeVar("Value")
-Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63) + 1, le=2**63 - 1)]
-"""What a column holds; the smallest one stands for null."""
+Integer: TypeAlias = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
+"""What a column of 64 bits holds, with room for the difference of two: 146 years in nanoseconds."""
+Milliseconds: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+"""Also ratios. 1e15 ms are 30,000 years; sums of a billion of them are exact enough and finite."""
+Loss: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+"""Whatever diverged in 32 bits fits; a sum of a hundred million of them is finite."""
 
 CollectiveRow: TypeAlias = tuple[
-    str, str, Int64, Int64, str | None, Int64, Int64 | None, Int64 | None, EndSource | None
+    str, str, Integer, Integer, str | None, Integer, Integer | None, Integer | None, EndSource | None
 ]
 """`telemetry.schema.Collective`, in its order. A tuple is half the time of a struct to build and to turn over."""
 
@@ -27,21 +31,21 @@ CollectiveRow: TypeAlias = tuple[
 class LeanStep(msgspec.Struct, tag_field="record", tag="step", gc=False):
     """`telemetry.schema.Step`; a test holds the two together."""
 
-    rank: Int64
-    world_size: Int64
-    epoch: Int64
-    step: Int64
-    global_step: Int64
+    rank: Integer
+    world_size: Integer
+    epoch: Integer
+    step: Integer
+    global_step: Integer
     warmup: bool
-    loss: float | None
-    lr: float | None
-    grad_norm: float | None
-    start_mono_ns: Int64
-    end_mono_ns: Int64
-    t_start_ns: Int64
-    t_end_ns: Int64
+    loss: Loss | None
+    lr: Loss | None
+    grad_norm: Loss | None
+    start_mono_ns: Integer
+    end_mono_ns: Integer
+    t_start_ns: Integer
+    t_end_ns: Integer
     per_stream_ms: msgspec.Raw
-    overlap: dict[str, float | None]
+    overlap: dict[str, Milliseconds | None]
     utilization: msgspec.Raw
     concurrency: msgspec.Raw
     coverage: msgspec.Raw
@@ -53,14 +57,15 @@ class LeanStep(msgspec.Struct, tag_field="record", tag="step", gc=False):
     reasons: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-_DECODER: Final = msgspec.json.Decoder(LeanStep)
+_DECODER: Final[msgspec.json.Decoder[LeanStep | Anchor | Footer]] = msgspec.json.Decoder(LeanStep | Anchor | Footer)
+"""A union, so that a line without `record` is refused: of one type alone, msgspec takes an absent tag for granted."""
 
 
 def decode(text: bytes) -> LeanStep | Line:
     """A step, lean; any other line of the schema whole.
 
     Raises:
-        ValueError: it is no line of this schema, or an integer of it does not fit into 64 bits.
+        ValueError: it is no line of this schema, or a number of it is beyond what a column holds.
     """
     try:
         return _DECODER.decode(text)
@@ -68,7 +73,7 @@ def decode(text: bytes) -> LeanStep | Line:
         line = decode_line(text)  # another record, or a sentence about what is wrong
     if not isinstance(line, Step):
         return line
-    try:  # whole it is a step: a later version added a column, or an integer is beyond 64 bits
+    try:  # whole it is a step: a later version added a column, or a number is beyond what a column holds
         values = msgspec.to_builtins(line)
         raw = {name: msgspec.Raw(msgspec.json.encode(values[name])) for name in _RAW}
         return msgspec.convert({**values, **raw}, LeanStep)

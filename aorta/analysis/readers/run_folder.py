@@ -11,6 +11,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -23,6 +24,9 @@ from aorta.analysis.readers.store import Store
 from aorta.errors import InputError
 from aorta.telemetry.reader import RANK_FILE_NAME, read_rank
 from aorta.telemetry.schema import RANK_FILE, RANK_FILE_GLOB, Footer, Header, Step
+
+WORLD_LIMIT: Final = 1 << 20
+"""Ranks of a run: ten times the largest machines of today, and few enough to count those that are missing."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +213,9 @@ def _one_per_rank(records: list[Scan], left_out: list[str]) -> dict[int, Scan]:
         match = RANK_FILE_NAME.match(name)
         if match is None or int(match[1]) != rank:
             left_out.append(f"{name}:1: its header says rank {rank}; expected {RANK_FILE.format(rank=rank)}")
+        elif not 0 < record.header.world_size <= WORLD_LIMIT:
+            size = record.header.world_size
+            left_out.append(f"{name}:1: a world of {size} ranks; 1 to {WORLD_LIMIT} are allowed")
         elif not 0 <= rank < record.header.world_size:
             left_out.append(f"{name}:1: rank {rank} of a world of {record.header.world_size}")
         elif rank in chosen:

@@ -1,0 +1,216 @@
+"""The pass over a run of any size, held to the table in memory and to plain loops over what was written."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import aorta.analysis
+from aorta.analysis import across, pieces
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES
+from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.stats import describe
+from aorta.errors import InputError
+from aorta.telemetry.schema import Coverage
+from tests.analysis.builders import collective, footer, header, metrics, step, write_rank
+
+HALF = metrics(10, 8, 4, 2)
+NO_SHRINKING = (
+    Phase.explicit,
+    Phase.reuse,
+    Phase.generate,
+)  # an example writes and reads a run: shrinking takes minutes
+WORLD, PAIRS = "world", "pair"
+rows = st.lists(
+    st.tuples(
+        st.sampled_from(["allreduce", "allgather", "broadcast", "barrier"]),
+        st.sampled_from([WORLD, PAIRS]),
+        st.sampled_from([0, 8, 1000]),
+        st.integers(0, 9),
+        st.one_of(st.none(), st.integers(0, 9)),
+    ),
+    max_size=4,
+)
+runs = st.lists(st.lists(rows, min_size=1, max_size=4), min_size=2, max_size=4)
+
+
+def written(folder: Path, plan: Any, *, missed: bool = False, killed: bool = False) -> Path:
+    """A run of `plan`: per rank, per step, rows of (kind, group, bytes, start, length). Step 0 is warm-up. Pairs of
+    neighbours form groups of one name; the last rank may have missed a collective in its last step, or been killed.
+    """
+    size = len(plan)
+    for rank, steps in enumerate(plan):
+        pair = [other for other in range(size) if other // 2 == rank // 2]
+        seq: defaultdict[str, int] = defaultdict(int)
+        lines = []
+        for number, row in enumerate(steps):
+            issued = []
+            for kind, group, count, start, length in row:
+                end = None if length is None else start + length
+                times = {"start_ms": start, "end_ms": end, "issue_ns": 0}
+                issued.append(collective(kind, seq[group], group=group, bytes=count, **times))
+                seq[group] += 1
+            hole = missed and rank == size - 1 and number == len(steps) - 1
+            coverage = Coverage(0, 1, False) if hole else Coverage(0, 0, True)
+            at = {"warmup": number == 0, "coverage": coverage, "collectives": issued}
+            lines.append(step(rank, size, number, overlap=HALF, **at))
+        foot = (
+            None
+            if killed and rank == size - 1
+            else footer(len(lines), size, groups={WORLD: list(range(size)), PAIRS: pair})
+        )
+        write_rank(folder, header(rank, size), lines, foot)
+    return folder
+
+
+def from_table(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The entries, by pandas, from the matched table."""
+    frame = frame[~frame["warmup"]]
+    entries = []
+    for _, part in frame.groupby(["kind", "group", "group_size", "bytes"], dropna=False, sort=True):
+        once = part[~part["instance"].duplicated()]
+        entry: dict[str, Any] = {"collectives": len(once), "rows": len(part)}
+        for name in COLLECTIVE_METRIC_NAMES:
+            of_rows = name in ("duration_ms", "queued_ms", "wait_ms")
+            entry[name] = describe(part[name], part["rank"]) if of_rows else describe(once[name])
+        entries.append(entry)
+    return entries
+
+
+@settings(max_examples=20, deadline=None, phases=NO_SHRINKING)
+@given(runs, st.booleans(), st.booleans(), st.sampled_from([1, 3, 1 << 18]))
+def test_the_pass_in_pieces_says_what_the_table_says(plan: Any, missed: bool, killed: bool, piece: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(across, "PIECE_ROWS", piece)
+        run = load_run(written(Path(folder), plan, missed=missed, killed=killed))
+        found = across.across_ranks(run).collectives
+        expected = from_table(aorta.analysis.collectives(run))
+    assert len(found) == len(expected)
+    for entry, table in zip(found, expected, strict=True):
+        assert (entry["collectives"], entry["rows"]) == (table["collectives"], table["rows"])
+        for name in COLLECTIVE_METRIC_NAMES:
+            for key in (
+                "count",
+                "nulls",
+                "median",
+                "p5",
+                "p95",
+                "mean",
+                "min",
+                "max",
+                "per_rank_median",
+                "rank_spread",
+            ):
+                if key in table[name]:
+                    assert entry[name][key] == approximately(table[name][key]), (name, key)
+
+
+def approximately(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: approximately(part) for key, part in value.items()}
+    return value if value is None else pytest.approx(value, rel=1e-12, abs=1e-12)
+
+
+@settings(max_examples=20, deadline=None, phases=NO_SHRINKING)
+@given(runs)
+def test_stragglers_agree_with_plain_loops(plan: Any) -> None:
+    size = len(plan)
+    with tempfile.TemporaryDirectory() as folder:
+        ranking = across.across_ranks(load_run(written(Path(folder), plan))).stragglers
+    durations: defaultdict[Any, dict[int, Any]] = defaultdict(dict)
+    for rank, steps in enumerate(plan):
+        seq: defaultdict[str, int] = defaultdict(int)
+        for number, row in enumerate(steps):
+            for kind, group, count, _, length in row:
+                members = range(size) if group == WORLD else [r for r in range(size) if r // 2 == rank // 2]
+                durations[group, tuple(members), number, seq[group], kind, count][rank] = length
+                seq[group] += 1
+    wait, excess, last = defaultdict(int), defaultdict(int), defaultdict(int)
+    for (_, members, number, _, kind, _), times in durations.items():
+        whole = set(times) == set(members) and None not in times.values()
+        if not whole or number == 0 or kind == "broadcast" or len(members) < 2:
+            continue
+        shortest, second = sorted(times.values())[:2]
+        for rank, length in times.items():
+            wait[rank] += length - shortest
+        if second > shortest:
+            late = min(times, key=times.__getitem__)
+            excess[late] += second - shortest
+            last[late] += 1
+    found = {row["rank"]: (row["wait_ms"], row["excess_ms"], row["last"]) for row in ranking["ranks"]}
+    assert found == {rank: (wait[rank], excess[rank], last[rank]) for rank in wait}
+    assert [row["rank"] for row in ranking["ranks"]] == sorted(wait, key=lambda rank: (-excess[rank], wait[rank], rank))
+    assert (ranking["reason"] is None) == bool(wait)
+
+
+def test_the_rank_that_comes_last_is_named_with_what_it_cost(tmp_path: Path) -> None:
+    # All end at 8 ms. Rank 2 comes at 6, the others at 0 and 1: had it come at 1, everybody had been done 5 ms earlier.
+    starts = {0: 0, 1: 1, 2: 6}
+    for rank, start in starts.items():
+        lines = [
+            step(rank, 3, number, overlap=HALF, collectives=[collective(seq=number, start_ms=start, end_ms=8)])
+            for number in range(4)
+        ]
+        write_rank(tmp_path, header(rank, 3, host=f"node{rank}"), lines)
+    dataset = Dataset("x", load_run(tmp_path))
+    worst = dataset.across.stragglers["ranks"][0]
+    assert worst == {"rank": 2, "host": "node2", "collectives": 4, "last": 4, "excess_ms": 20.0, "wait_ms": 0.0}
+    (entry,) = dataset.across.collectives
+    assert entry["arrival_skew_ms"]["median"] == 6.0
+    assert entry["arrival_skew_bound_ms"]["median"] == 8.0
+    assert entry["transfer_ms"]["median"] == 2.0
+
+
+def test_nanoseconds_of_our_days_are_not_rounded_before_a_difference_is_formed(tmp_path: Path) -> None:
+    base = 1_800_000_000_000_000_001  # as a float64 it is 128 ns wide (W14)
+    for rank, end in enumerate((base + 3, base + 10)):
+        row = collective(issue_ns=base, start_ns=base, end_ns=end)
+        write_rank(tmp_path, header(rank, 2), [step(rank, 2, overlap=HALF, collectives=[row])])
+    (entry,) = Dataset("x", load_run(tmp_path)).across.collectives
+    assert entry["transfer_ms"]["median"] == 3e-6
+    assert entry["wait_ms"]["max"] == 7e-6
+
+
+def test_collectives_come_by_filter_or_in_pieces_that_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = [[[("allreduce", WORLD, 8, rank, 5), ("allgather", WORLD, 8, 0, 5)]] * 6 for rank in range(3)]
+    run = aorta.analysis.load_run(written(tmp_path, plan))
+    whole = aorta.analysis.collectives(run)
+    assert len(whole) == 36
+    some = aorta.analysis.collectives(run, ranks=[1], steps=(2, 4), kinds=["allgather"])
+    assert some[["rank", "global_step", "kind"]].drop_duplicates().values.tolist() == [
+        [1, 2, "allgather"],
+        [1, 3, "allgather"],
+    ]
+    assert some["transfer_ms"].tolist() == [5, 5]  # matched with ranks that the filter leaves out
+    parts = list(pieces.pieces(run, rows=7))
+    assert len(parts) == 6
+    assert all(part["global_step"].nunique() == 1 for part in parts)
+    joined = pd.concat(parts)
+    assert joined["instance"].nunique() == whole["instance"].nunique() == 12
+    same = ["rank", "global_step", "seq"]
+    pd.testing.assert_frame_equal(
+        joined.drop(columns="instance").sort_values(same, ignore_index=True),
+        whole.drop(columns="instance").sort_values(same, ignore_index=True),
+    )
+    monkeypatch.setattr(pieces, "ROW_LIMIT", 20)
+    with pytest.raises(InputError, match=r"more than 20 collectives are left, of 36 .*iter_collectives"):
+        aorta.analysis.collectives(run)
+    assert len(aorta.analysis.collectives(run, kinds=["allreduce"])) == 18
+    assert sum(map(len, aorta.analysis.iter_collectives(tmp_path))) == 36
+
+
+def test_chosen_columns_of_the_steps_are_those_of_the_whole_table(tmp_path: Path) -> None:
+    plan = [[[]] * 3, [[]] * 3]
+    run = aorta.analysis.load_run(written(tmp_path, plan))
+    few = aorta.analysis.steps(run, ["rank", "global_step", "comm_ms"])
+    pd.testing.assert_frame_equal(few, aorta.analysis.steps(tmp_path)[["rank", "global_step", "comm_ms"]])
+    assert few["rank"].dtype == np.int64
