@@ -36,8 +36,10 @@ class Plan:
     """What is generated.
 
     Attributes:
-        megabytes: size of one rank's text (1e6 bytes), met to within a step. compact: one line without blanks instead of
-            Kineto's layout. whole_microseconds: integer times, as older torch wrote them.
+        megabytes: size of one rank's text (1e6 bytes), met to within a step.
+        compact: one line without blanks instead of Kineto's layout.
+        whole_microseconds: integer times, as older torch wrote them.
+        plain: nothing that readers disagree about: no annotations on device rows, kernel names that begin with `nccl`.
     """
 
     ranks: int = 1
@@ -45,6 +47,7 @@ class Plan:
     steps: int = 8
     compact: bool = False
     whole_microseconds: bool = False
+    plain: bool = False
     seed: int = 0
 
 
@@ -101,9 +104,9 @@ def rank_text(plan: Plan, rank: int) -> str:
         writer.complete(
             "user_annotation", f"ProfilerStep#{step + 3}", 4242, 4242, begun, now - begun, f'"External id": {step}'
         )
-        writer.complete(
-            "gpu_user_annotation", f"ProfilerStep#{step + 3}", rank, COMPUTE_STREAM, begun, now - begun, '"stream": 7'
-        )
+        if not plan.plain:
+            on_device = f"ProfilerStep#{step + 3}"
+            writer.complete("gpu_user_annotation", on_device, rank, COMPUTE_STREAM, begun, now - begun, '"stream": 7')
     return _wrapped(writer, rank, plan)
 
 
@@ -144,6 +147,8 @@ def _collective(
     n: int,
 ) -> None:
     name, kernel, taken, given = what
+    if writer.plan.plain:
+        kernel = kernel.removeprefix("void ")
     elements = 1_048_576
     parameters = (
         f'"Collective name": "{name}", "In msg nelems": {elements * taken}, "Out msg nelems": {elements * given}, '
@@ -163,7 +168,9 @@ def _collective(
         f'{head}"queued": 0, "device": {rank}, "context": 1, "stream": {COMM_STREAM}, "correlation": {external}, '
         f'"grid": [24, 1, 1], "block": [544, 1, 1], {parameters}',
     )
-    writer.complete("gpu_user_annotation", f"nccl:{name}", rank, COMM_STREAM, start, length, f'"stream": {COMM_STREAM}')
+    if not writer.plan.plain:
+        on_device = f'"stream": {COMM_STREAM}'
+        writer.complete("gpu_user_annotation", f"nccl:{name}", rank, COMM_STREAM, start, length, on_device)
 
 
 def _copy(writer: _Writer, start: int, length: int, external: int, rank: int) -> None:
@@ -186,7 +193,8 @@ def _wrapped(writer: _Writer, rank: int, plan: Plan) -> str:
         '  "cupti_version": 26,\n'
         f'  "distributedInfo": {{"backend": "nccl", "rank": {rank}, "world_size": {plan.ranks}, "pg_count": 1, '
         f'"pg_config": [{{"pg_name": "0", "pg_desc": "default_pg", "pg_size": {plan.ranks}, "ranks": {ranks}}}]}},\n'
-        f'  "host_name": "node0",\n  "displayTimeUnit": "ms",\n  "baseTimeNanoseconds": {BASE_NS},\n  "traceEvents": [\n'
+        f'  "host_name": "node0",\n  "displayTimeUnit": "ms",\n  "baseTimeNanoseconds": {BASE_NS},\n'
+        '  "traceEvents": [\n'
     )
     tail = f'\n  ],\n  "traceName": "rank{rank}.json"\n}}\n'
     if plan.compact:

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from aorta.analysis.traces.aorta_2025 import read_aorta_2025
 from aorta.analysis.traces.detecting import AORTA, KINETO, KNOWN, TAR, detect, detect_database, hint
 from aorta.analysis.traces.kineto.reader import read_kineto
 from aorta.analysis.traces.names import NameClassifier
 from aorta.analysis.traces.nsys import read_nsys
-from aorta.analysis.traces.opening import is_url, local_copy, members, opened, reading
+from aorta.analysis.traces.opening import Peekable, is_url, local_copy, members, opened, reading
 from aorta.analysis.traces.rocpd import read_rocpd
 from aorta.analysis.traces.rocprof_csv import read_csv, siblings
 from aorta.analysis.traces.rocprof_json import read_json
@@ -119,7 +119,7 @@ def read_unit(unit: Unit) -> Iterator[Trace]:
 
 
 def _read_stream(
-    stream: IO[bytes], found: str, place: str, classifier: NameClassifier, headers: Sequence[Header]
+    stream: Peekable, found: str, place: str, classifier: NameClassifier, headers: Sequence[Header]
 ) -> Iterator[Trace]:
     if found == TAR:
         seen = 0

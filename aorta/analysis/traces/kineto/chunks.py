@@ -10,9 +10,10 @@ Enters: an inflated stream. Leaves: decoded pieces in order, and the metadata. M
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Iterator
-from typing import IO, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -28,6 +29,7 @@ _BETWEEN: Final = re.compile(rb"\}\s*,\s*$")
 _TRUNCATED: Final = "Input data was truncated"
 _TRAILING: Final = re.compile(r"trailing characters \(byte (\d+)\)")
 _TRIES: Final = 64
+_OPEN, _CLOSE = b"[]"
 
 
 class DistributedInfo(msgspec.Struct):
@@ -68,7 +70,7 @@ _METADATA: Final = msgspec.json.Decoder(_WithEvents)
 class EventPieces(Generic[Piece]):
     """Iterates over the decoded pieces of one trace; `metadata` holds everything beside them once it has ended."""
 
-    def __init__(self, stream: IO[bytes], decode: Callable[[bytes], Piece], place: str) -> None:
+    def __init__(self, stream: io.BufferedReader, decode: Callable[[bytes | memoryview], Piece], place: str) -> None:
         self._stream, self._decode, self._place = stream, decode, place
         self._read = 0
         self.metadata: Metadata = Metadata()
@@ -79,7 +81,8 @@ class EventPieces(Generic[Piece]):
         Raises:
             InputError: there is no event array.
         """
-        text = self._more(b"")
+        text = self._stream.read(BLOCK)
+        self._read += len(text)
         if text.lstrip()[:1] == b"[":  # the array alone: also a Chrome trace
             return text[text.index(b"[") + 1 :]
         seen = 0
@@ -90,13 +93,14 @@ class EventPieces(Generic[Piece]):
                     self.metadata = found
                     return text[match.end() :]
                 seen = match.end()
-            longer = self._more(text)
-            if len(longer) == len(text):
+            block = self._stream.read(BLOCK) if len(text) < LIMIT else b""
+            self._read += len(block)
+            if not block:
                 raise InputError(
                     f'{self._place}: no "traceEvents" array in {self._read} bytes, or what stands before it is not '
                     "JSON; expected a Kineto (Chrome) trace"
                 )
-            text = longer
+            text += block
 
     def pieces(self, text: bytes) -> Iterator[Piece]:
         """Every piece of the array, the first bytes of which are `text`.
@@ -104,35 +108,48 @@ class EventPieces(Generic[Piece]):
         Raises:
             InputError: the trace is cut off, malformed, or has an event of a wrong type; says where.
         """
+        rest: bytes | memoryview = text
         while True:
-            longer = self._more(text)
-            if len(longer) == len(text):
-                yield from self._last(text)
+            # A buffer for each piece, as what was decoded still points into the last one. It begins with "[".
+            buffer = bytearray(1 + len(rest) + BLOCK)
+            buffer[0] = _OPEN
+            buffer[1 : 1 + len(rest)] = rest
+            got = self._stream.readinto(memoryview(buffer)[1 + len(rest) :])
+            self._read += got
+            body = memoryview(buffer)[: 1 + len(rest) + got]
+            if not got:
+                yield from self._last(bytes(body))
                 return
-            text = longer
-            at = len(text)
+            rest = body[1:]
+            at = len(body)
             for _ in range(_TRIES):
-                at = _boundary(text, at)
+                at = _boundary(buffer, at)
                 if at < 0:
                     break
+                kept, buffer[at] = buffer[at], _CLOSE
                 try:
-                    piece = self._decode(b"[" + text[:at] + b"]")
+                    piece = self._decode(body[: at + 1])
                 except msgspec.DecodeError as error:
+                    buffer[at] = kept
                     if str(error) == _TRUNCATED:
                         continue  # the comma stood inside an event
                     if _TRAILING.search(str(error)):
-                        at = -1  # the array ended before it
-                        break
-                    raise self._broken(error, len(text)) from error
+                        break  # the array ended before it
+                    raise self._broken(error, len(body)) from error
                 except RecursionError as error:
-                    raise self._broken(error, len(text)) from error
+                    raise self._broken(error, len(body)) from error
+                buffer[at] = kept
+                rest = body[buffer.index(b",", at) + 1 :]
                 yield piece
-                text = text[text.index(b",", at) + 1 :]
                 break
+            if len(rest) > LIMIT:
+                raise InputError(
+                    f"{self._place}: {len(rest) >> 20} MiB without a place between two events; this is no trace that "
+                    "can be read in bounded memory"
+                )
 
-    def _last(self, text: bytes) -> Iterator[Piece]:
-        """The rest of the array and what follows it."""
-        body = b"[" + text
+    def _last(self, body: bytes) -> Iterator[Piece]:
+        """The rest of the array, after "[", and what follows it."""
         try:
             try:
                 piece, end = self._decode(body), len(body)
@@ -143,7 +160,7 @@ class EventPieces(Generic[Piece]):
                 end = _end_of_array(body, int(match[1]))
                 piece = self._decode(body[:end])
         except (msgspec.DecodeError, RecursionError) as error:
-            raise self._broken(error, len(text)) from error
+            raise self._broken(error, len(body)) from error
         rest = body[end:].strip()
         if rest:
             after = self._facts(b'{"traceEvents":[]' + rest)
@@ -151,16 +168,6 @@ class EventPieces(Generic[Piece]):
                 raise InputError(f"{self._place}: what follows the events is not JSON: the file is cut off or damaged")
             self.metadata |= after
         yield piece
-
-    def _more(self, text: bytes) -> bytes:
-        if len(text) > LIMIT:
-            raise InputError(
-                f"{self._place}: {len(text) >> 20} MiB without a place between two events; this is no trace that "
-                "can be read in bounded memory"
-            )
-        block = self._stream.read(BLOCK)
-        self._read += len(block)
-        return text + block if block else text
 
     def _facts(self, text: bytes) -> Metadata | None:
         try:
@@ -180,7 +187,7 @@ class EventPieces(Generic[Piece]):
         return InputError(f"{self._place}: not a trace event: {error}, {where}")
 
 
-def _boundary(text: bytes, before: int) -> int:
+def _boundary(text: bytearray, before: int) -> int:
     """Index just after the `}` of the last `},{` whose `{` lies before `before`; -1 if there is none."""
     for _ in range(1 << 16):
         before = text.rfind(b"{", 0, before)

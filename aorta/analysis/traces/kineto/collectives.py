@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
 import msgspec
@@ -41,6 +42,10 @@ section 1: the reduced tensor, the gathered output, the scattered input; for all
 _RANKS: Final = msgspec.json.Decoder(list[int])
 
 
+_kind_of = cache(kind_of)
+_known_dtype = cache(known_dtype)
+
+
 @dataclass
 class CollectiveColumns:
     """Columns over all rows of a table; `NULL` where nothing is known."""
@@ -65,7 +70,7 @@ class CollectiveColumns:
 def from_arguments(columns: CollectiveColumns, arguments: Mapping[int, Arguments]) -> None:
     """Fill in the rows that have arguments."""
     for row, found in arguments.items():
-        kind = kind_of(found.collective or "")
+        kind = _kind_of(found.collective or "")
         if kind != NULL:
             columns.kind[row] = kind
         kind = int(columns.kind[row])
@@ -75,11 +80,10 @@ def from_arguments(columns: CollectiveColumns, arguments: Mapping[int, Arguments
             columns.group[row] = columns.groups(group)
             if size > 0:
                 columns.group_sizes[group] = size
-            ranks = group_ranks(found.ranks)
-            if ranks and group not in columns.group_ranks:
+            if group not in columns.group_ranks and (ranks := group_ranks(found.ranks)):
                 columns.group_ranks[group] = ranks
         columns.seq[row] = max(integer(found.seq), NULL)
-        name, width = known_dtype(found.dtype)
+        name, width = _known_dtype(found.dtype)
         if name is not None:
             columns.dtype[row] = columns.dtypes(name)
         if kind != NULL and width is not None:

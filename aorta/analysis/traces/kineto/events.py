@@ -27,9 +27,14 @@ COPIES: Final = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset", "gpu_
 DEVICE: Final = KERNEL | COPIES
 """Categories of work on a device; old traces wrote them with capitals."""
 OPERATOR: Final = frozenset({"cpu_op", "Operator"})
-ON_DEVICE_ROW: Final = "gpu_user_annotation"
-"""A copy, on the device's row, of a range of the host: it carries a stream, and is no work."""
+HOST: Final = OPERATOR | {"user_annotation", "collective_comm"}
 PARAMETERS: Final = "record_param_comms"
+_WANTED: Final = DEVICE | HOST
+"""`gpu_user_annotation` is not among them: a copy, on the device's row, of a range of the host. It carries a stream,
+and is no work (W13).
+"""
+_ROLES_BESIDE_DEVICE: Final = frozenset({"parameters", "mark"})
+_ROLES: Final = _ROLES_BESIDE_DEVICE | {"label", "operator"}
 _MARKS: Final = re.compile(r"(?P<kind>ProfilerStep#|iteration#|aorta\.step=)(?P<step>\d{1,18})$")
 _LABELS: Final = ("gloo:", "nccl:")
 
@@ -130,92 +135,94 @@ class EventColumns:
         self.classes = array("b")
         self.device, self.operators, self.labels, self.marks = Rows(), Rows(), Rows(), Rows()
         self.mark_kinds = Interner()
-        self.parameters: dict[int, Arguments] = {}
+        self._parameter_texts: list[bytes] = []
         self.linked: dict[int, Arguments] = {}
         self.label_arguments: dict[int, Arguments] = {}
         self.operator_arguments: dict[int, Arguments] = {}
         self.counters: Counter[str] = Counter()
         self.events = 0
         self.fractions = False
+        self._roles: dict[Any, str] = {}
+        self._text: bytes | memoryview = b""
 
-    def decode(self, text: bytes) -> Piece:
-        """Decode one piece, its times exactly."""
-        if not self.exact:
-            events = _FAST.decode(text)
-            largest = max((abs(event.ts) for event in events if isinstance(event.ts, float)), default=0.0)
-            if largest < EXACT_BELOW_US:
-                return events
-            self.exact = True
-        return _EXACT.decode(text)
+    def decode(self, text: bytes | memoryview) -> Piece:
+        """Decode one piece."""
+        self._text = text
+        return (_EXACT if self.exact else _FAST).decode(text)
 
     def take(self, events: Piece) -> None:
-        """Keep what matters of one piece."""
+        """Keep what matters of the piece that was decoded last."""
+        kept = [event for event in events if event.cat in _WANTED and event.ph == "X"]
+        work = [event for event in kept if event.cat in DEVICE]
+        if work and self.host_work:
+            self.host_work = False
+            self.operators.clear()
+            self.operator_arguments.clear()
+        roles = self._roles
+        for name in {event.name for event in kept} - roles.keys():
+            roles[name] = _role(name)
+        wanted = _ROLES if self.host_work else _ROLES_BESIDE_DEVICE
+        host = [event for event in kept if roles[event.name] in wanted and event.cat in HOST]
+        if not self.exact and (any(map(_imprecise, work)) or any(map(_imprecise, host))):
+            self.exact = True
+            self.take(self.decode(self._text))
+            return
         self.events += len(events)
-        work = [event for event in events if event.cat in DEVICE and event.ph == "X"]
         if work:
-            if self.host_work:
-                self.host_work = False
-                self.operators.clear()
-                self.operator_arguments.clear()
             self._device_rows(work)
-        host: list[Any] = [
-            event
-            for event in events
-            if event.cat in OPERATOR or event.cat == "user_annotation" or event.cat == "collective_comm"
-        ]
-        self._host_rows(host)
+        if host:
+            self._host_rows(host)
 
     def _device_rows(self, events: list[Any]) -> None:
         events, start, length = self._times(events)
         first = len(self.device["name"])
-        names, devices, streams, sizes, classes = [], [], [], [], []
-        for at, event in enumerate(events, start=first):
-            code = self._name(event.name)
-            cls = Class.COPY if event.cat in COPIES else self.classes[code]
-            device, stream = integer(event.pid), integer(event.tid)
-            size = NULL
-            arguments = _arguments(event.args)
-            external = integer(arguments.external if arguments.external is not None else arguments.external_old)
-            if arguments.collective is not None and cls != Class.COPY:
-                cls = Class.COMM  # its host operator says so, whatever its name
-            if cls == Class.COMM:
-                self.linked[at] = arguments
-            elif cls == Class.COPY:
-                size = max(integer(arguments.bytes), NULL)
-            if external == NULL and event.cat in KERNEL:
+        code_of = {name: self._name(name) for name in {event.name for event in events}}
+        names = [code_of[event.name] for event in events]
+        devices, streams = [event.pid for event in events], [event.tid for event in events]
+        sizes = [NULL] * len(events)
+        of_name, copy, compute = self.classes, int(Class.COPY), int(Class.COMPUTE)
+        classes = [copy if event.cat in COPIES else of_name[code] for event, code in zip(events, names, strict=True)]
+        texts = [bytes(event.args) for event in events]
+        for at, (cls, text) in enumerate(zip(classes, texts, strict=True)):
+            if b"xternal id" not in text and cls != copy:
                 self.counters["kernels_unlinked"] += 1
-            names.append(code)
-            devices.append(device if device != NULL else integer(arguments.device))
-            streams.append(stream if stream != NULL else integer(arguments.stream))
-            sizes.append(size)
-            classes.append(int(cls))
+            if cls == compute and b'"Collective name"' not in text:
+                continue
+            arguments = _arguments(text)
+            if cls == copy:
+                sizes[at] = max(integer(arguments.bytes), NULL)
+            elif arguments.collective is not None or cls == Class.COMM:
+                classes[at] = int(Class.COMM)  # its host operator says so, whatever its name
+                self.linked[first + at] = arguments
+        if not all(map(_plain, devices)) or not all(map(_plain, streams)):
+            for at, text in enumerate(texts):
+                arguments = _arguments(text)
+                devices[at] = next(filter(_known, map(integer, (devices[at], arguments.device))), NULL)
+                streams[at] = next(filter(_known, map(integer, (streams[at], arguments.stream))), NULL)
         self.device.add(start, length, name=names, device=devices, stream=streams, bytes=sizes, cls=classes)
 
+    def parameters(self) -> dict[int, Arguments]:
+        """Arguments of `record_param_comms`, by the id that they share with the kernels they launched."""
+        found: dict[int, Arguments] = {}
+        for text in self._parameter_texts:
+            arguments = _arguments(text)
+            external = integer(arguments.external)
+            if external != NULL and arguments.collective is not None:
+                found.setdefault(external, arguments)
+        return found
+
     def _host_rows(self, events: list[Any]) -> None:
-        marks, operators, labels = [], [], []
+        by_role: dict[str, list[Any]] = {"parameters": [], "mark": [], "operator": [], "label": []}
         for event in events:
-            name = event.name
-            if event.ph != "X" or not isinstance(name, str):
-                continue
-            if name == PARAMETERS:
-                arguments = _arguments(event.args)
-                external = integer(arguments.external)
-                if external != NULL and arguments.collective is not None:
-                    self.parameters.setdefault(external, arguments)
-            elif name.startswith(("ProfilerStep#", "iteration#", "aorta.step=")):
-                if _MARKS.match(name):
-                    marks.append(event)
-            elif self.host_work:
-                if event.cat in OPERATOR:
-                    operators.append(event)
-                elif name.startswith(_LABELS):
-                    labels.append(event)
-        if marks:
-            self._mark_rows(marks)
+            by_role[self._roles[event.name]].append(event)
+        self._parameter_texts += [bytes(event.args) for event in by_role["parameters"]]
+        if by_role["mark"]:
+            self._mark_rows(by_role["mark"])
+        operators = [event for event in by_role["operator"] if event.cat in OPERATOR]
         if operators:
             self._operator_rows(operators)
-        if labels:
-            self._label_rows(labels)
+        if by_role["label"]:
+            self._label_rows(by_role["label"])
 
     def _mark_rows(self, events: list[Any]) -> None:
         events, start, length = self._times(events)
@@ -284,11 +291,36 @@ class EventColumns:
         return code
 
 
+def _imprecise(event: Any) -> bool:
+    """Whether float64 lost digits of a time."""
+    ts, dur = event.ts, event.dur
+    return (isinstance(ts, float) and abs(ts) >= EXACT_BELOW_US) or (isinstance(dur, float) and dur >= EXACT_BELOW_US)
+
+
+def _role(name: object) -> str:
+    """What an event of the host is read for; empty for none."""
+    if not isinstance(name, str):
+        return ""
+    if name == PARAMETERS:
+        return "parameters"
+    if _MARKS.match(name):
+        return "mark"
+    return "label" if name.startswith(_LABELS) else "operator"
+
+
+def _plain(number: Number) -> bool:
+    return type(number) is int and NULL <= number < _LARGEST
+
+
+def _known(number: int) -> bool:
+    return number != NULL
+
+
 def _usable(microseconds: object) -> bool:
     return isinstance(microseconds, float) and abs(microseconds) < EXACT_BELOW_US
 
 
-def _arguments(raw: msgspec.Raw) -> Arguments:
+def _arguments(raw: msgspec.Raw | bytes) -> Arguments:
     """Arguments, or none where they are of a shape that cannot be used."""
     try:
         return _ARGUMENTS.decode(raw) or _NOTHING
@@ -308,3 +340,4 @@ def integer(value: Number) -> int:
 
 _DIGITS: Final = re.compile(r"\d{1,18}")
 _NOTHING: Final = Arguments()
+_LARGEST: Final = 2**63

@@ -6,8 +6,9 @@ Must not: merge devices (W15), drop a row without counting it (W16), or trust th
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -39,7 +40,7 @@ _MARKS: Final = ("aorta.step=", "iteration#", "ProfilerStep#")
 """Step marks, the best first: the first two carry the global step of AORTA's own record."""
 
 
-def read_kineto(stream: IO[bytes], path: str, classifier: NameClassifier) -> Trace:
+def read_kineto(stream: io.BufferedReader, path: str, classifier: NameClassifier) -> Trace:
     """Read one trace.
 
     Raises:
@@ -149,16 +150,16 @@ def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColum
     communicates = np.flatnonzero(table.cls == Class.COMM)
     by_name = {code: kind_of(names[code]) for code in np.unique(table.name[communicates]).tolist()}
     collectives.kind[communicates] = [by_name[code] for code in table.name[communicates].tolist()]
-    known, unlinked = {}, 0
-    for row, arguments in columns.linked.items():
-        found = arguments
-        if found.collective is None:
-            external = integer(found.external if found.external is not None else found.external_old)
-            found = columns.parameters.get(external, found) if external != NULL else found
-        if found.collective is None:
-            unlinked += 1
-        else:
-            known[row] = found
+    known = {row: arguments for row, arguments in columns.linked.items() if arguments.collective is not None}
+    unlinked = len(columns.linked) - len(known)
+    if unlinked:
+        of_host = columns.parameters()
+        for row, arguments in columns.linked.items():
+            if arguments.collective is None:
+                external = integer(arguments.external if arguments.external is not None else arguments.external_old)
+                if external != NULL and external in of_host:
+                    known[row] = of_host[external]
+                    unlinked -= 1
     columns.counters["comm_unlinked"] += unlinked
     from_arguments(collectives, known)
     return table, collectives
