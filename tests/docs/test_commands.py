@@ -12,6 +12,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from aorta.analysis.cli import _parser
+from aorta.analysis.traces.command import _parser as trace_words
 from aorta.config.door import main
 from tests.docs.pages import PAGES, ROOT, fenced, name
 
@@ -66,6 +67,8 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
         case ["python", "analysis/overlap_report.py", *rest]:
             options = _parser().parse_args(rest)
             assert len(options.log_dir) == len(options.label)
+        case ["python", "analysis/trace_tables.py", *rest]:
+            trace_words().parse_args(rest)
         case ["bash", script, *rest]:
             assert (ROOT / script).is_file()
             arguments = [word for word in rest if word != "--dry-run"]

@@ -156,8 +156,9 @@ class _Export:
         for other in ("mangledName", "shortName"):
             code = np.where(code == NULL, rows[other], code)
         present, where = np.unique(code, return_inverse=True)
-        names = [self._strings.get(ident, "") for ident in present.tolist()]
-        classes, kinds = self._classifier.kernels(names)
+        names = Interner()  # two ids may stand for one name
+        where = np.array([names(self._strings.get(ident, "")) for ident in present.tolist()], dtype=np.int64)[where]
+        classes, kinds = self._classifier.kernels(names.strings)
         return intervals(
             start_ns=rows["start"],
             end_ns=rows["end"],
@@ -166,7 +167,7 @@ class _Export:
             cls=classes[where],
             kind=kinds[where],
             name=where,
-            names=names,
+            names=names.strings,
         )
 
     def _copies(self, tables: dict[str, dict[str, Int64]], operations: dict[int, str]) -> Intervals:

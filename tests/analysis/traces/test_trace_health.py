@@ -7,6 +7,7 @@ from hypothesis import given
 from aorta.analysis.traces.health import ABSURD_NS, COUNTERS, examine, facts_of, usable
 from aorta.analysis.traces.table import NULL, Trace
 from tests.analysis.traces.tables import COMM, COMPUTE, COPY, UNKNOWN, row, trace
+from tests.docs.pages import ROOT
 from tests.strategies import stream_rows
 
 
@@ -111,3 +112,9 @@ def test_clean_traces_have_no_notes_and_every_counter_stands_in_the_json() -> No
 def test_communication_that_was_not_seen_is_said_once() -> None:
     part = facts_of(trace([row(COMPUTE, 0, 1)], unseen="only launches", notes=("only launches",)))
     assert [note for note in examine([part]).notes() if "only launches" in note] == ["hand-made: only launches"]
+
+
+def test_the_page_describes_every_counter_in_these_words() -> None:
+    rows = [line.strip("| ").split(" | ") for line in (ROOT / "docs" / "traces.md").read_text().splitlines()]
+    described = {cells[0].strip("`"): cells[1].replace("`", "") for cells in rows if len(cells) == 2}
+    assert {name: described.get(name) for name in COUNTERS} == dict(COUNTERS)

@@ -1,0 +1,19 @@
+"""Every interval of traces as a table, and their classified lanes as one small trace for Perfetto.
+
+    python analysis/trace_tables.py TRACES [--output DIR] [--format csv|csv.gz|parquet]
+
+Runs from any directory, installed or not. What it does is in `aorta/analysis/traces/command.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from aorta.analysis.traces.command import trace_tables  # noqa: E402
+
+if __name__ == "__main__":
+    raise SystemExit(trace_tables(sys.argv[1:]))

@@ -1,0 +1,76 @@
+"""Words of `analysis/trace_tables.py` -> the interval tables of traces, as files.
+
+Enters: arguments. Leaves: files, text on stdout, `error: ...` on stderr, an exit code. Must not: import pandas before
+the arguments are known to be good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from aorta.errors import EXIT_OK, AortaError, InputError
+
+LANES_FILE: Final = "lanes.json.gz"
+_SUFFIX: Final = {"csv": "intervals.csv", "csv.gz": "intervals.csv.gz", "parquet": "intervals.parquet"}
+
+
+def trace_tables(arguments: Sequence[str]) -> int:
+    """Run `analysis/trace_tables.py`; returns its exit code (argparse itself ends with 0 or 2)."""
+    options = _parser().parse_args(arguments)
+    try:
+        written = _write(options.traces, Path(options.output), options.format, options.comm_pattern)
+    except AortaError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    sys.stdout.write("".join(f"{line}\n" for line in written))
+    return EXIT_OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="trace_tables.py",
+        description="Every interval of traces as a table, and their classified lanes as one small trace for Perfetto.",
+        epilog="Exit codes: 0 done, 2 bad input.",
+    )
+    parser.add_argument("traces", metavar="TRACES", help="a file, folder, glob or URL")
+    parser.add_argument("--output", metavar="DIR", default="tables", help="where to write; default: tables/")
+    parser.add_argument("--format", choices=tuple(_SUFFIX), default="csv", help="parquet needs pyarrow; default: csv")
+    parser.add_argument(
+        "--comm-pattern",
+        action="append",
+        default=[],
+        metavar="REGEX",
+        help="kernels whose names match are communication too; repeatable, unanchored, case ignored",
+    )
+    return parser
+
+
+def _write(location: str, output: Path, form: str, comm_patterns: Sequence[str]) -> list[str]:
+    """Write both files; sentences about them and about what was left out.
+
+    Raises:
+        InputError: nothing there can be read, or `output` cannot be written.
+    """
+    from aorta.analysis.traces.export import write_csv, write_lanes, write_parquet
+    from aorta.analysis.traces.placing import headers_near
+    from aorta.analysis.traces.table import Trace
+    from aorta.analysis.traces.units import find_units, read_unit
+
+    units, said = find_units(location, comm_patterns, headers_near(location))
+
+    def traces() -> Iterator[Trace]:
+        for unit in units:
+            yield from read_unit(unit)
+
+    table, lanes = output / _SUFFIX[form], output / LANES_FILE
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        rows = (write_parquet if form == "parquet" else write_csv)(traces(), table)
+        events = write_lanes(traces(), lanes)
+    except OSError as error:
+        raise InputError(f"{error.filename or output}: cannot be written: {error.strerror or error}") from error
+    return [*(f"note: {note}" for note in said), f"{table}: {rows} rows", f"{lanes}: {events} events"]
