@@ -1,8 +1,8 @@
 """What collectives cost, per kind, group and size, from traces of any source.
 
 Enters: the tables of one rank each (`parts_of`, where the trace is read), then the parts of all ranks (`costs`).
-Leaves: a row a (kind, group, bytes): how many, how long, how much of it hidden, and bandwidths. The definitions are
-those of docs/metrics.md. Must not: take one rank's duration for a transfer (W5), the world size for a group's (W19), sum
+Leaves: a row a (kind, group, bytes): how many, how long, how much of it hidden, and bandwidths. Definitions are
+docs/metrics.md's. Must not: take one rank's duration for a transfer (W5), the world size for a group's (W19), sum
 durations that overlap (W10), or match collectives of different ranks by their time (W11).
 """
 
