@@ -136,7 +136,7 @@ class EventPieces(Generic[Piece]):
                     if _TRAILING.search(str(error)):
                         break  # the array ended before it
                     raise self._broken(error, len(body)) from error
-                except RecursionError as error:
+                except (RecursionError, UnicodeDecodeError) as error:
                     raise self._broken(error, len(body)) from error
                 buffer[at] = kept
                 rest = body[buffer.index(b",", at) + 1 :]
@@ -159,7 +159,7 @@ class EventPieces(Generic[Piece]):
                     raise
                 end = _end_of_array(body, int(match[1]))
                 piece = self._decode(body[:end])
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise self._broken(error, len(body)) from error
         rest = body[end:].strip()
         if rest:
@@ -172,7 +172,7 @@ class EventPieces(Generic[Piece]):
     def _facts(self, text: bytes) -> Metadata | None:
         try:
             found = _METADATA.decode(text)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
         if found.events != []:
             return None
@@ -182,6 +182,8 @@ class EventPieces(Generic[Piece]):
         where = f"within the last {pending} of the first {self._read} bytes (inflated)"
         if isinstance(error, RecursionError):
             return InputError(f"{self._place}: nested too deeply {where}")
+        if isinstance(error, UnicodeDecodeError):
+            return InputError(f"{self._place}: not UTF-8: byte {error.object[error.start]:#04x} {where}")
         if str(error) == _TRUNCATED:
             return InputError(f"{self._place}: ends in the middle of an event: the file is cut off; write it again")
         return InputError(f"{self._place}: not a trace event: {error}, {where}")

@@ -110,7 +110,7 @@ def group_ranks(text: object) -> tuple[int, ...]:
         return ()
     try:
         return tuple(_RANKS.decode(text))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return ()
 
 

@@ -324,7 +324,7 @@ def _arguments(raw: msgspec.Raw | bytes) -> Arguments:
     """Arguments, or none where they are of a shape that cannot be used."""
     try:
         return _ARGUMENTS.decode(raw) or _NOTHING
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _NOTHING
 
 

@@ -151,7 +151,7 @@ def _size(columns: CollectiveColumns, at: int, arguments: Arguments | None, worl
         return
     try:
         dims, types = _DIMS.decode(arguments.dims), _TYPES.decode(arguments.types)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
     known = [known_dtype(name) for name in types[: len(dims)]]
     if not known or any(width is None for _, width in known):
