@@ -90,12 +90,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     found = place / "scheduler.json"
     quiet = {"cwd": place, "env": environment, "stdout": subprocess.DEVNULL, "stderr": (place / "log").open("w")}
-    dask = [sys.executable, "-m", "distributed.cli"]
+    start = [sys.executable, "-c"]
     command = "from distributed.cli.dask_{0} import main; main()"
     started = []
     try:
         words = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(found)]
-        started.append(subprocess.Popen([*dask[:1], "-c", command.format("scheduler"), *words], **quiet))
+        started.append(subprocess.Popen([*start, command.format("scheduler"), *words], **quiet))
         words = [
             "--scheduler-file",
             str(found),
@@ -106,8 +106,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "--no-nanny",
             "--no-dashboard",
         ]
-        for _ in range(2):
-            started.append(subprocess.Popen([*dask[:1], "-c", command.format("worker"), *words], **quiet))
+        started += [subprocess.Popen([*start, command.format("worker"), *words], **quiet) for _ in range(2)]
         deadline = time.monotonic() + 100
         while not found.exists():
             assert time.monotonic() < deadline, (place / "log").read_text()

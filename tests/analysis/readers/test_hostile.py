@@ -218,6 +218,5 @@ def test_any_mutation_is_read_or_refused(tmp_path: Path, seed: int, changes: int
     try:
         entry = summary_of(tmp_path)
     except InputError as error:
-        assert "rank_0_metrics.jsonl" in str(error)
-    else:
-        assert entry["health"]["ranks_read"] == [0]
+        entry = {"health": {"ranks_read": [0] if "rank_0_metrics.jsonl" in str(error) else str(error)}}
+    assert entry["health"]["ranks_read"] == [0]  # read, or refused by name
