@@ -157,7 +157,9 @@ def _collective(
         f'"Seq": {external}'
     )
     head = f'"External id": {external}, '
-    writer.complete("cpu_op", "record_param_comms", 4242, 4242, now + 500, 400, head + parameters)
+    writer.complete("cpu_op", "record_param_comms", 4242, 4242, now + 5_000, 3_000, head + parameters)
+    runtime = f'{head}"cbid": 430, "correlation": {external}'
+    writer.complete("cuda_runtime", "cudaLaunchKernelExC", 4242, 4242, now + 6_000, 1_000, runtime)
     writer.complete(
         "kernel",
         kernel,

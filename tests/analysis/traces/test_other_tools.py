@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +33,9 @@ def measured(folder: Path) -> list[Overlap]:
 def brute_force(text: str, unit_ns: int) -> tuple[int, int, int, int]:
     """Compute, communication, hidden and idle, by marking every unit of time between the first and the last kernel."""
     rows = []
-    for event in json.loads(text)["traceEvents"]:
+    for event in json.loads(text, parse_float=Decimal)["traceEvents"]:
         if event.get("cat") in ("kernel", "gpu_memcpy"):
-            start, length = (round(event[key] * 1000) for key in ("ts", "dur"))
+            start, length = (int(event[key] * 1000) for key in ("ts", "dur"))
             kind = 2 if "nccl" in event["name"] else 4 if event["cat"] == "gpu_memcpy" else 1
             rows.append((start // unit_ns, (start + length) // unit_ns, kind))
     first, last = min(row[0] for row in rows), max(row[1] for row in rows)
