@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import logging
-import resource
 import sys
 import time
 import warnings
 from pathlib import Path
 
 
-def peak_mib() -> float:
-    """Peak resident memory of this process and its children, MiB."""
-    return sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024
+def memory_mib(what: str) -> float:
+    """Resident memory of this process: `VmRSS` now or `VmHWM` at most, MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(what))
 
 
 def main(folder: str) -> None:
@@ -27,7 +27,7 @@ def main(folder: str) -> None:
     import hta
     from hta.trace_analysis import TraceAnalysis
 
-    before, began = peak_mib(), time.perf_counter()
+    before, began = memory_mib("VmRSS"), time.perf_counter()
     files = {rank: str(path) for rank, path in enumerate(sorted(Path(folder).glob("*.json.gz")))}
     analysis = TraceAnalysis(trace_files=files, include_last_profiler_step=True)
     overlap = analysis.get_comm_comp_overlap(visualize=False)
@@ -45,7 +45,7 @@ def main(folder: str) -> None:
             {
                 "version": getattr(hta, "__version__", None),
                 "seconds": seconds,
-                "peak_mib": peak_mib() - before,
+                "peak_mib": memory_mib("VmHWM") - before,
                 "measured": measured,
             }
         )
