@@ -15,7 +15,7 @@ import pytest
 
 import aorta.analysis
 from aorta.analysis.aggregate import Dataset, aggregate
-from aorta.analysis.cli import overlap_report
+from aorta.analysis.cli import _engine, _parser, overlap_report
 from aorta.analysis.readers import engines
 from aorta.analysis.readers.engines import Dask, Local, cores, progress
 from aorta.analysis.readers.run_folder import load_run
@@ -127,7 +127,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @needs_dask
 @pytest.mark.filterwarnings("default")  # of distributed and tornado, at their own start and end
-def test_a_cluster_gives_what_this_machine_gives(cluster: str, folder: Path, tmp_path: Path) -> None:
+def test_a_cluster_gives_what_this_machine_gives(cluster: str, folder: Path) -> None:
     assert entry(folder, Dask(cluster)) == entry(folder, Local(1))
     assert {path.name for path in folder.iterdir()} == {f"rank_{rank}_metrics.jsonl" for rank in range(RANKS)} | {
         "run.json"
@@ -136,9 +136,14 @@ def test_a_cluster_gives_what_this_machine_gives(cluster: str, folder: Path, tmp
     assert len(workers) == 2
     assert os.getpid() not in workers
     assert list(aorta.analysis.load_run(folder, scheduler=cluster).records) == [0, 1, 2, 4]
-    words = ["--log-dir", str(folder), "--label", "x", "--output", str(tmp_path / "o"), "--engine", "dask"]
-    assert overlap_report([*words, "--scheduler", cluster], tmp_path) == 0
-    assert json.loads((tmp_path / "o" / "summary.json").read_text())["datasets"]["x"]["count"] == 12
+
+
+def test_the_words_choose_the_engine() -> None:
+    chosen = [
+        _engine(_parser().parse_args(words))
+        for words in ([], ["--jobs", "3"], ["--engine", "dask", "--scheduler", "a"])
+    ]
+    assert chosen == [Local(), Local(3), Dask("a")]
 
 
 @needs_dask
