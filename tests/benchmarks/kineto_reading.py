@@ -3,9 +3,10 @@
 Regime: generated traces of 54 MB (`kineto_traces`, Kineto's layout), gzip; one file at a time in a fresh process; the
 best of `--repeats`. Measured: (a) AORTA, from the compressed file to classified rows and the metrics of every step and
 of the whole; (b) gunzip and `orjson.loads`, nothing else; (c) HolisticTraceAnalysis with its overlap and its breakdown,
-where `--hta-python` names a Python that has it (it brings 90 packages, so it gets an environment of its own:
-`python -m venv DIR && DIR/bin/pip install HolisticTraceAnalysis "pandas<3"`; its 0.5.0 fails with pandas 3). Memory is the peak above the resident size after the
-imports. Also the same trace on one line, and with `--ranks N` a folder of N traces, one process a file.
+where `--hta-python` names a Python that has it. It brings 90 packages, so it gets an environment of its own
+(`python -m venv DIR && DIR/bin/pip install HolisticTraceAnalysis "pandas<3"`; its 0.5.0 fails with pandas 3). Memory is
+the peak above the resident size after the imports. Also the same trace on one line, and with `--ranks N` a folder of N
+traces, one process a file. On a machine with other load only `cpu_ratio` means something.
 
 Prints one JSON object last; exit 1 when AORTA takes more than 0.35 of (b)'s time, 0.45 of its memory, or a twelfth of
 (c)'s time.
