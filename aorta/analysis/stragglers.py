@@ -1,7 +1,8 @@
 """Who the others waited for: ranks in order of what their lateness cost.
 
 Enters: matched pieces. Leaves: plain JSON values. Must not: use a clock across ranks; the rank with the shortest
-duration of a collective came last (durations are differences on one clock). Its excess is exposed communication of its peers, not something to add to it (W22).
+duration of a collective came last (durations are differences on one clock). Its excess
+is exposed communication of its peers, not something to add to it (W22).
 """
 
 from __future__ import annotations
