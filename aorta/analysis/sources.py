@@ -30,8 +30,17 @@ def load_source(location: str | Path, engine: Engine | None = None, comm_pattern
         if path.is_dir() and _holds_records(path):
             return load_run(path, engine)
     from aorta.analysis.traces.run import load_traces
+    from aorta.analysis.traces.units import NoTraces
 
-    return load_traces(text, engine, comm_patterns)
+    try:
+        return load_traces(text, engine, comm_patterns)
+    except NoTraces as nothing:
+        if is_url(text) or not Path(text).is_dir():
+            raise
+        try:
+            return load_run(Path(text), engine)
+        except InputError as error:
+            raise InputError(f"{error}. {nothing}") from nothing
 
 
 def _holds_records(folder: Path) -> bool:

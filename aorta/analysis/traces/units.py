@@ -34,6 +34,10 @@ _PREFERRED: Final = ("rocpd", "rocprofv3-json", "rocprofv3-csv")
 LARGEST_FOLDER: Final = 100_000
 
 
+class NoTraces(InputError):
+    """What was found holds no trace at all."""
+
+
 @dataclass(frozen=True)
 class Unit:
     """Files read by one process. It stands in for a path in `readers.engines`, hence `stat` and `absolute`."""
@@ -91,7 +95,7 @@ def find_units(
             units[process] = unit
     if not units:
         seen = "; ".join([*notes, *unknown][:5]) or "no files"
-        raise InputError(f"{location}: nothing that can be read as a trace ({seen}). Expected {KNOWN}")
+        raise NoTraces(f"{location}: nothing that can be read as a trace ({seen}). Expected {KNOWN}")
     if not folder:
         notes += [f"{file}: not a trace" for file in unknown]
     return list(units.values()), notes
@@ -153,7 +157,7 @@ def _files(location: str) -> tuple[list[str], bool]:
         if files:
             return files, True
         raise InputError(f"{location}: no file matches")
-    raise InputError(f"{location}: no such file or directory; expected {KNOWN}")
+    raise InputError(f"{location}: No such file or directory; expected {KNOWN}")
 
 
 def _walk(folder: Path) -> list[str]:

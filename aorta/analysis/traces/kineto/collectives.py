@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.analysis.traces.dtypes import known_dtype
-from aorta.analysis.traces.kineto.events import Arguments, integer
+from aorta.analysis.traces.kineto.events import integer
+from aorta.analysis.traces.kineto.structs import Arguments
 from aorta.analysis.traces.names import kind_of
 from aorta.analysis.traces.table import NULL, Interner
 from aorta.timeline.arrays import Int64

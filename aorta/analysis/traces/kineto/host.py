@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from aorta.analysis.traces.dtypes import known_dtype
 from aorta.analysis.traces.kineto.collectives import LARGEST_BYTES, CollectiveColumns
-from aorta.analysis.traces.kineto.events import Arguments, Rows
+from aorta.analysis.traces.kineto.events import Rows
+from aorta.analysis.traces.kineto.structs import Arguments
 from aorta.analysis.traces.names import kind_of
 from aorta.analysis.traces.table import KIND_CODE, NULL, Class, Intervals, intervals
 from aorta.timeline.arrays import Int64, Spans, merge
