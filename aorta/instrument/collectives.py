@@ -8,20 +8,20 @@ R3). Must not: change a value, an exception, a dtype or an order; wait on the ho
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from functools import cache, partial
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 
 from aorta.instrument.clock import Clock, Mark
 from aorta.instrument.links import DelayedOnDevice, DeviceLink, HostLinks
-from aorta.instrument.operators import OPERATORS, is_async, position_of_async_op
-from aorta.instrument.seam import Original, Work, first_tensor, group_of, unpack, worker_threads
+from aorta.instrument.operators import OPERATORS, Operator, is_async, position_of_async_op, position_of_group
+from aorta.instrument.seam import Original, Work, first_tensor, group_in, with_work, work_in, worker_threads
 from aorta.instrument.streams import Streams
 from aorta.instrument.works import KeptAlive, TimedWork
 from aorta.telemetry.schema import EndSource
@@ -33,7 +33,7 @@ ENQUEUE_NS = 200_000
 measured 20 to 195 us on gloo (docs/log.md). Half the stalls of a record were such calls."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Issued:
     """One collective, while it is under way. `start` is None where it has to be derived from the backend's order.
     `number` counts what all ranks of a group take part in, so it is the same on each; None for send and receive.
@@ -59,6 +59,10 @@ class Issued:
             self.end, self.end_source = time.perf_counter_ns(), source
             self.has_completed = None
 
+    def on_completion(self, _future: Any) -> None:
+        """The backend's future is done."""
+        self.stamp("future")
+
 
 @dataclass(frozen=True)
 class Group:
@@ -66,6 +70,26 @@ class Group:
 
     ranks: tuple[int, ...]
     lanes: int
+
+
+class _Call(NamedTuple):
+    """What the schema of an operator says about its arguments, looked up once."""
+
+    operator: Operator
+    group_at: int
+    async_at: int | None
+
+
+class _Member(NamedTuple):
+    """A process group as the tap needs it at every call."""
+
+    name: str
+    size: int
+
+
+@cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 class HostTap:
@@ -95,38 +119,44 @@ class HostTap:
         self._links = links
         self._kept = KeptAlive()
         self._count: dict[str, int] = {}
-        self._async_at = {name: position_of_async_op(name) for name in OPERATORS if hasattr(torch.ops.c10d, name)}
+        self._calls = {
+            name: _Call(operator, position_of_group(name), position_of_async_op(name))
+            for name, operator in OPERATORS.items()
+            if hasattr(torch.ops.c10d, name)
+        }
+        # By identity, which asks neither C++ for a name nor for a size; the groups stay alive until `close`.
+        self._members: dict[dist.ProcessGroup, _Member] = {}
+        self._futureless: set[tuple[str, str]] = set()
 
     def __call__(self, name: str, args: tuple[Any, ...], original: Original) -> Any:
         """The seam's handler."""
-        operator, group, tensor = OPERATORS[name], group_of(args), first_tensor(args)
-        known = group.group_name
-        if known not in self._groups:
-            lanes = worker_threads(group, tensor.device if tensor is not None else _CPU)
-            self._groups[known] = Group(tuple(dist.get_process_group_ranks(group)), lanes)
+        operator, group_at, async_at = self._calls[name]
+        tensor = first_tensor(args)
+        group, size = self._member(group_in(args[group_at]), tensor)
         # Not every rank sends or receives: counted by themselves, they leave the numbers of collectives equal on all.
-        counter = f"{known}/{operator.kind}" if operator.point_to_point else known
+        counter = f"{group}/{operator.kind}" if operator.point_to_point else group
         seq = self._count.get(counter, 0)
         self._count[counter] = seq + 1
-        on_host = tensor is None or tensor.device.type == "cpu"
+        on_host = tensor is None or tensor.is_cpu
         self._be_late(on_host=on_host)
         issued = Issued(
             kind=operator.kind,
-            group=known,
+            group=group,
             seq=seq,
-            bytes=operator.full_array_bytes(args, group.size()),
-            dtype=None if tensor is None or operator.argument is None else str(tensor.dtype).removeprefix("torch."),
+            bytes=operator.full_array_bytes(args, size),
+            dtype=None if tensor is None or operator.argument is None else _dtype_name(tensor.dtype),
             issue_ns=time.perf_counter_ns(),
             number=None if operator.point_to_point else seq,
             waiters=len(args[0]) if operator.coalesced else 1,
         )
         self._on_issue(issued)
         if on_host:
-            return self._on_host(issued, original)
-        return self._on_device(issued, args, is_async(args, self._async_at[name]), original)
+            return self._on_host(name, issued, original)
+        return self._on_device(issued, args, is_async(args, async_at), original)
 
     def close(self) -> None:
         """No collective will pass any more."""
+        self._members.clear()
         if self._links is not None:
             self._links.close()
 
@@ -134,7 +164,15 @@ class HostTap:
         if self._links is not None and on_host:
             self._links.be_late()
 
-    def _on_host(self, issued: Issued, original: Original) -> Any:
+    def _member(self, group: dist.ProcessGroup, tensor: torch.Tensor | None) -> _Member:
+        member = self._members.get(group)
+        if member is None:
+            member = self._members[group] = _Member(group.group_name, group.size())
+            lanes = worker_threads(group, tensor.device if tensor is not None else _CPU)
+            self._groups[member.name] = Group(tuple(dist.get_process_group_ranks(group)), lanes)
+        return member
+
+    def _on_host(self, name: str, issued: Issued, original: Original) -> Any:
         transfer = None
         if self._links is not None:
             transfer = self._links.arrive(issued, self._groups[issued.group].ranks)
@@ -142,30 +180,36 @@ class HostTap:
         # The caller's thread was inside the backend: to hand it over, or, where the backend works in the call, blocked.
         if (returned_ns := time.perf_counter_ns()) - issued.issue_ns > ENQUEUE_NS:
             self._host_stall(issued.issue_ns, returned_ns)
-        work, repack = unpack(result)
+        work = work_in(result)
         if self._links is not None and transfer is not None:
             work = cast(Work, self._links.carry(transfer, work))
-            return repack(TimedWork(work, self._wait(issued), self._kept, issued.waiters))
+        else:
+            self._notice_end(name, issued, work)
+        return with_work(result, TimedWork(work, partial(self._wait, issued), self._kept, issued.waiters))
 
-        with contextlib.suppress(RuntimeError):  # no future: the caller's wait is all there is
+    def _notice_end(self, name: str, issued: Issued, work: Work) -> None:
+        """By the backend's future. Where it has none the caller's wait is all there is; asked for in vain once for
+        each operator of a group, since the answer is an exception, the dearest thing on this path.
+        """
+        kind_of_work = (issued.group, name)
+        if kind_of_work in self._futureless:
+            return
+        try:
             future = work.get_future()
+        except RuntimeError:
+            self._futureless.add(kind_of_work)
+        else:
             issued.has_completed = future.done
-            future.add_done_callback(lambda _: issued.stamp("future"))
+            future.add_done_callback(issued.on_completion)
 
-        return repack(TimedWork(work, self._wait(issued), self._kept, issued.waiters))
-
-    def _wait(self, issued: Issued) -> Callable[[Callable[[], bool]], bool]:
+    def _wait(self, issued: Issued, inner: Callable[[], bool]) -> bool:
         """How the caller waits: timed as a stall, and as the end where nothing else told it."""
-
-        def wait(inner: Callable[[], bool]) -> bool:
-            begin = time.perf_counter_ns()
-            try:
-                return inner()
-            finally:
-                issued.stamp("wait")
-                self._host_stall(begin, time.perf_counter_ns())
-
-        return wait
+        begin = time.perf_counter_ns()
+        try:
+            return inner()
+        finally:
+            issued.stamp("wait")
+            self._host_stall(begin, time.perf_counter_ns())
 
     def _host_stall(self, begin: Mark, end: Mark) -> None:
         self._on_stall(begin, end)
@@ -208,7 +252,7 @@ class DeviceTap(HostTap):
         # The backend runs it on the caller's own stream: two marks there bracket it.
         issued.start = self.clock.mark()
         result = original()
-        unpack(result)[0].wait()
+        work_in(result).wait()
         self._delay(issued)
         issued.end, issued.end_source = self.clock.mark(), "event"
         return result
@@ -220,7 +264,7 @@ class DeviceTap(HostTap):
         with self._streams.use(side):
             issued.start = self.clock.mark()
             result = original()
-            work, repack = unpack(result)
+            work = work_in(result)
             done = self._ended_on(side, issued, work, args)
 
         def join(_inner: Callable[[], bool]) -> bool:
@@ -231,7 +275,8 @@ class DeviceTap(HostTap):
 
         if not asynchronous:
             join(work.wait)
-        return repack(TimedWork(self._delayed(side, work, done), join, self._kept, issued.waiters, repeatable=True))
+        timed = TimedWork(self._delayed(side, work, done), join, self._kept, issued.waiters, repeatable=True)
+        return with_work(result, timed)
 
     def _watched(self, issued: Issued, args: tuple[Any, ...], original: Original) -> Any:
         """Leave it on the backend's stream and let ours wait beside it, for the marks (R3)."""
@@ -240,7 +285,7 @@ class DeviceTap(HostTap):
         with self._streams.use(side):
             issued.start = self.clock.mark()
         result = original()
-        work, repack = unpack(result)
+        work = work_in(result)
         with self._streams.use(side):
             done = self._ended_on(side, issued, work, args)
 
@@ -252,7 +297,8 @@ class DeviceTap(HostTap):
             self._on_stall(begin, self.clock.mark())
             return outcome
 
-        return repack(TimedWork(self._delayed(side, work, done), wait, self._kept, issued.waiters, repeatable=True))
+        timed = TimedWork(self._delayed(side, work, done), wait, self._kept, issued.waiters, repeatable=True)
+        return with_work(result, timed)
 
     def _host_stall(self, begin: Mark, end: Mark) -> None:
         """The host waits for a collective of CPU tensors; the compute stream does not."""

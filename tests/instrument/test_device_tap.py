@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.collectives import DeviceTap, Group, Issued
-from aorta.instrument.seam import unpack
+from aorta.instrument.seam import work_in
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
 
@@ -112,7 +112,7 @@ class Rig:
             return [tensor], work.boxed()
 
         result = self.tap._on_device(issued, ([tensor],), asynchronous, original)
-        return unpack(result)[0]
+        return work_in(result)
 
 
 BRACKET = [
