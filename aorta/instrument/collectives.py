@@ -203,13 +203,16 @@ class HostTap:
             future.add_done_callback(issued.on_completion)
 
     def _wait(self, issued: Issued, inner: Callable[[], bool]) -> bool:
-        """How the caller waits: timed as a stall, and as the end where nothing else told it."""
-        begin = time.perf_counter_ns()
+        """How the caller waits: timed as a stall, and as the end where nothing else told it. A caller that comes when
+        the collective has ended is not blocked.
+        """
+        begin, blocked = time.perf_counter_ns(), issued.end is None
         try:
             return inner()
         finally:
             issued.stamp("wait")
-            self._host_stall(begin, time.perf_counter_ns())
+            if blocked:
+                self._host_stall(begin, time.perf_counter_ns())
 
     def _host_stall(self, begin: Mark, end: Mark) -> None:
         self._on_stall(begin, end)
