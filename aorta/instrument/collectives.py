@@ -21,7 +21,7 @@ import torch.distributed as dist
 from aorta.instrument.clock import Clock, Mark
 from aorta.instrument.links import DelayedOnDevice, DeviceLink, HostLinks
 from aorta.instrument.operators import OPERATORS, is_async, position_of_async_op
-from aorta.instrument.seam import Original, Work, first_tensor, group_of, unpack, worker_threads
+from aorta.instrument.seam import Original, Work, counts_point_to_point, first_tensor, group_of, unpack, worker_threads
 from aorta.instrument.streams import Streams
 from aorta.instrument.works import KeptAlive, TimedWork
 from aorta.telemetry.schema import EndSource
@@ -37,6 +37,7 @@ measured 20 to 195 us on gloo (docs/log.md). Half the stalls of a record were su
 class Issued:
     """One collective, while it is under way. `start` is None where it has to be derived from the backend's order.
     `number` counts what all ranks of a group take part in, so it is the same on each; None for send and receive.
+    `counted`: the backend's own counter has it.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Issued:
     end: Mark | None = None
     end_source: EndSource | None = None
     waiters: int = 1
+    counted: bool = True
     alive: Any = field(default=None, repr=False)
     has_completed: Callable[[], bool] | None = field(default=None, repr=False)
 
@@ -119,6 +121,7 @@ class HostTap:
             issue_ns=time.perf_counter_ns(),
             number=None if operator.point_to_point else seq,
             waiters=len(args[0]) if operator.coalesced else 1,
+            counted=not operator.point_to_point or tensor is None or counts_point_to_point(group, tensor.device),
         )
         self._on_issue(issued)
         if on_host:
@@ -143,6 +146,9 @@ class HostTap:
         if (returned_ns := time.perf_counter_ns()) - issued.issue_ns > ENQUEUE_NS:
             self._host_stall(issued.issue_ns, returned_ns)
         work, repack = unpack(result)
+        if work is None:  # it is over, and there is nothing to wait for
+            issued.stamp("wait")
+            return result
         if self._links is not None and transfer is not None:
             work = cast(Work, self._links.carry(transfer, work))
             return repack(TimedWork(work, self._wait(issued), self._kept, issued.waiters))
@@ -208,7 +214,8 @@ class DeviceTap(HostTap):
         # The backend runs it on the caller's own stream: two marks there bracket it.
         issued.start = self.clock.mark()
         result = original()
-        unpack(result)[0].wait()
+        if (work := unpack(result)[0]) is not None:
+            work.wait()
         self._delay(issued)
         issued.end, issued.end_source = self.clock.mark(), "event"
         return result
@@ -221,16 +228,20 @@ class DeviceTap(HostTap):
             issued.start = self.clock.mark()
             result = original()
             work, repack = unpack(result)
+            if work is None and asynchronous:
+                return result  # part of a batch, which is issued later and past the seam: its end is not known
             done = self._ended_on(side, issued, work, args)
 
-        def join(_inner: Callable[[], bool]) -> bool:
+        def join(_inner: Callable[[], bool] | None = None) -> bool:
             begin = self.clock.mark()
             self._streams.current().wait_event(done)  # this collective only, not what was issued behind it
             self._on_stall(begin, self.clock.mark())
             return True
 
         if not asynchronous:
-            join(work.wait)
+            join()
+        if work is None:
+            return result
         return repack(TimedWork(self._delayed(side, work, done), join, self._kept, issued.waiters, repeatable=True))
 
     def _watched(self, issued: Issued, args: tuple[Any, ...], original: Original) -> Any:
@@ -241,6 +252,8 @@ class DeviceTap(HostTap):
             issued.start = self.clock.mark()
         result = original()
         work, repack = unpack(result)
+        if work is None:
+            return result  # part of a batch, as above
         with self._streams.use(side):
             done = self._ended_on(side, issued, work, args)
 
@@ -276,7 +289,8 @@ class DeviceTap(HostTap):
 
     def _ended_on(self, side: Any, issued: Issued, work: Any, args: tuple[Any, ...]) -> Any:
         """Mark the end on `side`, which is current; returns an event that nobody else records again."""
-        work.wait()  # makes `side` wait, not the host; without it the end event would time the launch (W1)
+        if work is not None:
+            work.wait()  # makes `side` wait, not the host; without it the end event would time the launch (W1)
         self._delay(issued)
         issued.end, issued.end_source = self.clock.mark(), "event"
         # Waiting released the backend's own references, and synchronous ones hold none (W3).
