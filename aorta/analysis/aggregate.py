@@ -25,6 +25,7 @@ from aorta.analysis.metrics import (
 )
 from aorta.analysis.readers.run_folder import Run
 from aorta.analysis.stats import describe, number_or_none
+from aorta.analysis.straggler import stragglers
 
 NOTHING_USED: Final = "no step is left after warm-up"
 _MEANS: Final = {
@@ -72,7 +73,13 @@ def aggregate(dataset: Dataset) -> dict[str, Any]:
     if dataset.used.empty:
         return {"count": 0, "reason": NOTHING_USED, **facts}
     metrics = _metrics(dataset)
-    return {**_first_aorta_keys(dataset, metrics), **facts, "metrics": metrics, "collectives": _collectives(dataset)}
+    return {
+        **_first_aorta_keys(dataset, metrics),
+        **facts,
+        "metrics": metrics,
+        "collectives": _collectives(dataset),
+        "stragglers": stragglers(dataset.collectives),
+    }
 
 
 def _source(run: Run) -> dict[str, Any]:

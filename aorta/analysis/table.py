@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.metrics import metric_named
+from aorta.analysis.straggler import sentences
 
 WIDTH: Final = 100
 _NAME: Final = 38
@@ -39,7 +40,7 @@ def health_block(dataset: Dataset, entry: Mapping[str, Any]) -> str:
     ]
     if "reason" in entry:
         lines.append(f"  ! nothing to measure: {entry['reason']}")
-    lines += [f"  ! {note}" for note in health.notes()]
+    lines += [f"  ! {note}" for note in (*health.notes(), *sentences(entry.get("stragglers", ())))]
     return _wrap(lines)
 
 

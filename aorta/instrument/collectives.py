@@ -1,17 +1,15 @@
 """One collective passing the seam: issue it, time it, and hand back what its caller expects.
 
 Enters: an operator's name, arguments and original, from the seam. Leaves: the original's result with a `TimedWork` in
-it, and an `Issued` row for the recorder. On a CPU the backend runs collectives on its own threads, so they are timed
-where they are (R6); on CUDA/HIP they go to a stream of their own (`dedicated`, R2) or are timed beside it (`observe`,
-R3). Must not: change a value, an exception, a dtype or an order; wait on the host for a device.
+it, and an `Issued` row for the recorder. A CPU backend runs collectives on its own threads, so they are timed where
+they are (R6); those of device tensors are `device_collectives`' part. Must not: change a value, an exception, a dtype
+or an order.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
@@ -19,57 +17,26 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.clock import Clock, Mark
-from aorta.instrument.links import DelayedOnDevice, DeviceLink, HostLinks
+from aorta.instrument.issued import Group, Issued
+from aorta.instrument.links import HostLinks
 from aorta.instrument.operators import OPERATORS, Operator, is_async, position_of_async_op, position_of_group
-from aorta.instrument.seam import Original, Work, first_tensor, group_in, with_work, work_in, worker_threads
-from aorta.instrument.streams import Streams
+from aorta.instrument.seam import (
+    Original,
+    Work,
+    counts_point_to_point,
+    first_tensor,
+    group_in,
+    with_work,
+    work_in,
+    worker_threads,
+)
 from aorta.instrument.works import KeptAlive, TimedWork
-from aorta.telemetry.schema import EndSource
 
 _CPU = torch.device("cpu")
 
 ENQUEUE_NS = 200_000
 """A call of the backend that returns sooner only handed the collective over, which is work of the host, not a stall:
 measured 20 to 195 us on gloo (docs/log.md). Half the stalls of a record were such calls."""
-
-
-@dataclass(slots=True)
-class Issued:
-    """One collective, while it is under way. `start` is None where it has to be derived from the backend's order.
-    `number` counts what all ranks of a group take part in, so it is the same on each; None for send and receive.
-    """
-
-    kind: str
-    group: str
-    seq: int
-    bytes: int
-    dtype: str | None
-    issue_ns: int
-    number: int | None = None
-    start: Mark | None = None
-    end: Mark | None = None
-    end_source: EndSource | None = None
-    waiters: int = 1
-    alive: Any = field(default=None, repr=False)
-    has_completed: Callable[[], bool] | None = field(default=None, repr=False)
-
-    def stamp(self, source: EndSource) -> None:
-        """It has ended by now, on the host's clock; the first to notice counts."""
-        if self.end is None:
-            self.end, self.end_source = time.perf_counter_ns(), source
-            self.has_completed = None
-
-    def on_completion(self, _future: Any) -> None:
-        """The backend's future is done."""
-        self.stamp("future")
-
-
-@dataclass(frozen=True)
-class Group:
-    """A process group that was seen: its global ranks, and how many of its collectives a CPU backend runs at once."""
-
-    ranks: tuple[int, ...]
-    lanes: int
 
 
 class _Call(NamedTuple):
@@ -132,7 +99,8 @@ class HostTap:
         """The seam's handler."""
         operator, group_at, async_at = self._calls[name]
         tensor = first_tensor(args)
-        group, size = self._member(group_in(args[group_at]), tensor)
+        process_group = group_in(args[group_at])
+        group, size = self._member(process_group, tensor)
         # Not every rank sends or receives: counted by themselves, they leave the numbers of collectives equal on all.
         counter = f"{group}/{operator.kind}" if operator.point_to_point else group
         seq = self._count.get(counter, 0)
@@ -148,6 +116,9 @@ class HostTap:
             issue_ns=time.perf_counter_ns(),
             number=None if operator.point_to_point else seq,
             waiters=len(args[0]) if operator.coalesced else 1,
+            counted=not operator.point_to_point
+            or tensor is None
+            or counts_point_to_point(process_group, tensor.device),
         )
         self._on_issue(issued)
         if on_host:
@@ -181,6 +152,9 @@ class HostTap:
         if (returned_ns := time.perf_counter_ns()) - issued.issue_ns > ENQUEUE_NS:
             self._host_stall(issued.issue_ns, returned_ns)
         work = work_in(result)
+        if work is None:  # it is over, and there is nothing to wait for
+            issued.stamp("wait")
+            return result
         if self._links is not None and transfer is not None:
             work = cast(Work, self._links.carry(transfer, work))
         else:
@@ -219,124 +193,3 @@ class HostTap:
 
     def _on_device(self, issued: Issued, args: tuple[Any, ...], asynchronous: bool, original: Original) -> Any:
         raise NotImplementedError("a collective of device tensors in a run on the CPU")
-
-
-class DeviceTap(HostTap):
-    """CUDA/HIP backends; collectives of CPU tensors beside them are timed as on a CPU.
-
-    Args:
-        dedicated: run collectives on our own stream of their group; otherwise leave them where they are and let that
-            stream only wait, for the timing.
-        device_link: of the emulated fabric, for collectives of device tensors; None = the real one.
-    """
-
-    def __init__(
-        self,
-        clock: Clock,
-        groups: dict[str, Group],
-        on_issue: Callable[[Issued], None],
-        on_stall: Callable[[Mark, Mark], None],
-        streams: Streams,
-        *,
-        dedicated: bool,
-        links: HostLinks | None = None,
-        device_link: DeviceLink | None = None,
-    ) -> None:
-        super().__init__(clock, groups, on_issue, on_stall, links)
-        self._streams, self._dedicated, self._device_link = streams, dedicated, device_link
-        self._under_way: deque[Issued] = deque()
-
-    def _on_device(self, issued: Issued, args: tuple[Any, ...], asynchronous: bool, original: Original) -> Any:
-        self._let_go()
-        if self._dedicated:
-            return self._moved(issued, args, asynchronous, original)
-        if asynchronous:
-            return self._watched(issued, args, original)
-        # The backend runs it on the caller's own stream: two marks there bracket it.
-        issued.start = self.clock.mark()
-        result = original()
-        work_in(result).wait()
-        self._delay(issued)
-        issued.end, issued.end_source = self.clock.mark(), "event"
-        return result
-
-    def _moved(self, issued: Issued, args: tuple[Any, ...], asynchronous: bool, original: Original) -> Any:
-        """Run it on our stream (R2), whichever stream the backend would have taken."""
-        side = self._streams.of_group(issued.group)
-        side.wait_stream(self._streams.current())  # the inputs must be ready (W2)
-        with self._streams.use(side):
-            issued.start = self.clock.mark()
-            result = original()
-            work = work_in(result)
-            done = self._ended_on(side, issued, work, args)
-
-        def join(_inner: Callable[[], bool]) -> bool:
-            begin = self.clock.mark()
-            self._streams.current().wait_event(done)  # this collective only, not what was issued behind it
-            self._on_stall(begin, self.clock.mark())
-            return True
-
-        if not asynchronous:
-            join(work.wait)
-        timed = TimedWork(self._delayed(side, work, done), join, self._kept, issued.waiters, repeatable=True)
-        return with_work(result, timed)
-
-    def _watched(self, issued: Issued, args: tuple[Any, ...], original: Original) -> Any:
-        """Leave it on the backend's stream and let ours wait beside it, for the marks (R3)."""
-        side = self._streams.of_group(issued.group)
-        side.wait_stream(self._streams.current())
-        with self._streams.use(side):
-            issued.start = self.clock.mark()
-        result = original()
-        work = work_in(result)
-        with self._streams.use(side):
-            done = self._ended_on(side, issued, work, args)
-
-        def wait(inner: Callable[[], bool]) -> bool:
-            begin = self.clock.mark()
-            outcome = inner()
-            if self._device_link is not None:
-                self._streams.current().wait_event(done)  # the backend's stream knows nothing of the emulated time
-            self._on_stall(begin, self.clock.mark())
-            return outcome
-
-        timed = TimedWork(self._delayed(side, work, done), wait, self._kept, issued.waiters, repeatable=True)
-        return with_work(result, timed)
-
-    def _host_stall(self, begin: Mark, end: Mark) -> None:
-        """The host waits for a collective of CPU tensors; the compute stream does not."""
-
-    def _be_late(self, *, on_host: bool) -> None:
-        super()._be_late(on_host=on_host)
-        if self._device_link is not None and not on_host:
-            self._device_link.be_late()
-
-    def _delay(self, issued: Issued) -> None:
-        """The emulated time, behind the backend's collective on the current stream."""
-        if self._device_link is not None:
-            self._device_link.delay(issued, self._groups[issued.group].ranks)
-
-    def _delayed(self, side: Any, work: Work, done: Any) -> Work:
-        """What the caller's handle stands for: with an emulated fabric, its future too must wait for `side`."""
-        if self._device_link is None:
-            return work
-        with self._streams.use(side):
-            return cast(Work, DelayedOnDevice(work, done, self._device_link.devices))
-
-    def _ended_on(self, side: Any, issued: Issued, work: Any, args: tuple[Any, ...]) -> Any:
-        """Mark the end on `side`, which is current; returns an event that nobody else records again."""
-        work.wait()  # makes `side` wait, not the host; without it the end event would time the launch (W1)
-        self._delay(issued)
-        issued.end, issued.end_source = self.clock.mark(), "event"
-        # Waiting released the backend's own references, and synchronous ones hold none (W3).
-        issued.alive = args
-        self._under_way.append(issued)
-        return side.record_event()
-
-    def _let_go(self) -> None:
-        """Drop the tensors of collectives that have ended: they hold memory that a sharded model counts on."""
-        while self._under_way:
-            oldest = self._under_way[0]
-            if oldest.alive is not None and self.clock.read_ns(oldest.end) is None:
-                return
-            self._under_way.popleft().alive = None

@@ -17,9 +17,11 @@ from torch import nn
 
 from aorta.instrument.backward import BackwardEnds
 from aorta.instrument.clock import clock_for
-from aorta.instrument.collectives import DeviceTap, Group, HostTap
+from aorta.instrument.collectives import HostTap
 from aorta.instrument.compute import BlockRanges
+from aorta.instrument.device_collectives import DeviceTap
 from aorta.instrument.fabric import Fabric
+from aorta.instrument.issued import Group
 from aorta.instrument.links import DeviceLink, HostLinks, stream_sleep
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.reading import StepReader

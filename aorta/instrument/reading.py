@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aorta.instrument.clock import Clock, Mark
-from aorta.instrument.collectives import Group, Issued
 from aorta.instrument.compute import Range
+from aorta.instrument.issued import Group, Issued
 from aorta.instrument.lanes import Lanes
 from aorta.instrument.scalars import Scalar
 from aorta.telemetry.clock import to_realtime_ns
@@ -191,7 +191,8 @@ class StepReader:
         return comm
 
     def _coverage(self, step: OpenStep, rows: list[Collective]) -> Coverage:
-        seen = len(rows)
+        # What a backend leaves out of its own count cannot be held against it.
+        seen = sum(issued.counted for issued in step.collectives)
         if step.unseen is not None:
             return Coverage(seen, self._issued_between(step), complete=False, reason=step.unseen.reason)
         unfinished = sum(row.end_ns is None for row in rows)
@@ -199,7 +200,7 @@ class StepReader:
         if step.captured:
             reason = f"{step.captured} collectives were captured into a CUDA graph, whose replays pass no seam"
         elif unfinished:
-            reason = f"{unfinished} of {seen} collectives had not ended when their step was written"
+            reason = f"{unfinished} of {len(rows)} collectives had not ended when their step was written"
         elif issued is None:
             reason = "a backend keeps no count of its collectives"
         elif issued != seen:

@@ -119,9 +119,14 @@ def first_tensor(arguments: Any) -> torch.Tensor | None:
     return None
 
 
-def work_in(result: Any) -> Work:
-    """The work handle inside an operator's result."""
-    return Work.unbox(result[-1] if isinstance(result, (tuple, list)) else result)
+def work_in(result: Any) -> Work | None:
+    """The work handle inside an operator's result.
+
+    None where the backend left it out: ProcessGroupNCCL does for a synchronous collective, behind which the caller's
+    stream runs what comes next anyway, and for an operation that is collected into a batch.
+    """
+    boxed = result[-1] if isinstance(result, (tuple, list)) else result
+    return None if boxed is None else Work.unbox(boxed)
 
 
 def with_work(result: Any, work: Work) -> Any:
@@ -140,11 +145,25 @@ def all_groups() -> list[dist.ProcessGroup]:
 
 
 def issued_by(group: dist.ProcessGroup) -> int | None:
-    """How many collectives the group's backend itself has counted (R8); None where it keeps no counter."""
+    """How many collectives the group's backends themselves have counted (R8); None where one keeps no counter.
+
+    Asked of each backend: the group itself answers for its default backend only, which in `cpu:gloo,cuda:nccl` is NCCL.
+    """
     try:
-        return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+        backends: list[Any] = [group._get_backend(device) for device in group._device_types]
+        distinct = {id(backend): backend for backend in backends}  # one may serve several kinds of device
+        return sum(int(backend._get_sequence_number_for_group()) for backend in distinct.values())
     except RuntimeError:
         return None
+
+
+def counts_point_to_point(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether sends and receives are in the count of the backend that serves `device`.
+
+    gloo counts every operation. ProcessGroupNCCL (RCCL is the same file) and ProcessGroupXCCL count them apart, and
+    tell only the count of the others; docs/decisions/0003-sequence-counters-as-coverage.md.
+    """
+    return group._get_backend(device).name() not in ("nccl", "xccl")
 
 
 def worker_threads(group: dist.ProcessGroup, device: torch.device) -> int:
@@ -178,9 +197,20 @@ def _missing_names() -> list[str]:
         ("torch.distributed._Work", dist, "_Work"),
         ("torch.ops.c10d.allreduce_", torch.ops.c10d, "allreduce_"),
         ("OpOverload._op_dk", torch.ops.c10d.allreduce_.default, "_op_dk"),
-        ("Variable._execution_engine", torch.autograd.Variable, "_execution_engine"),
+        ("OpOverload._schema", torch.ops.c10d.allreduce_.default, "_schema"),
+        ("Variable._execution_engine.queue_callback", torch.autograd.Variable._execution_engine, "queue_callback"),
+        ("torch.ScriptObject", torch, "ScriptObject"),
         ("torch._C._current_graph_task_id", torch._C, "_current_graph_task_id"),
-        ("ProcessGroup._get_sequence_number_for_group", dist.ProcessGroup, "_get_sequence_number_for_group"),
-        ("distributed_c10d._world", dist.distributed_c10d, "_world"),
+        ("ProcessGroup._get_backend", dist.ProcessGroup, "_get_backend"),
+        ("ProcessGroup._device_types", dist.ProcessGroup, "_device_types"),
+        (
+            "Backend._get_sequence_number_for_group",
+            torch._C._distributed_c10d.Backend,
+            "_get_sequence_number_for_group",
+        ),
+        ("Backend.name", torch._C._distributed_c10d.Backend, "name"),
+        ("distributed_c10d._world.pg_map", dist.distributed_c10d._world, "pg_map"),
     ]
+    if dist.is_gloo_available():
+        needed.append(("ProcessGroupGloo._Options._threads", dist.ProcessGroupGloo._Options, "_threads"))  # type: ignore[attr-defined]
     return [name for name, owner, attribute in needed if not hasattr(owner, attribute)]

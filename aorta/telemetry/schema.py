@@ -100,7 +100,8 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
 
 class Coverage(msgspec.Struct, frozen=True):
     """Collectives seen at the seam, against those the process groups' own sequence counters say were issued (R8).
-    `issued` is null where a backend keeps no counter; `reason` says why coverage is incomplete or unknown.
+    Sends and receives of NCCL and RCCL are in neither: their counters leave them out. `issued` is null where a backend
+    keeps no counter; `reason` says why coverage is incomplete or unknown.
     """
 
     seen: int

@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from aorta.config.schema import EmulatedFabric
 from aorta.instrument import links
-from aorta.instrument.collectives import DeviceTap, Group, Issued
+from aorta.instrument.device_collectives import DeviceTap
 from aorta.instrument.fabric import Fabric
+from aorta.instrument.issued import Group, Issued
 from aorta.instrument.links import DeviceLink
 from aorta.instrument.seam import work_in
 from tests.instrument.test_device_tap import BRACKET, NotedClock, NotedStreams, NotedWork

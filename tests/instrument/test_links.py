@@ -16,8 +16,9 @@ import torch.distributed as dist
 from aorta.config.schema import EmulatedFabric
 from aorta.instrument.arrivals import Arrivals
 from aorta.instrument.clock import HostClock
-from aorta.instrument.collectives import Group, HostTap, Issued
+from aorta.instrument.collectives import HostTap
 from aorta.instrument.fabric import Fabric
+from aorta.instrument.issued import Group, Issued
 from aorta.instrument.links import DelayedWork, HostLinks, Link, Tally, Transfer, sleep_until
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.seam import Seam
