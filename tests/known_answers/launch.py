@@ -24,10 +24,10 @@ def link(transfer_ms: float) -> dict[str, Any]:
     }
 
 
-def launch(folder: Path, cases: list[Case]) -> None:
+def launch(folder: Path, cases: list[Case], program: str = "tests.known_answers.program") -> None:
     """Run the cases one after another in one launch; `folder` then has a run folder for each."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    words = ["-m", "tests.known_answers.program", str(folder), json.dumps([asdict(case) for case in cases])]
+    words = ["-m", program, str(folder), json.dumps([asdict(case) for case in cases])]
     done = subprocess.run(
         [*launcher, *words],
         capture_output=True,
