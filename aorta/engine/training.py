@@ -154,13 +154,12 @@ class Training:
                 progress.close()
                 # Numbered on from the training's, for the agreement of the ranks on the last step.
                 numbers, steps = itertools.count(stop), config.baseline.steps
-                Baselines(
-                    step,
-                    batches.for_ever,
-                    lambda: agreement.may_start(next(numbers)),
-                    steps,
-                    _warmup(config, steps),
-                ).run()
+
+                def may_start() -> bool:
+                    self.peers.go_on()
+                    return agreement.may_start(next(numbers))
+
+                Baselines(step, batches.for_ever, may_start, steps, _warmup(config, steps)).run()
             ending.signal = signals.received
         progress.close()
         _log.info("%s: %d steps, record in %s", ending.reason, trained, folder.path)
