@@ -168,9 +168,12 @@ def test_the_same_of_further_forms(tmp_path: Path) -> None:
 
 def test_a_signal_during_a_phase_ends_it_on_all_ranks_after_the_same_step(tmp_path: Path) -> None:
     run = start(tmp_path, "training.max_steps=4", "baseline=true", "baseline.steps=100000")
-    pid = wait_for_steps(tmp_path, 12)
-    os.kill(pid, signal.SIGTERM)
-    run.communicate(timeout=60)
+    try:
+        os.kill(wait_for_steps(tmp_path, 12, timeout_s=200), signal.SIGTERM)
+        run.communicate(timeout=60)
+    finally:
+        run.terminate()  # the launcher ends its ranks
+        run.wait(timeout=60)
     kept = [record(tmp_path, rank) for rank in (0, 1)]
     for one in kept:
         assert one.footer is not None
