@@ -50,8 +50,12 @@ class Baselines:
             instrument = self.step.instrument
             batches = self.batches()
             with instrument.replaced(StandIn(self.step.device, instrument.clock, instrument.recorder.on_stall)):
+                done = 0
                 for facts in self._facts("compute_only"):
                     self.step.run(batches, facts)
+                    done += 1
+            if done < self.steps:
+                return
             if not replay.collectives:
                 _log.info("baseline: the step has no collectives, so there is no step that only communicates")
                 return
