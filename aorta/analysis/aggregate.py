@@ -13,13 +13,12 @@ from typing import Any, Final
 
 import pandas as pd
 
+from aorta.analysis.baselines import compute_slowdown, overlap_efficiency
 from aorta.analysis.frames import collective_rows, metric_names, null_reasons, steps_frame
 from aorta.analysis.matching import matched
 from aorta.analysis.metrics import (
-    BASELINE_METRICS,
     COLLECTIVE_METRIC_NAMES,
     JOB_STEP,
-    NO_BASELINE,
     RATIO_PARTS,
     in_order,
 )
@@ -96,12 +95,14 @@ def _source(run: Run) -> dict[str, Any]:
 
 def _counts(dataset: Dataset) -> dict[str, Any]:
     steps, used = dataset.steps, dataset.used
+    isolated = Counter(step.phase for record in dataset.run.records.values() for step in record.isolated)
     warmups = sorted({record.header.warmup_steps for record in dataset.run.records.values()})
     return {
         "rank_steps_read": len(steps),
         "rank_steps_used": len(used),
         "rank_steps_left_out_as_warmup": len(steps) - len(used),
         "global_steps_used": int(used["global_step"].nunique()),
+        "isolated_rank_steps": {phase: isolated[phase] for phase in sorted(isolated)},
         "warmup_rule": "steps flagged warmup in the record are left out (W21): the first "
         f"{' or '.join(map(str, warmups))} of the run, as its headers say",
     }
@@ -113,7 +114,7 @@ def _metrics(dataset: Dataset) -> dict[str, Any]:
     entries = {name: describe(used[name], used["rank"], reasons.get(name)) for name in metric_names(run)}
     for ratio in RATIO_PARTS.keys() & entries.keys():
         entries[ratio] |= ratio_of_sums(used, ratio)
-    entries |= {name: describe(pd.Series(dtype="float64"), None, {NO_BASELINE: 1}) for name in BASELINE_METRICS}
+    entries |= {"overlap_efficiency": overlap_efficiency(run), "compute_slowdown": compute_slowdown(run)}
     entries[JOB_STEP] = _job_step(dataset)
     return {name: entries[name] for name in in_order(set(entries))}
 

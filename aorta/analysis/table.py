@@ -22,6 +22,8 @@ _DENOMINATOR: Final = {
     "overlap_ratio": "hidden/comm",
     "overlap_over_compute": "hidden/compute",
     "exposed_share": "exposed/step",
+    "overlap_efficiency": "saved/min(Tc,Tm)",
+    "compute_slowdown": "added/isolated",
 }
 _POOLED: Final = "  as ratio of sums over steps"
 _DIGITS: Final = {"ms": 3, "ratio": 4, "GB/s": 3}
@@ -38,6 +40,9 @@ def health_block(dataset: Dataset, entry: Mapping[str, Any]) -> str:
         f"  {steps['rank_steps_used']} rank-steps used ({steps['global_steps_used']} global steps), "
         f"{steps['rank_steps_left_out_as_warmup']} left out as warm-up",
     ]
+    if steps["isolated_rank_steps"]:
+        counts = ", ".join(f"{count} {phase}" for phase, count in steps["isolated_rank_steps"].items())
+        lines.append(f"  isolated baselines: {counts} rank-steps, in no metric but the two that rest on them")
     if "reason" in entry:
         lines.append(f"  ! nothing to measure: {entry['reason']}")
     lines += [f"  ! {note}" for note in (*health.notes(), *sentences(entry.get("stragglers", ())))]

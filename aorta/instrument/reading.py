@@ -23,11 +23,14 @@ from aorta.telemetry.schema import (
     Collective,
     ComputeRange,
     Coverage,
+    Phase,
     Stall,
     Step,
 )
 from aorta.timeline.intervals import Interval, clip, intersect, merge
 from aorta.timeline.overlap import Unseen, measure_window
+
+_NO_TRAINING = "a comm_only step trains nothing"
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class StepFacts:
     global_step: int
     lr: float | None
     warmup: bool
+    phase: Phase = "train"
 
 
 @dataclass
@@ -117,7 +121,7 @@ class StepReader:
             ("lr", step.facts.lr, "not told: the loop is not AORTA's; see recording.note"),
         ):
             if value is None:
-                reasons[name] = why
+                reasons[name] = _NO_TRAINING if step.facts.phase == "comm_only" else why
             elif not math.isfinite(value):
                 reasons[name] = f"was {value}"  # JSON has no such number: it is written as null
         per_stream_ms = overlap.per_stream_ms(unseen)
@@ -155,6 +159,7 @@ class StepReader:
             ],
             stalls=[Stall(low - start_ns, high - start_ns) for low, high in clip(stalls, window)],
             aux=[AuxRange(span.block, low - start_ns, high - start_ns) for span, low, high in aux],
+            phase=step.facts.phase,
             reasons=reasons,
         )
 

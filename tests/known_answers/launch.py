@@ -24,9 +24,9 @@ def link(transfer_ms: float) -> dict[str, Any]:
     }
 
 
-def launch(folder: Path, cases: list[Case]) -> None:
+def launch(folder: Path, cases: list[Case], program: str = "tests.known_answers.program") -> None:
     """Run the cases one after another in one launch; `folder` then has a run folder for each."""
-    start("tests.known_answers.program", str(folder), json.dumps([asdict(case) for case in cases]))
+    start(program, str(folder), json.dumps([asdict(case) for case in cases]))
 
 
 def start(module: str, *words: str) -> None:

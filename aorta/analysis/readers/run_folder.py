@@ -144,8 +144,7 @@ def _consistent(record: RankRecord) -> RankRecord:
         problems.append(
             f"{name}: {len(record.steps) - len(steps)} step(s) repeat a global step; the first of each is used"
         )
-    if record.footer is not None and record.footer.steps_written != len(record.steps):
-        problems.append(
-            f"{name}: its footer counts {record.footer.steps_written} steps, {len(record.steps)} could be read"
-        )
+    read = len(record.steps) + len(record.isolated)
+    if record.footer is not None and record.footer.steps_written != read:
+        problems.append(f"{name}: its footer counts {record.footer.steps_written} steps, {read} could be read")
     return replace(record, steps=[steps[key] for key in sorted(steps)], problems=problems)
