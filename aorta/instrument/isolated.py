@@ -16,7 +16,8 @@ import torch
 
 from aorta.errors import InstrumentError
 from aorta.instrument.clock import Clock, Mark
-from aorta.instrument.seam import Original, Work, group_of
+from aorta.instrument.operators import position_of_group
+from aorta.instrument.seam import Original, Work, group_in
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class StandIn:
 
     def __call__(self, name: str, args: tuple[Any, ...], _original: Original) -> Any:
         """The seam's handler; raises KeyError for an operator that `operators.OPERATORS` does not know."""
-        copy, group = COPIES[name], group_of(args)
+        copy, group = COPIES[name], group_in(args[position_of_group(name)])
         self.answered += 1
         blocks = self._compute is None or torch.cuda.current_stream() == self._compute
         begin = self._clock.mark() if blocks else None
@@ -85,7 +86,7 @@ def tensors_in(arguments: Any) -> Iterator[torch.Tensor]:
     """The tensors in nested lists of arguments, in order."""
     if isinstance(arguments, torch.Tensor):
         yield arguments
-    elif isinstance(arguments, list | tuple):
+    elif isinstance(arguments, (list, tuple)):
         for item in arguments:
             yield from tensors_in(item)
 

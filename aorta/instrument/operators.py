@@ -6,6 +6,7 @@ The tables follow the operators' schemas (`torch.ops.c10d.<name>.default._schema
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -77,6 +78,7 @@ def position_of_async_op(name: str) -> int | None:
     return next((i for i, argument in enumerate(_arguments(name)) if argument.name == "async_op"), None)
 
 
+@cache
 def position_of_group(name: str) -> int:
     """Where the process group stands among the operator's arguments."""
     return next(i for i, argument in enumerate(_arguments(name)) if str(argument.type).endswith("ProcessGroup"))

@@ -18,7 +18,7 @@ import torch
 
 from aorta.instrument.isolated import tensors_in
 from aorta.instrument.operators import OPERATORS
-from aorta.instrument.seam import Original, Work, first_tensor, unpack
+from aorta.instrument.seam import Original, Work, first_tensor, with_work, work_in
 from aorta.instrument.works import KeptAlive, TimedWork
 
 _ALIGNMENT = 512
@@ -99,7 +99,10 @@ class Rehearsal:
         number, self._calls = self._calls, self._calls + 1
         stream = self._stream()
         self.events.append(Call(name, _without_memory(args), stream, self._needed(number, args, stream)))
-        work, repack = unpack(original())
+        result = original()
+        work = work_in(result)
+        if work is None:  # synchronous on NCCL: the caller's stream runs on behind it, and nobody waits
+            return result
 
         def wait(inner: Callable[[], bool]) -> bool:
             self.events.append(Wait(number, self._stream()))
@@ -108,7 +111,7 @@ class Rehearsal:
         tensor = first_tensor(args)
         on_device = tensor is not None and tensor.device.type != "cpu"
         waiters = len(args[0]) if OPERATORS[name].coalesced else 1
-        return repack(TimedWork(work, wait, self._kept, waiters, repeatable=on_device))
+        return with_work(result, TimedWork(work, wait, self._kept, waiters, repeatable=on_device))
 
     def _stream(self) -> Any:
         return None if self.current_stream is None else self.current_stream()
@@ -158,24 +161,26 @@ class Replay:
         main = torch.cuda.current_stream() if self._streams else None
         for stream in self._streams:
             stream.wait_stream(main)
-        works: list[Work] = []
+        works: list[Work | None] = []
         done: dict[int, Any] = {}
         waited = set()
         for event in self._events:
             if isinstance(event, Wait):
+                work = works[event.number]
+                assert work is not None  # only of a handle was a wait heard
                 with _on(event.stream):
-                    works[event.number].wait()
+                    work.wait()
                 waited.add(event.number)
                 continue
             call, args = event
             with _on(call.stream):
                 for number in call.after:
                     call.stream.wait_event(done[number])
-                works.append(unpack(getattr(torch.ops.c10d, call.name).default(*args))[0])
+                works.append(work_in(getattr(torch.ops.c10d, call.name).default(*args)))
                 if len(works) - 1 in self._needed:
                     done[len(works) - 1] = call.stream.record_event()
         for number, work in enumerate(works):
-            if number not in waited:
+            if work is not None and number not in waited:
                 work.wait()  # by its future, as DDP does behind the backward pass
         for stream in self._streams:
             assert main is not None  # there are streams
