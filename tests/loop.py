@@ -6,7 +6,7 @@ whose instrument can be paused, and whose record goes to a file or a list. No fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from aorta.launch.topology import Topology
 from aorta.parallel.strategies import spread
 from aorta.telemetry.clock import read_clocks
 from aorta.telemetry.schema import Step
-from aorta.workload.data import Batch, Batches
+from aorta.workload.data import Batches
 from aorta.workload.ranking import ListwiseLoss, RankingTransformer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,23 +66,17 @@ class Loop:
         optimizer = make_optimizer(model.parameters(), config)
         schedule = make_schedule(optimizer, config)
         scaler = make_scaler(config, device)
-        self._step = TrainStep(whole, loss, optimizer, schedule, scaler, self.instrument, config, device)
-        self._batches = self._for_ever(Batches(config, config.workload, whole.data_rank, whole.data_size, device))
+        self.step_of_training = TrainStep(whole, loss, optimizer, schedule, scaler, self.instrument, config, device)
+        self.batches = Batches(config, config.workload, whole.data_rank, whole.data_size, device).for_ever
+        self._batches = self.batches()
         self.model, self.steps_done = whole.module, 0
 
     def step(self) -> None:
         """One recorded step."""
         number, self.steps_done = self.steps_done, self.steps_done + 1
-        self._step.run(self._batches, StepFacts(0, number, number, lr=0.0, warmup=False))
+        self.step_of_training.run(self._batches, StepFacts(0, number, number, lr=0.0, warmup=False))
 
     def finish(self) -> None:
         """Write the last steps and take everything off."""
         self.instrument.recorder.finish()
         self.instrument.close()
-
-    @staticmethod
-    def _for_ever(batches: Batches) -> Iterator[Batch]:
-        epoch = 0
-        while True:
-            yield from batches.epoch(epoch, 0)
-            epoch += 1

@@ -1,6 +1,6 @@
 """Collectives matched across all ranks, without ever holding those of all steps: the numbers of `summary.json`.
 
-Enters: a `Run`. Leaves: an entry per (kind, group, group size, bytes), and the ranking of stragglers. Must not: say
+Enters: a `Run`. Leaves: an entry per (kind, group, group size, bytes), and one a group on its straggler. Must not: say
 anything that `matching.matched`, which does the same for a table in memory, would not say (a test holds them together),
 or round a nanosecond before a difference is formed.
 
@@ -17,15 +17,16 @@ from typing import Any, Final
 
 import numpy as np
 
+from aorta.analysis.bandwidth import TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
 from aorta.analysis.instances import Instances, Piece, find_instances
-from aorta.analysis.matching import BUSBW_FACTOR, GROUP_OF_ONE, NO_BYTES, NO_SIZE, REASONS, TOO_SHORT
+from aorta.analysis.matching import REASONS
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES
 from aorta.analysis.naming import Entry, Names, name_all
 from aorta.analysis.pools import Pools
 from aorta.analysis.readers.run_folder import Run
 from aorta.analysis.readers.scan import NULL, ROW, Floats, Ints
 from aorta.analysis.stats import entry, median_or_none
-from aorta.analysis.stragglers import Stragglers
+from aorta.analysis.straggler import Stragglers
 from aorta.timeline.overlap import NS_PER_MS
 
 PIECE_ROWS: Final = 1 << 18
@@ -39,7 +40,7 @@ class Across:
     """What matching leaves: plain JSON values, warm-up left out."""
 
     collectives: list[dict[str, Any]]
-    stragglers: dict[str, Any]
+    stragglers: list[dict[str, Any]]
 
 
 @dataclass
@@ -61,7 +62,7 @@ def across_ranks(run: Run) -> Across:
     names = name_all(run)
     counts = [_Counts() for _ in names.entries]
     pools = Pools(run.columns.store)
-    stragglers = Stragglers({rank: record.header.host for rank, record in run.records.items()})
+    stragglers = Stragglers(names, pools)
     waits = {rank: run.columns.store.reserve(stored.scan.row_count) for rank, stored in run.columns.ranks.items()}
     for first, last in run.columns.step_ranges(PIECE_ROWS):
         piece = _piece(run, names, first, last)
@@ -72,11 +73,11 @@ def across_ranks(run: Run) -> Across:
             for rank, at, start in zip(piece.ranks, piece.starts, piece.first_rows, strict=True):
                 run.columns.store.write(waits[rank] + 8 * start, found.wait_or_reason[at])
     for rank in run.columns.ranks:
-        _count_rows(run, rank, names, waits[rank], counts, pools)
+        _count_rows(run, rank, names, waits[rank], counts, pools, stragglers)
     order = sorted(range(len(counts)), key=lambda index: names.entries[index].order)
     return Across(
         [_entry(names.entries[index], index, counts[index], pools) for index in order if counts[index].rows],
-        stragglers.ranking(),
+        stragglers.entries(),
     )
 
 
@@ -129,17 +130,19 @@ def _count_instances(found: Instances, names: Names, counts: list[_Counts], pool
         pools.add(("transfer_ms", index), transfer)
         pools.add(("arrival_skew_ms", index), (found.longest_ns - found.transfer_ns)[clear] / NS_PER_MS)
         pools.add(("arrival_skew_bound_ms", index), found.longest_ns[clear] / NS_PER_MS)
-        why = NO_SIZE if key.bytes < 0 else NO_BYTES if key.bytes == 0 else GROUP_OF_ONE if key.size == 1 else TOO_SHORT
-        moved = transfer[transfer != 0] if why == TOO_SHORT else transfer[:0]
-        if len(moved) < len(transfer):
-            count.no_bandwidth[why] += len(transfer) - len(moved)
-        algbw = key.bytes / 1e9 / (moved / 1e3)
+        why = no_bandwidth(key.bytes if key.bytes >= 0 else None, key.size)
+        algbw = transfer[:0] if why else algbw_gb_per_s(key.bytes, found.transfer_ns[clear])
+        if len(algbw) < len(transfer):
+            count.no_bandwidth[why or TOO_SHORT] += len(transfer) - len(algbw)
         pools.add(("algbw_gb_per_s", index), algbw)
-        if key.kind in BUSBW_FACTOR and key.size:
-            pools.add(("busbw_gb_per_s", index), algbw * BUSBW_FACTOR[key.kind] * (key.size - 1) / key.size)
+        factor = busbw_factor(key.kind, key.size)
+        if factor is not None:
+            pools.add(("busbw_gb_per_s", index), algbw * factor)
 
 
-def _count_rows(run: Run, rank: int, names: Names, waits: int, counts: list[_Counts], pools: Pools) -> None:
+def _count_rows(
+    run: Run, rank: int, names: Names, waits: int, counts: list[_Counts], pools: Pools, stragglers: Stragglers
+) -> None:
     """Add what there is on each rank: duration, queueing, waiting, and their medians."""
     stored = run.columns.ranks[rank]
     if not stored.scan.row_count:
@@ -156,6 +159,7 @@ def _count_rows(run: Run, rank: int, names: Names, waits: int, counts: list[_Cou
         "wait_ms": _milliseconds(wait, wait < 0),
     }
     first = names.first_what[rank]
+    stragglers.add_waits(rank, what + first, wait, used)
     entries = names.entry[first : first + len(stored.scan.whats)]
     for index in np.unique(entries):
         mine = used & (entries[what] == index)

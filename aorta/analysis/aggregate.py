@@ -6,6 +6,7 @@ but the milliseconds of the record, or hold more than a few columns of the run i
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -15,14 +16,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from aorta.analysis.across import Across, across_ranks
+from aorta.analysis.baselines import compute_slowdown, overlap_efficiency
 from aorta.analysis.frames import metric_names, null_reasons, step_column, steps_frame
-from aorta.analysis.metrics import (
-    BASELINE_METRICS,
-    JOB_STEP,
-    NO_BASELINE,
-    RATIO_PARTS,
-    in_order,
-)
+from aorta.analysis.metrics import JOB_STEP, RATIO_PARTS, in_order
 from aorta.analysis.readers.run_folder import Run
 from aorta.analysis.stats import describe
 
@@ -112,12 +108,16 @@ def _source(run: Run) -> dict[str, Any]:
 
 def _counts(dataset: Dataset) -> dict[str, Any]:
     read, used = len(dataset.used), int(dataset.used.sum())
+    isolated = Counter[str]()
+    for stored in dataset.run.columns.ranks.values():
+        isolated.update(stored.scan.isolated)
     warmups = sorted({record.header.warmup_steps for record in dataset.run.records.values()})
     return {
         "rank_steps_read": read,
         "rank_steps_used": used,
         "rank_steps_left_out_as_warmup": read - used,
         "global_steps_used": len(np.unique(step_column(dataset.run, "global_step")[dataset.used])),
+        "isolated_rank_steps": {phase: isolated[phase] for phase in sorted(isolated)},
         "warmup_rule": "steps flagged warmup in the record are left out (W21): the first "
         f"{' or '.join(map(str, warmups))} of the run, as its headers say",
     }
@@ -130,7 +130,8 @@ def _metrics(dataset: Dataset) -> dict[str, Any]:
     }
     for ratio in RATIO_PARTS.keys() & entries.keys():
         entries[ratio] |= ratio_of_sums(dataset, ratio)
-    entries |= {name: describe(np.empty(0), None, {NO_BASELINE: 1}) for name in BASELINE_METRICS}
+    run = dataset.run
+    entries |= {"overlap_efficiency": overlap_efficiency(run), "compute_slowdown": compute_slowdown(run)}
     entries[JOB_STEP] = _job_step(dataset)
     return {name: entries[name] for name in in_order(set(entries))}
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from aorta.analysis.metrics import in_order
 from aorta.analysis.readers.run_folder import Run
-from aorta.analysis.readers.scan import LOSSES, NULL, ROW, Ints
+from aorta.analysis.readers.scan import KIND_METRICS, KINDS_KNOWN, LOSSES, NULL, ROW, Ints
 from aorta.timeline.overlap import NS_PER_MS
 
 STEP_COLUMNS = (
@@ -75,7 +75,8 @@ def null_reasons(run: Run, name: str) -> Counter[str]:
             found, first, counts = np.unique(codes, return_index=True, return_counts=True)
             for place in np.argsort(first):
                 said = stored.scan.reasons[found[place]]
-                why = said.get(name) or (said.get("comm_ms") if name != "loss" else None) or _NO_REASON
+                others = KINDS_KNOWN if name in KIND_METRICS else KINDS_KNOWN[:1] if name != "loss" else ()
+                why = next((said[key] for key in (name, *others) if said.get(key)), _NO_REASON)
                 reasons[why] += int(counts[place])
     return reasons
 

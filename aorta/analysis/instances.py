@@ -54,8 +54,10 @@ class Instances:
     size: Ints
     transfer_ns: Ints
     longest_ns: Ints
-    second_ns: Ints
-    """Second shortest duration: how long it would have been on the last rank to come, had that come as second last."""
+    alone: Bools
+    """No other rank's duration is as short: one rank alone came last."""
+    whole: Bools
+    """Every rank of the group, of two or more, has it once and counts it."""
     last: Ints
     """Row of the shortest duration: of the rank that came last."""
     wait_or_reason: Ints
@@ -96,7 +98,7 @@ def find_instances(piece: Piece, names: Names) -> Instances:
     others[last] = _MAX
     second = np.minimum.reduceat(others, starts)
 
-    clear = reason == OK
+    clear, size = reason == OK, names.size[first]
     wait = np.where(clear[number], duration - shortest[number], -reason[number])
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
@@ -105,10 +107,11 @@ def find_instances(piece: Piece, names: Names) -> Instances:
         entry=names.entry[first],
         reason=reason,
         used=np.logical_or.reduceat(piece.used[order], starts),
-        size=names.size[first],
+        size=size,
         transfer_ns=np.where(clear, shortest, 0),
         longest_ns=np.where(clear, longest, 0),
-        second_ns=np.where(clear & (rows > 1), second, 0),
+        alone=clear & (second > shortest),
+        whole=clear & (size > 1) & (rows == size) & np.logical_and.reduceat(piece.used[order], starts),
         last=order[last],
         wait_or_reason=wait[back],
     )

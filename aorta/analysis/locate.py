@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from aorta.analysis.readers.run_folder import rank_files
 from aorta.errors import InputError
+from aorta.telemetry.reader import LINE_LIMIT, decode_line
 from aorta.telemetry.schema import Header
 
 OUTPUTS: Final = "artifacts"
@@ -92,9 +91,10 @@ def _candidates(label: str, here: Path, root: Path) -> Iterator[tuple[Path, str 
 def _first_header(path: Path) -> Header | None:
     try:
         with path.open("rb") as file:
-            return msgspec.json.decode(file.readline(), type=Header)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            line = decode_line(file.readline(LINE_LIMIT))
+    except (OSError, ValueError):
         return None  # a bad file decides nothing here; reading the run reports it
+    return line if isinstance(line, Header) else None
 
 
 def _nowhere(missing: dict[str, list[str]]) -> str:

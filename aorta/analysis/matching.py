@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import pandas as pd
 
+from aorta.analysis.bandwidth import BUSBW_FACTOR, GROUP_OF_ONE, NO_BYTES, NO_SIZE, TOO_SHORT
 from aorta.analysis.readers.run_folder import Run
 from aorta.timeline.classes import LOCKSTEP
 
@@ -22,15 +23,7 @@ Members: TypeAlias = tuple[int, ...]
 Reason: TypeAlias = "tuple[pd.Series[bool], str | pd.Series[str]]"
 """Where it applies, and the sentence (or one per row)."""
 
-BUSBW_FACTOR: Final = {"allreduce": 2.0, "reducescatter": 1.0, "allgather": 1.0, "alltoall": 1.0}
-"""busbw = algbw x factor x (n - 1) / n (docs/measuring.md, section 1; nccl-tests, doc/PERFORMANCE.md)."""
-
 _KEY = ["group", "members", "global_step", "seq", "kind", "bytes"]
-NO_BYTES: Final = "it carries no bytes"
-NO_SIZE: Final = "its size is not known"
-"""Traces of other tools may not tell; their size is -1 in a frame, and null in a summary."""
-GROUP_OF_ONE: Final = "a group of one rank moves nothing"
-TOO_SHORT: Final = "its transfer is too short for the clock"
 _LEAVES_EARLY = "a rank may end this kind early, so no rank's duration is its transfer"
 _UNKNOWN_GROUP = "the ranks of its group are not in the record (no footer)"
 _MISSED = "a collective was missed at or before this step: sequence numbers no longer match"

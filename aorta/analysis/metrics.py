@@ -14,8 +14,6 @@ from aorta.timeline.classes import KINDS
 Better: TypeAlias = Literal["lower", "higher"]
 Unit: TypeAlias = Literal["ms", "ratio", "GB/s"]
 
-NO_BASELINE: Final = "no isolated baseline in this run"
-BASELINE_METRICS: Final = ("overlap_efficiency", "compute_slowdown")
 JOB_STEP: Final = "job_step_ms"
 RATIO_PARTS: Final[dict[str, tuple[str, str]]] = {
     "overlap_ratio": ("compute_comm_ms", "comm_ms"),
@@ -49,8 +47,15 @@ _STEP_METRICS: Final = (
     Metric("copy_ms", "ms", None, "union of memory copies and fills"),
     Metric("aux_ms", "ms", None, "union of optimizer, clipping, loss read, data"),
     Metric("idle_ms", "ms", "lower", "window minus the union of everything"),
-    Metric("overlap_efficiency", "ratio", "higher", "(Tc + Tm - T) / min(Tc, Tm), wall times of isolated runs"),
-    Metric("compute_slowdown", "ratio", "lower", "overlapped compute busy time / isolated compute busy time - 1"),
+    Metric(
+        "overlap_efficiency",
+        "ratio",
+        "higher",
+        "(Tc + Tm - T) / min(Tc, Tm), wall times of whole steps: T together, Tc compute only, Tm communication only",
+    ),
+    Metric(
+        "compute_slowdown", "ratio", "lower", "overlapped / isolated compute busy time - 1, from medians over steps"
+    ),
 )
 _KIND_METRICS: Final = tuple(
     metric

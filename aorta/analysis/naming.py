@@ -43,6 +43,8 @@ class Names:
     group: Ints
     size: Ints
     """Ranks of the group, -1 where they are not known."""
+    groups: list[tuple[str, Members]]
+    """Name and ranks of each number in `group`; no ranks where they are not known."""
     kind_and_bytes: Ints
     lockstep: npt.NDArray[np.bool_]
 
@@ -53,6 +55,7 @@ def name_all(run: Run) -> Names:
     entries: dict[tuple[str, str, int | None, int], Entry] = {}
     entry_numbers: dict[tuple[str, str, int | None, int], int] = {}
     groups: dict[tuple[str, int], int] = {}
+    group_names: list[tuple[str, Members]] = []
     kinds: dict[tuple[str, int], int] = {}
     first_what: dict[int, int] = {}
     table: list[tuple[int, int, int, int, bool]] = []
@@ -64,15 +67,20 @@ def name_all(run: Run) -> Names:
             entry = entries.setdefault(key, Entry(*key))
             if ranks is not None:
                 entry.members.add(ranks)
+            if (group, id(ranks)) not in groups:
+                groups[group, id(ranks)] = len(groups)
+                group_names.append((group, ranks or ()))
             table.append(
                 (
                     entry_numbers.setdefault(key, len(entry_numbers)),
                     # one tuple per group (`group_members`), so its identity serves, at any size
-                    groups.setdefault((group, id(ranks)), len(groups)),
+                    groups[group, id(ranks)],
                     -1 if ranks is None else len(ranks),
                     kinds.setdefault((kind, size), len(kinds)),
                     kind in LOCKSTEP,
                 )
             )
     columns = np.array(table, np.int64).reshape(-1, 5).T
-    return Names(list(entries.values()), first_what, columns[0], columns[1], columns[2], columns[3], columns[4] != 0)
+    entry_of, group_of, size_of, kind_and_bytes, lockstep = columns
+    named = list(entries.values())
+    return Names(named, first_what, entry_of, group_of, size_of, group_names, kind_and_bytes, lockstep != 0)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.metrics import metric_named
+from aorta.analysis.straggler import sentences
 
 WIDTH: Final = 100
 _NAME: Final = 38
@@ -21,6 +22,8 @@ _DENOMINATOR: Final = {
     "overlap_ratio": "hidden/comm",
     "overlap_over_compute": "hidden/compute",
     "exposed_share": "exposed/step",
+    "overlap_efficiency": "saved/min(Tc,Tm)",
+    "compute_slowdown": "added/isolated",
 }
 _POOLED: Final = "  as ratio of sums over steps"
 _DIGITS: Final = {"ms": 3, "ratio": 4, "GB/s": 3}
@@ -37,9 +40,12 @@ def health_block(dataset: Dataset, entry: Mapping[str, Any]) -> str:
         f"  {steps['rank_steps_used']} rank-steps used ({steps['global_steps_used']} global steps), "
         f"{steps['rank_steps_left_out_as_warmup']} left out as warm-up",
     ]
+    if steps["isolated_rank_steps"]:
+        counts = ", ".join(f"{count} {phase}" for phase, count in steps["isolated_rank_steps"].items())
+        lines.append(f"  isolated baselines: {counts} rank-steps, in no metric but the two that rest on them")
     if "reason" in entry:
         lines.append(f"  ! nothing to measure: {entry['reason']}")
-    lines += [f"  ! {note}" for note in health.notes()]
+    lines += [f"  ! {note}" for note in (*health.notes(), *sentences(entry.get("stragglers", ())))]
     return _wrap(lines)
 
 
@@ -47,7 +53,7 @@ def dataset_table(label: str, entry: Mapping[str, Any]) -> str:
     """Every metric of one dataset over its rank-steps."""
     metrics = entry.get("metrics", {})
     rows = [_columns(label, ["median", "p5", "p95", "mean", "rank spread"])]
-    zeros = [name for name, values in metrics.items() if values["min"] == values["max"] == 0]
+    zeros = [name for name, values in metrics.items() if values["min"] == values["max"] == values["nulls"] == 0]
     for name, values in metrics.items():
         if values["median"] is None or name in zeros:
             continue
@@ -57,7 +63,7 @@ def dataset_table(label: str, entry: Mapping[str, Any]) -> str:
         rows.append(_columns(_titled(name), [*cells, "-" if spread is None else _number(spread, unit)]))
         if values.get("ratio_of_sums") is not None:
             rows.append(_columns(_POOLED, [_number(values["ratio_of_sums"], "ratio")]))
-    rows += _zeros(zeros) + _collective_rows(entry.get("collectives", ()))
+    rows += _zeros(zeros, "0 throughout") + _collective_rows(entry.get("collectives", ()))
     return "\n".join([*rows, *_nulls({name: values["reason"] for name, values in metrics.items()})])
 
 
@@ -91,7 +97,7 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
     if any(unshared.values()):
         counts = f"{unshared['reference']} of the reference, {unshared['candidate']} of the candidate"
         lines.append(f"  collectives (kind, group, size, bytes) that the other side does not have: {counts}")
-    lines += _zeros(zeros) + _nulls(nulls)
+    lines += _zeros(zeros, "median 0 on both sides") + _nulls(nulls)
     differences = comparison["manifest_differences"]
     for difference in differences[:_SHOWN_DIFFERENCES]:
         values = f"{difference['reference']!r} -> {difference['candidate']!r}"
@@ -163,8 +169,8 @@ def _nulls(reasons: Mapping[str, str | None]) -> list[str]:
     return _wrap([f"  null: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]).splitlines()
 
 
-def _zeros(names: Sequence[str]) -> list[str]:
-    return _wrap([f"  0 throughout: {', '.join(names)}"]).splitlines() if names else []
+def _zeros(names: Sequence[str], what: str) -> list[str]:
+    return _wrap([f"  {what}: {', '.join(names)}"]).splitlines() if names else []
 
 
 def _left_over(total: int, shown: int, what: str) -> list[str]:

@@ -33,6 +33,9 @@ RENAMED: dict[str, str] = {
 }
 """Keys of the older configuration -> the same thing today."""
 
+SHORT: dict[str, str] = {"baseline": "baseline.enabled"}
+"""Sections that are switched on by their own name -> the key that does it."""
+
 RETRANSLATED: dict[str, dict[str, str]] = {
     "fsdp.sharding_strategy": {
         "full_shard": "parallel.reshard_after_forward=true",
@@ -155,6 +158,8 @@ def _rename(word: str) -> str:
         if choice not in RETRANSLATED[bare]:
             raise ConfigError(f"{word}: {value!r} is not one of {', '.join(RETRANSLATED[bare])}")
         return RETRANSLATED[bare][choice]
+    if bare in SHORT and equals and not value.startswith("{"):  # a whole section is Hydra's own
+        return f"{SHORT[bare]}={value}"
     if bare in RENAMED and equals:
         return f"{RENAMED[bare]}={value}"
     return word

@@ -37,6 +37,7 @@ test compares the two. `python train.py --cfg job` prints the configuration of a
 |---|---|
 | set a key | `training.max_steps=50` |
 | choose an option of a group | `parallel=fsdp` |
+| switch a section on | `baseline=true`, short for `baseline.enabled=true` |
 | set a key to nothing | `training.grad_clip_norm=null` |
 | use your own file | `--config mine.yaml`, a file that begins with `defaults: [default, _self_]` |
 | see what would run | `--cfg job` |

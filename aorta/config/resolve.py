@@ -39,7 +39,7 @@ RESERVED_LABELS = frozenset({"history", "logs", "checkpoints", "torch_profiler"}
 HOW_TO_BUILD = (
     "the configuration file does not build on AORTA's: begin it with\n  defaults:\n    - default\n    - _self_"
 )
-NOT_IN_HASH = ("label", "training.output_dir", "training.overwrite", "training.start_step")
+NOT_IN_HASH = ("label", "baseline", "training.output_dir", "training.overwrite", "training.start_step")
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,7 @@ def _broken_rules(config: Config) -> Iterator[str]:
             "dataset.num_samples": dataset.num_samples,
             "dataset.sequence_length": dataset.sequence_length,
             "clock.anchor_interval": config.clock.anchor_interval,
+            "baseline.steps": config.baseline.steps,
         },
     )
     yield from _at_least(
@@ -205,6 +206,8 @@ def _broken_rules(config: Config) -> Iterator[str]:
             "and torch's gradient scaler looks for overflow on one only, so ranks would disagree about a step; use bf16"
         )
     yield from _profiling_rules(config.profiling)
+    if config.baseline.enabled and config.instrument.mode is Mode.off:
+        yield "instrument.mode=off: baseline=true replaces what is seen; set instrument.mode=observe or dedicated"
     if isinstance(config.fabric, EmulatedFabric):
         yield from _fabric_rules(config.fabric, world_size)
         if config.instrument.mode is Mode.off:

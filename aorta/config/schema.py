@@ -178,6 +178,18 @@ class Instrument:
 
 
 @dataclass
+class Baseline:
+    """Isolated baselines: behind the training, in the same launch, steps that only compute and steps that only
+    communicate. `baseline=true` is short for `baseline.enabled=true`.
+    """
+
+    # measure them, for overlap_efficiency and compute_slowdown
+    enabled: bool = False
+    # steps of each of the two; warm-up among them as in training: telemetry.warmup_steps, at most half
+    steps: int = 20
+
+
+@dataclass
 class Clock:
     """Clock anchors in the record."""
 
@@ -409,6 +421,7 @@ class Config:
     dataloader: Dataloader = field(default_factory=Dataloader)
     compile: Compile = field(default_factory=Compile)
     instrument: Instrument = field(default_factory=Instrument)
+    baseline: Baseline = field(default_factory=Baseline)
     clock: Clock = field(default_factory=Clock)
     workload: Workload = MISSING
     parallel: Parallel = MISSING

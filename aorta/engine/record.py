@@ -121,9 +121,9 @@ class Record:
         return record
 
     def step(self, line: Step, anchor_interval: int) -> None:
-        """Write one finished step, and every `anchor_interval` steps the clocks behind it (R7)."""
+        """Write one finished step, and every `anchor_interval` steps of training the clocks behind it (R7)."""
         self.writer.write(line)
-        if (line.global_step + 1) % anchor_interval == 0:
+        if line.phase == "train" and (line.global_step + 1) % anchor_interval == 0:
             self.writer.write(Anchor(line.global_step, read_clocks()))
 
     @contextmanager

@@ -39,24 +39,32 @@ class TrainStep:
 
     def run(self, batches: Iterator[Batch], facts: StepFacts) -> None:
         """Train on the next `gradient_accumulation` micro-batches, as one recorded step."""
-        recorder = self.instrument.recorder
-        with recorder.step(facts):
-            losses = self._gradients(batches)
-            grad_norm = None
-            max_norm = self.config.training.grad_clip_norm
-            if max_norm is not None:
-                with recorder.aux("clip"):
-                    self.scaler.unscale_(self.optimizer)
-                    grad_norm = clip(self.model.module, max_norm)
-            with recorder.aux("optimizer"):
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-                self.optimizer.zero_grad(set_to_none=True)
-            if self.device.type == "cpu" or (facts.global_step + 1) % self.config.training.log_interval == 0:
-                with recorder.aux("loss_read"):
-                    recorder.note(Scalar(torch.stack(losses).sum()), None if grad_norm is None else Scalar(grad_norm))
+        with self.instrument.recorder.step(facts):
+            self._update(batches, facts.global_step)
         # Behind the step: it is bookkeeping of the host, and skipped updates (fp16 overflow) must not be complained of.
         self.schedule.step()
+
+    def unrecorded(self, batches: Iterator[Batch]) -> None:
+        """The same, but no step of the record."""
+        self._update(batches, 0)
+        self.schedule.step()
+
+    def _update(self, batches: Iterator[Batch], global_step: int) -> None:
+        recorder = self.instrument.recorder
+        losses = self._gradients(batches)
+        grad_norm = None
+        max_norm = self.config.training.grad_clip_norm
+        if max_norm is not None:
+            with recorder.aux("clip"):
+                self.scaler.unscale_(self.optimizer)
+                grad_norm = clip(self.model.module, max_norm)
+        with recorder.aux("optimizer"):
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+        if self.device.type == "cpu" or (global_step + 1) % self.config.training.log_interval == 0:
+            with recorder.aux("loss_read"):
+                recorder.note(Scalar(torch.stack(losses).sum()), None if grad_norm is None else Scalar(grad_norm))
 
     def _gradients(self, batches: Iterator[Batch]) -> list[torch.Tensor]:
         recorder, count = self.instrument.recorder, self.config.training.gradient_accumulation

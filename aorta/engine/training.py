@@ -5,6 +5,7 @@ Must not: handle what went wrong (that is `run`); it only makes sure that nothin
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
@@ -20,7 +21,8 @@ from torch import nn
 from aorta.capture.rocm_smi import RocmSmiSampler
 from aorta.capture.torch_profiler import ProfilerWindow
 from aorta.config.resolve import Resolved, steps_planned
-from aorta.config.schema import Compile, EmulatedFabric, Mode, Ranking
+from aorta.config.schema import Compile, Config, EmulatedFabric, Mode, Ranking
+from aorta.engine.baselines import Baselines
 from aorta.engine.checkpoint import Checkpoints, first_step
 from aorta.engine.logs import log_to
 from aorta.engine.optimization import make_optimizer, make_scaler, make_schedule
@@ -90,7 +92,7 @@ class Training:
     def _train(self, stack: ExitStack, folder: RunFolder, first: int) -> signal.Signals | None:
         config, topology = self.config, self.topology
         stop = steps_planned(config, topology.world_size)
-        warmup = max(0, min(config.telemetry.warmup_steps, (stop - first) // 2))
+        warmup = _warmup(config, stop - first)
         model, blocks = self._model()
         model_spread = spread(model, blocks, model.tensor_parallel_parts(), config, self.device)
         # Ranks begin alike but drop out differently, except where they compute a layer together.
@@ -105,7 +107,8 @@ class Training:
         def finished(step: Step) -> None:
             sample = sampler.take() if sampler else None
             record.step(msgspec.structs.replace(step, **sample) if sample else step, config.clock.anchor_interval)
-            progress.show(step)
+            if step.phase == "train":
+                progress.show(step)
 
         with record.starting(self.peers.explain):
             instrument = stack.enter_context(
@@ -134,26 +137,38 @@ class Training:
         stack.callback(agreement.close)
         # Signals outermost: a launcher ends the survivors of a dead rank while they still write down who it was.
         with stop_on_signals(agreement) as signals, record.closed_by(instrument, self.peers.explain) as ending:
-            profiler = stack.enter_context(ProfilerWindow(config.profiling, folder.traces(topology.rank), first))
-            for facts, batches in self._steps(first, stop, warmup, schedule, model_spread):
-                if not agreement.may_start(facts.global_step):
-                    break
-                with profiler.iteration(facts.global_step):
-                    step.run(batches, facts)
-                profiler.step()
-                interval = config.training.checkpoint_interval
-                if interval and (facts.global_step + 1) % interval == 0:
-                    checkpoints.save(facts.global_step + 1)
+            batches = Batches(config, self._shape(), model_spread.data_rank, model_spread.data_size, self.device)
+            trained = 0
+            with ProfilerWindow(config.profiling, folder.traces(topology.rank), first) as profiler:
+                for facts, source in self._steps(first, stop, warmup, schedule, batches):
+                    if not agreement.may_start(facts.global_step):
+                        break
+                    with profiler.iteration(facts.global_step):
+                        step.run(source, facts)
+                    profiler.step()
+                    trained += 1
+                    interval = config.training.checkpoint_interval
+                    if interval and (facts.global_step + 1) % interval == 0:
+                        checkpoints.save(facts.global_step + 1)
+            if config.baseline.enabled and trained:
+                progress.close()
+                # Numbered on from the training's, for the agreement of the ranks on the last step.
+                numbers, steps = itertools.count(stop), config.baseline.steps
+
+                def may_start() -> bool:
+                    self.peers.go_on()
+                    return agreement.may_start(next(numbers))
+
+                Baselines(step, batches.for_ever, may_start, steps, _warmup(config, steps)).run()
             ending.signal = signals.received
         progress.close()
-        _log.info("%s: %d steps, record in %s", ending.reason, instrument.recorder.steps_written, folder.path)
+        _log.info("%s: %d steps, record in %s", ending.reason, trained, folder.path)
         return signals.received
 
     def _steps(
-        self, first: int, stop: int, warmup: int, schedule: torch.optim.lr_scheduler.LambdaLR, model: Spread
+        self, first: int, stop: int, warmup: int, schedule: torch.optim.lr_scheduler.LambdaLR, batches: Batches
     ) -> Iterator[tuple[StepFacts, Iterator[Batch]]]:
         """The facts of each step, and where its micro-batches come from."""
-        batches = Batches(self.config, self._shape(), model.data_rank, model.data_size, self.device)
         for epoch in range(self.config.training.epochs):
             begin = max(first - epoch * batches.steps_per_epoch, 0)
             source = batches.epoch(epoch, begin)
@@ -250,6 +265,11 @@ class Training:
 
     def _asked(self) -> Asked:
         return Asked(self.config.label, self.resolved.plain, self.resolved.manifest_hash)
+
+
+def _warmup(config: Config, steps: int) -> int:
+    """How many of so many steps are flagged as warm-up (W21)."""
+    return max(0, min(config.telemetry.warmup_steps, steps // 2))
 
 
 def _compile(block: nn.Module, settings: Compile) -> None:

@@ -17,14 +17,16 @@ from torch import nn
 
 from aorta.instrument.backward import BackwardEnds
 from aorta.instrument.clock import clock_for
-from aorta.instrument.collectives import DeviceTap, Group, HostTap
+from aorta.instrument.collectives import HostTap
 from aorta.instrument.compute import BlockRanges
+from aorta.instrument.device_collectives import DeviceTap
 from aorta.instrument.fabric import Fabric
+from aorta.instrument.issued import Group
 from aorta.instrument.links import DeviceLink, HostLinks, stream_sleep
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.reading import StepReader
 from aorta.instrument.recorder import StepRecorder
-from aorta.instrument.seam import Seam, all_groups, issued_by
+from aorta.instrument.seam import Handler, Seam, all_groups, issued_by
 from aorta.instrument.streams import DeviceStreams
 from aorta.telemetry.schema import ClockReading, InstrumentMode, Step
 from aorta.timeline.overlap import Unseen
@@ -69,7 +71,7 @@ class Instrument:
             lambda: {id(group): issued_by(group) for group in all_groups()},
             sink,
         )
-        self._device, self._clock, self._mode = device, clock, mode
+        self._device, self.clock, self._mode = device, clock, mode
         self._ranges = BlockRanges(clock, self.recorder.on_range)
         self._blocks: list[tuple[str, nn.Module]] = []
         # DDP waits for its collectives behind the last node, on futures in C++ where no handle of ours is asked.
@@ -109,6 +111,19 @@ class Instrument:
             self.recorder.unseen = None
             self._look()
 
+    @contextmanager
+    def replaced(self, handler: Handler) -> Iterator[None]:
+        """Between two steps: every collective goes to `handler` instead, until the block ends; nothing else changes.
+
+        What it lets pass to a backend is not in the record, and is missed by the coverage of a recorded step.
+        """
+        assert self._handler is not None  # with mode=off there is nothing to replace
+        self._reseat(handler)
+        try:
+            yield
+        finally:
+            self._reseat(self._handler)
+
     def watch_backward(self, module: nn.Module) -> None:
         """Notice the end of every backward pass that begins at `module`'s outputs or behind them."""
         self._outputs.append(module)
@@ -141,6 +156,11 @@ class Instrument:
         if self._device.type == "cpu":
             sys.setswitchinterval(SWITCH_INTERVAL_S)
 
+    def _reseat(self, handler: Handler) -> None:
+        assert self._seam is not None
+        self._seam.close()
+        self._seam = Seam(OPERATORS, self._device, handler, self.recorder.on_captured)
+
     def _look_away(self) -> None:
         assert self._seam is not None
         self._ranges.close()
@@ -150,7 +170,7 @@ class Instrument:
         sys.setswitchinterval(self._switch_interval_s)
 
     def _tap(self, device: torch.device, stream_priority: int, fabric: Fabric | None) -> HostTap:
-        clock, recorder = self._clock, self.recorder
+        clock, recorder = self.clock, self.recorder
         links = None if fabric is None else HostLinks(fabric)
         if device.type == "cpu":
             return HostTap(clock, self.groups, recorder.on_issue, recorder.on_stall, links)

@@ -28,17 +28,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from aorta.instrument.arrivals import Arrivals
 from aorta.instrument.fabric import Fabric
+from aorta.instrument.issued import Issued
 from aorta.instrument.seam import Work
 from aorta.timeline.classes import LOCKSTEP
-
-if TYPE_CHECKING:
-    from aorta.instrument.collectives import Issued  # which is built on this module
 
 _log = logging.getLogger(__name__)
 

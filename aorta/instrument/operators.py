@@ -6,6 +6,7 @@ The tables follow the operators' schemas (`torch.ops.c10d.<name>.default._schema
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch
 Arguments = tuple[Any, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Operator:
     """What an operator is called, and where its full array is found (docs/measuring.md, section 1: the reduced tensor,
     the gathered output, the scattered input; for all-to-all one rank's send buffer).
@@ -74,8 +75,17 @@ def _bytes(tensors: Any) -> int:
 
 def position_of_async_op(name: str) -> int | None:
     """Where `async_op` stands among the operator's arguments; None for operators without it (always asynchronous)."""
-    schema = getattr(torch.ops.c10d, name).default._schema
-    return next((i for i, argument in enumerate(schema.arguments) if argument.name == "async_op"), None)
+    return next((i for i, argument in enumerate(_arguments(name)) if argument.name == "async_op"), None)
+
+
+@cache
+def position_of_group(name: str) -> int:
+    """Where the process group stands among the operator's arguments."""
+    return next(i for i, argument in enumerate(_arguments(name)) if str(argument.type).endswith("ProcessGroup"))
+
+
+def _arguments(name: str) -> Any:
+    return getattr(torch.ops.c10d, name).default._schema.arguments
 
 
 def is_async(args: Arguments, position: int | None) -> bool:

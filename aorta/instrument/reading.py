@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aorta.instrument.clock import Clock, Mark
-from aorta.instrument.collectives import Group, Issued
 from aorta.instrument.compute import Range
+from aorta.instrument.issued import Group, Issued
 from aorta.instrument.lanes import Lanes
 from aorta.instrument.scalars import Scalar
 from aorta.telemetry.clock import to_realtime_ns
@@ -23,11 +23,14 @@ from aorta.telemetry.schema import (
     Collective,
     ComputeRange,
     Coverage,
+    Phase,
     Stall,
     Step,
 )
 from aorta.timeline.intervals import Interval, clip, intersect, merge
 from aorta.timeline.overlap import Unseen, measure_window
+
+_NO_TRAINING = "a comm_only step trains nothing"
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class StepFacts:
     global_step: int
     lr: float | None
     warmup: bool
+    phase: Phase = "train"
 
 
 @dataclass
@@ -117,7 +121,7 @@ class StepReader:
             ("lr", step.facts.lr, "not told: the loop is not AORTA's; see recording.note"),
         ):
             if value is None:
-                reasons[name] = why
+                reasons[name] = _NO_TRAINING if step.facts.phase == "comm_only" else why
             elif not math.isfinite(value):
                 reasons[name] = f"was {value}"  # JSON has no such number: it is written as null
         per_stream_ms = overlap.per_stream_ms(unseen)
@@ -155,6 +159,7 @@ class StepReader:
             ],
             stalls=[Stall(low - start_ns, high - start_ns) for low, high in clip(stalls, window)],
             aux=[AuxRange(span.block, low - start_ns, high - start_ns) for span, low, high in aux],
+            phase=step.facts.phase,
             reasons=reasons,
         )
 
@@ -191,7 +196,8 @@ class StepReader:
         return comm
 
     def _coverage(self, step: OpenStep, rows: list[Collective]) -> Coverage:
-        seen = len(rows)
+        # What a backend leaves out of its own count cannot be held against it.
+        seen = sum(issued.counted for issued in step.collectives)
         if step.unseen is not None:
             return Coverage(seen, self._issued_between(step), complete=False, reason=step.unseen.reason)
         unfinished = sum(row.end_ns is None for row in rows)
@@ -199,7 +205,7 @@ class StepReader:
         if step.captured:
             reason = f"{step.captured} collectives were captured into a CUDA graph, whose replays pass no seam"
         elif unfinished:
-            reason = f"{unfinished} of {seen} collectives had not ended when their step was written"
+            reason = f"{unfinished} of {len(rows)} collectives had not ended when their step was written"
         elif issued is None:
             reason = "a backend keeps no count of its collectives"
         elif issued != seen:

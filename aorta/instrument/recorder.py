@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from aorta.instrument.clock import Clock, Mark
-from aorta.instrument.collectives import Issued
 from aorta.instrument.compute import Range
+from aorta.instrument.issued import Issued
 from aorta.instrument.reading import OpenStep, StepFacts, StepReader
 from aorta.instrument.scalars import Scalar
 from aorta.telemetry.schema import Step

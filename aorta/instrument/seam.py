@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -37,7 +38,7 @@ class Seam:
         operators: names to intercept, of those this torch has. device: what the run computes on.
         handler: is given every call.
         on_captured: called with each collective that was left to a capture.
-        capturing: whether a capture is under way on the caller's stream; None asks torch.
+        capturing: whether a capture is under way on the caller's stream; None asks torch (on a CPU there is none).
 
     Raises:
         InstrumentError: this torch lacks something the interception needs; says which name, and which torch it is.
@@ -59,8 +60,8 @@ class Seam:
             )
         key = getattr(torch._C.DispatchKey, _KEYS[device.type])
         self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-        if capturing is None:
-            capturing = torch.cuda.is_current_stream_capturing if device.type == "cuda" else lambda: False
+        if capturing is None and device.type == "cuda":
+            capturing = torch.cuda.is_current_stream_capturing
         self.operators = tuple(name for name in operators if hasattr(torch.ops.c10d, name))
         with warnings.catch_warnings():
             # torch warns that a kernel is overridden: that is the purpose.
@@ -83,46 +84,59 @@ def _kernel(
     own_key: Any,
     handler: Handler,
     on_captured: Callable[[], None],
-    capturing: Callable[[], bool],
+    capturing: Callable[[], bool] | None,
 ) -> Callable[..., Any]:
-    def kernel(_keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    """The kernel of one operator. It runs with cold caches, between kernels of the model, where every line of Python
+    costs several times what a tight loop says (docs/measurements.md): so each device gets only what it needs.
+    """
+    original = overload._op_dk
+    host_key = getattr(torch._C.DispatchKey, _KEYS["cpu"])
+
+    def on_host(_keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        return handler(name, args, partial(original, host_key, *args, **kwargs))
+
+    def beside_a_device(_keyset: Any, *args: Any, **kwargs: Any) -> Any:
         # A CPU tensor on an accelerator's run (gloo beside NCCL) goes to the CPU backend.
         tensor = first_tensor(args)
-        key = own_key if tensor is None else getattr(torch._C.DispatchKey, _KEYS[tensor.device.type])
-        if capturing():
+        key = host_key if tensor is not None and tensor.is_cpu else own_key
+        if capturing is not None and capturing():
             on_captured()
-            return overload._op_dk(key, *args, **kwargs)
-        return handler(name, args, lambda: overload._op_dk(key, *args, **kwargs))
+            return original(key, *args, **kwargs)
+        return handler(name, args, partial(original, key, *args, **kwargs))
 
-    return kernel
+    return on_host if own_key == host_key and capturing is None else beside_a_device
 
 
 def first_tensor(arguments: Any) -> torch.Tensor | None:
     """The first tensor in nested lists of arguments, if any."""
-    if isinstance(arguments, torch.Tensor):
-        return arguments
-    if isinstance(arguments, list | tuple):
-        for item in arguments:
+    for item in arguments:
+        if isinstance(item, torch.Tensor):
+            return item
+        if isinstance(item, (list, tuple)):
             found = first_tensor(item)
             if found is not None:
                 return found
     return None
 
 
-def unpack(result: Any) -> tuple[Work, Callable[[Work], Any]]:
-    """The work handle inside an operator's result, and how to put another one in its place."""
-    if isinstance(result, tuple | list):
-        boxed, others = result[-1], tuple(result[:-1])
-        return Work.unbox(boxed), lambda work: (*others, work.boxed())
-    return Work.unbox(result), lambda work: work.boxed()
+def work_in(result: Any) -> Work | None:
+    """The work handle inside an operator's result.
+
+    None where the backend left it out: ProcessGroupNCCL does for a synchronous collective, behind which the caller's
+    stream runs what comes next anyway, and for an operation that is collected into a batch.
+    """
+    boxed = result[-1] if isinstance(result, (tuple, list)) else result
+    return None if boxed is None else Work.unbox(boxed)
 
 
-def group_of(arguments: Iterable[Any]) -> dist.ProcessGroup:
-    """The process group among an operator's arguments."""
-    for item in arguments:
-        if isinstance(item, torch.ScriptObject) and "ProcessGroup" in item._type().qualified_name():
-            return dist.ProcessGroup.unbox(item)
-    raise InstrumentError(f"torch {torch.__version__}: a collective came without a process group")
+def with_work(result: Any, work: Work) -> Any:
+    """An operator's result with another work handle in the place of its own."""
+    return (*result[:-1], work.boxed()) if isinstance(result, (tuple, list)) else work.boxed()
+
+
+def group_in(argument: Any) -> dist.ProcessGroup:
+    """The process group behind an operator's argument."""
+    return dist.ProcessGroup.unbox(argument)
 
 
 def all_groups() -> list[dist.ProcessGroup]:
@@ -131,11 +145,25 @@ def all_groups() -> list[dist.ProcessGroup]:
 
 
 def issued_by(group: dist.ProcessGroup) -> int | None:
-    """How many collectives the group's backend itself has counted (R8); None where it keeps no counter."""
+    """How many collectives the group's backends themselves have counted (R8); None where one keeps no counter.
+
+    Asked of each backend: the group itself answers for its default backend only, which in `cpu:gloo,cuda:nccl` is NCCL.
+    """
     try:
-        return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+        backends: list[Any] = [group._get_backend(device) for device in group._device_types]
+        distinct = {id(backend): backend for backend in backends}  # one may serve several kinds of device
+        return sum(int(backend._get_sequence_number_for_group()) for backend in distinct.values())
     except RuntimeError:
         return None
+
+
+def counts_point_to_point(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether sends and receives are in the count of the backend that serves `device`.
+
+    gloo counts every operation. ProcessGroupNCCL (RCCL is the same file) and ProcessGroupXCCL count them apart, and
+    tell only the count of the others; docs/decisions/0003-sequence-counters-as-coverage.md.
+    """
+    return group._get_backend(device).name() not in ("nccl", "xccl")
 
 
 def worker_threads(group: dist.ProcessGroup, device: torch.device) -> int:
@@ -169,9 +197,20 @@ def _missing_names() -> list[str]:
         ("torch.distributed._Work", dist, "_Work"),
         ("torch.ops.c10d.allreduce_", torch.ops.c10d, "allreduce_"),
         ("OpOverload._op_dk", torch.ops.c10d.allreduce_.default, "_op_dk"),
-        ("Variable._execution_engine", torch.autograd.Variable, "_execution_engine"),
+        ("OpOverload._schema", torch.ops.c10d.allreduce_.default, "_schema"),
+        ("Variable._execution_engine.queue_callback", torch.autograd.Variable._execution_engine, "queue_callback"),
+        ("torch.ScriptObject", torch, "ScriptObject"),
         ("torch._C._current_graph_task_id", torch._C, "_current_graph_task_id"),
-        ("ProcessGroup._get_sequence_number_for_group", dist.ProcessGroup, "_get_sequence_number_for_group"),
-        ("distributed_c10d._world", dist.distributed_c10d, "_world"),
+        ("ProcessGroup._get_backend", dist.ProcessGroup, "_get_backend"),
+        ("ProcessGroup._device_types", dist.ProcessGroup, "_device_types"),
+        (
+            "Backend._get_sequence_number_for_group",
+            torch._C._distributed_c10d.Backend,
+            "_get_sequence_number_for_group",
+        ),
+        ("Backend.name", torch._C._distributed_c10d.Backend, "name"),
+        ("distributed_c10d._world.pg_map", dist.distributed_c10d._world, "pg_map"),
     ]
+    if dist.is_gloo_available():
+        needed.append(("ProcessGroupGloo._Options._threads", dist.ProcessGroupGloo._Options, "_threads"))  # type: ignore[attr-defined]
     return [name for name, owner, attribute in needed if not hasattr(owner, attribute)]

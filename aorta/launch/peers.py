@@ -17,6 +17,8 @@ import torch.distributed as dist
 from aorta.errors import AortaError, PeerFailed, RunIncomplete
 
 _POLL_S = 0.05
+_FAILED = "failed"
+"""Key of the word of whichever rank failed last."""
 _COMMUNICATION_WORDS = ("gloo", "nccl", "connection", "timed out", "timeout", "socket")
 
 
@@ -53,6 +55,17 @@ class Peers:
     def report_failure(self, text: str, *, own: bool) -> None:
         """Leave word of a failure: `own` is this rank's, otherwise it only met a peer's."""
         self.store.set(f"failure/{self.rank}", json.dumps({"text": text, "own": own}))
+        if own:
+            self.store.set(_FAILED, f"rank {self.rank} failed: {text}")
+
+    def go_on(self) -> None:
+        """Between steps that no collective holds together, where a peer's failure would not be noticed otherwise.
+
+        Raises:
+            PeerFailed: a rank has left word of a failure of its own; it is named.
+        """
+        if self.world_size > 1 and self._has(_FAILED):
+            raise PeerFailed(f"rank {self.rank} stops: {self.store.get(_FAILED).decode()}")
 
     def diagnose(self, grace_s: float = 3.0) -> str:
         """After a collective failed: which ranks are to blame, as one sentence.

@@ -38,11 +38,14 @@ _VERSION_DECODER = msgspec.json.Decoder(_Version)
 
 @dataclass
 class RankRecord:
-    """What one file holds. `problems` are sentences with `file:line`; `footer` is None after a kill."""
+    """What one file holds. `steps` are those of the training, `isolated` those of the baselines behind it, each in the
+    order of the file. `problems` are sentences with `file:line`; `footer` is None after a kill.
+    """
 
     path: Path
     header: Header
     steps: list[Step] = field(default_factory=list)
+    isolated: list[Step] = field(default_factory=list)
     anchors: list[Anchor] = field(default_factory=list)
     footer: Footer | None = None
     problems: list[str] = field(default_factory=list)
@@ -86,8 +89,10 @@ def read_rank(path: Path) -> RankRecord:
             problems.add(number, str(error))
             continue
         match line:
-            case Step():
+            case Step(phase="train"):
                 record.steps.append(line)
+            case Step():
+                record.isolated.append(line)
             case Anchor():
                 record.anchors.append(line)
             case Footer():

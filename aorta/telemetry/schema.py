@@ -22,6 +22,8 @@ HISTORY_DIR: Final = "history"
 
 InstrumentMode: TypeAlias = Literal["dedicated", "observe", "off"]
 Platform: TypeAlias = Literal["cpu", "cuda", "rocm"]
+Phase: TypeAlias = Literal["train", "compute_only", "comm_only"]
+"""What a step is part of: the training, or one of the isolated baselines behind it (docs/measuring.md, R10)."""
 EndSource: TypeAlias = Literal["event", "future", "wait", "emulated"]
 """How a collective's end was learnt: a device event, the backend's completion callback, or the caller's own wait
 (an upper bound: gloo's reduce-scatter offers nothing else). `emulated`: the emulated fabric set it; on that fabric
@@ -100,7 +102,8 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
 
 class Coverage(msgspec.Struct, frozen=True):
     """Collectives seen at the seam, against those the process groups' own sequence counters say were issued (R8).
-    `issued` is null where a backend keeps no counter; `reason` says why coverage is incomplete or unknown.
+    Sends and receives of NCCL and RCCL are in neither: their counters leave them out. `issued` is null where a backend
+    keeps no counter; `reason` says why coverage is incomplete or unknown.
     """
 
     seen: int
@@ -138,7 +141,8 @@ class Header(msgspec.Struct, tag_field="record", tag="header", frozen=True):
 
 
 class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
-    """One iteration. `step` counts within the epoch, `global_step` from the start of training, both from 0.
+    """One iteration. `step` counts within the epoch, `global_step` from the start of training, both from 0; in another
+    `phase` than `train` both count the steps of that phase, and nothing but the isolated baselines rests on them.
     `warmup` marks steps that the report leaves out of its aggregates (W21). The `rocm_smi_*` fields stand only in the
     first step after a sample, and only where sampling was asked for; the sample was begun at `rocm_smi_t_ns`.
     """
@@ -166,6 +170,7 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     compute: list[ComputeRange]
     stalls: list[Stall]
     aux: list[AuxRange]
+    phase: Phase = "train"
     reasons: dict[str, str] = {}
     rocm_smi_t_ns: int | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_output: str | msgspec.UnsetType = msgspec.UNSET

@@ -27,6 +27,9 @@ _NOT_OBSERVED = {
 }
 
 
+OF_UNKNOWN_KIND = "communication of unknown kind in this window: what is known of each kind is a lower bound"
+
+
 @dataclass(frozen=True)
 class KindOverlap:
     """Union time of one kind of collective, and the part of it that lies inside compute, in ns."""
@@ -67,6 +70,7 @@ class Overlap:
     hidden_ns: int
     stall_ns: int | None
     kinds: Mapping[str, KindOverlap] = field(default_factory=dict)
+    unknown_kind_ns: int = 0
     segments: tuple[Segment, ...] = ()
 
     @property
@@ -88,7 +92,9 @@ class Overlap:
         """Union milliseconds per lane; `ALWAYS_SHOWN` lanes stand even at 0, others only when they were used."""
         lengths = {COMPUTE: self.compute_ns, COPY: self.copy_ns or 0, AUX: self.aux_ns or 0}
         lengths |= {kind: part.total_ns for kind, part in self.kinds.items()}
-        unknown = set[str]() if unseen is None else {*KINDS, COMPUTE} if unseen.compute else set(KINDS)
+        unknown = set(KINDS) if unseen is not None or self.unknown_kind_ns else set[str]()
+        if unseen is not None and unseen.compute:
+            unknown.add(COMPUTE)
         return {
             lane: None if lane in unknown else lengths.get(lane, 0) / NS_PER_MS
             for lane in STREAMS
@@ -115,13 +121,17 @@ class Overlap:
             "overlap_over_compute": self.overlap_over_compute,
             "exposed_share": self.exposed_share,
         }
+        of_all_kinds = set(values)
         for kind in KINDS:
             part = self.kinds.get(kind, KindOverlap(0, 0))
             if part.total_ns or kind in ALWAYS_SHOWN:
                 values[f"{kind}_ms"] = part.total_ns / NS_PER_MS
                 values[f"compute_{kind}_ms"] = part.hidden_ns / NS_PER_MS
                 values[f"exposed_{kind}_ms"] = (part.total_ns - part.hidden_ns) / NS_PER_MS
+        bounds = [name for name in values if name not in of_all_kinds] if self.unknown_kind_ns else []
+        values |= dict.fromkeys(bounds)
         reasons = {name: reason for name, reason in _NOT_OBSERVED.items() if values[name] is None}
+        reasons |= dict.fromkeys(bounds, OF_UNKNOWN_KIND)
         if unseen is not None:
             known = {"window_ms", "copy_ms", "aux_ms"} | (set() if unseen.compute else {"compute_ms"})
             unknown = [name for name in values if name not in known]
@@ -201,7 +211,8 @@ def measure_lanes(
         window: `[start_ns, end_ns)`; everything outside it is cut off.
         compute: ranges in which compute ran; stalls inside them are taken out (R5).
         comm: kind of collective (`classes.KINDS`) -> its intervals.
-        of_unknown_kind: communication whose kind the source does not tell: in `comm_ns`, in no kind.
+        of_unknown_kind: communication whose kind the source does not tell: in `comm_ns`, in no kind, and where there is
+            any the milliseconds of kinds are null.
         stalls: when the compute stream (on a CPU the training thread) stood blocked on a collective.
         aux: optimizer, clipping, loss read, data. copy: memory copies and fills. Each of these three is None where
             nobody looks for it.
@@ -240,6 +251,7 @@ def measure_lanes(
         hidden_ns=total(common(communication, lanes[COMPUTE])),
         stall_ns=None if stalls is None else total(stalled),
         kinds={kind: KindOverlap(total(lanes[kind]), total(common(lanes[kind], lanes[COMPUTE]))) for kind in comm},
+        unknown_kind_ns=total(lanes[UNKNOWN_KIND]) if UNKNOWN_KIND in lanes else 0,
     )
     return measured, lanes
 

@@ -6,6 +6,7 @@ resumed at step k sees what the uninterrupted run would have seen. Must not: use
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -84,6 +85,11 @@ class Batches:
         )
         for batch in loader:
             yield Batch(*(tensor.to(self._device, non_blocking=True) for tensor in batch))
+
+    def for_ever(self) -> Iterator[Batch]:
+        """Micro-batches of one epoch after the other, from the very first on."""
+        for epoch in itertools.count():
+            yield from self.epoch(epoch, 0)
 
     def _places(self, first_step: int) -> Iterator[tuple[int, int]]:
         for step in range(first_step, self.steps_per_epoch):

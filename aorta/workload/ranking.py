@@ -101,7 +101,8 @@ class Scorer(nn.Module):
         self.score = nn.Linear(shape.model_dim, 1)
 
     def forward(self, items_BSD: torch.Tensor) -> torch.Tensor:  # noqa: N803
-        out: torch.Tensor = self.score(self.norm(items_BSD)).squeeze(-1)
+        # A copy, not a view: FSDP warns of modules that return views, since its hooks hang on what they return.
+        out: torch.Tensor = torch.squeeze_copy(self.score(self.norm(items_BSD)), -1)
         return out
 
 

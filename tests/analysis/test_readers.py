@@ -9,7 +9,18 @@ import pytest
 
 from aorta.analysis.readers.run_folder import load_run
 from aorta.errors import InputError
-from tests.analysis.builders import append, footer, header, line_of, metrics, step, write_manifest, write_rank
+from aorta.telemetry.schema import EndSource
+from tests.analysis.builders import (
+    append,
+    collective,
+    footer,
+    header,
+    line_of,
+    metrics,
+    step,
+    write_manifest,
+    write_rank,
+)
 
 HALF = metrics(10, 8, 4, 2)
 
@@ -163,11 +174,39 @@ def test_an_emulated_fabric_is_the_first_thing_said(tmp_path: Path) -> None:
     assert notes[0].startswith("EMULATED FABRIC (kind=emulated, latency_us=5)")
 
 
+@pytest.mark.parametrize(
+    ("sources", "rows", "slower", "said"),
+    [
+        (["emulated"] * 3, 6, 0, "the emulation decided all 6 collectives"),
+        (["emulated", "future", "wait", "emulated"], 8, 4, "slower in 4 of 8 collectives (50.0%)"),
+        (["event"], 2, None, "on a device they come on top of the backend's own times"),
+        ([None], 0, 0, "no collective was seen"),
+    ],
+)
+def test_how_far_the_emulation_held_is_counted_without_warm_up(
+    tmp_path: Path, sources: list[EndSource | None], rows: int, slower: int | None, said: str
+) -> None:
+    # Two steps count; the first is warm-up and would add slow ones.
+    found = [collective(seq=n, end_ms=1.0 if source else None, end_source=source) for n, source in enumerate(sources)]
+    lines = [
+        step(overlap=HALF, warmup=True, collectives=[collective(end_source="future")]),
+        *(step(global_step=number, overlap=HALF, collectives=found) for number in (1, 2)),
+    ]
+    write_rank(tmp_path, header(), lines)
+    write_manifest(tmp_path, {"fabric": {"kind": "emulated"}})
+    health = load_run(tmp_path).health
+    assert said in health.notes()[0]
+    told = health.as_json()
+    assert (told["emulated_fabric_rows"], told["emulated_fabric_backend_slower_rows"]) == (rows, slower)
+
+
 @pytest.mark.parametrize("fabric", [{"kind": "none"}, {"kind": None}, None])
 def test_a_real_fabric_is_not_remarked(tmp_path: Path, fabric: object) -> None:
     write_rank(tmp_path, header(), [])
     write_manifest(tmp_path, {"fabric": fabric})
-    assert load_run(tmp_path).health.fabric is None
+    health = load_run(tmp_path).health
+    assert health.fabric is None
+    assert health.as_json()["emulated_fabric_rows"] is None
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,11 @@ DIR, NAME = "training.output_dir", "profiling.trace_filename"
         (["--help"], ["--help"]),
         (["--cfg", "job", "-m", "~x", "+a=1"], ["--cfg", "job", "-m", "~x", "+a=1"]),
         (["--enable-rocm-metrics"], ["telemetry.rocm_smi=true"]),
+        # A section switched on by its own name; the section as a whole is Hydra's.
+        (["baseline=true"], ["baseline.enabled=true"]),
+        (["--override", "baseline=false"], ["baseline.enabled=false"]),
+        (["-m", "baseline=true,false"], ["-m", "baseline.enabled=true,false"]),
+        (["baseline.steps=5", "baseline={enabled: true}"], ["baseline.steps=5", "baseline={enabled: true}"]),
         (["--override", "a=1"], ["a=1"]),
         (["--override=a=1"], ["a=1"]),
         (["--override=a=1", "b=2"], ["a=1", "b=2"]),

@@ -26,7 +26,8 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from aorta.instrument.clock import DeviceClock
-from aorta.instrument.collectives import DeviceTap, Group, Issued
+from aorta.instrument.device_collectives import DeviceTap
+from aorta.instrument.issued import Group, Issued
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.seam import Seam
 from aorta.instrument.streams import DeviceStreams

@@ -31,7 +31,7 @@ class Window:
 
     def lengths_ns(self) -> tuple[int, int]:
         """Communication, and the part of it that lies inside compute."""
-        comm, compute = _union(self.comm), _union(self.compute)
+        comm, compute = union(self.comm), union(self.compute)
         hidden = sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in comm for b in compute)
         return sum(end - start for start, end in comm), hidden
 
@@ -52,10 +52,10 @@ def windows(trace: dict[str, Any], steps: Sequence[Interval], device: int) -> li
     rows = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     found = []
     for low, high in steps:
-        inside = [event for event in rows if low <= _start(event, base_ns) < high]
+        inside = [event for event in rows if low <= start_ns(event, base_ns) < high]
         kernels = [e for e in inside if e.get("cat") == "kernel" and int(e["args"].get("device", device)) == device]
-        comm = [_span(event, base_ns) for event in kernels if COMMUNICATION.search(event["name"])]
-        compute = [_span(event, base_ns) for event in kernels if not COMMUNICATION.search(event["name"])]
+        comm = [span(event, base_ns) for event in kernels if COMMUNICATION.search(event["name"])]
+        compute = [span(event, base_ns) for event in kernels if not COMMUNICATION.search(event["name"])]
         waits = sum(e.get("cat") in {"cuda_runtime", "hip_runtime"} and e["name"] in WAITS for e in inside)
         found.append(Window(sorted(comm), compute, waits))
     return found
@@ -71,17 +71,20 @@ def matched(telemetry_ns: Sequence[Sequence[int]], kernels: Sequence[Window]) ->
     return pairs
 
 
-def _start(event: dict[str, Any], base_ns: int) -> int:
+def start_ns(event: dict[str, Any], base_ns: int) -> int:
+    """When a row of a trace begins, in nanoseconds of the Unix epoch; `base_ns` is the trace's own."""
     # Microseconds since the base, in a float: small enough that nothing is lost before the base is added (W14).
     return base_ns + round(float(event["ts"]) * 1000)
 
 
-def _span(event: dict[str, Any], base_ns: int) -> Interval:
-    start = _start(event, base_ns)
+def span(event: dict[str, Any], base_ns: int) -> Interval:
+    """A row's begin and end."""
+    start = start_ns(event, base_ns)
     return start, start + round(float(event["dur"]) * 1000)
 
 
-def _union(spans: Sequence[Interval]) -> list[Interval]:
+def union(spans: Sequence[Interval]) -> list[Interval]:
+    """Disjoint intervals that cover the same time."""
     merged: list[Interval] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from aorta.engine.baselines import Baselines
 from aorta.launch.topology import read_topology
 from aorta.telemetry.schema import Step
 from tests.gpu.device import MODES, needs_gpu
@@ -102,3 +103,24 @@ def test_a_pause_leaves_nothing_on_the_path(device: torch.device) -> None:
     one.step()
     one.finish()
     assert [bool(line.collectives) for line in lines] == [True, False, True]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_isolated_baselines_leave_training_as_it_was(device: torch.device, strategy: str) -> None:
+    lines: list[Step] = []
+    one = loop(device, lines, strategy, "dedicated")
+    for _ in range(3):
+        one.step()
+    parts = [getattr(p, "_local_tensor", p).detach() for p in one.model.parameters()]
+    before = [part.clone() for part in parts]
+    Baselines(one.step_of_training, one.batches, lambda: True, steps=4, warmup=1).run()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(before, parts, strict=True))
+    one.finish()
+    compute = [line for line in lines if line.phase == "compute_only"]
+    comm = [line for line in lines if line.phase == "comm_only"]
+    assert len(compute) == 4
+    assert all(line.coverage.complete and line.coverage.issued == 0 for line in compute)
+    wanted = sorted((row.kind, row.bytes) for row in lines[2].collectives)
+    assert len(comm) == (4 if wanted else 0)  # FSDP2 exchanges nothing with itself
+    assert all(sorted((row.kind, row.bytes) for row in line.collectives) == wanted for line in comm)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from aorta.instrument.clock import DeviceClock
-from aorta.instrument.collectives import DeviceTap, Group
+from aorta.instrument.device_collectives import DeviceTap
+from aorta.instrument.issued import Group
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.seam import Seam
 from aorta.instrument.streams import DeviceStreams

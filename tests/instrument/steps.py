@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from aorta.instrument.collectives import Group, Issued
 from aorta.instrument.compute import Range
+from aorta.instrument.issued import Group, Issued
 from aorta.instrument.reading import StepFacts, StepReader
 from aorta.instrument.recorder import StepRecorder
 from aorta.telemetry.schema import ClockReading, Step

@@ -11,10 +11,11 @@ import torch.distributed as dist
 
 from aorta.config.schema import EmulatedFabric
 from aorta.instrument import links
-from aorta.instrument.collectives import DeviceTap, Group, Issued
+from aorta.instrument.device_collectives import DeviceTap
 from aorta.instrument.fabric import Fabric
+from aorta.instrument.issued import Group, Issued
 from aorta.instrument.links import DeviceLink
-from aorta.instrument.seam import unpack
+from aorta.instrument.seam import work_in
 from tests.instrument.test_device_tap import BRACKET, NotedClock, NotedStreams, NotedWork
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
@@ -61,7 +62,7 @@ class Rig:
 
         issued = Issued("allreduce", "0", 0, 8, "float32", 0, 0)
         self.tap._be_late(on_host=False)
-        return unpack(self.tap._on_device(issued, ([tensor],), asynchronous, original))[0]
+        return work_in(self.tap._on_device(issued, ([tensor],), asynchronous, original))
 
 
 DELAYED = [*BRACKET[:-1], f"{COST_NS} ns of spinning on side", BRACKET[-1]]

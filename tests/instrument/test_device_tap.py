@@ -13,8 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aorta.instrument.collectives import DeviceTap, Group, Issued
-from aorta.instrument.seam import unpack
+from aorta.instrument.device_collectives import DeviceTap
+from aorta.instrument.issued import Group, Issued
+from aorta.instrument.seam import work_in
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
 
@@ -100,7 +101,7 @@ class Rig:
         )
         self.alive: list[Any] = []
 
-    def call(self, *, asynchronous: bool) -> Any:
+    def call(self, *, asynchronous: bool, handle: bool = True) -> Any:
         tensor = torch.ones(2)
         issued = Issued("allreduce", "0", 0, 8, "float32", 0)
         self.issued.append(issued)
@@ -109,10 +110,10 @@ class Rig:
             self.notes.append(f"issued on {self.streams.now.name}")
             work = NotedWork(dist.all_reduce(tensor, async_op=True), self.streams)
             self.alive.append(work)
-            return [tensor], work.boxed()
+            return [tensor], work.boxed() if handle else None
 
         result = self.tap._on_device(issued, ([tensor],), asynchronous, original)
-        return unpack(result)[0]
+        return work_in(result)
 
 
 BRACKET = [
@@ -181,3 +182,24 @@ def test_tensors_live_until_the_end_event_has_happened() -> None:
     rig.call(asynchronous=True)
     assert rig.issued[0].alive is None
     assert rig.issued[1].alive is None
+
+
+@pytest.mark.parametrize("dedicated", [True, False])
+def test_a_synchronous_collective_without_a_handle_is_bracketed_all_the_same(dedicated: bool) -> None:
+    # NCCL: the caller's stream runs what comes next behind it, so there is nothing to wait for.
+    rig = Rig(dedicated=dedicated)
+    assert rig.call(asynchronous=False, handle=False) is None
+    assert "backend's wait on side" not in rig.notes
+    stream = "side" if dedicated else "caller"
+    begin = rig.notes.index(f"issued on {stream}")
+    assert rig.notes[begin - 1] == rig.notes[begin + 1] == f"mark on {stream}"
+    assert rig.issued[0].end_source == "event"
+    assert ("caller waits for event 1 of side" in rig.notes) is dedicated
+
+
+@pytest.mark.parametrize("dedicated", [True, False])
+def test_the_end_of_a_part_of_a_batch_is_not_known(dedicated: bool) -> None:
+    # NCCL issues it later, past the seam: an end marked here would be that of nothing (W1).
+    rig = Rig(dedicated=dedicated)
+    assert rig.call(asynchronous=True, handle=False) is None
+    assert rig.issued[0].end is None

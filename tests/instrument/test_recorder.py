@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aorta.instrument import recorder as recorder_module
-from aorta.instrument.collectives import Issued
+from aorta.instrument.issued import Issued
 from aorta.instrument.recorder import MAX_STEPS_LATE
 from aorta.instrument.scalars import Scalar
 from aorta.timeline.overlap import Unseen

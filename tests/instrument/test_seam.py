@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from aorta.errors import InstrumentError
 from aorta.instrument.clock import HostClock
-from aorta.instrument.collectives import Group, HostTap, Issued
+from aorta.instrument.collectives import HostTap
+from aorta.instrument.issued import Group, Issued
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.seam import Seam, all_groups, issued_by
 from aorta.instrument.works import KeptAlive, TimedWork

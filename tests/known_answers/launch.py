@@ -24,17 +24,21 @@ def link(transfer_ms: float) -> dict[str, Any]:
     }
 
 
-def launch(folder: Path, cases: list[Case]) -> None:
+def launch(folder: Path, cases: list[Case], program: str = "tests.known_answers.program") -> None:
     """Run the cases one after another in one launch; `folder` then has a run folder for each."""
+    start(program, str(folder), json.dumps([asdict(case) for case in cases]))
+
+
+def start(module: str, *words: str) -> None:
+    """Run a module on two ranks."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    words = ["-m", "tests.known_answers.program", str(folder), json.dumps([asdict(case) for case in cases])]
     done = subprocess.run(
-        [*launcher, *words],
+        [*launcher, "-m", module, *words],
         capture_output=True,
         text=True,
         cwd=ROOT,
         env=environment(PYTHONPATH=str(ROOT)),
-        timeout=180,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"

@@ -147,3 +147,15 @@ def test_two_users_of_one_store_do_not_meet():
     first, second = (Peers(dist.PrefixStore(name, store), 0, 1, 1.0) for name in ("a", "b"))
     assert (first.gather("x", 1), second.gather("x", 2)) == ([1], [2])
     assert first.gather("x", 1) == [1]
+
+
+def test_a_rank_goes_on_until_another_fails() -> None:
+    store = dist.HashStore()
+    ranks = [Peers(store, rank, 3, 1.0) for rank in range(3)]
+    for one in ranks:
+        one.go_on()
+    ranks[2].report_failure("a peer's", own=False)
+    ranks[0].go_on()
+    ranks[1].report_failure("rank 1: disk full", own=True)
+    with pytest.raises(PeerFailed, match="rank 0 stops: rank 1 failed: rank 1: disk full"):
+        ranks[0].go_on()

@@ -38,7 +38,12 @@ def test_a_whole_file_survives_the_round_trip(tmp_path, header, body, footer):
             writer.write(line)
     steps = [line for line in body if isinstance(line, Step)]
     assert read_rank(path) == RankRecord(
-        path, header, steps, [line for line in body if isinstance(line, Anchor)], footer, problems=[]
+        path,
+        header,
+        steps=[step for step in steps if step.phase == "train"],
+        isolated=[step for step in steps if step.phase != "train"],
+        anchors=[line for line in body if isinstance(line, Anchor)],
+        footer=footer,
     )
 
 

@@ -13,7 +13,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from aorta.analysis.readers.scan import INTEGERS, KIND_METRICS, ROW, Floats, Ints, Scan
+from aorta.analysis.readers.isolated import ISOLATED
+from aorta.analysis.readers.scan import INTEGERS, KIND_METRICS, KINDS_KNOWN, ROW, Floats, Ints, Scan
 from aorta.analysis.readers.store import Number, Store
 
 
@@ -66,19 +67,30 @@ class Columns:
         return self.store.read(stored.offset + 8 * count * INTEGERS.index(name), count, np.int64)
 
     def floats(self, name: str) -> Floats:
-        """A metric or a loss over all ranks; null is NaN. A kind that a rank never used is 0 where communication is
+        """A metric or a loss over all ranks; null is NaN. A kind that a rank never used is 0 where kinds are
         known.
         """
-        return _joined([self._floats_of(stored, name) for stored in self.ranks.values()], np.float64)
+        return _joined([self.floats_of(stored, name) for stored in self.ranks.values()], np.float64)
 
-    def _floats_of(self, stored: Stored, name: str) -> Floats:
+    def floats_of(self, stored: Stored, name: str) -> Floats:
+        """The same of one rank."""
         count, names = stored.scan.step_count, stored.scan.floats
         if name in names:
             place = len(INTEGERS) + names.index(name)
             return self.store.read(stored.offset + 8 * count * place, count, np.float64)
+        found = np.full(count, np.nan)
         if name in KIND_METRICS and "comm_ms" in names:
-            return np.where(np.isnan(self._floats_of(stored, "comm_ms")), np.nan, 0.0)
-        return np.full(count, np.nan)
+            witnesses = [self.floats_of(stored, witness) for witness in KINDS_KNOWN if witness in names]
+            found[~np.isnan(witnesses).any(axis=0)] = 0.0
+        return found
+
+    def isolated_of(self, stored: Stored) -> tuple[dict[str, Ints], Floats]:
+        """The steps of one rank's isolated baselines: the columns of `isolated.ISOLATED`, and computation in ms."""
+        count = sum(stored.scan.isolated.values())
+        offset = stored.rows_offset + 8 * len(ROW) * stored.scan.row_count
+        table = self.store.read(offset, count * len(ISOLATED), np.int64).reshape(len(ISOLATED), count)
+        compute_ms = self.store.read(offset + 8 * table.size, count, np.float64)
+        return dict(zip(ISOLATED, table, strict=True)), compute_ms
 
     def rows(self, stored: Stored, first: int = 0, last: int | None = None) -> Ints:
         """Collectives `first` to `last` (exclusive) of one rank, the columns of `scan.ROW`."""

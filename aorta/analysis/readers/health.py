@@ -18,6 +18,31 @@ KILLED = "killed (no footer)"
 
 
 @dataclass(frozen=True)
+class Held:
+    """Rows of collectives on an emulated fabric, those of warm-up left out.
+
+    `slower`: the backend itself took longer than the emulated link, so the row's times are the backend's. None where
+    that cannot be known: on a device the emulated time is added behind the backend's (`end_source: event`).
+    """
+
+    rows: int
+    slower: int | None
+
+    def sentence(self) -> str:
+        """How far the emulation held."""
+        if not self.rows:
+            return "no collective was seen"
+        if self.slower is None:
+            return "on a device they come on top of the backend's own times"
+        if not self.slower:
+            return f"the emulation decided all {self.rows} collectives"
+        return (
+            f"the backend itself was slower in {self.slower} of {self.rows} collectives "
+            f"({self.slower / self.rows:.1%}), whose times are the backend's"
+        )
+
+
+@dataclass(frozen=True)
 class Health:
     """Facts about one run. `notes()` is the readable form, `as_json()` the complete one."""
 
@@ -35,6 +60,8 @@ class Health:
     coverage_reasons: Mapping[str, int]
     instrument_modes: tuple[str, ...]
     fabric: Mapping[str, object] | None
+    held: Held | None
+    """How far the emulated fabric decided the times; None on a real one."""
     manifest_problem: str | None
 
     def notes(self) -> list[str]:
@@ -42,7 +69,8 @@ class Health:
         notes = []
         if self.fabric is not None:
             settings = ", ".join(f"{key}={value}" for key, value in self.fabric.items())
-            notes.append(f"EMULATED FABRIC ({settings}): communication times are those of the emulation")
+            held = f"; {self.held.sentence()}" if self.held is not None else ""
+            notes.append(f"EMULATED FABRIC ({settings}): communication times are those of the emulation{held}")
         if self.ranks_missing:
             notes.append(
                 f"{len(self.ranks_missing)} of {self.world_size} ranks missing: {_ranks(self.ranks_missing)}; what "
@@ -87,6 +115,8 @@ class Health:
             "coverage_reasons": dict(self.coverage_reasons),
             "instrument_modes": list(self.instrument_modes),
             "emulated_fabric": dict(self.fabric) if self.fabric is not None else None,
+            "emulated_fabric_rows": None if self.held is None else self.held.rows,
+            "emulated_fabric_backend_slower_rows": None if self.held is None else self.held.slower,
             "emulated_fabric_known": self.manifest_problem is None,
             "manifest_problem": self.manifest_problem,
         }
@@ -108,6 +138,7 @@ def examine(
     hashes = sorted({header.manifest_hash for header in headers})
     if len(hashes) > 1:
         problems.append(f"the ranks ran with different configurations: manifest hashes {', '.join(hashes)}")
+    fabric = emulated_fabric(manifest)
     return Health(
         world_size=headers[0].world_size,
         ranks_read=tuple(records),
@@ -120,9 +151,18 @@ def examine(
         uncovered_steps={rank: record.uncovered for rank, record in records.items() if record.uncovered},
         coverage_reasons=dict(reasons.most_common()),
         instrument_modes=tuple(sorted({header.instrument_mode for header in headers})),
-        fabric=emulated_fabric(manifest),
+        fabric=fabric,
+        held=None if fabric is None else _held(records),
         manifest_problem=manifest_problem,
     )
+
+
+def _held(records: Mapping[int, Scan]) -> Held:
+    sources = Counter[str | None]()
+    for record in records.values():
+        sources.update(record.end_sources)
+    slower = None if sources["event"] else sources["future"] + sources["wait"]
+    return Held(sources.total(), slower)
 
 
 def _ending(footer: Footer | None) -> str:

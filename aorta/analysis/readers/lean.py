@@ -12,7 +12,7 @@ from typing import Annotated, Final, Generic, TypeAlias, TypeVar
 import msgspec
 
 from aorta.telemetry.reader import decode_line
-from aorta.telemetry.schema import Anchor, EndSource, Footer, Line, Step
+from aorta.telemetry.schema import Anchor, EndSource, Footer, Line, Phase, Step
 
 Value = TypeVar("Value")
 Integer: TypeAlias = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
@@ -54,6 +54,7 @@ class LeanStep(msgspec.Struct, tag_field="record", tag="step", gc=False):
     compute: msgspec.Raw
     stalls: msgspec.Raw
     aux: msgspec.Raw
+    phase: Phase = "train"
     reasons: msgspec.Raw = msgspec.Raw(b"{}")
 
 

@@ -22,7 +22,7 @@ from aorta.analysis.readers.manifest import Manifest, read_manifest
 from aorta.analysis.readers.scan import Scan, scan
 from aorta.analysis.readers.store import Store
 from aorta.errors import InputError
-from aorta.telemetry.reader import RANK_FILE_NAME, read_rank
+from aorta.telemetry.reader import LINE_LIMIT, RANK_FILE_NAME, decode_line, read_rank
 from aorta.telemetry.schema import RANK_FILE, RANK_FILE_GLOB, Footer, Header, Step
 
 WORLD_LIMIT: Final = 1 << 20
@@ -58,9 +58,14 @@ class Record:
 
     @property
     def steps(self) -> list[Step]:
-        """Every step, whole, each global step once: read anew each time, and large."""
+        """Every step of the training, whole, each global step once: read anew each time, and large."""
         steps = {step.global_step: step for step in reversed(read_rank(self.path).steps)}
         return [steps[key] for key in sorted(steps)]
+
+    @property
+    def isolated(self) -> list[Step]:
+        """Every step of the isolated baselines, whole, in the order of the file: read anew each time."""
+        return read_rank(self.path).isolated
 
     def step(self, global_step: int) -> Step | None:
         """One step, whole; None where the rank does not have it.
@@ -75,12 +80,15 @@ class Record:
         try:
             with self.path.open("rb") as file:
                 file.seek(offset)
-                return msgspec.json.decode(file.readline(), type=Step)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                line = decode_line(file.readline(LINE_LIMIT))
+            if not isinstance(line, Step):
+                raise ValueError("another line stands there now")
+        except (OSError, ValueError) as error:
             raise InputError(
                 f"{self.path.name}: global step {global_step}, at byte {offset}, cannot be read whole ({error}) (in "
                 f"{self.path.parent})"
             ) from error
+        return line
 
 
 @dataclass(frozen=True)

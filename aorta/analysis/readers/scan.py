@@ -3,15 +3,15 @@
 Enters: a path. Leaves: a `Scan`, picklable: a few facts, and `blob`, the bytes of all its columns. Must not: keep a
 step as Python objects for longer than a block of them, or know anything about other ranks.
 
-The blob holds three arrays of 8-byte numbers, one behind the other: the integers of the steps (a row a name of
-`INTEGERS`, a column a step), their floats (a row a name of `Scan.floats`), and the collectives (a row a collective, the
-columns of `ROW`). Steps are in order of `global_step`, each once; collectives in order of issue.
+The blob holds arrays of 8-byte numbers, one behind the other: the integers of the steps (a row a name of `INTEGERS`, a
+column a step), their floats (a row a name of `Scan.floats`), the collectives (a row a collective, the columns of
+`ROW`), and the steps of the isolated baselines (`readers.isolated`), which are in nothing else. Steps are in order of
+`global_step`, each once; collectives in order of issue.
 """
 
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -21,6 +21,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from aorta.analysis.readers.coverage import coverage_facts, end_sources
+from aorta.analysis.readers.isolated import IsolatedSteps
 from aorta.analysis.readers.lean import CollectiveRow, Decoded, LeanStep, decode
 from aorta.errors import InputError
 from aorta.telemetry.reader import Problems, no_footer, raw_lines, read_header, second_header
@@ -41,6 +43,7 @@ INTEGERS: Final = (
     "t_end_ns",
     "line_offset",  # bytes from the start of the file to the step's line
     "reasons",  # index into Scan.reasons
+    "coverage",  # index into Scan.coverages
     "rows_end",  # collectives of this step and of all before it
 )
 LOSSES: Final = ("loss", "lr", "grad_norm")
@@ -57,6 +60,8 @@ METRIC_LIMIT: Final = 512
 KIND_METRICS: Final = frozenset(
     name for kind in KINDS for name in (f"{kind}_ms", f"compute_{kind}_ms", f"exposed_{kind}_ms")
 )
+KINDS_KNOWN: Final = ("comm_ms", "allreduce_ms")
+"""Where one of these is null, so is a kind that a step does not mention: the second stands in every step."""
 _SCALARS: Final = attrgetter(*INTEGERS[:8])
 _LOSSES: Final = attrgetter(*LOSSES)
 
@@ -72,10 +77,15 @@ class Scan:
     step_count: int
     row_count: int
     read_count: int
-    """Steps read, with those that repeat another."""
+    """Steps read, with those that repeat another and those of other phases."""
     metrics: tuple[str, ...]
     whats: tuple[What, ...]
     reasons: tuple[Mapping[str, str], ...]
+    coverages: tuple[Coverage, ...]
+    isolated: Mapping[str, int]
+    """Phase other than `train` -> its steps."""
+    end_sources: Mapping[str | None, int]
+    """How ends were learnt -> collectives whose end was seen, warm-up left out."""
     uncovered: int
     coverage_reasons: Mapping[str, int]
     first_missed: int | None
@@ -142,7 +152,7 @@ class _Columns:
     whats: _Whats = field(default_factory=lambda: _Whats())
     reasons: Decoded[dict[str, str]] = field(default_factory=lambda: Decoded(dict[str, str]))
     coverages: Decoded[Coverage] = field(default_factory=lambda: Decoded(Coverage))
-    coverage_of: list[int] = field(default_factory=list)
+    isolated: IsolatedSteps = field(default_factory=IsolatedSteps)
     row_total: int = 0
     blocks: list[tuple[Ints, Floats, Ints, list[tuple[tuple[str, ...], list[int], Floats]]]] = field(
         default_factory=list
@@ -160,13 +170,15 @@ class _Columns:
                 f"{self.world_size}"
             )
         reason, coverage = self.reasons[bytes(line.reasons)], self.coverages[bytes(line.coverage)]
+        if line.phase != "train":
+            self.isolated.add(line, reason, coverage)
+            return
         names = tuple(line.overlap)
         places, values = self.named.get(names) or self._new_names(number, names)
         places.append(len(self.scalars))
         values.append(tuple(line.overlap.values()))
-        self.coverage_of.append(coverage)
         self.row_total += len(line.collectives)
-        self.scalars.append((*_SCALARS(line), offset, reason, self.row_total))
+        self.scalars.append((*_SCALARS(line), offset, reason, coverage, self.row_total))
         self.losses.append(_LOSSES(line))
         self.rows += line.collectives
         if len(self.scalars) >= BLOCK_STEPS or len(self.rows) >= 100 * BLOCK_STEPS:
@@ -209,22 +221,24 @@ class _Columns:
         losses = _joined((block[1] for block in self.blocks), len(LOSSES))
         metrics = self._metrics(integers.shape[1])
         rows = np.concatenate([np.empty((0, len(ROW)), np.int64), *(block[2] for block in self.blocks)])
-        coverage = np.array(self.coverage_of, np.int64)
-        read = integers.shape[1]
+        trained = integers.shape[1]
+        read = trained + len(self.isolated)
         steps = integers[INTEGERS.index("global_step")]
         if np.any(steps[1:] <= steps[:-1]):
             _, chosen = np.unique(steps, return_index=True)  # the first of equals
             integers, rows = _reordered(integers, rows, chosen)
-            losses, metrics, coverage = losses[:, chosen], metrics[:, chosen], coverage[chosen]
+            losses, metrics = losses[:, chosen], metrics[:, chosen]
         said = problems.said()
         name = self.path.name
         if footer is None:
             said.append(no_footer(self.path))
-        if (repeated := read - integers.shape[1]) > 0:
+        if (repeated := trained - integers.shape[1]) > 0:
             said.append(f"{name}: {repeated} step(s) repeat a global step; the first of each is used")
         if footer is not None and footer.steps_written != read:
             said.append(f"{name}: its footer counts {footer.steps_written} steps, {read} could be read")
-        blob = b"".join(part.tobytes() for part in (integers, losses, metrics, rows))
+        blob = b"".join(part.tobytes() for part in (integers, losses, metrics, rows, *self.isolated.columns()))
+        told = dict(zip(INTEGERS, integers, strict=True))
+        ended = np.repeat(told["warmup"] == 0, np.diff(told["rows_end"], prepend=0)) & (rows[:, 4] != NULL)
         return Scan(
             path=self.path,
             header=header,
@@ -236,12 +250,15 @@ class _Columns:
             metrics=tuple(self.names),
             whats=tuple(self.whats),
             reasons=tuple(self.reasons.values_),
-            **self._coverage(coverage, integers[INTEGERS.index("global_step")]),
+            coverages=tuple(self.coverages.values_),
+            isolated=self.isolated.counts(),
+            end_sources=end_sources([what[4] for what in self.whats], rows[ended, 0]),
+            **coverage_facts(self.coverages.values_, told["coverage"], told["global_step"]),
             blob=blob,
         )
 
     def _metrics(self, steps: int) -> Floats:
-        """A row a name. A kind that a step does not mention was not used in it: 0, unless communication is null."""
+        """A row a name. A kind that a step does not mention was not used in it: 0, unless kinds are null."""
         place = {name: index for index, name in enumerate(self.names)}
         table = np.full((len(place), steps), np.nan)
         start = 0
@@ -249,26 +266,15 @@ class _Columns:
             for names, places, values in buckets:
                 at = np.array(places) + start
                 if "comm_ms" in names:
-                    known = at[~np.isnan(values[:, names.index("comm_ms")])]
+                    known = at[
+                        ~np.isnan(values[:, [names.index(name) for name in KINDS_KNOWN if name in names]]).any(1)
+                    ]
                     for name in place.keys() & KIND_METRICS - set(names):
                         table[place[name], known] = 0.0
                 for column, name in enumerate(names):
                     table[place[name], at] = values[:, column]
             start += integers.shape[1]
         return table
-
-    def _coverage(self, codes: Ints, steps: Ints) -> dict[str, Any]:
-        """Steps not covered, why, and the first in which a collective was missed."""
-        reasons, uncovered, first = Counter[str](), 0, None
-        for code, coverage in enumerate(self.coverages.values_):
-            at = np.flatnonzero(codes == code) if not coverage.complete or _missed(coverage) else codes[:0]
-            if not coverage.complete and len(at):
-                uncovered += len(at)
-                reason = coverage.reason or f"{coverage.seen} collectives seen, {coverage.issued} issued"
-                reasons[reason] += len(at)
-            if _missed(coverage) and len(at):
-                first = int(steps[at[0]]) if first is None else min(first, int(steps[at[0]]))
-        return {"uncovered": uncovered, "coverage_reasons": dict(reasons), "first_missed": first}
 
 
 class _Whats(dict[What, int]):
@@ -277,10 +283,6 @@ class _Whats(dict[What, int]):
     def __missing__(self, what: What) -> int:
         self[what] = number = len(self)
         return number
-
-
-def _missed(coverage: Coverage) -> bool:
-    return coverage.issued is not None and coverage.seen != coverage.issued
 
 
 def _joined(parts: Iterable[npt.NDArray[Any]], rows: int) -> npt.NDArray[Any]:

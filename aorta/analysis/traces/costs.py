@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from aorta.analysis.bandwidth import TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
 from aorta.analysis.traces.covering import places
 from aorta.analysis.traces.table import NULL, Class, Trace
 from aorta.timeline import arrays
@@ -24,7 +25,6 @@ from aorta.timeline.classes import KINDS, LOCKSTEP, UNKNOWN_KIND
 NO_GROUP: Final = "its group is not in the trace"
 NO_RANKS: Final = "the ranks of its group are not in the trace"
 NO_SEQ: Final = "the trace does not number it, so it cannot be found on other ranks"
-NO_SIZE: Final = "its size is not in the trace"
 NO_KIND: Final = "its kind is not known"
 
 
@@ -129,12 +129,13 @@ def _cost(key: Key, parts: list[Part]) -> Cost:
     reasons: dict[str, str] = {}
     if reason is not None:
         reasons = dict.fromkeys(("transfer_ms", "algbw_gb_per_s", "busbw_gb_per_s"), reason)
-    elif (why := _no_bandwidth(key, transfers)) is not None:
+    elif (why := no_bandwidth(key.bytes, key.size)) is not None:
         reasons = dict.fromkeys(("algbw_gb_per_s", "busbw_gb_per_s"), why)
+    elif not len(each := algbw_gb_per_s(key.bytes or 0, transfers)):
+        reasons = dict.fromkeys(("algbw_gb_per_s", "busbw_gb_per_s"), TOO_SHORT)
     else:
-        # GB = 1e9 bytes: bytes a nanosecond are GB a second.
-        algbw = float(np.median((key.bytes or 0) / transfers[transfers > 0]))
-        factor = _busbw_factor(key)
+        algbw = float(np.median(each))
+        factor = busbw_factor(key.kind, key.size)
         busbw = None if factor is None else algbw * factor
         if factor is None:
             reasons["busbw_gb_per_s"] = "no bus bandwidth is defined for this kind"
@@ -193,21 +194,3 @@ def _not_comparable(key: Key, parts: list[Part]) -> str | None:
     if all((part.seq == NULL).all() for part in parts):
         return NO_SEQ
     return None
-
-
-def _no_bandwidth(key: Key, transfers: Int64) -> str | None:
-    if key.bytes is None:
-        return NO_SIZE
-    if key.bytes == 0:
-        return "it carries no bytes"
-    if key.size == 1:
-        return "a group of one rank moves nothing"
-    return None if (transfers > 0).any() else "its transfer is too short for the clock"
-
-
-def _busbw_factor(key: Key) -> float | None:
-    from aorta.analysis.matching import BUSBW_FACTOR  # with it comes pandas, which a reading process does not need
-
-    size = key.size or 1
-    factor = BUSBW_FACTOR.get(key.kind)
-    return None if factor is None else factor * (size - 1) / size

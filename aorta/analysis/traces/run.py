@@ -68,6 +68,11 @@ class TraceRecord(Record):
         numbers = self.columns.integers_of(self.stored, "global_step").tolist()
         return [step for number in numbers if (step := self.step(number)) is not None]
 
+    @property
+    def isolated(self) -> list[Step]:
+        """A trace has none."""
+        return []
+
     def step(self, global_step: int) -> Step | None:
         """One step: its window and its active segments; the rest of a record's step is not in a trace."""
         stored, columns = self.stored, self.columns
@@ -248,6 +253,7 @@ def _health(
         coverage_reasons={},
         instrument_modes=tuple(sorted({str(stored.scan.header.instrument_mode) for stored in columns.ranks.values()})),
         fabric=None,
+        held=None,
         manifest_problem=None,
         traces=traces,
         said=tuple(said),

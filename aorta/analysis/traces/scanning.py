@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from aorta.analysis.readers.scan import INTEGERS, KIND_METRICS, LOSSES, ROW, Scan, What
+from aorta.analysis.readers.scan import INTEGERS, KIND_METRICS, KINDS_KNOWN, LOSSES, ROW, Scan, What
 from aorta.analysis.readers.scan import NULL as NO_TIME
 from aorta.analysis.traces.costs import Part, parts_of
 from aorta.analysis.traces.health import Facts, facts_of, usable
@@ -158,6 +158,9 @@ def _columns(
         metrics=names,
         whats=whats,
         reasons=tuple(dict(said) for said in reasons),
+        coverages=(),
+        isolated={},
+        end_sources={END_SOURCE: len(rows)},
         uncovered=0,
         coverage_reasons={},
         first_missed=None,
@@ -166,8 +169,8 @@ def _columns(
 
 
 def _value(values: Mapping[str, float | None], name: str) -> float:
-    """A kind that a step does not mention was not used in it: 0, unless communication is null."""
-    if name in values or name not in KIND_METRICS or values["comm_ms"] is None:
+    """A kind that a step does not mention was not used in it: 0, unless kinds are null."""
+    if name in values or name not in KIND_METRICS or any(values[witness] is None for witness in KINDS_KNOWN):
         value = values.get(name)
         return np.nan if value is None else value
     return 0.0

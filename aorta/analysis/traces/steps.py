@@ -16,10 +16,12 @@ import numpy as np
 from aorta.analysis.traces.table import NO_WINDOWS, NULL, Windows, windows
 from aorta.timeline.arrays import Int64
 
+MARKS: Final = ("aorta.step=", "iteration#", "ProfilerStep#")
+"""What stands before the number, the best first: AORTA's own two carry the global step, the third is
+`torch.profiler`'s `step()`."""
+MARK: Final = re.compile(rf"(?P<kind>{'|'.join(map(re.escape, MARKS))})(?P<step>\d{{1,18}})$")
 FAMILIES: Final = (
-    ("aorta.step=", re.compile(r"^aorta\.step=(\d{1,18})$")),  # AORTA's own: the global step
-    ("iteration#", re.compile(r"^iteration#(\d{1,18})$")),  # likewise, in its torch traces
-    ("ProfilerStep#", re.compile(r"^ProfilerStep#(\d{1,18})$")),  # torch.profiler's step()
+    *((mark, re.compile(rf"^{re.escape(mark)}(\d{{1,18}})$")) for mark in MARKS),
     ("step", re.compile(r"^(?:train(?:ing)?[ _.]?)?(?:step|iter(?:ation)?)[ _:=#]{1,2}(\d{1,18})$", re.IGNORECASE)),
 )
 """Families of step markers, the one used first where a trace holds several."""

@@ -118,7 +118,7 @@ def test_what_a_trace_does_not_tell_is_null_with_its_reason(change: dict[str, An
 def test_an_unknown_size_leaves_the_transfer_and_takes_the_bandwidth() -> None:
     (cost,) = of(*(trace([allreduce(rank, 0, 1000, 1, size=-1)], groups=WORLD) for rank in (0, 1)))
     assert cost.transfer_ms == pytest.approx(0.001)
-    assert cost.reasons == dict.fromkeys(("algbw_gb_per_s", "busbw_gb_per_s"), "its size is not in the trace")
+    assert cost.reasons == dict.fromkeys(("algbw_gb_per_s", "busbw_gb_per_s"), "its size is not known")
 
 
 def test_a_barrier_has_no_bus_bandwidth_and_no_error() -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from aorta.analysis.traces.kineto.structs import Arguments, DigitEvent, Event, Number
 from aorta.analysis.traces.kineto.times import EXACT_BELOW_US, from_digits, from_floats
 from aorta.analysis.traces.names import NameClassifier
+from aorta.analysis.traces.steps import MARK
 from aorta.analysis.traces.table import NULL, Class, Interner
 from aorta.timeline.arrays import Int64
 
@@ -34,7 +35,6 @@ and is no work (W13).
 """
 _ROLES_BESIDE_DEVICE: Final = frozenset({"parameters", "mark"})
 _ROLES: Final = _ROLES_BESIDE_DEVICE | {"label", "operator"}
-_MARKS: Final = re.compile(r"(?P<kind>ProfilerStep#|iteration#|aorta\.step=)(?P<step>\d{1,18})$")
 _LABELS: Final = ("gloo:", "nccl:")
 
 
@@ -179,7 +179,7 @@ class EventColumns:
 
     def _mark_rows(self, events: list[Any]) -> None:
         events, start, length = self._times(events)
-        found = [match for event in events if (match := _MARKS.match(event.name))]
+        found = [match for event in events if (match := MARK.match(event.name))]
         self.marks.add(
             start,
             length,
@@ -256,7 +256,7 @@ def _role(name: object) -> str:
         return ""
     if name == PARAMETERS:
         return "parameters"
-    if _MARKS.match(name):
+    if MARK.match(name):
         return "mark"
     return "label" if name.startswith(_LABELS) else "operator"
 

@@ -19,6 +19,7 @@ from aorta.analysis.traces.kineto.host import host_intervals
 from aorta.analysis.traces.kineto.times import LARGEST_NS
 from aorta.analysis.traces.names import NameClassifier, kind_of
 from aorta.analysis.traces.placing import Process, place
+from aorta.analysis.traces.steps import MARKS
 from aorta.analysis.traces.table import (
     NO_WINDOWS,
     NULL,
@@ -36,8 +37,6 @@ from aorta.timeline.arrays import Int64
 
 _UNIX_FROM_NS: Final = 1_000_000_000_000_000_000
 """9 September 2001. Instants after it count from 1970, also without a base: older torch wrote no base."""
-_MARKS: Final = ("aorta.step=", "iteration#", "ProfilerStep#")
-"""Step marks, the best first: the first two carry the global step of AORTA's own record."""
 
 
 def read_kineto(stream: io.BufferedReader, path: str, classifier: NameClassifier) -> Trace:
@@ -176,7 +175,7 @@ def _base(starts: Int64, metadata: Metadata, path: str) -> tuple[int, Clock]:
 
 def _windows(marks: Rows, kinds: tuple[str, ...], rank: int, base: int, notes: list[str]) -> Windows:
     """Windows of the steps, by the best kind of mark that is there; of marks with one number the first."""
-    chosen = next((kinds.index(kind) for kind in _MARKS if kind in kinds), None)
+    chosen = next((kinds.index(kind) for kind in MARKS if kind in kinds), None)
     if chosen is None:
         notes.append("no step marks (ProfilerStep#N): only the whole trace is measured")
         return NO_WINDOWS

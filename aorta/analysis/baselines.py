@@ -1,0 +1,131 @@
+"""What the isolated baselines say: how much of the time that could be saved was saved, and what overlapping cost.
+
+Enters: a run whose record holds steps of the phases `compute_only` and `comm_only` behind its training (R10). Leaves:
+`overlap_efficiency` and `compute_slowdown`, or why each is null. Must not: mix phases, or use a warm-up step of any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from aorta.analysis.readers.isolated import PHASES
+from aorta.analysis.readers.run_folder import Run
+from aorta.analysis.readers.scan import Floats, Ints
+from aorta.analysis.stats import describe
+from aorta.telemetry.schema import Phase
+from aorta.timeline.overlap import NS_PER_MS
+
+LEAST_SHARE: Final = 0.02
+"""Of T, that the shorter of Tc and Tm must have; below it the quotient says more of noise than of overlap
+(docs/measuring.md, section 1)."""
+
+NO_BASELINE: Final = "no isolated baseline in this run"
+NO_COMMUNICATION: Final = "no collective in a step: there is no communication to run alone"
+TOO_SHORT: Final = "the shorter of Tc and Tm is below 2 % of T"
+NO_COMPUTE: Final = "computation was not seen"
+
+
+class _NullError(Exception):
+    """A metric is null; the message says why."""
+
+
+def overlap_efficiency(run: Run) -> dict[str, Any]:
+    """`(Tc + Tm - T) / min(Tc, Tm)` as one value, with the three it was made of, in milliseconds: wall times of whole
+    steps, each the largest over the ranks of the median over a rank's steps.
+    """
+    try:
+        _refuse_incomplete(run)
+        if not run.columns.row_count:
+            raise _NullError(NO_COMMUNICATION)
+        together, compute, comm = (_wall_ms(run, phase) for phase in ("train", "compute_only", "comm_only"))
+    except _NullError as why:
+        return describe([], None, {str(why): 1})
+    parts = {"t_ms": together, "tc_ms": compute, "tm_ms": comm}
+    shorter = min(compute, comm)
+    if shorter < LEAST_SHARE * together or shorter <= 0:
+        return describe([], None, {TOO_SHORT: 1}) | parts
+    return describe([(compute + comm - together) / shorter]) | parts
+
+
+def compute_slowdown(run: Run) -> dict[str, Any]:
+    """Overlapped compute busy time / isolated compute busy time - 1, a value a rank, from medians over its steps."""
+    try:
+        _refuse_incomplete(run)
+        values = {rank: _slowdown(run, rank) for rank in run.records}
+    except _NullError as why:
+        return describe([], None, {str(why): 1})
+    return describe(list(values.values()), list(values))
+
+
+def _refuse_incomplete(run: Run) -> None:
+    """Raises:
+    _NullError: there is nothing to compare with, or the slowest rank may be among those that are missing.
+    """
+    if not any(stored.scan.isolated for stored in run.columns.ranks.values()):
+        raise _NullError(NO_BASELINE)
+    if run.health.ranks_missing:
+        missing = f"{len(run.health.ranks_missing)} of {run.health.world_size} ranks are missing"
+        raise _NullError(f"{missing}; the slowest may be among them")
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The steps of one rank in one phase, warm-up left out (W21). `compute_ms` is NaN where it is null."""
+
+    wall_ns: Ints
+    compute_ms: Floats
+    coverage: Ints
+    reasons: Ints
+
+
+def _wall_ms(run: Run, phase: Phase) -> float:
+    return max(float(np.median(_steps_of(run, rank, phase).wall_ns)) / NS_PER_MS for rank in run.records)
+
+
+def _slowdown(run: Run, rank: int) -> float:
+    overlapped, isolated = (_busy_ms(run, rank, phase) for phase in ("train", "compute_only"))
+    if isolated <= 0:
+        raise _NullError(f"rank {rank} computed nothing in its compute_only steps")
+    return overlapped / isolated - 1
+
+
+def _busy_ms(run: Run, rank: int, phase: Phase) -> float:
+    """The median of what is known over one rank's steps of a phase. Without all collectives seen, computation holds the
+    stalls of the others: an upper bound, no busy time.
+
+    Raises:
+        _NullError: it is known of no step; says why of the last.
+    """
+    steps, scan = _steps_of(run, rank, phase), run.columns.ranks[rank].scan
+    complete = np.array([coverage.complete for coverage in scan.coverages], bool)[steps.coverage]
+    known = steps.compute_ms[complete & ~np.isnan(steps.compute_ms)]
+    if len(known):
+        return float(np.median(known))
+    if np.isnan(steps.compute_ms[-1]):
+        reasons = scan.reasons[steps.reasons[-1]]
+        raise _NullError(f"{NO_COMPUTE}: {reasons.get('compute_ms', 'the record gives no reason')}")
+    coverage = scan.coverages[steps.coverage[-1]]
+    raise _NullError(f"{NO_COMPUTE} apart from stalls: {coverage.reason or 'coverage is incomplete'}")
+
+
+def _steps_of(run: Run, rank: int, phase: Phase) -> _Steps:
+    """
+    Raises:
+    _NullError: no step of that phase is left.
+    """
+    columns, stored = run.columns, run.columns.ranks[rank]
+    if phase == "train":
+        integers = {name: columns.integers_of(stored, name) for name in ("warmup", "coverage", "reasons")}
+        wall_ns = columns.integers_of(stored, "end_mono_ns") - columns.integers_of(stored, "start_mono_ns")
+        compute_ms = columns.floats_of(stored, "compute_ms")
+        used = integers["warmup"] == 0
+    else:
+        integers, compute_ms = columns.isolated_of(stored)
+        wall_ns = integers["wall_ns"]
+        used = (integers["warmup"] == 0) & (integers["phase"] == PHASES.index(phase))
+    if not used.any():
+        raise _NullError(f"rank {rank} has no {phase} step after warm-up")
+    return _Steps(wall_ns[used], compute_ms[used], integers["coverage"][used], integers["reasons"][used])

@@ -1,0 +1,128 @@
+"""Which rank the others of its group wait for, where the collectives are evidence enough to name one (K3).
+
+Enters: matched collectives, piece by piece (`add`), then their waiting, rank by rank (`add_waits`). Leaves: one plain
+dictionary a process group. Must not: name a rank on a median alone, or from ranks' clocks; waiting is compared within
+one collective (docs/measuring.md, section 1).
+
+In a collective that no rank may leave early, the last rank to arrive waits for nobody and its peers wait for it. So a
+straggler is the rank that waits least. Chance makes every rank the last one now and then; the rule (docs/metrics.md)
+therefore asks for all of these:
+
+- at least `MIN_COLLECTIVES` collectives known on every rank of the group;
+- one rank was the last in at least `LAST_SHARE` of them. Ranks that are even take turns: with two, 13 or more of 16
+  fall to a given one with probability 0.011 (binomial, p = 1/2), and less with more ranks;
+- the median wait of every other rank is larger than its own by `MARGIN_MS` and by `MARGIN_SHARE` of the median
+  transfer, so that it matters. 0.2 ms is what handing a collective to gloo takes (docs/log.md, 20 to 195 us).
+
+Two ranks that are late together hide each other from this rule: none is named then.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from aorta.analysis.instances import Bools, Instances, Piece
+from aorta.analysis.naming import Names
+from aorta.analysis.pools import Pools
+from aorta.analysis.readers.scan import Ints
+from aorta.timeline.overlap import NS_PER_MS
+
+MIN_COLLECTIVES: Final = 16
+LAST_SHARE: Final = 0.8
+MARGIN_MS: Final = 0.2
+MARGIN_SHARE: Final = 0.1
+
+
+class Stragglers:
+    """Counts per group and rank; of the waiting itself only medians are kept. Groups go by their number in `names`."""
+
+    def __init__(self, names: Names, pools: Pools) -> None:
+        self._names, self._pools = names, pools
+        self._seen = np.zeros(len(names.groups), bool)
+        self._collectives = np.zeros(len(names.groups), np.int64)
+        self._last: defaultdict[int, Counter[int]] = defaultdict(Counter)
+        self._medians: defaultdict[int, dict[int, float | None]] = defaultdict(dict)
+
+    def add(self, piece: Piece, found: Instances) -> None:
+        """Take a piece in: which rank was the last, and the transfers."""
+        group = self._names.group[piece.what[found.last]]
+        self._seen[group[found.used & (found.size > 1)]] = True
+        np.add.at(self._collectives, group[found.whole], 1)
+        last = found.whole & found.alone  # where several are last, none is
+        pairs, counts = np.unique(np.stack([group[last], piece.rank[found.last[last]]]), axis=1, return_counts=True)
+        for number, rank, count in zip(*pairs.tolist(), counts.tolist(), strict=True):
+            self._last[number][rank] += count
+        for number in np.unique(group[found.whole]).tolist():
+            transfers = found.transfer_ns[found.whole & (group == number)]
+            self._pools.add(("straggler", number), transfers / NS_PER_MS)
+
+    def add_waits(self, rank: int, what: Ints, wait_ns: Ints, used: Bools) -> None:
+        """Take the collectives of one rank in: `what` as `Piece.what`, and how long it waited, negative if unknown."""
+        group, size = self._names.group[what], self._names.size[what]
+        for number in np.unique(group[used & (size > 1)]).tolist():
+            known = wait_ns[used & (group == number) & (wait_ns >= 0)]
+            self._medians[number][rank] = float(np.median(known)) / NS_PER_MS if len(known) else None
+
+    def entries(self) -> list[dict[str, Any]]:
+        """One entry per process group of two ranks or more, by name: who is late, by how many milliseconds, or why
+        nobody is named. Warm-up is left out (W21).
+
+        `late_ms` is the median over the peers' median waits, less the rank's own: how much longer they wait for it in
+        each collective.
+        """
+        groups = self._names.groups
+        order = sorted(np.flatnonzero(self._seen).tolist(), key=lambda number: groups[number])
+        return [
+            {"group": groups[number][0], "group_ranks": list(groups[number][1]), **self._judge(number)}
+            for number in order
+        ]
+
+    def _judge(self, number: int) -> dict[str, Any]:
+        _, numbers = self._pools.numbers(("straggler", number))
+        collectives, medians, last = int(self._collectives[number]), self._medians[number], self._last[number]
+        return judge(collectives, medians, last, 0.0 if numbers is None else float(numbers[0]))
+
+
+def judge(
+    collectives: int, wait_ms: Mapping[int, float | None], last: Mapping[int, int], transfer_ms: float
+) -> dict[str, Any]:
+    """The rule, for one group.
+
+    Args:
+        collectives: those known on every rank. wait_ms: rank -> median wait. last: rank -> how often it alone was the
+            last. transfer_ms: the median transfer.
+    """
+    found: dict[str, Any] = {
+        "collectives": collectives,
+        "wait_ms_median_per_rank": {str(rank): median for rank, median in wait_ms.items()},
+        "rank": None,
+        "late_ms": None,
+        "last_share": None,
+        "reason": None,
+    }
+    if collectives < MIN_COLLECTIVES:
+        return found | {"reason": f"{collectives} collectives known on every rank, {MIN_COLLECTIVES} are needed"}
+    (own, rank), *others = sorted((median, rank) for rank, median in wait_ms.items() if median is not None)
+    share = last.get(rank, 0) / collectives
+    margin, needed = others[0][0] - own, max(MARGIN_MS, MARGIN_SHARE * transfer_ms)
+    found["last_share"] = share
+    if share < LAST_SHARE:
+        return found | {"reason": f"rank {rank} waits least, but was the last in {share:.0%} of the collectives only"}
+    if margin <= needed:
+        return found | {"reason": f"rank {rank} is late by {margin:.3g} ms, not by more than {needed:.3g} ms"}
+    return found | {"rank": rank, "late_ms": float(np.median([median for median, _ in others])) - own}
+
+
+def sentences(entries: Sequence[dict[str, Any]]) -> list[str]:
+    """What a reader must see: one sentence a straggler, none where nobody is named."""
+    return [
+        f"rank {entry['rank']} is a straggler: the other ranks of group {entry['group']} wait for it, "
+        f"{entry['late_ms']:.3f} ms longer than it does in each collective (median; it was the last in "
+        f"{entry['last_share']:.0%} of {entry['collectives']})"
+        for entry in entries
+        if entry["rank"] is not None
+    ]

@@ -1,0 +1,183 @@
+"""Collectives without a network: the seam's handler in steps that only compute (docs/measuring.md, R10).
+
+Enters: an operator's name and arguments. Leaves: its outputs filled by local copies of the right shape, and a handle
+that is complete for every kind of caller: Python, DDP's futures in C++, functional collectives. On an accelerator the
+copies run on the caller's stream, and who waits for the handle waits for them. Must not: call a backend, or count as
+a collective: what passes here is in no row of the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from aorta.errors import InstrumentError
+from aorta.instrument.clock import Clock, Mark
+from aorta.instrument.operators import position_of_group
+from aorta.instrument.seam import Original, Work, group_in
+
+
+@dataclass(frozen=True)
+class Place:
+    """This rank's number in the group of a collective, and the group's size."""
+
+    rank: int
+    size: int
+
+
+Copy = Callable[[tuple[Any, ...], Place], None]
+
+
+class StandIn:
+    """Answers every collective at once.
+
+    The time of the copies is a stall, as the collective's would be: it is not the block's own computation. On an
+    accelerator that holds where they run on the stream that computes.
+
+    Args:
+        device: what the run computes on; the stream that is current now is the one that computes.
+        clock: of the device.
+        on_stall: called with two marks round each copy.
+
+    Raises:
+        InstrumentError: this torch does not make a handle of a future.
+    """
+
+    def __init__(self, device: torch.device, clock: Clock, on_stall: Callable[[Mark, Mark], None]) -> None:
+        make = getattr(torch._C._distributed_c10d, "_create_work_from_future", None)
+        if make is None:
+            raise InstrumentError(
+                f"torch {torch.__version__} does not offer _create_work_from_future, which baseline=true needs; use a "
+                "torch that AORTA supports (>= 2.11), or run without it"
+            )
+        self._make_work: Callable[[Any], Work] = make
+        self._clock, self._on_stall = clock, on_stall
+        self._compute = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self.answered = 0
+
+    def __call__(self, name: str, args: tuple[Any, ...], _original: Original) -> Any:
+        """The seam's handler; raises KeyError for an operator that `operators.OPERATORS` does not know."""
+        copy, group = COPIES[name], group_in(args[position_of_group(name)])
+        self.answered += 1
+        blocks = self._compute is None or torch.cuda.current_stream() == self._compute
+        begin = self._clock.mark() if blocks else None
+        if copy is not None:
+            with torch.no_grad():
+                copy(args, Place(group.rank(), group.size()))
+        if blocks:
+            self._on_stall(begin, self._clock.mark())
+        written = list(tensors_in(args[0]))
+        work = self._done(written)
+        returns = getattr(torch.ops.c10d, name).default._schema.returns
+        return (args[0], work.boxed()) if len(returns) == 2 else work.boxed()
+
+    def _done(self, written: list[torch.Tensor]) -> Work:
+        """A handle in C++ alone, which nobody has to keep alive; its future remembers the streams of the copies."""
+        devices = list({tensor.device for tensor in written if tensor.device.type == "cuda"})
+        future: torch.futures.Future[Any] = torch.futures.Future(devices=cast(Any, devices) or None)
+        future.set_result(written)
+        return self._make_work(future)
+
+
+def tensors_in(arguments: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists of arguments, in order."""
+    if isinstance(arguments, torch.Tensor):
+        yield arguments
+    elif isinstance(arguments, (list, tuple)):
+        for item in arguments:
+            yield from tensors_in(item)
+
+
+def _fill(output: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy, repeating or cutting `source` where the sizes differ; by `.data`, as backends do not count versions."""
+    to, data = output.data, source.data
+    if to.data_ptr() == data.data_ptr() and to.numel() == data.numel():
+        return  # in place
+    if not data.numel():
+        to.zero_()
+    elif to.numel() == data.numel():
+        to.copy_(data.reshape(to.shape))
+    else:
+        flat = data.reshape(-1)
+        to.copy_(flat.repeat(-(-to.numel() // flat.numel()))[: to.numel()].reshape(to.shape))
+
+
+def _repeat(output: torch.Tensor, source: torch.Tensor, place: Place) -> None:
+    """An all-gather into one tensor: this rank's part, once for each rank. The part may lie inside the output."""
+    if output.numel() != place.size * source.numel() or not (output.is_contiguous() and source.is_contiguous()):
+        _fill(output, source.clone())
+        return
+    rows, part = output.data.view(place.size, -1), source.data.view(-1)
+    if output.untyped_storage().data_ptr() != source.untyped_storage().data_ptr():
+        rows.copy_(part.expand_as(rows))
+    elif rows[place.rank].data_ptr() == part.data_ptr():
+        for others in (rows[: place.rank], rows[place.rank + 1 :]):
+            others.copy_(part.expand_as(others))
+    else:
+        rows.copy_(part.clone().expand_as(rows))
+
+
+def _chunk(output: torch.Tensor, source: torch.Tensor, place: Place) -> None:
+    """A reduce-scatter from one tensor: this rank's own part of it."""
+    _fill(output, source.reshape(place.size, -1)[place.rank])
+
+
+def _each(copy: Callable[[Any, Any, Place], None]) -> Copy:
+    """The same for each of several outputs and inputs."""
+
+    def several(args: tuple[Any, ...], place: Place) -> None:
+        for output, source in zip(args[0], args[1], strict=True):
+            copy(output, source, place)
+
+    return several
+
+
+def _to_all(outputs: list[torch.Tensor], source: torch.Tensor, _place: Place) -> None:
+    for output in outputs:
+        _fill(output, source)
+
+
+def _gather(args: tuple[Any, ...], place: Place) -> None:
+    if args[0]:  # the root's
+        _each(_to_all)(args, place)
+
+
+def _gather_lists(args: tuple[Any, ...], _place: Place) -> None:
+    for outputs in args[0]:  # one list a rank
+        for output, source in zip(outputs, args[1], strict=True):
+            _fill(output, source)
+
+
+def _scatter(args: tuple[Any, ...], place: Place) -> None:
+    if args[1]:  # the root's
+        _each(lambda output, sources, at: _fill(output, sources[at.rank]))(args, place)
+    else:
+        _zero(args, place)
+
+
+def _zero(args: tuple[Any, ...], _place: Place) -> None:
+    for output in tensors_in(args[0]):
+        output.data.zero_()  # nothing local could stand there, and what memory happens to hold may be no number
+
+
+COPIES: dict[str, Copy | None] = {
+    # What is reduced or broadcast is there already, with this rank's values.
+    **dict.fromkeys(("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "send", "barrier")),
+    "_reduce_scatter_base_": lambda args, place: _chunk(args[0], args[1], place),
+    "reduce_scatter_": _each(lambda output, sources, place: _fill(output, sources[place.rank])),
+    "reduce_scatter_tensor_coalesced_": _each(_chunk),
+    "_allgather_base_": lambda args, place: _repeat(args[0], args[1], place),
+    "allgather_": _each(_to_all),
+    "allgather_coalesced_": _gather_lists,
+    "allgather_into_tensor_coalesced_": _each(_repeat),
+    "alltoall_base_": lambda args, _place: _fill(args[0], args[1]),
+    "alltoall_": _each(lambda output, source, _place: _fill(output, source)),
+    "gather_": _gather,
+    "scatter_": _scatter,
+    "recv_": _zero,
+    "recv_any_source_": _zero,
+}
+"""Operator name -> how its outputs are filled from this rank's inputs; None where nothing has to be."""

@@ -1,0 +1,210 @@
+"""Isolated baselines against numbers worked out by hand, and every reason why there are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aorta.analysis
+from aorta.analysis.aggregate import Dataset, aggregate
+from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.report import summarize, write_report
+from aorta.telemetry.schema import Coverage, Step
+from tests.analysis.builders import collective, header, metrics, step, write_rank
+
+BLIND = Coverage(2, 3, False, "the backends counted 3 collectives, 2 passed the seam")
+
+
+def train(rank: int, number: int, wall: float, busy: float | None, **changes: Any) -> Step:
+    values = metrics(wall, busy or 0, 4, 2) | {"compute_ms": busy}
+    fields: dict[str, Any] = {"overlap": values, "collectives": [collective(seq=number)]} | changes
+    return step(rank, 2, number, **fields)
+
+
+def alone(rank: int, phase: str, number: int, wall: float, busy: float = 0, **changes: Any) -> Step:
+    return step(rank, 2, number, overlap=metrics(wall, busy, 0, 0), phase=phase, **changes)
+
+
+def steps_of(rank: int) -> list[Step]:
+    """T: medians 100 and 104. Tc: 70 and 60. Tm: 50 and 56. Busy: 66 over 60, and 62 over 50. The first step of each
+    phase is warm-up, far off.
+    """
+    together, compute, comm = {
+        0: ((98, 100, 110), (69, 70, 72), (48, 50, 51)),
+        1: ((104, 103, 190), (60, 58, 61), (56, 56, 57)),
+    }[rank]
+    overlapped, isolated = {0: ((66, 65, 80), (60, 59, 61)), 1: ((62, 62, 62), (50, 50, 50))}[rank]
+    lines = [train(rank, 0, 900, 800, warmup=True)]
+    lines += [train(rank, n, wall, busy) for n, (wall, busy) in enumerate(zip(together, overlapped, strict=True), 1)]
+    lines += [alone(rank, "compute_only", 0, 900, 800, warmup=True)]
+    lines += [alone(rank, "compute_only", n, *pair) for n, pair in enumerate(zip(compute, isolated, strict=True), 1)]
+    lines += [alone(rank, "comm_only", 0, 900, warmup=True)]
+    lines += [alone(rank, "comm_only", n, wall) for n, wall in enumerate(comm, 1)]
+    return lines
+
+
+def write(folder: Path, lines: dict[int, list[Step]]) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
+    for rank, steps in lines.items():
+        write_rank(folder, header(rank, 2, warmup_steps=1), steps)
+    found: dict[str, Any] = aggregate(Dataset("base", load_run(folder)))
+    return found
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> dict[str, Any]:
+    return write(tmp_path / "run", {0: steps_of(0), 1: steps_of(1)})
+
+
+def test_efficiency_is_of_the_slowest_ranks_median_steps(whole: dict[str, Any]) -> None:
+    found = whole["metrics"]["overlap_efficiency"]
+    assert (found["t_ms"], found["tc_ms"], found["tm_ms"]) == (104, 70, 56)
+    assert found["median"] == pytest.approx((70 + 56 - 104) / 56)
+    assert (found["count"], found["nulls"], found["reason"]) == (1, 0, None)
+
+
+def test_slowdown_is_of_busy_time_rank_by_rank(whole: dict[str, Any]) -> None:
+    found = whole["metrics"]["compute_slowdown"]
+    assert found["per_rank_median"] == pytest.approx({"0": 0.1, "1": 0.24})
+    assert found["median"] == pytest.approx(0.17)
+    assert (found["count"], found["reason"]) == (2, None)
+
+
+def test_contention_is_not_clamped(tmp_path: Path) -> None:
+    lines = {
+        r: [train(r, 0, 200, 80), alone(r, "compute_only", 0, 70, 60), alone(r, "comm_only", 0, 50)] for r in (0, 1)
+    }
+    assert write(tmp_path, lines)["metrics"]["overlap_efficiency"]["median"] == pytest.approx(-80 / 50)
+
+
+def test_nothing_else_sees_the_other_phases(whole: dict[str, Any], tmp_path: Path) -> None:
+    bare = {rank: [line for line in steps_of(rank) if line.phase == "train"] for rank in (0, 1)}
+    without = write(tmp_path / "bare", bare)
+    assert whole["steps"].pop("isolated_rank_steps") == {"comm_only": 8, "compute_only": 8}
+    assert without["steps"].pop("isolated_rank_steps") == {}
+    for entry in (whole, without):
+        del entry["metrics"]["overlap_efficiency"], entry["metrics"]["compute_slowdown"], entry["source"]["path"]
+    assert whole == without
+    assert whole["health"]["problem_count"] == 0  # the footer's count is of all phases
+    assert len(aorta.analysis.steps(tmp_path / "run")) == 8
+    assert len(aorta.analysis.collectives(tmp_path / "run")) == 8
+
+
+def without_phase(phase: str) -> dict[int, list[Step]]:
+    return {rank: [line for line in steps_of(rank) if line.phase != phase] for rank in (0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("lines", "efficiency", "slowdown"),
+    [
+        pytest.param(
+            {rank: [line for line in steps_of(rank) if line.phase == "train"] for rank in (0, 1)},
+            "no isolated baseline in this run",
+            "no isolated baseline in this run",
+            id="not run",
+        ),
+        pytest.param(without_phase("comm_only"), "rank 0 has no comm_only step after warm-up", None, id="no comm"),
+        pytest.param(
+            without_phase("compute_only"),
+            "rank 0 has no compute_only step after warm-up",
+            "rank 0 has no compute_only step after warm-up",
+            id="no compute",
+        ),
+        pytest.param(
+            {0: steps_of(0), 1: [line for line in steps_of(1) if line.phase != "comm_only" or line.warmup]},
+            "rank 1 has no comm_only step after warm-up",
+            None,
+            id="only warm-up on a rank",
+        ),
+        pytest.param(
+            {0: steps_of(0)},
+            "1 of 2 ranks are missing; the slowest may be among them",
+            "1 of 2 ranks are missing; the slowest may be among them",
+            id="rank missing",
+        ),
+        pytest.param(
+            {r: [train(r, 0, 100, 90, collectives=[]), alone(r, "compute_only", 0, 99, 88)] for r in (0, 1)},
+            "no collective in a step: there is no communication to run alone",
+            None,
+            id="no communication",
+        ),
+        pytest.param(
+            {
+                r: [train(r, 0, 100, 90), alone(r, "compute_only", 0, 99, 88), alone(r, "comm_only", 0, 1.9)]
+                for r in (0, 1)
+            },
+            "the shorter of Tc and Tm is below 2 % of T",
+            None,
+            id="too short",
+        ),
+        pytest.param(
+            {
+                r: [
+                    train(r, 0, 100, None, reasons={"compute_ms": "the instrument was paused"}),
+                    alone(r, "compute_only", 0, 80, 70),
+                    alone(r, "comm_only", 0, 50),
+                ]
+                for r in (0, 1)
+            },
+            None,
+            "computation was not seen: the instrument was paused",
+            id="paused",
+        ),
+        pytest.param(
+            {
+                r: [
+                    train(r, 0, 100, 90, coverage=BLIND),
+                    alone(r, "compute_only", 0, 80, 70),
+                    alone(r, "comm_only", 0, 50),
+                ]
+                for r in (0, 1)
+            },
+            None,
+            "computation was not seen apart from stalls: the backends counted 3 collectives, 2 passed the seam",
+            id="coverage",
+        ),
+        pytest.param(
+            {r: [train(r, 0, 100, 90), alone(r, "compute_only", 0, 80), alone(r, "comm_only", 0, 50)] for r in (0, 1)},
+            None,
+            "rank 0 computed nothing in its compute_only steps",
+            id="no computation",
+        ),
+    ],
+)
+def test_every_null_has_its_reason(
+    tmp_path: Path, lines: dict[int, list[Step]], efficiency: str | None, slowdown: str | None
+) -> None:
+    found = write(tmp_path, lines)["metrics"]
+    for name, reason in (("overlap_efficiency", efficiency), ("compute_slowdown", slowdown)):
+        assert found[name]["reason"] == reason
+        assert (found[name]["median"] is None) == (reason is not None)
+
+
+def test_exactly_two_percent_is_enough(tmp_path: Path) -> None:
+    lines = {r: [train(r, 0, 100, 9), alone(r, "compute_only", 0, 99, 8), alone(r, "comm_only", 0, 2)] for r in (0, 1)}
+    assert write(tmp_path, lines)["metrics"]["overlap_efficiency"]["median"] == pytest.approx(0.5)
+
+
+def test_they_are_printed_and_compared(tmp_path: Path) -> None:
+    write(tmp_path / "run", {0: steps_of(0), 1: steps_of(1)})
+    slower = {
+        rank: [
+            step(rank, 2, line.global_step, overlap=line.overlap | {"window_ms": 60.0}, phase=line.phase)
+            if line.phase == "comm_only"
+            else line
+            for line in steps_of(rank)
+        ]
+        for rank in (0, 1)
+    }
+    write(tmp_path / "other", slower)
+    report = write_report({"a": tmp_path / "run"}, tmp_path / "out")
+    assert "overlap_efficiency (saved/min(Tc,Tm))       0.3929" in report.text
+    assert "compute_slowdown (added/isolated)           0.1700" in report.text
+    assert "isolated baselines: 8 comm_only, 8 compute_only rank-steps" in report.text
+    sides = {"a": Dataset("a", load_run(tmp_path / "run")), "b": Dataset("b", load_run(tmp_path / "other"))}
+    compared = summarize(sides, "a", "b")["comparison"]["metrics"]
+    assert compared["overlap_efficiency"]["candidate"] == pytest.approx((70 + 60 - 104) / 60)
+    assert compared["overlap_efficiency"]["judgement"] == "better"
+    assert compared["compute_slowdown"]["judgement"] == "equal"

@@ -1,0 +1,90 @@
+"""The pipeline of `program`, followed by its isolated baselines, on the same emulated link; run by torchrun.
+
+Enters: a folder and the cases as JSON. Leaves: one folder a case with the record of each rank. Nothing here computes
+what is expected.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from aorta.config.schema import EmulatedFabric
+from aorta.instrument.arrivals import meeting_place
+from aorta.instrument.fabric import Fabric
+from aorta.instrument.instrument import Instrument
+from aorta.instrument.isolated import StandIn
+from aorta.instrument.reading import StepFacts
+from aorta.instrument.replay import Rehearsal, Replay
+from aorta.launch.peers import Peers
+from aorta.telemetry.clock import read_clocks
+from aorta.telemetry.schema import Footer, Phase
+from aorta.telemetry.writer import RecordWriter
+from tests.analysis.builders import header
+from tests.known_answers.program import FORWARD_NS, START_NS, VALUES, Case, Timetable, build, wait_until
+
+CPU = torch.device("cpu")
+
+
+def run(case: Case, folder: Path, peers: Peers, place: Path | None) -> None:
+    rank, world_size = peers.rank, peers.world_size
+    timetable = Timetable(fixed=case.way != "waited")
+    blocks, model = build(case, timetable)
+
+    def train() -> None:
+        model(torch.ones(VALUES, requires_grad=True)).sum().backward()
+
+    with RecordWriter(folder / f"rank_{rank}_metrics.jsonl", rank) as writer:
+        clocks = read_clocks()
+        writer.write(header(rank, world_size, clock=clocks))
+        fabric = Fabric(EmulatedFabric(**case.fabric), rank, world_size, place)
+        with Instrument(CPU, "dedicated", rank, world_size, clocks, writer.write, fabric=fabric) as instrument:
+            instrument.watch((f"block{index}", block) for index, block in enumerate(blocks))
+            instrument.watch_backward(model)
+            recorder = instrument.recorder
+
+            def phase(name: Phase, body: Callable[[], None], warmup: int) -> None:
+                for number in range(warmup + case.steps):
+                    timetable.block_ns = 0 if number < warmup else round(case.compute_ms * 1e6)
+                    at = f"{case.name}/{name}/{number}"
+                    start_ns = peers.from_rank_zero(at, time.perf_counter_ns() + START_NS)
+                    timetable.begin(start_ns + FORWARD_NS)
+                    wait_until(start_ns)
+                    with recorder.step(StepFacts(0, number, number, 0.0, number < warmup, name)):
+                        body()
+
+            phase("train", train, case.warmup)
+            rehearsal = Rehearsal(CPU)
+            timetable.block_ns = 0
+            with instrument.replaced(rehearsal):
+                train()
+            with instrument.replaced(StandIn(CPU, instrument.clock, recorder.on_stall)):
+                phase("compute_only", train, 0)
+            phase("comm_only", Replay(rehearsal.events).run, 0)
+            recorder.finish()
+            groups = {name: list(group.ranks) for name, group in instrument.groups.items()}
+            writer.write(Footer("completed", 0, recorder.steps_written, read_clocks(), groups))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    root, cases = Path(sys.argv[1]), [Case(**case) for case in json.loads(sys.argv[2])]
+    dist.init_process_group("gloo")
+    peers = Peers(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), 60)
+    with meeting_place(peers) as place:
+        for case in cases:
+            folder = root / case.name
+            folder.mkdir(parents=True, exist_ok=True)
+            dist.barrier()
+            run(case, folder, peers, place)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

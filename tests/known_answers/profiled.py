@@ -1,0 +1,115 @@
+"""Two ranks, DDP and FSDP2, real gloo collectives of 64 MiB beside blocks that sleep, under torch.profiler; torchrun.
+
+Enters: a folder. Leaves: `<strategy>_<rank>.trace.json` of the profiler and `<strategy>/` with the record of each rank,
+of the same steps. Nothing here is compared.
+
+A block sleeps rather than multiplies: it leaves the cores to gloo, whose threads otherwise wait for one, and then the
+two records differ by what a busy machine did between an issue and its worker's waking up. Its sleep is marked with
+`record_function`, so that the profiler knows when it computed without a word from AORTA's hooks.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from aorta.config.schema import DDP, FSDP, Precision
+from aorta.instrument.instrument import Instrument
+from aorta.instrument.reading import StepFacts
+from aorta.launch.process_group import process_group
+from aorta.launch.topology import read_topology
+from aorta.parallel import ddp, meshes
+from aorta.parallel.plan import Spread
+from aorta.telemetry.clock import read_clocks
+from aorta.telemetry.schema import Footer
+from aorta.telemetry.writer import RecordWriter
+from tests.analysis.builders import header
+
+CPU = torch.device("cpu")
+MARK = "compute"
+STRATEGIES = ("ddp", "fsdp")
+BLOCKS, VALUES = 3, 16 << 20
+FORWARD_S, BACKWARD_S = 0.1, 0.2
+WARMUP, PROFILED = 2, 3
+
+
+class Computing(torch.autograd.Function):
+    """Identity that takes its time in both directions, and has a gradient for the block's weight."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.shape = weight.shape  # type: ignore[attr-defined]
+        with record_function(MARK):
+            time.sleep(FORWARD_S)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with record_function(MARK):
+            time.sleep(BACKWARD_S)
+            own = torch.ones(ctx.shape)  # type: ignore[attr-defined]
+        return gradient, own
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(VALUES))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Computing.apply(x, self.weight)  # type: ignore[no-any-return]
+
+
+def spread(strategy: str, model: nn.Sequential) -> Spread:
+    if strategy == "ddp":  # a bucket a block
+        return ddp.spread(model, DDP(bucket_cap_mb=VALUES * 4 / 2**20), Precision.none, CPU)
+    blocks = [(f"block{index}", block) for index, block in enumerate(model)]
+    return meshes.sharded(model, blocks, FSDP(), Precision.none, CPU)
+
+
+def run(strategy: str, folder: Path, rank: int, world_size: int) -> None:
+    model = nn.Sequential(*(Block() for _ in range(BLOCKS)))
+    blocks = [(f"block{index}", block) for index, block in enumerate(model)]
+    module = spread(strategy, model).module
+    (folder / strategy).mkdir(exist_ok=True)
+    with RecordWriter(folder / strategy / f"rank_{rank}_metrics.jsonl", rank) as writer:
+        clocks = read_clocks()
+        writer.write(header(rank, world_size, parallel=strategy, clock=clocks))
+        with Instrument(CPU, "observe", rank, world_size, clocks, writer.write) as instrument:
+            instrument.watch(blocks)
+            instrument.watch_backward(module)
+
+            def step(number: int) -> None:
+                with instrument.recorder.step(StepFacts(0, number, number, None, number < WARMUP)):
+                    module(torch.ones(8)).sum().backward()
+                for parameter in module.parameters():
+                    parameter.grad = None
+
+            for number in range(WARMUP):
+                step(number)
+            with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
+                for number in range(WARMUP, WARMUP + PROFILED):
+                    step(number)
+            instrument.recorder.finish()
+            groups = {name: list(group.ranks) for name, group in instrument.groups.items()}
+            writer.write(Footer("completed", 0, instrument.recorder.steps_written, read_clocks(), groups))
+    profiler.export_chrome_trace(str(folder / f"{strategy}_{rank}.trace.json"))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    topology = read_topology()
+    with process_group(topology, CPU, 60):
+        for strategy in STRATEGIES:
+            run(strategy, Path(sys.argv[1]), topology.rank, topology.world_size)
+            dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

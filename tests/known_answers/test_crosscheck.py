@@ -1,0 +1,138 @@
+"""K2 (docs/measuring.md): the record and torch.profiler about the same steps of DDP and FSDP2, on a CPU.
+
+Two tools, two clocks, two ways to know what was computed. The bounds are K2's: 200 us or 2 % for a collective, 0.02 for
+the ratio. A machine that is busy with other things now and then puts a thread to sleep between the two stamps of one
+moment, so the median collective and the median step must lie within. What is deliberately wrong must not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from aorta.telemetry.reader import read_rank
+from aorta.telemetry.schema import Collective, Step
+from tests.gpu.kernels import Interval, Window, pooled_ratio
+from tests.known_answers.launch import start
+from tests.known_answers.profiled import BLOCKS, MARK, PROFILED, STRATEGIES
+from tests.known_answers.rows import Rows, windows
+
+pytestmark = pytest.mark.dist
+BOUND_NS, RELATIVE, RATIO = 200_000, 0.02, 0.02
+KINDS = {"ddp": {"allreduce": BLOCKS}, "fsdp": {"allgather": 2 * BLOCKS, "reducescatter": BLOCKS}}
+CASES = [(strategy, kind) for strategy in STRATEGIES for kind in KINDS[strategy]]
+
+
+@dataclass
+class Seen:
+    """One step of one rank, by both."""
+
+    step: Step
+    profiler: Window
+    upper: Window
+    issues: list[Interval]
+
+    def pairs(self, kind: str) -> list[tuple[Collective, Interval, Interval]]:
+        """Each collective in the record, in the profiler, and its issue; times of both from the step's start."""
+        origin = self.step.t_start_ns
+        return [
+            (row, (start - origin, end - origin), (low - origin, high - origin))
+            for row, (start, end), (low, high) in zip(
+                self.step.collectives, self.profiler.comm, self.issues, strict=True
+            )
+            if row.kind == kind
+        ]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Seen]]:
+    """All strategies in one launch; the profiled steps of both ranks."""
+    folder = tmp_path_factory.mktemp("crosscheck")
+    start("tests.known_answers.profiled", str(folder))
+    found: dict[str, list[Seen]] = {}
+    for strategy in STRATEGIES:
+        for rank in (0, 1):
+            lines = [s for s in read_rank(folder / strategy / f"rank_{rank}_metrics.jsonl").steps if not s.warmup]
+            assert len(lines) == PROFILED
+            rows = Rows(_json(folder / f"{strategy}_{rank}.trace.json"), MARK)
+            steps = [(line.t_start_ns, line.t_end_ns) for line in lines]
+            both = windows(rows, steps, rows.compute), windows(rows, steps, rows.compute_and_issuing)
+            for line, step, lower, upper in zip(lines, steps, *both, strict=True):
+                found.setdefault(strategy, []).append(Seen(line, lower, upper, rows.issued_in(step)))
+    return found
+
+
+def _json(path: Path) -> dict[str, object]:
+    loaded = json.loads(path.read_text())
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def share_within(steps: Sequence[Seen], kind: str, length_ns: Callable[[Collective, Interval], float]) -> float:
+    """Of the collectives, those whose length as `length_ns` has it is the profiler's, within K2's bound. It is given
+    the record's row and the profiler's row of the call that issued it.
+    """
+    near = [
+        abs(length_ns(row, issue) - (end - start)) <= max(RELATIVE * (end - start), BOUND_NS)
+        for one in steps
+        for row, (start, end), issue in one.pairs(kind)
+    ]
+    return sum(near) / len(near)
+
+
+def length(row: Collective) -> int:
+    assert row.start_ns is not None
+    assert row.end_ns is not None
+    return row.end_ns - row.start_ns
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_both_see_the_same_collectives(seen: dict[str, list[Seen]], strategy: str) -> None:
+    for one in seen[strategy]:
+        assert one.step.coverage.complete, one.step.coverage.reason
+        assert len(one.profiler.comm) == len(one.step.collectives) == sum(KINDS[strategy].values())
+        for kind, count in KINDS[strategy].items():
+            assert len(one.pairs(kind)) == count
+
+
+@pytest.mark.parametrize(("strategy", "kind"), CASES)
+def test_collectives_last_as_long_as_the_profiler_says(seen: dict[str, list[Seen]], strategy: str, kind: str) -> None:
+    assert share_within(seen[strategy], kind, lambda row, _issue: length(row)) >= 0.5
+
+
+@pytest.mark.parametrize(("strategy", "kind"), CASES)
+def test_a_duration_that_is_wrong_would_be_noticed(seen: dict[str, list[Seen]], strategy: str, kind: str) -> None:
+    # W1: the end taken when the call returned. Then a start that is late by a twentieth.
+    assert share_within(seen[strategy], kind, lambda _row, issue: issue[1] - issue[0]) < 0.5
+    assert share_within(seen[strategy], kind, lambda row, _issue: 0.95 * length(row)) < 0.5
+
+
+def apart(step: Step, lower: Window, upper: Window) -> float:
+    """How far the record's ratio lies outside of what the profiler says."""
+    own = step.overlap["overlap_ratio"]
+    low, high = pooled_ratio([lower]), pooled_ratio([upper])
+    assert own is not None
+    assert low is not None
+    assert high is not None
+    assert 0.02 < low <= high < 0.98  # something is hidden and something is not
+    return max(low - own, own - high, 0.0)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_overlap_ratios_agree(seen: dict[str, list[Seen]], strategy: str) -> None:
+    assert median(apart(one.step, one.profiler, one.upper) for one in seen[strategy]) <= RATIO
+
+
+def test_a_ratio_that_takes_stalls_for_computation_would_be_noticed(seen: dict[str, list[Seen]]) -> None:
+    # W6: from the first computation of a step to its last.
+    def whole(window: Window) -> Window:
+        return Window(window.comm, [(window.compute[0][0], window.compute[-1][1])], 0)
+
+    for one in seen["fsdp"]:
+        own, wrong = one.step.overlap["overlap_ratio"], pooled_ratio([whole(one.profiler)])
+        assert (wrong or 0) - (own or 0) > RATIO
