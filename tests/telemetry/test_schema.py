@@ -38,8 +38,20 @@ def test_a_whole_file_survives_the_round_trip(tmp_path, header, body, footer):
             writer.write(line)
     steps = [line for line in body if isinstance(line, Step)]
     assert read_rank(path) == RankRecord(
-        path, header, steps, [line for line in body if isinstance(line, Anchor)], footer, problems=[]
+        path,
+        header,
+        [step for step in steps if step.phase == "train"],
+        [line for line in body if isinstance(line, Anchor)],
+        footer,
+        isolated=[step for step in steps if step.phase != "train"],
     )
+
+
+@given(strategies.steps)
+def test_a_step_of_an_older_record_is_one_of_training(step):
+    plain = json.loads(msgspec.json.encode(step))
+    del plain["phase"]
+    assert msgspec.json.decode(json.dumps(plain), type=Step) == msgspec.structs.replace(step, phase="train")
 
 
 @given(strategies.steps)
