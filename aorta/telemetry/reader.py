@@ -45,10 +45,10 @@ class RankRecord:
     path: Path
     header: Header
     steps: list[Step] = field(default_factory=list)
-    isolated: list[Step] = field(default_factory=list)
     anchors: list[Anchor] = field(default_factory=list)
     footer: Footer | None = None
     problems: list[str] = field(default_factory=list)
+    isolated: list[Step] = field(default_factory=list)
 
 
 @dataclass

@@ -48,6 +48,13 @@ def test_a_whole_file_survives_the_round_trip(tmp_path, header, body, footer):
 
 
 @given(strategies.steps)
+def test_a_step_of_an_older_record_is_one_of_training(step):
+    plain = json.loads(msgspec.json.encode(step))
+    del plain["phase"]
+    assert msgspec.json.decode(json.dumps(plain), type=Step) == msgspec.structs.replace(step, phase="train")
+
+
+@given(strategies.steps)
 def test_rows_are_arrays_in_the_order_the_header_declares(step):
     plain = json.loads(msgspec.json.encode(step))
     for name, columns in COLUMNS.items():
