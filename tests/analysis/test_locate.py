@@ -64,6 +64,14 @@ def test_history_and_unreadable_records_do_not_serve(here: Path, root: Path) -> 
         locate(["cuda"], here, root)
 
 
+def test_a_first_line_that_does_not_say_that_it_is_a_header_is_none(here: Path, root: Path) -> None:
+    path = write_rank(here / "artifacts", header(label="cuda"), [])
+    assert locate(["cuda"], here, root) == {"cuda": here / "artifacts"}
+    path.write_text(path.read_text().replace('"record":"header",', "", 1))
+    with pytest.raises(InputError, match="no records for 'cuda'"):
+        locate(["cuda"], here, root)
+
+
 @pytest.mark.parametrize("label", ["", ".", "..", ".hidden", "../up", "a/b", "a b", "a\n", "naïve", "a" * 101])
 def test_labels_that_cannot_name_a_file_are_refused(label: str, here: Path) -> None:
     with pytest.raises(InputError, match="letters, digits and"):

@@ -245,3 +245,16 @@ def test_no_folder_a_file_and_only_bad_files_are_input_errors(tmp_path: Path) ->
     (tmp_path / "rank_0_metrics.jsonl").write_text("")
     with pytest.raises(InputError, match="none of its 1 records can be read"):
         load_run(tmp_path)
+
+
+@pytest.mark.parametrize("now", ["", '"record":"stp",'])
+def test_a_step_that_no_longer_says_what_it_is_is_not_taken_for_one(tmp_path: Path, now: str) -> None:
+    path = write_rank(tmp_path, header(), [step(overlap=HALF), step(global_step=1, overlap=HALF)])
+    record = load_run(tmp_path).records[0]
+    found = record.step(1)
+    assert found is not None
+    assert found.global_step == 1
+    before, after = path.read_text().rsplit('"record":"step",', 1)
+    path.write_text(before + now + after)
+    with pytest.raises(InputError, match=r"global step 1, at byte .* cannot be read whole"):
+        record.step(1)

@@ -8,7 +8,7 @@ core):
 
 - `parse`: every line through `msgspec.json.decode` (and `orjson.loads`, where it is installed) and thrown away;
 - `read`: records -> columns (`load_run`); `steps`: that and every metric of the steps; `across`: that and all
-  that needs matching across ranks (transfer, wait, arrival skew, bandwidth, straggler ranking); `pictures`: that and
+  that needs matching across ranks (transfer, wait, arrival skew, bandwidth, stragglers); `pictures`: that and
   every picture of the report.
 
 Seconds are wall time; `cpu_` is processor time of the whole tree, which says more on a machine that is shared. Peak
@@ -177,7 +177,7 @@ def child(what: str, folder: Path) -> dict[str, float]:
         across = dataset.across
         mark("across")
         assert across.collectives[0]["transfer_ms"]["count"]
-        assert across.stragglers["ranks"]
+        assert across.stragglers[0]["collectives"]
     if what == "pictures":
         from aorta.analysis.plots import pictures
 

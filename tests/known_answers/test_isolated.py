@@ -6,13 +6,14 @@ their one link.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from aorta.analysis.baselines import compute_slowdown, overlap_efficiency
 from aorta.analysis.readers.run_folder import Run, load_run
 from aorta.telemetry.schema import Step
+from tests.analysis.builders import write_rank
 from tests.known_answers.launch import launch, link
 from tests.known_answers.program import Case
 from tests.known_answers.test_pipeline import flow_shop
@@ -34,10 +35,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("isolated")
     cases = [Case(name, way, c, link(d), blocks=BLOCKS, steps=3) for name, way, c, d, _ in TABLE]
     launch(folder, cases, "tests.known_answers.isolated")
-    return {case.name: least_disturbed(load_run(folder / case.name)) for case in cases}
+    return {case.name: least_disturbed(load_run(folder / case.name), folder / f"{case.name}-chosen") for case in cases}
 
 
-def least_disturbed(run: Run) -> Run:
+def least_disturbed(run: Run, folder: Path) -> Run:
     chosen = {
         phase: min(
             {step.global_step for step in steps_of(run, 0, phase)},
@@ -45,15 +46,11 @@ def least_disturbed(run: Run) -> Run:
         )
         for phase in PHASES
     }
-    records = {
-        rank: replace(
-            record,
-            steps=steps_of(run, rank, "train", chosen["train"]),
-            isolated=[s for phase in PHASES[1:] for s in steps_of(run, rank, phase, chosen[phase])],
-        )
-        for rank, record in run.records.items()
-    }
-    return replace(run, records=records)
+    folder.mkdir()
+    for rank, record in run.records.items():
+        lines = [step for phase in PHASES for step in steps_of(run, rank, phase, chosen[phase])]
+        write_rank(folder, record.header, lines)
+    return load_run(folder)
 
 
 def steps_of(run: Run, rank: int, phase: str, number: int | None = None) -> list[Step]:

@@ -12,7 +12,7 @@ from aorta.timeline import arrays, intervals
 from aorta.timeline.arrays import pairs, spans
 from aorta.timeline.classes import STREAMS
 from aorta.timeline.columns import COLUMNS, MERGED_COLUMNS
-from aorta.timeline.overlap import PAIRS, measure_lanes, measure_window
+from aorta.timeline.overlap import OF_UNKNOWN_KIND, PAIRS, measure_lanes, measure_window
 from tests.strategies import BASES, bases, collectives, interval_lists
 from tests.strategies import intervals as windows
 
@@ -75,6 +75,19 @@ def test_communication_of_unknown_kind_counts_in_comm_and_in_no_kind(window, com
     assert (measured.comm_ns, measured.hidden_ns) == (named.comm_ns, named.hidden_ns)
     assert measured.idle_ns == named.idle_ns
     assert set(measured.kinds) == set(comm)
+
+
+def test_where_a_kind_is_unknown_the_milliseconds_of_kinds_are_null_and_those_of_communication_are_not():
+    lanes = {"compute": [(0, 5)], "comm": {"allreduce": [(2, 4)], "allgather": [(6, 7)]}}
+    unknown, _ = measure_lanes(PAIRS, (0, 10), **lanes, of_unknown_kind=[(4, 6)])
+    values, reasons = unknown.metrics()
+    of_kinds = [f"{part}{kind}_ms" for kind in lanes["comm"] for part in ("", "compute_", "exposed_")]
+    assert {name: values[name] for name in of_kinds} == dict.fromkeys(of_kinds)
+    assert {reasons[name] for name in of_kinds} == {OF_UNKNOWN_KIND}
+    assert unknown.per_stream_ms()["allreduce"] is None
+    assert [values[name] for name in ("comm_ms", "compute_comm_ms", "compute_ms")] == pytest.approx([5e-6, 3e-6, 5e-6])
+    known, _ = measure_lanes(PAIRS, (0, 10), **lanes, of_unknown_kind=[(10, 12)])  # outside of the window
+    assert known.metrics()[0]["allreduce_ms"] == pytest.approx(2e-6)
 
 
 def test_what_nobody_looked_for_is_null_with_its_reason_and_not_0():

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from aorta.analysis.traces.kineto.reader import read_kineto
+from aorta.analysis.traces.measuring import device_timelines
 from aorta.analysis.traces.names import NameClassifier
 from aorta.analysis.traces.opening import Peekable
-from aorta.analysis.traces.table import Trace
+from aorta.analysis.traces.table import Class, Trace
+from aorta.timeline.overlap import Overlap
 
+GEMM = "Cijk_Ailk_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x256x64"
 BASE_NS = 1_790_857_026_000_000_000
 ALLREDUCE = "void ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
@@ -47,3 +50,18 @@ def read_text(text: str | bytes, path: str = "t.json", patterns: Sequence[str] =
 
 def read(events: Sequence[dict[str, Any]], *, patterns: Sequence[str] = (), **facts: Any) -> Trace:
     return read_text(json.dumps(document(events, **facts)), patterns=patterns)
+
+
+def rows(trace: Trace, cls: Class) -> list[tuple[str, int, int]]:
+    """Name, start and end of each row of a class."""
+    table = trace.intervals
+    return [
+        (table.names[table.name[at]], int(table.start_ns[at]), int(table.end_ns[at]))
+        for at in (table.cls == cls).nonzero()[0]
+    ]
+
+
+def whole(trace: Trace) -> Overlap:
+    """The whole trace of one device as one window."""
+    (timeline,) = device_timelines(trace)
+    return timeline.measure(timeline.whole)

@@ -17,6 +17,7 @@ from aorta.analysis.sources import load_source
 from aorta.analysis.traces.run import load_traces
 from aorta.analysis.traces.units import find_units, read_unit
 from aorta.errors import InputError
+from aorta.timeline.overlap import OF_UNKNOWN_KIND
 from tests.analysis.builders import simulated_run, strict_json
 from tests.analysis.traces.kineto_files import ALLREDUCE, document, event, kernel, step
 from tests.benchmarks.kineto_traces import Plan, rank_text, write_traces
@@ -264,3 +265,20 @@ def test_rank_text_is_deterministic_and_read_as_planned(tmp_path):
     (trace,) = read_unit(unit)
     assert (trace.ranks, trace.world_size, trace.platform) == ((0,), 2, "cuda")
     assert trace.windows.step.tolist() == [3, 4]
+
+
+def test_kinds_are_null_where_some_communication_is_of_unknown_kind_and_never_0_throughout(tmp_path, capsys):
+    # Step 5 has an all-reduce of 40 us, step 6 communication of unknown kind, step 7 none.
+    generic = kernel("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", 130, 40, 0, 20)
+    events = [kernel("gemm", start, 30) for start in (10, 110, 210)]
+    events += [step(5 + n, n * 100, 100) for n in range(3)] + [kernel(ALLREDUCE, 30, 40, 0, 20), generic]
+    (tmp_path / "t.json").write_text(json.dumps(document(events)))
+    dataset = report(["--log-dir", str(tmp_path / "t.json"), "--label", "x"], tmp_path / "out")["datasets"]["x"]
+    found = dataset["metrics"]["allreduce_ms"]
+    assert (found["count"], found["nulls"], found["max"]) == (2, 1, 0.04)
+    assert list(found["null_reasons"]) == [OF_UNKNOWN_KIND]
+    assert (dataset["metrics"]["comm_ms"]["count"], dataset["metrics"]["comm_ms"]["nulls"]) == (3, 0)
+    none = dataset["metrics"]["reducescatter_ms"]
+    assert (none["max"], none["nulls"]) == (0, 1)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "reducescatter_ms" not in said.partition("0 throughout:")[2].partition(" collectives ")[0]
