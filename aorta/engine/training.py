@@ -17,6 +17,7 @@ import msgspec
 import torch
 from torch import nn
 
+from aorta.capture.markers import StepMarkers
 from aorta.capture.rocm_smi import RocmSmiSampler
 from aorta.capture.torch_profiler import ProfilerWindow
 from aorta.config.resolve import Resolved, steps_planned
@@ -134,11 +135,12 @@ class Training:
         stack.callback(agreement.close)
         # Signals outermost: a launcher ends the survivors of a dead rank while they still write down who it was.
         with stop_on_signals(agreement) as signals, record.closed_by(instrument, self.peers.explain) as ending:
+            markers = StepMarkers(config.profiling.nvtx)
             profiler = stack.enter_context(ProfilerWindow(config.profiling, folder.traces(topology.rank), first))
             for facts, batches in self._steps(first, stop, warmup, schedule, model_spread):
                 if not agreement.may_start(facts.global_step):
                     break
-                with profiler.iteration(facts.global_step):
+                with markers.iteration(facts.global_step), profiler.iteration(facts.global_step):
                     step.run(batches, facts)
                 profiler.step()
                 interval = config.training.checkpoint_interval

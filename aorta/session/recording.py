@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from aorta.capture.markers import StepMarkers
 from aorta.config.schema import Clock, Telemetry, Training
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.engine.record import Ending, Record
@@ -48,9 +49,10 @@ class Recording:
     def __init__(self, path: Path, blocks: tuple[str, ...], recorder: StepRecorder, first: int, warmup: int) -> None:
         self.path, self.blocks = path, blocks
         self._recorder, self._first, self._warmup = recorder, first, warmup
+        self._markers = StepMarkers(None)
         self._next = first
         self._is_open = True
-        recorder.begin(self._facts())
+        self._begin()
 
     def step(self) -> None:
         """An optimizer step ends here, and the next one begins. Call it once at the end of every iteration.
@@ -61,12 +63,12 @@ class Recording:
         self._must_be_open("step")
         self._recorder.end()
         self._next += 1
-        self._recorder.begin(self._facts())
+        self._begin()
 
     def restart(self) -> None:
         """The step under way begins here instead: behind an evaluation or a checkpoint, which are no part of it."""
         self._must_be_open("restart")
-        self._recorder.begin(self._facts())
+        self._begin()
 
     def note(self, *, loss: Number | None = None, lr: float | None = None, grad_norm: Number | None = None) -> None:
         """What the record shall say about the step under way; call it before `step`.
@@ -85,6 +87,11 @@ class Recording:
         """What has happened since the last `step` is not recorded; `record` calls it."""
         self._is_open = False
         self._recorder.abandon()
+        self._markers.end()
+
+    def _begin(self) -> None:
+        self._recorder.begin(self._facts())
+        self._markers.begin(self._next)
 
     def _facts(self) -> StepFacts:
         done = self._next - self._first

@@ -35,3 +35,5 @@ class Profiling:
     chrome_trace_force: bool = False
     # name of the Chrome trace; several steps or cycles add _step<N>
     trace_filename: str = "trace.json"
+    # NVTX (ROCTx) ranges iteration#<global_step>, for nsys and rocprofv3; null = when one of them traces this process
+    nvtx: bool | None = None
