@@ -32,6 +32,7 @@ RESERVED_LABELS = frozenset({"history", "logs", "checkpoints", "torch_profiler"}
 HOW_TO_BUILD = (
     "the configuration file does not build on AORTA's: begin it with\n  defaults:\n    - default\n    - _self_"
 )
+MAX_FAKE_DRIFT_PPM = 10_000
 NOT_IN_HASH = ("label", "training.output_dir", "training.overwrite", "training.start_step")
 
 
@@ -122,6 +123,7 @@ def _broken_rules(config: Config) -> Iterator[str]:
             "dataset.num_samples": dataset.num_samples,
             "dataset.sequence_length": dataset.sequence_length,
             "clock.anchor_interval": config.clock.anchor_interval,
+            "clock.sync_samples": config.clock.sync_samples,
         },
     )
     yield from at_least(
@@ -146,6 +148,11 @@ def _broken_rules(config: Config) -> Iterator[str]:
     }.items():
         if value is not None and not 0 < value < math.inf:
             yield f"{key}={value}: must be greater than 0 and finite"
+    if not abs(config.clock.fake_drift_ppm) <= MAX_FAKE_DRIFT_PPM:
+        yield (
+            f"clock.fake_drift_ppm={config.clock.fake_drift_ppm}: must be at most {MAX_FAKE_DRIFT_PPM} either way: "
+            "no clock is worse"
+        )
     betas = list(config.optimizer.betas)  # OmegaConf checks the types in a tuple, not how many there are
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         yield f"optimizer.betas={betas}: must be two numbers in [0, 1)"

@@ -34,6 +34,7 @@ from aorta.instrument.fabric import Fabric
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.seam import all_groups
+from aorta.launch.clock_sync import ClockSynchronisation
 from aorta.launch.knobs import knob_warnings
 from aorta.launch.peers import Peers
 from aorta.launch.process_group import backend_for
@@ -43,6 +44,7 @@ from aorta.launch.stopping import StopAgreement, stop_on_signals
 from aorta.launch.topology import Topology, device_name, platform_of
 from aorta.parallel.plan import Blocks, Spread
 from aorta.parallel.strategies import spread
+from aorta.telemetry.clock_sync import ClockSync
 from aorta.telemetry.schema import Step
 from aorta.workload.data import Batch, Batches
 from aorta.workload.ranking import ListwiseLoss, RankingTransformer
@@ -96,7 +98,8 @@ class Training:
         model_spread = spread(model, blocks, model.tensor_parallel_parts(), config, self.device)
         # Ranks begin alike but drop out differently, except where they compute a layer together.
         torch.manual_seed(config.training.seed + 1 + model_spread.data_rank)
-        self._manifest(folder, model_spread)
+        clocks = ClockSynchronisation(config.clock, self.peers, topology, folder)
+        self._manifest(folder, model_spread, clocks.at_start())
         record = self._record(stack, folder, first, warmup)
         progress = Progress(first, stop, config.training.log_interval, shown=topology.rank == 0)
         stack.callback(progress.close)
@@ -147,6 +150,7 @@ class Training:
                 if interval and (facts.global_step + 1) % interval == 0:
                     checkpoints.save(facts.global_step + 1)
             ending.signal = signals.received
+            clocks.at_end()
         progress.close()
         _log.info("%s: %d steps, record in %s", ending.reason, instrument.recorder.steps_written, folder.path)
         return signals.received
@@ -214,7 +218,7 @@ class Training:
         assert isinstance(self.config.workload, Ranking)  # the only workload there is
         return self.config.workload
 
-    def _manifest(self, folder: RunFolder, model: Spread) -> None:
+    def _manifest(self, folder: RunFolder, model: Spread, clocks: ClockSync | None) -> None:
         ranks = self.peers.gather("facts", rank_facts(self.topology, self.device))
         warnings = self._knobs(model)
         for warning in warnings if self.topology.rank == 0 else ():
@@ -230,6 +234,7 @@ class Training:
             self.peers,
             lambda: {
                 **build_manifest(self._asked(), folder, self.topology, self.device, backend, ranks, plan),
+                "clock_sync": clocks and clocks.summary(),
                 "warnings": warnings,
             },
         )

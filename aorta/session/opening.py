@@ -19,9 +19,11 @@ import torch.distributed as dist
 from torch import nn
 
 from aorta.config.resolve import LABEL, hash_of
+from aorta.config.schema import Clock
 from aorta.engine.record import Record, header_of, publish_manifest
 from aorta.errors import ConfigError
 from aorta.instrument.seam import all_groups
+from aorta.launch.clock_sync import ClockSynchronisation
 from aorta.launch.knobs import knob_warnings
 from aorta.launch.peers import Peers
 from aorta.launch.provenance import Asked, build_manifest, rank_facts
@@ -85,7 +87,7 @@ def open_record(
     device: torch.device,
     topology: Topology,
     peers: Peers,
-) -> tuple[RunFolder, Record]:
+) -> tuple[RunFolder, Record, ClockSynchronisation]:
     """Collective; the caller closes the record's writer.
 
     Raises:
@@ -96,6 +98,8 @@ def open_record(
     config = settings.config()
     asked = Asked(settings.label, config, hash_of(config))
     backend = str(dist.get_backend_config()) if dist.is_initialized() else None
+    clocks = ClockSynchronisation(Clock(), peers, topology, run)
+    measured = clocks.at_start()
     ranks = peers.gather("facts", rank_facts(topology, device))
     warnings = _knobs(settings.mode, device)
     for warning in warnings if topology.rank == 0 else ():
@@ -106,6 +110,7 @@ def open_record(
         peers,
         lambda: {
             **build_manifest(asked, run, topology, device, backend, ranks, plan),
+            "clock_sync": measured and measured.summary(),
             "warnings": warnings,
             "reasons": _unknown(config),
         },
@@ -121,7 +126,7 @@ def open_record(
         start_step=settings.start_step,
         warmup_steps=settings.warmup_steps,
     )
-    return run, Record.open(run, peers, header)
+    return run, Record.open(run, peers, header), clocks
 
 
 def _knobs(mode: InstrumentMode, device: torch.device) -> list[str]:

@@ -152,7 +152,7 @@ def record(
             raise ConfigError("aorta.record: a recording is open in this process already; end it first")
         stack.callback(_one_at_a_time.release)
         topology, peers = meet(timeout_s)
-        run, written = open_record(Path(folder), settings, model, found, device, topology, peers)
+        run, written, clocks = open_record(Path(folder), settings, model, found, device, topology, peers)
         stack.callback(written.writer.close)
 
         def finished(line: Step) -> None:
@@ -170,10 +170,12 @@ def record(
         try:
             yield recording
             _complete(recording, written, instrument)
+            clocks.at_end()
         except BaseException as error:
             recording.close()
             if isinstance(error, SystemExit) and error.code in (None, 0):
                 _complete(recording, written, instrument)
+                clocks.at_end()
             else:
                 code, text = _ended_by(error)
                 written.fail(instrument, Ending(), code, f"rank {rank}: {text}")

@@ -117,7 +117,15 @@ class Instrument:
 
 @dataclass
 class Clock:
-    """Clock anchors in the record."""
+    """Clock anchors in the record, and the ranks' clocks against each other."""
 
     # steps between two readings of REALTIME, BOOTTIME and MONOTONIC
     anchor_interval: int = 100
+    # measure every rank's clock against rank 0's before the first and after the last step
+    sync: bool = True
+    # ping-pongs a rank and measurement, of which the quickest counts
+    sync_samples: int = 32
+    # for tests: nanoseconds by which every rank but 0 measures with a clock that is ahead
+    fake_offset_ns: int = 0
+    # for tests: microseconds a second that this clock gains
+    fake_drift_ppm: float = 0.0
