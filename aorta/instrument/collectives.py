@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.clock import Clock, Mark
+from aorta.instrument.labels import labelled
 from aorta.instrument.links import DelayedOnDevice, DeviceLink, HostLinks
 from aorta.instrument.operators import OPERATORS, is_async, position_of_async_op
 from aorta.instrument.seam import Original, Work, first_tensor, group_of, unpack, worker_threads
@@ -121,6 +122,7 @@ class HostTap:
             waiters=len(args[0]) if operator.coalesced else 1,
         )
         self._on_issue(issued)
+        original = labelled(issued.kind, seq, known, original)
         if on_host:
             return self._on_host(issued, original)
         return self._on_device(issued, args, is_async(args, self._async_at[name]), original)
