@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from aorta.analysis.aggregate import Dataset
+from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.metrics import metric_named
 
 WIDTH: Final = 100
@@ -37,9 +38,11 @@ def health_block(dataset: Dataset, entry: Mapping[str, Any]) -> str:
         f"  {steps['rank_steps_used']} rank-steps used ({steps['global_steps_used']} global steps), "
         f"{steps['rank_steps_left_out_as_warmup']} left out as warm-up",
     ]
+    devices = device_line(entry["devices"])
+    lines += [f"  {devices}"] if devices is not None else []
     if "reason" in entry:
         lines.append(f"  ! nothing to measure: {entry['reason']}")
-    lines += [f"  ! {note}" for note in health.notes()]
+    lines += [f"  ! {note}" for note in (*health.notes(), *device_notes(entry["devices"]))]
     return _wrap(lines)
 
 

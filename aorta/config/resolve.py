@@ -143,7 +143,7 @@ def _broken_rules(config: Config) -> Iterator[str]:
         "training.grad_clip_norm": training.grad_clip_norm,
         "optimizer.lr": config.optimizer.lr,
         "optimizer.eps": config.optimizer.eps,
-        "telemetry.rocm_smi_interval_s": config.telemetry.rocm_smi_interval_s,
+        "telemetry.device_interval_s": config.telemetry.device_interval_s,
         "parallel.bucket_cap_mb": getattr(config.parallel, "bucket_cap_mb", None),
     }.items():
         if value is not None and not 0 < value < math.inf:

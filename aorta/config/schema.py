@@ -18,7 +18,7 @@ from aorta.config.groups.fabric import EmulatedFabric, Fabric
 from aorta.config.groups.loop import Clock, Compile, Dataloader, Dataset, Instrument, Optimizer, Scheduler, Training
 from aorta.config.groups.parallel import DDP, FSDP, FSDP1, FSDPTP, HSDP, TP, NoParallel, Parallel
 from aorta.config.groups.profiling import Profiling
-from aorta.config.groups.telemetry import Telemetry
+from aorta.config.groups.telemetry import Devices, Telemetry
 from aorta.config.groups.workload import Ranking, Workload
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "Dataloader",
     "Dataset",
     "Device",
+    "Devices",
     "EmulatedFabric",
     "Fabric",
     "Instrument",

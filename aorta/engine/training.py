@@ -13,16 +13,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import nn
 
+from aorta.capture.devices.sampler import DeviceSampler
 from aorta.capture.markers import StepMarkers
-from aorta.capture.rocm_smi import RocmSmiSampler
 from aorta.capture.torch_profiler import ProfilerWindow
 from aorta.config.resolve import Resolved, steps_planned
 from aorta.config.schema import Compile, EmulatedFabric, Mode, Ranking
 from aorta.engine.checkpoint import Checkpoints, first_step
+from aorta.engine.devices import device_sampler
 from aorta.engine.logs import log_to
 from aorta.engine.optimization import make_optimizer, make_scaler, make_schedule
 from aorta.engine.progress import Progress
@@ -41,7 +41,7 @@ from aorta.launch.process_group import backend_for
 from aorta.launch.provenance import Asked, build_manifest, rank_facts
 from aorta.launch.run_folder import CHECKPOINT_DIR, RunFolder, began_unix_s, prepare
 from aorta.launch.stopping import StopAgreement, stop_on_signals
-from aorta.launch.topology import Topology, device_name, platform_of
+from aorta.launch.topology import Topology, platform_of
 from aorta.parallel.plan import Blocks, Spread
 from aorta.parallel.strategies import spread
 from aorta.telemetry.clock_sync import ClockSync
@@ -99,16 +99,16 @@ class Training:
         # Ranks begin alike but drop out differently, except where they compute a layer together.
         torch.manual_seed(config.training.seed + 1 + model_spread.data_rank)
         clocks = ClockSynchronisation(config.clock, self.peers, topology, folder)
-        self._manifest(folder, model_spread, clocks.at_start())
-        record = self._record(stack, folder, first, warmup)
+        devices = device_sampler(config.telemetry, self.device)
+        self._manifest(folder, model_spread, clocks.at_start(), devices)
+        record = self._record(stack, folder, first, warmup, devices)
         progress = Progress(first, stop, config.training.log_interval, shown=topology.rank == 0)
         stack.callback(progress.close)
 
-        sampler = self._sampler(stack)
+        stack.enter_context(devices)
 
         def finished(step: Step) -> None:
-            sample = sampler.take() if sampler else None
-            record.step(msgspec.structs.replace(step, **sample) if sample else step, config.clock.anchor_interval)
+            record.step(devices.onto(step), config.clock.anchor_interval)
             progress.show(step)
 
         with record.starting(self.peers.explain):
@@ -182,20 +182,6 @@ class Training:
                 _compile(block, self.config.compile)
         return model, blocks
 
-    def _sampler(self, stack: ExitStack) -> RocmSmiSampler | None:
-        """rocm-smi in the background, where it was asked for and there is something to sample."""
-        settings = self.config.telemetry
-        if not settings.rocm_smi:
-            return None
-        if platform_of(self.device) != "rocm" and not settings.force:
-            _log.warning(
-                "telemetry.rocm_smi: this run computes on %s, so nothing is sampled; telemetry.force=true samples all "
-                "the same",
-                device_name(self.device),
-            )
-            return None
-        return stack.enter_context(RocmSmiSampler(settings.rocm_smi_interval_s))
-
     def _fabric(self, stack: ExitStack) -> Fabric | None:
         """The emulated fabric, where one was asked for."""
         settings = self.config.fabric
@@ -218,8 +204,8 @@ class Training:
         assert isinstance(self.config.workload, Ranking)  # the only workload there is
         return self.config.workload
 
-    def _manifest(self, folder: RunFolder, model: Spread, clocks: ClockSync | None) -> None:
-        ranks = self.peers.gather("facts", rank_facts(self.topology, self.device))
+    def _manifest(self, folder: RunFolder, model: Spread, clocks: ClockSync | None, devices: DeviceSampler) -> None:
+        ranks = self.peers.gather("facts", rank_facts(self.topology, self.device, devices.facts()))
         warnings = self._knobs(model)
         for warning in warnings if self.topology.rank == 0 else ():
             _log.warning(warning)
@@ -239,7 +225,7 @@ class Training:
             },
         )
 
-    def _record(self, stack: ExitStack, folder: RunFolder, first: int, warmup: int) -> Record:
+    def _record(self, stack: ExitStack, folder: RunFolder, first: int, warmup: int, devices: DeviceSampler) -> Record:
         header = header_of(
             self._asked(),
             folder,
@@ -250,6 +236,7 @@ class Training:
             mode=self.config.instrument.mode.value,
             start_step=first,
             warmup_steps=warmup,
+            device_telemetry=devices.header,
         )
         record = Record.open(folder, self.peers, header)
         stack.callback(record.writer.close)

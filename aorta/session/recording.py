@@ -116,6 +116,7 @@ def record(
     start_step: int = 0,
     stream_priority: int = InstrumentSettings().stream_priority,
     timeout_s: float = Training().timeout_s,
+    devices: str = Telemetry().devices.name,
 ) -> Iterator[Recording]:
     """Record the training inside the `with` block, on every rank of the default process group (or in one process).
 
@@ -135,6 +136,7 @@ def record(
         start_step: global step of the first one, after a resume.
         stream_priority: of dedicated streams (CUDA/HIP).
         timeout_s: seconds that one rank waits for the others to begin recording.
+        devices: where samples of temperature, power, clocks and use come from, as `telemetry.devices`; "off" for none.
 
     Raises:
         ConfigError: an argument is not allowed, a recording is open already, or the launcher promises ranks that no
@@ -143,7 +145,7 @@ def record(
         RunIncomplete: the folder cannot be written.
         InstrumentError: this torch lacks what the interception needs.
     """
-    settings = Settings(label, workload, parallel, mode, warmup_steps, start_step, stream_priority)
+    settings = Settings(label, workload, parallel, mode, warmup_steps, start_step, stream_priority, devices)
     found = find_blocks(model) if blocks is None else chosen_blocks(model, blocks)
     refuse_compiled_in_place(model, found)
     device = _device_of(model)
@@ -152,11 +154,12 @@ def record(
             raise ConfigError("aorta.record: a recording is open in this process already; end it first")
         stack.callback(_one_at_a_time.release)
         topology, peers = meet(timeout_s)
-        run, written, clocks = open_record(Path(folder), settings, model, found, device, topology, peers)
+        run, written, clocks, sampler = open_record(Path(folder), settings, model, found, device, topology, peers)
         stack.callback(written.writer.close)
+        stack.enter_context(sampler)
 
         def finished(line: Step) -> None:
-            written.step(line, _ANCHOR_INTERVAL)
+            written.step(sampler.onto(line), _ANCHOR_INTERVAL)
 
         rank, size = topology.rank, topology.world_size
         instrument = stack.enter_context(

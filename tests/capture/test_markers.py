@@ -1,6 +1,5 @@
 """Ranges round steps, as nsys and rocprofv3 see them: a stand-in for NVTX writes down what it is told (D19, D28)."""
 
-# ruff: noqa: N802  (a test carries the number of the requirement it holds)
 from __future__ import annotations
 
 import logging

@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
+
+Devices = Enum(
+    "Devices",
+    {
+        "auto": "auto",
+        "nvml": "nvml",
+        "amdsmi": "amdsmi",
+        "amd-smi": "amd-smi",
+        "rocm-smi": "rocm-smi",
+        "psutil": "psutil",
+        "off": "off",
+    },
+)
+"""Where samples of the device come from; `auto`: the best source for the platform. Names with a hyphen are programs."""
 
 
 @dataclass
@@ -11,9 +26,11 @@ class Telemetry:
 
     # first steps that the report leaves out (at most half of the run)
     warmup_steps: int = 5
-    # sample rocm-smi in the background (AMD devices only)
+    # source of device samples (temperature, power, clocks, use, memory, throttling), taken in the background
+    devices: Devices = Devices.auto
+    # seconds between two samples; programs (amd-smi, rocm-smi) are run at most once a second, by auto every 5 s
+    device_interval_s: float = 1.0
+    # also keep what rocm-smi prints (AMD devices only)
     rocm_smi: bool = False
-    # seconds between two samples
-    rocm_smi_interval_s: float = 1.0
-    # sample even where no AMD device was found
+    # run rocm-smi even where no AMD device was found
     force: bool = False
