@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 
 from aorta.config.resolve import Resolved
+from aorta.config.schema import Rpc
 from aorta.engine.logs import start_logging
+from aorta.engine.rpc import RpcRun
 from aorta.engine.training import Training
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
 from aorta.launch.process_group import process_group
@@ -28,6 +30,9 @@ def run_training(resolved: Resolved) -> int:
     start_logging(topology.rank, topology.world_size)
     device = select_device(resolved.config.training.device, topology.local_rank)
     with process_group(topology, device, resolved.config.training.timeout_s) as peers:
+        if isinstance(resolved.config.workload, Rpc):
+            RpcRun(resolved, topology, device, peers).run()
+            return EXIT_OK
         try:
             stopped_by = Training(resolved, topology, device, peers).run()
         except Exception as error:

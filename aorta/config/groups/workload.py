@@ -38,3 +38,24 @@ class Ranking(Workload):
     dense_features: int = 16
     # dropout inside the encoder
     dropout: float = 0.1
+
+
+@dataclass
+class Rpc(Workload):
+    """Calls through torch.distributed.rpc: rank 0 drives, the others serve; `parallel`, `optimizer` and the like have
+    no meaning here.
+    """
+
+    name: str = "rpc"
+    # what the processes are called; {rank} counts from 0, {number} from 1
+    worker_name: str = "worker{rank}"
+    # threads that serve calls in each process
+    num_worker_threads: int = 4
+    # profiling windows; each is one trace a worker
+    windows: int = 2
+    # calls that rank 0 issues in a window
+    calls: int = 12
+    # side of the square tensors that are sent
+    tensor_size: int = 64
+    # seconds after which a call, or a worker that gives no sign, counts as lost
+    timeout_s: float = 60.0
