@@ -1,6 +1,5 @@
 """Which tracer is there, and that torch.profiler does not run beside it (D14, D28)."""
 
-# ruff: noqa: N802  (a test carries the number of the requirement it holds)
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """nsys_capture.sh against a stand-in that takes only what the real nsys takes (D28)."""
 
-# ruff: noqa: N802  (a test carries the number of the requirement it holds)
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """rocprof_capture.sh against a stand-in that takes only what the real rocprofv3 takes (D14-D18, D41, D58)."""
 
-# ruff: noqa: N802  (a test carries the number of the requirement it holds)
 from __future__ import annotations
 
 import re
