@@ -72,7 +72,8 @@ class RpcRun:
                 _log.info("completed: %d windows, traces in %s", self.workload.windows, folder.path)
 
     def _drive(self, traced: TracedRpc, folder: RunFolder) -> None:
-        driver = Driver([name for rank, name in enumerate(self.names) if rank != DRIVER], self.workload.tensor_size)
+        callees = [name for rank, name in enumerate(self.names) if rank != DRIVER]
+        driver = Driver(callees, self.workload.tensor_size, nested=self.workload.num_worker_threads > 1)
         options = {name: bool(getattr(self.config.profiling, name)) for name in OPTIONS}
         try:
             for number in range(self.workload.windows):

@@ -107,7 +107,8 @@ def test_C2_exceptions_keep_type_and_message():
             rpc.rpc_sync("alone", 3)
         with pytest.raises(RuntimeError, match="nobody"):
             rpc.rpc_sync("nobody", fails)
-    assert [call.error for call in traced.calls] == ["ValueError"] * 3
+    # Of rpc.remote torch tells its caller that the call arrived, not how it ended: to_here raises it.
+    assert [call.error for call in traced.calls] == ["ValueError", "ValueError", None]
 
 
 def test_C2_a_timeout_is_kept(tmp_path):
