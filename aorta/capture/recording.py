@@ -179,11 +179,14 @@ class Recording(profile):
         return Window(kept[0], kept[-1], not self._plan.whole(kept[0], kept[-1]), moment)
 
     def _ready(self) -> None:
+        if self._broken:
+            return  # the stop of a profiler that failed: what it holds cannot be trusted
         window, inner = self._closing or self._window(), self.profiler
         self._kept, self._closing = [], None
         # The run ended right before a window's first step: torch has begun a trace, with no whole step in it. Names by
         # mesh keep it, as their tool does, unless a whole window has just taken the name.
-        if window.first_step is None and (self._settings.naming is not Naming.mesh or self._last_at == window.finished):
+        keeps = self._settings.naming is Naming.mesh and self._finished > self._first
+        if window.first_step is None and (not keeps or self._last_at == window.finished):
             self._memory.stop()
             return
         self._saved_any, self._last_at = True, window.finished
@@ -196,10 +199,10 @@ class Recording(profile):
             self._memory.dump(snapshot.path)
             outputs.insert(0, snapshot)
 
-        def export(path: Path) -> None:
-            inner.export_chrome_trace(str(path))  # type: ignore[no-untyped-call]
-
-        self.saver.submit(Job(window, export, outputs))
+        # These very results: torch puts others in their place, at the next window or when it is stopped twice.
+        results = inner.kineto_results
+        assert results is not None  # every build AORTA supports has Kineto
+        self.saver.submit(Job(window, lambda path: results.save(str(path)), outputs))
 
     @contextmanager
     def _harmless(self, what: str) -> Iterator[None]:

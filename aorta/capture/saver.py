@@ -154,7 +154,8 @@ class Saver:
                 SavedFile(out.kind, out.path, out.destination is not None, error=_words(error)) for out in job.outputs
             ]
             _log.error("profiling: the trace of %s could not be saved as %s: %s", _steps(job.window), trace, error)
-            raw.unlink(missing_ok=True)
+            with suppress(OSError):
+                raw.unlink(missing_ok=True)
         else:
             saved.files = [self._make(output, raw) for output in job.outputs]
             if saved.files[-1].error and raw.exists():

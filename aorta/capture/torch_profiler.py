@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 class NullProfiler:
     """A rank that is not profiled."""
 
+    files: tuple[Path, ...] = ()
+
     def __enter__(self) -> Self:
         return self
 

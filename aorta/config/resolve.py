@@ -62,7 +62,7 @@ def resolve(composed: DictConfig) -> Resolved:
     broken = list(_broken_rules(config))
     if broken:
         raise ConfigError("the configuration cannot be run:\n" + "\n".join(f"  {rule}" for rule in broken))
-    return Resolved(config, plain, _hash(plain), tuple(profiling_notes(config)))
+    return Resolved(config, plain, _hash(plain), tuple(profiling_notes(config, environment_number("WORLD_SIZE", 1))))
 
 
 def environment_number(name: str, default: int, environment: Mapping[str, str] = os.environ) -> int:
@@ -190,5 +190,5 @@ def _broken_rules(config: Config) -> Iterator[str]:
         )
     yield from workload_rules(config)
     yield from parallel_rules(config)
-    yield from profiling_rules(config.profiling)
+    yield from profiling_rules(config.profiling, world_size)
     yield from fabric_rules(config, world_size)

@@ -17,9 +17,9 @@ from aorta.config.groups.choices import Algorithm, BackwardPrefetch, Device, DTy
 from aorta.config.groups.fabric import EmulatedFabric, Fabric
 from aorta.config.groups.loop import Clock, Compile, Dataloader, Dataset, Instrument, Optimizer, Scheduler, Training
 from aorta.config.groups.parallel import DDP, FSDP, FSDP1, FSDPTP, HSDP, TP, NoParallel, Parallel
-from aorta.config.groups.profiling import Profiling
+from aorta.config.groups.profiling import ComposerProfiling, MeshProfiling, Naming, Profiling, TutorialProfiling
 from aorta.config.groups.telemetry import Devices, Telemetry
-from aorta.config.groups.workload import Ranking, Workload
+from aorta.config.groups.workload import Ranking, Rpc, Workload
 
 __all__ = [
     "DDP",
@@ -34,6 +34,7 @@ __all__ = [
     "BackwardPrefetch",
     "Clock",
     "Compile",
+    "ComposerProfiling",
     "Config",
     "DType",
     "Dataloader",
@@ -43,17 +44,21 @@ __all__ = [
     "EmulatedFabric",
     "Fabric",
     "Instrument",
+    "MeshProfiling",
     "Mode",
+    "Naming",
     "NoParallel",
     "Optimizer",
     "Parallel",
     "Precision",
     "Profiling",
     "Ranking",
+    "Rpc",
     "Scheduler",
     "Sharding",
     "Telemetry",
     "Training",
+    "TutorialProfiling",
     "Workload",
     "register",
 ]
@@ -81,7 +86,7 @@ class Config:
 
 
 GROUPS: dict[str, dict[str, type[Any]]] = {
-    "workload": {"ranking": Ranking},
+    "workload": {"ranking": Ranking, "rpc": Rpc},
     "parallel": {
         "none": NoParallel,
         "ddp": DDP,
@@ -91,7 +96,12 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
         "tp": TP,
         "fsdp_tp": FSDPTP,
     },
-    "profiling": {"aorta": Profiling},
+    "profiling": {
+        "aorta": Profiling,
+        "d9d": MeshProfiling,
+        "tutorial": TutorialProfiling,
+        "composer": ComposerProfiling,
+    },
     "fabric": {"none": Fabric, "emulated": EmulatedFabric},
     "telemetry": {"default": Telemetry},
 }

@@ -18,7 +18,6 @@ from torch import nn
 
 from aorta.capture.devices.sampler import DeviceSampler
 from aorta.capture.markers import StepMarkers
-from aorta.capture.torch_profiler import ProfilerWindow
 from aorta.config.resolve import Resolved, steps_planned
 from aorta.config.schema import Compile, EmulatedFabric, Mode, Ranking
 from aorta.engine.checkpoint import Checkpoints, first_step
@@ -28,6 +27,7 @@ from aorta.engine.optimization import make_optimizer, make_scaler, make_schedule
 from aorta.engine.progress import Progress
 from aorta.engine.record import Record, header_of, publish_manifest
 from aorta.engine.step import TrainStep
+from aorta.engine.traces import Traces
 from aorta.errors import ConfigError
 from aorta.instrument.arrivals import meeting_place
 from aorta.instrument.fabric import Fabric
@@ -58,10 +58,12 @@ class Training:
     def __init__(self, resolved: Resolved, topology: Topology, device: torch.device, peers: Peers) -> None:
         self.resolved, self.config = resolved, resolved.config
         self.topology, self.device, self.peers = topology, device, peers
+        self.traces = Traces(self.config, topology, platform_of(device), peers)
 
     def run(self) -> signal.Signals | None:
         """Train; returns the signal that ended it early, if one did."""
         with ExitStack() as stack:
+            self.traces.check()
             base = Path(self.config.training.output_dir) / (self.config.label or "")
             first = self._first_step(base)
             folder = prepare(
@@ -139,7 +141,8 @@ class Training:
         # Signals outermost: a launcher ends the survivors of a dead rank while they still write down who it was.
         with stop_on_signals(agreement) as signals, record.closed_by(instrument, self.peers.explain) as ending:
             markers = StepMarkers(config.profiling.nvtx)
-            profiler = stack.enter_context(ProfilerWindow(config.profiling, folder.traces(topology.rank), first))
+            profiler = self.traces.open(folder, model_spread.facts.get("mesh", {}), first)
+            stack.enter_context(profiler)
             for facts, batches in self._steps(first, stop, warmup, schedule, model_spread):
                 if not agreement.may_start(facts.global_step):
                     break
@@ -152,6 +155,7 @@ class Training:
             ending.signal = signals.received
             clocks.at_end()
         progress.close()
+        self.traces.settle(profiler, folder, stopped=signals.received is not None)
         _log.info("%s: %d steps, record in %s", ending.reason, instrument.recorder.steps_written, folder.path)
         return signals.received
 
@@ -221,6 +225,7 @@ class Training:
             lambda: {
                 **build_manifest(self._asked(), folder, self.topology, self.device, backend, ranks, plan),
                 "clock_sync": clocks and clocks.summary(),
+                **self.traces.facts(),
                 "warnings": warnings,
             },
         )
