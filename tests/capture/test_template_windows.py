@@ -171,6 +171,13 @@ def test_E24_the_trace_says_whose_it_is(one_epoch):
     assert read(one_epoch[0] / "rank0.5.pt.trace.json")["global_rank"] == HERE.rank
 
 
+def test_E25_enabled_is_the_one_switch(tmp_path):
+    off = dict.fromkeys(("record_shapes", "profile_memory", "with_stack", "with_flops"), False)
+    loop(tmp_path / "on", composer(wait=0, warmup=0, active=1, **off), 1)
+    loop(tmp_path / "off", composer(wait=0, warmup=0, active=1, enabled=False), 1)
+    assert files_below(tmp_path) == ["on/rank0.1.pt.trace.json"]
+
+
 @pytest.mark.parametrize("option", ["composer", "aorta"])
 def test_E26_D10_names_tensorboard_s_plugin_finds(tmp_path, option):
     settings = preset(option, wait=0, warmup=0, active=1, compression="gz", folder=None)

@@ -69,7 +69,7 @@ def test_B4_a_rank_that_is_not_meant_gets_one_that_does_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_B5_the_name_is_1_based_with_both_ends_and_the_trace_says_so(twenty_steps):
+def test_F2_B5_the_name_is_1_based_with_both_ends_and_the_trace_says_so(twenty_steps):
     assert files_below(twenty_steps) == ["rank0_iter16_18.json"]
     trace = read(twenty_steps / "rank0_iter16_18.json")
     assert numbers(trace) == [15, 16, 17]
