@@ -138,7 +138,10 @@ class RpcRun:
         finally:
             # A graceful end waits for everybody: not for the dead.
             graceful = bool(self.peers.from_rank_zero("rpc/graceful", not (self.lost or self.cut_short)))
-            rpc.shutdown(graceful=graceful)
+            try:
+                rpc.shutdown(graceful=graceful)
+            except RuntimeError as error:  # all that was seen is kept: only the parting failed
+                _log.warning("rpc: the workers did not part in order: %s", str(error).splitlines()[0])
 
     def _say(self, key: str, value: Any, *, only_if_missing: bool = False) -> None:
         if not only_if_missing or not self.peers.store.check([f"rpc/{key}"]):
