@@ -3,6 +3,7 @@
     import aorta.analysis
     steps = aorta.analysis.steps("artifacts/cuda")              # pandas, one row a rank-step
     collectives = aorta.analysis.collectives("artifacts/cuda")  # pandas, one row a collective on a rank
+    samples = aorta.analysis.device_samples("artifacts/cuda")   # pandas, one row a sample of a device
     run = aorta.analysis.load_run("artifacts/cuda")             # headers, records, manifest, health
 
 Enters: run folders. Leaves: tables, summaries, pictures. Must not: load torch, ever, nor pandas or matplotlib before
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from aorta.analysis.readers.run_folder import Run
 
-__all__ = ["collectives", "load_run", "steps"]
+__all__ = ["collectives", "device_samples", "load_run", "steps"]
 
 
 def load_run(path: str | Path) -> Run:
@@ -34,14 +35,29 @@ def load_run(path: str | Path) -> Run:
 
 
 def steps(path: str | Path) -> pd.DataFrame:
-    """One row per rank and step, warm-up included and flagged; columns as in `frames.steps_frame`.
+    """One row per rank and step, warm-up included and flagged; columns as in `frames.steps_frame`, then those of
+    `devices.step_columns`.
 
     Raises:
         InputError: as `load_run`.
     """
+    from aorta.analysis.devices import samples_frame, step_columns
     from aorta.analysis.frames import steps_frame
 
-    return steps_frame(load_run(path))
+    run = load_run(path)
+    frame = steps_frame(run)
+    return frame.join(step_columns(run, frame, samples_frame(run)))
+
+
+def device_samples(path: str | Path) -> pd.DataFrame:
+    """One row per sample of a rank's device; columns as in `devices.samples_frame`.
+
+    Raises:
+        InputError: as `load_run`.
+    """
+    from aorta.analysis.devices import samples_frame
+
+    return samples_frame(load_run(path))
 
 
 def collectives(path: str | Path) -> pd.DataFrame:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pandas as pd
 
 from aorta.analysis.baselines import compute_slowdown, overlap_efficiency
+from aorta.analysis.devices import devices_entry, samples_frame
 from aorta.analysis.frames import collective_rows, metric_names, null_reasons, steps_frame
 from aorta.analysis.matching import matched
 from aorta.analysis.metrics import (
@@ -50,6 +51,11 @@ class Dataset:
         return steps_frame(self.run)
 
     @cached_property
+    def device_samples(self) -> pd.DataFrame:
+        """One row per sample of a rank's device."""
+        return samples_frame(self.run)
+
+    @cached_property
     def collectives(self) -> pd.DataFrame:
         """One row per collective and rank, matched across ranks."""
         return matched(collective_rows(self.run), self.run)
@@ -68,7 +74,13 @@ def job_steps(frame: pd.DataFrame, ranks: int) -> pd.Series[float]:
 
 def aggregate(dataset: Dataset) -> dict[str, Any]:
     """The entry of one dataset. Without a usable step it holds `count` 0, what was read, and why nothing was used."""
-    facts = {"source": _source(dataset.run), "health": dataset.run.health.as_json(), "steps": _counts(dataset)}
+    devices = devices_entry(dataset.run, dataset.used, dataset.device_samples)
+    facts = {
+        "source": _source(dataset.run),
+        "health": {**dataset.run.health.as_json(), "throttled_ranks": devices["throttled_ranks"]},
+        "steps": _counts(dataset),
+        "devices": devices,
+    }
     if dataset.used.empty:
         return {"count": 0, "reason": NOTHING_USED, **facts}
     metrics = _metrics(dataset)

@@ -74,6 +74,15 @@ def read_rank(path: Path) -> RankRecord:
     return record
 
 
+def stream(path: Path, problems: list[str]) -> Iterator[Line]:
+    """The lines of one record as they are read, for what cannot hold them all; `problems` grows as `read_rank`'s does.
+
+    Raises:
+        InputError: the file cannot be read, or is of another schema.
+    """
+    return _lines(path, problems)
+
+
 def _lines(path: Path, problems: list[str]) -> Iterator[Line]:
     try:
         with path.open("rb") as file:
