@@ -12,6 +12,8 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from aorta.analysis.cli import _parser
+from aorta.analysis.merge import command as merge
+from aorta.analysis.rpc import command as rpc
 from aorta.config.door import main
 from tests.docs.pages import PAGES, ROOT, fenced, name
 
@@ -66,6 +68,10 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
         case ["python", "analysis/overlap_report.py", *rest]:
             options = _parser().parse_args(rest)
             assert len(options.log_dir) == len(options.label)
+        case ["python", "analysis/merge_traces.py", *rest]:
+            merge.parser().parse_args(rest)
+        case ["python", "analysis/rpc_report.py", *rest]:
+            rpc.parser().parse_args(rest)
         case ["bash", script, *rest]:
             assert (ROOT / script).is_file()
             arguments = [word for word in rest if word != "--dry-run"]

@@ -17,7 +17,7 @@ from aorta.errors import EXIT_OK, AortaError, GateFailed, Inconclusive
 
 def merge_traces(arguments: Sequence[str]) -> int:
     """Run `analysis/merge_traces.py`; returns its exit code (argparse itself ends with 0 or 2)."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         choices = Choices(
             output=Path(options.output),
@@ -79,24 +79,25 @@ def _window(text: str) -> str:
     return text
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The words that the command takes."""
+    words = argparse.ArgumentParser(
         prog="merge_traces.py",
         description="Chrome traces of several ranks -> one file for Perfetto, on the clock of rank 0.",
         epilog="Exit codes: 0 done, 2 bad input, 3 --check found an effect before its cause, 4 --check found nothing "
         "to check.",
     )
-    parser.add_argument("traces", nargs="+", metavar="DIR|FILE", help="run folders, or .json, .json.gz, .tar.gz files")
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="ends in .json or .json.gz")
-    parser.add_argument(
+    words.add_argument("traces", nargs="+", metavar="DIR|FILE", help="run folders, or .json, .json.gz, .tar.gz files")
+    words.add_argument("-o", "--output", required=True, metavar="FILE", help="ends in .json or .json.gz")
+    words.add_argument(
         "--align",
         choices=("clock", "none", "start_profile"),
         default="clock",
         help="by measured offset and drift (default), not at all, or by the starts of the profilers",
     )
-    parser.add_argument("--window", type=_window, metavar="N|all", help="which trace, where a rank has several")
-    parser.add_argument("--clock-sync", metavar="FILE", help="default: clock_sync.json of the run")
-    parser.add_argument("--no-records", action="store_true", help="leave out the tracks of rank_<rank>_metrics.jsonl")
-    parser.add_argument("--check", action="store_true", help="fail when an effect comes before its cause")
-    parser.add_argument("--overwrite", action="store_true", help="replace the output file")
-    return parser
+    words.add_argument("--window", type=_window, metavar="N|all", help="which trace, where a rank has several")
+    words.add_argument("--clock-sync", metavar="FILE", help="default: clock_sync.json of the run")
+    words.add_argument("--no-records", action="store_true", help="leave out the tracks of rank_<rank>_metrics.jsonl")
+    words.add_argument("--check", action="store_true", help="fail when an effect comes before its cause")
+    words.add_argument("--overwrite", action="store_true", help="replace the output file")
+    return words

@@ -155,7 +155,7 @@ def describe(path: Path) -> Trace:
                 pass
             head |= scanner.tail
     info = _value(head, "distributedInfo", dict) or {}
-    rank = info.get("rank", _value(head, "rank", int))
+    rank = info.get("rank", _value(head, "global_rank", int))
     if not isinstance(rank, int):
         names = _RANK_IN_NAME.findall(path.name) or _RANK_IN_NAME.findall(path.parent.name)
         if not names:

@@ -24,7 +24,7 @@ from aorta.errors import EXIT_OK, AortaError, GateFailed, Inconclusive
 
 def rpc_report(arguments: Sequence[str]) -> int:
     """Run `analysis/rpc_report.py`; returns its exit code (argparse itself ends with 0 or 2)."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         folder = Path(options.folder)
         run = read_run(folder)
@@ -80,18 +80,19 @@ def _is_true(raw: msgspec.Raw | None) -> bool:
     return raw is not None and bool(msgspec.json.decode(raw))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The words that the command takes."""
+    words = argparse.ArgumentParser(
         prog="rpc_report.py",
         description="Every call of an RPC run and what it ran where: a table, and one trace with arrows for Perfetto.",
         epilog="Exit codes: 0 done (also where a worker is missing: that is said), 2 bad input, 3 --check found a call "
         "that does not enclose what it ran, 4 --check found nothing to check.",
     )
-    parser.add_argument("folder", metavar="DIR", help="run folder of train.py workload=rpc profiling.enabled=true")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the trace; default: DIR/rpc_trace.json.gz")
-    parser.add_argument(
+    words.add_argument("folder", metavar="DIR", help="run folder of train.py workload=rpc profiling.enabled=true")
+    words.add_argument("-o", "--output", metavar="FILE", help="the trace; default: DIR/rpc_trace.json.gz")
+    words.add_argument(
         "--align", choices=("clock", "none", "start_profile"), default="clock", help="as merge_traces.py"
     )
-    parser.add_argument("--check", action="store_true", help="fail when a remote slice lies outside its call")
-    parser.add_argument("--overwrite", action="store_true", help="replace the trace")
-    return parser
+    words.add_argument("--check", action="store_true", help="fail when a remote slice lies outside its call")
+    words.add_argument("--overwrite", action="store_true", help="replace the trace")
+    return words

@@ -59,10 +59,11 @@ def test_C10_every_packing_is_read_and_the_rank_comes_from_inside_or_from_the_na
     folder = tmp_path / "run"
     write(folder / f"b{suffix}", text([x("a", 1, 1)], rank=1))
     write(folder / f"rank0_window{suffix}", text([x("a", 1, 1), x("b", 3, 1)], rank=None))
+    write(folder / f"c{suffix}", text([x("a", 1, 1)], rank=None, global_rank=2))
     (folder / "run.json").write_text("{}")
     merged = merge(folder, out="merged.json.gz")
     assert len({event["pid"] for event in merged["traceEvents"]}) >= 2
-    assert {rank: counts["X"] for rank, counts in merged["aorta"]["events"].items()} == {"0": 2, "1": 1}
+    assert {rank: counts["X"] for rank, counts in merged["aorta"]["events"].items()} == {"0": 2, "1": 1, "2": 1}
     assert merged["displayTimeUnit"] == "ms"
 
 
