@@ -86,6 +86,7 @@ class Saver:
         self._keep, self._overwrite = keep, overwrite
         self._lock = threading.Condition()
         self._pending = 0
+        self._filling: set[Path] = set()
         self._here: list[SavedWindow] = []
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._uploads: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -147,7 +148,10 @@ class Saver:
         trace = job.outputs[-1].path
         raw = trace.with_name(trace.name + ".json" + PART)
         try:
-            raw.parent.mkdir(parents=True, exist_ok=True)
+            # What has arrived elsewhere is removed by the other thread, with folders that it leaves empty: not these.
+            with self._lock:
+                self._filling = {raw.parent, *(output.path.parent for output in job.outputs)}
+                raw.parent.mkdir(parents=True, exist_ok=True)
             job.export(raw)
         except Exception as error:  # noqa: BLE001  a trace that is lost must not cost the next one; it is logged
             saved.files = [
@@ -164,6 +168,7 @@ class Saver:
             raw.unlink(missing_ok=True)
             _log.info("Finished dumping profiler traces in %.2f seconds", time.perf_counter() - begin)
         with self._lock:
+            self._filling = set()
             self.windows.append(saved)
             self._here.append(saved)
         self._put(self._uploads, lambda: self._deliver(saved, job.outputs))
@@ -211,7 +216,9 @@ class Saver:
             try:
                 file.path.unlink()
                 file.here = False
-                file.path.parent.rmdir()
+                with self._lock:
+                    if file.path.parent not in self._filling:
+                        file.path.parent.rmdir()
             except OSError as error:
                 if file.here:
                     _log.warning("profiling: %s could not be removed: %s", file.path, error)
