@@ -2,6 +2,7 @@
 
     AortaError
     +-- ConfigError            1    the configuration cannot be run
+    |   +-- FolderNotEmpty     1    a folder of the user's that was to be empty holds files
     +-- InputError             2    what an analysis was given cannot be read
     |   +-- IntervalError      2    an interval that ends before it starts
     +-- GateFailed             3    a threshold asked for on the command line was crossed
@@ -11,6 +12,7 @@
     |   +-- PeerFailed         5    another rank died or stopped answering
     |   +-- InstrumentError    5    this torch does not offer what the interception needs
     +-- ToolMissing            127  an external program is not installed
+    +-- DeviceUnreadable       1    a device's sensors cannot be read (caught: no run ends with it)
 
 A run stopped by signal n ends with 128 + n after a clean step; that is not an error.
 """
@@ -34,6 +36,10 @@ class ConfigError(AortaError):
     """The configuration cannot be run."""
 
     exit_code = 1
+
+
+class FolderNotEmpty(ConfigError, FileExistsError):
+    """A folder of the user's that was to be empty holds files."""
 
 
 class InputError(AortaError):
@@ -80,3 +86,7 @@ class ToolMissing(AortaError):
     """An external program is not installed."""
 
     exit_code = 127
+
+
+class DeviceUnreadable(AortaError):
+    """A device's sensors cannot be read. Telemetry goes without them; no run ends with it."""

@@ -10,19 +10,12 @@
 set -euo pipefail
 here=$(readlink -f -- "${BASH_SOURCE[0]}")
 source "${here%/*}/lib/launch.sh"
-
-warn() { printf '%s: warning: %s\n' "${0##*/}" "$*" >&2; }
+source "${here%/*}/lib/capture.sh"
 
 dry_run=no
 if [[ ${1-} == --dry-run ]]; then dry_run=yes && shift; fi
 
-# Two tracers cannot hold the device at once: the second one hangs or fails with CONFIGURATION_LOCKED.
-for word in "$@"; do
-    if [[ ${word,,} =~ (^|[=+])profiling\.enabled=(true|yes|y|on|1)$ ]]; then
-        fail 1 "'$word' asks for torch.profiler, which cannot run under rocprofv3. Leave it out, or take its traces in" \
-            "a run of their own: bash scripts/launch_rocm.sh profiling.enabled=true"
-    fi
-done
+refuse_torch_profiler rocprofv3 launch_rocm.sh "$@"
 
 PATH=$PATH:${ROCM_PATH:-/opt/rocm}/bin
 help=
@@ -70,22 +63,19 @@ fi
 run_dir=${ROCPROF_OUTPUT_DIR:-$root/rocprof_traces}/run_$(date +%Y%m%d_%H%M%S)
 options+=(-d "$run_dir")
 # rocprofv3's own %rank% does not know torchrun: without RANK in the name all ranks write the same file.
-if ! given --output-file -o; then options+=(-o 'rank%env{RANK}%/%pid%'); fi
+named=ours
+if given --output-file -o; then named=theirs; else options+=(-o 'rank%env{RANK}%/%pid%'); fi
 
 count=${NPROC:-$(rocm_devices)}
 if [[ $count == 0 && -z ${NPROC:-} ]]; then
     count=1
     warn "no ROCm device found: one process"
 fi
-if ! torchrun=$(find_torchrun 2>/dev/null); then
-    if [[ $dry_run == no ]]; then find_torchrun; fi
-    torchrun=torchrun
-fi
+torchrun=$(torchrun_or_name "$dry_run")
 compose "$torchrun" "$count" -- "$@"
 command=(rocprofv3 "${options[@]}" -- "${command[@]}")
 if [[ $dry_run == yes ]]; then
-    printf -v line '%q ' "${command[@]}"
-    printf '%s\n' "${line% }"
+    print_command "${command[@]}"
     exit
 fi
 
@@ -96,11 +86,20 @@ status=0
 
 # rocprofv3 becomes torchrun, so nobody else can tell whether the traces were written.
 shopt -s nullglob
+if [[ $named == theirs ]]; then
+    # Which file belongs to which rank only the caller's -o knows.
+    files=$(find "$run_dir" -type f -size +0 | grep -c .) || true
+    printf '%s: %d files in %s\n' "${0##*/}" "$files" "$run_dir" >&2
+    if ((!status && !files)); then
+        fail 5 "training went well, but no trace was left. Does ROCPROF_ARGS switch a trace on?"
+    fi
+    exit "$status"
+fi
+# A launcher that was traced too leaves `rank/<pid>...`: it has no RANK, and is not counted.
 ranks=0
 for folder in "$run_dir"/rank[0-9]*/; do
     if [[ -n $(find "$folder" -type f -size +0 -print -quit) ]]; then ranks=$((ranks + 1)); fi
 done
-if ((!ranks)); then ranks=$(find "$run_dir" -type f -size +0 | grep -c .) || true; fi # named by -o in ROCPROF_ARGS
 printf '%s: traces of %d of %d ranks in %s\n' "${0##*/}" "$ranks" "$count" "$run_dir" >&2
 if ((!status && ranks < count)); then
     fail 5 "training went well, but $((count - ranks)) of $count ranks left no trace. Did they end by themselves, and" \

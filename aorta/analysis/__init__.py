@@ -3,6 +3,7 @@
     import aorta.analysis
     steps = aorta.analysis.steps("artifacts/cuda")              # pandas, one row a rank-step
     collectives = aorta.analysis.collectives("artifacts/cuda", kinds=["allreduce"])  # one row a collective on a rank
+    samples = aorta.analysis.device_samples("artifacts/cuda")   # pandas, one row a sample of a device
     run = aorta.analysis.load_run("artifacts/cuda")             # headers, columns, manifest, health
 
 Enters: run folders. Leaves: tables, summaries, pictures. Must not: load torch, ever, nor pandas or matplotlib before
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from aorta.analysis.readers.run_folder import Run
 
-__all__ = ["collectives", "iter_collectives", "load_run", "steps"]
+__all__ = ["collectives", "device_samples", "iter_collectives", "load_run", "steps"]
 
 
 def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None = None) -> Run:
@@ -38,15 +39,34 @@ def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None
 
 
 def steps(run: str | Path | Run, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """One row per rank and step, warm-up included and flagged; columns as in `frames.steps_frame`, or only `columns`
-    of them: 8 bytes a column and row. `run`: a folder, or what `load_run` gave.
+    """One row per rank and step, warm-up included and flagged; columns as in `frames.steps_frame`, then those of
+    `devices.step_columns`; or only `columns` of them: 8 bytes a column and row. `run`: a folder, or what `load_run`
+    gave.
 
     Raises:
         InputError: as `load_run`.
     """
+    from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, samples_frame, step_columns
     from aorta.analysis.frames import steps_frame
 
-    return steps_frame(_loaded(run), columns)
+    loaded = _loaded(run)
+    if columns is not None and not set(columns) & set(STEP_COLUMNS):
+        return steps_frame(loaded, columns)
+    own = [name for name in columns or () if name not in (*JOINED_ON, *STEP_COLUMNS)]
+    frame = steps_frame(loaded, None if columns is None else [*JOINED_ON, *own])
+    frame = frame.join(step_columns(loaded, frame, samples_frame(loaded)))
+    return frame if columns is None else frame[list(columns)]
+
+
+def device_samples(run: str | Path | Run) -> pd.DataFrame:
+    """One row per sample of a rank's device; columns as in `devices.samples_frame`.
+
+    Raises:
+        InputError: as `load_run`.
+    """
+    from aorta.analysis.devices import samples_frame
+
+    return samples_frame(_loaded(run))
 
 
 def collectives(

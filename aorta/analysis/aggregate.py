@@ -17,6 +17,7 @@ import pandas as pd
 
 from aorta.analysis.across import Across, across_ranks
 from aorta.analysis.baselines import compute_slowdown, overlap_efficiency
+from aorta.analysis.devices import JOINED_ON, devices_entry, samples_frame
 from aorta.analysis.frames import metric_names, null_reasons, step_column, steps_frame
 from aorta.analysis.metrics import JOB_STEP, RATIO_PARTS, in_order
 from aorta.analysis.readers.run_folder import Run
@@ -49,6 +50,11 @@ class Dataset:
     def metrics(self) -> list[str]:
         """Metrics that any step carries."""
         return metric_names(self.run)
+
+    @cached_property
+    def device_samples(self) -> pd.DataFrame:
+        """One row per sample of a rank's device."""
+        return samples_frame(self.run)
 
     @cached_property
     def used(self) -> npt.NDArray[np.bool_]:
@@ -87,7 +93,13 @@ def aggregate(dataset: Dataset) -> dict[str, Any]:
 
 def step_entry(dataset: Dataset) -> dict[str, Any]:
     """All of the entry that needs no matching across ranks."""
-    facts = {"source": _source(dataset.run), "health": dataset.run.health.as_json(), "steps": _counts(dataset)}
+    devices = devices_entry(dataset.run, dataset.table(*JOINED_ON), dataset.device_samples)
+    facts = {
+        "source": _source(dataset.run),
+        "health": {**dataset.run.health.as_json(), "throttled_ranks": devices["throttled_ranks"]},
+        "steps": _counts(dataset),
+        "devices": devices,
+    }
     if not dataset.used.any():
         return {"count": 0, "reason": NOTHING_USED, **facts}
     metrics = _metrics(dataset)

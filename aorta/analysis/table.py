@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from aorta.analysis.aggregate import Dataset
+from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.metrics import metric_named
 from aorta.analysis.straggler import sentences
 
@@ -43,9 +44,12 @@ def health_block(dataset: Dataset, entry: Mapping[str, Any]) -> str:
     if steps["isolated_rank_steps"]:
         counts = ", ".join(f"{count} {phase}" for phase, count in steps["isolated_rank_steps"].items())
         lines.append(f"  isolated baselines: {counts} rank-steps, in no metric but the two that rest on them")
+    devices = device_line(entry["devices"])
+    lines += [f"  {devices}"] if devices is not None else []
     if "reason" in entry:
         lines.append(f"  ! nothing to measure: {entry['reason']}")
-    lines += [f"  ! {note}" for note in (*health.notes(), *sentences(entry.get("stragglers", ())))]
+    found = (*health.notes(), *device_notes(entry["devices"]), *sentences(entry.get("stragglers", ())))
+    lines += [f"  ! {note}" for note in found]
     return _wrap(lines)
 
 

@@ -30,6 +30,7 @@ RENAMED: dict[str, str] = {
     "dataset.vocab_size": "workload.vocab_size",
     "distributed.mode": "parallel",
     "distributed.enable_overlap": "parallel.overlap",
+    "telemetry.rocm_smi_interval_s": "telemetry.device_interval_s",
 }
 """Keys of the older configuration -> the same thing today."""
 

@@ -1,6 +1,6 @@
 """`docs/configuration.md` from the schema: `python -m aorta.config.reference > docs/configuration.md`.
 
-Enters: the source of `schema` (the comment above a field is its documentation), `config/*.yaml` as Hydra composes it,
+Enters: the source of `groups/` (the comment above a field is its documentation), `config/*.yaml` as Hydra composes it,
 the older words of `arguments`. Leaves: Markdown. Must not: say anything about a key that is not said there.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
@@ -173,9 +173,9 @@ def _kind(hint: Any, written: str) -> str:
     if is_dataclass(hint):
         return ""
     first = written.partition(" | ")[0]
-    known = getattr(schema, first, None)
-    if isinstance(known, type) and issubclass(known, Enum):
-        first = ", ".join(f"`{choice.name}`" for choice in known)
+    for known in get_args(hint) or (hint,):
+        if isinstance(known, type) and issubclass(known, Enum):
+            first = ", ".join(f"`{choice.name}`" for choice in known)
     return first + (" or null" if "None" in written else "")
 
 

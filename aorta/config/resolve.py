@@ -19,19 +19,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from aorta.config.mesh import data_parallel_size, mesh_rules
-from aorta.config.schema import (
-    FSDP,
-    FSDP1,
-    FSDPTP,
-    NAMES,
-    TP,
-    Config,
-    EmulatedFabric,
-    Mode,
-    Precision,
-    Profiling,
-    Ranking,
-)
+from aorta.config.rules.bounds import at_least
+from aorta.config.rules.fabric import fabric_rules
+from aorta.config.rules.parallel import parallel_rules
+from aorta.config.rules.profiling import profiling_notes, profiling_rules
+from aorta.config.rules.workload import workload_rules
+from aorta.config.schema import NAMES, Config, Mode
 from aorta.errors import ConfigError
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -39,6 +32,7 @@ RESERVED_LABELS = frozenset({"history", "logs", "checkpoints", "torch_profiler"}
 HOW_TO_BUILD = (
     "the configuration file does not build on AORTA's: begin it with\n  defaults:\n    - default\n    - _self_"
 )
+MAX_FAKE_DRIFT_PPM = 10_000
 NOT_IN_HASH = ("label", "baseline", "training.output_dir", "training.overwrite", "training.start_step")
 
 
@@ -68,7 +62,7 @@ def resolve(composed: DictConfig) -> Resolved:
     broken = list(_broken_rules(config))
     if broken:
         raise ConfigError("the configuration cannot be run:\n" + "\n".join(f"  {rule}" for rule in broken))
-    return Resolved(config, plain, _hash(plain), tuple(_notes(config)))
+    return Resolved(config, plain, _hash(plain), tuple(profiling_notes(config, environment_number("WORLD_SIZE", 1))))
 
 
 def environment_number(name: str, default: int, environment: Mapping[str, str] = os.environ) -> int:
@@ -116,7 +110,7 @@ def _broken_rules(config: Config) -> Iterator[str]:
             f"with a letter or digit, does not end in .json or .jsonl and is none of "
             f"{', '.join(sorted(RESERVED_LABELS))}"
         )
-    yield from _at_least(
+    yield from at_least(
         1,
         {
             "training.epochs": training.epochs,
@@ -129,10 +123,11 @@ def _broken_rules(config: Config) -> Iterator[str]:
             "dataset.num_samples": dataset.num_samples,
             "dataset.sequence_length": dataset.sequence_length,
             "clock.anchor_interval": config.clock.anchor_interval,
+            "clock.sync_samples": config.clock.sync_samples,
             "baseline.steps": config.baseline.steps,
         },
     )
-    yield from _at_least(
+    yield from at_least(
         0,
         {
             "training.start_step": training.start_step,
@@ -149,11 +144,16 @@ def _broken_rules(config: Config) -> Iterator[str]:
         "training.grad_clip_norm": training.grad_clip_norm,
         "optimizer.lr": config.optimizer.lr,
         "optimizer.eps": config.optimizer.eps,
-        "telemetry.rocm_smi_interval_s": config.telemetry.rocm_smi_interval_s,
+        "telemetry.device_interval_s": config.telemetry.device_interval_s,
         "parallel.bucket_cap_mb": getattr(config.parallel, "bucket_cap_mb", None),
     }.items():
         if value is not None and not 0 < value < math.inf:
             yield f"{key}={value}: must be greater than 0 and finite"
+    if not abs(config.clock.fake_drift_ppm) <= MAX_FAKE_DRIFT_PPM:
+        yield (
+            f"clock.fake_drift_ppm={config.clock.fake_drift_ppm}: must be at most {MAX_FAKE_DRIFT_PPM} either way: "
+            "no clock is worse"
+        )
     betas = list(config.optimizer.betas)  # OmegaConf checks the types in a tuple, not how many there are
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         yield f"optimizer.betas={betas}: must be two numbers in [0, 1)"
@@ -189,112 +189,9 @@ def _broken_rules(config: Config) -> Iterator[str]:
             f"training.start_step={training.start_step}: must be below the {planned} steps planned "
             f"(training.max_steps={training.max_steps}, training.epochs={training.epochs})"
         )
-    if isinstance(config.workload, Ranking):
-        yield from _ranking_rules(config.workload)
-    if isinstance(config.parallel, FSDP):
-        yield from _fsdp_rules(config.parallel)
-    if isinstance(config.parallel, FSDP1) and config.compile.enabled and not config.parallel.use_orig_params:
-        yield "parallel.use_orig_params=false: torch.compile cannot trace FSDP1's flat parameters; set it to true"
-    if isinstance(config.parallel, FSDP1) and training.checkpoint_interval is not None:
-        yield (
-            f"training.checkpoint_interval={training.checkpoint_interval}: torch does not load FSDP1's shards back; "
-            "use parallel=fsdp, or set it to null"
-        )
-    if isinstance(config.parallel, TP | FSDPTP) and training.mixed_precision is Precision.fp16:
-        yield (
-            f"training.mixed_precision=fp16: parallel={config.parallel.strategy} keeps parameters on several meshes, "
-            "and torch's gradient scaler looks for overflow on one only, so ranks would disagree about a step; use bf16"
-        )
-    yield from _profiling_rules(config.profiling)
+    yield from workload_rules(config)
+    yield from parallel_rules(config)
+    yield from profiling_rules(config.profiling, world_size)
     if config.baseline.enabled and config.instrument.mode is Mode.off:
         yield "instrument.mode=off: baseline=true replaces what is seen; set instrument.mode=observe or dedicated"
-    if isinstance(config.fabric, EmulatedFabric):
-        yield from _fabric_rules(config.fabric, world_size)
-        if config.instrument.mode is Mode.off:
-            yield "instrument.mode=off: fabric=emulated delays what is seen; set instrument.mode=observe or dedicated"
-
-
-def _at_least(minimum: int, values: dict[str, Any]) -> Iterator[str]:
-    for key, value in values.items():
-        if value is not None and not value >= minimum:
-            yield f"{key}={value}: must be at least {minimum}"
-
-
-def _ranking_rules(workload: Ranking) -> Iterator[str]:
-    yield from _at_least(
-        1,
-        {
-            f"workload.{name}": getattr(workload, name)
-            for name in (
-                "model_dim",
-                "num_heads",
-                "num_layers",
-                "mlp_hidden_dim",
-                "vocab_size",
-                "embedding_dim",
-                "categorical_features",
-                "dense_features",
-            )
-        },
-    )
-    if workload.num_heads >= 1 and workload.model_dim % workload.num_heads:
-        yield f"workload.model_dim={workload.model_dim}: must be a multiple of workload.num_heads={workload.num_heads}"
-    if not 0 <= workload.dropout < 1:
-        yield f"workload.dropout={workload.dropout}: must be in [0, 1)"
-
-
-def _fsdp_rules(parallel: FSDP) -> Iterator[str]:
-    yield from _at_least(
-        0,
-        {
-            "parallel.forward_prefetch": parallel.forward_prefetch,
-            "parallel.backward_prefetch": parallel.backward_prefetch,
-        },
-    )
-
-
-def _profiling_rules(profiling: Profiling) -> Iterator[str]:
-    yield from _at_least(
-        0,
-        {
-            "profiling.wait": profiling.wait,
-            "profiling.warmup": profiling.warmup,
-            "profiling.repeat": profiling.repeat,
-        },
-    )
-    yield from _at_least(1, {"profiling.active": profiling.active})
-    if "/" in profiling.trace_filename or not profiling.trace_filename.endswith((".json", ".json.gz")):
-        yield f"profiling.trace_filename={profiling.trace_filename!r}: a file name ending in .json or .json.gz"
-    if profiling.enabled and not (profiling.tensorboard or profiling.chrome_trace):
-        yield "profiling.enabled=true: nothing would be written; set profiling.tensorboard or profiling.chrome_trace"
-
-
-def _fabric_rules(fabric: EmulatedFabric, world_size: int) -> Iterator[str]:
-    for name in ("intra_bandwidth_gb_per_s", "inter_bandwidth_gb_per_s"):
-        if not 0 < (value := getattr(fabric, name)) < math.inf:
-            yield f"fabric.{name}={value}: must be greater than 0 and finite"
-    for name in ("intra_latency_us", "inter_latency_us", "straggler_ms"):
-        if not 0 <= (value := getattr(fabric, name)) < math.inf:
-            yield f"fabric.{name}={value}: must be at least 0 and finite"
-    yield from _at_least(1, {"fabric.ranks_per_node": fabric.ranks_per_node})
-    if not 0 <= fabric.jitter < 1:
-        yield f"fabric.jitter={fabric.jitter}: must be in [0, 1)"
-    if fabric.emulated_world_size is not None and fabric.emulated_world_size < world_size:
-        yield (
-            f"fabric.emulated_world_size={fabric.emulated_world_size}: must not be below the real world size "
-            f"{world_size}; null takes the real one"
-        )
-    if fabric.straggler_rank is not None and not 0 <= fabric.straggler_rank < world_size:
-        yield f"fabric.straggler_rank={fabric.straggler_rank}: must be a rank of this run, 0 to {world_size - 1}"
-    if fabric.straggler_rank is None and fabric.straggler_ms != 0:
-        yield f"fabric.straggler_ms={fabric.straggler_ms}: no rank is late by it; set fabric.straggler_rank"
-
-
-def _notes(config: Config) -> Iterator[str]:
-    profiling, steps = config.profiling, config.training.max_steps
-    cycle = profiling.wait + profiling.warmup + profiling.active
-    if profiling.enabled and steps is not None and steps < cycle:
-        yield (
-            f"profiling: a cycle takes {cycle} steps (wait {profiling.wait} + warmup {profiling.warmup} + active "
-            f"{profiling.active}) and training.max_steps={steps}: at most a partial window will be kept"
-        )
+    yield from fabric_rules(config, world_size)

@@ -21,7 +21,16 @@ from aorta.launch.provenance import Asked
 from aorta.launch.run_folder import RunFolder, write_manifest
 from aorta.launch.topology import Topology, device_name, platform_of
 from aorta.telemetry.clock import boot_id, read_clocks
-from aorta.telemetry.schema import MANIFEST_FILE, SCHEMA_VERSION, Anchor, Footer, Header, InstrumentMode, Step
+from aorta.telemetry.schema import (
+    MANIFEST_FILE,
+    SCHEMA_VERSION,
+    Anchor,
+    DeviceTelemetry,
+    Footer,
+    Header,
+    InstrumentMode,
+    Step,
+)
 from aorta.telemetry.writer import RecordWriter
 
 _log = logging.getLogger(__name__)
@@ -46,6 +55,7 @@ def header_of(
     mode: InstrumentMode,
     start_step: int,
     warmup_steps: int,
+    device_telemetry: DeviceTelemetry | None,
 ) -> Header:
     """The first line of one rank's record, of this moment."""
     kind = platform_of(device)
@@ -71,6 +81,7 @@ def header_of(
         start_step=start_step,
         warmup_steps=warmup_steps,
         clock=read_clocks(),
+        device_telemetry=device_telemetry,
     )
 
 

@@ -6,12 +6,17 @@ metric, or know how anything it wires works inside.
 
 from __future__ import annotations
 
+import os
+
 from aorta.config.resolve import Resolved
+from aorta.config.schema import Rpc
 from aorta.engine.logs import start_logging
+from aorta.engine.rpc import RpcRun
 from aorta.engine.training import Training
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology, select_device
+from aorta.launch.tracers import refuse_two_tracers
 
 
 def run_training(resolved: Resolved) -> int:
@@ -20,10 +25,14 @@ def run_training(resolved: Resolved) -> int:
     Raises:
         AortaError: with the words and the exit code for everything else.
     """
+    refuse_two_tracers(resolved.config.profiling.enabled, os.environ)
     topology = read_topology()
     start_logging(topology.rank, topology.world_size)
     device = select_device(resolved.config.training.device, topology.local_rank)
     with process_group(topology, device, resolved.config.training.timeout_s) as peers:
+        if isinstance(resolved.config.workload, Rpc):
+            RpcRun(resolved, topology, device, peers).run()
+            return EXIT_OK
         try:
             stopped_by = Training(resolved, topology, device, peers).run()
         except Exception as error:

@@ -14,36 +14,39 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import nn
 
-from aorta.capture.rocm_smi import RocmSmiSampler
-from aorta.capture.torch_profiler import ProfilerWindow
+from aorta.capture.devices.sampler import DeviceSampler
+from aorta.capture.markers import StepMarkers
 from aorta.config.resolve import Resolved, steps_planned
 from aorta.config.schema import Compile, Config, EmulatedFabric, Mode, Ranking
 from aorta.engine.baselines import Baselines
 from aorta.engine.checkpoint import Checkpoints, first_step
+from aorta.engine.devices import device_sampler
 from aorta.engine.logs import log_to
 from aorta.engine.optimization import make_optimizer, make_scaler, make_schedule
 from aorta.engine.progress import Progress
 from aorta.engine.record import Record, header_of, publish_manifest
 from aorta.engine.step import TrainStep
+from aorta.engine.traces import Traces
 from aorta.errors import ConfigError
 from aorta.instrument.arrivals import meeting_place
 from aorta.instrument.fabric import Fabric
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.seam import all_groups
+from aorta.launch.clock_sync import ClockSynchronisation
 from aorta.launch.knobs import knob_warnings
 from aorta.launch.peers import Peers
 from aorta.launch.process_group import backend_for
 from aorta.launch.provenance import Asked, build_manifest, rank_facts
 from aorta.launch.run_folder import CHECKPOINT_DIR, RunFolder, began_unix_s, prepare
 from aorta.launch.stopping import StopAgreement, stop_on_signals
-from aorta.launch.topology import Topology, device_name, platform_of
+from aorta.launch.topology import Topology, platform_of
 from aorta.parallel.plan import Blocks, Spread
 from aorta.parallel.strategies import spread
+from aorta.telemetry.clock_sync import ClockSync
 from aorta.telemetry.schema import Step
 from aorta.workload.data import Batch, Batches
 from aorta.workload.ranking import ListwiseLoss, RankingTransformer
@@ -57,10 +60,12 @@ class Training:
     def __init__(self, resolved: Resolved, topology: Topology, device: torch.device, peers: Peers) -> None:
         self.resolved, self.config = resolved, resolved.config
         self.topology, self.device, self.peers = topology, device, peers
+        self.traces = Traces(self.config, topology, platform_of(device), peers)
 
     def run(self) -> signal.Signals | None:
         """Train; returns the signal that ended it early, if one did."""
         with ExitStack() as stack:
+            self.traces.check()
             base = Path(self.config.training.output_dir) / (self.config.label or "")
             first = self._first_step(base)
             folder = prepare(
@@ -97,16 +102,17 @@ class Training:
         model_spread = spread(model, blocks, model.tensor_parallel_parts(), config, self.device)
         # Ranks begin alike but drop out differently, except where they compute a layer together.
         torch.manual_seed(config.training.seed + 1 + model_spread.data_rank)
-        self._manifest(folder, model_spread)
-        record = self._record(stack, folder, first, warmup)
+        clocks = ClockSynchronisation(config.clock, self.peers, topology, folder)
+        devices = device_sampler(config.telemetry, self.device)
+        self._manifest(folder, model_spread, clocks.at_start(), devices)
+        record = self._record(stack, folder, first, warmup, devices)
         progress = Progress(first, stop, config.training.log_interval, shown=topology.rank == 0)
         stack.callback(progress.close)
 
-        sampler = self._sampler(stack)
+        stack.enter_context(devices)
 
         def finished(step: Step) -> None:
-            sample = sampler.take() if sampler else None
-            record.step(msgspec.structs.replace(step, **sample) if sample else step, config.clock.anchor_interval)
+            record.step(devices.onto(step), config.clock.anchor_interval)
             if step.phase == "train":
                 progress.show(step)
 
@@ -138,19 +144,21 @@ class Training:
         # Signals outermost: a launcher ends the survivors of a dead rank while they still write down who it was.
         with stop_on_signals(agreement) as signals, record.closed_by(instrument, self.peers.explain) as ending:
             batches = Batches(config, self._shape(), model_spread.data_rank, model_spread.data_size, self.device)
-            trained = 0
-            with ProfilerWindow(config.profiling, folder.traces(topology.rank), first) as profiler:
-                for facts, source in self._steps(first, stop, warmup, schedule, batches):
-                    if not agreement.may_start(facts.global_step):
-                        break
-                    with profiler.iteration(facts.global_step):
-                        step.run(source, facts)
-                    profiler.step()
-                    trained += 1
-                    interval = config.training.checkpoint_interval
-                    if interval and (facts.global_step + 1) % interval == 0:
-                        checkpoints.save(facts.global_step + 1)
+            markers, trained = StepMarkers(config.profiling.nvtx), 0
+            profiler = self.traces.open(folder, model_spread.facts.get("mesh", {}), first)
+            stack.enter_context(profiler)
+            for facts, source in self._steps(first, stop, warmup, schedule, batches):
+                if not agreement.may_start(facts.global_step):
+                    break
+                with markers.iteration(facts.global_step), profiler.iteration(facts.global_step):
+                    step.run(source, facts)
+                profiler.step()
+                trained += 1
+                interval = config.training.checkpoint_interval
+                if interval and (facts.global_step + 1) % interval == 0:
+                    checkpoints.save(facts.global_step + 1)
             if config.baseline.enabled and trained:
+                profiler.close()
                 progress.close()
                 # Numbered on from the training's, for the agreement of the ranks on the last step.
                 numbers, steps = itertools.count(stop), config.baseline.steps
@@ -161,7 +169,9 @@ class Training:
 
                 Baselines(step, batches.for_ever, may_start, steps, _warmup(config, steps)).run()
             ending.signal = signals.received
+            clocks.at_end()
         progress.close()
+        self.traces.settle(profiler, folder, stopped=signals.received is not None)
         _log.info("%s: %d steps, record in %s", ending.reason, trained, folder.path)
         return signals.received
 
@@ -191,20 +201,6 @@ class Training:
                 _compile(block, self.config.compile)
         return model, blocks
 
-    def _sampler(self, stack: ExitStack) -> RocmSmiSampler | None:
-        """rocm-smi in the background, where it was asked for and there is something to sample."""
-        settings = self.config.telemetry
-        if not settings.rocm_smi:
-            return None
-        if platform_of(self.device) != "rocm" and not settings.force:
-            _log.warning(
-                "telemetry.rocm_smi: this run computes on %s, so nothing is sampled; telemetry.force=true samples all "
-                "the same",
-                device_name(self.device),
-            )
-            return None
-        return stack.enter_context(RocmSmiSampler(settings.rocm_smi_interval_s))
-
     def _fabric(self, stack: ExitStack) -> Fabric | None:
         """The emulated fabric, where one was asked for."""
         settings = self.config.fabric
@@ -227,8 +223,8 @@ class Training:
         assert isinstance(self.config.workload, Ranking)  # the only workload there is
         return self.config.workload
 
-    def _manifest(self, folder: RunFolder, model: Spread) -> None:
-        ranks = self.peers.gather("facts", rank_facts(self.topology, self.device))
+    def _manifest(self, folder: RunFolder, model: Spread, clocks: ClockSync | None, devices: DeviceSampler) -> None:
+        ranks = self.peers.gather("facts", rank_facts(self.topology, self.device, devices.facts()))
         warnings = self._knobs(model)
         for warning in warnings if self.topology.rank == 0 else ():
             _log.warning(warning)
@@ -243,11 +239,13 @@ class Training:
             self.peers,
             lambda: {
                 **build_manifest(self._asked(), folder, self.topology, self.device, backend, ranks, plan),
+                "clock_sync": clocks and clocks.summary(),
+                **self.traces.facts(),
                 "warnings": warnings,
             },
         )
 
-    def _record(self, stack: ExitStack, folder: RunFolder, first: int, warmup: int) -> Record:
+    def _record(self, stack: ExitStack, folder: RunFolder, first: int, warmup: int, devices: DeviceSampler) -> Record:
         header = header_of(
             self._asked(),
             folder,
@@ -258,6 +256,7 @@ class Training:
             mode=self.config.instrument.mode.value,
             start_step=first,
             warmup_steps=warmup,
+            device_telemetry=devices.header,
         )
         record = Record.open(folder, self.peers, header)
         stack.callback(record.writer.close)

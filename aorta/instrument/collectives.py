@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from aorta.instrument.clock import Clock, Mark
 from aorta.instrument.issued import Group, Issued
+from aorta.instrument.labels import labelled
 from aorta.instrument.links import HostLinks
 from aorta.instrument.operators import OPERATORS, Operator, is_async, position_of_async_op, position_of_group
 from aorta.instrument.seam import (
@@ -121,6 +122,7 @@ class HostTap:
             or counts_point_to_point(process_group, tensor.device),
         )
         self._on_issue(issued)
+        original = labelled(issued.kind, seq, group, original)
         if on_host:
             return self._on_host(name, issued, original)
         return self._on_device(issued, args, is_async(args, async_at), original)

@@ -60,8 +60,12 @@ def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def rank_facts(topology: Topology, device: torch.device) -> dict[str, Any]:
-    """What each rank contributes to the manifest."""
+def rank_facts(
+    topology: Topology, device: torch.device, device_telemetry: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What each rank contributes to the manifest; `device_telemetry`: where its samples come from, and what is set on
+    its device (power cap, clock limits and locks).
+    """
     return {
         "rank": topology.rank,
         "local_rank": topology.local_rank,
@@ -71,6 +75,7 @@ def rank_facts(topology: Topology, device: torch.device) -> dict[str, Any]:
         "device": device_name(device),
         "environment": recorded_environment(os.environ),
         "threads": torch.get_num_threads(),
+        "device_telemetry": None if device_telemetry is None else dict(device_telemetry),
     }
 
 

@@ -19,6 +19,8 @@ from typing import Any
 from aorta.errors import RunIncomplete
 from aorta.launch.peers import Peers
 from aorta.launch.topology import Topology
+from aorta.telemetry.clock_sync import CLOCK_SYNC_FILE
+from aorta.telemetry.rpc import RPC_FILE
 from aorta.telemetry.schema import HISTORY_DIR, MANIFEST_FILE, RANK_FILE, RANK_FILE_GLOB
 
 LOG_DIR = "logs"
@@ -122,7 +124,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _ours(path: Path, *, resuming: bool) -> Iterator[Path]:
-    names = [MANIFEST_FILE, LOG_DIR, TRACE_DIR] + ([] if resuming else [CHECKPOINT_DIR])
+    names = [MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE, LOG_DIR, TRACE_DIR] + ([] if resuming else [CHECKPOINT_DIR])
     yield from path.glob(RANK_FILE_GLOB)
     yield from (path / name for name in names if (path / name).exists())
 

@@ -18,10 +18,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from aorta.capture.devices.sampler import DeviceSampler
 from aorta.config.resolve import LABEL, hash_of
+from aorta.config.schema import Clock, Devices, Telemetry
+from aorta.engine.devices import device_sampler
 from aorta.engine.record import Record, header_of, publish_manifest
 from aorta.errors import ConfigError
 from aorta.instrument.seam import all_groups
+from aorta.launch.clock_sync import ClockSynchronisation
 from aorta.launch.knobs import knob_warnings
 from aorta.launch.peers import Peers
 from aorta.launch.provenance import Asked, build_manifest, rank_facts
@@ -48,6 +52,7 @@ class Settings:
     warmup_steps: int
     start_step: int
     stream_priority: int
+    devices: str
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(InstrumentMode):
@@ -56,6 +61,10 @@ class Settings:
             raise ConfigError(
                 f"aorta.record: label={self.label!r}: a label is letters, digits, '.', '_' and '-', and begins with a "
                 "letter or digit"
+            )
+        if self.devices not in Devices.__members__:
+            raise ConfigError(
+                f"aorta.record: devices={self.devices!r}: must be one of {', '.join(Devices.__members__)}"
             )
         for name in ("warmup_steps", "start_step"):
             if (value := getattr(self, name)) < 0:
@@ -73,7 +82,7 @@ class Settings:
             "workload": None if self.workload is None else dict(self.workload),
             "parallel": None if self.parallel is None else {"strategy": self.parallel},
             "instrument": {"mode": self.mode, "stream_priority": self.stream_priority},
-            "telemetry": {"warmup_steps": self.warmup_steps},
+            "telemetry": {"warmup_steps": self.warmup_steps, "devices": self.devices},
         }
 
 
@@ -85,7 +94,7 @@ def open_record(
     device: torch.device,
     topology: Topology,
     peers: Peers,
-) -> tuple[RunFolder, Record]:
+) -> tuple[RunFolder, Record, ClockSynchronisation, DeviceSampler]:
     """Collective; the caller closes the record's writer.
 
     Raises:
@@ -96,7 +105,10 @@ def open_record(
     config = settings.config()
     asked = Asked(settings.label, config, hash_of(config))
     backend = str(dist.get_backend_config()) if dist.is_initialized() else None
-    ranks = peers.gather("facts", rank_facts(topology, device))
+    clocks = ClockSynchronisation(Clock(), peers, topology, run)
+    measured = clocks.at_start()
+    devices = device_sampler(Telemetry(devices=Devices[settings.devices]), device)
+    ranks = peers.gather("facts", rank_facts(topology, device, devices.facts()))
     warnings = _knobs(settings.mode, device)
     for warning in warnings if topology.rank == 0 else ():
         _log.warning(warning)
@@ -106,6 +118,7 @@ def open_record(
         peers,
         lambda: {
             **build_manifest(asked, run, topology, device, backend, ranks, plan),
+            "clock_sync": measured and measured.summary(),
             "warnings": warnings,
             "reasons": _unknown(config),
         },
@@ -120,8 +133,9 @@ def open_record(
         mode=settings.mode,
         start_step=settings.start_step,
         warmup_steps=settings.warmup_steps,
+        device_telemetry=devices.header,
     )
-    return run, Record.open(run, peers, header)
+    return run, Record.open(run, peers, header), clocks, devices
 
 
 def _knobs(mode: InstrumentMode, device: torch.device) -> list[str]:

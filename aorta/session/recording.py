@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from aorta.capture.markers import StepMarkers
 from aorta.config.schema import Clock, Telemetry, Training
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.engine.record import Ending, Record
@@ -48,9 +49,10 @@ class Recording:
     def __init__(self, path: Path, blocks: tuple[str, ...], recorder: StepRecorder, first: int, warmup: int) -> None:
         self.path, self.blocks = path, blocks
         self._recorder, self._first, self._warmup = recorder, first, warmup
+        self._markers = StepMarkers(None)
         self._next = first
         self._is_open = True
-        recorder.begin(self._facts())
+        self._begin()
 
     def step(self) -> None:
         """An optimizer step ends here, and the next one begins. Call it once at the end of every iteration.
@@ -61,12 +63,12 @@ class Recording:
         self._must_be_open("step")
         self._recorder.end()
         self._next += 1
-        self._recorder.begin(self._facts())
+        self._begin()
 
     def restart(self) -> None:
         """The step under way begins here instead: behind an evaluation or a checkpoint, which are no part of it."""
         self._must_be_open("restart")
-        self._recorder.begin(self._facts())
+        self._begin()
 
     def note(self, *, loss: Number | None = None, lr: float | None = None, grad_norm: Number | None = None) -> None:
         """What the record shall say about the step under way; call it before `step`.
@@ -85,6 +87,11 @@ class Recording:
         """What has happened since the last `step` is not recorded; `record` calls it."""
         self._is_open = False
         self._recorder.abandon()
+        self._markers.end()
+
+    def _begin(self) -> None:
+        self._recorder.begin(self._facts())
+        self._markers.begin(self._next)
 
     def _facts(self) -> StepFacts:
         done = self._next - self._first
@@ -109,6 +116,7 @@ def record(
     start_step: int = 0,
     stream_priority: int = InstrumentSettings().stream_priority,
     timeout_s: float = Training().timeout_s,
+    devices: str = Telemetry().devices.name,
 ) -> Iterator[Recording]:
     """Record the training inside the `with` block, on every rank of the default process group (or in one process).
 
@@ -128,6 +136,7 @@ def record(
         start_step: global step of the first one, after a resume.
         stream_priority: of dedicated streams (CUDA/HIP).
         timeout_s: seconds that one rank waits for the others to begin recording.
+        devices: where samples of temperature, power, clocks and use come from, as `telemetry.devices`; "off" for none.
 
     Raises:
         ConfigError: an argument is not allowed, a recording is open already, or the launcher promises ranks that no
@@ -136,7 +145,7 @@ def record(
         RunIncomplete: the folder cannot be written.
         InstrumentError: this torch lacks what the interception needs.
     """
-    settings = Settings(label, workload, parallel, mode, warmup_steps, start_step, stream_priority)
+    settings = Settings(label, workload, parallel, mode, warmup_steps, start_step, stream_priority, devices)
     found = find_blocks(model) if blocks is None else chosen_blocks(model, blocks)
     refuse_compiled_in_place(model, found)
     device = _device_of(model)
@@ -145,11 +154,12 @@ def record(
             raise ConfigError("aorta.record: a recording is open in this process already; end it first")
         stack.callback(_one_at_a_time.release)
         topology, peers = meet(timeout_s)
-        run, written = open_record(Path(folder), settings, model, found, device, topology, peers)
+        run, written, clocks, sampler = open_record(Path(folder), settings, model, found, device, topology, peers)
         stack.callback(written.writer.close)
+        stack.enter_context(sampler)
 
         def finished(line: Step) -> None:
-            written.step(line, _ANCHOR_INTERVAL)
+            written.step(sampler.onto(line), _ANCHOR_INTERVAL)
 
         rank, size = topology.rank, topology.world_size
         instrument = stack.enter_context(
@@ -163,10 +173,12 @@ def record(
         try:
             yield recording
             _complete(recording, written, instrument)
+            clocks.at_end()
         except BaseException as error:
             recording.close()
             if isinstance(error, SystemExit) and error.code in (None, 0):
                 _complete(recording, written, instrument)
+                clocks.at_end()
             else:
                 code, text = _ended_by(error)
                 written.fail(instrument, Ending(), code, f"rank {rank}: {text}")

@@ -105,6 +105,28 @@ def read_rank(path: Path) -> RankRecord:
     return record
 
 
+def stream(path: Path, problems: list[str]) -> Iterator[Line]:
+    """The lines of one record as they are read, for what cannot hold them all; what is wrong with them is added to
+    `problems` at the end.
+
+    Raises:
+        InputError: the file cannot be read, or is of another schema.
+    """
+    found = Problems(path.name)
+    try:
+        for number, _, text in raw_lines(path, found):
+            if number == 1:
+                _check_version(path, text)
+            try:
+                line = decode_line(text)
+            except ValueError as error:
+                found.add(number, str(error))
+            else:
+                yield line
+    finally:
+        problems += found.said()
+
+
 def read_header(path: Path, lines: Iterator[tuple[int, int, bytes]], problems: Problems) -> Header:
     """The first line, taken from `lines`.
 

@@ -81,6 +81,31 @@ class AuxRange(msgspec.Struct, array_like=True, frozen=True):
     end_ns: int
 
 
+class DeviceSample(msgspec.Struct, array_like=True, frozen=True):
+    """One look at the device between `start_mono_ns` and `end_mono_ns` (CLOCK_MONOTONIC, absolute: a sample belongs to
+    the step in which it was taken, not to the one whose line holds it). `throttle` names what holds clocks back; empty:
+    nothing does. All values null: the sample failed, `reasons` of its line says why.
+    """
+
+    start_mono_ns: int
+    end_mono_ns: int
+    temp_c: float | None
+    power_w: float | None
+    sclk_mhz: float | None
+    mclk_mhz: float | None
+    util_pct: float | None
+    mem_used_bytes: int | None
+    throttle: list[str] | None
+
+
+class DeviceTelemetry(msgspec.Struct, frozen=True):
+    """Where device samples come from; `source` null: there are none, `problem` says why."""
+
+    source: str | None
+    interval_s: float | None
+    problem: str | None = None
+
+
 class ActiveSegment(msgspec.Struct, array_like=True, frozen=True):
     """A stretch in which the set of active lanes does not change; bit i of `streams` is `Header.streams[i]`.
     The segments of a step tile its window.
@@ -97,6 +122,7 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "stalls": Stall.__struct_fields__,
     "aux": AuxRange.__struct_fields__,
     "active_segments": ActiveSegment.__struct_fields__,
+    "device": DeviceSample.__struct_fields__,
 }
 
 
@@ -136,6 +162,7 @@ class Header(msgspec.Struct, tag_field="record", tag="header", frozen=True):
     start_step: int
     warmup_steps: int
     clock: ClockReading
+    device_telemetry: DeviceTelemetry | None = None
     streams: tuple[str, ...] = STREAMS
     columns: dict[str, tuple[str, ...]] = msgspec.field(default_factory=lambda: dict(COLUMNS))
 
@@ -143,8 +170,9 @@ class Header(msgspec.Struct, tag_field="record", tag="header", frozen=True):
 class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     """One iteration. `step` counts within the epoch, `global_step` from the start of training, both from 0; in another
     `phase` than `train` both count the steps of that phase, and nothing but the isolated baselines rests on them.
-    `warmup` marks steps that the report leaves out of its aggregates (W21). The `rocm_smi_*` fields stand only in the
-    first step after a sample, and only where sampling was asked for; the sample was begun at `rocm_smi_t_ns`.
+    `warmup` marks steps that the report leaves out of its aggregates (W21). `device` and the `rocm_smi_*` fields stand
+    only in the first step written after a sample; those of rocm-smi only where its words were asked for, begun at
+    `rocm_smi_t_ns`.
     """
 
     rank: int
@@ -172,6 +200,7 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     aux: list[AuxRange]
     phase: Phase = "train"
     reasons: dict[str, str] = {}
+    device: list[DeviceSample] | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_t_ns: int | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_output: str | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_exit_code: int | msgspec.UnsetType = msgspec.UNSET

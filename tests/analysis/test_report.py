@@ -91,7 +91,10 @@ def test_no_rows_means_no_picture_and_no_stale_one(tmp_path: Path) -> None:
     assert (output / "x_timeline.png").exists()
     report = write_report({"x": tmp_path / "run"}, output)
     assert sorted(path.name for path in output.iterdir()) == ["summary.json"]
-    assert set(report.not_drawn) == {"x_timeline.png", "x_streams.png", "x_breakdown.png", "overlap_ratio.png"}
+    assert set(report.not_drawn) == {
+        *("x_timeline.png", "x_streams.png", "x_breakdown.png", "x_devices.png"),
+        "overlap_ratio.png",
+    }
     assert "not drawn: x_timeline.png: no steps in the record" in report.text
     entry = strict_json(output / "summary.json")["datasets"]["x"]
     assert entry["count"] == 0

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import logging
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
-from aorta.capture import torch_profiler
-from aorta.capture.torch_profiler import ProfilerWindow
-from aorta.config.schema import Profiling
+from aorta.capture import recording
+from aorta.capture.torch_profiler import NullProfiler
+from tests.capture.windows import loop, numbers, preset, read, steps_in
 
 
 @pytest.fixture
@@ -23,20 +20,10 @@ def folder(tmp_path):
 
 @pytest.fixture
 def run(folder):
-    """A training loop of steps `first` to `stop`; gives the window."""
-
-    def loop(stop: int, first: int = 0, fail_in: int | None = None, **settings) -> ProfilerWindow:
-        window = ProfilerWindow(Profiling(**{"enabled": True} | settings), folder, first)
-        with window:
-            for step in range(first, stop):
-                with window.iteration(step):
-                    torch.ones(8, 8) @ torch.ones(8, 8)
-                    if step == fail_in:
-                        raise ZeroDivisionError
-                window.step()
-        return window
-
-    return loop
+    """A training loop of steps `first` to `stop`; gives the profiler."""
+    return lambda stop, first=0, fail_in=None, **settings: loop(
+        folder.parent, preset("aorta", **settings), stop, first, fail_in=fail_in
+    )
 
 
 @pytest.fixture
@@ -46,31 +33,17 @@ def said(caplog):
     return lambda level: [record.getMessage() for record in caplog.records if record.levelname == level]
 
 
-def read(path: Path) -> dict:
-    return json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_text())
-
-
-def steps_in(path: Path) -> list[int]:
-    """Global steps whose `iteration#<n>` is in the trace."""
-    names = {event.get("name", "") for event in read(path)["traceEvents"]}
-    return sorted(int(name.partition("#")[2]) for name in names if name.startswith("iteration#"))
-
-
 def test_one_file_a_window_in_the_form_tensorboard_reads(run, folder, said):
     window = run(10)
     (path,) = window.files
     assert window.files == list(folder.iterdir())
     assert re.fullmatch(r".+_\d+\.\d+\.pt\.trace\.json", path.name)
     assert steps_in(path) == [2, 3]
-    events = read(path)["traceEvents"]
-    assert {name for event in events if (name := event.get("name", "")).startswith("ProfilerStep#")} == {
-        "ProfilerStep#2",
-        "ProfilerStep#3",
-    }
+    assert numbers(read(path)) == [2, 3]
     assert said("WARNING") == said("ERROR") == []
 
 
-def test_shapes_and_memory_are_in_it_by_default(run):
+def test_D13_shapes_and_memory_are_in_it_by_default(run):
     (path,) = run(4).files
     events = read(path)["traceEvents"]
     assert any("Input Dims" in event.get("args", {}) for event in events)
@@ -92,13 +65,13 @@ def test_shapes_and_memory_are_in_it_by_default(run):
         ({"repeat": 2}, 6, [[2, 3]]),
     ],
 )
-def test_windows(run, said, settings, stop, windows):
+def test_D11_windows_are_exported_each_cycle(run, said, settings, stop, windows):
     assert [steps_in(path) for path in run(stop, **settings).files] == windows
     assert said("WARNING") == said("ERROR") == []
 
 
 @pytest.mark.parametrize("stop", [0, 1, 2], ids=["no step", "in wait", "in warm-up"])
-def test_a_run_that_ends_before_its_window_leaves_no_file_and_one_warning(run, folder, said, stop):
+def test_D11_a_run_that_ends_before_its_window_leaves_no_file_and_one_warning(run, folder, said, stop):
     assert run(stop).files == []
     assert not folder.exists()
     (warning,) = said("WARNING")
@@ -116,7 +89,7 @@ def test_a_run_that_fails_inside_a_window_keeps_the_window(run, folder):
 
 
 def test_switched_off_it_does_nothing(run, folder, said):
-    assert run(10, enabled=False).files == []
+    assert isinstance(run(10, enabled=False), NullProfiler)
     assert not folder.parent.exists()
     assert said("WARNING") == []
 
@@ -158,7 +131,7 @@ def rocm(monkeypatch):
 
 
 @pytest.mark.parametrize("tensorboard", [True, False], ids=["both", "Chrome only"])
-def test_d12_on_rocm_there_is_no_chrome_trace_and_one_warning(run, rocm, said, tensorboard):
+def test_D12_on_rocm_there_is_no_chrome_trace_and_one_warning(run, rocm, said, tensorboard):
     window = run(10, chrome_trace=True, tensorboard=tensorboard, repeat=2)
     assert [path.name for path in window.files if ".pt." not in path.name] == []
     assert len(window.files) == (2 if tensorboard else 0)
@@ -167,7 +140,7 @@ def test_d12_on_rocm_there_is_no_chrome_trace_and_one_warning(run, rocm, said, t
     assert "profiling.chrome_trace_force=true" in warning
 
 
-def test_d12_on_rocm_it_can_be_forced(run, rocm, said):
+def test_D12_on_rocm_it_can_be_forced(run, rocm, said):
     window = run(10, chrome_trace=True, tensorboard=False, chrome_trace_force=True)
     assert [path.name for path in window.files] == ["trace_step4.json"]
     assert said("WARNING") == []
@@ -182,9 +155,9 @@ def test_a_profiler_that_raises_is_left_out_and_said_once(run, said, monkeypatch
         raise RuntimeError("Kineto has had enough")
 
     method = {"start": "__enter__", "step": "step", "stop": "__exit__"}[what]
-    monkeypatch.setattr(torch_profiler.profile, method, fail)
+    monkeypatch.setattr(recording.profile, method, fail)
     window = run(10)
-    assert window._steps_done == 10
+    assert window._finished == 10
     assert said("ERROR") == [
         f"profiling: torch.profiler failed to {what} and is left out from here on: Kineto has had enough"
     ]
@@ -192,11 +165,11 @@ def test_a_profiler_that_raises_is_left_out_and_said_once(run, said, monkeypatch
 
 
 def test_a_profiler_that_cannot_even_be_made(run, said, monkeypatch):
-    def fail(**_):
+    def fail(*_, **__):
         raise RuntimeError("no Kineto in this build")
 
-    monkeypatch.setattr(torch_profiler, "profile", fail)
-    assert run(10).files == []
+    monkeypatch.setattr(recording.profile, "__init__", fail)
+    assert isinstance(run(10), NullProfiler)
     assert said("ERROR") == [
         "profiling: torch.profiler failed to start and is left out from here on: no Kineto in this build"
     ]
@@ -206,19 +179,20 @@ def test_a_trace_that_cannot_be_written(run, folder, said):
     folder.parent.mkdir()
     folder.write_text("a file in the way")
     assert run(10, repeat=2).files == []
-    (error,) = said("ERROR")
-    assert error.startswith("profiling: torch.profiler failed to step and is left out from here on: ")
-    assert str(folder) in error
+    first, second = said("ERROR")
+    assert first.startswith("profiling: the trace of steps 2 to 3 could not be saved as ")
+    assert second.startswith("profiling: the trace of steps 6 to 7 could not be saved as ")
+    assert str(folder) in first
 
 
 def test_the_run_s_own_error_is_not_hidden_by_the_profiler_s(run, said, monkeypatch):
-    leave = torch_profiler.profile.__exit__
+    leave = recording.profile.__exit__
 
     def fail(*arguments):
         leave(*arguments)
         raise RuntimeError("Kineto has had enough")
 
-    monkeypatch.setattr(torch_profiler.profile, "__exit__", fail)
+    monkeypatch.setattr(recording.profile, "__exit__", fail)
     with pytest.raises(ZeroDivisionError):
         run(10, fail_in=2)
     assert len(said("ERROR")) == 1

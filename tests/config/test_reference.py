@@ -29,7 +29,7 @@ def test_the_page_is_up_to_date():
 @pytest.mark.parametrize(("where", "node"), NODES, ids=[where for where, _ in NODES])
 def test_every_key_has_a_comment(where, node):
     silent = [entry.name for entry in entries(node) if entry.kind and not entry.meaning]
-    assert silent == [], f"{node.__name__} in aorta/config/schema.py: a comment above the field is its documentation"
+    assert silent == [], f"{node.__name__} in {node.__module__}: a comment above the field is its documentation"
 
 
 def test_every_key_is_on_the_page():

@@ -45,7 +45,7 @@ AT_LEAST_0 = [
 ]
 POSITIVE = [
     *("training.timeout_s", "training.grad_clip_norm", "optimizer.lr", "optimizer.eps", "parallel.bucket_cap_mb"),
-    "telemetry.rocm_smi_interval_s",
+    "telemetry.device_interval_s",
 ]
 BROKEN = [
     *((f"{key}=0", f"{key}=0: must be at least 1") for key in AT_LEAST_1),

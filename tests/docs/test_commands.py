@@ -12,6 +12,8 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from aorta.analysis.cli import _parser
+from aorta.analysis.merge import command as merge
+from aorta.analysis.rpc import command as rpc
 from aorta.analysis.traces.command import _parser as trace_words
 from aorta.config.door import main
 from tests.docs.pages import PAGES, ROOT, fenced, name
@@ -69,6 +71,10 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
             assert len(options.log_dir) == len(options.label)
         case ["python", "analysis/trace_tables.py", *rest]:
             trace_words().parse_args(rest)
+        case ["python", "analysis/merge_traces.py", *rest]:
+            merge.parser().parse_args(rest)
+        case ["python", "analysis/rpc_report.py", *rest]:
+            rpc.parser().parse_args(rest)
         case ["bash", script, *rest]:
             assert (ROOT / script).is_file()
             arguments = [word for word in rest if word != "--dry-run"]

@@ -20,6 +20,8 @@ PLACES = {
     "`stalls` row": schema.Stall,
     "`aux` row": schema.AuxRange,
     "`active_segments` row": schema.ActiveSegment,
+    "`device` row": schema.DeviceSample,
+    "device telemetry object": schema.DeviceTelemetry,
     "`coverage` object": schema.Coverage,
     "clock reading object": schema.ClockReading,
 }

@@ -1,6 +1,5 @@
 """The launch scripts: arguments, process count and environment, seen from torchrun's side (D18, D58)."""
 
-# ruff: noqa: N802  (a test carries the number of the requirement it holds)
 from __future__ import annotations
 
 import subprocess

@@ -1,6 +1,5 @@
 """rocprof_capture.sh against a stand-in that takes only what the real rocprofv3 takes (D14-D18, D41, D58)."""
 
-# ruff: noqa: N802  (a test carries the number of the requirement it holds)
 from __future__ import annotations
 
 import re
@@ -193,3 +192,24 @@ def test_a_dry_run_needs_neither_rocprofv3_nor_torchrun(sh):
     result = sh(SCRIPT, "--dry-run", NPROC="2")
     assert result.code == 0, result.err
     assert shlex.split(result.out)[:5] == ["rocprofv3", *DEFAULT]
+
+
+def test_D14_a_traced_launcher_is_not_taken_for_a_rank(rocm, repo, sh):
+    sh.program("torchrun", 'd=$(echo "$OUT"/run_*); mkdir "$d/rank"; echo x >"$d/rank/1_results.json"')
+    result = rocm(traces="0", ROCPROF_OUTPUT_DIR=str(repo / "out"), OUT=str(repo / "out"))
+    assert result.code == 5
+    assert "traces of 0 of 1 ranks" in result.err
+
+
+def test_D16_no_file_at_all_fails_whatever_the_callers_names(rocm, sh):
+    sh.program("torchrun", 'rm "$(echo "$OUT"/run_*)/argv"')
+    result = rocm(traces="0", ROCPROF_ARGS="--kernel-trace -o mine", ROCPROF_OUTPUT_DIR="out", OUT=str(sh.home / "out"))
+    assert result.code == 5
+    assert "no trace was left" in result.err
+
+
+def test_D16_options_that_trace_nothing_do_not_pass_for_a_capture(rocm):
+    result = rocm(ROCPROF_ARGS="--group-by-queue")
+    assert (result.code, "No tracing options were enabled" in result.err) == (5, True)
+    assert "does ROCPROF_ARGS switch a trace on?" in result.err
+    assert rocm(ROCPROF_ARGS="--stats", ROCPROF_OUTPUT_DIR="elsewhere").code == 1

@@ -58,7 +58,11 @@ def test_a_step_of_an_older_record_is_one_of_training(step):
 def test_rows_are_arrays_in_the_order_the_header_declares(step):
     plain = json.loads(msgspec.json.encode(step))
     for name, columns in COLUMNS.items():
-        for row, given_row in zip(plain[name], getattr(step, name), strict=True):
+        rows = getattr(step, name)
+        if rows is msgspec.UNSET:  # no sample since the step before
+            assert name not in plain
+            continue
+        for row, given_row in zip(plain[name], rows, strict=True):
             assert row == [getattr(given_row, column) for column in columns]
 
 

@@ -13,12 +13,14 @@ from typing import Final, TypeAlias
 
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.plots.breakdown import draw_breakdown
+from aorta.analysis.plots.devices import draw_devices
 from aorta.analysis.plots.over_steps import draw_overlap_ratio, draw_timeline
 from aorta.analysis.plots.streams import draw_streams
 
 TIMELINE_FILE: Final = "{label}_timeline.png"
 STREAMS_FILE: Final = "{label}_streams.png"
 BREAKDOWN_FILE: Final = "{label}_breakdown.png"
+DEVICES_FILE: Final = "{label}_devices.png"
 OVERLAP_RATIO_FILE: Final = "overlap_ratio.png"
 
 Draw: TypeAlias = Callable[[Path], str | None]
@@ -30,4 +32,5 @@ def pictures(datasets: Sequence[Dataset]) -> Iterator[tuple[str, Draw]]:
         yield TIMELINE_FILE.format(label=dataset.label), partial(draw_timeline, dataset)
         yield STREAMS_FILE.format(label=dataset.label), partial(draw_streams, dataset)
         yield BREAKDOWN_FILE.format(label=dataset.label), partial(draw_breakdown, dataset)
+        yield DEVICES_FILE.format(label=dataset.label), partial(draw_devices, dataset)
     yield OVERLAP_RATIO_FILE, partial(draw_overlap_ratio, datasets)

@@ -36,8 +36,8 @@ def draw_timeline(dataset: Dataset, path: Path) -> str | None:
     for axes, lines in zip(panels, _PANELS, strict=True):
         for column, title, color, style in lines:
             if column in measured:
-                _line(axes, frame, column, title, color, style)
-        _shade_warmup(axes, frame)
+                draw_line(axes, frame, column, title, color, style)
+        shade_warmup(axes, frame)
         tidy(axes)
         axes.set_ylim(bottom=0)
         axes.set_ylabel("ms per step")
@@ -63,7 +63,7 @@ def draw_overlap_ratio(datasets: Sequence[Dataset], path: Path) -> str | None:
     for number, dataset in enumerate(drawn):
         color, style = SERIES[number % len(SERIES)]
         emulated = " (emulated fabric)" if dataset.run.health.fabric is not None else ""
-        _line(
+        draw_line(
             axes, dataset.table("global_step", "overlap_ratio"), "overlap_ratio", dataset.label + emulated, color, style
         )
     tidy(axes)
@@ -77,7 +77,8 @@ def draw_overlap_ratio(datasets: Sequence[Dataset], path: Path) -> str | None:
     return None
 
 
-def _line(axes: Axes, frame: pd.DataFrame, column: str, title: str, color: str, style: str) -> None:
+def draw_line(axes: Axes, frame: pd.DataFrame, column: str, title: str, color: str, style: str) -> None:
+    """Median over ranks, and a band from the lowest rank to the highest."""
     by_step = frame.groupby("global_step")[column]
     median = by_step.median()
     marker = "o" if len(median) <= _MARKED_STEPS else ""
@@ -85,7 +86,8 @@ def _line(axes: Axes, frame: pd.DataFrame, column: str, title: str, color: str, 
     axes.fill_between(median.index, by_step.min(), by_step.max(), color=color, alpha=0.2, linewidth=0)
 
 
-def _shade_warmup(axes: Axes, frame: pd.DataFrame) -> None:
+def shade_warmup(axes: Axes, frame: pd.DataFrame) -> None:
+    """Behind the steps that the numbers leave out."""
     warm = frame.loc[frame["warmup"], "global_step"]
     if not warm.empty:
         axes.axvspan(warm.min() - 0.5, warm.max() + 0.5, color=GREY, alpha=0.5, linewidth=0, label="warm-up")

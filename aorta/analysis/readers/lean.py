@@ -12,7 +12,7 @@ from typing import Annotated, Final, Generic, TypeAlias, TypeVar
 import msgspec
 
 from aorta.telemetry.reader import decode_line
-from aorta.telemetry.schema import Anchor, EndSource, Footer, Line, Phase, Step
+from aorta.telemetry.schema import Anchor, DeviceSample, EndSource, Footer, Line, Phase, Step
 
 Value = TypeVar("Value")
 Integer: TypeAlias = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
@@ -56,8 +56,11 @@ class LeanStep(msgspec.Struct, tag_field="record", tag="step", gc=False):
     aux: msgspec.Raw
     phase: Phase = "train"
     reasons: msgspec.Raw = msgspec.Raw(b"{}")
+    device: msgspec.Raw = msgspec.Raw(b"")
+    """Empty: no samples in this line."""
 
 
+_SAMPLES: Final = msgspec.json.Decoder(list[DeviceSample])
 _DECODER: Final[msgspec.json.Decoder[LeanStep | Anchor | Footer]] = msgspec.json.Decoder(LeanStep | Anchor | Footer)
 """A union, so that a line without `record` is refused: of one type alone, msgspec takes an absent tag for granted."""
 
@@ -76,13 +79,25 @@ def decode(text: bytes) -> LeanStep | Line:
         return line
     try:  # whole it is a step: a later version added a column, or a number is beyond what a column holds
         values = msgspec.to_builtins(line)
-        raw = {name: msgspec.Raw(msgspec.json.encode(values[name])) for name in _RAW}
+        raw = {name: msgspec.Raw(msgspec.json.encode(values[name])) for name in _RAW if name in values}
         return msgspec.convert({**values, **raw}, LeanStep)
     except msgspec.ValidationError as error:
         raise ValueError(f"not a line of this schema ({error})") from error
 
 
 _RAW: Final = tuple(field.name for field in msgspec.structs.fields(LeanStep) if field.type is msgspec.Raw)
+
+
+def check_samples(text: bytes) -> None:
+    """Decode the `device` of a step, and throw it away.
+
+    Raises:
+        ValueError: it is not of the schema.
+    """
+    try:
+        _SAMPLES.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"not a line of this schema ({error})") from error
 
 
 class Decoded(dict[bytes, int], Generic[Value]):

@@ -12,7 +12,8 @@ column a step), their floats (a row a name of `Scan.floats`), the collectives (a
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -21,9 +22,10 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from aorta.analysis.readers.blocks import joined, reordered
 from aorta.analysis.readers.coverage import coverage_facts, end_sources
 from aorta.analysis.readers.isolated import IsolatedSteps
-from aorta.analysis.readers.lean import CollectiveRow, Decoded, LeanStep, decode
+from aorta.analysis.readers.lean import CollectiveRow, Decoded, LeanStep, check_samples, decode
 from aorta.errors import InputError
 from aorta.telemetry.reader import Problems, no_footer, raw_lines, read_header, second_header
 from aorta.telemetry.schema import Anchor, Coverage, Footer, Header
@@ -90,6 +92,8 @@ class Scan:
     coverage_reasons: Mapping[str, int]
     first_missed: int | None
     """First global step in which fewer or more collectives were seen than issued (R8)."""
+    sample_lines: array[int] = field(default_factory=lambda: array("q"))
+    """Where the lines begin that hold device samples, in bytes."""
     blob: bytes = b""
 
     @property
@@ -153,6 +157,7 @@ class _Columns:
     reasons: Decoded[dict[str, str]] = field(default_factory=lambda: Decoded(dict[str, str]))
     coverages: Decoded[Coverage] = field(default_factory=lambda: Decoded(Coverage))
     isolated: IsolatedSteps = field(default_factory=IsolatedSteps)
+    sample_lines: array[int] = field(default_factory=lambda: array("q"))
     row_total: int = 0
     blocks: list[tuple[Ints, Floats, Ints, list[tuple[tuple[str, ...], list[int], Floats]]]] = field(
         default_factory=list
@@ -170,6 +175,9 @@ class _Columns:
                 f"{self.world_size}"
             )
         reason, coverage = self.reasons[bytes(line.reasons)], self.coverages[bytes(line.coverage)]
+        if line.device:
+            check_samples(bytes(line.device))
+            self.sample_lines.append(offset)
         if line.phase != "train":
             self.isolated.add(line, reason, coverage)
             return
@@ -217,8 +225,8 @@ class _Columns:
     def finish(self, header: Header, footer: Footer | None, problems: Problems) -> Scan:
         """Everything taken in, in order of global step, each once."""
         self.flush()
-        integers = _joined((block[0] for block in self.blocks), len(INTEGERS))
-        losses = _joined((block[1] for block in self.blocks), len(LOSSES))
+        integers = joined((block[0] for block in self.blocks), len(INTEGERS))
+        losses = joined((block[1] for block in self.blocks), len(LOSSES))
         metrics = self._metrics(integers.shape[1])
         rows = np.concatenate([np.empty((0, len(ROW)), np.int64), *(block[2] for block in self.blocks)])
         trained = integers.shape[1]
@@ -226,7 +234,7 @@ class _Columns:
         steps = integers[INTEGERS.index("global_step")]
         if np.any(steps[1:] <= steps[:-1]):
             _, chosen = np.unique(steps, return_index=True)  # the first of equals
-            integers, rows = _reordered(integers, rows, chosen)
+            integers, rows = reordered(integers, rows, chosen, INTEGERS.index("rows_end"))
             losses, metrics = losses[:, chosen], metrics[:, chosen]
         said = problems.said()
         name = self.path.name
@@ -254,6 +262,7 @@ class _Columns:
             isolated=self.isolated.counts(),
             end_sources=end_sources([what[4] for what in self.whats], rows[ended, 0]),
             **coverage_facts(self.coverages.values_, told["coverage"], told["global_step"]),
+            sample_lines=self.sample_lines,
             blob=blob,
         )
 
@@ -283,18 +292,3 @@ class _Whats(dict[What, int]):
     def __missing__(self, what: What) -> int:
         self[what] = number = len(self)
         return number
-
-
-def _joined(parts: Iterable[npt.NDArray[Any]], rows: int) -> npt.NDArray[Any]:
-    found = list(parts)
-    return np.concatenate(found, axis=1) if found else np.empty((rows, 0), np.int64)
-
-
-def _reordered(integers: Ints, rows: Ints, chosen: Ints) -> tuple[Ints, Ints]:
-    """The chosen steps in their order, and their collectives."""
-    ends = integers[INTEGERS.index("rows_end")]
-    starts = np.concatenate([[0], ends[:-1]])
-    parts = [rows[starts[at] : ends[at]] for at in chosen]
-    integers = integers[:, chosen].copy()
-    integers[INTEGERS.index("rows_end")] = np.cumsum([len(part) for part in parts])
-    return integers, np.concatenate([rows[:0], *parts])

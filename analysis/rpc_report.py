@@ -1,0 +1,20 @@
+"""Every call of an RPC run, and what it ran where: one table, and one trace with arrows.
+
+    torchrun --standalone --nproc_per_node 2 train.py workload=rpc profiling.enabled=true
+    python analysis/rpc_report.py artifacts
+
+Runs from any directory, installed or not. What it does is in `aorta/analysis/rpc/`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from aorta.analysis.rpc.command import rpc_report  # noqa: E402
+
+if __name__ == "__main__":
+    raise SystemExit(rpc_report(sys.argv[1:]))

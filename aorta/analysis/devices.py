@@ -1,0 +1,217 @@
+"""Device samples of a run -> tables, step columns and the `devices` entry of the summary.
+
+A sample belongs to the step in which it was taken; a step shorter than the sampling interval gets the nearest sample
+that is no further from its middle than that interval. Enters: a `Run`, and its steps. Leaves: frames and plain JSON
+values. Must not: carry a value further than that, or call a device unthrottled that does not tell.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from aorta.analysis.readers.run_folder import Run
+from aorta.analysis.readers.scan import Scan
+from aorta.errors import InputError
+from aorta.telemetry.reader import LINE_LIMIT
+from aorta.telemetry.schema import DeviceSample, Header
+
+VALUES: Final = ("temp_c", "power_w", "sclk_mhz", "mclk_mhz", "util_pct", "mem_used_bytes")
+THROTTLED: Final = "device_throttled"
+JOINED_ON: Final = ("rank", "start_mono_ns", "end_mono_ns")
+"""Columns of the steps that samples are joined to."""
+STEP_COLUMNS: Final = (*(f"device_{name}" for name in VALUES), THROTTLED)
+_NS_PER_S: Final = 1e9
+_DEFAULT_INTERVAL_S: Final = 1.0
+
+
+class _Line(msgspec.Struct):
+    """As much of a step's line as is needed here."""
+
+    device: list[DeviceSample]
+    reasons: dict[str, str] = {}
+
+
+_DECODER: Final = msgspec.json.Decoder(_Line)
+
+
+def samples_frame(run: Run) -> pd.DataFrame:
+    """One row per sample, by rank and time: `rank`, the columns of `telemetry.schema.DeviceSample` (`throttle` a list
+    or None), `failed` and, where it is, `reason`.
+    """
+    stored = run.columns.ranks.items()
+    rows = [(rank, sample, why) for rank, each in stored for sample, why in _samples(each.scan)]
+    columns: dict[str, Any] = {"rank": pd.Series([rank for rank, _, _ in rows], dtype="int64")}
+    for name in DeviceSample.__struct_fields__:
+        dtype = "int64" if name.endswith("_mono_ns") else "object" if name == "throttle" else "float64"
+        columns[name] = pd.Series([getattr(sample, name) for _, sample, _ in rows], dtype=dtype)
+    frame = pd.DataFrame(columns)
+    frame["failed"] = frame[[*VALUES, "throttle"]].isna().all(axis=1) if rows else pd.Series(dtype="bool")
+    frame["reason"] = pd.Series([why for _, _, why in rows], dtype="object").where(frame["failed"], None)
+    return frame.sort_values(["rank", "start_mono_ns"], kind="stable", ignore_index=True)
+
+
+def _samples(scan: Scan) -> Iterator[tuple[DeviceSample, str | None]]:
+    """Only the lines that hold samples are read again."""
+    if not scan.sample_lines:
+        return
+    try:
+        with scan.path.open("rb") as file:
+            for offset in scan.sample_lines:
+                file.seek(offset)
+                line = _DECODER.decode(file.readline(LINE_LIMIT))
+                for sample in line.device:
+                    yield sample, line.reasons.get("device")
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{scan.path}: its device samples cannot be read again ({error})") from error
+
+
+def step_columns(run: Run, steps: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
+    """`STEP_COLUMNS` for the rows of `steps`: means over the samples taken within the step, or the nearest sample;
+    `device_throttled` is 1.0 where any of them was, 0.0 where none was, NaN where none tells.
+    """
+    found = pd.DataFrame(np.nan, index=steps.index, columns=list(STEP_COLUMNS))
+    if samples.empty:
+        return found
+    values = samples[list(VALUES)].assign(**{THROTTLED: _throttled(samples)})
+    values.columns = pd.Index(STEP_COLUMNS)
+    for rank, mine in steps.groupby("rank"):
+        places = samples.index[(samples["rank"] == rank) & ~samples["failed"]]
+        if not len(places):
+            continue
+        middles = ((samples["start_mono_ns"] + samples["end_mono_ns"]) // 2).loc[places].to_numpy()
+        order = np.argsort(middles, kind="stable")
+        limit = _interval_s(run.records[int(str(rank))].header) * _NS_PER_S
+        found.loc[mine.index] = _joined(mine, middles[order], values.loc[places].to_numpy()[order], limit)
+    return found
+
+
+def _joined(steps: pd.DataFrame, at: np.ndarray, values: np.ndarray, limit_ns: float) -> np.ndarray:
+    """The rows of `values` (at times `at`, ascending) that belong to each step, made one."""
+    starts, ends = steps["start_mono_ns"].to_numpy(), steps["end_mono_ns"].to_numpy()
+    joined = np.full((len(steps), values.shape[1]), np.nan)
+    for row, (low, high) in enumerate(zip(np.searchsorted(at, starts), np.searchsorted(at, ends), strict=True)):
+        if high > low:
+            taken = values[low:high]
+        else:
+            middle = (starts[row] + ends[row]) // 2
+            near = [place for place in (low - 1, low) if 0 <= place < len(at)]
+            place = min(near, key=lambda place: abs(int(at[place]) - int(middle)))
+            taken = values[place : place + 1] if abs(int(at[place]) - int(middle)) <= limit_ns else values[:0]
+        known = ~np.isnan(taken)
+        counts = known.sum(axis=0)
+        means = np.divide(
+            np.where(known, taken, 0).sum(axis=0), counts, out=np.full(len(counts), np.nan), where=counts > 0
+        )
+        means[-1] = np.nan if not counts[-1] else float(np.nanmax(taken[:, -1]))
+        joined[row] = means
+    return joined
+
+
+def _throttled(samples: pd.DataFrame) -> pd.Series[float]:
+    return (
+        samples["throttle"].map(lambda reasons: np.nan if reasons is None else float(bool(reasons))).astype("float64")
+    )
+
+
+def _interval_s(header: Header) -> float:
+    telemetry = header.device_telemetry
+    return telemetry.interval_s if telemetry is not None and telemetry.interval_s else _DEFAULT_INTERVAL_S
+
+
+def devices_entry(run: Run, used: pd.DataFrame, samples: pd.DataFrame) -> dict[str, Any]:
+    """The `devices` entry of a dataset: per rank and in all, over samples taken while the used steps ran.
+
+    Args:
+        used: `rank`, `start_mono_ns` and `end_mono_ns` of the rank-steps that are not warm-up.
+    """
+    ranks: dict[str, Any] = {}
+    begun, ended = used.groupby("rank")["start_mono_ns"].min(), used.groupby("rank")["end_mono_ns"].max()
+    by_rank = {int(str(rank)): part for rank, part in samples.groupby("rank")}
+    for rank, record in run.records.items():
+        mine = by_rank.get(rank, samples.iloc[:0])
+        if rank in begun.index:
+            mine = mine[(mine["end_mono_ns"] >= begun[rank]) & (mine["start_mono_ns"] <= ended[rank])]
+        else:
+            mine = mine.iloc[:0]
+        ranks[str(rank)] = _rank_entry(record.header, mine)
+    states = [entry["throttled"] for entry in ranks.values()]
+    return {
+        "throttled": "yes" if "yes" in states else "no" if set(states) == {"no"} else "unknown",
+        "throttled_ranks": [int(rank) for rank, entry in ranks.items() if entry["throttled"] == "yes"],
+        "ranks": ranks,
+    }
+
+
+def _rank_entry(header: Header, samples: pd.DataFrame) -> dict[str, Any]:
+    telemetry = header.device_telemetry
+    told = samples["throttle"].dropna()
+    reasons = Counter(reason for sample in told for reason in sample)
+    failed = samples[samples["failed"]]
+    return {
+        "source": None if telemetry is None else telemetry.source,
+        "interval_s": None if telemetry is None else telemetry.interval_s,
+        "problem": None if telemetry is None else telemetry.problem,
+        "samples": len(samples),
+        "samples_failed": len(failed),
+        "failure": None if failed.empty else failed["reason"].iloc[-1],
+        "throttled": "yes" if reasons else "no" if len(told) else "unknown",
+        "throttled_samples": int(sum(bool(sample) for sample in told)),
+        "throttle_reasons": dict(sorted(reasons.items())),
+        **{name: _described(samples[name]) for name in VALUES},
+    }
+
+
+def _described(values: pd.Series[Any]) -> dict[str, Any] | None:
+    known = values.dropna()
+    if known.empty:
+        return None
+    return {
+        "count": len(known),
+        "median": float(known.median()),
+        "min": float(known.min()),
+        "max": float(known.max()),
+    }
+
+
+def device_notes(entry: Mapping[str, Any]) -> list[str]:
+    """What a reader of the results must see: throttled ranks, samples that failed, sources that are missing."""
+    notes = []
+    for rank, told in entry["ranks"].items():
+        if told["throttled"] == "yes":
+            why = ", ".join(f"{reason} in {count}" for reason, count in told["throttle_reasons"].items())
+            least = told["sclk_mhz"]
+            clock = "" if least is None else f"; clock {least['median']:.0f} MHz, at least {least['min']:.0f}"
+            notes.append(f"rank {rank} THROTTLED ({why} of {told['samples']} samples){clock}")
+        if told["samples_failed"]:
+            notes.append(f"rank {rank}: {told['samples_failed']} device sample(s) failed: {told['failure']}")
+        if told["problem"]:
+            notes.append(f"rank {rank}: no device samples: {told['problem']}")
+    return notes
+
+
+def device_line(entry: Mapping[str, Any]) -> str | None:
+    """One line for people: the devices of all ranks; None without a sample."""
+    ranks = [told for told in entry["ranks"].values() if told["samples"] > told["samples_failed"]]
+    if not ranks:
+        return None
+
+    def over_ranks(name: str, key: str, best: Any) -> float | None:
+        found = [told[name][key] for told in ranks if told[name] is not None]
+        return float(best(found)) if found else None
+
+    parts = []
+    for name, unit in (("sclk_mhz", "MHz"), ("power_w", "W"), ("temp_c", "C"), ("util_pct", "% busy")):
+        middle = over_ranks(name, "median", np.median)
+        if middle is not None:
+            least = over_ranks(name, "min", min)
+            extreme = f" (at least {least:.0f})" if name == "sclk_mhz" else ""
+            parts.append(f"{middle:.0f} {unit}{extreme}")
+    sources = "/".join(sorted({told["source"] or "?" for told in ranks}))
+    count = sum(told["samples"] for told in ranks)
+    return f"devices ({sources}, {count} samples): {', '.join([*parts, 'throttled: ' + entry['throttled']])}"

@@ -1,0 +1,164 @@
+"""A time of one rank's trace or record -> the same instant on the reference rank's clock.
+
+Enters: a rank's absolute Unix nanoseconds, and what `clock_sync.json` says of its clock. Leaves: integer nanoseconds,
+and how wrong they may be. Must not: put an absolute time through a float (W14), or align silently by something else
+than what was asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from aorta.analysis.merge.scan import Event
+from aorta.analysis.merge.sources import Trace, scanning
+from aorta.errors import InputError
+from aorta.telemetry.clock_sync import CLOCK_SYNC_FILE, ClockSync, RankClock, read_clock_sync
+
+Align: TypeAlias = Literal["clock", "none", "start_profile"]
+_FIXED = re.compile(rb"(-?)(\d+)(?:\.(\d{1,3}))?")
+_STARTS = (b'"__start_profile"', b'"Iteration Start: PyTorch Profiler"', b'"PyTorch Profiler (0)"')
+"""Events that stand where a profiler was started: torch's legacy profiler, and Kineto's two."""
+
+
+def microseconds_to_ns(raw: bytes) -> int:
+    """Nanoseconds of a `ts` or `dur`, exact to its last digit.
+
+    Raises:
+        ValueError: it is no number.
+    """
+    if (match := _FIXED.fullmatch(raw)) is not None:
+        sign, whole, part = match.groups()
+        value = int(whole) * 1000 + (int(part.ljust(3, b"0")) if part else 0)
+        return -value if sign else value
+    try:
+        return round(Decimal(raw.strip(b'"').decode()) * 1000)
+    except (InvalidOperation, UnicodeDecodeError) as error:
+        raise ValueError(f"{raw[:40]!r} is not a number of microseconds") from error
+
+
+def ns_to_microseconds(value: int) -> bytes:
+    """Kineto's form: microseconds with three decimals."""
+    whole, part = divmod(abs(value), 1000)
+    return b"%s%d.%03d" % (b"-" if value < 0 else b"", whole, part)
+
+
+class RankAlignment:
+    """One rank's clock against the reference.
+
+    Args:
+        clock: what was measured; None = nothing.
+        align: what to correct by. shift_ns: what `start_profile` adds.
+    """
+
+    def __init__(self, rank: int, clock: RankClock | None, align: Align, shift_ns: int = 0) -> None:
+        self.rank, self.align, self.shift_ns = rank, align, shift_ns
+        self._injected = None if clock is None else clock.injected
+        self._clock = clock if clock is not None and clock.known else None
+
+    def to_reference(self, own_ns: int) -> int:
+        """`own_ns` as the host's clock gave it; a skew that was asked for (`clock.fake_*`) is put on first."""
+        shown = own_ns if self._injected is None else self._injected.shown(own_ns)
+        if self.align == "start_profile":
+            return shown + self.shift_ns
+        if self.align == "none" or self._clock is None:
+            return shown
+        return self._clock.to_reference(shown)
+
+    def bound_ns(self, own_ns: int) -> int | None:
+        """How wrong the clock itself is known to be there; None is unknown. The same whatever is aligned by."""
+        if self._clock is None:
+            return None
+        return self._clock.bound_ns(own_ns if self._injected is None else self._injected.shown(own_ns))
+
+    def move(self, event: Event, base_ns: int, new_base_ns: int) -> int | None:
+        """Put `event` on the reference clock, in place; returns its absolute start there, None without a `ts`.
+
+        A duration is the distance of its two corrected ends, so that what was nested stays nested.
+        """
+        if "ts" not in event:
+            return None
+        begin = base_ns + microseconds_to_ns(bytes(event["ts"]))
+        moved = self.to_reference(begin)
+        event["ts"] = type(event["ts"])(ns_to_microseconds(moved - new_base_ns))
+        if "dur" in event:
+            end = self.to_reference(begin + microseconds_to_ns(bytes(event["dur"])))
+            event["dur"] = type(event["dur"])(ns_to_microseconds(end - moved))
+        return moved
+
+
+def find_clock_sync(given: Path | None, traces: Sequence[Trace], folders: Sequence[Path]) -> ClockSync | None:
+    """The file given, or the one of the run the traces lie in; None if there is none.
+
+    Raises:
+        InputError: it cannot be read, or two runs' are found.
+    """
+    if given is not None:
+        return read_clock_sync(given)
+    places = [*folders, *(parent for trace in traces for parent in list(trace.path.absolute().parents)[:4])]
+    found: dict[tuple[str, int], tuple[Path, ClockSync]] = {}
+    for place in dict.fromkeys(folder.absolute() for folder in places):
+        if (path := place / CLOCK_SYNC_FILE).is_file():
+            sync = read_clock_sync(path)
+            found.setdefault((sync.run_id, sync.attempt), (path, sync))
+    if len(found) > 1:
+        paths = ", ".join(str(path) for path, _ in found.values())
+        raise InputError(f"traces of {len(found)} runs: {paths}; merge those of one run")
+    return next(iter(found.values()))[1] if found else None
+
+
+def align_ranks(
+    traces: Sequence[Trace], sync: ClockSync | None, align: Align, notes: list[str]
+) -> dict[int, RankAlignment]:
+    """Rank -> its alignment; what is not known about one is said in `notes`."""
+    ranks = sorted({trace.rank for trace in traces})
+    clocks = {rank: None if sync is None else sync.of(rank) for rank in ranks}
+    if align == "start_profile":
+        shifts = _start_shifts(traces, clocks)
+        notes.append("aligned by the starts of the profilers, which does not account for skew (--align clock does)")
+        return {rank: RankAlignment(rank, clocks[rank], align, shifts[rank]) for rank in ranks}
+    if align == "none":
+        notes.append("not aligned: every rank is on its own clock (--align clock corrects them)")
+    elif len(ranks) > 1:
+        unmeasured = [rank for rank, clock in clocks.items() if clock is None or not clock.known]
+        if sync is None:
+            notes.append(f"no {CLOCK_SYNC_FILE} beside the traces: every rank stays on its own clock, bound unknown")
+        elif unmeasured:
+            notes.append(f"rank {', '.join(map(str, unmeasured))}: clock not measured, stays on its own; bound unknown")
+        for rank, clock in clocks.items():
+            if clock is not None and clock.known and clock.worst_bound_ns() is None:
+                notes.append(f"rank {rank}: offset measured once only, no drift, bound unknown ({clock.reason})")
+    for rank, clock in clocks.items():
+        if clock is not None and clock.injected is not None:
+            notes.append(
+                f"INJECTED CLOCK SKEW on rank {rank}: {clock.injected.offset_ns} ns and {clock.injected.drift_ppm} ppm"
+            )
+    return {rank: RankAlignment(rank, clocks[rank], align) for rank in ranks}
+
+
+def _start_shifts(traces: Sequence[Trace], clocks: Mapping[int, RankClock | None]) -> dict[int, int]:
+    """Rank -> what to add so that its first profiler starts with the lowest rank's."""
+    starts: dict[int, int] = {}
+    for trace in traces:
+        raw = RankAlignment(trace.rank, clocks[trace.rank], "none")
+        begin = raw.to_reference(_start_of(trace))
+        starts[trace.rank] = min(begin, starts.get(trace.rank, begin))
+    reference = starts[min(starts)]
+    return {rank: reference - start for rank, start in starts.items()}
+
+
+def _start_of(trace: Trace) -> int:
+    """When the profiler began: its own mark, or the earliest event."""
+    earliest = None
+    with scanning(trace.path) as scanner:
+        for event in scanner.events():
+            if "ts" not in event or bytes(event["ph"]) == b'"M"':
+                continue
+            begin = (trace.base_ns or 0) + microseconds_to_ns(bytes(event["ts"]))
+            if bytes(event["name"]) in _STARTS:
+                return begin
+            earliest = begin if earliest is None else min(earliest, begin)
+    return (trace.base_ns or 0) if earliest is None else earliest

@@ -1,0 +1,111 @@
+"""Does any effect come before its cause, by more than the clocks may be wrong?
+
+Enters: collectives of every rank (and calls with what they ran elsewhere), on one clock with bounds. Leaves: what was
+checked, and every violation. Must not: call a pair checked whose bound is unknown without saying so.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aorta.analysis.merge.tracks import Seen
+from aorta.timeline.classes import LOCKSTEP
+
+_SHOWN: Final = 5
+
+
+@dataclass(frozen=True)
+class Violation:
+    """`what` says it in words; by `lead_ns` the effect came first, where at most `allowed_ns` could be the clocks'."""
+
+    what: str
+    lead_ns: int
+    allowed_ns: int
+
+
+@dataclass
+class Causality:
+    """What a check found. `unknown_bounds` counts pairs whose bound was taken as 0 because nobody measured it."""
+
+    pairs: int = 0
+    unknown_bounds: int = 0
+    worst_lead_ns: int | None = None
+    violations: list[Violation] = field(default_factory=list)
+    skipped: dict[str, int] = field(default_factory=dict)
+
+    def check(self, what: str, lead_ns: int, bounds: Iterable[int | None]) -> None:
+        """One cause and effect: by `lead_ns` the effect seems to come first (negative: it comes after)."""
+        self.pairs += 1
+        known = list(bounds)
+        self.unknown_bounds += None in known
+        allowed = sum(bound or 0 for bound in known)
+        self.worst_lead_ns = lead_ns if self.worst_lead_ns is None else max(self.worst_lead_ns, lead_ns)
+        if lead_ns > allowed:
+            self.violations.append(Violation(what, lead_ns, allowed))
+
+    def lines(self) -> list[str]:
+        """For people: the result, and the worst violations."""
+        if not self.pairs:
+            why = "; ".join(f"{reason} ({count})" for reason, count in self.skipped.items())
+            return [f"causality: nothing to check{': ' + why if why else ''}"]
+        found = f"{len(self.violations)} violation(s)" if self.violations else "no violation"
+        text = [f"causality: {self.pairs} pairs of cause and effect, {found}"]
+        if self.unknown_bounds:
+            text.append(f"causality: the bound of {self.unknown_bounds} pairs is unknown and was taken as 0")
+        worst = sorted(self.violations, key=lambda violation: violation.allowed_ns - violation.lead_ns)
+        text += [
+            f"  {v.what}: {v.lead_ns / 1e3:.1f} us too early, bound {v.allowed_ns / 1e3:.1f} us" for v in worst[:_SHOWN]
+        ]
+        text += [f"causality: not checked: {reason} ({count})" for reason, count in self.skipped.items()]
+        return text
+
+    def as_json(self) -> dict[str, Any]:
+        """What the merged file says of it."""
+        return {
+            "pairs": self.pairs,
+            "violations": len(self.violations),
+            "unknown_bounds": self.unknown_bounds,
+            "worst_lead_ns": self.worst_lead_ns,
+            "not_checked": self.skipped,
+        }
+
+
+def check_collectives(
+    found: Causality, seen: Mapping[int, Sequence[Seen]], groups: Mapping[int, Mapping[str, Sequence[int]]]
+) -> None:
+    """No rank ends a collective that waits for all before the last of its ranks has issued it.
+
+    Matched by group, its members (from the footers), kind and sequence number. Kinds that a rank may end early are
+    left out: `timeline.classes.LOCKSTEP` names the others.
+    """
+    instances: defaultdict[tuple[str, tuple[int, ...], str, int], dict[int, Seen]] = defaultdict(dict)
+    skipped: defaultdict[str, int] = defaultdict(int)
+    for rank, rows in seen.items():
+        for row in rows:
+            members = groups.get(rank, {}).get(row.group)
+            if row.kind not in LOCKSTEP:
+                skipped["a rank may end this kind before the others begin"] += 1
+            elif members is None:
+                skipped["the group's ranks are not in the record (no footer)"] += 1
+            else:
+                instances[row.group, tuple(sorted(members)), row.kind, row.seq][rank] = row
+    for (group, members, kind, seq), ranks in instances.items():
+        if len(members) < 2:
+            continue
+        if set(ranks) != set(members):
+            skipped["not seen on every rank of its group"] += 1
+            continue
+        _, cause = max((row.issue_ns, rank) for rank, row in ranks.items())
+        for rank, row in ranks.items():
+            if rank == cause or row.end_ns is None:
+                continue
+            found.check(
+                f"{kind}#{seq} of group {group}: rank {rank} ends before rank {cause} begins",
+                ranks[cause].issue_ns - row.end_ns,
+                (ranks[cause].issue_bound_ns, row.end_bound_ns),
+            )
+    for reason, count in skipped.items():
+        found.skipped[reason] = found.skipped.get(reason, 0) + count

@@ -1,0 +1,214 @@
+"""Folders and files -> traces with the rank each belongs to.
+
+Enters: paths of `.json`, `.json.gz` and `.tar.gz`/`.tgz` (one JSON file inside), or folders with them. Leaves: what
+each says about itself before its events. Must not: unpack to disk, or choose silently between two traces of one rank.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO, Final, cast
+
+import msgspec
+
+from aorta.analysis.merge.scan import Scanner
+from aorta.errors import InputError
+from aorta.telemetry.clock_sync import CLOCK_SYNC_FILE
+from aorta.telemetry.schema import HISTORY_DIR, MANIFEST_FILE
+
+SUFFIXES: Final = (".json", ".json.gz", ".tar.gz", ".tgz")
+_CHUNK = 1 << 20
+_NOT_TRACES = frozenset({MANIFEST_FILE, CLOCK_SYNC_FILE, "summary.json"})
+_LEFT_OUT = frozenset({HISTORY_DIR, "checkpoints", "logs"})
+_RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One file. `base_ns` is None where `ts` is absolute; `start_us` orders a rank's windows."""
+
+    path: Path
+    rank: int
+    host: str | None
+    world_size: int | None
+    base_ns: int | None
+    trace_id: str | None
+    start_us: float
+    head: dict[str, msgspec.Raw]
+    window: int = 0
+
+
+@contextmanager
+def scanning(path: Path) -> Iterator[Scanner]:
+    """The scanner of one file.
+
+    Raises:
+        InputError: it cannot be read or decompressed, or is no trace; names the file.
+    """
+    try:
+        with path.open("rb") as file, _decompressed(file, path) as text:
+            yield Scanner(str(path), _chunks(text))
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise InputError(f"{path}: cannot be read: {reason}; the file is cut off or corrupt, write it again") from error
+
+
+@contextmanager
+def _decompressed(file: BinaryIO, path: Path) -> Iterator[BinaryIO]:
+    if path.name.endswith((".tar.gz", ".tgz")):
+        with gzip.open(file) as packed, tarfile.open(fileobj=packed, mode="r|") as archive:
+            member = _next_json(archive)
+            if member is None:
+                raise InputError(f"{path}: there is no .json file in this archive")
+            inside = archive.extractfile(member)
+            assert inside is not None  # it is a file
+            yield cast(BinaryIO, inside)
+            # Only who has read it to its end goes on to what is behind it.
+            if inside.read(1):
+                return
+            if (other := _next_json(archive)) is not None:
+                raise InputError(f"{path}: several .json files in one archive, {other.name} too; give one trace a file")
+            while packed.read(_CHUNK):
+                pass  # only at its end does gzip say whether the file is whole
+    elif path.name.endswith(".gz"):
+        with gzip.open(file) as text:
+            yield cast(BinaryIO, text)
+    else:
+        yield file
+
+
+def _next_json(archive: tarfile.TarFile) -> tarfile.TarInfo | None:
+    while (member := archive.next()) is not None:
+        if member.isfile() and member.name.endswith(".json"):
+            return member
+    return None
+
+
+def _chunks(text: BinaryIO) -> Iterator[bytes]:
+    while chunk := text.read(_CHUNK):
+        yield chunk
+
+
+def find_files(paths: Sequence[Path], notes: list[str]) -> list[Path]:
+    """Traces given or found, in order; a folder's other JSON files are left out with a note.
+
+    Raises:
+        InputError: a path does not exist, a file has another ending, or there is no trace at all.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = [
+                file
+                for file in sorted(path.rglob("*"))
+                if file.name.endswith(SUFFIXES)
+                and file.name not in _NOT_TRACES
+                and not _LEFT_OUT & set(file.relative_to(path).parts[:-1])
+                and file.is_file()
+            ]
+            found += [file for file in inside if _is_trace(file, notes)]
+        elif not path.exists():
+            raise InputError(f"{path}: no such file or folder")
+        elif not path.name.endswith(SUFFIXES):
+            raise InputError(f"{path}: a trace ends in {', '.join(SUFFIXES)}")
+        else:
+            found.append(path)
+    if not found:
+        raise InputError(
+            f"no trace in {', '.join(map(str, paths))}: expected {', '.join(SUFFIXES)} files of torch.profiler "
+            "(profiling.enabled=true writes them)"
+        )
+    return list(dict.fromkeys(found))
+
+
+def _is_trace(path: Path, notes: list[str]) -> bool:
+    """Whether a file found in a folder is a trace; one that is no JSON at all counts as a broken trace later."""
+    try:
+        with scanning(path):
+            return True
+    except InputError as error:
+        if "not a trace" in str(error):
+            notes.append(f"{path}: left out: JSON, but no trace")
+            return False
+        raise
+
+
+def describe(path: Path) -> Trace:
+    """Read what stands before the events; the whole file only where the base of its times stands behind them.
+
+    Raises:
+        InputError: the file is broken, or nothing says which rank it is.
+    """
+    with scanning(path) as scanner:
+        first = next((float(bytes(event["ts"])) for event in scanner.events() if "ts" in event), 0.0)
+        head = dict(scanner.head)
+    if "baseTimeNanoseconds" not in head or "distributedInfo" not in head:
+        with scanning(path) as scanner:
+            for _ in scanner.events():
+                pass
+            head |= scanner.tail
+    info = _value(head, "distributedInfo", dict) or {}
+    rank = info.get("rank", _value(head, "global_rank", int))
+    if not isinstance(rank, int):
+        names = _RANK_IN_NAME.findall(path.name) or _RANK_IN_NAME.findall(path.parent.name)
+        if not names:
+            raise InputError(
+                f"{path}: which rank is this? It has no distributedInfo.rank and no rank<N> in its name; rename it"
+            )
+        rank = int(names[-1])
+    world = info.get("world_size")
+    return Trace(
+        path,
+        rank,
+        _value(head, "host_name", str),
+        world if isinstance(world, int) else None,
+        _value(head, "baseTimeNanoseconds", int),
+        _value(head, "trace_id", str),
+        (_value(head, "baseTimeNanoseconds", int) or 0) / 1e3 + first,
+        head,
+    )
+
+
+def _value(head: dict[str, msgspec.Raw], key: str, kind: type) -> Any:
+    if key not in head:
+        return None
+    value = msgspec.json.decode(head[key])
+    return value if isinstance(value, kind) and not isinstance(value, bool) else None
+
+
+def choose(traces: Sequence[Trace], window: str | None, notes: list[str]) -> list[Trace]:
+    """One trace a rank, or the windows asked for, by rank and time.
+
+    Args:
+        window: None = there must be one; "all"; or a number, counted from 0 in order of time.
+
+    Raises:
+        InputError: several traces of one rank and nothing was asked, or the window does not exist.
+    """
+    chosen: list[Trace] = []
+    for rank in sorted({trace.rank for trace in traces}):
+        mine: list[Trace] = []
+        for trace in sorted((t for t in traces if t.rank == rank), key=lambda t: t.start_us):
+            twin = next((t for t in mine if t.trace_id is not None and t.trace_id == trace.trace_id), None)
+            if twin is None:
+                mine.append(trace)
+            else:
+                notes.append(f"{trace.path}: left out: the same capture as {twin.path} (trace_id {trace.trace_id})")
+        if window is None and len(mine) > 1:
+            raise InputError(
+                f"rank {rank} has {len(mine)} traces: {', '.join(str(t.path) for t in mine)}; give one, or --window "
+                "all, or --window N (from 0, in order of time)"
+            )
+        if window is not None and window != "all":
+            if int(window) >= len(mine):
+                raise InputError(f"--window {window}: rank {rank} has {len(mine)} trace(s), numbered from 0")
+            mine = [mine[int(window)]]
+        chosen += [replace(trace, window=number) for number, trace in enumerate(mine)]
+    return chosen

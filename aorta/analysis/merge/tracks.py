@@ -1,0 +1,173 @@
+"""One rank's record -> tracks beside its trace: step windows, lanes, and every collective.
+
+Enters: `rank_<rank>_metrics.jsonl`, read line by line, and the stretch of time that the trace covers. Leaves: begin
+and end events on threads of a process of their own (complete events, `ph` X, stay those of the traces), and the
+collectives in that stretch for the check of causality. Must not: hold a whole record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from aorta.analysis.merge.aligning import RankAlignment, ns_to_microseconds
+from aorta.analysis.merge.identity import PIDS_PER_RANK, TIDS_PER_RANK
+from aorta.telemetry.reader import stream
+from aorta.telemetry.schema import Anchor, Footer, Header, Step
+from aorta.telemetry.walltime import WallTime
+
+CATEGORY: Final = "aorta"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One collective on one rank, on the reference clock. Its bounds are None where the clocks' are unknown."""
+
+    kind: str
+    group: str
+    seq: int
+    issue_ns: int
+    end_ns: int | None
+    issue_bound_ns: int | None
+    end_bound_ns: int | None
+
+
+@dataclass
+class RecordTracks:
+    """What one record gives to a merge. `events` must be used up before the other attributes are read."""
+
+    path: Path
+    rank: int
+    alignment: RankAlignment
+    span_ns: tuple[int, int]
+    """First and last instant of the rank's trace, on the reference clock: steps outside are left out."""
+    label: str
+    base_ns: int
+    groups: dict[str, list[int]] = field(default_factory=dict)
+    collectives: list[Seen] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self._tids: dict[str, int] = {}
+        self._pid = (self.rank + 1) * PIDS_PER_RANK + PIDS_PER_RANK - 1
+        self._lane_ends: dict[str, list[int]] = {}
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The events of all steps that touch the span.
+
+        Raises:
+            InputError: the record cannot be read.
+        """
+        readings = []
+        for line in stream(self.path, []):
+            if isinstance(line, Header | Anchor | Footer):
+                readings.append(line.clock)
+            if isinstance(line, Footer):
+                self.groups = line.groups
+        if not readings:
+            self.problems.append(f"{self.path}: no header; its tracks are left out")
+            return
+        wall = WallTime(readings)
+        streams: tuple[str, ...] = ()
+        for line in stream(self.path, self.problems):
+            if isinstance(line, Header):
+                streams = line.streams
+            elif isinstance(line, Step):
+                yield from self._step(line, streams, wall)
+        if self.steps:
+            yield self._meta("process_name", 0, {"name": f"{self.label}: AORTA record"})
+            yield self._meta("process_sort_index", 0, {"sort_index": self._pid})
+            for order, (name, tid) in enumerate(sorted(self._tids.items(), key=lambda item: _track_order(item[0]))):
+                yield self._meta("thread_name", tid, {"name": name})
+                yield self._meta("thread_sort_index", tid, {"sort_index": order})
+
+    def _step(self, step: Step, streams: tuple[str, ...], wall: WallTime) -> Iterator[dict[str, Any]]:
+        origin = step.start_mono_ns
+
+        def at(offset_ns: int) -> int:
+            return self.alignment.to_reference(wall.realtime_ns(origin + offset_ns))
+
+        def bound(offset_ns: int) -> int | None:
+            clocks = self.alignment.bound_ns(wall.realtime_ns(origin + offset_ns))
+            return None if clocks is None else clocks + wall.uncertainty_ns
+
+        begin, end = at(0), at(step.end_mono_ns - origin)
+        if end < self.span_ns[0] or begin > self.span_ns[1]:
+            return
+        self.steps += 1
+        facts: dict[str, Any] = {
+            "global_step": step.global_step,
+            "overlap_ratio": step.overlap.get("overlap_ratio"),
+        }
+        yield from self._slice("steps", f"step {step.global_step}", begin, end, facts)
+        for bit, lane in enumerate(streams):
+            for first, last in _active(step, bit):
+                yield from self._slice(f"lane {lane}", lane, at(first), at(last), None)
+        for row in step.collectives:
+            issue = at(row.issue_ns)
+            end_ns = None if row.end_ns is None else at(row.end_ns)
+            end_bound_ns = None if row.end_ns is None else bound(row.end_ns)
+            self.collectives.append(
+                Seen(row.kind, row.group, row.seq, issue, end_ns, bound(row.issue_ns), end_bound_ns)
+            )
+            if row.start_ns is not None and end_ns is not None:
+                start = at(row.start_ns)
+                about = {"seq": row.seq, "group": row.group, "bytes": row.bytes, "queued_us": (start - issue) / 1e3}
+                track = self._free_lane(f"collectives {row.group}", start, end_ns)
+                yield from self._slice(track, f"{row.kind}#{row.seq}", start, end_ns, about)
+
+    def _free_lane(self, track: str, begin: int, end: int) -> str:
+        """Collectives of a group may overlap, slices of a track may not: the first lane that is free again."""
+        ends = self._lane_ends.setdefault(track, [])
+        for lane, until in enumerate(ends):
+            if until <= begin:
+                ends[lane] = end
+                break
+        else:
+            lane = len(ends)
+            ends.append(end)
+        return track if not lane else f"{track} ({lane + 1})"
+
+    def _slice(
+        self, track: str, name: str, begin: int, end: int, args: dict[str, Any] | None
+    ) -> Iterator[dict[str, Any]]:
+        tid = self._tids.setdefault(track, (self.rank + 1) * TIDS_PER_RANK + TIDS_PER_RANK - 1 - len(self._tids))
+        common = {"cat": CATEGORY, "pid": self._pid, "tid": tid, "name": name}
+        yield {"ph": "B", **common, "ts": self._us(begin), **({"args": args} if args else {})}
+        yield {"ph": "E", **common, "ts": self._us(max(begin, end))}
+
+    def _us(self, instant_ns: int) -> msgspec.Raw:
+        return msgspec.Raw(ns_to_microseconds(instant_ns - self.base_ns))
+
+    def _meta(self, name: str, tid: int, args: dict[str, Any]) -> dict[str, Any]:
+        return {"ph": "M", "name": name, "pid": self._pid, "tid": tid, "ts": 0, "args": args}
+
+
+def _active(step: Step, bit: int) -> Iterator[tuple[int, int]]:
+    """Stretches in which one lane is active: abutting segments of other lanes do not cut it (W7)."""
+    begin: int | None = None
+    end = 0
+    for segment in step.active_segments:
+        if segment.streams >> bit & 1:
+            if begin is not None and segment.start_ns != end:
+                yield begin, end
+                begin = None
+            begin = segment.start_ns if begin is None else begin
+            end = segment.end_ns
+        elif begin is not None:
+            yield begin, end
+            begin = None
+    if begin is not None:
+        yield begin, end
+
+
+def _track_order(name: str) -> tuple[int, str]:
+    for order, prefix in enumerate(("steps", "lane compute", "lane", "collectives")):
+        if name.startswith(prefix):
+            return order, name
+    return 9, name

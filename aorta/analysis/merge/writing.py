@@ -1,0 +1,78 @@
+"""A trace file, written event by event, and put in its place only when it is whole.
+
+Enters: events and metadata. Leaves: one JSON file, compressed where its name ends in .gz. Must not: replace a file
+unless told, or leave half of one.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import msgspec
+
+from aorta.errors import InputError
+
+_GZIP_LEVEL = 4
+_BUFFER = 1 << 20
+
+
+class TraceWriter:
+    """Append events; the file is well formed once `finish` was called."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._encoder = msgspec.json.Encoder()
+        self._buffer = bytearray(b'{"traceEvents":[\n')
+        self._first = True
+        self.count = 0
+
+    def write(self, event: dict[str, Any]) -> None:
+        """One event; undecoded values are written as they are."""
+        if not self._first:
+            self._buffer += b",\n"
+        self._first = False
+        self.count += 1
+        self._buffer += self._encoder.encode(event)
+        if len(self._buffer) >= _BUFFER:
+            self._file.write(self._buffer)
+            self._buffer.clear()
+
+    def finish(self, metadata: dict[str, Any]) -> None:
+        """What stands behind the events."""
+        self._buffer += b"\n]"
+        for key, value in metadata.items():
+            self._buffer += b",\n" + self._encoder.encode(key) + b":" + self._encoder.encode(value)
+        self._file.write(self._buffer + b"}\n")
+        self._buffer.clear()
+
+
+@contextmanager
+def trace_file(path: Path, *, overwrite: bool) -> Iterator[TraceWriter]:
+    """A writer whose file appears under `path` when the block ends without an error.
+
+    Raises:
+        InputError: it exists and may not be replaced, or cannot be written.
+    """
+    if path.exists() and not overwrite:
+        raise InputError(f"{path}: exists; --overwrite replaces it")
+    if not path.name.endswith((".json", ".json.gz")):
+        raise InputError(f"{path}: the merged file ends in .json or .json.gz")
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as raw:
+            if path.name.endswith(".gz"):
+                with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=_GZIP_LEVEL, mtime=0) as packed:
+                    yield TraceWriter(cast(BinaryIO, packed))
+            else:
+                yield TraceWriter(raw)
+        part.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)

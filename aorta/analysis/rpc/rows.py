@@ -1,0 +1,109 @@
+"""One worker's trace -> its operators with their own time, and the slices of calls that ran in it.
+
+Enters: complete events, which nest within a thread. Leaves: an `Operator` each, named after the call it served. Must
+not: give an operator to a call by anything but lying inside its slice on the same thread.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from aorta.analysis.merge.aligning import microseconds_to_ns
+from aorta.analysis.merge.sources import Trace, scanning
+from aorta.telemetry.rpc import CALL_MARK
+
+_OPERATORS = ("cpu_op", "user_annotation")
+NO_NAME = "(no name)"
+"""torch 2.13 writes the wait of `RRef.to_here` without one."""
+
+
+@dataclass
+class Operator:
+    """One row of a trace, in Unix nanoseconds of its worker's clock. `call_id` is set on a call's own slice."""
+
+    name: str
+    thread: bytes
+    start_ns: int
+    end_ns: int
+    call_id: str | None = None
+    self_ns: int = 0
+    serves: str | None = None
+    """Name of the innermost call in whose slice it lies."""
+    allocated_bytes: int = 0
+
+
+@dataclass
+class WorkerRows:
+    """Of one trace."""
+
+    operators: list[Operator] = field(default_factory=list)
+
+    def slices(self) -> Iterator[Operator]:
+        """Those of calls."""
+        return (operator for operator in self.operators if operator.call_id is not None)
+
+
+def read_rows(trace: Trace) -> WorkerRows:
+    """Read one trace.
+
+    Raises:
+        InputError: it is broken.
+    """
+    threads: defaultdict[bytes, list[Operator]] = defaultdict(list)
+    allocated: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
+    with scanning(trace.path) as scanner:
+        for event in scanner.events():
+            if "ts" not in event or "tid" not in event:
+                continue
+            start = (trace.base_ns or 0) + microseconds_to_ns(bytes(event["ts"]))
+            if bytes(event["ph"]) == b'"i"' and bytes(event["name"]) == b'"[memory]"':
+                args = msgspec.json.decode(event["args"])
+                if args.get("Device Type", 0) == 0 and args.get("Bytes", 0) > 0:
+                    allocated[bytes(event["tid"])].append((start, int(args["Bytes"])))
+            if bytes(event["ph"]) != b'"X"' or msgspec.json.decode(event.get("cat", b'""')) not in _OPERATORS:
+                continue
+            name, mark, call_id = msgspec.json.decode(event["name"], type=str).rpartition(CALL_MARK)
+            if not mark:
+                name, call_id = call_id or NO_NAME, ""
+            end = start + microseconds_to_ns(bytes(event["dur"]))
+            thread = bytes(event["tid"])
+            threads[thread].append(Operator(name, thread, start, end, call_id or None))
+    rows = WorkerRows()
+    for thread, operators in threads.items():
+        operators.sort(key=lambda operator: (operator.start_ns, -operator.end_ns))
+        _nest(operators, sorted(allocated[thread]))
+        rows.operators += operators
+    return rows
+
+
+def _nest(operators: list[Operator], allocated: list[tuple[int, int]]) -> None:
+    """Own time is what no row inside takes; a row serves the innermost call round it. Memory goes to the innermost."""
+    stack: list[Operator] = []
+    pending = iter([*allocated, (1 << 80, 0)])
+    at, size = next(pending)
+
+    def leave_until(instant: int) -> None:
+        nonlocal at, size
+        while stack and stack[-1].end_ns <= instant:
+            while at < stack[-1].end_ns:
+                stack[-1].allocated_bytes += size
+                at, size = next(pending)
+            stack.pop()
+        while at < instant:
+            if stack:
+                stack[-1].allocated_bytes += size
+            at, size = next(pending)
+
+    for operator in operators:
+        leave_until(operator.start_ns)
+        operator.self_ns = operator.end_ns - operator.start_ns
+        if stack:
+            stack[-1].self_ns -= min(operator.end_ns, stack[-1].end_ns) - operator.start_ns
+            outer = stack[-1]
+            operator.serves = outer.name if outer.call_id is not None else outer.serves
+        stack.append(operator)
+    leave_until(max((operator.end_ns for operator in operators), default=0) + 1)

@@ -1,0 +1,123 @@
+"""Calls and operators of all workers -> one table, as the profiling of RPC was first described for torch.
+
+Enters: the calls as their callers saw them and the rows of every trace. Leaves: rows by node and name, and text. Must
+not: print a number that is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from aorta.analysis.rpc.rows import Operator
+from aorta.telemetry.rpc import Call
+
+REMOTE_OP = "#remote_op: "
+REMOTE_CALL = "#remote_call"
+_HEADS = (
+    "Name",
+    "Self CPU total %",
+    "Self CPU total",
+    "CPU total %",
+    "CPU total",
+    "CPU time avg",
+    "Number of Calls",
+    "Node ID",
+    "Node",
+)
+
+
+@dataclass
+class Row:
+    """One name on one node. A call's own row counts from issue to reply, and has no time of its own."""
+
+    name: str
+    node: int
+    self_ns: int = 0
+    total_ns: int = 0
+    count: int = 0
+    unanswered: int = 0
+    allocated_bytes: int = 0
+
+
+def make_rows(calls: Iterable[Call], operators: Iterable[tuple[int, Operator]]) -> list[Row]:
+    """By node, then by total time, longest first. `operators` come with the node they ran on."""
+    rows: dict[tuple[int, str], Row] = {}
+
+    def row(node: int, name: str) -> Row:
+        return rows.setdefault((node, name), Row(name, node))
+
+    for call in calls:
+        mine = row(call.caller, call.name)
+        mine.count += 1
+        if call.reply_ns is None:
+            mine.unanswered += 1
+        else:
+            mine.total_ns += call.reply_ns - call.issue_ns
+    for node, operator in operators:
+        mine = row(node, shown_name(operator))
+        mine.count += 1
+        mine.self_ns += operator.self_ns
+        mine.total_ns += operator.end_ns - operator.start_ns
+        mine.allocated_bytes += operator.allocated_bytes
+    return sorted(rows.values(), key=lambda row: (row.node, -row.total_ns, row.name))
+
+
+def shown_name(operator: Operator) -> str:
+    """A call's slice on its callee, an operator that served a call, or an operator of nobody's call."""
+    if operator.call_id is not None:
+        return operator.name + REMOTE_CALL
+    return f"{operator.serves}{REMOTE_OP}{operator.name}" if operator.serves else operator.name
+
+
+def render(rows: list[Row], names: dict[int, str], *, memory: bool) -> str:
+    """As text. Percentages are of the own time of all rows of all nodes.
+
+    Args:
+        memory: a column with what operators allocated, where the traces say it.
+    """
+    whole = sum(row.self_ns for row in rows)
+    heads = (*_HEADS, "CPU Mem") if memory else _HEADS
+    cells = [heads]
+    for row in rows:
+        answered = row.count - row.unanswered
+        line = (
+            row.name,
+            _share(row.self_ns, whole),
+            _time(row.self_ns),
+            _share(row.total_ns, whole),
+            _time(row.total_ns),
+            _time(row.total_ns / answered) if answered else "-",
+            f"{row.count}" + (f" ({row.unanswered} unanswered)" if row.unanswered else ""),
+            str(row.node),
+            names.get(row.node, "-"),
+        )
+        cells.append((*line, _bytes(row.allocated_bytes)) if memory else line)
+    widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
+    lines = [
+        "  ".join(_cell(text, width, column) for column, (text, width) in enumerate(zip(line, widths, strict=True)))
+        for line in cells
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join([*lines, f"Self CPU time total: {_time(whole)}"])
+
+
+def _cell(text: str, width: int, column: int) -> str:
+    return text.ljust(width) if column == 0 else text.rjust(width)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.2f}%" if whole else "-"
+
+
+def _time(ns: float) -> str:
+    if ns >= 1e9:
+        return f"{ns / 1e9:.3f}s"
+    return f"{ns / 1e6:.3f}ms" if ns >= 1e6 else f"{ns / 1e3:.3f}us"
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} B"

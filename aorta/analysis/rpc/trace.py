@@ -1,0 +1,135 @@
+"""Calls and traces of all workers -> one trace: a process a worker, a slice a call on both sides, arrows between.
+
+Enters: an `RpcRun` and how to align. Leaves: the file, and the check that every remote slice lies inside its call.
+Must not: drop an event of a worker's trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from aorta.analysis.merge.aligning import RankAlignment, ns_to_microseconds
+from aorta.analysis.merge.causality import Causality
+from aorta.analysis.merge.identity import TIDS_PER_RANK, Identity
+from aorta.analysis.merge.sources import scanning
+from aorta.analysis.merge.writing import TraceWriter
+from aorta.analysis.rpc.reading import RpcRun
+from aorta.analysis.rpc.table import REMOTE_CALL
+from aorta.telemetry.rpc import CALL_MARK, Call
+
+_FIRST_ARROW: Final = 1 << 50
+"""Ids of our arrows lie above those of any trace (`merge.identity` numbers them from 0 by trace)."""
+
+
+def write_trace(
+    writer: TraceWriter, run: RpcRun, alignments: Mapping[int, RankAlignment], base_ns: int
+) -> tuple[Causality, int]:
+    """Write all events; returns the check and how many remote slices were found."""
+    found = Causality()
+    calls = {call.call_id: call for call in run.calls}
+    slices: dict[str, tuple[int, int, int, int]] = {}
+    for worker, name in run.workers.items():
+        identity = Identity(worker, f"{name} (node {worker})", main_pid=worker)
+        for number, trace in enumerate(run.traces):
+            if trace.rank != worker:
+                continue
+            with scanning(trace.path) as scanner:
+                for event in scanner.events():
+                    identity.rename(event, number)
+                    at = alignments[worker].move(event, trace.base_ns or 0, base_ns)
+                    title = msgspec.json.decode(event["name"]) if "name" in event else ""
+                    if at is not None and CALL_MARK in title and bytes(event["ph"]) == b'"X"':
+                        call_id = _mark(event, title, worker, calls)
+                        length = round(float(bytes(event["dur"])) * 1000)
+                        slices[call_id] = (worker, int(bytes(event["tid"])), at, at + length)
+                    writer.write(event)
+        for missing in identity.missing_names():
+            writer.write(missing)
+        if not any(trace.rank == worker for trace in run.traces):
+            label = {"name": f"{name} (node {worker})"}
+            writer.write({"ph": "M", "name": "process_name", "pid": worker, "tid": 0, "ts": 0, "args": label})
+    _write_calls(writer, run, alignments, base_ns, slices, found)
+    return found, len(slices)
+
+
+def _mark(event: dict[str, msgspec.Raw], title: str, worker: int, calls: Mapping[str, Call]) -> str:
+    """Take the id out of the name, so that rows add up, and put it into the arguments."""
+    name, _, call_id = title.rpartition(CALL_MARK)
+    args = msgspec.json.decode(event["args"]) if "args" in event else {}
+    call = calls.get(call_id)
+    args |= {"call_id": call_id, "node_id": worker, "caller": None if call is None else call.caller}
+    event["name"] = msgspec.Raw(msgspec.json.encode(name + REMOTE_CALL))
+    event["args"] = msgspec.Raw(msgspec.json.encode(args))
+    return call_id
+
+
+def _write_calls(
+    writer: TraceWriter,
+    run: RpcRun,
+    alignments: Mapping[int, RankAlignment],
+    base_ns: int,
+    slices: Mapping[str, tuple[int, int, int, int]],
+    found: Causality,
+) -> None:
+    """Calls on tracks of their caller; those that overlap, on several."""
+    free: dict[tuple[int, int], int] = {}
+    arrow = _FIRST_ARROW
+
+    def us(instant_ns: int) -> msgspec.Raw:
+        return msgspec.Raw(ns_to_microseconds(instant_ns - base_ns))
+
+    for call in run.calls:
+        if call.caller not in alignments or call.reply_ns is None:
+            found.skipped["a call without an answer"] = found.skipped.get("a call without an answer", 0) + 1
+            continue
+        clock = alignments[call.caller]
+        begin, end = clock.to_reference(call.issue_ns), clock.to_reference(call.reply_ns)
+        lane = next(n for n in range(len(run.calls) + 1) if free.get((call.caller, n), begin) <= begin)
+        free[call.caller, lane] = end
+        tid = (call.caller + 1) * TIDS_PER_RANK + TIDS_PER_RANK - 1 - lane
+        here = {"pid": call.caller, "tid": tid}
+        args = {
+            "call_id": call.call_id,
+            "node_id": call.caller,
+            "callee": call.callee,
+            "window": call.window,
+            "parent": call.parent,
+            "error": call.error,
+        }
+        writer.write(
+            {
+                "ph": "X",
+                "cat": "rpc",
+                "name": call.name,
+                **here,
+                "ts": us(begin),
+                "dur": us(base_ns + end - begin),
+                "args": args,
+            }
+        )
+        if call.call_id not in slices:
+            if call.traced:
+                found.skipped["no slice of it on its callee"] = found.skipped.get("no slice of it on its callee", 0) + 1
+            continue
+        worker, thread, start, stop = slices[call.call_id]
+        there = {"pid": worker, "tid": thread}
+        # An arrow binds to the slice round its end: the reply leaves at the last instant inside the remote slice.
+        for name, source, leaves, target, arrives in (
+            ("call", here, begin, there, start),
+            ("reply", there, max(start, stop - 1), here, end),
+        ):
+            common: dict[str, Any] = {"cat": "rpc", "name": name, "id": arrow}
+            writer.write({"ph": "s", **common, **source, "ts": us(leaves)})
+            writer.write({"ph": "f", "bp": "e", **common, **target, "ts": us(arrives)})
+            arrow += 1
+        other = alignments[worker]
+        bounds = (clock.bound_ns(call.issue_ns), other.bound_ns(call.issue_ns))
+        found.check(f"{call.name} {call.call_id}: runs before it is issued", begin - start, bounds)
+        found.check(f"{call.name} {call.call_id}: is answered before it has run", stop - end, bounds)
+    for caller, lane in sorted(free):
+        tid = (caller + 1) * TIDS_PER_RANK + TIDS_PER_RANK - 1 - lane
+        label = {"name": "RPC calls" + (f" ({lane + 1})" if lane else "")}
+        writer.write({"ph": "M", "name": "thread_name", "pid": caller, "tid": tid, "ts": 0, "args": label})

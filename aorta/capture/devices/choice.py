@@ -1,0 +1,69 @@
+"""Which source tells about a rank's device: the one asked for, or the best there is.
+
+Leaves: an open source, or why there is none. Must not: fail a run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aorta.capture.devices.amd_smi import AmdSmiProgram
+from aorta.capture.devices.amdsmi import AmdSmi
+from aorta.capture.devices.host import Host
+from aorta.capture.devices.identity import Identity
+from aorta.capture.devices.nvml import Nvml
+from aorta.capture.devices.rocm_smi import RocmSmi
+from aorta.capture.devices.values import Source
+from aorta.config.schema import Devices
+from aorta.errors import DeviceUnreadable
+
+_log = logging.getLogger(__name__)
+BEST: dict[str, tuple[str, ...]] = {
+    "cuda": ("nvml",),
+    "rocm": ("amdsmi", "amd-smi", "rocm-smi"),
+    "cpu": ("psutil",),
+}
+"""In order of preference: libraries before programs, what is maintained before what is not."""
+UNASKED_PROGRAM_INTERVAL_S = 5.0
+"""A program that nobody asked for is run this seldom: each run takes a core for up to a second, on every rank."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """`source` None: `problem` says why; both None: nothing was wanted."""
+
+    source: Source | None = None
+    interval_s: float | None = None
+    problem: str | None = None
+
+
+def open_source(asked: Devices, interval_s: float, identity: Identity, keep_words: bool = False) -> Opened:
+    """Open it; the caller closes it.
+
+    Args:
+        asked: `telemetry.devices`. interval_s: seconds between two samples, as asked.
+        keep_words: rocm-smi, if it is chosen, keeps its own words.
+    """
+    if asked is Devices.off:
+        return Opened()
+    makers: dict[str, Callable[[], Source]] = {
+        "nvml": lambda: Nvml(identity),
+        "amdsmi": lambda: AmdSmi(identity),
+        "amd-smi": lambda: AmdSmiProgram(identity),
+        "rocm-smi": lambda: RocmSmi(identity, keep_words),
+        "psutil": Host,
+    }
+    unasked = asked is Devices.auto
+    problems = []
+    for name in BEST[identity.platform] if unasked else (asked.name,):
+        try:
+            source = makers[name]()
+        except DeviceUnreadable as error:
+            problems.append(str(error))
+            continue
+        is_program = source.min_interval_s >= 1
+        least = UNASKED_PROGRAM_INTERVAL_S if unasked and is_program else source.min_interval_s
+        return Opened(source, max(interval_s, least))
+    return Opened(problem="; ".join(problems))

@@ -1,0 +1,85 @@
+"""Which physical device a rank computes on, in the words of the tools that read its sensors.
+
+torch counts the devices it is shown; management libraries count all of them. The PCI address is the same in both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from aorta.capture.devices.values import pci_key
+from aorta.launch.topology import platform_of
+from aorta.telemetry.schema import Platform
+
+_VISIBLE: dict[str, tuple[str, ...]] = {
+    "cuda": ("CUDA_VISIBLE_DEVICES",),
+    # ROCR_VISIBLE_DEVICES hides devices from HIP, which then counts what is left.
+    "rocm": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One device. `pci` as 0000:83:00.0, `uuid` without prefix, `index` among all devices; None: not known."""
+
+    platform: Platform
+    pci: str | None = None
+    uuid: str | None = None
+    index: int | None = None
+
+
+def identify(device: torch.device, environment: Mapping[str, str] = os.environ) -> Identity:
+    """The identity of torch's `device`."""
+    platform = platform_of(device)
+    if platform == "cpu":
+        return Identity(platform)
+    ordinal = device.index or 0
+    properties = torch.cuda.get_device_properties(device)
+    uuid = getattr(properties, "uuid", None)
+    return Identity(
+        platform, _pci(properties), str(uuid) if uuid else None, physical_index(platform, ordinal, environment)
+    )
+
+
+def physical_index(platform: Platform, ordinal: int, environment: Mapping[str, str]) -> int | None:
+    """The index among all devices of the `ordinal`-th that is shown; None where the lists do not say it in numbers."""
+    if environment.get("ROCR_VISIBLE_DEVICES") and platform == "rocm":
+        return None
+    for name in _VISIBLE[platform]:
+        if name in environment:
+            shown = environment[name].split(",")
+            return int(shown[ordinal]) if ordinal < len(shown) and shown[ordinal].strip().isdigit() else None
+    return ordinal
+
+
+def match(identity: Identity, found: Sequence[tuple[str | None, T]]) -> T | None:
+    """The one of `found` (PCI address, thing; in the tool's order) that is this device; None where that is not sure."""
+    wanted = pci_key(identity.pci)
+    if wanted is not None:
+        keys = [(pci_key(pci), thing) for pci, thing in found]
+        for length in (4, 3):  # partitions of one card differ in their function only, which torch does not tell
+            same = [thing for key, thing in keys if key is not None and key[:length] == wanted[:length]]
+            if len(same) == 1:
+                return same[0]
+        if any(key is not None for key, _ in keys):
+            return None
+    if len(found) == 1:
+        return found[0][1]
+    if identity.index is not None and identity.index < len(found):
+        return found[identity.index][1]
+    return None
+
+
+def _pci(properties: object) -> str | None:
+    """Newer torch tells it; an older one only through the uuid."""
+    parts = [getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
+    if not all(isinstance(part, int) for part in parts):
+        return None
+    domain, bus, device = parts
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"

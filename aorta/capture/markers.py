@@ -1,0 +1,69 @@
+"""A range round every step that nsys and rocprofv3 show: `iteration#<global_step>`, as in torch.profiler's traces.
+
+On ROCm builds `torch.cuda.nvtx` is ROCTx, so one call serves both. Where no tool listens, and none was asked for,
+nothing is called at all. Must not: fail a step.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+from aorta.launch.tracers import tracer_present
+
+_log = logging.getLogger(__name__)
+MARK = "iteration#{step}"
+
+
+class StepMarkers:
+    """The ranges of one rank.
+
+    Args:
+        asked: True or False as the configuration says; None: when nsys or rocprofv3 traces this process.
+    """
+
+    def __init__(self, asked: bool | None, environment: Mapping[str, str] = os.environ) -> None:
+        tracer = tracer_present(environment)
+        self.on = asked if asked is not None else tracer is not None
+        self._open = False
+        if self.on and not self._works():
+            self.on = False
+            why = "profiling.nvtx=true" if asked else f"{tracer} traces this process, but"
+            _log.warning("%s: this torch (%s) has neither NVTX nor ROCTx: steps are not marked", why, torch.__version__)
+
+    def iteration(self, global_step: int) -> AbstractContextManager[None]:
+        """The range of one step."""
+        return self._range(global_step) if self.on else nullcontext()
+
+    def begin(self, global_step: int) -> None:
+        """A step begins here; a range that is open ends."""
+        self.end()
+        if self.on:
+            torch.cuda.nvtx.range_push(MARK.format(step=global_step))  # type: ignore[no-untyped-call]
+            self._open = True
+
+    def end(self) -> None:
+        """The open range, if any, ends here."""
+        if self._open:
+            self._open = False
+            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def _range(self, global_step: int) -> Iterator[None]:
+        self.begin(global_step)
+        try:
+            yield
+        finally:
+            self.end()
+
+    @staticmethod
+    def _works() -> bool:
+        try:
+            torch.cuda.nvtx.mark("aorta")  # type: ignore[no-untyped-call]
+        except RuntimeError:  # what torch's stub raises in a build without it
+            return False
+        return True

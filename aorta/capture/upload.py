@@ -1,0 +1,227 @@
+"""Saved files to another place, through fsspec: `file://`, `s3://`, `gs://`, `az://`, `sftp://`, ...
+
+Enters: an address, checked once before the run; then files, one after another. Leaves: the file under its name there,
+whole, and where that is. Nothing there is replaced unless asked. Must not: delete anything, here or there, but its own
+check and parts.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from aorta.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+ATTEMPTS = 3
+"""Tries per file; Composer's uploader tries as often."""
+BACKOFF_S = (1.0, 4.0)
+CHECK = ".aorta-upload-check"
+_CHUNK_BYTES = 1 << 20
+_PACKAGES = {
+    **dict.fromkeys(("s3", "s3a"), "s3fs"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("az", "abfs"), "adlfs"),
+    "oci": "ocifs",
+    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
+    **dict.fromkeys(("hdfs", "arrow_hdfs"), "pyarrow"),
+    "hf": "huggingface_hub",
+    **dict.fromkeys(("http", "https"), "aiohttp requests"),
+    **dict.fromkeys(("dbfs", "webhdfs"), "requests"),
+    "smb": "smbprotocol",
+}
+_PASSING = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("EIO", "EREMOTEIO", "EBUSY", "EAGAIN", "EINTR", "EPIPE", "ETIMEDOUT", "ECONNRESET", "ECONNREFUSED"),
+        *("ECONNABORTED", "ENETUNREACH", "EHOSTUNREACH", "ENETDOWN", "ENETRESET", "ENOTCONN"),
+    )
+    if hasattr(errno, name)
+)
+_PASSING_CLASSES = frozenset(
+    # botocore, aiohttp and Azure raise errors of their own; by name, so that none of them need be installed
+    ("HTTPClientError", "ClientConnectionError", "ServerTimeoutError", "ServiceRequestError", "ServiceResponseError")
+)
+_TOO_MANY_REQUESTS, _REQUEST_TIMEOUT = 429, 408
+
+
+class Remote:
+    """One place that files are uploaded to.
+
+    Args:
+        address: a URL, or a path of this machine.
+
+    Raises:
+        ConfigError: fsspec does not know the scheme, or its package is not installed; says what to install.
+    """
+
+    def __init__(self, address: str, *, overwrite: bool = False, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.address, self._overwrite, self._sleep = address.rstrip("/") or address, overwrite, sleep
+        self._fs, self._root = _file_system(address)
+        self._local = "file" in _protocols(self._fs)
+
+    def where(self, name: str) -> str:
+        """The whole address of a file called `name` there."""
+        return f"{self.address}/{name.lstrip('/')}"
+
+    def check(self, who: str) -> None:
+        """Write a small file, and take it away again, before anything depends on it.
+
+        Args:
+            who: told apart from other processes that check at the same time.
+
+        Raises:
+            ConfigError: nothing can be written there; says why.
+        """
+        path = self._path(f"{CHECK}-{who}")
+        try:
+            self._retried(lambda: self._fs.makedirs(self._root, exist_ok=True) if self._local else None)
+            self._retried(lambda: self._fs.pipe_file(path, b"AORTA can write here.\n"))
+        except Exception as error:
+            raise ConfigError(
+                f"profiling.remote_root={self.address}: nothing can be written there: {_words(error)}; check the "
+                "address and the credentials, or set profiling.remote_root=null"
+            ) from error
+        try:
+            self._fs.rm_file(path)
+        except Exception as error:  # noqa: BLE001  a place may allow writing and not deleting; uploads need no more
+            _log.debug("upload: %s stays: %s", path, _words(error))
+
+    def put(self, source: Path, name: str) -> str:
+        """Upload one file; returns its whole address. Tried again after an error that may pass.
+
+        Raises:
+            FileExistsError: something else stands there already, and replacing was not asked for.
+            Exception: whatever the last try met.
+        """
+        path = self._path(name)
+        tries = 0
+
+        def once() -> None:
+            nonlocal tries
+            tries += 1
+            try:
+                self._put_once(source, path)
+            except FileExistsError:
+                # A try whose answer got lost may have arrived all the same.
+                if tries == 1 or not self._same(source, path):
+                    raise
+            self._confirm(source, path)
+
+        try:
+            self._retried(once)
+        except FileExistsError:
+            raise FileExistsError(f"{self.where(name)} already exists, and profiling.overwrite is false") from None
+        return self.where(name)
+
+    def _path(self, name: str) -> str:
+        name = name.lstrip("/")
+        return f"{self._root.rstrip('/')}/{name}" if self._root else name
+
+    def _retried(self, call: Callable[[], Any]) -> None:
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                call()
+                return
+            except Exception as error:
+                if attempt == ATTEMPTS or not may_pass(error):
+                    raise
+                pause_s = BACKOFF_S[attempt - 1]
+                _log.info("upload: try %d of %d: %s; again in %g s", attempt, ATTEMPTS, _words(error), pause_s)
+                self._sleep(pause_s)
+
+    def _put_once(self, source: Path, path: str) -> None:
+        if self._local:
+            _copy(source, Path(path), overwrite=self._overwrite)
+            return
+        self._fs.invalidate_cache()
+        if self._overwrite:
+            self._fs.put_file(str(source), path)
+            return
+        if self._fs.exists(path):
+            raise FileExistsError(path)
+        # On S3 `create` is also atomic; elsewhere the check above is all there is.
+        self._fs.put_file(str(source), path, mode="create")
+
+    def _confirm(self, source: Path, path: str) -> None:
+        self._fs.invalidate_cache()
+        found, wanted = self._fs.info(path).get("size"), source.stat().st_size
+        if found is not None and found != wanted:
+            raise OSError(errno.EIO, f"{path} has {found} bytes there and {wanted} here")
+
+    def _same(self, source: Path, path: str) -> bool:
+        self._fs.invalidate_cache()
+        if self._fs.info(path).get("size") != source.stat().st_size:
+            return False
+        with self._fs.open(path, "rb") as there, source.open("rb") as here:
+            return _digest(there) == _digest(here)
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the same call may succeed a little later: the network or the server, not what was asked."""
+    for name in ("status", "status_code", "code"):
+        status = getattr(error, name, None)
+        if isinstance(status, int) and 400 <= status < 600:  # an HTTP answer
+            return status >= 500 or status in (_TOO_MANY_REQUESTS, _REQUEST_TIMEOUT)
+    if isinstance(error, TimeoutError | ConnectionError):
+        return True
+    if any(known.__name__ in _PASSING_CLASSES for known in type(error).__mro__):
+        return True
+    return type(error) is OSError and (error.errno is None or error.errno in _PASSING)
+
+
+def _file_system(address: str) -> tuple[Any, str]:
+    import fsspec  # torch brings it; loaded only where something is uploaded
+
+    scheme = address.partition("://")[0] if "://" in address else "file"
+    try:
+        fs, root = fsspec.core.url_to_fs(address)
+    except ImportError as error:
+        package = _PACKAGES.get(scheme)
+        how = f"run: pip install {package}" if package else f"fsspec says: {error}"
+        raise ConfigError(
+            f"profiling.remote_root={address}: {scheme}:// needs a package that is not here; {how}"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"profiling.remote_root={address}: {error}; fsspec knows {', '.join(fsspec.available_protocols())}"
+        ) from error
+    except Exception as error:
+        raise ConfigError(f"profiling.remote_root={address}: cannot be opened: {_words(error)}") from error
+    return fs, str(root)
+
+
+def _protocols(fs: Any) -> tuple[str, ...]:
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
+def _copy(source: Path, target: Path, *, overwrite: bool) -> None:
+    """Copy whole or not at all; a hard link is what creates a name only where there is none."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        shutil.copyfile(source, part)
+        if overwrite:
+            part.replace(target)
+        else:
+            os.link(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _digest(stream: Any) -> bytes:
+    digest = hashlib.sha256()
+    while chunk := stream.read(_CHUNK_BYTES):
+        digest.update(chunk)
+    return digest.digest()
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")

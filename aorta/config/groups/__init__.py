@@ -1,0 +1,1 @@
+"""The typed shape of each section and group, a file a group. `aorta.config.schema` gathers them."""

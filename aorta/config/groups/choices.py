@@ -1,0 +1,59 @@
+"""The words a key may choose from, where several groups share them or a list of words is all there is."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Precision(Enum):
+    """Arithmetic of the forward and backward pass; parameters and optimizer state stay in float32."""
+
+    bf16 = "bf16"
+    fp16 = "fp16"
+    none = "none"
+
+
+class Device(Enum):
+    """Where the run computes; `auto` takes the accelerator where there is one."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Mode(Enum):
+    """How collectives are seen (docs/measuring.md, R2 and R3)."""
+
+    dedicated = "dedicated"
+    observe = "observe"
+    off = "off"
+
+
+class Algorithm(Enum):
+    """How a collective passes data on: round a ring, or in about log2(n) rounds."""
+
+    ring = "ring"
+    tree = "tree"
+
+
+class BackwardPrefetch(Enum):
+    """When FSDP1 gathers the next parameters in backward: before or after the current gradients, or not ahead."""
+
+    backward_pre = "backward_pre"
+    backward_post = "backward_post"
+    none = "none"
+
+
+class Sharding(Enum):
+    """What FSDP1 shards: parameters too, or only gradients and optimizer state once forward has gathered them."""
+
+    full_shard = "full_shard"
+    shard_grad_op = "shard_grad_op"
+
+
+class DType(Enum):
+    """A floating-point type by its short name."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"

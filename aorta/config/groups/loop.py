@@ -1,0 +1,143 @@
+"""The sections of the root file: the loop, its optimizer and data, how it is compiled and how it is watched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aorta.config.groups.choices import Device, Mode, Precision
+
+
+@dataclass
+class Training:
+    """The loop."""
+
+    # passes over the dataset; training ends at the earlier of this and max_steps
+    epochs: int = 1
+    # optimizer steps in the whole training, counted from step 0 (also after a resume); null = all epochs
+    max_steps: int | None = 200
+    # resume from the checkpoint taken before this global step; null = 0, or the newest checkpoint after a restart
+    start_step: int | None = None
+    # samples per rank and micro-batch
+    batch_size: int = 8
+    # micro-batches per optimizer step; gradients are reduced on the last one only
+    gradient_accumulation: int = 1
+    # arithmetic of forward and backward
+    mixed_precision: Precision = Precision.none
+    # largest global gradient norm; null = no clipping
+    grad_clip_norm: float | None = 1.0
+    # steps between two progress lines; the loss is read from the device only then
+    log_interval: int = 5
+    # where the run writes, relative to the caller's folder; with a label, its sub-folder of that name
+    output_dir: str = "artifacts"
+    # replace an earlier run in the same folder instead of moving it to history/
+    overwrite: bool = False
+    # steps between two checkpoints; null = none
+    checkpoint_interval: int | None = None
+    # seed of initialisation, dropout and sampling
+    seed: int = 42
+    # where to compute
+    device: Device = Device.auto
+    # seconds after which a collective that does not end fails the run
+    timeout_s: float = 300.0
+
+
+@dataclass
+class Optimizer:
+    """AdamW."""
+
+    # peak learning rate
+    lr: float = 3e-4
+    # decoupled weight decay
+    weight_decay: float = 0.01
+    # decay rates of the two moments
+    betas: tuple[float, float] = (0.9, 0.98)
+    # added to the denominator
+    eps: float = 1e-8
+
+
+@dataclass
+class Scheduler:
+    """Linear warm-up, then linear decay to 0."""
+
+    # steps from 0 to the peak learning rate
+    warmup_steps: int = 100
+    # step at which the learning rate reaches 0
+    total_steps: int = 2000
+
+
+@dataclass
+class Dataset:
+    """Synthetic, made once at start from the seed."""
+
+    # samples in one epoch, over all ranks
+    num_samples: int = 10_000
+    # items in one sample
+    sequence_length: int = 32
+    # seed of the data, apart from the training seed
+    seed: int = 42
+    # keep the whole data set in device memory: no copy inside the loop
+    on_device: bool = True
+
+
+@dataclass
+class Dataloader:
+    """How batches are fetched when the data set is not on the device."""
+
+    # loader processes per rank; 0 = in the training process
+    num_workers: int = 0
+    # page-locked host memory, for asynchronous copies
+    pin_memory: bool = False
+
+
+@dataclass
+class Compile:
+    """torch.compile, block by block, so that compute ranges stay outside compiled code."""
+
+    # compile every block of the model
+    enabled: bool = False
+    # compiler backend
+    backend: str = "inductor"
+    # inductor's mode; null = default
+    mode: str | None = None
+    # fail on a graph break
+    fullgraph: bool = False
+    # symbolic shapes
+    dynamic: bool = False
+
+
+@dataclass
+class Instrument:
+    """How collectives and compute are seen."""
+
+    # dedicated = collectives on streams of their own; observe = timed where they run; off = not seen
+    mode: Mode = Mode.dedicated
+    # priority of the dedicated streams (CUDA/HIP; lower number = more urgent)
+    stream_priority: int = 0
+
+
+@dataclass
+class Baseline:
+    """Isolated baselines: behind the training, in the same launch, steps that only compute and steps that only
+    communicate. `baseline=true` is short for `baseline.enabled=true`.
+    """
+
+    # measure them, for overlap_efficiency and compute_slowdown
+    enabled: bool = False
+    # steps of each of the two; warm-up among them as in training: telemetry.warmup_steps, at most half
+    steps: int = 20
+
+
+@dataclass
+class Clock:
+    """Clock anchors in the record, and the ranks' clocks against each other."""
+
+    # steps between two readings of REALTIME, BOOTTIME and MONOTONIC
+    anchor_interval: int = 100
+    # measure every rank's clock against rank 0's before the first and after the last step
+    sync: bool = True
+    # ping-pongs a rank and measurement, of which the quickest counts
+    sync_samples: int = 32
+    # for tests: nanoseconds by which every rank but 0 measures with a clock that is ahead
+    fake_offset_ns: int = 0
+    # for tests: microseconds a second that this clock gains
+    fake_drift_ppm: float = 0.0

@@ -1,0 +1,61 @@
+"""`workload=...`: what is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omegaconf import MISSING
+
+
+@dataclass
+class Workload:
+    """Base of the workload group."""
+
+    # which workload
+    name: str = MISSING
+
+
+@dataclass
+class Ranking(Workload):
+    """A ranking transformer on synthetic features: dense and categorical inputs, an encoder, a scorer."""
+
+    name: str = "ranking"
+    # width of the encoder
+    model_dim: int = 128
+    # attention heads
+    num_heads: int = 4
+    # encoder layers
+    num_layers: int = 4
+    # width of the feed-forward part
+    mlp_hidden_dim: int = 512
+    # rows of the embedding table shared by the categorical features
+    vocab_size: int = 4_000
+    # width of one embedding before it is projected to the encoder's width
+    embedding_dim: int = 64
+    # categorical features of an item
+    categorical_features: int = 8
+    # dense features of an item
+    dense_features: int = 16
+    # dropout inside the encoder
+    dropout: float = 0.1
+
+
+@dataclass
+class Rpc(Workload):
+    """Calls through torch.distributed.rpc: rank 0 drives, the others serve; `parallel`, `optimizer` and the like have
+    no meaning here.
+    """
+
+    name: str = "rpc"
+    # what the processes are called; {rank} counts from 0, {number} from 1
+    worker_name: str = "worker{rank}"
+    # threads that serve calls in each process
+    num_worker_threads: int = 4
+    # profiling windows; each is one trace a worker
+    windows: int = 2
+    # calls that rank 0 issues in a window
+    calls: int = 12
+    # side of the square tensors that are sent
+    tensor_size: int = 64
+    # seconds after which a call, or a worker that gives no sign, counts as lost
+    timeout_s: float = 60.0

@@ -1,0 +1,36 @@
+"""Rules of `parallel=...`. How ranks form a mesh is `aorta.config.mesh`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aorta.config.rules.bounds import at_least
+from aorta.config.schema import FSDP, FSDP1, FSDPTP, TP, Config, Precision
+
+
+def parallel_rules(config: Config) -> Iterator[str]:
+    """One message per broken rule."""
+    if isinstance(config.parallel, FSDP):
+        yield from _fsdp_rules(config.parallel)
+    if isinstance(config.parallel, FSDP1) and config.compile.enabled and not config.parallel.use_orig_params:
+        yield "parallel.use_orig_params=false: torch.compile cannot trace FSDP1's flat parameters; set it to true"
+    if isinstance(config.parallel, FSDP1) and config.training.checkpoint_interval is not None:
+        yield (
+            f"training.checkpoint_interval={config.training.checkpoint_interval}: torch does not load FSDP1's shards "
+            "back; use parallel=fsdp, or set it to null"
+        )
+    if isinstance(config.parallel, TP | FSDPTP) and config.training.mixed_precision is Precision.fp16:
+        yield (
+            f"training.mixed_precision=fp16: parallel={config.parallel.strategy} keeps parameters on several meshes, "
+            "and torch's gradient scaler looks for overflow on one only, so ranks would disagree about a step; use bf16"
+        )
+
+
+def _fsdp_rules(parallel: FSDP) -> Iterator[str]:
+    yield from at_least(
+        0,
+        {
+            "parallel.forward_prefetch": parallel.forward_prefetch,
+            "parallel.backward_prefetch": parallel.backward_prefetch,
+        },
+    )

@@ -1,0 +1,73 @@
+"""Names with variables in braces: `rank{rank}.{batch:06d}.json`.
+
+Enters: a template and what is known. Leaves: the name, or what is wrong with the template. A variable whose value is
+not known yet stays as it is written, and so does `{}`; a name that is no variable at all is a mistake. Must not: touch
+the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from string import Formatter
+from typing import Any
+
+RANK_FIELDS = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")
+"""Known before the run."""
+TIME_FIELDS = (
+    *("epoch", "batch", "batch_in_epoch", "sample", "sample_in_epoch", "token", "token_in_epoch"),
+    *("total_wct", "epoch_wct", "batch_wct"),
+)
+"""Known when a window is saved: finished counts, and wall-clock seconds (float)."""
+FILE_FIELDS = (*RANK_FIELDS, *TIME_FIELDS)
+REMOTE_FIELDS = (*FILE_FIELDS, "file")
+"""`file`: the path of a saved file below its trace folder."""
+_SAMPLES: dict[str, Any] = {name: 1.5 if name.endswith("_wct") else 1 for name in FILE_FIELDS}
+_SAMPLES |= {"run_name": "run", "file": "file"}
+
+
+def fields_of(template: str) -> set[str]:
+    """Names of the variables in a template.
+
+    Raises:
+        ValueError: its braces do not match.
+    """
+    return {name for _, name, _, _ in Formatter().parse(template) if name}
+
+
+def problem_of(template: str, known: Collection[str] = FILE_FIELDS) -> str | None:
+    """What is wrong with a template, in words; None when it can be used."""
+    try:
+        unknown = sorted(fields_of(template) - set(known))
+        if unknown:
+            return f"{{{unknown[0]}}} is no variable; there are {', '.join(known)}"
+        fill(template, {name: _SAMPLES[name] for name in known})
+    except (ValueError, KeyError, IndexError) as error:
+        return f"not a template: {error}"
+    return None
+
+
+def fill(template: str, values: Mapping[str, Any]) -> str:
+    """The template with every variable in `values` replaced, format included; the others stay as they are written.
+
+    Raises:
+        ValueError: a format does not suit its value, or the braces do not match.
+    """
+    parts: list[str] = []
+    for text, name, form, conversion in Formatter().parse(template):
+        parts.append(text)
+        if name is None:
+            continue
+        if name in values:
+            value = values[name]
+            if conversion:
+                value = Formatter().convert_field(value, conversion)
+            parts.append(format(value, form or ""))
+        else:
+            parts.append(f"{{{name}{f'!{conversion}' if conversion else ''}{f':{form}' if form else ''}}}")
+    return "".join(parts)
+
+
+def tells_ranks_apart(*templates: str) -> bool:
+    """Whether two ranks never get the same name."""
+    names = set().union(*map(fields_of, templates))
+    return "rank" in names or {"local_rank", "node_rank"} <= names

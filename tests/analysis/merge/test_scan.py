@@ -1,0 +1,86 @@
+"""Events out of text, however it is laid out and cut into chunks; broken text is named, never taken for whole."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aorta.analysis.merge.scan import Scanner
+from aorta.errors import InputError
+from tests.analysis.merge.traces import text, x
+from tests.strategies import settings  # noqa: F401  loads the profile
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+events = st.lists(st.dictionaries(st.text(max_size=5), json_values, max_size=4), max_size=6)
+
+
+def chunks(body: bytes, size: int):
+    return (body[at : at + size] for at in range(0, len(body), size))
+
+
+def scan(body: bytes, size: int = 1 << 20):
+    scanner = Scanner("t.json", chunks(body, size))
+    found = [{key: json.loads(bytes(value)) for key, value in event.items()} for event in scanner.events()]
+    rest = {key: json.loads(bytes(value)) for key, value in (scanner.head | scanner.tail).items()}
+    return found, rest
+
+
+@given(events, st.dictionaries(st.text(max_size=4), json_values, max_size=3), st.integers(1, 40), st.booleans())
+def test_it_reads_what_json_reads(inside, around, size, compact):
+    whole = {**{f"a{key}": value for key, value in around.items()}, "traceEvents": inside, "z": around}
+    body = json.dumps(whole, separators=(",", ":")) if compact else json.dumps(whole, indent=1, ensure_ascii=False)
+    found, rest = scan(body.encode(), size)
+    assert found == inside
+    assert {**rest, "traceEvents": found} == whole
+
+
+@given(events, st.integers(1, 40), st.data())
+def test_a_text_that_is_cut_off_is_never_taken_for_whole(inside, size, data):
+    body = json.dumps({"traceEvents": inside, "z": 1}).encode()
+    cut = data.draw(st.integers(0, len(body) - 1))
+    with pytest.raises(InputError, match=r"t\.json: "):
+        scan(body[:cut], size)
+
+
+def test_a_list_alone_is_a_trace():
+    assert scan(b' [ {"a": 1}, {"b": "},{"} ] ') == ([{"a": 1}, {"b": "},{"}], {})
+    assert scan(b"[]")[0] == []
+
+
+def test_an_event_full_of_what_looks_like_its_end():
+    event = {"args": {"inner": [{"n": n} for n in range(1000)], "text": '"},{'}, "name": "x"}
+    assert scan(json.dumps({"traceEvents": [event, event]}).encode(), 512)[0] == [event, event]
+
+
+def test_the_digits_of_a_time_are_kept():
+    scanner = Scanner("t.json", iter([b'[{"ts": 4400494438302.456, "dur": 1e3}]']))
+    (event,) = scanner.events()
+    assert bytes(event["ts"]) == b"4400494438302.456"
+    assert bytes(event["dur"]) == b"1e3"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "cut off"),
+        (b"x", "expected { or"),
+        (b'{"a": 1}', 'not a trace: it has no "traceEvents"'),
+        (b'{"traceEvents": 3}', r"expected \["),
+        (b'{"traceEvents": [3]}', "expected an event"),
+        (b'{"traceEvents": [{"a": nan}]}', "not JSON"),
+        (b'{"traceEvents": [{"a": 1} {"a": 1}]}', "cut off|not JSON|expected ,"),
+        (b'{"traceEvents": []} trailing', "more text"),
+        (b'{"traceEvents": [], "a": tru}', "the value of 'a' is not JSON"),
+        (text([x("a", 1, 1)])[:-30], "cut off"),
+    ],
+)
+def test_what_is_wrong_and_where(body, words):
+    with pytest.raises(InputError, match=words):
+        scan(body)

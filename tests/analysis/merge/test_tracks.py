@@ -1,0 +1,186 @@
+"""Records beside traces: their tracks, and whether effects follow their causes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from aorta.analysis.merge.command import merge_traces
+from aorta.telemetry.clock_sync import ClockSync, Injected, OffsetSample, RankClock, encode
+from aorta.telemetry.schema import ActiveSegment, Anchor, ClockReading
+from aorta.telemetry.walltime import WallTime
+from tests.analysis.builders import CLOCK, MS, collective, header, metrics, step, write_rank
+from tests.analysis.merge.traces import load, problems, text, write, x
+
+# Wall clock of monotonic 0 in these records.
+ZERO_NS = CLOCK.realtime_ns - CLOCK.monotonic_ns
+BASE_NS = ZERO_NS // 10**9 * 10**9
+STEP_NS = 2 * 10**9  # start of step 1, monotonic
+
+
+def us(monotonic_ns: int) -> float:
+    """`ts` of an instant in a trace with BASE_NS."""
+    return (ZERO_NS + monotonic_ns - BASE_NS) / 1e3
+
+
+def run_folder(folder, *, fake: Injected | None = None, late_ms: float = 0.0, bound_ns: int = 1000, sync: bool = True):
+    """Two ranks, three steps of 100 ms a second apart; the traces cover step 1. Both issue their all-reduces at 10
+    and 20 ms and end 8 ms later; rank 1 issues `late_ms` later, which is more than an end only if it is impossible.
+    """
+    for rank in (0, 1):
+        shift = late_ms if rank else 0.0
+        rows = [collective(seq=s, start_ms=10.0 + 10 * s + shift, end_ms=18.0 + 10 * s) for s in (0, 1)]
+        overlapping = collective(seq=2, start_ms=12.0, end_ms=25.0)
+        segments = [
+            ActiveSegment(0, 10 * MS, 0b1),
+            ActiveSegment(10 * MS, 20 * MS, 0b11),
+            ActiveSegment(20 * MS, 30 * MS, 0b10),
+            ActiveSegment(30 * MS, 100 * MS, 0),
+        ]
+        lines = [
+            step(
+                rank,
+                2,
+                number,
+                overlap=metrics(100, 20, 20, 10),
+                collectives=[*rows, overlapping] if number == 1 else [],
+                active_segments=segments,
+            )
+            for number in range(3)
+        ]
+        write_rank(folder, header(rank, 2), lines)
+        body = text([x("a", us(STEP_NS), 90_000), x("b", us(STEP_NS + 90 * MS), 1)], rank=rank, base=BASE_NS)
+        write(folder / f"r{rank}.json", body)
+    if sync:
+        at = ZERO_NS + STEP_NS
+        reference = RankClock(0, "node0", "b", OffsetSample(at, 0, 0, 0, 32), OffsetSample(at + 10**9, 0, 0, 0, 32))
+        offsets = [0, 0] if fake is None else [fake.shown(at) - at, fake.shown(at + 10**9) - at - 10**9]
+        samples = [
+            OffsetSample(at + n * 10**9 + offset, offset, 2 * bound_ns, bound_ns, 32)
+            for n, offset in enumerate(offsets)
+        ]
+        other = RankClock(1, "node0", "b", *samples, injected=fake)
+        (folder / "clock_sync.json").write_bytes(
+            encode(ClockSync(1, "run-1", 0, 0, "CLOCK_REALTIME", "s", True, [reference, other]))
+        )
+    return folder
+
+
+def merge(folder, *words, code: int = 0):
+    target = folder.parent / "merged.json"
+    assert merge_traces([str(folder), "-o", str(target), "--overwrite", *words]) == code
+    merged = load(target)
+    assert problems(merged) == []
+    return merged
+
+
+def test_steps_lanes_and_collectives_become_tracks_and_complete_events_stay_those_of_the_traces(tmp_path):
+    merged = merge(run_folder(tmp_path / "run"))
+    found = merged["traceEvents"]
+    assert sum(e["ph"] == "X" for e in found) == 4
+    (pid,) = {e["pid"] for e in found if e["ph"] == "B" and e["pid"] < 2000}
+    (name,) = (e["args"]["name"] for e in found if e["ph"] == "M" and e["name"] == "process_name" and e["pid"] == pid)
+    assert name == "rank 0 (node0): AORTA record"
+    tracks = {e["tid"]: e["args"]["name"] for e in found if e["name"] == "thread_name" and e["pid"] == pid}
+    begun = [
+        (tracks[e["tid"]], e["name"], round(e["ts"] - us(STEP_NS))) for e in found if e["ph"] == "B" and e["pid"] == pid
+    ]
+    assert sorted(begun) == [
+        ("collectives world", "allreduce#0", 10_000),
+        ("collectives world", "allreduce#1", 20_000),
+        ("collectives world (2)", "allreduce#2", 12_000),
+        ("lane allreduce", "allreduce", 10_000),
+        ("lane compute", "compute", 0),
+        ("steps", "step 1", 0),  # the traces cover this step alone
+    ]
+    ends = {e["name"]: round(e["ts"] - us(STEP_NS)) for e in found if e["ph"] == "E" and e["pid"] == pid}
+    assert ends == {
+        "allreduce#0": 18_000,
+        "allreduce#1": 28_000,
+        "allreduce#2": 25_000,
+        "allreduce": 30_000,
+        "compute": 20_000,
+        "step 1": 100_000,
+    }
+
+
+def test_C16_an_injected_skew_is_caught_raw_and_gone_when_aligned(tmp_path, capsys):
+    folder = run_folder(tmp_path / "run", fake=Injected(123_456_789, 80.0, ZERO_NS))
+    merged = merge(folder, "--check")
+    assert merged["aorta"]["causality"] == {
+        "pairs": 3,
+        "violations": 0,
+        "unknown_bounds": 0,
+        "worst_lead_ns": merged["aorta"]["causality"]["worst_lead_ns"],
+        "not_checked": {},
+    }
+    assert "no violation" in capsys.readouterr().out
+    merged = merge(folder, "--check", "--align", "none", code=3)
+    assert merged["aorta"]["causality"]["violations"] == 3
+    said = capsys.readouterr()
+    # Rank 0 ends at 18 ms; rank 1 seems to issue at 10 ms + 123.457 ms + 80 ppm of 2 s.
+    assert "allreduce#0 of group world: rank 0 ends before rank 1 begins: 115617.6 us too early" in said.out
+    assert "INJECTED CLOCK SKEW on rank 1: 123456789 ns and 80.0 ppm" in said.err
+
+
+@pytest.mark.parametrize(("late_ms", "code"), [(8.0005, 0), (8.0020, 3)])
+def test_C16_only_what_exceeds_the_bounds_is_a_violation(tmp_path, late_ms, code):
+    # The bound is 1 us of the clocks and twice the 50 ns of the anchors: rank 0 ends at 18 ms whatever rank 1 does.
+    merged = merge(run_folder(tmp_path / "run", late_ms=late_ms), "--check", code=code)
+    assert merged["aorta"]["causality"]["worst_lead_ns"] == round((late_ms - 8) * MS)
+
+
+def test_C16_nothing_to_check_is_not_a_pass(tmp_path, capsys):
+    merge(run_folder(tmp_path / "run"), "--check", "--no-records", code=4)
+    assert "nothing to check" in capsys.readouterr().err
+
+
+def test_C16_a_bound_that_nobody_measured_is_said(tmp_path, capsys):
+    merged = merge(run_folder(tmp_path / "run", sync=False), "--check")
+    assert merged["aorta"]["causality"]["unknown_bounds"] == 3
+    assert "the bound of 3 pairs is unknown and was taken as 0" in capsys.readouterr().out
+
+
+def test_C16_groups_are_matched_by_their_members_and_a_killed_rank_is_not_guessed(tmp_path):
+    folder = run_folder(tmp_path / "run", sync=False)
+    record = folder / "rank_1_metrics.jsonl"
+    record.write_bytes(b"".join(record.read_bytes().splitlines(keepends=True)[:-1]))
+    found = merge(folder)["aorta"]["causality"]
+    assert found["pairs"] == 0
+    assert found["not_checked"] == {
+        "the group's ranks are not in the record (no footer)": 3,
+        "not seen on every rank of its group": 3,
+    }
+
+
+def test_times_of_a_record_follow_the_anchors_between_which_they_lie(tmp_path):
+    early = ClockReading(realtime_ns=1_000_000_000, boottime_ns=0, monotonic_ns=0, uncertainty_ns=10)
+    # Half a second was put in by somebody who set the clock, seen a second later.
+    late = ClockReading(realtime_ns=2_500_000_000, boottime_ns=0, monotonic_ns=1_000_000_000, uncertainty_ns=30)
+    wall = WallTime([late, early])
+    assert wall.uncertainty_ns == 30
+    assert [wall.realtime_ns(t) for t in (-5, 0, 500_000_000, 1_000_000_000, 1_000_000_007)] == [
+        999_999_995,
+        1_000_000_000,
+        1_750_000_000,
+        2_500_000_000,
+        2_500_000_007,
+    ]
+    # And a record's tracks do: an anchor 100 us later moves half of that at half the way.
+    folder = run_folder(tmp_path / "run", sync=False)
+    record = folder / "rank_0_metrics.jsonl"
+    gained = ClockReading(
+        CLOCK.realtime_ns + 2 * (STEP_NS - CLOCK.monotonic_ns) + 100_000,
+        0,
+        CLOCK.monotonic_ns + 2 * (STEP_NS - CLOCK.monotonic_ns),
+        50,
+    )
+    lines = record.read_bytes().splitlines(keepends=True)
+    foot = msgspec.json.decode(lines[-1])
+    foot["clock"] = msgspec.to_builtins(gained)
+    record.write_bytes(
+        b"".join([*lines[:-1], msgspec.json.encode(Anchor(2, gained)) + b"\n", msgspec.json.encode(foot)]) + b"\n"
+    )
+    found = merge(folder)["traceEvents"]
+    (begin,) = (e["ts"] for e in found if e["ph"] == "B" and e["name"] == "step 1" and e["pid"] < 2000)
+    assert begin == pytest.approx(us(STEP_NS) + 50.0, abs=0.001)

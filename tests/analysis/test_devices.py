@@ -1,0 +1,163 @@
+"""Samples joined to steps by time, and what the report says of devices; numbers worked out by hand (D5, D27)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import aorta.analysis
+from aorta.analysis.report import write_report
+from aorta.telemetry.schema import DeviceSample, DeviceTelemetry
+from tests.analysis.builders import MS, header, metrics, step, write_rank
+
+SECOND = 10**9
+NVML = DeviceTelemetry("nvml", 1.0)
+
+
+def sample(at_s: float, clock: float | None = None, throttle: list[str] | None = None, **more: float) -> DeviceSample:
+    """A sample that took 2 ms round `at_s` seconds of the monotonic clock."""
+    middle = round(at_s * SECOND)
+    values = {"temp_c": None, "power_w": None, "mclk_mhz": None, "util_pct": None, "mem_used_bytes": None} | more
+    return DeviceSample(middle - MS, middle + MS, sclk_mhz=clock, throttle=throttle, **values)
+
+
+def steps(count: int, samples: dict[int, list[DeviceSample]], rank: int = 0, ranks: int = 1, warm: int = 0, **changes):
+    """Step k begins at 1 + k seconds and takes half a second; `samples`: written with which step."""
+    return [
+        step(
+            rank,
+            ranks,
+            number,
+            overlap=metrics(500.0, 300.0, 100.0, 50.0),
+            warmup=number < warm,
+            **({"device": samples[number]} if number in samples else {}),
+            **changes,
+        )
+        for number in range(count)
+    ]
+
+
+def write(folder, lines, telemetry=NVML, rank=0, ranks=1):
+    folder.mkdir(exist_ok=True)
+    write_rank(folder, header(rank, ranks, device_telemetry=telemetry), lines)
+    return folder
+
+
+def test_D27_a_sample_belongs_to_the_step_in_which_it_was_taken(tmp_path):
+    # Written two steps late, as lines are; the third is 0.1 s behind the end of step 2.
+    late = [sample(1.1, 2000.0), sample(1.4, 1000.0, power_w=300.0), sample(3.6, 1500.0)]
+    frame = aorta.analysis.steps(write(tmp_path / "run", steps(5, {3: late})))
+    # Step 0: mean of two. Steps 1 and 2: the nearest, 0.85 s and 0.35 s away. Step 3 (at 4.25): 0.65 s. Step 4: none.
+    assert frame["device_sclk_mhz"].tolist()[:4] == [1500.0, 1000.0, 1500.0, 1500.0]
+    assert frame["device_sclk_mhz"].isna().tolist() == [False, False, False, False, True]
+    assert frame["device_power_w"].tolist()[:2] == [300.0, 300.0]
+    assert frame["device_power_w"].isna().tolist() == [False, False, True, True, True]
+    assert frame["device_temp_c"].isna().all()
+
+
+def test_D27_throttled_in_any_sample_of_a_step_is_throttled_and_untold_is_unknown(tmp_path):
+    taken = [sample(1.1, 1.0, []), sample(1.2, 1.0, ["thermal"]), sample(2.2, 1.0, []), sample(3.2, 1.0)]
+    frame = aorta.analysis.steps(write(tmp_path / "run", steps(3, {2: taken})))
+    assert frame["device_throttled"].tolist()[:2] == [1.0, 0.0]
+    assert frame["device_throttled"].isna().tolist() == [False, False, True]
+
+
+def test_a_run_without_samples_has_the_columns_and_nothing_in_them(tmp_path):
+    frame = aorta.analysis.steps(write(tmp_path / "run", steps(2, {}), telemetry=None))
+    assert frame[["device_sclk_mhz", "device_throttled"]].isna().all(axis=None)
+    assert aorta.analysis.device_samples(tmp_path / "run").empty
+
+
+def test_failed_samples_are_told_and_join_nothing(tmp_path):
+    lines = steps(2, {1: [sample(1.4, 900.0), sample(2.2)]}, reasons={"device": "GPU is lost"})
+    frame = aorta.analysis.device_samples(write(tmp_path / "run", lines))
+    assert frame["failed"].tolist() == [False, True]
+    assert frame["reason"].tolist() == [None, "GPU is lost"]
+    assert aorta.analysis.steps(tmp_path / "run")["device_sclk_mhz"].tolist() == [900.0, 900.0]
+
+
+@pytest.fixture
+def report(tmp_path):
+    def make(**runs):
+        return write_report({name: tmp_path / name for name in runs}, tmp_path / "report")
+
+    return make
+
+
+def test_D27_the_summary_and_the_health_of_a_throttled_run(tmp_path, report):
+    # Step 0 is warm-up: what was sampled in it (1.2 s) does not count.
+    taken = {
+        2: [
+            sample(1.2, 100.0, ["thermal"]),
+            sample(2.1, 1980.0, [], temp_c=60.0),
+            sample(2.4, 1980.0, [], temp_c=64.0),
+        ],
+        3: [sample(3.2, 1200.0, ["power_cap"], temp_c=71.0), sample(4.2, 1980.0, [], temp_c=70.0)],
+    }
+    write(tmp_path / "a", steps(4, taken, ranks=2, warm=1), ranks=2)
+    cool = {3: [sample(2.2, 1980.0, []), sample(4.2, 1970.0, [])]}
+    write(tmp_path / "a", steps(4, cool, rank=1, ranks=2, warm=1), rank=1, ranks=2)
+    made = report(a=...)
+    entry = made.summary["datasets"]["a"]
+    devices = entry["devices"]
+    assert (devices["throttled"], devices["throttled_ranks"]) == ("yes", [0])
+    assert entry["health"]["throttled_ranks"] == [0]
+    first, second = devices["ranks"]["0"], devices["ranks"]["1"]
+    assert first["sclk_mhz"] == {"count": 4, "median": 1980.0, "min": 1200.0, "max": 1980.0}
+    assert first["temp_c"] == {"count": 4, "median": 67.0, "min": 60.0, "max": 71.0}
+    assert first["power_w"] is None
+    assert (first["samples"], first["throttled_samples"], first["throttle_reasons"]) == (4, 1, {"power_cap": 1})
+    assert (first["source"], first["interval_s"]) == ("nvml", 1.0)
+    assert (second["throttled"], second["samples"]) == ("no", 2)
+    words = " ".join(made.text.split())
+    assert "! rank 0 THROTTLED (power_cap in 1 of 4 samples); clock 1980 MHz, at least 1200" in words
+    assert "devices (nvml, 6 samples): 1978 MHz (at least 1200), 67 C, throttled: yes" in words
+    assert json.loads((tmp_path / "report/summary.json").read_text())["datasets"]["a"]["devices"] == devices
+    assert (tmp_path / "report/a_devices.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("throttles", "state"), [([[], []], "no"), ([[], None], "no"), ([None, None], "unknown"), ([["other"], []], "yes")]
+)
+def test_D27_throttled_yes_no_or_unknown(tmp_path, report, throttles, state):
+    taken = [sample(1.1 + place, 1.0, throttle) for place, throttle in enumerate(throttles)]
+    write(tmp_path / "a", steps(2, {1: taken}))
+    assert report(a=...).summary["datasets"]["a"]["devices"]["throttled"] == state
+
+
+def test_missing_sources_and_failures_are_said_not_hidden(tmp_path, report):
+    write(tmp_path / "a", steps(2, {}), telemetry=DeviceTelemetry(None, None, "nvml: no driver"))
+    write(tmp_path / "b", steps(2, {1: [sample(1.2, 900.0), sample(2.2)]}, reasons={"device": "GPU is lost"}))
+    made = report(a=..., b=...)
+    words = " ".join(made.text.split())
+    assert "! rank 0: no device samples: nvml: no driver" in words
+    assert "! rank 0: 1 device sample(s) failed: GPU is lost" in words
+    assert made.not_drawn["a_devices.png"] == "no device samples in the record"
+    assert made.summary["datasets"]["a"]["devices"]["throttled"] == "unknown"
+
+
+def test_a_run_that_asked_for_nothing_is_not_complained_of(tmp_path, report):
+    write(tmp_path / "a", steps(2, {}), telemetry=None)
+    text = report(a=...).text
+    assert "devices (" not in text
+    assert "device" not in text.replace("a_devices.png: no device samples in the record", "")
+
+
+def test_columns_of_devices_are_given_by_name_and_samples_of_a_baseline_count(tmp_path):
+    lines = steps(2, {1: [sample(1.4, 900.0)]})
+    alone = step(0, 1, 0, overlap=metrics(500.0, 300.0, 0.0, 0.0), phase="compute_only", device=[sample(2.2, 700.0)])
+    run = aorta.analysis.load_run(write(tmp_path / "run", [*lines, alone]))
+    frame = aorta.analysis.steps(run, ["global_step", "device_sclk_mhz"])
+    assert frame.to_dict("list") == {"global_step": [0, 1], "device_sclk_mhz": [900.0, 700.0]}
+    assert list(aorta.analysis.steps(run, ["loss"]).columns) == ["loss"]
+
+
+def test_a_step_whose_samples_are_not_of_the_schema_is_left_out_and_said(tmp_path):
+    folder = write(tmp_path / "run", steps(2, {1: [sample(1.4, 900.0)]}))
+    path = folder / "rank_0_metrics.jsonl"
+    path.write_text(path.read_text().replace('"device":[[', '"device":[["late",'))
+    run = aorta.analysis.load_run(folder)
+    assert aorta.analysis.device_samples(run).empty
+    assert len(aorta.analysis.steps(run)) == 1
+    assert any("rank_0_metrics.jsonl:3: not a line of this schema" in said for said in run.health.problems)

@@ -1,0 +1,152 @@
+"""The profiling group on the command line: presets, quoting, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from aorta.config.resolve import resolve
+from aorta.config.rules.profiling import profiling_notes, profiling_rules
+from aorta.config.schema import Config, Naming, Profiling
+from tests.capture.windows import preset
+
+STATED = {
+    "aorta": ("tensorboard", "none", (1, 1, 2, 1), (True, True, False, False)),
+    "d9d": ("mesh", "tar.gz", (None, 5, 3, 0), (True, False, True, False)),
+    "tutorial": ("rank_iter", "none", (10, 5, 3, 1), (True, False, True, False)),
+    "composer": ("template", "none", (0, 1, 4, 1), (False, True, False, True)),
+}
+
+
+def rules(several=1, **settings):
+    option = settings.pop("option", "aorta")
+    return list(profiling_rules(preset(option, **settings), several))
+
+
+@pytest.mark.parametrize("option", STATED)
+def test_D9_F1_F4_presets_carry_names_schedule_and_flags(composed, option):
+    settings = resolve(composed(f"profiling={option}")).config.profiling
+    naming, compression, schedule, flags = STATED[option]
+    assert (settings.enabled, settings.naming, settings.compression) == (False, Naming[naming], compression)
+    assert (settings.wait, settings.warmup, settings.active, settings.repeat) == schedule
+    assert (settings.record_shapes, settings.profile_memory, settings.with_stack, settings.with_flops) == flags
+
+
+def test_D9_the_older_keys_have_their_defaults():
+    base = Profiling()
+    assert (base.tensorboard, base.chrome_trace, base.trace_filename) == (True, False, "trace.json")
+
+
+def test_F1_naming_and_compression_are_independent():
+    for naming in Naming:
+        for compression in ("none", "gz", "tar.gz"):
+            assert rules(naming=naming, compression=compression) == []
+    assert rules(compression="zip") == ["profiling.compression='zip': one of none, gz, tar.gz"]
+
+
+def test_A3_a_period_that_does_not_fit_ends_before_step_0(door):
+    for option in ("d9d", "aorta"):
+        answer = door(f"profiling={option}", "profiling.period=2", "profiling.warmup=2", "profiling.active=1")
+        assert (answer.code, answer.jobs) == (1, [])
+        assert all(word in answer.err for word in ("profiling.period=2", "profiling.warmup=2", "profiling.active=1"))
+
+
+def test_F3_period_and_wait_that_disagree_are_an_error():
+    (rule,) = rules(period=10)
+    assert rule.startswith("profiling.period=10: disagrees with profiling.wait=1 + ")
+    assert rules(period=4) == rules(period=10, wait=7) == rules(period=10, wait=None) == []
+    assert rules(wait=None) == ["profiling.period=None, profiling.wait=None: give one of them"]
+
+
+def test_F5_a_run_shorter_than_a_cycle_is_told(composed):
+    words = ("profiling.enabled=true", "profiling=tutorial")
+    (note,) = resolve(composed(*words, "training.max_steps=17")).notes
+    assert "a cycle takes 18 steps (wait 10 + warmup 5 + active 3)" in note
+    assert resolve(composed(*words, "training.max_steps=18")).notes == ()
+    config = Config(profiling=preset("tutorial", skip_first=4))
+    config.training.max_steps = 20
+    assert "skip_first=4" in next(profiling_notes(config, 1))
+
+
+@pytest.mark.parametrize(
+    ("word", "ranks"),
+    [('profiling.ranks="0, 2"', "0, 2"), ("profiling.ranks=[0,2]", [0, 2]), ("profiling.ranks=0", 0)],
+)
+def test_B2_ranks_on_the_command_line(door, word, ranks):
+    assert door(word).job.config.profiling.ranks == ranks
+
+
+def test_B2_a_bare_list_is_hydra_s_sweep(door):
+    answer = door("profiling.ranks=0,2")
+    assert answer.code == 1
+    assert "multirun" in answer.err
+
+
+@pytest.mark.parametrize("word", ["profiling.ranks=-1", "profiling.ranks=a", "profiling.ranks=[0,x]"])
+def test_B1_what_is_no_rank_is_refused(door, word):
+    answer = door(word)
+    assert answer.code == 1
+    assert "is not a rank: give all, a list" in answer.err
+
+
+def test_E4_a_misspelt_variable_is_refused_with_the_known_names(door):
+    answer = door("profiling=composer", "profiling.filename='{bach}.json'")
+    assert answer.code == 1
+    assert "{bach} is no variable; there are run_name, rank" in answer.err
+    assert door("profiling=composer", "profiling.filename='{rank}.{batch:06d}.json'").code == 0
+
+
+def test_E14_names_that_ranks_would_share_are_refused():
+    template = {"option": "composer", "several": 2}
+    for filename in ("x.json", "{local_rank}.json", "{batch}.json"):
+        (rule,) = rules(**template, filename=filename)
+        assert rule.startswith(f"profiling.filename={filename!r}: several ranks would write the same file")
+    assert rules(**template, filename="x.json", ranks="0") == []
+    assert rules(option="composer", filename="x.json") == []
+    assert rules(**template, filename="{local_rank}.json", folder="{node_rank}") == []
+    (rule,) = rules(**template, remote_root="memory://x", remote_file_name="x.json")
+    assert "several ranks would upload to the same name" in rule
+    assert rules(several=2, remote_root="memory://x") == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"num_traces_to_keep": -2}, r"num_traces_to_keep=-2: must be -1 \(all\) or more"),
+        ({"num_traces_to_keep": 0}, "num_traces_to_keep=0: every trace would be lost; set profiling.remote_root"),
+        ({"num_traces_to_keep": 0, "remote_root": "memory://x", "remote_file_name": None}, "every trace would be lost"),
+    ],
+)
+def test_E15_keeping_nothing_needs_an_upload(settings, said):
+    (rule,) = rules(**settings)
+    assert re.search(said, rule)
+    assert rules(num_traces_to_keep=0, remote_root="memory://x") == []
+
+
+@pytest.mark.parametrize("off", ["with_stack", "record_shapes", "profile_memory"])
+def test_E17_a_memory_timeline_needs_three_flags_and_html(off):
+    flags = {"with_stack": True, "record_shapes": True, "profile_memory": True}
+    (rule,) = rules(memory_filename="m{rank}.html", **flags | {off: False})
+    assert all(f"profiling.{name}" in rule for name in flags)
+    assert rules(memory_filename="m{rank}.html", **flags) == []
+    (rule,) = rules(memory_filename="m.json", **flags)
+    assert "must end in .html" in rule
+
+
+def test_E10_gzip_and_tar_disagree():
+    assert rules(option="composer", use_gzip=True) == []
+    (rule,) = rules(option="composer", use_gzip=True, compression="tar.gz")
+    assert "use_gzip=true: disagrees" in rule
+
+
+def test_D12_a_chrome_trace_of_its_own_belongs_to_tensorboard_names():
+    (rule,) = rules(option="tutorial", chrome_trace=True)
+    assert "naming=rank_iter writes one Chrome trace already" in rule
+
+
+def test_E11_an_address_with_a_password_is_refused_without_showing_it():
+    for key in ("remote_root", "remote_file_name"):
+        (rule,) = rules(**{key: "sftp://me:hunter2@host/x/{rank}"})
+        assert rule.startswith(f"profiling.{key}: holds a password")
+        assert "hunter2" not in rule

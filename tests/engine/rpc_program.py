@@ -1,0 +1,32 @@
+"""An RPC run whose second worker dies: `python -m tests.engine.rpc_program FOLDER`, on each rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from aorta.capture.rpc_window import WorkerWindow
+from aorta.engine.logs import start_logging
+from aorta.engine.rpc import RpcRun
+from aorta.launch.process_group import process_group
+from aorta.launch.topology import read_topology, select_device
+from tests.loop import resolved
+
+
+def main(folder: str) -> None:
+    """Rank 1 is killed when it is to save its first window."""
+    topology = read_topology()
+    start_logging(topology.rank, topology.world_size)
+    words = ("workload=rpc", "workload.windows=3", "workload.calls=7", "workload.timeout_s=5", "label=dies")
+    base = ("profiling.enabled=true", "training.device=cpu", "training.timeout_s=60", f"training.output_dir={folder}")
+    if topology.rank == 1:
+        WorkerWindow.stop = lambda self, path: os.kill(os.getpid(), signal.SIGKILL)
+    run = resolved(*words, *base)
+    device = select_device(run.config.training.device, topology.local_rank)
+    with process_group(topology, device, 60.0) as peers:
+        RpcRun(run, topology, device, peers).run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,49 @@
+"""Nobody times out because a peer is busy; a silent one is given up."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch.distributed as dist
+
+from aorta.errors import PeerFailed
+from aorta.launch.patience import gather_when_done
+from aorta.launch.peers import Peers
+
+
+def test_a_busy_rank_is_waited_for_beyond_the_timeout():
+    store, beats, answers = dist.HashStore(), [0], {}
+
+    def busy():
+        beats[0] += 1
+        return beats[0] < 60  # 60 beats of 10 ms, with a timeout of 100 ms
+
+    def run(rank, is_busy):
+        peers = Peers(store, rank, 2, timeout_s=0.1)
+        answers[rank] = gather_when_done(peers, "key", is_busy, lambda: {"rank": rank}, beat_s=0.01)
+
+    threads = [threading.Thread(target=run, args=(0, lambda: False)), threading.Thread(target=run, args=(1, busy))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert answers == {0: [{"rank": 0}, {"rank": 1}], 1: [{"rank": 0}, {"rank": 1}]}
+    assert beats[0] == 60
+
+
+def test_a_silent_rank_is_named():
+    peers = Peers(dist.HashStore(), 0, 2, timeout_s=0.05)
+    with pytest.raises(PeerFailed, match=r"rank 1 has said nothing for 0\.05 s \(key\)"):
+        gather_when_done(peers, "key", lambda: False, lambda: None, beat_s=0.01)
+
+
+def test_alone_there_is_nobody_to_wait_for():
+    left = [3]
+
+    def busy():
+        left[0] -= 1
+        return left[0] > 0
+
+    peers = Peers(dist.HashStore(), 0, 1, timeout_s=0.05)
+    assert gather_when_done(peers, "key", busy, lambda: left[0], beat_s=0.001) == [0]
