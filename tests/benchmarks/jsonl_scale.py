@@ -183,7 +183,7 @@ def child(what: str, folder: Path) -> dict[str, float]:
 
         with tempfile.TemporaryDirectory() as output:
             for name, draw in pictures([dataset]):
-                assert draw(Path(output) / name) is None
+                assert draw(Path(output) / name) in (None, "no device samples in the record")
         mark("pictures")
     return {**marks, "rank_steps": entry["count"]}
 
