@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from tests.runs import ROOT, attempt, environment, record, train
 pytestmark = pytest.mark.dist
 FOUR = ("hsdp", "fsdp_tp")
 TWO = tuple(name for name in CASES if name not in FOUR)
+EVERY = [pytest.param(name, marks=pytest.mark.slow) if name in FOUR else name for name in CASES]
+"""Four ranks on two cores take longest."""
 STEPS = 3
 
 
@@ -40,13 +43,24 @@ def launch(folder: Path, ranks: int, *names: str) -> subprocess.CompletedProcess
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All cases, those of two ranks in one launch and those of four in another."""
-    made = tmp_path_factory.mktemp("isolated")
-    for ranks, names in ((2, TWO), (4, FOUR)):
-        done = launch(made, ranks, *names)
-        assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return made
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a case. All cases of two ranks run in one launch, those of four in another, when first asked for."""
+    made, launched = tmp_path_factory.mktemp("isolated"), set[int]()
+
+    def of(name: str) -> Path:
+        ranks, names = (4, FOUR) if name in FOUR else (2, TWO)
+        if ranks not in launched:
+            launched.add(ranks)
+            done = launch(made, ranks, *names)
+            assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return made
+
+    return of
+
+
+@pytest.fixture
+def folder(run: Callable[[str], Path], request: pytest.FixtureRequest) -> Path:
+    return run(request.node.callspec.params["name"])
 
 
 def ranks_of(name: str) -> range:
@@ -69,7 +83,7 @@ def check_put_back(folder: Path, name: str) -> None:
         assert told["later"]["optimizer"] != told["after"]["optimizer"]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EVERY)
 def test_what_training_depends_on_is_put_back(folder: Path, name: str) -> None:
     check_put_back(folder, name)
 
@@ -85,7 +99,7 @@ def test_training_is_bit_identical_with_and_without(folder: Path, name: str) -> 
         assert all(step.loss is not None for step in with_.steps)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EVERY)
 def test_the_phases_follow_the_training_with_their_own_warmup(folder: Path, name: str) -> None:
     phases = ["compute_only"] if name == "none" else ["compute_only", "comm_only"]
     for rank in ranks_of(name):
@@ -100,7 +114,7 @@ def test_the_phases_follow_the_training_with_their_own_warmup(folder: Path, name
         assert ends == sorted(ends)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_compute_only_step_computes_all_and_issues_nothing(folder: Path, name: str) -> None:
     check_compute_only(folder, name)
 
@@ -117,7 +131,7 @@ def check_compute_only(folder: Path, name: str) -> None:
             assert {span.name for span in step.aux} == {span.name for span in kept.steps[-1].aux}
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "none"])
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "none"])
 def test_a_comm_only_step_issues_what_a_step_of_training_does(folder: Path, name: str) -> None:
     check_comm_only(folder, name)
 
@@ -139,7 +153,7 @@ def check_comm_only(folder: Path, name: str) -> None:
         assert all(order == orders[0] for order in orders)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EVERY)
 def test_the_report_has_both_metrics_or_says_why_not(folder: Path, name: str) -> None:
     entry = aggregate(Dataset(name, load_run(folder / f"{name}-with")))
     efficiency, slowdown = (entry["metrics"][metric] for metric in ("overlap_efficiency", "compute_slowdown"))
