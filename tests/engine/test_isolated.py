@@ -44,7 +44,7 @@ def launch(folder: Path, ranks: int, *names: str) -> subprocess.CompletedProcess
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a case. All cases of two ranks run in one launch, those of four in another, when first asked for."""
+    """The folder of a case. Cases of two ranks run in one launch, those of four in another, when first asked for."""
     made, launched = tmp_path_factory.mktemp("isolated"), set[int]()
 
     def of(name: str) -> Path:
