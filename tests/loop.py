@@ -13,7 +13,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from aorta.config.resolve import Resolved, resolve
-from aorta.config.schema import Ranking, register
+from aorta.config.schema import register
 from aorta.engine.optimization import make_optimizer, make_scaler, make_schedule
 from aorta.engine.step import TrainStep
 from aorta.instrument.instrument import Instrument
@@ -22,8 +22,7 @@ from aorta.launch.topology import Topology
 from aorta.parallel.strategies import spread
 from aorta.telemetry.clock import read_clocks
 from aorta.telemetry.schema import Step
-from aorta.workload.data import Batches
-from aorta.workload.ranking import ListwiseLoss, RankingTransformer
+from aorta.workload.tasks import task_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -45,9 +44,9 @@ class Loop:
 
     def __init__(self, words: tuple[str, ...], topology: Topology, device: torch.device, sink: Callable[[Step], None]):
         config = resolved(*words).config
-        assert isinstance(config.workload, Ranking)
+        task = task_of(config)
         torch.manual_seed(config.training.seed)
-        model = RankingTransformer(config.workload).to(device)
+        model = task.model().to(device)
         blocks = list(model.blocks())
         whole = spread(model, blocks, model.tensor_parallel_parts(), config, device)
         torch.manual_seed(config.training.seed + 1 + whole.data_rank)
@@ -60,14 +59,14 @@ class Loop:
             sink,
             config.instrument.stream_priority,
         )
-        loss = ListwiseLoss()
+        loss = task.loss()
         self.instrument.watch([*blocks, ("loss", loss)])
         self.instrument.watch_backward(loss)
-        optimizer = make_optimizer(model.parameters(), config)
+        optimizer = make_optimizer(model.parameters(), task)
         schedule = make_schedule(optimizer, config)
         scaler = make_scaler(config, device)
         self.step_of_training = TrainStep(whole, loss, optimizer, schedule, scaler, self.instrument, config, device)
-        self.batches = Batches(config, config.workload, whole.data_rank, whole.data_size, device).for_ever
+        self.batches = task.batches(whole.data_rank, whole.data_size, device).for_ever
         self._batches = self.batches()
         self.model, self.steps_done = whole.module, 0
 

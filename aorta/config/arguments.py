@@ -34,6 +34,9 @@ RENAMED: dict[str, str] = {
 }
 """Keys of the older configuration -> the same thing today."""
 
+ALSO: dict[str, str] = {"workload.batch_size": "training.batch_size"}
+"""Other words for a key, good for every workload."""
+
 SHORT: dict[str, str] = {"baseline": "baseline.enabled"}
 """Sections that are switched on by their own name -> the key that does it."""
 
@@ -161,6 +164,6 @@ def _rename(word: str) -> str:
         return RETRANSLATED[bare][choice]
     if bare in SHORT and equals and not value.startswith("{"):  # a whole section is Hydra's own
         return f"{SHORT[bare]}={value}"
-    if bare in RENAMED and equals:
-        return f"{RENAMED[bare]}={value}"
+    if (today := (RENAMED | ALSO).get(bare)) and equals:
+        return f"{today}={value}"
     return word

@@ -39,6 +39,7 @@ test compares the two. `python train.py --cfg job` prints the configuration of a
 | choose an option of a group | `parallel=fsdp` |
 | switch a section on | `baseline=true`, short for `baseline.enabled=true` |
 | set a key to nothing | `training.grad_clip_norm=null` |
+| set samples per rank and micro-batch | `training.batch_size=4` or `workload.batch_size=4` |
 | use your own file | `--config mine.yaml`, a file that begins with `defaults: [default, _self_]` |
 | see what would run | `--cfg job` |
 | run several jobs one after another, in one process | `-m training.batch_size=4,8` |

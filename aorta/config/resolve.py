@@ -161,7 +161,7 @@ def _broken_rules(config: Config) -> Iterator[str]:
         node = getattr(config, group)
         if (value := getattr(node, name)) != getattr(type(node), name):
             yield f"{group}.{name}={value}: repeats the option chosen; choose with {group}={value}"
-    if scheduler.warmup_steps > scheduler.total_steps:
+    if scheduler.total_steps is not None and scheduler.warmup_steps > scheduler.total_steps:
         yield (
             f"scheduler.warmup_steps={scheduler.warmup_steps}: must not exceed "
             f"scheduler.total_steps={scheduler.total_steps}"

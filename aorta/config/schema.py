@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from aorta.config.groups.choices import Algorithm, BackwardPrefetch, Device, DType, Mode, Precision, Sharding
+from aorta.config.groups.choices import Algorithm, BackwardPrefetch, Device, DType, Mode, Precision, Sharding, Wording
 from aorta.config.groups.fabric import EmulatedFabric, Fabric
 from aorta.config.groups.loop import (
     Baseline,
@@ -29,7 +29,7 @@ from aorta.config.groups.loop import (
 from aorta.config.groups.parallel import DDP, FSDP, FSDP1, FSDPTP, HSDP, TP, NoParallel, Parallel
 from aorta.config.groups.profiling import ComposerProfiling, MeshProfiling, Naming, Profiling, TutorialProfiling
 from aorta.config.groups.telemetry import Devices, Telemetry
-from aorta.config.groups.workload import Ranking, Rpc, Workload
+from aorta.config.groups.workload import Ranking, Resnet18, Rpc, Workload
 
 __all__ = [
     "DDP",
@@ -64,12 +64,14 @@ __all__ = [
     "Precision",
     "Profiling",
     "Ranking",
+    "Resnet18",
     "Rpc",
     "Scheduler",
     "Sharding",
     "Telemetry",
     "Training",
     "TutorialProfiling",
+    "Wording",
     "Workload",
     "register",
 ]
@@ -98,7 +100,7 @@ class Config:
 
 
 GROUPS: dict[str, dict[str, type[Any]]] = {
-    "workload": {"ranking": Ranking, "rpc": Rpc},
+    "workload": {"ranking": Ranking, "resnet18": Resnet18, "rpc": Rpc},
     "parallel": {
         "none": NoParallel,
         "ddp": DDP,

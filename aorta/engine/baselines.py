@@ -17,7 +17,7 @@ from aorta.instrument.isolated import StandIn
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.replay import Rehearsal, Replay
 from aorta.telemetry.schema import Phase
-from aorta.workload.data import Batch
+from aorta.workload.task import Batch
 
 _log = logging.getLogger(__name__)
 _REHEARSALS = 2

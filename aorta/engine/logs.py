@@ -11,16 +11,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+EVERY_RANK = {"every_rank": True}
+"""`extra` of news that every rank shows on the terminal."""
+
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class _Terminal(logging.Handler):
-    """Rank 0's own news as they are; warnings of any rank with its number. Writes above a progress bar, not into it."""
+    """Rank 0's own news as they are, and what every rank is to say; warnings of any rank with its number. Writes above
+    a progress bar, not into it.
+    """
 
     def __init__(self, rank: int, world_size: int) -> None:
-        super().__init__(logging.INFO if rank == 0 else logging.WARNING)
+        super().__init__(logging.INFO)
+        self._rank = rank
         self._prefix = f"[rank {rank}] " if world_size > 1 else ""
-        self.addFilter(lambda record: record.name.startswith("aorta"))
+        self.addFilter(self._wanted)
+
+    def _wanted(self, record: logging.LogRecord) -> bool:
+        loud = record.levelno >= logging.WARNING or self._rank == 0 or hasattr(record, "every_rank")
+        return loud and record.name.startswith("aorta")
 
     def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm

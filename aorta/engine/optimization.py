@@ -13,25 +13,27 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor import DTensor, Replicate
 
 from aorta.config.schema import FSDP1, Config, Precision
+from aorta.workload.task import Task
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter], config: Config) -> torch.optim.AdamW:
-    """AdamW with the configured rates."""
-    settings = config.optimizer
+def make_optimizer(parameters: Iterable[nn.Parameter], task: Task) -> torch.optim.Optimizer:
+    """The workload's optimizer over parameters that may be spread."""
     # One group a mesh: the multi-tensor update of accelerators takes no list that mixes them.
     groups: list[dict[str, Any]] = [{"params": group} for group in by_mesh(parameters)]
-    return torch.optim.AdamW(
-        groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
-    )
+    return task.optimizer(groups)
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, config: Config) -> torch.optim.lr_scheduler.LambdaLR:
-    """Linear warm-up to the peak over `warmup_steps`, then linear decay that reaches 0 at `total_steps`."""
+    """Linear warm-up to the peak over `warmup_steps`, then linear decay that reaches 0 at `total_steps`; no decay
+    where that is null.
+    """
     warmup, total = config.scheduler.warmup_steps, config.scheduler.total_steps
 
     def factor(step: int) -> float:
         if step < warmup:
             return (step + 1) / warmup
+        if total is None:
+            return 1.0
         return max(0.0, (total - step) / max(total - warmup, 1))
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

@@ -1,4 +1,4 @@
-"""What rank 0 shows while it trains: a bar on a terminal, plain lines otherwise.
+"""What rank 0 shows while it trains: a bar on a terminal, plain lines otherwise; or a tutorial's lines.
 
 Fed with finished steps, which come some steps late: showing progress never waits for a device.
 """
@@ -7,13 +7,62 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
+from aorta.config.schema import Training, Wording
+from aorta.engine.logs import EVERY_RANK
 from aorta.telemetry.schema import Step
 
 _log = logging.getLogger(__name__)
+
+
+class Shown(Protocol):
+    """Takes finished steps in order."""
+
+    def show(self, step: Step) -> None:
+        """One more step is finished."""
+
+    def close(self) -> None:
+        """Leave the terminal clean."""
+
+
+def progress_of(training: Training, first: int, stop: int, *, shown: bool) -> Shown:
+    """What `training.progress` asks for; the other arguments are those of `Progress`."""
+    if training.progress is Wording.tutorial:
+        return TutorialProgress(stop, training.log_interval, shown=shown)
+    return Progress(first, stop, training.log_interval, shown=shown)
+
+
+@contextmanager
+def announced(wording: Wording, rank: int) -> Iterator[None]:
+    """Where the wording has it, every rank says that it starts, and that it has finished without an error."""
+    if wording is not Wording.tutorial:
+        yield
+        return
+    _log.info("[rank %d] starting worker", rank, extra=EVERY_RANK)
+    yield
+    _log.info("[rank %d] finished worker", rank, extra=EVERY_RANK)
+
+
+class TutorialProgress:
+    """One line every `interval` steps, on rank 0. Args: last + 1 global step, interval, and whether to show it."""
+
+    def __init__(self, stop: int, interval: int, *, shown: bool) -> None:
+        self._stop, self._interval, self._shown = stop, interval, shown
+
+    def show(self, step: Step) -> None:
+        """One more step is finished."""
+        number = step.global_step + 1
+        if self._shown and number % self._interval == 0:
+            loss = "-" if step.loss is None else f"{step.loss:.4f}"
+            _log.info("[rank 0] step %d/%d loss=%s", number, self._stop, loss)
+
+    def close(self) -> None:
+        """Nothing is left on the terminal but lines."""
 
 
 class Progress:

@@ -17,7 +17,7 @@ from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.scalars import Scalar
 from aorta.parallel.plan import Spread
-from aorta.workload.data import Batch
+from aorta.workload.task import Batch
 
 
 @dataclass
@@ -25,7 +25,8 @@ class TrainStep:
     """Everything one step needs.
 
     Attributes:
-        model: spread over ranks. loss: of scores and relevances. config: of the run. device: of this rank.
+        model: spread over ranks. loss: of the model's output and a batch's target. config: of the run.
+        device: of this rank.
     """
 
     model: Spread
@@ -74,10 +75,10 @@ class TrainStep:
                 batch = next(batches)
             with self.model.micro_batch(micro == count - 1):
                 with self.model.arithmetic():
-                    scores = self.model.module(batch.dense, batch.categorical)
+                    output = self.model.module(*batch.inputs)
                     # A view, so that the end of the loss's backward is seen before FSDP gathers the last block again:
                     # both hang on this tensor, and hooks of one tensor run in the order they were put on.
-                    loss = self.loss(scores.view_as(scores), batch.relevance) / count
+                    loss = self.loss(output.view_as(output), batch.target) / count
                 scaled = self.scaler.scale(loss)
                 scaled.backward()
             losses.append(loss.detach())

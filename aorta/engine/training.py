@@ -20,13 +20,13 @@ from torch import nn
 from aorta.capture.devices.sampler import DeviceSampler
 from aorta.capture.markers import StepMarkers
 from aorta.config.resolve import Resolved, steps_planned
-from aorta.config.schema import Compile, Config, EmulatedFabric, Mode, Ranking
+from aorta.config.schema import Compile, Config, EmulatedFabric, Mode
 from aorta.engine.baselines import Baselines
 from aorta.engine.checkpoint import Checkpoints, first_step
 from aorta.engine.devices import device_sampler
 from aorta.engine.logs import log_to
 from aorta.engine.optimization import make_optimizer, make_scaler, make_schedule
-from aorta.engine.progress import Progress
+from aorta.engine.progress import announced, progress_of
 from aorta.engine.record import Record, header_of, publish_manifest
 from aorta.engine.step import TrainStep
 from aorta.engine.traces import Traces
@@ -48,8 +48,8 @@ from aorta.parallel.plan import Blocks, Spread
 from aorta.parallel.strategies import spread
 from aorta.telemetry.clock_sync import ClockSync
 from aorta.telemetry.schema import Step
-from aorta.workload.data import Batch, Batches
-from aorta.workload.ranking import ListwiseLoss, RankingTransformer
+from aorta.workload.task import Batch, Batches, Model
+from aorta.workload.tasks import task_of
 
 _log = logging.getLogger(__name__)
 
@@ -60,11 +60,12 @@ class Training:
     def __init__(self, resolved: Resolved, topology: Topology, device: torch.device, peers: Peers) -> None:
         self.resolved, self.config = resolved, resolved.config
         self.topology, self.device, self.peers = topology, device, peers
+        self.task = task_of(self.config)
         self.traces = Traces(self.config, topology, platform_of(device), peers)
 
     def run(self) -> signal.Signals | None:
         """Train; returns the signal that ended it early, if one did."""
-        with ExitStack() as stack:
+        with ExitStack() as stack, announced(self.config.training.progress, self.topology.rank):
             self.traces.check()
             base = Path(self.config.training.output_dir) / (self.config.label or "")
             first = self._first_step(base)
@@ -106,7 +107,7 @@ class Training:
         devices = device_sampler(config.telemetry, self.device)
         self._manifest(folder, model_spread, clocks.at_start(), devices)
         record = self._record(stack, folder, first, warmup, devices)
-        progress = Progress(first, stop, config.training.log_interval, shown=topology.rank == 0)
+        progress = progress_of(config.training, first, stop, shown=topology.rank == 0)
         stack.callback(progress.close)
 
         stack.enter_context(devices)
@@ -129,10 +130,10 @@ class Training:
                     self._fabric(stack),
                 )
             )
-            loss = ListwiseLoss()
+            loss = self.task.loss()
             instrument.watch([*blocks, ("loss", loss)])
             instrument.watch_backward(loss)
-            optimizer = make_optimizer(model.parameters(), config)
+            optimizer = make_optimizer(model.parameters(), self.task)
             schedule, scaler = make_schedule(optimizer, config), make_scaler(config, self.device)
             checkpoints = Checkpoints(folder.checkpoints, model_spread.module, optimizer, schedule, scaler)
             if first:
@@ -143,7 +144,7 @@ class Training:
         stack.callback(agreement.close)
         # Signals outermost: a launcher ends the survivors of a dead rank while they still write down who it was.
         with stop_on_signals(agreement) as signals, record.closed_by(instrument, self.peers.explain) as ending:
-            batches = Batches(config, self._shape(), model_spread.data_rank, model_spread.data_size, self.device)
+            batches = self.task.batches(model_spread.data_rank, model_spread.data_size, self.device)
             markers, trained = StepMarkers(config.profiling.nvtx), 0
             profiler = self.traces.open(folder, model_spread.facts.get("mesh", {}), first)
             stack.enter_context(profiler)
@@ -191,10 +192,10 @@ class Training:
                     source,
                 )
 
-    def _model(self) -> tuple[RankingTransformer, Blocks]:
+    def _model(self) -> tuple[Model, Blocks]:
         """The model on its device, the same on every rank, and its blocks; compiled where asked."""
         torch.manual_seed(self.config.training.seed)
-        model = RankingTransformer(self._shape()).to(self.device)
+        model = self.task.model().to(self.device)
         blocks = list(model.blocks())
         if self.config.compile.enabled:
             for _, block in blocks:
@@ -218,10 +219,6 @@ class Training:
         if not self.config.dataset.on_device:
             streams += 1  # copies to the device
         return knob_warnings(os.environ, platform_of(self.device), streams)
-
-    def _shape(self) -> Ranking:
-        assert isinstance(self.config.workload, Ranking)  # the only workload there is
-        return self.config.workload
 
     def _manifest(self, folder: RunFolder, model: Spread, clocks: ClockSync | None, devices: DeviceSampler) -> None:
         ranks = self.peers.gather("facts", rank_facts(self.topology, self.device, devices.facts()))

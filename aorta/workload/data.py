@@ -24,6 +24,16 @@ class Batch(NamedTuple):
     categorical: torch.Tensor
     relevance: torch.Tensor
 
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """What the model is called with."""
+        return self.dense, self.categorical
+
+    @property
+    def target(self) -> torch.Tensor:
+        """What scores are compared with."""
+        return self.relevance
+
 
 class SyntheticRanking(TorchDataset[Batch]):
     """All samples in memory; indexed by a tensor of sample numbers. Relevance is a hidden function of the features,

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from aorta.config.schema import Ranking
+from aorta.workload.task import Model
 
 
 class Embedding(nn.Module):
@@ -106,7 +107,7 @@ class Scorer(nn.Module):
         return out
 
 
-class RankingTransformer(nn.Module):
+class RankingTransformer(Model):
     """Embedding, `num_layers` pre-norm encoder layers, scorer."""
 
     def __init__(self, shape: Ranking) -> None:

@@ -77,6 +77,14 @@ def test_the_local_rank_chooses_the_device(two_devices):
     assert two_devices == [torch.device("cuda", 1)]
 
 
+def test_B11_on_a_second_node_the_local_rank_chooses_too(two_devices, monkeypatch):
+    for name, value in variables(9, 16, 1, 8).items():
+        monkeypatch.setenv(name, value)
+    place = read_topology()
+    assert (place.rank, select_device(Device.auto, place.local_rank).index) == (9, 1)
+    assert two_devices == [torch.device("cuda", 1)]
+
+
 def test_more_local_ranks_than_devices(two_devices):
     with pytest.raises(ConfigError, match=r"local rank 2 has no device: torch sees 2; start at most 2 .*device=cpu"):
         select_device(Device.cuda, 2)

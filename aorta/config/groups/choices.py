@@ -21,6 +21,13 @@ class Device(Enum):
     cuda = "cuda"
 
 
+class Wording(Enum):
+    """Progress lines: of overlap, or those of a profiling tutorial, which also says when each rank starts and ends."""
+
+    overlap = "overlap"
+    tutorial = "tutorial"
+
+
 class Mode(Enum):
     """How collectives are seen (docs/measuring.md, R2 and R3)."""
 

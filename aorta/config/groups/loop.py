@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aorta.config.groups.choices import Device, Mode, Precision
+from aorta.config.groups.choices import Device, Mode, Precision, Wording
 
 
 @dataclass
@@ -27,6 +27,8 @@ class Training:
     grad_clip_norm: float | None = 1.0
     # steps between two progress lines; the loss is read from the device only then
     log_interval: int = 5
+    # what those lines say: step time and overlap, or `[rank 0] step i/n loss=x` and when each rank starts and ends
+    progress: Wording = Wording.overlap
     # where the run writes, relative to the caller's folder; with a label, its sub-folder of that name
     output_dir: str = "artifacts"
     # replace an earlier run in the same folder instead of moving it to history/
@@ -43,7 +45,7 @@ class Training:
 
 @dataclass
 class Optimizer:
-    """AdamW."""
+    """AdamW; with `workload=resnet18` SGD without momentum, which has neither `betas` nor `eps`."""
 
     # peak learning rate
     lr: float = 3e-4
@@ -61,8 +63,8 @@ class Scheduler:
 
     # steps from 0 to the peak learning rate
     warmup_steps: int = 100
-    # step at which the learning rate reaches 0
-    total_steps: int = 2000
+    # step at which the learning rate reaches 0; null = never, it stays at the peak
+    total_steps: int | None = 2000
 
 
 @dataclass

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
+from aorta.config.groups.choices import DType
+
 
 @dataclass
 class Workload:
@@ -38,6 +40,25 @@ class Ranking(Workload):
     dense_features: int = 16
     # dropout inside the encoder
     dropout: float = 0.1
+
+
+@dataclass
+class Resnet18(Workload):
+    """ResNet-18 on one random batch, which never changes: images [batch, 3, size, size] -> 1000 numbers, mean squared
+    error, SGD without momentum. Trains with `parallel=ddp` or `none`.
+
+    Choosing it also sets `training.batch_size=10`, `training.max_steps=100`, `training.log_interval=10`,
+    `training.grad_clip_norm=null`, `training.progress=tutorial`, `optimizer.lr=0.001`, `optimizer.weight_decay=0`,
+    `scheduler.warmup_steps=0`, `scheduler.total_steps=null`, `dataset.num_samples=1000000` (samples that count as one
+    epoch; none is stored) and `dataset.sequence_length=1`. `workload.batch_size` is another word for
+    `training.batch_size`.
+    """
+
+    name: str = "resnet18"
+    # height and width of the images
+    image_size: int = 224
+    # type of parameters, buffers, images and targets: bf16 or fp32
+    dtype: DType = DType.bf16
 
 
 @dataclass

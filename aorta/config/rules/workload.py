@@ -6,13 +6,18 @@ import math
 from collections.abc import Iterator
 
 from aorta.config.rules.bounds import at_least
-from aorta.config.schema import Config, Ranking, Rpc
+from aorta.config.schema import DDP, Config, DType, NoParallel, Precision, Ranking, Resnet18, Rpc
+
+_RESNET18_STRIDE = 32
+"""Pixels of the image a side that become one in the last stage: five times half."""
 
 
 def workload_rules(config: Config) -> Iterator[str]:
     """One message per broken rule."""
     if isinstance(config.workload, Ranking):
         yield from _ranking_rules(config.workload)
+    if isinstance(config.workload, Resnet18):
+        yield from _resnet18_rules(config, config.workload)
     if isinstance(config.workload, Rpc):
         yield from _rpc_rules(config.workload)
 
@@ -38,6 +43,27 @@ def _ranking_rules(workload: Ranking) -> Iterator[str]:
         yield f"workload.model_dim={workload.model_dim}: must be a multiple of workload.num_heads={workload.num_heads}"
     if not 0 <= workload.dropout < 1:
         yield f"workload.dropout={workload.dropout}: must be in [0, 1)"
+
+
+def _resnet18_rules(config: Config, workload: Resnet18) -> Iterator[str]:
+    yield from at_least(1, {"workload.image_size": workload.image_size})
+    if config.training.batch_size == 1 and 1 <= workload.image_size <= _RESNET18_STRIDE:
+        yield (
+            f"workload.image_size={workload.image_size}: the last stage sees one pixel, and batch norm needs more than "
+            f"one value a channel; use images of more than {_RESNET18_STRIDE}, or training.batch_size of 2 and more"
+        )
+    if workload.dtype not in (DType.bf16, DType.fp32):
+        yield f"workload.dtype={workload.dtype.name}: must be bf16 or fp32"
+    elif workload.dtype is not DType.fp32 and config.training.mixed_precision is not Precision.none:
+        yield (
+            f"training.mixed_precision={config.training.mixed_precision.name}: the parameters are in "
+            f"{workload.dtype.name} already; set it to none, or workload.dtype=fp32"
+        )
+    if not isinstance(config.parallel, DDP | NoParallel):
+        yield (
+            f"parallel={config.parallel.strategy}: workload=resnet18 cannot be sharded or split: its first and last "
+            "layers lie at the root of the model; use parallel=ddp or parallel=none"
+        )
 
 
 def _rpc_rules(workload: Rpc) -> Iterator[str]:

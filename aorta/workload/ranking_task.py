@@ -1,0 +1,40 @@
+"""The ranking transformer as the engine trains it: synthetic slates, ListNet's loss, AdamW."""
+
+from __future__ import annotations
+
+import torch
+
+from aorta.config.schema import Config, Ranking
+from aorta.workload.data import Batches
+from aorta.workload.ranking import ListwiseLoss, RankingTransformer
+from aorta.workload.task import Groups
+
+
+class RankingTask:
+    """`workload=ranking`. `config` is that of the run, `shape` its workload."""
+
+    def __init__(self, config: Config, shape: Ranking) -> None:
+        self._config, self._shape = config, shape
+
+    def model(self) -> RankingTransformer:
+        """On the CPU, initialised from torch's global random state."""
+        return RankingTransformer(self._shape)
+
+    def loss(self) -> ListwiseLoss:
+        """Of scores and relevances."""
+        return ListwiseLoss()
+
+    def optimizer(self, groups: Groups) -> torch.optim.AdamW:
+        """AdamW with the configured rates."""
+        settings = self._config.optimizer
+        return torch.optim.AdamW(
+            (dict(group) for group in groups),
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+        )
+
+    def batches(self, rank: int, world_size: int, device: torch.device) -> Batches:
+        """Parts of one data set, shuffled alike on every rank."""
+        return Batches(self._config, self._shape, rank, world_size, device)

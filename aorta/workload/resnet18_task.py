@@ -1,0 +1,84 @@
+"""ResNet-18 as the engine trains it: one random batch for ever, mean squared error, SGD without momentum.
+
+The step of a distributed-profiling tutorial: nothing is learnt but the batch, and nothing is read. Must not: use global
+random state for the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from aorta.config.schema import Config, DType, Resnet18
+from aorta.workload.resnet18 import CHANNELS, CLASSES, ResNet18
+from aorta.workload.task import Groups
+
+DTYPES = {DType.fp32: torch.float32, DType.bf16: torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images [B, 3, H, W] and targets [B, 1000], both standard normal."""
+
+    images: torch.Tensor
+    target: torch.Tensor
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """What the model is called with."""
+        return (self.images,)
+
+
+class FixedBatch:
+    """The same micro-batch again and again: every rank has its own, which only seed and rank decide.
+
+    Args:
+        config: of the run. shape: its workload. rank, device: as for any batches.
+    """
+
+    def __init__(self, config: Config, shape: Resnet18, rank: int, world_size: int, device: torch.device) -> None:
+        training = config.training
+        generator = torch.Generator().manual_seed(config.dataset.seed + rank)
+        images = torch.randn(training.batch_size, CHANNELS, shape.image_size, shape.image_size, generator=generator)
+        target = torch.randn(training.batch_size, CLASSES, generator=generator)
+        dtype = DTYPES[shape.dtype]
+        self._batch = Images(images.to(device, dtype), target.to(device, dtype))
+        self._micro_batches = training.gradient_accumulation
+        self.steps_per_epoch = config.dataset.num_samples // (training.batch_size * self._micro_batches * world_size)
+
+    def epoch(self, epoch: int, first_step: int) -> Iterator[Images]:  # noqa: ARG002  all are alike
+        """The batch, as often as the epoch's steps from `first_step` on want it."""
+        for _ in range((self.steps_per_epoch - first_step) * self._micro_batches):
+            yield self._batch
+
+    def for_ever(self) -> Iterator[Images]:
+        """The batch."""
+        while True:
+            yield self._batch
+
+
+class Resnet18Task:
+    """`workload=resnet18`. `config` is that of the run, `shape` its workload."""
+
+    def __init__(self, config: Config, shape: Resnet18) -> None:
+        self._config, self._shape = config, shape
+
+    def model(self) -> ResNet18:
+        """On the CPU, in the workload's type, buffers too; initialised from torch's global random state."""
+        return ResNet18().to(DTYPES[self._shape.dtype])
+
+    def loss(self) -> nn.MSELoss:
+        """In the type of the model's output."""
+        return nn.MSELoss()
+
+    def optimizer(self, groups: Groups) -> torch.optim.SGD:
+        """SGD without momentum, in the type of the parameters."""
+        settings = self._config.optimizer
+        return torch.optim.SGD((dict(group) for group in groups), lr=settings.lr, weight_decay=settings.weight_decay)
+
+    def batches(self, rank: int, world_size: int, device: torch.device) -> FixedBatch:
+        """One batch a rank."""
+        return FixedBatch(self._config, self._shape, rank, world_size, device)

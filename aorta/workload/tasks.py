@@ -1,0 +1,24 @@
+"""Which workload a configuration asks for."""
+
+from __future__ import annotations
+
+from aorta.config.schema import Config, Ranking, Resnet18
+from aorta.errors import ConfigError
+from aorta.workload.ranking_task import RankingTask
+from aorta.workload.resnet18_task import Resnet18Task
+from aorta.workload.task import Task
+
+
+def task_of(config: Config) -> Task:
+    """The workload that `config` trains.
+
+    Raises:
+        ConfigError: it is none that is trained.
+    """
+    match config.workload:
+        case Ranking() as shape:
+            return RankingTask(config, shape)
+        case Resnet18() as shape:
+            return Resnet18Task(config, shape)
+        case other:
+            raise ConfigError(f"workload={other.name!r}: nothing that can be trained")

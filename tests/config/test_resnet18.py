@@ -1,0 +1,96 @@
+"""`workload=resnet18` and `experiment=tutorial`: what they bring with them, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from aorta.config.resolve import steps_planned
+from aorta.config.schema import DDP, DType, Naming, Resnet18, TutorialProfiling, Wording
+
+WORKLOAD = "workload=resnet18"
+
+
+def test_B9_the_workload_comes_with_the_tutorial_s_step(door):
+    config = door(WORKLOAD).job.config
+    assert config.workload == Resnet18(image_size=224, dtype=DType.bf16)
+    training, optimizer, scheduler = config.training, config.optimizer, config.scheduler
+    assert (training.batch_size, training.max_steps, training.log_interval) == (10, 100, 10)
+    assert (training.grad_clip_norm, training.progress) == (None, Wording.tutorial)
+    assert (optimizer.lr, optimizer.weight_decay) == (1e-3, 0)
+    assert (scheduler.warmup_steps, scheduler.total_steps) == (0, None)
+    assert isinstance(config.parallel, DDP)
+    assert not config.profiling.enabled
+    assert steps_planned(config, 512) == 100
+
+
+@pytest.mark.parametrize("key", ["workload", "training"])
+@pytest.mark.parametrize(
+    "words", [(WORKLOAD,), ("experiment=tutorial",), ()], ids=["workload", "experiment", "ranking"]
+)
+def test_B9_the_batch_size_has_two_spellings(door, key, words):
+    for order in ((*words, f"{key}.batch_size=3"), (f"{key}.batch_size=3", *words)):
+        assert door(*order).job.config.training.batch_size == 3
+
+
+def test_B9_the_experiment_is_the_workload_with_the_tutorial_s_window(door):
+    config = door("experiment=tutorial").job.config
+    assert config.workload == Resnet18()
+    assert isinstance(config.parallel, DDP)
+    assert isinstance(config.profiling, TutorialProfiling)
+    window = config.profiling
+    assert (window.enabled, window.naming, window.ranks) == (True, Naming.rank_iter, "all")
+    assert (window.wait, window.warmup, window.active, window.repeat) == (10, 5, 3, 1)
+    assert (config.training.max_steps, config.training.batch_size) == (100, 10)
+
+
+def test_words_win_over_what_the_workload_brings(door):
+    words = ("training.max_steps=20", "optimizer.lr=0.1", "scheduler.total_steps=50", "training.progress=overlap")
+    config = door(*words, WORKLOAD).job.config
+    assert (config.training.max_steps, config.optimizer.lr, config.scheduler.total_steps) == (20, 0.1, 50)
+    assert config.training.progress is Wording.overlap
+
+
+def test_your_own_file_wins_over_what_the_workload_brings(door, tmp_path):
+    own = tmp_path / "mine.yaml"
+    own.write_text("defaults:\n  - default\n  - override workload: resnet18\n  - _self_\ntraining:\n  max_steps: 7\n")
+    config = door("--config", str(own)).job.config
+    assert (config.training.max_steps, config.training.batch_size) == (7, 10)
+
+
+def test_the_other_workload_is_as_before(door):
+    config = door().job.config
+    assert (config.training.batch_size, config.training.max_steps, config.training.grad_clip_norm) == (8, 200, 1.0)
+    assert (config.optimizer.lr, config.scheduler.total_steps) == (3e-4, 2000)
+    assert config.training.progress is Wording.overlap
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp1", "hsdp", "tp", "fsdp_tp"])
+def test_a_strategy_it_cannot_train_with_is_refused(door, monkeypatch, strategy):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    answer = door(WORKLOAD, f"parallel={strategy}")
+    assert answer.code == 1
+    assert f"parallel={strategy}: workload=resnet18 cannot be sharded or split" in answer.err
+    assert "use parallel=ddp or parallel=none" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("workload.image_size=0",), "workload.image_size=0: must be at least 1"),
+        (("workload.image_size=32", "workload.batch_size=1"), "workload.image_size=32: the last stage sees one pixel"),
+        (("workload.dtype=fp16",), "workload.dtype=fp16: must be bf16 or fp32"),
+        (("training.mixed_precision=bf16",), "the parameters are in bf16 already; set it to none, or workload.dtype"),
+        (("workload.batch_size=0",), "training.batch_size=0: must be at least 1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_what_cannot_be_run_is_refused(door, words, said):
+    answer = door(WORKLOAD, *words)
+    assert answer.code == 1
+    assert said in answer.err
+
+
+def test_what_can_be_run_is_not(door):
+    assert door(WORKLOAD, "workload.image_size=33", "workload.batch_size=1").code == 0
+    assert door(WORKLOAD, "workload.image_size=32").code == 0
+    assert door(WORKLOAD, "workload.dtype=fp32", "training.mixed_precision=bf16", "parallel=none").code == 0

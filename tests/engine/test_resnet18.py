@@ -1,0 +1,161 @@
+"""ResNet-18 in real runs: the tutorial's lines, windows and losses, and what AORTA sees of them."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import mse_loss
+
+from aorta.analysis.merge.command import merge_traces
+from aorta.workload.resnet18 import ResNet18
+from tests.capture.windows import files_below, numbers, read
+from tests.runs import ROOT, command, environment, losses, record
+
+SMALL = ("workload.batch_size=2", "workload.image_size=64", "training.max_steps=20", "training.device=cpu")
+BLOCKS = ["stem", *(f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)), "fc"]
+
+
+def train(folder: Path, *words: str, ranks: int = 2) -> str:
+    """What the run said on its standard error."""
+    done = subprocess.run(
+        command(ranks, *SMALL, f"training.output_dir={folder}", *words),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def tutorial(tmp_path_factory):
+    """The experiment, with baselines behind it and a checkpoint in the middle; its folder and its words."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    said = train(folder, "experiment=tutorial", "baseline=true", "baseline.steps=2", "training.checkpoint_interval=10")
+    return folder, said
+
+
+@pytest.mark.dist
+def test_B9_B12_the_tutorial_s_lines_and_a_clean_end(tutorial):
+    folder, said = tutorial
+    lines = [line for line in said.splitlines() if line.startswith("[rank")]
+    assert sorted(line for line in lines if "worker" in line) == sorted(
+        f"[rank {rank}] {what} worker" for rank in (0, 1) for what in ("starting", "finished")
+    )
+    loss = losses(folder)
+    assert [line for line in lines if " step " in line] == [
+        f"[rank 0] step {step}/20 loss={loss[step - 1]:.4f}" for step in (10, 20)
+    ]
+    assert "destroy_process_group" not in said
+
+
+@pytest.mark.dist
+def test_B9_the_tutorial_s_window(tutorial):
+    traces = tutorial[0] / "torch_profiler"
+    assert files_below(traces) == [f"rank{rank}_iter16_18.json" for rank in (0, 1)]
+    for name in files_below(traces):
+        assert numbers(read(traces / name)) == [15, 16, 17]
+
+
+@pytest.mark.dist
+def test_B9_every_block_is_seen_and_hides_communication(tutorial):
+    for rank in (0, 1):
+        steps = record(tutorial[0], rank).steps
+        assert len(steps) == 20
+        for step in steps:
+            forward = [span.block for span in step.compute if span.phase == "forward"]
+            backward = [span.block for span in step.compute if span.phase == "backward"]
+            assert forward == [*BLOCKS, "loss"]
+            assert backward == ["loss", *reversed(BLOCKS)]
+            assert step.coverage.complete
+            reduced = [c for c in step.collectives if c.kind == "allreduce"]
+            assert {c.dtype for c in reduced} == {"bfloat16"}
+            assert sum(c.bytes for c in reduced) == 2 * 11_689_512
+    assert any(step.overlap["overlap_ratio"] > 0 for step in steps)
+
+
+@pytest.mark.dist
+def test_baselines_leave_out_what_they_are_to_leave_out(tutorial):
+    steps, isolated = record(tutorial[0]).steps, record(tutorial[0]).isolated
+    computed = [step for step in isolated if step.phase == "compute_only"]
+    talked = [step for step in isolated if step.phase == "comm_only"]
+    assert len(computed) == len(talked) == 2
+    assert all(not step.collectives and step.overlap["compute_ms"] > 0 for step in computed)
+    whole = [(c.kind, c.bytes, c.dtype) for c in steps[15].collectives]
+    assert all([(c.kind, c.bytes, c.dtype) for c in step.collectives] == whole for step in talked)
+
+
+@pytest.mark.dist
+def test_a_resumed_run_that_nobody_looks_at_trains_bit_for_bit_the_same(tutorial):
+    folder, _ = tutorial
+    before = [losses(folder, rank) for rank in (0, 1)]
+    train(folder, "workload=resnet18", "instrument.mode=off", "training.start_step=10")
+    assert [losses(folder, rank) for rank in (0, 1)] == [loss[10:] for loss in before]
+    assert before[0] != before[1]  # each rank has its own batch
+
+
+def test_B9_the_losses_are_those_of_the_step_written_out(tmp_path):
+    train(tmp_path, "workload=resnet18", "parallel=none", "workload.dtype=fp32", "training.max_steps=8", ranks=1)
+    torch.manual_seed(42)
+    model = ResNet18()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    generator = torch.Generator().manual_seed(42)
+    images, target = (torch.randn(*size, generator=generator) for size in ((2, 3, 64, 64), (2, 1000)))
+    expected = []
+    for _ in range(8):
+        optimizer.zero_grad(set_to_none=True)
+        loss = mse_loss(model(images), target)
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    assert losses(tmp_path) == pytest.approx(expected, rel=1e-5)
+    assert abs(expected[-1] / expected[0] - 1) > 1e-3  # so a step that did nothing would be seen
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_B13_two_nodes_with_folders_of_their_own(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "2"]
+    launcher += ["--master_addr", "127.0.0.1", "--master_port", str(port)]
+    words = [str(ROOT / "train.py"), "experiment=tutorial", *SMALL, "profiling.with_stack=false"]
+    nodes = [
+        subprocess.Popen(
+            [*launcher, "--node_rank", node, *words, f"training.output_dir={tmp_path / node}"],
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in ("0", "1")
+    ]
+    try:
+        said = [node.communicate(timeout=250)[1] for node in nodes]
+    finally:
+        for node in nodes:
+            with suppress(ProcessLookupError):
+                node.kill()
+    assert [node.returncode for node in nodes] == [0, 0], said
+    for node, ranks in ((0, (0, 1)), (1, (2, 3))):
+        names = [name for name in files_below(tmp_path / str(node)) if re.search(r"rank_?\d", name)]
+        assert {int(number) for name in names for number in re.findall(r"rank_?(\d+)", name)} == set(ranks)
+        assert files_below(tmp_path / str(node) / "torch_profiler") == [f"rank{rank}_iter16_18.json" for rank in ranks]
+        for rank in ranks:
+            header = record(tmp_path / str(node), rank).header
+            assert (header.rank, header.local_rank, header.node_rank) == (rank, rank % 2, node)
+    merged = tmp_path / "merged.json"
+    assert merge_traces([str(tmp_path / "0"), str(tmp_path / "1"), "-o", str(merged), "--check"]) == 0
+    started = {int(rank) for text in said for rank in re.findall(r"\[rank (\d)\] starting worker", text)}
+    assert started == {0, 1, 2, 3}
+    ranks_merged = {event["args"]["name"] for event in read(merged)["traceEvents"] if event["name"] == "process_name"}
+    assert {int(n) for name in ranks_merged for n in re.findall(r"rank (\d+)", name)} == {0, 1, 2, 3}

@@ -1,0 +1,25 @@
+"""Which device DDP is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from aorta.config.schema import DDP, Precision
+from aorta.parallel import ddp
+
+
+@pytest.mark.parametrize(("device", "told"), [("cuda:1", [1]), ("cpu", None)])
+def test_B11_ddp_is_told_the_device_of_the_local_rank(monkeypatch, device, told):
+    monkeypatch.setenv("RANK", "9")
+    asked = {}
+
+    def wrapped(module, **settings):
+        asked.update(settings)
+        return module
+
+    monkeypatch.setattr(ddp, "DistributedDataParallel", wrapped)
+    monkeypatch.setattr(ddp, "Spread", lambda module, **_: module)
+    ddp.spread(nn.Linear(2, 2), DDP(), Precision.none, torch.device(device))
+    assert asked["device_ids"] == told
