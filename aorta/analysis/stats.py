@@ -152,4 +152,5 @@ def _within(block: Floats, low: float, high: float) -> Floats:
 
 def _bins(values: Floats, low: float, high: float) -> npt.NDArray[np.int64]:
     """Bin of each value: does not fall as values rise, and the least and the greatest are in different ones."""
-    return ((values - low) * ((_BINS - 1) / (high - low))).astype(np.int64)
+    # Divided first: bins per unit would be infinite where the values are that close together.
+    return ((values - low) / (high - low) * (_BINS - 1)).astype(np.int64)

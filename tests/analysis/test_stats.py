@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aorta.analysis import pools, stats
@@ -20,6 +20,7 @@ values = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(values, st.integers(1, 7))
+@example([0.0, 5e-324], 1)
 def test_exact_percentiles_from_blocks(numbers: list[float], length: int) -> None:
     everything = np.array(numbers)
     blocks = [everything[start : start + length] for start in range(0, len(everything), length)]

@@ -109,8 +109,12 @@ def test_check_runs_its_stages_in_order_and_passes_words_to_pytest(sh, repo):
         [],
         [],
         ["-m", "pytest"],
+        ["-m", "pytest"],
     ]
-    assert result.calls[-1]["argv"] == ["-m", "pytest", "-m", "not slow and not gpu", "-k", "a name"]
+    assert [call["argv"][2:] for call in result.calls[-2:]] == [
+        ["--hypothesis-profile=ci", "-m", "not dist and not slow and not gpu", "-n", "2", "-k", "a name"],
+        ["--hypothesis-profile=ci", "-m", "dist and not slow and not gpu", "-k", "a name"],
+    ]
     assert {call["env"]["OMP_NUM_THREADS"] for call in result.calls} == {"1"}
     assert {call["cwd"] for call in result.calls} == {str(repo)}
     assert "== shell: skipped, shellcheck is not installed" in result.out
@@ -122,6 +126,15 @@ def test_check_stops_at_the_first_failure_and_names_it(sh, repo):
     result = sh("check", STANDIN_FAIL_ON="--check", STANDIN_EXIT="2")
     assert (result.code, len(result.calls)) == (2, 1)
     assert "check: stage 'format' failed (exit 2): ruff format --check ." in result.err
+
+
+def test_words_that_match_in_one_half_of_the_tests_only_are_no_failure(sh, repo):
+    ready(sh, repo)
+    words = sh("check", "-k", "a name", STANDIN_FAIL_ON="dist and not slow and not gpu", STANDIN_EXIT="5")
+    assert (words.code, len(words.calls)) == (0, 6)
+    none = sh("check", STANDIN_FAIL_ON="dist and not slow and not gpu", STANDIN_EXIT="5")
+    assert none.code == 5
+    assert "check: stage 'tests of several processes' failed (exit 5)" in none.err
 
 
 def test_check_fast_leaves_out_the_tests(sh, repo):
