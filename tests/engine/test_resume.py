@@ -9,13 +9,13 @@ import pytest
 from tests.engine.test_every_strategy import TINY
 from tests.runs import record, train
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.slow]
 # Dropout and the schedule go on too, and the optimizer's moments are those of a sharded model.
 WORDS = (*TINY, "training.max_steps=6", "training.checkpoint_interval=3", "workload.dropout=0.1", "training.epochs=2")
 CASES = [
     pytest.param("tp", 2, id="tp"),
-    pytest.param("hsdp", 4, id="hsdp", marks=pytest.mark.slow),
-    pytest.param("fsdp_tp", 4, id="fsdp_tp", marks=pytest.mark.slow),
+    pytest.param("hsdp", 4, id="hsdp"),
+    pytest.param("fsdp_tp", 4, id="fsdp_tp"),
 ]
 
 

@@ -91,7 +91,14 @@ def test_accumulated_micro_batches_train_like_one_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "precision"),
-    [("ddp", "bf16"), ("ddp", "fp16"), ("fsdp1", "fp16"), ("fsdp", "bf16"), ("fsdp", "fp16"), ("tp", "bf16")],
+    [
+        ("ddp", "fp16"),
+        ("fsdp", "bf16"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("ddp", "bf16"), ("fsdp1", "fp16"), ("fsdp", "fp16"), ("tp", "bf16"))
+        ),
+    ],
 )
 def test_mixed_precision_trains(tmp_path: Path, strategy: str, precision: str) -> None:
     train(tmp_path, f"parallel={strategy}", f"training.mixed_precision={precision}", "training.max_steps=4")
