@@ -21,6 +21,8 @@ _PANELS = (
     ("device_temp_c", "temperature, C", RED),
     ("device_util_pct", "busy, %", PURPLE),
 )
+_WHOLE = {"overlap_ratio": 1.0, "device_util_pct": 100.0}
+"""Shares are drawn on their whole range: a per cent of difference must not look like a fall."""
 
 
 def draw_devices(dataset: Dataset, path: Path) -> str | None:
@@ -41,6 +43,8 @@ def draw_devices(dataset: Dataset, path: Path) -> str | None:
         shade_warmup(axes, frame)
         tidy(axes)
         axes.set_ylabel(title)
+        if name in _WHOLE:
+            axes.set_ylim(-0.03 * _WHOLE[name], 1.03 * _WHOLE[name])
         if name == "device_sclk_mhz":
             throttled = frame.loc[frame[THROTTLED] == 1.0, "global_step"].unique()
             low, high = axes.get_ylim()
