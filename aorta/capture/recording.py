@@ -80,7 +80,14 @@ class Recording(profile):
 
     def __exit__(self, *error: Any) -> None:
         self.close()
+        if self.saver.given_up:
+            return
         self.saver.drain(self._settings.upload_wait_s if error[0] is None else _ERROR_WAIT_S)
+        if error[0] is not None and (files := self.files):
+            folders = ", ".join(sorted({str(path.parent) for path in files}))
+            _log.warning(
+                "profiling: the run failed, and run.json does not list its %d file(s) in %s", len(files), folders
+            )
 
     def prepare_trace(self) -> None:
         """torch's, without its word about events of earlier windows: they are saved by then."""

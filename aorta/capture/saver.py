@@ -77,12 +77,16 @@ class Job:
 class Saver:
     """The two threads of one rank, started by the first job.
 
+    Attributes:
+        windows: what was saved so far. given_up: somebody has waited as long as is allowed; nobody shall wait again.
+
     Args:
         keep: newest windows that stay on this disk, -1 for all. overwrite: replace files of the same name.
     """
 
     def __init__(self, keep: int = -1, *, overwrite: bool = False) -> None:
         self.windows: list[SavedWindow] = []
+        self.given_up = False
         self._keep, self._overwrite = keep, overwrite
         self._lock = threading.Condition()
         self._pending = 0

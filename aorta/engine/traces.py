@@ -125,6 +125,10 @@ class Traces:
         except PeerFailed as error:
             _log.error("profiling: not every rank said where its traces are: %s", error)
             return
+        finally:
+            # All the time there is has been given: at its own end the recording would wait as long again.
+            if isinstance(profiler, Recording):
+                profiler.saver.given_up = True
         if self._topology.rank == 0:
             _publish(everyone, folder)
 
