@@ -63,6 +63,8 @@ class RpcRun:
         base = Path(self.config.training.output_dir) / (self.config.label or "")
         folder = prepare(base, self.topology, self.peers, overwrite=self.config.training.overwrite, resuming=False)
         with log_to(folder.log(self.rank)):
+            for note in self.resolved.notes if self.rank == DRIVER else ():
+                _log.warning(note)
             clocks = ClockSynchronisation(self.config.clock, self.peers, self.topology, folder)
             measured = clocks.at_start()
             self._manifest(folder, measured.summary() if measured else None)
