@@ -56,12 +56,10 @@ class StandIn:
         self._make_work: Callable[[Any], Work] = make
         self._clock, self._on_stall = clock, on_stall
         self._compute = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self.answered = 0
 
     def __call__(self, name: str, args: tuple[Any, ...], _original: Original) -> Any:
         """The seam's handler; raises KeyError for an operator that `operators.OPERATORS` does not know."""
         copy, group = COPIES[name], group_in(args[position_of_group(name)])
-        self.answered += 1
         blocks = self._compute is None or torch.cuda.current_stream() == self._compute
         begin = self._clock.mark() if blocks else None
         if copy is not None:
@@ -107,6 +105,8 @@ def _fill(output: torch.Tensor, source: torch.Tensor) -> None:
 
 def _repeat(output: torch.Tensor, source: torch.Tensor, place: Place) -> None:
     """An all-gather into one tensor: this rank's part, once for each rank. The part may lie inside the output."""
+    if not output.numel():
+        return
     if output.numel() != place.size * source.numel() or not (output.is_contiguous() and source.is_contiguous()):
         _fill(output, source.clone())
         return
@@ -122,7 +122,8 @@ def _repeat(output: torch.Tensor, source: torch.Tensor, place: Place) -> None:
 
 def _chunk(output: torch.Tensor, source: torch.Tensor, place: Place) -> None:
     """A reduce-scatter from one tensor: this rank's own part of it."""
-    _fill(output, source.reshape(place.size, -1)[place.rank])
+    if output.numel():
+        _fill(output, source.reshape(place.size, -1)[place.rank])
 
 
 def _each(copy: Callable[[Any, Any, Place], None]) -> Copy:
