@@ -228,6 +228,7 @@ class Recording(profile):
         except Exception as error:  # noqa: BLE001  whatever breaks in a profiler, the record goes on; it is logged
             _log.error("profiling: torch.profiler failed to %s and is left out from here on: %s", what, error)
             self._broken = True
-            for stop in (lambda: profile.stop(self), self._memory.stop):
-                with suppress(Exception):  # else it might go on collecting for the rest of the run
-                    stop()
+            with suppress(Exception):  # else it might go on collecting for the rest of the run
+                profile.stop(self)
+            with suppress(Exception):
+                self._memory.stop()

@@ -150,3 +150,14 @@ def test_a_run_that_failed_says_itself_where_its_traces_are(tmp_path):
     assert word == (
         f"profiling: the run failed, and run.json does not list its 1 file(s) in {(tmp_path / file).parent}"
     )
+
+
+def test_D12_checking_does_not_say_what_opening_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4.0")
+    config = Config(profiling=preset("aorta", chrome_trace=True))
+    traces = Traces(config, place(), "rocm", Peers(dist.HashStore(), 0, 1, timeout_s=1.0))
+    with listening() as said:
+        traces.check()
+        assert said == []
+        traces.open(RunFolder(tmp_path, "run", 0), {}, 0)
+    assert len(said) == 1
