@@ -105,8 +105,6 @@ def _fill(output: torch.Tensor, source: torch.Tensor) -> None:
 
 def _repeat(output: torch.Tensor, source: torch.Tensor, place: Place) -> None:
     """An all-gather into one tensor: this rank's part, once for each rank. The part may lie inside the output."""
-    if not output.numel():
-        return
     if output.numel() != place.size * source.numel() or not (output.is_contiguous() and source.is_contiguous()):
         _fill(output, source.clone())
         return
@@ -122,8 +120,7 @@ def _repeat(output: torch.Tensor, source: torch.Tensor, place: Place) -> None:
 
 def _chunk(output: torch.Tensor, source: torch.Tensor, place: Place) -> None:
     """A reduce-scatter from one tensor: this rank's own part of it."""
-    if output.numel():
-        _fill(output, source.reshape(place.size, -1)[place.rank])
+    _fill(output, source.reshape(place.size, -1)[place.rank])
 
 
 def _each(copy: Callable[[Any, Any, Place], None]) -> Copy:
