@@ -6,6 +6,7 @@ Must not: call what torch has deprecated (`export_memory_timeline`).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -30,12 +31,20 @@ class MemoryHistory:
             self.running = True
 
     def dump(self, target: Path) -> None:
-        """Write what was recorded, whole or not at all, and stop."""
-        target.parent.mkdir(parents=True, exist_ok=True)
+        """Write what was recorded, whole or not at all, and stop, also when it cannot be written.
+
+        Raises:
+            OSError: nothing stands under `target` that was not there before.
+        """
         part = target.with_name(target.name + PART)
-        torch.cuda.memory._dump_snapshot(str(part))  # type: ignore[no-untyped-call]
-        part.replace(target)
-        self.stop()
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            torch.cuda.memory._dump_snapshot(str(part))  # type: ignore[no-untyped-call]
+            part.replace(target)
+        finally:
+            self.stop()
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
 
     def stop(self) -> None:
         """Record no longer."""

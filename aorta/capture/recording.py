@@ -22,7 +22,8 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_fun
 from aorta.capture.memory_history import MemoryHistory
 from aorta.capture.naming import STEP_BASE, Window
 from aorta.capture.outputs import Recipe
-from aorta.capture.saver import Job, Saver
+from aorta.capture.packing import free_name
+from aorta.capture.saver import Job, Output, Saver
 from aorta.capture.schedule import Action, Schedule
 from aorta.capture.summary import tables
 from aorta.config.schema import Naming
@@ -80,7 +81,14 @@ class Recording(profile):
 
     def __exit__(self, *error: Any) -> None:
         self.close()
+        if self.saver.given_up:
+            return
         self.saver.drain(self._settings.upload_wait_s if error[0] is None else _ERROR_WAIT_S)
+        if error[0] is not None and (files := self.files):
+            folders = ", ".join(sorted({str(path.parent) for path in files}))
+            _log.warning(
+                "profiling: the run failed, and run.json does not list its %d file(s) in %s", len(files), folders
+            )
 
     def prepare_trace(self) -> None:
         """torch's, without its word about events of earlier windows: they are saved by then."""
@@ -194,15 +202,24 @@ class Recording(profile):
             self._last = inner
         assert inner is not None  # torch calls this with a trace in its hand
         outputs = list(self._recipe.outputs(window))
-        if self._memory.running:
-            snapshot = self._recipe.snapshot(window)
-            self._memory.dump(snapshot.path)
+        if self._memory.running and (snapshot := self._snapshot(window)):
             outputs.insert(0, snapshot)
-
         # These very results: torch puts others in their place, at the next window or when it is stopped twice.
         results = inner.kineto_results
         assert results is not None  # every build AORTA supports has Kineto
         self.saver.submit(Job(window, lambda path: results.save(str(path)), outputs))
+
+    def _snapshot(self, window: Window) -> Output | None:
+        """The allocator's history, written here and now: only this thread may ask for it."""
+        output = self._recipe.snapshot(window)
+        path = output.path if self._settings.overwrite else free_name(output.path)
+        try:
+            with self.saver.filling(path.parent):
+                self._memory.dump(path)
+        except OSError as error:
+            _log.error("profiling: the memory snapshot %s could not be written: %s", path, error)
+            return None
+        return dataclasses.replace(output, path=path)
 
     @contextmanager
     def _harmless(self, what: str) -> Iterator[None]:
@@ -213,3 +230,5 @@ class Recording(profile):
             self._broken = True
             with suppress(Exception):  # else it might go on collecting for the rest of the run
                 profile.stop(self)
+            with suppress(Exception):
+                self._memory.stop()

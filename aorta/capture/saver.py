@@ -14,14 +14,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from aorta.capture.destinations import Destination
-from aorta.capture.naming import Moment, Window
+from aorta.capture.naming import Window
 from aorta.capture.packing import PART, free_name, pack
 
 _log = logging.getLogger(__name__)
@@ -77,16 +77,21 @@ class Job:
 class Saver:
     """The two threads of one rank, started by the first job.
 
+    Attributes:
+        windows: what was saved so far. given_up: somebody has waited as long as is allowed; nobody shall wait again.
+
     Args:
         keep: newest windows that stay on this disk, -1 for all. overwrite: replace files of the same name.
     """
 
     def __init__(self, keep: int = -1, *, overwrite: bool = False) -> None:
         self.windows: list[SavedWindow] = []
+        self.given_up = False
         self._keep, self._overwrite = keep, overwrite
         self._lock = threading.Condition()
         self._pending = 0
         self._filling: set[Path] = set()
+        self._foreign: Path | None = None
         self._here: list[SavedWindow] = []
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._uploads: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -99,6 +104,17 @@ class Saver:
     def call(self, work: Callable[[], None]) -> None:
         """Do `work` after what was submitted before; what it raises is logged."""
         self._put(self._jobs, work)
+
+    @contextmanager
+    def filling(self, folder: Path) -> Iterator[None]:
+        """While somebody else makes a file in `folder`: it is not removed, however empty an old window leaves it."""
+        with self._lock:
+            self._foreign = folder
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._foreign = None
 
     @property
     def pending(self) -> int:
@@ -217,7 +233,7 @@ class Saver:
                 file.path.unlink()
                 file.here = False
                 with self._lock:
-                    if file.path.parent not in self._filling:
+                    if file.path.parent not in (*self._filling, self._foreign):
                         file.path.parent.rmdir()
             except OSError as error:
                 if file.here:
@@ -244,12 +260,6 @@ def draw_memory(raw: Path, target: Path) -> None:
     )
     if done.returncode:
         raise OSError(f"memory timeline: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
-
-
-def saved_traces(windows: Sequence[SavedWindow]) -> list[tuple[Moment, Path]]:
-    """When each window closed, and its trace on this disk."""
-    found = [(saved.window.moment, file) for saved in windows for file in saved.files if file.here]
-    return [(moment, file.path) for moment, file in found if file.kind in ("trace", "chrome")]
 
 
 def _rescued(raw: Path, trace: Path) -> Path:

@@ -23,7 +23,7 @@ from aorta.config.rules.bounds import at_least
 from aorta.config.rules.fabric import fabric_rules
 from aorta.config.rules.parallel import parallel_rules
 from aorta.config.rules.profiling import profiling_notes, profiling_rules
-from aorta.config.rules.workload import workload_rules
+from aorta.config.rules.workload import workload_notes, workload_rules
 from aorta.config.schema import NAMES, Config, Mode
 from aorta.errors import ConfigError
 
@@ -62,7 +62,8 @@ def resolve(composed: DictConfig) -> Resolved:
     broken = list(_broken_rules(config))
     if broken:
         raise ConfigError("the configuration cannot be run:\n" + "\n".join(f"  {rule}" for rule in broken))
-    return Resolved(config, plain, _hash(plain), tuple(profiling_notes(config, environment_number("WORLD_SIZE", 1))))
+    notes = (*profiling_notes(config, environment_number("WORLD_SIZE", 1)), *workload_notes(config))
+    return Resolved(config, plain, _hash(plain), notes)
 
 
 def environment_number(name: str, default: int, environment: Mapping[str, str] = os.environ) -> int:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from aorta.config.resolve import Resolved
 from aorta.config.schema import Rpc
 from aorta.engine.logs import log_to
 from aorta.engine.record import publish_manifest
+from aorta.errors import PeerFailed
 from aorta.launch.clock_sync import ClockSynchronisation
 from aorta.launch.peers import Peers
 from aorta.launch.provenance import Asked, build_manifest, rank_facts
@@ -38,6 +41,9 @@ from aorta.workload.rpc import Driver
 
 _log = logging.getLogger(__name__)
 DRIVER = 0
+_BEAT_S = 1.0
+"""Between two signs of life of the driver; small beside any `training.timeout_s`."""
+_POLL_S = 0.1
 
 
 class RpcRun:
@@ -57,12 +63,18 @@ class RpcRun:
         base = Path(self.config.training.output_dir) / (self.config.label or "")
         folder = prepare(base, self.topology, self.peers, overwrite=self.config.training.overwrite, resuming=False)
         with log_to(folder.log(self.rank)):
+            for note in self.resolved.notes if self.rank == DRIVER else ():
+                _log.warning(note)
             clocks = ClockSynchronisation(self.config.clock, self.peers, self.topology, folder)
             measured = clocks.at_start()
             self._manifest(folder, measured.summary() if measured else None)
             with self._workers(), TracedRpc() as traced:
                 try:
-                    self._drive(traced, folder) if self.rank == DRIVER else self._serve(traced, folder)
+                    if self.rank == DRIVER:
+                        with self._beating():
+                            self._drive(traced, folder)
+                    else:
+                        self._serve(traced, folder)
                 finally:
                     traced.settle(self.workload.timeout_s)
                     self._write_calls(traced, folder)
@@ -94,8 +106,9 @@ class RpcRun:
                 self._say(f"ended/{number}", None)
                 self._hear(f"saved/{number}")
         finally:
-            for number in range(self.workload.windows):  # whoever still waits for one is let go
+            for number in range(self.workload.windows):  # whoever still waits for one, or for its end, is let go
                 self._say(f"window/{number}", None, only_if_missing=True)
+                self._say(f"ended/{number}", None, only_if_missing=True)
 
     def _serve(self, traced: TracedRpc, folder: RunFolder) -> None:
         for number in range(self.workload.windows):
@@ -148,8 +161,42 @@ class RpcRun:
             self.peers.store.set(f"rpc/{key}", json.dumps(value))
 
     def _listen(self, key: str) -> Any:
-        self.peers.store.wait([f"rpc/{key}"], timedelta(seconds=self.config.training.timeout_s))
-        return json.loads(self.peers.store.get(f"rpc/{key}"))
+        """What rank 0 says, however long a window lasts: it is waited for as long as it lives.
+
+        Raises:
+            PeerFailed: it failed, or has given no sign of life for `training.timeout_s`.
+        """
+        store, limit_s = self.peers.store, self.config.training.timeout_s
+        beats, since = -1, time.monotonic()
+        while not store.check([f"rpc/{key}"]):
+            time.sleep(_POLL_S)
+            # Another worker's failure is no reason to stop: what the living see is kept.
+            if (word := self.peers.word_of(DRIVER)) is not None:
+                raise PeerFailed(f"rank {self.rank} stops: rank {DRIVER} failed: {word}")
+            now_beats, now = store.add("rpc/beat", 0), time.monotonic()
+            if now_beats != beats:
+                beats, since = now_beats, now
+            elif now - since > limit_s:
+                raise PeerFailed(f"rank {DRIVER}, the driver, has given no sign of life for {limit_s:g} s ({key})")
+        return json.loads(store.get(f"rpc/{key}"))
+
+    @contextmanager
+    def _beating(self) -> Iterator[None]:
+        """Rank 0 gives signs of life: a window may hold calls of any number and length."""
+        over = threading.Event()
+
+        def beat() -> None:
+            with suppress(RuntimeError, OSError):  # the store is gone, and with it whoever would listen
+                while not over.wait(_BEAT_S):
+                    self.peers.store.add("rpc/beat", 1)
+
+        thread = threading.Thread(target=beat, name="aorta-rpc-beat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(_BEAT_S)
 
     def _hear(self, key: str) -> None:
         """Rank 0: every living worker says so, or counts as lost."""

@@ -30,10 +30,11 @@ def run_training(resolved: Resolved) -> int:
     start_logging(topology.rank, topology.world_size)
     device = select_device(resolved.config.training.device, topology.local_rank)
     with process_group(topology, device, resolved.config.training.timeout_s) as peers:
-        if isinstance(resolved.config.workload, Rpc):
-            RpcRun(resolved, topology, device, peers).run()
-            return EXIT_OK
         try:
+            if isinstance(resolved.config.workload, Rpc):
+                RpcRun(resolved, topology, device, peers).run()
+                # Also when a worker was lost: what the others saw is kept, and rpc.json says `incomplete`.
+                return EXIT_OK
             stopped_by = Training(resolved, topology, device, peers).run()
         except Exception as error:
             explained = peers.explain(error)

@@ -20,6 +20,7 @@ from aorta.capture.recording import Recording
 from aorta.capture.saver import SavedWindow
 from aorta.capture.torch_profiler import NullProfiler, Profiler, chrome_trace_disabled
 from aorta.config.mesh import data_parallel_size
+from aorta.config.ranks import selected_ranks
 from aorta.config.schema import Config
 from aorta.config.templates import fill
 from aorta.errors import AortaError, ConfigError, FolderNotEmpty, PeerFailed
@@ -125,6 +126,10 @@ class Traces:
         except PeerFailed as error:
             _log.error("profiling: not every rank said where its traces are: %s", error)
             return
+        finally:
+            # All the time there is has been given: at its own end the recording would wait as long again.
+            if isinstance(profiler, Recording):
+                profiler.saver.given_up = True
         if self._topology.rank == 0:
             _publish(everyone, folder)
 
@@ -133,7 +138,8 @@ class Traces:
         folder = self._own_folder()
         if folder is not None and not settings.overwrite and self._topology.restart_count == 0:
             must_be_empty(folder)
-        if not Profiler(settings, self._place, folder or Path()).selected:
+        selected = selected_ranks(settings.ranks)
+        if selected is not None and self._place.rank not in selected:
             return
         root = settings.remote_root
         self._trace_remote = destination(root, settings.remote_file_name, known, overwrite=settings.overwrite)

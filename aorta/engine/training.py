@@ -170,8 +170,10 @@ class Training:
 
                 Baselines(step, batches.for_ever, may_start, steps, _warmup(config, steps)).run()
             ending.signal = signals.received
-            clocks.at_end()
         progress.close()
+        # Behind the footer: it waits for ranks that are late. After a signal there is no time for that.
+        if ending.signal is None:
+            clocks.at_end()
         self.traces.settle(profiler, folder, stopped=signals.received is not None)
         _log.info("%s: %d steps, record in %s", ending.reason, trained, folder.path)
         return signals.received

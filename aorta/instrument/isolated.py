@@ -56,12 +56,10 @@ class StandIn:
         self._make_work: Callable[[Any], Work] = make
         self._clock, self._on_stall = clock, on_stall
         self._compute = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self.answered = 0
 
     def __call__(self, name: str, args: tuple[Any, ...], _original: Original) -> Any:
         """The seam's handler; raises KeyError for an operator that `operators.OPERATORS` does not know."""
         copy, group = COPIES[name], group_in(args[position_of_group(name)])
-        self.answered += 1
         blocks = self._compute is None or torch.cuda.current_stream() == self._compute
         begin = self._clock.mark() if blocks else None
         if copy is not None:

@@ -80,7 +80,7 @@ class Rehearsal:
 
     Args:
         device: what the run computes on.
-        streams: whether it has streams; None asks `device`.
+        current_stream: the caller's stream, for `events`; None asks `device`, and a CPU has none.
     """
 
     device: torch.device

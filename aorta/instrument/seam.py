@@ -144,6 +144,11 @@ def all_groups() -> list[dist.ProcessGroup]:
     return list(dist.distributed_c10d._world.pg_map)
 
 
+def collects(group: dist.ProcessGroup) -> bool:
+    """Whether the group's operations are being collected into a batch (`_coalescing_manager`, `batch_isend_irecv`)."""
+    return group in dist.distributed_c10d._world.pg_coalesce_state
+
+
 def issued_by(group: dist.ProcessGroup) -> int | None:
     """How many collectives the group's backends themselves have counted (R8); None where one keeps no counter.
 
@@ -210,6 +215,7 @@ def _missing_names() -> list[str]:
         ),
         ("Backend.name", torch._C._distributed_c10d.Backend, "name"),
         ("distributed_c10d._world.pg_map", dist.distributed_c10d._world, "pg_map"),
+        ("distributed_c10d._world.pg_coalesce_state", dist.distributed_c10d._world, "pg_coalesce_state"),
     ]
     if dist.is_gloo_available():
         needed.append(("ProcessGroupGloo._Options._threads", dist.ProcessGroupGloo._Options, "_threads"))  # type: ignore[attr-defined]

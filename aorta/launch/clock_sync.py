@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ from aorta.telemetry.clock_sync import (
 _log = logging.getLogger(__name__)
 REFERENCE_RANK = 0
 _COMES_S = 20.0
-"""So long a rank waits for the other's turn: ranks end their last step together, but for what they still write."""
+"""So long a rank waits for the other: ranks end their last step together, and may still have their last rows and the
+footer to write when they are asked."""
 _ANSWERS_S = 5.0
 """So long for one answer, once both are there. It takes about 0.1 ms on one host, 0.1 s round the world."""
 
@@ -161,7 +162,8 @@ class ClockSynchronisation:
         with _patience(store, _ANSWERS_S):
             if peers.rank == REFERENCE_RANK:
                 results = [self._ask(rank, f"clock/{when}/{rank}", clock) for rank in range(peers.world_size)]
-                store.set(f"clock/{when}/done", msgspec.json.encode(results).decode())
+                with suppress(RuntimeError, OSError):  # what is known stays known when the store is gone
+                    store.set(f"clock/{when}/done", msgspec.json.encode(results).decode())
                 return results
             try:
                 store.set(f"{mine}/here", "1")

@@ -14,6 +14,8 @@ from aorta.errors import PeerFailed
 from aorta.launch.peers import Peers
 
 _BEAT_S = 0.2
+_LOOK_S = 5.0
+"""Between two looks at each rank's own signs of life."""
 
 
 def gather_when_done(
@@ -28,8 +30,8 @@ def gather_when_done(
         PeerFailed: a rank fell silent; names it.
     """
     mine, names = f"busy/{key}/{peers.rank}", [f"done/{key}/{rank}" for rank in range(peers.world_size)]
-    waited_for = {rank: (-1, time.monotonic()) for rank in range(peers.world_size) if rank != peers.rank}
-    told = False
+    others = _Others(peers, key, names)
+    told, next_look = False, time.monotonic()
     try:
         while True:
             if not told and not busy():
@@ -37,18 +39,33 @@ def gather_when_done(
                 told = True
             elif not told:
                 peers.store.add(mine, 1)
-            for rank in list(waited_for):
-                if peers.store.check([names[rank]]):
-                    del waited_for[rank]
-                    continue
-                beats, since = waited_for[rank]
-                now_beats, now = peers.store.add(f"busy/{key}/{rank}", 0), time.monotonic()
-                if now_beats != beats:
-                    waited_for[rank] = (now_beats, now)
-                elif now - since > peers.timeout_s:
-                    raise PeerFailed(f"rank {rank} has said nothing for {peers.timeout_s:g} s ({key})")
-            if told and not waited_for:
+            # One question about all: the store answers every rank, and a question for each pair would bury it.
+            if told and peers.store.check(names):
                 return [json.loads(text) for text in peers.store.multi_get(names)]
+            if time.monotonic() >= next_look:
+                others.look()
+                next_look = time.monotonic() + min(_LOOK_S, peers.timeout_s / 4)
             time.sleep(beat_s)
     except (RuntimeError, OSError) as error:
         raise PeerFailed(f"the rendezvous store stopped answering ({error}) ({key})") from error
+
+
+class _Others:
+    """The other ranks' signs of life."""
+
+    def __init__(self, peers: Peers, key: str, names: list[str]) -> None:
+        self._peers, self._key, self._names = peers, key, names
+        self._waited_for = {rank: (-1, time.monotonic()) for rank in range(peers.world_size) if rank != peers.rank}
+
+    def look(self) -> None:
+        """Raises PeerFailed when one has fallen silent."""
+        store, limit_s = self._peers.store, self._peers.timeout_s
+        for rank, (beats, since) in list(self._waited_for.items()):
+            if store.check([self._names[rank]]):
+                del self._waited_for[rank]
+                continue
+            now_beats, now = store.add(f"busy/{self._key}/{rank}", 0), time.monotonic()
+            if now_beats != beats:
+                self._waited_for[rank] = (now_beats, now)
+            elif now - since > limit_s:
+                raise PeerFailed(f"rank {rank} has said nothing for {limit_s:g} s ({self._key})")

@@ -67,6 +67,14 @@ class Peers:
         if self.world_size > 1 and self._has(_FAILED):
             raise PeerFailed(f"rank {self.rank} stops: {self.store.get(_FAILED).decode()}")
 
+    def word_of(self, rank: int) -> str | None:
+        """What a rank has said of a failure of its own; None: nothing, or nobody can be asked any more."""
+        with suppress(RuntimeError, OSError):
+            if self._has(f"failure/{rank}"):
+                word = json.loads(self.store.get(f"failure/{rank}"))
+                return str(word["text"]) if word["own"] else None
+        return None
+
     def diagnose(self, grace_s: float = 3.0) -> str:
         """After a collective failed: which ranks are to blame, as one sentence.
 

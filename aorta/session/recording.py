@@ -170,19 +170,23 @@ def record(
         for module in (*(block for _, block in found), model):
             instrument.watch_backward(module)
         recording = Recording(run.path, tuple(name for name, _ in found), instrument.recorder, start_step, warmup_steps)
+        leaving: SystemExit | None = None
         try:
-            yield recording
+            try:
+                yield recording
+            except SystemExit as error:
+                if error.code not in (None, 0):
+                    raise
+                leaving = error
             _complete(recording, written, instrument)
-            clocks.at_end()
         except BaseException as error:
             recording.close()
-            if isinstance(error, SystemExit) and error.code in (None, 0):
-                _complete(recording, written, instrument)
-                clocks.at_end()
-            else:
-                code, text = _ended_by(error)
-                written.fail(instrument, Ending(), code, f"rank {rank}: {text}")
+            code, text = _ended_by(error)
+            written.fail(instrument, Ending(), code, f"rank {rank}: {text}")
             raise
+        clocks.at_end()  # behind the footer, which whatever happens here shall not contradict
+        if leaving is not None:
+            raise leaving
 
 
 def _complete(recording: Recording, written: Record, instrument: Instrument) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
-from aorta.capture import memory_history
+from aorta.capture import memory_history, recording
 from aorta.capture.memory_timeline import main, page, timelines
+from aorta.capture.naming import Window
+from aorta.capture.saver import Job, Output, Saver
+from tests.capture.windows import files_below, listening, loop, preset
 
 
 def memory(ts, gained, address, allocated, **more):
@@ -123,3 +127,80 @@ def test_E18_without_a_device_nothing_is_called(monkeypatch, tmp_path):
     history.start()
     assert not history.running
     history.stop()
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), None])
+def test_E18_a_snapshot_that_cannot_be_written_costs_neither_the_trace_nor_the_next_window(
+    tmp_path, monkeypatch, error
+):
+    states = []
+
+    def dump(path):
+        if error and not (tmp_path / "failed").exists():
+            (tmp_path / "failed").touch()
+            raise error
+        Path(path).write_bytes(b"pickle")
+
+    monkeypatch.setattr(recording, "MemoryHistory", on_a_device(memory_history.MemoryHistory))
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **words: states.append(words))
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dump)
+    flags = {"record_shapes": True, "with_stack": True, "profile_memory": True, "memory_filename": "m.html"}
+    settings = preset("composer", wait=0, warmup=0, active=1, repeat=2, folder=None, **flags)
+    with listening() as said:
+        profiler = loop(tmp_path / "traces", settings, 4)
+    assert [name for name in files_below(tmp_path / "traces") if "trace.json" in name] == [
+        "rank0.1.pt.trace.json",
+        "rank0.2.pt.trace.json",
+    ]
+    snapshots = [name for name in files_below(tmp_path / "traces") if "snapshot" in name]
+    # Two windows, one name: the second stands beside the first, as the pages do.
+    assert snapshots == (["m.snapshot.pickle"] if error else ["m-2.snapshot.pickle", "m.snapshot.pickle"])
+    assert sum("memory snapshot" in text for text in said) == (1 if error else 0)
+    assert [file.path.name for saved in profiler.saver.windows for file in saved.files if file.kind == "snapshot"] == (
+        snapshots if error else snapshots[::-1]
+    )
+    assert states[-1] == {"enabled": None}
+
+
+def test_E18_a_profiler_that_breaks_records_no_allocations_any_more(tmp_path, monkeypatch):
+    states = []
+
+    def fail(_):
+        raise RuntimeError("Kineto has had enough")
+
+    monkeypatch.setattr(recording, "MemoryHistory", on_a_device(memory_history.MemoryHistory))
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **words: states.append(words))
+    monkeypatch.setattr(recording.profile, "step", fail)
+    flags = {"record_shapes": True, "with_stack": True, "profile_memory": True, "memory_filename": "m.html"}
+    loop(tmp_path, preset("composer", wait=0, warmup=0, active=2, folder=None, **flags), 4)
+    assert states == [{"max_entries": memory_history.MAX_ENTRIES}, {"enabled": None}]
+
+
+def on_a_device(history):
+    """The allocator's history as where there is a device; torch itself goes on without one."""
+
+    def make(wanted):
+        made = history(wanted)
+        made._on = wanted
+        return made
+
+    return make
+
+
+def test_E18_a_folder_that_is_being_filled_is_not_removed_with_an_old_window(tmp_path):
+    class Remote:
+        def put(self, path, name):
+            return name
+
+    saver = Saver(keep=0)
+    folder = tmp_path / "window"
+    with saver.filling(folder):
+        saver.submit(
+            Job(
+                Window(0, 0, False, None),
+                lambda path: path.write_text("{}"),
+                [Output("trace", folder / "a.json", Remote(), "a")],
+            )
+        )
+        assert saver.drain(60)
+        assert list(folder.iterdir()) == []  # its only file has gone, the folder stays

@@ -8,7 +8,6 @@ import re
 import pytest
 
 from aorta.capture.naming import Counters, Place
-from aorta.capture.saver import saved_traces
 from aorta.config.templates import FILE_FIELDS, fill, problem_of
 from tests.capture.windows import HERE, files_below, listening, loop, numbers, preset, read
 
@@ -126,10 +125,9 @@ def test_E15_E16_the_newest_are_kept_and_listed(tmp_path, keep, kept):
     settings = composer(wait=0, warmup=0, active=1, repeat=0, num_traces_to_keep=keep)
     profiler = loop(tmp_path, settings, 5)
     assert files_below(tmp_path) == [f"rank0.{batch}.pt.trace.json" for batch in kept]
-    listed = saved_traces(profiler.saver.kept())
-    assert [(moment.batch, path.name) for moment, path in listed] == [
-        (batch, f"rank0.{batch}.pt.trace.json") for batch in kept
-    ]
+    assert [
+        (saved.window.moment.batch, [file.path.name for file in saved.files]) for saved in profiler.saver.kept()
+    ] == [(batch, [f"rank0.{batch}.pt.trace.json"]) for batch in kept]
 
 
 def test_E15_the_memory_page_goes_with_its_trace(tmp_path):

@@ -150,3 +150,15 @@ def test_E11_an_address_with_a_password_is_refused_without_showing_it():
         (rule,) = rules(**{key: "sftp://me:hunter2@host/x/{rank}"})
         assert rule.startswith(f"profiling.{key}: holds a password")
         assert "hunter2" not in rule
+
+
+def test_files_stay_in_the_trace_folder():
+    flags = {"with_stack": True, "record_shapes": True, "profile_memory": True}
+    for name in ("/tmp/x{rank}.json", "../x{rank}.json"):
+        assert rules(option="composer", filename=name) == [f"profiling.filename={name!r}: must stay inside its folder"]
+    for name in ("/tmp/x{rank}.html", "a/../../x{rank}.html"):
+        assert rules(memory_filename=name, **flags) == [
+            f"profiling.memory_filename={name!r}: must stay inside its folder"
+        ]
+    assert rules(option="composer", filename="a/x{rank}.json", folder="/scratch/{run_name}") == []
+    assert rules(remote_root="s3://b", remote_file_name="/x{rank}.json") == []  # an address, not a file

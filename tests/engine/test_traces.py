@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from aorta.config.schema import Config
 from aorta.engine.traces import Traces, must_be_empty, saved_traces
 from aorta.errors import FolderNotEmpty
+from aorta.launch.peers import Peers
+from aorta.launch.run_folder import RunFolder
 from aorta.launch.topology import read_topology
-from tests.capture.windows import files_below, numbers, preset, read
+from tests.capture.windows import files_below, listening, loop, numbers, preset, read
+from tests.launch.conftest import place
 from tests.runs import attempt, record, train
 
 ON = "profiling.enabled=true"
@@ -118,3 +123,41 @@ def test_E16_paths_are_listed_by_rank_newest_last():
         {"batch": 4, "epoch": 0, "paths": ["a0", None, None]},
         {"batch": 8, "epoch": 0, "paths": ["b0", None, "b2"]},
     ]
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["settled", "a peer failed"])
+def test_what_is_slow_to_arrive_is_waited_for_once(tmp_path, monkeypatch, alone):
+    settings = preset("aorta", upload_wait_s=0.05)
+    profiler, release = loop(tmp_path / "traces", settings, 5), threading.Event()
+    profiler.saver.call(lambda: release.wait(60) and None)
+    waits = []
+    monkeypatch.setattr(profiler.saver, "drain", lambda limit_s: waits.append(limit_s))
+    (tmp_path / "run.json").write_text("{}")
+    peers = Peers(dist.HashStore(), 0, 1 if alone else 2, timeout_s=0.2)
+    traces = Traces(Config(profiling=settings), place(0, peers.world_size), "cpu", peers)
+    traces.settle(profiler, RunFolder(tmp_path, "run", 0), stopped=False)
+    assert manifest(tmp_path).get("traces", {}).get("unfinished") == (1 if alone else None)
+    profiler.__exit__(None, None, None)
+    assert waits == []
+    release.set()
+
+
+def test_a_run_that_failed_says_itself_where_its_traces_are(tmp_path):
+    with listening() as said, pytest.raises(ZeroDivisionError):
+        loop(tmp_path, preset("aorta"), 10, fail_in=2)
+    (word,) = [text for text in said if "run.json" in text]
+    (file,) = files_below(tmp_path)
+    assert word == (
+        f"profiling: the run failed, and run.json does not list its 1 file(s) in {(tmp_path / file).parent}"
+    )
+
+
+def test_D12_checking_does_not_say_what_opening_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4.0")
+    config = Config(profiling=preset("aorta", chrome_trace=True))
+    traces = Traces(config, place(), "rocm", Peers(dist.HashStore(), 0, 1, timeout_s=1.0))
+    with listening() as said:
+        traces.check()
+        assert said == []
+        traces.open(RunFolder(tmp_path, "run", 0), {}, 0)
+    assert len(said) == 1

@@ -203,3 +203,35 @@ def test_the_end_of_a_part_of_a_batch_is_not_known(dedicated: bool) -> None:
     rig = Rig(dedicated=dedicated)
     assert rig.call(asynchronous=True, handle=False) is None
     assert rig.issued[0].end is None
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("dedicated", [True, False])
+def test_a_part_of_a_batch_stays_on_the_callers_stream(dedicated: bool, asynchronous: bool) -> None:
+    # The batch's kernels go out when it ends, on the caller's stream: nothing of ours may be in between.
+    rig = Rig(dedicated=dedicated)
+    group = dist.group.WORLD
+    tensor = torch.empty(2, device="meta")  # a device's, as far as the tap can see
+    given = object()
+
+    def original() -> Any:
+        rig.notes.append(f"issued on {rig.streams.now.name}")
+        return given
+
+    arguments = ([tensor], group.boxed(), 0, 0, asynchronous, -1)
+    with dist._coalescing_manager(group=group):
+        assert rig.tap("broadcast_", arguments, original) is given
+    assert rig.notes == ["mark on caller", "issued on caller"]
+    (issued,) = rig.issued
+    assert issued.end is None
+    assert rig.stalls == []
+
+
+def test_behind_a_batch_collectives_are_moved_again() -> None:
+    with dist._coalescing_manager(group=dist.group.WORLD):
+        pass
+    rig = Rig(dedicated=True)
+    work = NotedWork(dist.all_reduce(torch.ones(1), async_op=True), rig.streams)
+    arguments = ([torch.empty(2, device="meta")], dist.group.WORLD.boxed(), 0, 0, True, -1)
+    rig.tap("broadcast_", arguments, lambda: ([], work.boxed()))
+    assert rig.notes[:2] == BRACKET[:2]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from aorta.instrument.isolated import COPIES
+from aorta.instrument.isolated import COPIES, Place
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.replay import Call, Rehearsal, Replay, Shape, Wait
 from tests.instrument.standin import NEEDS_THE_NETWORK
@@ -190,3 +190,12 @@ def test_a_transposed_tensor_keeps_its_strides() -> None:
         e for e in Replay([Call("send", ([Shape.of(turned)],), None, ())])._events if not isinstance(e, Wait)
     ]
     assert (args[0][0].stride(), args[0][0].dtype) == (turned.stride(), torch.float16)
+
+
+@pytest.mark.parametrize("name", ["_allgather_base_", "_reduce_scatter_base_"])
+def test_empty_tensors_are_no_error(name: str) -> None:
+    output, source = torch.empty(0, 4), torch.empty(0, 4)
+    copy = COPIES[name]
+    assert copy is not None
+    copy((output, source), Place(1, 2))
+    assert output.shape == (0, 4)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch.distributed as dist
 
 from aorta.config.schema import Clock
 from aorta.launch import clock_sync as module
@@ -120,3 +121,27 @@ def test_the_store_is_left_as_it_was(world, tmp_path):
         return peers.store.timeout == before
 
     assert world(1, work) == [True]
+
+
+def test_a_store_that_is_gone_at_the_end_costs_only_the_measurement(world, tmp_path):
+    def work(peers):
+        clocks = ClockSynchronisation(Clock(), peers, place(), RunFolder(tmp_path, "run", 0))
+        clocks.at_start()
+
+        peers.store = Deaf(peers.store)
+        return clocks.at_end().complete
+
+    assert world(1, work) == [True]
+
+
+class Deaf:
+    """A store that takes nothing any more."""
+
+    def __init__(self, store):
+        self._store = store
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def set(self, *_):
+        raise dist.DistNetworkError("Connection reset by peer")

@@ -47,3 +47,25 @@ def test_alone_there_is_nobody_to_wait_for():
 
     peers = Peers(dist.HashStore(), 0, 1, timeout_s=0.05)
     assert gather_when_done(peers, "key", busy, lambda: left[0], beat_s=0.001) == [0]
+
+
+def test_waiting_costs_one_question_a_beat_however_many_ranks_there_are():
+    ranks, beats = 16, 50
+    store, asked = dist.HashStore(), []
+
+    class Counting:
+        """As the store, with the questions counted; the others are done after so many."""
+
+        def check(self, names):
+            asked.append(len(names))
+            if len(asked) == ranks + beats:
+                for rank in range(1, ranks):
+                    store.set(f"done/key/{rank}", "null")
+            return store.check(names)
+
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+    gather_when_done(Peers(Counting(), 0, ranks, 1000.0), "key", lambda: False, lambda: None, beat_s=0.0001)
+    assert asked.count(1) == ranks - 1  # one look at each of the others; the next is seconds away
+    assert asked.count(ranks) == beats + 1

@@ -15,6 +15,7 @@ from torch import nn
 
 import aorta
 from aorta.errors import ConfigError
+from aorta.launch.clock_sync import ClockSynchronisation
 from aorta.telemetry.schema import Footer
 from tests.runs import ROOT, environment, record
 
@@ -130,6 +131,20 @@ def test_an_exception_goes_on_and_is_written_down(tmp_path, model, error, reason
     assert caught.value is error
     end = footer(tmp_path)
     assert (end.reason, end.exit_code, end.error, end.steps_written) == (reason, code, words, 2)
+
+
+@pytest.mark.parametrize("leave", [lambda: None, lambda: sys.exit(0)], ids=["the end", "exit 0"])
+def test_what_goes_wrong_behind_the_footer_does_not_contradict_it(tmp_path, model, monkeypatch, leave):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ClockSynchronisation, "at_end", interrupted)
+    with pytest.raises(KeyboardInterrupt), aorta.record(tmp_path, model=model) as recording:  # noqa: PT012
+        train(model, recording, 1)
+        leave()
+    (path,) = tmp_path.glob("*.jsonl")
+    footers = [line for line in path.read_text().splitlines() if json.loads(line)["record"] == "footer"]
+    assert [json.loads(line)["reason"] for line in footers] == ["completed"]
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -5,6 +5,7 @@ Power needs privileges on Linux and is not read. Must not: start anything.
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import psutil
 
 from aorta.capture.devices.values import Values, ask_all
 
+_log = logging.getLogger(__name__)
 _CPUS = Path("/sys/devices/system/cpu")
 _SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 """Drivers of processor sensors: Intel, AMD, AMD, Arm."""
@@ -78,7 +80,11 @@ class Host:
     def settings(self) -> dict[str, Any]:
         """How clocks are governed."""
         no_turbo = self._setting("intel_pstate/no_turbo")
-        frequency = psutil.cpu_freq()
+        try:
+            frequency = psutil.cpu_freq()
+        except Exception as error:  # noqa: BLE001  psutil has one of each kind; the others are still known; logged
+            _log.info("device telemetry: the processor's clock limit is not known: %s: %s", type(error).__name__, error)
+            frequency = None
         return {
             "governor": self._setting("cpu0/cpufreq/scaling_governor"),
             "turbo": None if no_turbo is None else no_turbo == "0",

@@ -18,7 +18,6 @@ from aorta.errors import DeviceUnreadable
 
 WORDS = ("--showtemp", "--showuse", "--showpower", "--showmemuse", "--showclocks", "--showmeminfo", "vram", "--showbus")
 SETTINGS = ("--showmaxpower", "--showperflevel", "--showbus")
-NOT_AVAILABLE = "rocm-smi not available"
 _LINE = re.compile(r"^GPU\[(\d+)\]\s*:\s*(.+?)\s*:\s+(.*)$", re.MULTILINE)
 
 Card = Mapping[str, object]

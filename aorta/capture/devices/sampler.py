@@ -17,7 +17,7 @@ import msgspec
 
 from aorta.capture.devices.choice import Opened
 from aorta.capture.devices.programs import Program
-from aorta.capture.devices.rocm_smi import NOT_AVAILABLE, words_of
+from aorta.capture.devices.rocm_smi import words_of
 from aorta.capture.devices.values import Source, Values
 from aorta.errors import DeviceUnreadable
 from aorta.telemetry.schema import DeviceSample, DeviceTelemetry, Step
@@ -53,8 +53,9 @@ class DeviceSampler:
         if self._source is not None:
             try:
                 self.settings = self._source.settings()
-            except DeviceUnreadable as error:
-                _log.warning("device telemetry: power caps and clock limits are not known: %s", error)
+            except Exception as error:  # noqa: BLE001  as in _sample: it costs what is not known, never the run; logged
+                said = error if isinstance(error, DeviceUnreadable) else f"{type(error).__name__}: {error}"
+                _log.warning("device telemetry: power caps and clock limits are not known: %s", said)
 
     @property
     def header(self) -> DeviceTelemetry | None:
@@ -119,7 +120,7 @@ class DeviceSampler:
                 return
             job()
             # From the end of a sample: a slow source leaves pauses instead of running without end.
-            due[job] = max(due[job] + interval[job], time.monotonic())
+            due[job] = time.monotonic() + interval[job]
 
     def _sample(self) -> None:
         source = self._source
@@ -178,6 +179,3 @@ class DeviceSampler:
 def is_failed(sample: DeviceSample) -> bool:
     """Nothing is known of it."""
     return all(getattr(sample, name) is None for name in DeviceSample.__struct_fields__[2:])
-
-
-__all__ = ["NOT_AVAILABLE", "DeviceSampler", "is_failed"]

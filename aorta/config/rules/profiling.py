@@ -8,10 +8,12 @@ from urllib.parse import urlsplit
 from aorta.config.groups.profiling import compression_of, steps_to_wait
 from aorta.config.ranks import selected_ranks
 from aorta.config.rules.bounds import at_least
-from aorta.config.schema import Config, Naming, Profiling
+from aorta.config.schema import Config, Naming, Profiling, Rpc
 from aorta.config.templates import FILE_FIELDS, REMOTE_FIELDS, fields_of, problem_of, tells_ranks_apart
 
 COMPRESSIONS = ("none", "gz", "tar.gz")
+_LOCAL = ("profiling.filename", "profiling.memory_filename")
+"""Names below the trace folder; those of an upload may be whole addresses."""
 
 
 def profiling_rules(profiling: Profiling, world_size: int) -> Iterator[str]:
@@ -90,7 +92,7 @@ def _template_rules(
         yield f"{key}={template!r}: {problem}"
     elif not template.endswith(ending) or not template.strip():
         yield f"{key}={template!r}: must end in {' or '.join(ending) or 'a name'}"
-    elif key != "profiling.folder" and ".." in template.split("/"):
+    elif key != "profiling.folder" and (".." in template.split("/") or (key in _LOCAL and template.startswith("/"))):
         yield f"{key}={template!r}: must stay inside its folder"
 
 
@@ -144,7 +146,7 @@ def _has_password(address: str) -> bool:
 def profiling_notes(config: Config, world_size: int) -> Iterator[str]:
     """What will be kept is less than was asked for."""
     profiling, steps = config.profiling, config.training.max_steps
-    if not profiling.enabled:
+    if not profiling.enabled or isinstance(config.workload, Rpc):  # it has windows of its own
         return
     cycle = steps_to_wait(profiling) + profiling.warmup + profiling.active
     if steps is not None and steps < profiling.skip_first + cycle:

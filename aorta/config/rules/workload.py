@@ -6,10 +6,35 @@ import math
 from collections.abc import Iterator
 
 from aorta.config.rules.bounds import at_least
-from aorta.config.schema import DDP, Config, DType, NoParallel, Precision, Ranking, Resnet18, Rpc
+from aorta.config.schema import (
+    DDP,
+    Config,
+    Devices,
+    DType,
+    EmulatedFabric,
+    NoParallel,
+    Precision,
+    Profiling,
+    Ranking,
+    Resnet18,
+    Rpc,
+)
 
 _RESNET18_STRIDE = 32
 """Pixels of the image a side that become one in the last stage: five times half."""
+
+_NOT_IN_RPC = (
+    "ranks",
+    "naming",
+    "compression",
+    "folder",
+    "overwrite",
+    "num_traces_to_keep",
+    "memory_filename",
+    "chrome_trace",
+    "summary_rows",
+)
+"""Of the profiling group: what `engine.rpc` does not read, beside the schedule."""
 
 
 def workload_rules(config: Config) -> Iterator[str]:
@@ -20,6 +45,21 @@ def workload_rules(config: Config) -> Iterator[str]:
         yield from _resnet18_rules(config, config.workload)
     if isinstance(config.workload, Rpc):
         yield from _rpc_rules(config.workload)
+        yield from _rpc_refusals(config)
+
+
+def workload_notes(config: Config) -> Iterator[str]:
+    """What was asked for and this workload has no use for."""
+    if not isinstance(config.workload, Rpc):
+        return
+    without = []
+    if config.profiling.enabled:
+        asked = config.profiling
+        without = [f"profiling.{name}" for name in _NOT_IN_RPC if getattr(asked, name) != getattr(Profiling, name)]
+    if config.telemetry.devices not in (Devices.auto, Devices.off):
+        without.append("telemetry.devices")
+    if without:
+        yield f"workload=rpc: has no use for {', '.join(without)}: every worker profiles itself and samples no device"
 
 
 def _ranking_rules(workload: Ranking) -> Iterator[str]:
@@ -64,6 +104,16 @@ def _resnet18_rules(config: Config, workload: Resnet18) -> Iterator[str]:
             f"parallel={config.parallel.strategy}: workload=resnet18 cannot be sharded or split: its first and last "
             "layers lie at the root of the model; use parallel=ddp or parallel=none"
         )
+
+
+def _rpc_refusals(config: Config) -> Iterator[str]:
+    """What a run of calls cannot give: without it the run would not be what was asked for."""
+    if config.baseline.enabled:
+        yield "baseline=true: workload=rpc has no training steps to isolate; leave it out"
+    if isinstance(config.fabric, EmulatedFabric):
+        yield "fabric=emulated: delays collectives, and workload=rpc has none; use fabric=none"
+    if config.profiling.remote_root is not None:
+        yield f"profiling.remote_root={config.profiling.remote_root!r}: workload=rpc uploads nothing; set it to null"
 
 
 def _rpc_rules(workload: Rpc) -> Iterator[str]:

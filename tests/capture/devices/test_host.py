@@ -73,3 +73,14 @@ def test_how_clocks_are_governed(tmp_path):
     settings = Host(tmp_path).settings()
     assert (settings["governor"], settings["turbo"]) == ("powersave", False)
     assert Host(tmp_path / "elsewhere").settings()["governor"] is None
+
+
+@pytest.mark.parametrize("error", [NotImplementedError("can't find current frequency file"), TypeError("NoneType")])
+def test_a_machine_that_does_not_say_its_clock_keeps_the_other_settings(tmp_path, monkeypatch, error):
+    def fail():
+        raise error
+
+    (tmp_path / "intel_pstate").mkdir()
+    (tmp_path / "intel_pstate/no_turbo").write_text("0\n")
+    monkeypatch.setattr(psutil, "cpu_freq", fail)
+    assert Host(tmp_path).settings() == {"governor": None, "turbo": True, "sclk_max_mhz": None}

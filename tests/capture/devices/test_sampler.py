@@ -99,6 +99,48 @@ def test_a_source_that_fails_is_null_with_a_reason_counted_and_said_once(step, c
     assert said[1].startswith("device telemetry: 2 of ")
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(DeviceUnreadable("no permission"), "no permission"), (ZeroDivisionError("a bug"), "ZeroDivisionError: a bug")],
+)
+def test_settings_that_cannot_be_read_do_not_stop_the_run(caplog, error, words):
+    class Fails(Script):
+        def settings(self):
+            raise error
+
+    sampler = DeviceSampler(Opened(Fails(Values()), 1.0))
+    assert sampler.facts()["settings"] == {}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"device telemetry: power caps and clock limits are not known: {words}"
+    ]
+
+
+def test_between_two_samples_there_is_a_pause_however_slow_the_source(monkeypatch):
+    # The thread's own loop, on a clock set by hand: reading takes 3 s, the interval is 1 s.
+    now, pauses = [0.0], []
+
+    class Slow(Script):
+        def read(self):
+            now[0] += 3.0
+            return super().read()
+
+    sampler = DeviceSampler(Opened(Slow(Values()), 1.0))
+
+    class Stop:
+        def is_set(self):
+            return len(pauses) == 4
+
+        def wait(self, seconds):
+            pauses.append(seconds)
+            now[0] += seconds
+            return False
+
+    sampler._stop = Stop()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    sampler._run()
+    assert pauses == [0.0, 1.0, 1.0, 1.0]
+
+
 def test_what_header_and_manifest_say():
     sampler = DeviceSampler(Opened(Script(Values()), 2.0))
     assert sampler.header == DeviceTelemetry("script", 2.0)
