@@ -48,7 +48,9 @@ class Whole:
 
 @dataclass(frozen=True)
 class DeviceScan:
-    """One device of one rank. `segments` are rows of (start, end, mask) in ns, of all windows, by start."""
+    """One device of one rank. `segments` are rows of (start, end, mask) in ns, of all windows, by start. `trace` is the
+    place of its trace in the unit: a process may have used several devices.
+    """
 
     rank: int
     device: int
@@ -56,7 +58,7 @@ class DeviceScan:
     whole: Whole
     segments: Int64
     busy_ns: int
-    clock: str
+    trace: int
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class TraceScan:
     facts: tuple[Facts, ...]
     parts: tuple[Part, ...]
     slowdowns: tuple[Slowdown, ...]
+    slowdowns_left_out: int
+    """Beyond the first `SHOWN_SLOWDOWNS` of each trace."""
 
 
 def scan_unit(unit: Unit) -> TraceScan:
@@ -79,16 +83,19 @@ def scan_unit(unit: Unit) -> TraceScan:
     facts: list[Facts] = []
     parts: list[Part] = []
     slow: list[Slowdown] = []
-    for trace in read_unit(unit):
+    left_out = 0
+    for place, trace in enumerate(read_unit(unit)):
         facts.append(facts_of(trace))
         clean = usable(trace)
-        devices += [_device(clean, timeline) for timeline in device_timelines(clean)]
+        devices += [_device(clean, timeline, place) for timeline in device_timelines(clean)]
         parts += parts_of(clean)
-        slow += slowdowns(clean.intervals)[:SHOWN_SLOWDOWNS]
-    return TraceScan(tuple(devices), tuple(facts), tuple(parts), tuple(slow))
+        of_trace = slowdowns(clean.intervals)
+        slow += of_trace[:SHOWN_SLOWDOWNS]
+        left_out += len(of_trace[SHOWN_SLOWDOWNS:])
+    return TraceScan(tuple(devices), tuple(facts), tuple(parts), tuple(slow), left_out)
 
 
-def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceScan:
+def _device(trace: Trace, timeline: DeviceTimeline, place: int) -> DeviceScan:
     unseen = Unseen(trace.unseen) if trace.unseen else None
     windows, steps = _windows(timeline)
     measured = [timeline.measure(window) for window in windows]
@@ -107,7 +114,7 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceScan:
         Whole(timeline.whole, values, reasons),
         segments,
         whole.window_ns - whole.idle_ns,
-        trace.clock,
+        place,
     )
 
 
