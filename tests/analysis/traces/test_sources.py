@@ -19,8 +19,7 @@ from aorta.analysis.traces.units import find_units, read_unit
 from aorta.errors import InputError
 from aorta.timeline.overlap import OF_UNKNOWN_KIND
 from tests.analysis.builders import simulated_run, strict_json
-from tests.analysis.traces.kineto_files import ALLREDUCE, document, event, kernel, step
-from tests.analysis.traces.nsys_files import write_nsys
+from tests.analysis.traces.kineto_files import ALLREDUCE, document, kernel, step
 from tests.benchmarks.kineto_traces import Plan, rank_text, write_traces
 from tests.runs import ROOT
 
@@ -121,41 +120,6 @@ def test_the_same_trace_in_an_archive_behind_a_url_and_alone(folder, tmp_path):
     assert list(alone.records) == [0]
 
 
-def test_only_the_busiest_device_of_a_rank_is_in_steps_and_medians(tmp_path):
-    """Device 0 works 10 us and hides all of 5; device 1 works 4 us, and hides 2 of 8 us."""
-    path = tmp_path / "t.json"
-    rows = [
-        kernel("gemm", 0, 4, 1),
-        kernel(ALLREDUCE, 2, 6, 1),
-        kernel("gemm", 0, 10, 0),
-        kernel(ALLREDUCE, 0, 5, 0, 20),
-    ]
-    path.write_text(json.dumps(document(rows)))
-    run = load_traces(str(path))
-    assert {number: whole.metrics["overlap_ratio"] for number, whole in run.wholes.items()} == {0: 1.0, -1: 1 / 3}
-    assert list(run.records) == [0]
-    assert any("device 1 is not the busiest of its trace: -1 in traces.whole" in note for note in run.health.notes())
-    entry = report(["--log-dir", str(path), "--label", "x"], tmp_path / "out")["datasets"]["x"]
-    assert entry["metrics"]["overlap_ratio"]["median"] == 1.0
-    assert entry["metrics"]["job_step_ms"]["median"] == pytest.approx(0.01)
-    assert entry["metrics"]["job_step_ms"]["count"] == 1
-
-
-def test_a_job_step_is_that_of_known_ranks_and_null_where_none_is_known(folder, tmp_path):
-    # A second trace that claims to be rank 1, with steps ten times as long.
-    late = json.loads(trace_of(1))
-    for each in late["traceEvents"]:
-        each["ts"], each["dur"] = 10 * each["ts"], 10 * each["dur"]
-    (folder / "z.json").write_text(json.dumps(late))
-    entry = report(["--log-dir", str(folder), "--label", "x"], tmp_path / "out")["datasets"]["x"]
-    assert entry["metrics"]["job_step_ms"]["median"] == pytest.approx(0.1)
-    write_nsys(tmp_path / "node.sqlite")  # two processes, and nothing that says which ranks they were
-    entry = report(["--log-dir", str(tmp_path / "node.sqlite"), "--label", "x"], tmp_path / "o2")["datasets"]["x"]
-    assert entry["metrics"]["job_step_ms"]["median"] is None
-    assert entry["metrics"]["job_step_ms"]["reason"].startswith("no rank is known")
-    assert (tmp_path / "o2" / "x_streams.png").exists()
-
-
 def hostile(folder: Path, name: str, member: tarfile.TarInfo, data: bytes = b"") -> Path:
     path = folder / name
     with tarfile.open(path, "w:gz") as tar:
@@ -227,16 +191,6 @@ def test_one_bad_file_of_a_folder_is_left_out_and_said(folder):
     assert any("bad.json" in note and "left out" in note for note in run.health.notes())
 
 
-def test_a_rank_whose_trace_holds_nothing_that_can_be_measured_is_not_read(folder, tmp_path):
-    absurd = json.loads(trace_of(1))
-    for each in absurd["traceEvents"]:
-        each["dur"] = 3_600_000_000
-    (folder / "a.bin").write_text(json.dumps(absurd))
-    run = load_traces(str(folder))
-    assert (run.health.ranks_read, run.health.ranks_missing) == ((0,), (1,))
-    assert (run.health.traces.ranks_read, run.health.traces.ranks_missing) == ((0,), (1,))
-
-
 def test_a_folder_is_read_by_several_processes_to_the_same_bytes(tmp_path):
     from aorta.analysis.readers.engines import Local
 
@@ -265,28 +219,6 @@ def test_a_process_that_reads_loads_neither_pandas_nor_matplotlib_and_none_loads
         "from aorta.analysis.cli import overlap_report\ntry: overlap_report(['--help'], None)\nexcept SystemExit: pass"
     )
     assert loaded_by(helped) == "[]"
-
-
-def test_unnumbered_collectives_match_by_their_order_only_where_the_counts_agree(tmp_path):
-    def gloo(rank: int, counts: tuple[int, int]) -> str:
-        events = []
-        for number, count in enumerate(counts):
-            events.append(event("user_annotation", f"ProfilerStep#{number}", number * 100, 100, 1, 1))
-            for place in range(count):
-                start = number * 100 + place * 20 + rank
-                made = event("user_annotation", "gloo:all_reduce", start, 10 - rank, 1, 9)
-                made["args"] = {"Input Dims": [[10]], "Input type": ["float"]}
-                events.append(made)
-        groups = [{"pg_name": "0", "ranks": [0, 1]}]
-        about = {"backend": "gloo", "rank": rank, "world_size": 2, "pg_config": groups}
-        return json.dumps(document(events, deviceProperties=[], distributedInfo=about))
-
-    (tmp_path / "0.json").write_text(gloo(0, (3, 2)))
-    (tmp_path / "1.json").write_text(gloo(1, (3, 1)))
-    (row,) = report(["--log-dir", str(tmp_path), "--label", "x"], tmp_path / "out")["datasets"]["x"]["collectives"]
-    assert row["transfer_ms"]["count"] == 3  # those of the step in which both ranks have three
-    assert row["transfer_ms"]["median"] == pytest.approx(0.009)
-    assert row["transfer_ms"]["nulls"] == 3
 
 
 def test_rank_text_is_deterministic_and_read_as_planned(tmp_path):
