@@ -88,6 +88,8 @@ def scan_unit(unit: Unit) -> TraceScan:
         facts.append(facts_of(trace))
         clean = usable(trace)
         devices += [_device(clean, timeline, place) for timeline in device_timelines(clean)]
+        if clean.compute_unseen:
+            continue  # what hides communication, and what it slows down, is not in the table
         parts += parts_of(clean)
         of_trace = slowdowns(clean.intervals)
         slow += of_trace[:SHOWN_SLOWDOWNS]
@@ -96,7 +98,7 @@ def scan_unit(unit: Unit) -> TraceScan:
 
 
 def _device(trace: Trace, timeline: DeviceTimeline, place: int) -> DeviceScan:
-    unseen = Unseen(trace.unseen) if trace.unseen else None
+    unseen = Unseen(trace.unseen, trace.compute_unseen) if trace.unseen else None
     windows, steps = _windows(timeline)
     measured = [timeline.measure(window) for window in windows]
     told = [overlap.metrics(unseen) for overlap in measured]
