@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from aorta.analysis.traces import rocprof_json
 from aorta.analysis.traces.names import NameClassifier
 from aorta.analysis.traces.rocpd import read_rocpd
 from aorta.analysis.traces.rocprof_csv import read_csv, siblings
@@ -214,6 +215,14 @@ def test_rows_are_read_once_where_the_files_stand_beside_their_compressed_copies
     (trace,) = read_unit(unit)
     assert rows(trace) == rows(expected)
     assert len(unit.files) == len(as_csv("direct"))
+
+
+def test_json_beyond_the_stated_size_is_refused_and_rocpd_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.BytesIO(b" " * 5000)
+    monkeypatch.setattr(rocprof_json, "LARGEST_BYTES", 1000)
+    with pytest.raises(InputError, match=r"out\.json: more than .* --output-format rocpd"):
+        read_json(stream, "out.json", CLASSIFIER)
+    assert stream.tell() == 1001
 
 
 def test_rocpd_takes_the_rank_from_the_environment_of_its_process(tmp_path: Path) -> None:
