@@ -7,6 +7,7 @@ but the milliseconds of the record, or hold more than a few columns of the run i
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -24,6 +25,7 @@ from aorta.analysis.readers.run_folder import Run
 from aorta.analysis.stats import describe
 
 NOTHING_USED: Final = "no step is left after warm-up"
+NO_RANK: Final = "no rank is known: which steps belong to one job step is not known either"
 _MEANS: Final = {
     "mean_loss": "loss",
     "mean_overlap_ms": "compute_comm_ms",
@@ -76,10 +78,14 @@ class Dataset:
         return across_ranks(self.run)
 
 
-def job_steps(frame: pd.DataFrame, ranks: int) -> pd.Series[float]:
-    """Global step -> job step time in ms, the max over ranks, for the steps that all `ranks` ranks have."""
-    by_step = frame.groupby("global_step")["step_ms"]
-    return by_step.max()[by_step.count() == ranks]
+def job_steps(frame: pd.DataFrame, ranks: Collection[int]) -> pd.Series[float]:
+    """Global step -> job step time in ms, the max over `ranks`, for the steps that all of them have.
+
+    Args:
+        frame: `rank`, `global_step` and `step_ms`; rows of others are not counted.
+    """
+    by_step = frame[frame["rank"].isin(list(ranks))].groupby("global_step")["step_ms"]
+    return by_step.max()[by_step.count() == len(ranks)]
 
 
 def aggregate(dataset: Dataset) -> dict[str, Any]:
@@ -153,7 +159,9 @@ def _job_step(dataset: Dataset) -> dict[str, Any]:
     if health.ranks_missing:
         missing = f"{len(health.ranks_missing)} of {health.world_size} ranks are missing; the slowest may be among them"
         return describe(np.empty(0), None, {missing: 1})
-    times = job_steps(dataset.table("global_step", "step_ms"), len(health.ranks_read))
+    if not health.ranks_read:
+        return describe(np.empty(0), None, {NO_RANK: 1})
+    times = job_steps(dataset.table("rank", "global_step", "step_ms"), health.ranks_read)
     return describe(times, None, {"no global step is on all ranks": 1})
 
 

@@ -23,13 +23,16 @@ _HEADER_FACTS: Final = ("platform", "world_size", "parallel", "backend", "timer"
 _MUST_AGREE: Final = ("dtype", "precision", "batch_size", "gradient_accumulation", "sequence_length")
 """Configuration keys that, wherever they stand, change what is computed."""
 ABSENT: Final = "(absent)"
+UNKNOWN: Final = "unknown"
+"""The platform of a trace that does not tell it."""
 _ACROSS_PLATFORMS: Final = "only ratios are judged across platforms"
+_PLATFORM_UNKNOWN: Final = "the platform of a side is not known, and only ratios are judged across platforms"
 
 
 def compare(reference: Dataset, candidate: Dataset, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """Compare the candidate with the reference; `before` and `after` are their aggregates."""
     left, right = before.get("overlap_ratio"), after.get("overlap_ratio")
-    same_platform = reference.run.header.platform == candidate.run.header.platform
+    not_judged = _not_judged(reference.run.header.platform, candidate.run.header.platform)
     differences = _manifest_differences(reference.run, candidate.run)
     result: dict[str, Any] = {
         "reference": reference.label,
@@ -47,18 +50,25 @@ def compare(reference: Dataset, candidate: Dataset, before: dict[str, Any], afte
         "warnings": _warnings(reference.run, candidate.run, differences),
         "manifest_differences": differences,
         "statistic": "median",
-        "metrics": _metrics(before, after, same_platform),
-        **_collectives(before, after, same_platform),
+        "metrics": _metrics(before, after, not_judged),
+        **_collectives(before, after, not_judged),
     }
 
 
-def _metrics(before: dict[str, Any], after: dict[str, Any], same_platform: bool) -> dict[str, Any]:
+def _not_judged(left: str, right: str) -> str | None:
+    """Why nothing but ratios is judged; None on one platform."""
+    if UNKNOWN in (left, right):
+        return _PLATFORM_UNKNOWN
+    return None if left == right else _ACROSS_PLATFORMS
+
+
+def _metrics(before: dict[str, Any], after: dict[str, Any], not_judged: str | None) -> dict[str, Any]:
     left, right = before.get("metrics", {}), after.get("metrics", {})
     compared = {}
     for name in in_order({*left, *right}):
         metric = metric_named(name)
         sides = [side.get(name, _absent(side)) for side in (left, right)]
-        compared[name] = _pair(metric, sides[0], sides[1], same_platform)
+        compared[name] = _pair(metric, sides[0], sides[1], not_judged)
         if all("ratio_of_sums" in side for side in sides):
             compared[name]["ratio_of_sums"] = _difference(sides[0]["ratio_of_sums"], sides[1]["ratio_of_sums"])
     return compared
@@ -68,7 +78,7 @@ def _absent(side: Mapping[str, Any]) -> dict[str, Any]:
     return {"median": None, "reason": "no such communication in this run" if side else "no step is used"}
 
 
-def _collectives(before: dict[str, Any], after: dict[str, Any], same_platform: bool) -> dict[str, Any]:
+def _collectives(before: dict[str, Any], after: dict[str, Any], not_judged: str | None) -> dict[str, Any]:
     """Collectives that both sides issued, matched by kind, group name, group size and bytes; and how many were not."""
     key_names = ("kind", "group", "group_size", "bytes")
     left = {tuple(row[name] for name in key_names): row for row in before.get("collectives", ())}
@@ -76,7 +86,7 @@ def _collectives(before: dict[str, Any], after: dict[str, Any], same_platform: b
     both = [
         dict(zip(key_names, key, strict=True))
         | {
-            name: _pair(metric_named(name), row[name], right[key][name], same_platform)
+            name: _pair(metric_named(name), row[name], right[key][name], not_judged)
             for name in ("transfer_ms", "wait_ms", "queued_ms", "busbw_gb_per_s")
         }
         for key, row in left.items()
@@ -86,7 +96,7 @@ def _collectives(before: dict[str, Any], after: dict[str, Any], same_platform: b
     return {"collectives": both, "collectives_on_one_side": alone}
 
 
-def _pair(metric: Metric, left: dict[str, Any], right: dict[str, Any], same_platform: bool) -> dict[str, Any]:
+def _pair(metric: Metric, left: dict[str, Any], right: dict[str, Any], not_judged: str | None) -> dict[str, Any]:
     values = _difference(left["median"], right["median"])
     reasons = [
         f"{side}: {entry['reason']}" for side, entry in (("reference", left), ("candidate", right)) if entry["reason"]
@@ -95,8 +105,8 @@ def _pair(metric: Metric, left: dict[str, Any], right: dict[str, Any], same_plat
         judgement, why = "not judged", left["reason"]
     elif reasons:
         judgement, why = "not judged", "; ".join(reasons)
-    elif metric.unit != "ratio" and not same_platform:
-        judgement, why = "not judged", _ACROSS_PLATFORMS
+    elif metric.unit != "ratio" and not_judged is not None:
+        judgement, why = "not judged", not_judged
     elif values["difference"] == 0:
         judgement, why = "equal", None
     elif metric.better is None:

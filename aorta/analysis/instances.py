@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.naming import Names
-from aorta.analysis.readers.scan import NULL, Ints
+from aorta.analysis.readers.scan import NULL, UNNUMBERED, Ints
+from aorta.timeline.classes import UNKNOWN_KIND
 
 Bools = npt.NDArray[np.bool_]
 _MAX = np.iinfo(np.int64).max
-OK, LEAVES_EARLY, UNKNOWN_GROUP, MISSED, UNMATCHED, NO_END = range(6)
+OK, NO_KIND, LEAVES_EARLY, UNKNOWN_GROUP, MISSED, NO_NUMBER, UNMATCHED, NO_END = range(8)
 """Index into `matching.REASONS`."""
 
 
@@ -82,13 +83,16 @@ def find_instances(piece: Piece, names: Names) -> Instances:
     rank = piece.rank[order]
     new_rank = fresh | np.concatenate([[True], rank[1:] != rank[:-1]])
     first = what[order[starts]]
+    kind_unknown = np.array([entry.kind == UNKNOWN_KIND for entry in names.entries], np.bool_)
     reason = np.full(len(starts), OK)
     for code, applies in (  # the first of `matching.REASONS` that applies stands: written last
         (NO_END, np.add.reduceat(known.astype(np.int64), starts) != rows),
         (UNMATCHED, np.add.reduceat(new_rank.astype(np.int64), starts) != names.size[first]),
+        (NO_NUMBER, piece.seq[order[starts]] <= UNNUMBERED),
         (MISSED, ~np.logical_and.reduceat(piece.safe[order], starts)),
         (UNKNOWN_GROUP, names.size[first] < 0),
         (LEAVES_EARLY, ~names.lockstep[first]),
+        (NO_KIND, kind_unknown[names.entry[first]]),
     ):
         reason[applies] = code
 

@@ -17,19 +17,31 @@ import pandas as pd
 
 from aorta.analysis.bandwidth import BUSBW_FACTOR, GROUP_OF_ONE, NO_BYTES, NO_SIZE, TOO_SHORT
 from aorta.analysis.readers.run_folder import Run
-from aorta.timeline.classes import LOCKSTEP
+from aorta.analysis.readers.scan import UNNUMBERED
+from aorta.timeline.classes import LOCKSTEP, UNKNOWN_KIND
 
 Members: TypeAlias = tuple[int, ...]
 Reason: TypeAlias = "tuple[pd.Series[bool], str | pd.Series[str]]"
 """Where it applies, and the sentence (or one per row)."""
 
 _KEY = ["group", "members", "global_step", "seq", "kind", "bytes"]
+_UNKNOWN_KIND = "its kind is not known"
 _LEAVES_EARLY = "a rank may end this kind early, so no rank's duration is its transfer"
-_UNKNOWN_GROUP = "the ranks of its group are not in the record (no footer)"
+_UNKNOWN_GROUP = "the ranks of its group are not known (a record with no footer, or a trace that does not tell)"
 _MISSED = "a collective was missed at or before this step: sequence numbers no longer match"
+_UNNUMBERED = "the trace does not number it, so it cannot be found on other ranks"
 _UNMATCHED = "not found on every rank of its group"
 _NO_END = "its start or its end was not seen on some rank"
-REASONS: Final = ("", _LEAVES_EARLY, _UNKNOWN_GROUP, _MISSED, _UNMATCHED, _NO_END)
+REASONS: Final = (
+    "",
+    _UNKNOWN_KIND,
+    _LEAVES_EARLY,
+    _UNKNOWN_GROUP,
+    _MISSED,
+    _UNNUMBERED,
+    _UNMATCHED,
+    _NO_END,
+)
 """Why a transfer is null, the first that applies; their places are the codes of `instances`."""
 
 
@@ -51,9 +63,11 @@ def matched(rows: pd.DataFrame, run: Run) -> pd.DataFrame:
     shortest = by_instance["duration_ms"].transform("min")
     # Only where no rank ends before every rank has started is the shortest duration free of waiting.
     reasons: list[Reason] = [
+        (frame["kind"] == UNKNOWN_KIND, _UNKNOWN_KIND),
         (~frame["kind"].isin(LOCKSTEP), _LEAVES_EARLY),
         (frame["members"].isna(), _UNKNOWN_GROUP),
         (~by_instance["safe"].transform("all"), _MISSED),
+        (frame["seq"] <= UNNUMBERED, _UNNUMBERED),
         (by_instance["rank"].transform("nunique") != frame["group_size"].fillna(-1), _UNMATCHED),
         (by_instance["duration_ms"].transform("count") != by_instance["rank"].transform("size"), _NO_END),
     ]

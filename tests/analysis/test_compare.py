@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from aorta.analysis.aggregate import Dataset, aggregate
 from aorta.analysis.compare import compare
 from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.sources import load_source
 from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
+from tests.analysis.traces.kineto_files import ALLREDUCE, document, kernel
 
 CONFIG = {"workload": {"name": "mlp", "width": 64}, "training": {"mixed_precision": "none", "seed": 1}}
 
@@ -57,6 +60,18 @@ def test_milliseconds_are_shown_but_not_judged_across_platforms(tmp_path: Path) 
     assert window["judgement_reason"] == "only ratios are judged across platforms"
     assert found["metrics"]["overlap_ratio"]["judgement"] == "worse"
     assert found["collectives"][0]["transfer_ms"]["judgement"] == "not judged"
+
+
+def test_milliseconds_of_unknown_platforms_are_not_judged(tmp_path: Path) -> None:
+    sides = []
+    for label, late in (("a", 2), ("b", 6)):
+        path = tmp_path / f"{label}.json"
+        path.write_text(json.dumps(document([kernel("gemm", 0, 10), kernel(ALLREDUCE, late, 8, stream=20)])))
+        sides.append(Dataset(label, load_source(path)))  # nothing in it tells the vendor
+    found = compared(*sides)["metrics"]
+    assert found["exposed_comm_ms"]["judgement"] == "not judged"
+    assert "the platform of a side is not known" in found["exposed_comm_ms"]["judgement_reason"]
+    assert found["overlap_ratio"]["judgement"] == "worse"
 
 
 def test_one_launch_a_side_is_inconclusive(tmp_path: Path) -> None:

@@ -7,43 +7,21 @@ than what was asked.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from aorta.analysis.merge.scan import Event
 from aorta.analysis.merge.sources import Trace, scanning
+from aorta.analysis.merge.times import microseconds_to_ns, ns_to_microseconds, time_ns
 from aorta.errors import InputError
 from aorta.telemetry.clock_sync import CLOCK_SYNC_FILE, ClockSync, RankClock, read_clock_sync
 
 Align: TypeAlias = Literal["clock", "none", "start_profile"]
-_FIXED = re.compile(rb"(-?)(\d+)(?:\.(\d{1,3}))?")
+_FOLDERS_ABOVE = 4
+"""A trace lies in `torch_profiler/rank<N>/` of its run, at most this deep below the run's own folder."""
 _STARTS = (b'"__start_profile"', b'"Iteration Start: PyTorch Profiler"', b'"PyTorch Profiler (0)"')
 """Events that stand where a profiler was started: torch's legacy profiler, and Kineto's two."""
-
-
-def microseconds_to_ns(raw: bytes) -> int:
-    """Nanoseconds of a `ts` or `dur`, exact to its last digit.
-
-    Raises:
-        ValueError: it is no number.
-    """
-    if (match := _FIXED.fullmatch(raw)) is not None:
-        sign, whole, part = match.groups()
-        value = int(whole) * 1000 + (int(part.ljust(3, b"0")) if part else 0)
-        return -value if sign else value
-    try:
-        return round(Decimal(raw.strip(b'"').decode()) * 1000)
-    except (InvalidOperation, UnicodeDecodeError) as error:
-        raise ValueError(f"{raw[:40]!r} is not a number of microseconds") from error
-
-
-def ns_to_microseconds(value: int) -> bytes:
-    """Kineto's form: microseconds with three decimals."""
-    whole, part = divmod(abs(value), 1000)
-    return b"%s%d.%03d" % (b"-" if value < 0 else b"", whole, part)
 
 
 class RankAlignment:
@@ -98,16 +76,21 @@ def find_clock_sync(given: Path | None, traces: Sequence[Trace], folders: Sequen
     """
     if given is not None:
         return read_clock_sync(given)
-    places = [*folders, *(parent for trace in traces for parent in list(trace.path.absolute().parents)[:4])]
+    # A folder above a run may hold what another one left: only the nearest file of each trace is its run's.
+    ways = [list(trace.path.absolute().parents)[:_FOLDERS_ABOVE] for trace in traces]
+    near = dict.fromkeys(path for way in ways if (path := _nearest(way)) is not None)
     found: dict[tuple[str, int], tuple[Path, ClockSync]] = {}
-    for place in dict.fromkeys(folder.absolute() for folder in places):
-        if (path := place / CLOCK_SYNC_FILE).is_file():
-            sync = read_clock_sync(path)
-            found.setdefault((sync.run_id, sync.attempt), (path, sync))
+    for path in near or dict.fromkeys(path for folder in folders if (path := _nearest([folder])) is not None):
+        sync = read_clock_sync(path)
+        found.setdefault((sync.run_id, sync.attempt), (path, sync))
     if len(found) > 1:
         paths = ", ".join(str(path) for path, _ in found.values())
         raise InputError(f"traces of {len(found)} runs: {paths}; merge those of one run")
     return next(iter(found.values()))[1] if found else None
+
+
+def _nearest(folders: Sequence[Path]) -> Path | None:
+    return next((path for folder in folders if (path := folder / CLOCK_SYNC_FILE).is_file()), None)
 
 
 def align_ranks(
@@ -155,10 +138,10 @@ def _start_of(trace: Trace) -> int:
     earliest = None
     with scanning(trace.path) as scanner:
         for event in scanner.events():
-            if "ts" not in event or bytes(event["ph"]) == b'"M"':
+            if "ts" not in event or bytes(event.get("ph", b"")) == b'"M"':
                 continue
-            begin = (trace.base_ns or 0) + microseconds_to_ns(bytes(event["ts"]))
-            if bytes(event["name"]) in _STARTS:
+            begin = (trace.base_ns or 0) + time_ns(event, "ts", trace.path)
+            if bytes(event.get("name", b"")) in _STARTS:
                 return begin
             earliest = begin if earliest is None else min(earliest, begin)
     return (trace.base_ns or 0) if earliest is None else earliest

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Final, cast
 import msgspec
 
 from aorta.analysis.merge.scan import Scanner
+from aorta.analysis.merge.times import time_ns
 from aorta.errors import InputError
 from aorta.telemetry.clock_sync import CLOCK_SYNC_FILE
 from aorta.telemetry.schema import HISTORY_DIR, MANIFEST_FILE
@@ -32,7 +33,7 @@ _RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)")
 
 @dataclass(frozen=True)
 class Trace:
-    """One file. `base_ns` is None where `ts` is absolute; `start_us` orders a rank's windows."""
+    """One file. `base_ns` is None where `ts` is absolute; `start_ns` orders a rank's windows."""
 
     path: Path
     rank: int
@@ -40,7 +41,7 @@ class Trace:
     world_size: int | None
     base_ns: int | None
     trace_id: str | None
-    start_us: float
+    start_ns: int
     head: dict[str, msgspec.Raw]
     window: int = 0
 
@@ -147,7 +148,7 @@ def describe(path: Path) -> Trace:
         InputError: the file is broken, or nothing says which rank it is.
     """
     with scanning(path) as scanner:
-        first = next((float(bytes(event["ts"])) for event in scanner.events() if "ts" in event), 0.0)
+        first = next((time_ns(event, "ts", path) for event in scanner.events() if "ts" in event), 0)
         head = dict(scanner.head)
     if "baseTimeNanoseconds" not in head or "distributedInfo" not in head:
         with scanning(path) as scanner:
@@ -157,12 +158,13 @@ def describe(path: Path) -> Trace:
     info = _value(head, "distributedInfo", dict) or {}
     rank = info.get("rank", _value(head, "global_rank", int))
     if not isinstance(rank, int):
-        names = _RANK_IN_NAME.findall(path.name) or _RANK_IN_NAME.findall(path.parent.name)
-        if not names:
+        names = set(map(int, _RANK_IN_NAME.findall(path.name) or _RANK_IN_NAME.findall(path.parent.name)))
+        if len(names) != 1:
+            said = f"several ranks ({', '.join(map(str, sorted(names)))})" if names else "no rank<N>"
             raise InputError(
-                f"{path}: which rank is this? It has no distributedInfo.rank and no rank<N> in its name; rename it"
+                f"{path}: which rank is this? It has no distributedInfo.rank and {said} in its name; rename it"
             )
-        rank = int(names[-1])
+        (rank,) = names
     world = info.get("world_size")
     return Trace(
         path,
@@ -171,7 +173,7 @@ def describe(path: Path) -> Trace:
         world if isinstance(world, int) else None,
         _value(head, "baseTimeNanoseconds", int),
         _value(head, "trace_id", str),
-        (_value(head, "baseTimeNanoseconds", int) or 0) / 1e3 + first,
+        (_value(head, "baseTimeNanoseconds", int) or 0) + first,
         head,
     )
 
@@ -195,7 +197,7 @@ def choose(traces: Sequence[Trace], window: str | None, notes: list[str]) -> lis
     chosen: list[Trace] = []
     for rank in sorted({trace.rank for trace in traces}):
         mine: list[Trace] = []
-        for trace in sorted((t for t in traces if t.rank == rank), key=lambda t: t.start_us):
+        for trace in sorted((t for t in traces if t.rank == rank), key=lambda t: t.start_ns):
             twin = next((t for t in mine if t.trace_id is not None and t.trace_id == trace.trace_id), None)
             if twin is None:
                 mine.append(trace)

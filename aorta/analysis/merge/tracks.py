@@ -14,8 +14,9 @@ from typing import Any, Final
 
 import msgspec
 
-from aorta.analysis.merge.aligning import RankAlignment, ns_to_microseconds
+from aorta.analysis.merge.aligning import RankAlignment
 from aorta.analysis.merge.identity import PIDS_PER_RANK, TIDS_PER_RANK
+from aorta.analysis.merge.times import ns_to_microseconds
 from aorta.telemetry.reader import stream
 from aorta.telemetry.schema import Anchor, Footer, Header, Step
 from aorta.telemetry.walltime import WallTime

@@ -44,7 +44,9 @@ _COLORS = {
 
 def representative_step(dataset: Dataset) -> int | None:
     """The global step whose job step time is the median (the lower of two middle ones; the earliest of equals)."""
-    times = job_steps(dataset.table("global_step", "step_ms"), len(dataset.run.records))
+    # Where no rank is known, the traces are still drawn.
+    ranks = dataset.run.health.ranks_read or tuple(dataset.run.records)
+    times = job_steps(dataset.table("rank", "global_step", "step_ms"), ranks)
     if times.empty:
         return None
     ordered = times.sort_index().sort_values(kind="stable")

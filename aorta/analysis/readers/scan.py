@@ -52,6 +52,8 @@ LOSSES: Final = ("loss", "lr", "grad_norm")
 ROW: Final = ("what", "seq", "issue_ns", "start_ns", "end_ns")  # what: index into Scan.whats
 NULL: Final = -(2**63)
 """A time that was not seen."""
+UNNUMBERED: Final = -2
+"""Sequence numbers from here down are of collectives that a source does not number: they match no other rank's."""
 What: TypeAlias = tuple[str, str, int, "str | None", "str | None"]
 """Kind, group, bytes, dtype, end source."""
 

@@ -28,9 +28,11 @@ def rpc_report(arguments: Sequence[str]) -> int:
     try:
         folder = Path(options.folder)
         run = read_run(folder)
-        operators = [(trace.rank, row) for trace in run.traces for row in read_rows(trace).operators]
-        memory = any(row.allocated_bytes for _, row in operators)
-        sys.stdout.write(render(make_rows(run.calls, operators), run.workers, memory=memory) + "\n")
+        # One trace's operators in memory at a time.
+        operators = ((trace.rank, row) for trace in run.traces for row in read_rows(trace).operators)
+        rows = make_rows(run.calls, operators)
+        memory = any(row.allocated_bytes for row in rows)
+        sys.stdout.write(render(rows, run.workers, memory=memory) + "\n")
         output = Path(options.output) if options.output else folder / "rpc_trace.json.gz"
         notes: list[str] = [f"incomplete: {what}" for what in run.missing]
         if not memory and any(_is_true(trace.head.get("profile_memory")) for trace in run.traces):

@@ -7,13 +7,14 @@ not: give an operator to a call by anything but lying inside its slice on the sa
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
-from aorta.analysis.merge.aligning import microseconds_to_ns
+from aorta.analysis.merge.scan import Event
 from aorta.analysis.merge.sources import Trace, scanning
+from aorta.analysis.merge.times import microseconds_to_ns
+from aorta.errors import InputError
 from aorta.telemetry.rpc import CALL_MARK
 
 _OPERATORS = ("cpu_op", "user_annotation")
@@ -42,10 +43,6 @@ class WorkerRows:
 
     operators: list[Operator] = field(default_factory=list)
 
-    def slices(self) -> Iterator[Operator]:
-        """Those of calls."""
-        return (operator for operator in self.operators if operator.call_id is not None)
-
 
 def read_rows(trace: Trace) -> WorkerRows:
     """Read one trace.
@@ -59,25 +56,42 @@ def read_rows(trace: Trace) -> WorkerRows:
         for event in scanner.events():
             if "ts" not in event or "tid" not in event:
                 continue
-            start = (trace.base_ns or 0) + microseconds_to_ns(bytes(event["ts"]))
-            if bytes(event["ph"]) == b'"i"' and bytes(event["name"]) == b'"[memory]"':
-                args = msgspec.json.decode(event["args"])
-                if args.get("Device Type", 0) == 0 and args.get("Bytes", 0) > 0:
-                    allocated[bytes(event["tid"])].append((start, int(args["Bytes"])))
-            if bytes(event["ph"]) != b'"X"' or msgspec.json.decode(event.get("cat", b'""')) not in _OPERATORS:
-                continue
-            name, mark, call_id = msgspec.json.decode(event["name"], type=str).rpartition(CALL_MARK)
-            if not mark:
-                name, call_id = call_id or NO_NAME, ""
-            end = start + microseconds_to_ns(bytes(event["dur"]))
             thread = bytes(event["tid"])
-            threads[thread].append(Operator(name, thread, start, end, call_id or None))
+            try:
+                if (size := _allocation(event)) is not None:
+                    allocated[thread].append((_start_ns(event, trace), size))
+                if (operator := _operator(event, trace)) is not None:
+                    threads[thread].append(operator)
+            except (KeyError, ValueError, AttributeError, TypeError) as error:
+                raise InputError(f"{trace.path}: event {scanner.count}: not a trace event ({error!r})") from error
     rows = WorkerRows()
     for thread, operators in threads.items():
         operators.sort(key=lambda operator: (operator.start_ns, -operator.end_ns))
         _nest(operators, sorted(allocated[thread]))
         rows.operators += operators
     return rows
+
+
+def _start_ns(event: Event, trace: Trace) -> int:
+    return (trace.base_ns or 0) + microseconds_to_ns(bytes(event["ts"]))
+
+
+def _allocation(event: Event) -> int | None:
+    """Bytes that were allocated on the host, where the event says that."""
+    if bytes(event["ph"]) != b'"i"' or bytes(event["name"]) != b'"[memory]"':
+        return None
+    args = msgspec.json.decode(event["args"])
+    return int(args["Bytes"]) if args.get("Device Type", 0) == 0 and args.get("Bytes", 0) > 0 else None
+
+
+def _operator(event: Event, trace: Trace) -> Operator | None:
+    if bytes(event["ph"]) != b'"X"' or msgspec.json.decode(event.get("cat", b'""')) not in _OPERATORS:
+        return None
+    name, mark, call_id = msgspec.json.decode(event["name"], type=str).rpartition(CALL_MARK)
+    if not mark:
+        name, call_id = call_id or NO_NAME, ""
+    start = _start_ns(event, trace)
+    return Operator(name, bytes(event["tid"]), start, start + microseconds_to_ns(bytes(event["dur"])), call_id or None)
 
 
 def _nest(operators: list[Operator], allocated: list[tuple[int, int]]) -> None:

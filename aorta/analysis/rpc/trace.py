@@ -11,13 +11,15 @@ from typing import Any, Final
 
 import msgspec
 
-from aorta.analysis.merge.aligning import RankAlignment, ns_to_microseconds
+from aorta.analysis.merge.aligning import RankAlignment
 from aorta.analysis.merge.causality import Causality
 from aorta.analysis.merge.identity import TIDS_PER_RANK, Identity
 from aorta.analysis.merge.sources import scanning
+from aorta.analysis.merge.times import microseconds_to_ns, ns_to_microseconds
 from aorta.analysis.merge.writing import TraceWriter
 from aorta.analysis.rpc.reading import RpcRun
 from aorta.analysis.rpc.table import REMOTE_CALL
+from aorta.errors import InputError
 from aorta.telemetry.rpc import CALL_MARK, Call
 
 _FIRST_ARROW: Final = 1 << 50
@@ -38,13 +40,18 @@ def write_trace(
                 continue
             with scanning(trace.path) as scanner:
                 for event in scanner.events():
-                    identity.rename(event, number)
-                    at = alignments[worker].move(event, trace.base_ns or 0, base_ns)
-                    title = msgspec.json.decode(event["name"]) if "name" in event else ""
-                    if at is not None and CALL_MARK in title and bytes(event["ph"]) == b'"X"':
-                        call_id = _mark(event, title, worker, calls)
-                        length = round(float(bytes(event["dur"])) * 1000)
-                        slices[call_id] = (worker, int(bytes(event["tid"])), at, at + length)
+                    try:
+                        identity.rename(event, number)
+                        at = alignments[worker].move(event, trace.base_ns or 0, base_ns)
+                        title = msgspec.json.decode(event["name"], type=str) if "name" in event else ""
+                        if at is not None and CALL_MARK in title and bytes(event["ph"]) == b'"X"':
+                            call_id = _mark(event, title, worker, calls)
+                            length = microseconds_to_ns(bytes(event["dur"]))
+                            slices[call_id] = (worker, int(bytes(event["tid"])), at, at + length)
+                    except (KeyError, ValueError) as error:
+                        raise InputError(
+                            f"{trace.path}: event {scanner.count}: not a trace event ({error!r})"
+                        ) from error
                     writer.write(event)
         for missing in identity.missing_names():
             writer.write(missing)
@@ -82,8 +89,9 @@ def _write_calls(
         return msgspec.Raw(ns_to_microseconds(instant_ns - base_ns))
 
     for call in run.calls:
-        if call.caller not in alignments or call.reply_ns is None:
-            found.skipped["a call without an answer"] = found.skipped.get("a call without an answer", 0) + 1
+        if call.reply_ns is None or call.caller not in alignments:
+            why = "a call without an answer" if call.reply_ns is None else "no trace of its caller"
+            found.skipped[why] = found.skipped.get(why, 0) + 1
             continue
         clock = alignments[call.caller]
         begin, end = clock.to_reference(call.issue_ns), clock.to_reference(call.reply_ns)

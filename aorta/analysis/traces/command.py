@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -61,16 +62,42 @@ def _write(location: str, output: Path, form: str, comm_patterns: Sequence[str])
     from aorta.analysis.traces.units import find_units, read_unit
 
     units, said = find_units(location, comm_patterns, headers_near(location))
+    broken: dict[str, str] = {}
 
     def traces() -> Iterator[Trace]:
+        """Every trace that can be read; a damaged file is left out and said, unless it is the only one."""
         for unit in units:
-            yield from read_unit(unit)
+            try:
+                yield from read_unit(unit)
+            except InputError as error:
+                if len(units) == 1:
+                    raise
+                broken[unit.files[0]] = str(error)
 
     table, lanes = output / _SUFFIX[form], output / LANES_FILE
     try:
         output.mkdir(parents=True, exist_ok=True)
-        rows = (write_parquet if form == "parquet" else write_csv)(traces(), table)
-        events = write_lanes(traces(), lanes)
+        with _whole(table) as part:
+            rows = (write_parquet if form == "parquet" else write_csv)(traces(), part)
+            if len(broken) == len(units):
+                raise InputError(
+                    f"{location}: none of its {len(units)} trace(s) can be read: {'; '.join(broken.values())}"
+                )
+        with _whole(lanes) as part:
+            events = write_lanes(traces(), part)
     except OSError as error:
         raise InputError(f"{error.filename or output}: cannot be written: {error.strerror or error}") from error
+    said += [f"left out: {reason}" for reason in broken.values()]
     return [*(f"note: {note}" for note in said), f"{table}: {rows} rows", f"{lanes}: {events} events"]
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A place to write what gets its name only once it is whole; an earlier file is kept until then."""
+    part = path.with_name(f".part.{path.name}")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)

@@ -17,7 +17,8 @@ import numpy as np
 
 from aorta.analysis.bandwidth import TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
 from aorta.analysis.traces.covering import places
-from aorta.analysis.traces.table import NULL, Class, Trace
+from aorta.analysis.traces.numbering import order_identifies, ordinals
+from aorta.analysis.traces.table import NULL, Class, Intervals, Trace
 from aorta.timeline import arrays
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS, LOCKSTEP, UNKNOWN_KIND
@@ -49,6 +50,8 @@ class Part:
     count: int
     time_ns: int
     hidden_ns: int
+    step: Int64
+    """Of collectives numbered by their order in a step, else `NULL`."""
     seq: Int64
     duration_ns: Int64
 
@@ -86,6 +89,7 @@ def parts_of(trace: Trace) -> list[Part]:
         for index, (kind, group, size) in enumerate(found.tolist()):
             own = comm.take(np.flatnonzero(inverse.reshape(-1) == index))
             lane = arrays.merge(own.spans)
+            own, step, seq = _numbered(own, trace)
             name = comm.groups[group] if group != NULL else None
             parts.append(
                 Part(
@@ -94,11 +98,25 @@ def parts_of(trace: Trace) -> list[Part]:
                     count=len(own),
                     time_ns=arrays.measure(lane),
                     hidden_ns=arrays.measure(arrays.intersect(lane, compute)),
-                    seq=own.seq,
+                    step=step,
+                    seq=seq,
                     duration_ns=own.end_ns - own.start_ns,
                 )
             )
     return parts
+
+
+def _numbered(own: Intervals, trace: Trace) -> tuple[Intervals, Int64, Int64]:
+    """Collectives of one key, with the step and the number that together identify each."""
+    step, seq = np.full(len(own), NULL, np.int64), own.seq.astype(np.int64)
+    if not order_identifies(trace) or (seq != NULL).all():
+        return own, step, seq
+    own = own.take(np.argsort(own.start_ns, kind="stable"))
+    by_order = (own.seq == NULL) & (own.step != NULL)
+    in_step = own.step.astype(np.int64)[by_order]
+    step[by_order], seq = in_step, own.seq.astype(np.int64)
+    seq[by_order] = ordinals(in_step, np.zeros(len(in_step), np.int64))
+    return own, step, seq
 
 
 def costs(parts: Sequence[Part]) -> list[Cost]:
@@ -163,23 +181,25 @@ def _transfers(key: Key, parts: list[Part]) -> tuple[Int64, str | None]:
     why = _not_comparable(key, parts)
     if why is not None or key.members is None:
         return none, why
-    durations: dict[int, dict[int, int]] = {}
+    durations: dict[int, dict[tuple[int, int], int]] = {}
     for rank in key.members:
-        seen = Counter(seq for part in parts if part.rank == rank for seq in part.seq.tolist() if seq != NULL)
-        durations[rank] = {
-            seq: length
+        found = [
+            ((step, seq), length)
             for part in parts
             if part.rank == rank
-            for seq, length in zip(part.seq.tolist(), part.duration_ns.tolist(), strict=True)
-            if seen.get(seq) == 1  # a number that occurs twice on one rank says nothing
-        }
-    common = set[int].intersection(*(set(of_rank) for of_rank in durations.values()))
+            for step, seq, length in zip(part.step.tolist(), part.seq.tolist(), part.duration_ns.tolist(), strict=True)
+            if seq != NULL
+        ]
+        seen = Counter(number for number, _ in found)
+        # A number that occurs twice on one rank says nothing.
+        durations[rank] = {number: length for number, length in found if seen[number] == 1}
+    common = set[tuple[int, int]].intersection(*(set(of_rank) for of_rank in durations.values()))
     if not common:
         missing = [rank for rank in key.members if not durations[rank]]
         return none, (
             f"not in the traces of rank {', '.join(map(str, missing[:8]))}" if missing else "no number is on every rank"
         )
-    return np.array([min(durations[rank][seq] for rank in key.members) for seq in sorted(common)]), None
+    return np.array([min(durations[rank][number] for rank in key.members) for number in sorted(common)]), None
 
 
 def _not_comparable(key: Key, parts: list[Part]) -> str | None:

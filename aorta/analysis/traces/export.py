@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.analysis.merge.times import ns_to_microseconds
 from aorta.analysis.traces.health import usable
 from aorta.analysis.traces.measuring import DeviceTimeline, device_timelines
 from aorta.analysis.traces.table import NULL, Class, Trace
@@ -120,14 +121,14 @@ def write_lanes(traces: Iterable[Trace], path: Path) -> int:
     """
     lanes = [lane for trace in traces for lane in _lanes(trace)]
     zero: dict[str, int] = {}
-    for _, clock, _, timeline in lanes:
+    for _, clock, timeline in lanes:
         zero[clock] = min(zero.get(clock, timeline.whole[0]), timeline.whole[0])
     count = 0
     with gzip.open(path, "wt", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","otherData":')
         file.write(json.dumps({f"zero_ns_{clock}": str(instant) for clock, instant in sorted(zero.items())}))
         file.write(',"traceEvents":[')
-        for process, (label, clock, _, timeline) in enumerate(lanes):
+        for process, (label, clock, timeline) in enumerate(lanes):
             for event in _events(process, label, timeline, zero[clock]):
                 file.write((",\n" if count else "\n") + event)
                 count += 1
@@ -135,7 +136,7 @@ def write_lanes(traces: Iterable[Trace], path: Path) -> int:
     return count
 
 
-def _lanes(trace: Trace) -> Iterator[tuple[str, str, int, DeviceTimeline]]:
+def _lanes(trace: Trace) -> Iterator[tuple[str, str, DeviceTimeline]]:
     # Times of an unknown clock mean nothing beside another trace's.
     clock = trace.clock if trace.clock != "unknown" else f"of {trace.path}"
     for timeline in device_timelines(usable(trace)):
@@ -150,7 +151,7 @@ def _lanes(trace: Trace) -> Iterator[tuple[str, str, int, DeviceTimeline]]:
             timeline.steps,
             timeline.windows,
         )
-        yield f"{who}{where}", clock, timeline.rank, bare
+        yield f"{who}{where}", clock, bare
 
 
 def _events(process: int, label: str, timeline: DeviceTimeline, zero: int) -> Iterator[str]:
@@ -167,17 +168,9 @@ def _events(process: int, label: str, timeline: DeviceTimeline, zero: int) -> It
         color = "" if texts else f',"cname":"{_COLORS.get(name, _COMM_COLOR)}"'
         for place, (start, end) in enumerate(zip(lane.start.tolist(), lane.end.tolist(), strict=True)):
             text = texts[place] if texts else name
-            yield (
-                f'{{"ph":"X","pid":{process},"tid":{thread},"name":"{text}","ts":{_us(start - zero)},'
-                f'"dur":{_us(end - start)}{color}}}'
-            )
+            begin, length = (ns_to_microseconds(each).decode() for each in (start - zero, end - start))
+            yield (f'{{"ph":"X","pid":{process},"tid":{thread},"name":"{text}","ts":{begin},"dur":{length}{color}}}')
 
 
 def _named(what: str, process: int, thread: int, name: str) -> str:
     return json.dumps({"ph": "M", "pid": process, "tid": thread, "name": what, "args": {"name": name}})
-
-
-def _us(nanoseconds: int) -> str:
-    """Microseconds with three decimals, from integers alone (W14)."""
-    sign, rest = ("-", -nanoseconds) if nanoseconds < 0 else ("", nanoseconds)
-    return f"{sign}{rest // 1000}.{rest % 1000:03d}"

@@ -8,7 +8,7 @@ out by `usable`. Must not: repair or guess.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -169,7 +169,7 @@ class TraceHealth:
     def coverage(self) -> dict[str, float | None]:
         """Shares of rows: of all rows, those of known class and those inside a step; None without rows (or steps)."""
         rows = self.counters.get("rows", 0)
-        stepped = sum(part.counters["rows"] for part in self.parts if part.steps)
+        stepped = sum(part.counters.get("rows", 0) for part in self.parts if part.steps)
         return {
             "of_known_class": 1 - self.counters["unknown_class"] / rows if rows else None,
             "inside_steps": 1 - self.counters["outside_steps"] / stepped if stepped else None,
@@ -237,8 +237,12 @@ class TraceHealth:
         return sorted({str(getattr(part, name)) for part in self.parts})
 
 
-def examine(parts: Sequence[Facts], files_left_out: Sequence[str] = ()) -> TraceHealth:
-    """The facts of all traces of one result together."""
+def examine(
+    parts: Sequence[Facts], files_left_out: Sequence[str] = (), measured: Collection[int] | None = None
+) -> TraceHealth:
+    """The facts of all traces of one result together. `measured`: ranks of which something could be measured, without
+    which a rank is not read; None = all that a trace claims to be.
+    """
     claims = Counter(rank for part in parts for rank in part.ranks if rank != NULL)
     worlds = {part.world_size for part in parts if part.world_size is not None}
     # Sources that disagree: the largest world is the one in which all their ranks exist.
@@ -246,12 +250,13 @@ def examine(parts: Sequence[Facts], files_left_out: Sequence[str] = ()) -> Trace
     counted: Counter[str] = Counter()
     for part in parts:
         counted.update(part.counters)
+    read = claims.keys() if measured is None else claims.keys() & set(measured)
     return TraceHealth(
         parts=tuple(parts),
         files_left_out=tuple(files_left_out),
         world_size=world,
-        ranks_read=tuple(sorted(claims)),
-        ranks_missing=None if world is None else tuple(rank for rank in range(world) if rank not in claims),
+        ranks_read=tuple(sorted(read)),
+        ranks_missing=None if world is None else tuple(rank for rank in range(world) if rank not in read),
         ranks_unknown=sum(part.ranks == (NULL,) for part in parts),
         ranks_doubled=tuple(sorted(rank for rank, count in claims.items() if count > 1)),
         counters={name: counted[name] for name in COUNTERS},

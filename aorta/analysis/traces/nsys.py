@@ -41,6 +41,8 @@ _KERNEL: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
 _MEMCPY: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
 _MEMSET: Final = "CUPTI_ACTIVITY_KIND_MEMSET"
 _RUNTIME: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_GRAPHS: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+"""A CUDA graph traced as a whole: when it ran, and not which kernels (nsys --cuda-graph-trace=graph, its default)."""
 _NVTX: Final = "NVTX_EVENTS"
 _RANGES: Final = (59, 60)
 """`eventType` of push/pop and of start/end ranges (nsys, ENUM_NSYS_EVENT_TYPE); 34 is a mark."""
@@ -61,7 +63,8 @@ def read_nsys(path: Path, name: str, classifier: NameClassifier, headers: Sequen
         if _KERNEL not in db.tables:
             raise InputError(
                 f"{name}: no table {_KERNEL}; it holds {', '.join(sorted(db.tables)[:8]) or 'no tables'}. nsys "
-                "writes it when kernels were traced: nsys profile --trace=cuda,nvtx, then nsys export --type sqlite"
+                "writes it when kernels were traced: nsys profile --trace=cuda,nvtx --cuda-graph-trace=node, then "
+                "nsys export --type sqlite"
             )
         return _Export(db, name, classifier, headers).traces()
 
@@ -90,6 +93,7 @@ class _Export:
         present = np.unique(kernels["globalPid"]).tolist()
         lost = [f"{self._name}: {note}" for table, rows in copies if (note := _assign(table, rows, present))]
         traces = []
+        graphs = self._table(_GRAPHS, ("start",), ("globalPid",))["globalPid"]
         for owner in present:
             mine = {table: _of(rows, rows["globalPid"] == owner) for table, rows in copies}
             own_calls = _of(calls, _process(calls["globalTid"]) == _process_of(owner)) if owner != NULL else calls
@@ -105,6 +109,8 @@ class _Export:
                     [text for text, keep in zip(texts, own.tolist(), strict=True) if keep],
                 )
             )
+            if count := int(((graphs == owner) | (graphs == NULL)).sum()):
+                traces[-1] = _without_graphs(traces[-1], count)
         return [replace(trace, notes=(*trace.notes, *lost)) for trace in traces]
 
     def _trace(
@@ -250,6 +256,11 @@ class _Export:
                 if name == "Hostname" and isinstance(value, str):
                     return value
         return None
+
+
+def _without_graphs(trace: Trace, count: int) -> Trace:
+    why = f"{count} CUDA graph launches were traced as a whole, their kernels unseen; use --cuda-graph-trace=node"
+    return replace(trace, unseen=why, compute_unseen=True)
 
 
 def _of(table: dict[str, Int64], rows: NDArray[Any]) -> dict[str, Int64]:

@@ -101,6 +101,10 @@ class _Symbol(msgspec.Struct):
     kernel_name: str = ""
 
 
+LARGEST_BYTES: Final = 1 << 30
+"""Most JSON that is read, inflated: its rows become objects, several times its size."""
+
+
 class _Visibility(msgspec.Struct):
     hip: int = 1
 
@@ -141,10 +145,16 @@ def read_json(stream: IO[bytes], path: str, classifier: NameClassifier, headers:
     """Read one file. `headers`: of records that may tell the rank of a process.
 
     Raises:
-        InputError: it is no such file; names the place in it.
+        InputError: it is no such file (names the place in it), or larger than `LARGEST_BYTES`.
     """
+    text = stream.read(LARGEST_BYTES + 1)
+    if len(text) > LARGEST_BYTES:
+        raise InputError(
+            f"{path}: more than {LARGEST_BYTES >> 20} MiB of JSON, which has to be in memory at once; record with "
+            "rocprofv3 --output-format rocpd instead"
+        )
     try:
-        content = _DECODER.decode(stream.read())
+        content = _DECODER.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path}: not a rocprofv3 JSON file: {error}") from error
     computed = [process for process in content.processes if process.buffer_records.kernel_dispatch]

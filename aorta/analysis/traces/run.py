@@ -23,8 +23,8 @@ from aorta.analysis.readers.store import Store
 from aorta.analysis.traces.costs import Cost, Part, costs
 from aorta.analysis.traces.health import Facts, TraceHealth, examine
 from aorta.analysis.traces.placing import headers_near
-from aorta.analysis.traces.scanning import DeviceScan, TraceScan, Whole, scan_unit
-from aorta.analysis.traces.slowdown import Slowdown
+from aorta.analysis.traces.scanning import SHOWN_SLOWDOWNS, DeviceScan, TraceScan, Whole, scan_unit
+from aorta.analysis.traces.slowdown import Slowdown, largest_first
 from aorta.analysis.traces.table import NULL
 from aorta.analysis.traces.units import find_units
 from aorta.errors import InputError
@@ -111,7 +111,9 @@ class TraceRecord(Record):
 
 @dataclass(frozen=True)
 class TraceRun(Run):
-    """A run made of traces. `wholes`: each trace as one window, under the number of its record."""
+    """A run made of traces. `wholes`: each device of each trace as one window, under its number; a trace's busiest
+    device has a record under that number too.
+    """
 
     wholes: Mapping[int, Whole] = field(kw_only=True)
     costs: Sequence[Cost] = field(kw_only=True)
@@ -146,10 +148,11 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
     facts: list[Facts] = []
     parts: list[Part] = []
     slow: list[Slowdown] = []
+    slow_left_out = 0
     # The engines map over paths; a unit has what they ask of a path.
     task = cast("Callable[[Path], TraceScan]", scan_unit)
     with progress(len(units), f"reading {location}") as tick:
-        for result in (engine or Local()).map(task, cast("list[Path]", units)):
+        for unit, result in enumerate((engine or Local()).map(task, cast("list[Path]", units))):
             tick()
             if isinstance(result, InputError):
                 if len(units) == 1:
@@ -159,20 +162,25 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
             facts += result.facts
             parts += result.parts
             slow += result.slowdowns
+            slow_left_out += result.slowdowns_left_out
             for device in result.devices:
                 offset = store.append(np.ascontiguousarray(device.segments).tobytes())
-                found.append(_Found(replace(device, segments=device.segments[:0]), offset, len(device.segments)))
+                found.append(_Found(unit, replace(device, segments=device.segments[:0]), offset, len(device.segments)))
     if not found:
         raise InputError(f"{location}: none of its {len(units)} trace(s) can be read:\n  " + "\n  ".join(left_out))
-    numbered, said = _numbers([each.device for each in found])
-    health = examine(facts, left_out)
+    numbered, chosen, said = _numbers(found)
+    health = examine(facts, left_out, measured=numbered)
     world = health.world_size if health.world_size is not None else sum(number >= 0 for number in numbered)
     if health.world_size is None:
         said.append("no trace says how many ranks there were: the world size is the number of ranks read")
+    if slow_left_out:
+        said.append(f"slowdowns: the first {SHOWN_SLOWDOWNS} kernels of each trace are kept, {slow_left_out} left out")
     ranks: dict[int, Stored] = {}
     by_number: dict[int, _Found] = {}
-    for number, each in sorted(zip(numbered, found, strict=True), key=lambda item: (item[0] < 0, abs(item[0]))):
-        ranks[number] = Stored.of(_as_rank(each.device.scan, number, world), store)
+    for place in sorted(range(len(found)), key=lambda place: (numbered[place] < 0, abs(numbered[place]))):
+        number, each = numbered[place], found[place]
+        if place in chosen:
+            ranks[number] = Stored.of(_as_rank(each.device.scan, number, world), store)
         by_number[number] = each
     columns = Columns(store, ranks)
     records: dict[int, Record] = {
@@ -189,44 +197,51 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
         _health(columns, health, left_out, said, world),
         wholes={number: each.device.whole for number, each in by_number.items()},
         costs=costs(parts),
-        slowdowns=sorted(slow, key=lambda each: -(each.excess_ms or 0.0)),
+        slowdowns=sorted(slow, key=largest_first),
     )
 
 
 @dataclass(frozen=True)
 class _Found:
-    """A device, and where its segments stand in the store."""
+    """A device of a unit, and where its segments stand in the store."""
 
+    unit: int
     device: DeviceScan
     offset: int
     segments: int
 
 
-def _numbers(devices: Sequence[DeviceScan]) -> tuple[list[int], list[str]]:
-    """The number of each device's record: its rank for the busiest device of the first trace of a rank; else a negative
-    one, each said.
+def _numbers(found: Sequence[_Found]) -> tuple[list[int], set[int], list[str]]:
+    """The number of each device, the places of those that make a record (the busiest of each trace: a rank's steps
+    count once), and what is to be said. The first trace of a rank has its number; all others get a negative one.
     """
-    numbers = [0] * len(devices)
+    busiest: dict[tuple[int, int], int] = {}
+    for place, each in enumerate(found):
+        best = busiest.setdefault((each.unit, each.device.trace), place)
+        if each.device.busy_ns > found[best].device.busy_ns:
+            busiest[each.unit, each.device.trace] = place
+    chosen = set(busiest.values())
+    numbers = [NULL] * len(found)
     said: list[str] = []
-    chosen: dict[int, int] = {}
-    for place, device in enumerate(devices):
-        if device.rank == NULL:
-            continue
-        best = chosen.get(device.rank)
-        same_trace = best is not None and devices[best].scan.path == device.scan.path
-        if best is None or (same_trace and device.busy_ns > devices[best].busy_ns):
-            chosen[device.rank] = place
+    taken: set[int] = set()
     next_number = -1
-    for place, device in enumerate(devices):
-        if chosen.get(device.rank) == place:
+    for place, each in enumerate(found):
+        device = each.device
+        if place in chosen and device.rank != NULL and device.rank not in taken:
             numbers[place] = device.rank
+            taken.add(device.rank)
             continue
         numbers[place] = next_number
         who = f"rank {device.rank}" if device.rank != NULL else "unknown rank"
         where = f"device {device.device}" if device.device != NULL else "its one device"
-        said.append(f"{device.scan.path}: {who}, {where} is given as rank {next_number}: a number, no rank")
+        what = (
+            f"given as rank {next_number}: a number, no rank"
+            if place in chosen
+            else f"not the busiest of its trace: {next_number} in traces.whole, and in no step"
+        )
+        said.append(f"{device.scan.path}: {who}, {where} is {what}")
         next_number -= 1
-    return numbers, said
+    return numbers, chosen, said
 
 
 def _as_rank(scan: Scan, number: int, world_size: int) -> Scan:
@@ -240,15 +255,16 @@ def _health(
     columns: Columns, traces: TraceHealth, left_out: Sequence[str], said: Sequence[str], world_size: int
 ) -> ReportHealth:
     numbers = tuple(columns.ranks)
+    known = Columns(columns.store, {number: stored for number, stored in columns.ranks.items() if number >= 0})
     return ReportHealth(
         world_size=world_size,
-        ranks_read=tuple(number for number in numbers if number >= 0),
+        ranks_read=tuple(known.ranks),
         ranks_missing=traces.ranks_missing or (),
         files_left_out=tuple(left_out),
         problems=(),
         endings=dict.fromkeys(numbers, _COMPLETED),
         attempt=0,
-        partial_steps=columns.partial_steps(),
+        partial_steps=known.partial_steps(),
         uncovered_steps={},
         coverage_reasons={},
         instrument_modes=tuple(sorted({str(stored.scan.header.instrument_mode) for stored in columns.ranks.values()})),

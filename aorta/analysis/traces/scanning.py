@@ -13,11 +13,12 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from aorta.analysis.readers.scan import INTEGERS, KIND_METRICS, KINDS_KNOWN, LOSSES, ROW, Scan, What
+from aorta.analysis.readers.scan import INTEGERS, KIND_METRICS, KINDS_KNOWN, LOSSES, ROW, UNNUMBERED, Scan, What
 from aorta.analysis.readers.scan import NULL as NO_TIME
 from aorta.analysis.traces.costs import Part, parts_of
 from aorta.analysis.traces.health import Facts, facts_of, usable
 from aorta.analysis.traces.measuring import DeviceTimeline, device_timelines
+from aorta.analysis.traces.numbering import MOST_COUNTED, order_identifies, ordinals
 from aorta.analysis.traces.slowdown import Slowdown, slowdowns
 from aorta.analysis.traces.table import NULL, Class, Trace
 from aorta.analysis.traces.units import Unit, read_unit
@@ -33,7 +34,6 @@ UNKNOWN: Final = "unknown"
 NO_BYTES: Final = -1
 END_SOURCE: Final = "trace"
 SHOWN_SLOWDOWNS: Final = 200
-_MOST_COUNTED: Final = 1 << 20
 _NO_CLOCK: Final = ClockReading(0, 0, 0, 0)
 
 
@@ -48,7 +48,9 @@ class Whole:
 
 @dataclass(frozen=True)
 class DeviceScan:
-    """One device of one rank. `segments` are rows of (start, end, mask) in ns, of all windows, by start."""
+    """One device of one rank. `segments` are rows of (start, end, mask) in ns, of all windows, by start. `trace` is the
+    place of its trace in the unit: a process may have used several devices.
+    """
 
     rank: int
     device: int
@@ -56,7 +58,7 @@ class DeviceScan:
     whole: Whole
     segments: Int64
     busy_ns: int
-    clock: str
+    trace: int
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class TraceScan:
     facts: tuple[Facts, ...]
     parts: tuple[Part, ...]
     slowdowns: tuple[Slowdown, ...]
+    slowdowns_left_out: int
+    """Beyond the first `SHOWN_SLOWDOWNS` of each trace."""
 
 
 def scan_unit(unit: Unit) -> TraceScan:
@@ -79,17 +83,22 @@ def scan_unit(unit: Unit) -> TraceScan:
     facts: list[Facts] = []
     parts: list[Part] = []
     slow: list[Slowdown] = []
-    for trace in read_unit(unit):
+    left_out = 0
+    for place, trace in enumerate(read_unit(unit)):
         facts.append(facts_of(trace))
         clean = usable(trace)
-        devices += [_device(clean, timeline) for timeline in device_timelines(clean)]
+        devices += [_device(clean, timeline, place) for timeline in device_timelines(clean)]
+        if clean.compute_unseen:
+            continue  # what hides communication, and what it slows down, is not in the table
         parts += parts_of(clean)
-        slow += slowdowns(clean.intervals)[:SHOWN_SLOWDOWNS]
-    return TraceScan(tuple(devices), tuple(facts), tuple(parts), tuple(slow))
+        of_trace = slowdowns(clean.intervals)
+        slow += of_trace[:SHOWN_SLOWDOWNS]
+        left_out += len(of_trace[SHOWN_SLOWDOWNS:])
+    return TraceScan(tuple(devices), tuple(facts), tuple(parts), tuple(slow), left_out)
 
 
-def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceScan:
-    unseen = Unseen(trace.unseen) if trace.unseen else None
+def _device(trace: Trace, timeline: DeviceTimeline, place: int) -> DeviceScan:
+    unseen = Unseen(trace.unseen, trace.compute_unseen) if trace.unseen else None
     windows, steps = _windows(timeline)
     measured = [timeline.measure(window) for window in windows]
     told = [overlap.metrics(unseen) for overlap in measured]
@@ -107,7 +116,7 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceScan:
         Whole(timeline.whole, values, reasons),
         segments,
         whole.window_ns - whole.idle_ns,
-        trace.clock,
+        place,
     )
 
 
@@ -127,7 +136,7 @@ def _columns(
     steps: Int64,
     told: list[tuple[dict[str, float | None], dict[str, str]]],
 ) -> Scan:
-    whats, rows, counts = _collectives(timeline, windows, steps)
+    whats, rows, counts = _collectives(trace, timeline, windows, steps)
     names = tuple(dict.fromkeys(name for values, _ in told for name in values))
     reasons: dict[tuple[tuple[str, str], ...], int] = {}
     codes = [reasons.setdefault(tuple(said.items()), len(reasons)) for _, said in told]
@@ -177,7 +186,7 @@ def _value(values: Mapping[str, float | None], name: str) -> float:
 
 
 def _collectives(
-    timeline: DeviceTimeline, windows: list[Interval], steps: Int64
+    trace: Trace, timeline: DeviceTimeline, windows: list[Interval], steps: Int64
 ) -> tuple[tuple[What, ...], Int64, Int64]:
     """Collectives that start inside a window, by step, then start: rows of `scan.ROW`, and how many a step."""
     table = timeline.rows
@@ -205,22 +214,16 @@ def _collectives(
     begin = np.array([window[0] for window in windows], np.int64)[place] if len(table) else table.start_ns
     rows = np.empty((len(table), len(ROW)), np.int64)
     rows[:, 0] = code
-    rows[:, 1] = np.where(table.seq != NULL, table.seq, _ordinals(place, code))
+    rows[:, 1] = np.where(table.seq != NULL, table.seq, _numbers(trace, place, code))
     rows[:, 2] = NO_TIME  # when it was issued is not in the trace
     rows[:, 3], rows[:, 4] = table.start_ns - begin, table.end_ns - begin
     return tuple(whats), rows, np.bincount(place, minlength=len(steps)).astype(np.int64)
 
 
-def _ordinals(place: Int64, code: Int64) -> Int64:
-    """Numbers for collectives that the source does not number: how many of their kind the step has, and which of them
-    this is, in one. Ranks that have a different count in a step then match nothing, rather than something else.
-    """
-    group = place * (int(code.max(initial=0)) + 1) + code
-    order = np.argsort(group, kind="stable")
-    _, first, counts = np.unique(group[order], return_index=True, return_counts=True)
-    numbers = np.empty(len(group), np.int64)
-    numbers[order] = np.arange(len(group)) - np.repeat(first, counts) + np.repeat(counts, counts) * _MOST_COUNTED
-    return numbers
+def _numbers(trace: Trace, place: Int64, code: Int64) -> Int64:
+    """Of collectives that the source does not number."""
+    numbers = ordinals(place, code)
+    return numbers if order_identifies(trace) else UNNUMBERED - numbers % MOST_COUNTED
 
 
 def _header(trace: Trace, timeline: DeviceTimeline) -> Header:

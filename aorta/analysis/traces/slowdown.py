@@ -45,13 +45,20 @@ class Slowdown:
 
 
 def slowdowns(table: Intervals) -> list[Slowdown]:
-    """All kernels of class compute, the largest excess first, then those that cannot be compared, by name."""
+    """All kernels of class compute, in the order of `largest_first`."""
     found: list[Slowdown] = []
     for rank, device, rows in places(table):
         here = table.take(rows)
         comm = here.take(here.cls == Class.COMM)
         found += _of_place(rank, device, here.take(here.cls == Class.COMPUTE), arrays.merge(comm.spans))
-    return sorted(found, key=lambda each: (-(each.excess_ms or 0.0), each.slowdown is None, each.name))
+    return sorted(found, key=largest_first)
+
+
+def largest_first(each: Slowdown) -> tuple[bool, float, str]:
+    """Sorts by excess, the largest first; kernels that were faster under communication are compared too, and stand
+    before those that cannot be, which are sorted by name.
+    """
+    return each.slowdown is None, -(each.excess_ms or 0.0), each.name
 
 
 def _of_place(rank: int, device: int, kernels: Intervals, comm: Spans) -> list[Slowdown]:

@@ -223,6 +223,7 @@ class Trace:
         notes: sentences that a reader of the results must see.
         copies_observed: whether the source would show copies if there were any.
         unseen: why communication was not (fully) seen; what rests on it is null with this reason (R8). None: seen.
+        compute_unseen: whether the same holds for computation.
     """
 
     path: str
@@ -242,3 +243,4 @@ class Trace:
     notes: tuple[str, ...] = ()
     copies_observed: bool = True
     unseen: str | None = None
+    compute_unseen: bool = False

@@ -199,8 +199,12 @@ def _format(file: str) -> tuple[str | None, str]:
 
 
 def _together(file: str, found: str) -> tuple[str, ...]:
-    """The file and those that belong to it: rocprofv3 writes a CSV for each kind of record."""
+    """The file and those that belong to it: rocprofv3 writes a CSV for each kind of record, each of which may be
+    compressed.
+    """
     if found != "rocprofv3-csv" or is_url(file):
         return (file,)
-    beside = [other for name in siblings(file) for other in (name, f"{name}.gz") if other != file]
-    return (file, *dict.fromkeys(other for other in beside if Path(other).is_file()))
+    own = file.removesuffix(".gz")
+    beside = ((name, f"{name}.gz") for name in siblings(own) if name != own)
+    # `gzip -k` leaves both: the same rows, read once.
+    return (file, *(there for pair in beside if (there := next((n for n in pair if Path(n).is_file()), None))))

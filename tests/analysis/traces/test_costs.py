@@ -136,5 +136,20 @@ def test_a_number_that_occurs_twice_on_a_rank_matches_nothing() -> None:
     assert math.isclose(cost.transfer_ms, 0.0007)
 
 
+@pytest.mark.parametrize(("platform", "matched"), [("cpu", 3), ("cuda", 0), (None, 0)])
+def test_order_numbers_collectives_only_on_a_cpu_with_marked_steps(platform: str | None, matched: int) -> None:
+    """Step 5 has three on both ranks, step 6 two on one and one on the other."""
+    made = []
+    for rank, starts in ((0, (0, 20, 40, 100, 120)), (1, (1, 21, 41, 101))):
+        rows = [allreduce(rank, start, 10 - rank, -1) for start in starts]
+        made.append(trace(rows, steps=[(5, 0, 100), (6, 100, 200)], groups=WORLD, platform=platform))
+    (cost,) = of(*made)
+    assert cost.matched == matched
+    assert cost.transfer_ms == (pytest.approx(9e-6) if matched else None)
+    unmarked = [trace([allreduce(rank, 0, 9, -1)], groups=WORLD, platform=platform) for rank in (0, 1)]
+    (cost,) = of(*unmarked)
+    assert cost.reasons["transfer_ms"] == "the trace does not number it, so it cannot be found on other ranks"
+
+
 def test_traces_without_communication_have_no_rows() -> None:
     assert of(trace([]), trace([row(COMPUTE, 0, 1)])) == []

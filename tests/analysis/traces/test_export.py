@@ -15,6 +15,7 @@ from aorta.analysis.traces.command import trace_tables
 from aorta.analysis.traces.export import interval_frame, write_csv, write_lanes, write_parquet
 from aorta.analysis.traces.table import Trace
 from aorta.errors import InputError
+from tests.analysis.traces.kineto_files import document, kernel
 from tests.analysis.traces.nsys_files import EPOCH_NS, LATER_NS, write_nsys
 from tests.analysis.traces.tables import COMM, COMPUTE, row, trace
 
@@ -124,6 +125,33 @@ def test_bad_input_ends_with_2_and_one_line(tmp_path: Path, capsys: pytest.Captu
     assert trace_tables([str(tmp_path / "x.json"), "--output", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'x.json'}: nothing that can be read as a trace")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_file_of_a_folder_is_left_out_and_nothing_half_written_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    write_nsys(folder / "a.sqlite")
+    whole = json.dumps(document([kernel("gemm", at, 5) for at in range(40)]))
+    (folder / "b.json").write_text(whole[:-300])
+    write_nsys(folder / "c.sqlite")
+    assert trace_tables([str(folder), "--output", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert f"note: left out: {folder / 'b.json'}: ends in the middle of an event" in said
+    assert said.count("left out") == 1
+    assert f"{out / 'intervals.csv'}: 16 rows" in said
+    assert sorted(path.name for path in out.iterdir()) == ["intervals.csv", "lanes.json.gz"]
+    before = (out / "intervals.csv").read_bytes()
+    assert before.count(b"start_ns") == 1
+    assert trace_tables([str(folder / "b.json"), "--output", str(out)]) == 2
+    assert (out / "intervals.csv").read_bytes() == before
+    for name in ("a.sqlite", "c.sqlite"):
+        (folder / name).unlink()
+    (folder / "d.json").write_text(whole[:-301])
+    assert trace_tables([str(folder), "--output", str(out)]) == 2
+    assert "none of its 2 trace(s) can be read" in capsys.readouterr().err
+    assert sorted(path.name for path in out.iterdir()) == ["intervals.csv", "lanes.json.gz"]
 
 
 def test_help_loads_neither_pandas_nor_torch() -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from aorta.analysis.traces.kineto import chunks
 from aorta.analysis.traces.table import KIND_CODE, NULL, Class
 from aorta.errors import InputError
 from aorta.timeline.classes import KINDS
-from tests.analysis.traces.kineto_files import ALLREDUCE, GEMM, event, kernel, read, read_text, whole
+from tests.analysis.traces.kineto_files import ALLREDUCE, BASE_NS, GEMM, event, kernel, read, read_text, rows, whole
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "kineto_gloo"
 PARAMETERS = {
@@ -116,7 +117,8 @@ def test_bytes_are_those_of_the_full_array(name, taken, given, full):
     assert read([generic]).intervals.bytes.tolist() == [full * 4]
 
 
-def test_gloo_takes_the_kind_from_the_operator_and_the_interval_from_the_worker():
+@pytest.mark.parametrize("devices", [[], [{"id": 0, "name": "NVIDIA H100"}]])
+def test_gloo_takes_the_kind_from_the_operator_and_the_interval_from_the_worker(devices):
     def op(name, ts, dur, **args):
         return event("cpu_op", name, ts, dur, 1, 100, **args)
 
@@ -135,7 +137,7 @@ def test_gloo_takes_the_kind_from_the_operator_and_the_interval_from_the_worker(
             op("aten::addmm", 17, 6),
             event("cpu_op", "aten::copy_", 32, 2, 1, 201),
         ],
-        deviceProperties=[],
+        deviceProperties=devices,
         distributedInfo={"backend": "gloo", "rank": 1, "world_size": 2},
     )
     table = trace.intervals
@@ -145,6 +147,15 @@ def test_gloo_takes_the_kind_from_the_operator_and_the_interval_from_the_worker(
     # Compute is the innermost operator, not the one round it, and not gloo's own copy.
     assert (measured.compute_ns, measured.comm_ns, measured.hidden_ns) == (6_000, 29_000, 6_000)
     assert (trace.platform, trace.ranks, measured.copy_ns) == ("cpu", (1,), None)
+
+
+def test_nothing_of_the_host_is_left_once_a_device_worked(monkeypatch):
+    monkeypatch.setattr(chunks, "BLOCK", 256)
+    host = [event("cpu_op", "aten::linear", at, -1 if at == 3 else 1, 1, 100) for at in range(8)]
+    trace = read([*host, kernel(GEMM, 10, 5), kernel(ALLREDUCE, 12, 5)])
+    assert trace.intervals.names == (GEMM, ALLREDUCE)
+    assert rows(trace, Class.COMPUTE) == [(GEMM, BASE_NS + 10_000, BASE_NS + 15_000)]
+    assert trace.counters == {"events": 10, "comm_unlinked": 1}
 
 
 @pytest.mark.skipif(not SAMPLES.is_dir(), reason="the samples are not beside the checkout")

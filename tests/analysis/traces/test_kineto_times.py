@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aorta.analysis.traces.kineto import chunks
 from aorta.analysis.traces.kineto.times import from_digits, from_floats
 from aorta.analysis.traces.table import Class
 from tests.analysis.traces.kineto_files import BASE_NS, GEMM, document, kernel, read, read_text, rows
@@ -29,6 +30,18 @@ def test_nanoseconds_of_a_trace_are_exact_with_and_without_a_base():
     whole_us = read([kernel(GEMM, 1682725898082228, 3)], baseTimeNanoseconds=None)
     assert (whole_us.clock, whole_us.resolution_ns) == ("REALTIME", 1000)
     assert read([kernel(GEMM, 12.5, 3)], baseTimeNanoseconds=None).clock == "unknown"
+
+
+def test_digits_are_kept_where_a_trace_without_a_base_comes_in_several_pieces(monkeypatch):
+    monkeypatch.setattr(chunks, "BLOCK", 256)
+    first = 1682725898082228123
+    starts = [first + 1_000_001 * number for number in range(12)]
+    for separators in ((",", ":"), (" , ", ": ")):
+        text = json.dumps(document([kernel(GEMM, f"T{at}T", 3) for at in starts], baseTimeNanoseconds=None))
+        text = json.dumps(json.loads(text), separators=separators)
+        for at in starts:
+            text = text.replace(f'"T{at}T"', f"{at // 1000}.{at % 1000:03d}")
+        assert [start for _, start, _ in rows(read_text(text), Class.COMPUTE)] == starts
 
 
 @given(st.integers(-(2**43) * 1000 + 1, 2**43 * 1000 - 1))

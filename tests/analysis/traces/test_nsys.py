@@ -9,10 +9,11 @@ import pytest
 
 from aorta.analysis.traces.names import NameClassifier
 from aorta.analysis.traces.nsys import read_nsys
+from aorta.analysis.traces.run import load_traces
 from aorta.analysis.traces.table import KIND_CODE, NULL, Class, Trace
 from aorta.errors import InputError
 from aorta.telemetry.schema import ClockReading, Header
-from tests.analysis.traces.nsys_files import EPOCH_NS, GEMM, LATER_NS, NCCL, write_nsys
+from tests.analysis.traces.nsys_files import EPOCH_NS, GEMM, LATER_NS, NCCL, PIDS, global_pid, write_nsys
 
 CLASSIFIER = NameClassifier()
 
@@ -171,3 +172,23 @@ def test_copies_of_no_process_with_kernels_are_said_and_not_silently_dropped(tmp
     first, second = read_nsys(path, "n", CLASSIFIER)
     assert [len(trace.intervals) for trace in (first, second)] == [4, 3]
     assert any("1 row(s) of CUPTI_ACTIVITY_KIND_MEMCPY belong to no process" in note for note in first.notes)
+
+
+def test_cuda_graphs_traced_as_a_whole_leave_null_what_rests_on_their_kernels(tmp_path: Path) -> None:
+    path = write_nsys(tmp_path / "node.sqlite")
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INT, end INT, deviceId INT, globalPid INT)")
+    db.executemany(
+        "INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (?, ?, 0, ?)",
+        [(1200, 1300, global_pid(PIDS[0])), (2200, 2300, global_pid(PIDS[0]))],
+    )
+    db.commit()
+    db.close()
+    run = load_traces(str(path))
+    assert any("2 CUDA graph launches" in note and "--cuda-graph-trace=node" in note for note in run.health.notes())
+    first, second = (run.wholes[number] for number in (-1, -2))
+    assert (first.metrics["compute_ms"], first.metrics["overlap_ratio"]) == (None, None)
+    assert "2 CUDA graph launches" in first.reasons["compute_ms"]
+    # gemm [1100, 1500) and [2100, 2300) ns on the other process, which launched none
+    assert second.metrics["compute_ms"] == pytest.approx(600e-6)
+    assert [cost.ranks for cost in run.costs] == [1]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aorta.analysis.traces import rocprof_json
 from aorta.analysis.traces.names import NameClassifier
 from aorta.analysis.traces.rocpd import read_rocpd
 from aorta.analysis.traces.rocprof_csv import read_csv, siblings
 from aorta.analysis.traces.rocprof_json import read_json
 from aorta.analysis.traces.table import COLUMNS, KIND_CODE, NULL, Class, Trace
+from aorta.analysis.traces.units import find_units, read_unit
 from aorta.errors import InputError
 from aorta.timeline.arrays import Spans
 from aorta.timeline.classes import KINDS
@@ -197,6 +200,29 @@ def test_processes_of_a_converted_csv_are_told_apart_by_their_guid() -> None:
 def test_files_of_one_process_are_found_by_their_names() -> None:
     assert set(siblings("run/4242_rccl_api_trace.csv")) == {f"run/{name}" for name in as_csv("direct")}
     assert siblings("run/other.csv") == ("run/other.csv",)
+
+
+@pytest.mark.parametrize("kept", [(".csv", ".csv.gz"), (".csv.gz",), (".csv",)])
+def test_rows_are_read_once_where_the_files_stand_beside_their_compressed_copies(
+    tmp_path: Path, kept: tuple[str, ...]
+) -> None:
+    for name, data in as_csv("direct").items():
+        for suffix in kept:
+            path = tmp_path / f"{name.removesuffix('.csv')}{suffix}"
+            path.write_bytes(gzip.compress(data) if suffix.endswith(".gz") else data)
+    (expected,) = read_csv({name: io.BytesIO(data) for name, data in as_csv("direct").items()}, CLASSIFIER)
+    (unit,), _ = find_units(str(tmp_path))
+    (trace,) = read_unit(unit)
+    assert rows(trace) == rows(expected)
+    assert len(unit.files) == len(as_csv("direct"))
+
+
+def test_json_beyond_the_stated_size_is_refused_and_rocpd_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.BytesIO(b" " * 5000)
+    monkeypatch.setattr(rocprof_json, "LARGEST_BYTES", 1000)
+    with pytest.raises(InputError, match=r"out\.json: more than .* --output-format rocpd"):
+        read_json(stream, "out.json", CLASSIFIER)
+    assert stream.tell() == 1001
 
 
 def test_rocpd_takes_the_rank_from_the_environment_of_its_process(tmp_path: Path) -> None:

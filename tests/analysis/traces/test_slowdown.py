@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 
+from aorta.analysis.traces import scanning
 from aorta.analysis.traces.covering import covered_ns, places
+from aorta.analysis.traces.run import load_traces
 from aorta.analysis.traces.slowdown import FEWEST, slowdowns
 from aorta.timeline.arrays import merge, spans
 from tests.analysis.traces.tables import COMM, COMPUTE, row, trace
@@ -77,3 +81,22 @@ def test_places_are_the_pairs_of_rank_and_device_with_their_rows() -> None:
 
 def test_an_empty_table_has_no_kernels() -> None:
     assert slowdowns(trace([]).intervals) == []
+
+
+def test_kernels_that_became_faster_stand_before_those_that_cannot_be_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cover = row(COMM, 100_000, 200_000, kind="allreduce")
+    named = [
+        {**each, "name": name}
+        for name, alone, overlapped in (("slower", 400, 500), ("faster", 400, 300))
+        for each in (*kernels(6, 0, alone), *kernels(6, 100_000, overlapped))
+    ]
+    made = trace([*named, row(COMPUTE, 0, 5, name="a"), row(COMPUTE, 0, 5, name="b"), cover])
+    assert [each.name for each in slowdowns(made.intervals)] == ["slower", "faster", "a", "b"]
+    monkeypatch.setattr(scanning, "read_unit", lambda unit: iter([made]))
+    monkeypatch.setattr(scanning, "SHOWN_SLOWDOWNS", 2)
+    (tmp_path / "t.json").write_text('{"traceEvents": []}')
+    run = load_traces(str(tmp_path / "t.json"))
+    assert [each.name for each in run.slowdowns] == ["slower", "faster"]
+    assert any("2 left out" in note for note in run.health.notes())

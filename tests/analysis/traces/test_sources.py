@@ -19,7 +19,7 @@ from aorta.analysis.traces.units import find_units, read_unit
 from aorta.errors import InputError
 from aorta.timeline.overlap import OF_UNKNOWN_KIND
 from tests.analysis.builders import simulated_run, strict_json
-from tests.analysis.traces.kineto_files import ALLREDUCE, document, event, kernel, step
+from tests.analysis.traces.kineto_files import ALLREDUCE, document, kernel, step
 from tests.benchmarks.kineto_traces import Plan, rank_text, write_traces
 from tests.runs import ROOT
 
@@ -118,20 +118,6 @@ def test_the_same_trace_in_an_archive_behind_a_url_and_alone(folder, tmp_path):
         assert [record.stored.scan.blob for record in run.records.values()] == expected
     alone = load_traces(f"file://{folder}/b.txt")
     assert list(alone.records) == [0]
-
-
-def test_several_devices_of_a_rank_are_several_records_and_no_ranks(tmp_path):
-    path = tmp_path / "t.json"
-    rows = [
-        kernel("gemm", 0, 10, 0),
-        kernel(ALLREDUCE, 0, 5, 0, 20),
-        kernel("gemm", 0, 4, 1),
-        kernel(ALLREDUCE, 2, 8, 1),
-    ]
-    path.write_text(json.dumps(document(rows)))
-    run = load_traces(str(path))
-    assert {number: whole.metrics["overlap_ratio"] for number, whole in run.wholes.items()} == {0: 1.0, -1: 0.25}
-    assert any("device 1 is given as rank -1" in note for note in run.health.notes())
 
 
 def hostile(folder: Path, name: str, member: tarfile.TarInfo, data: bytes = b"") -> Path:
@@ -233,28 +219,6 @@ def test_a_process_that_reads_loads_neither_pandas_nor_matplotlib_and_none_loads
         "from aorta.analysis.cli import overlap_report\ntry: overlap_report(['--help'], None)\nexcept SystemExit: pass"
     )
     assert loaded_by(helped) == "[]"
-
-
-def test_unnumbered_collectives_match_by_their_order_only_where_the_counts_agree(tmp_path):
-    def gloo(rank: int, counts: tuple[int, int]) -> str:
-        events = []
-        for number, count in enumerate(counts):
-            events.append(event("user_annotation", f"ProfilerStep#{number}", number * 100, 100, 1, 1))
-            for place in range(count):
-                start = number * 100 + place * 20 + rank
-                made = event("user_annotation", "gloo:all_reduce", start, 10 - rank, 1, 9)
-                made["args"] = {"Input Dims": [[10]], "Input type": ["float"]}
-                events.append(made)
-        groups = [{"pg_name": "0", "ranks": [0, 1]}]
-        about = {"backend": "gloo", "rank": rank, "world_size": 2, "pg_config": groups}
-        return json.dumps(document(events, deviceProperties=[], distributedInfo=about))
-
-    (tmp_path / "0.json").write_text(gloo(0, (3, 2)))
-    (tmp_path / "1.json").write_text(gloo(1, (3, 1)))
-    (row,) = report(["--log-dir", str(tmp_path), "--label", "x"], tmp_path / "out")["datasets"]["x"]["collectives"]
-    assert row["transfer_ms"]["count"] == 3  # those of the step in which both ranks have three
-    assert row["transfer_ms"]["median"] == pytest.approx(0.009)
-    assert row["transfer_ms"]["nulls"] == 3
 
 
 def test_rank_text_is_deterministic_and_read_as_planned(tmp_path):

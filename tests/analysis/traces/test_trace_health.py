@@ -101,6 +101,13 @@ def test_coverage_is_a_share_of_rows_and_null_without_steps() -> None:
     assert examine([facts_of(trace(rows, steps=[(1, 0, 30)]))]).coverage["inside_steps"] == 0.75
 
 
+def test_a_trace_with_steps_and_no_rows_has_no_share_of_rows() -> None:
+    empty = trace([], steps=[(1, 0, 30)])
+    assert examine([facts_of(empty)]).as_json()["coverage"] == {"of_known_class": None, "inside_steps": None}
+    both = examine([facts_of(empty), facts_of(trace([row(COMPUTE, 5, 6), row(COMPUTE, 50, 60)], steps=[(1, 0, 30)]))])
+    assert both.coverage["inside_steps"] == 0.5
+
+
 def test_clean_traces_have_no_notes_and_every_counter_stands_in_the_json() -> None:
     health = examine([facts_of(trace([row(COMPUTE, 0, 1)], world_size=1))])
     assert health.notes() == []

@@ -29,7 +29,7 @@ _BETWEEN: Final = re.compile(rb"\}\s*,\s*$")
 _TRUNCATED: Final = "Input data was truncated"
 _TRAILING: Final = re.compile(r"trailing characters \(byte (\d+)\)")
 _TRIES: Final = 64
-_OPEN, _CLOSE = b"[]"
+_OPEN, _CLOSE, _COMMA = b"[],"
 
 
 class DistributedInfo(msgspec.Struct):
@@ -138,8 +138,8 @@ class EventPieces(Generic[Piece]):
                     raise self._broken(error, len(body)) from error
                 except (RecursionError, UnicodeDecodeError) as error:
                     raise self._broken(error, len(body)) from error
-                buffer[at] = kept
-                rest = body[buffer.index(b",", at) + 1 :]
+                rest = body[(at if kept == _COMMA else buffer.index(b",", at)) + 1 :]
+                # The piece keeps its end while it is out: it may be decoded again, for times float64 cannot hold.
                 yield piece
                 break
             if len(rest) > LIMIT:

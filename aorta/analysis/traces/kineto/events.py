@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.traces.kineto.structs import Arguments, DigitEvent, Event, Number
-from aorta.analysis.traces.kineto.times import EXACT_BELOW_US, from_digits, from_floats
+from aorta.analysis.traces.kineto.times import from_digits, from_floats, imprecise, usable
 from aorta.analysis.traces.names import NameClassifier
 from aorta.analysis.traces.steps import MARK
 from aorta.analysis.traces.table import NULL, Class, Interner
@@ -93,6 +93,7 @@ class EventColumns:
         self.label_arguments: dict[int, Arguments] = {}
         self.operator_arguments: dict[int, Arguments] = {}
         self.counters: Counter[str] = Counter()
+        self._of_host_work: Counter[str] = Counter()
         self.events = 0
         self.fractions = False
         self._roles: dict[Any, str] = {}
@@ -108,15 +109,13 @@ class EventColumns:
         kept = [event for event in events if event.cat in _WANTED and event.ph == "X"]
         work = [event for event in kept if event.cat in DEVICE]
         if work and self.host_work:
-            self.host_work = False
-            self.operators.clear()
-            self.operator_arguments.clear()
+            self._forget_host_work()
         roles = self._roles
         for name in {event.name for event in kept} - roles.keys():
             roles[name] = _role(name)
         wanted = _ROLES if self.host_work else _ROLES_BESIDE_DEVICE
         host = [event for event in kept if roles[event.name] in wanted and event.cat in HOST]
-        if not self.exact and (any(map(_imprecise, work)) or any(map(_imprecise, host))):
+        if not self.exact and (any(map(imprecise, work)) or any(map(imprecise, host))):
             self.exact = True
             self.take(self.decode(self._text))
             return
@@ -125,6 +124,17 @@ class EventColumns:
             self._device_rows(work)
         if host:
             self._host_rows(host)
+
+    def _forget_host_work(self) -> None:
+        """On the first work on a device: nothing of the host's is asked for any more, and no name is used yet."""
+        self.host_work = False
+        self.operators.clear()
+        self.labels.clear()
+        self.operator_arguments.clear()
+        self.label_arguments.clear()
+        self.names, self.classes = Interner(), array("b")
+        self.counters.subtract(self._of_host_work)
+        self._of_host_work.clear()
 
     def _device_rows(self, events: list[Any]) -> None:
         events, start, length = self._times(events)
@@ -172,10 +182,13 @@ class EventColumns:
         if by_role["mark"]:
             self._mark_rows(by_role["mark"])
         operators = [event for event in by_role["operator"] if event.cat in OPERATOR]
+        before = self.counters.copy()
         if operators:
             self._operator_rows(operators)
         if by_role["label"]:
             self._label_rows(by_role["label"])
+        if self.host_work:
+            self._of_host_work += self.counters - before
 
     def _mark_rows(self, events: list[Any]) -> None:
         events, start, length = self._times(events)
@@ -222,7 +235,7 @@ class EventColumns:
             start = np.array([row[1] for row in exact], np.int64)
             length = np.array([row[2] for row in exact], np.int64)
         else:
-            good = [event for event in events if _usable(event.ts) and _usable(event.dur)]
+            good = [event for event in events if usable(event.ts) and usable(event.dur)]
             self.counters["without_times"] += len(events) - len(good)
             events = good
             start = from_floats([event.ts for event in events])
@@ -244,12 +257,6 @@ class EventColumns:
         return code
 
 
-def _imprecise(event: Any) -> bool:
-    """Whether float64 lost digits of a time."""
-    ts, dur = event.ts, event.dur
-    return (isinstance(ts, float) and abs(ts) >= EXACT_BELOW_US) or (isinstance(dur, float) and dur >= EXACT_BELOW_US)
-
-
 def _role(name: object) -> str:
     """What an event of the host is read for; empty for none."""
     if not isinstance(name, str):
@@ -267,10 +274,6 @@ def _plain(number: Number) -> bool:
 
 def _known(number: int) -> bool:
     return number != NULL
-
-
-def _usable(microseconds: object) -> bool:
-    return isinstance(microseconds, float) and abs(microseconds) < EXACT_BELOW_US
 
 
 def _arguments(raw: msgspec.Raw | bytes) -> Arguments:

@@ -47,10 +47,8 @@ def read_kineto(stream: io.BufferedReader, path: str, classifier: NameClassifier
     """
     columns = EventColumns(classifier, host_work=True)
     parts = EventPieces(stream, columns.decode, path)
-    text = parts.begin()
-    if parts.metadata.devices:
-        columns.host_work = False
-    for piece in parts.pieces(text):
+    # Devices among the metadata tell nothing: torch built for CUDA lists them in traces of a CPU's work too.
+    for piece in parts.pieces(parts.begin()):
         columns.take(piece)
     return _trace(columns, parts.metadata, path)
 

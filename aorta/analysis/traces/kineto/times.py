@@ -14,11 +14,23 @@ from typing import Final
 
 import numpy as np
 
+from aorta.analysis.traces.kineto.structs import DigitEvent, Event
 from aorta.timeline.arrays import Int64
 
 EXACT_BELOW_US: Final = 2.0**43
 LARGEST_NS: Final = 2**62
 """Instants beyond it could overflow when a base is added; no clock shows them."""
+
+
+def usable(microseconds: object) -> bool:
+    """Whether a decoded time is a number that float64 holds to the nanosecond."""
+    return isinstance(microseconds, float) and abs(microseconds) < EXACT_BELOW_US
+
+
+def imprecise(event: Event | DigitEvent) -> bool:
+    """Whether float64 lost digits of a time of this event."""
+    ts, dur = event.ts, event.dur
+    return (isinstance(ts, float) and abs(ts) >= EXACT_BELOW_US) or (isinstance(dur, float) and dur >= EXACT_BELOW_US)
 
 
 def from_floats(microseconds: Sequence[float]) -> Int64:
