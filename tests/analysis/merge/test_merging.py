@@ -150,6 +150,13 @@ def test_C11_a_broken_file_is_named_and_nothing_is_written(tmp_path, capsys, suf
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+def test_C11_not_a_number_where_a_time_belongs(tmp_path, capsys):
+    folder = tmp_path / "run"
+    bad = write(folder / "bad.json", text([x("a", 1, 1), {**x("b", 1, 1), "ts": [3]}]))
+    assert merge(folder, code=2) is None
+    assert f"{bad}: event 1: not a trace event" in capsys.readouterr().err
+
+
 def test_C13_every_file_has_a_base_of_its_own(tmp_path, capsys):
     folder = tmp_path / "run"
     write(folder / "r0.json", text([x("a", "4400000000000.001", "2.5")], rank=0))
