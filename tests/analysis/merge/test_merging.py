@@ -271,17 +271,6 @@ def test_several_folders_make_one_file_and_runs_are_not_mixed(tmp_path, capsys):
     assert "traces of 2 runs" in capsys.readouterr().err
 
 
-def test_only_the_nearest_clock_measurement_of_a_trace_is_that_of_its_run(tmp_path):
-    other = ClockSync(1, "run-2", 0, 0, "CLOCK_REALTIME", "c10d store", True, [clock(0), clock(1, 9_000_000)])
-    (tmp_path / "clock_sync.json").write_bytes(encode(other))
-    folder = tmp_path / "run"
-    for rank in (0, 1):
-        write(folder / f"rank{rank}" / "t.json", text([x("a", 150, 1)], rank=rank))
-    write_sync(folder, clock(0), clock(1, 10_000))
-    found = {e["pid"]: e["ts"] for e in merge(folder)["traceEvents"] if e["ph"] == "X"}
-    assert found == {1000: 150, 2000: 140}
-
-
 def test_no_trace_at_all(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "other.json").write_text(json.dumps({"a": 1}))

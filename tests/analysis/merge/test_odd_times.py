@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.analysis.merge.test_merging import merge
+from aorta.telemetry.clock_sync import ClockSync, encode
+from tests.analysis.merge.test_merging import clock, merge, write_sync
 from tests.analysis.merge.traces import text, write, x
 
 
@@ -29,3 +30,14 @@ def test_a_first_time_that_is_no_number_names_the_file(tmp_path, capsys, value):
     bad = write(tmp_path / "run" / "bad.json", body)
     assert merge(tmp_path / "run", code=2) is None
     assert str(bad) in capsys.readouterr().err
+
+
+def test_only_the_nearest_clock_measurement_of_a_trace_is_that_of_its_run(tmp_path):
+    other = ClockSync(1, "run-2", 0, 0, "CLOCK_REALTIME", "c10d store", True, [clock(0), clock(1, 9_000_000)])
+    (tmp_path / "clock_sync.json").write_bytes(encode(other))
+    folder = tmp_path / "run"
+    for rank in (0, 1):
+        write(folder / f"rank{rank}" / "t.json", text([x("a", 150, 1)], rank=rank))
+    write_sync(folder, clock(0), clock(1, 10_000))
+    found = {e["pid"]: e["ts"] for e in merge(folder)["traceEvents"] if e["ph"] == "X"}
+    assert found == {1000: 150, 2000: 140}
