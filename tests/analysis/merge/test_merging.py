@@ -150,6 +150,13 @@ def test_C11_a_broken_file_is_named_and_nothing_is_written(tmp_path, capsys, suf
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+def test_C11_not_a_number_where_a_time_belongs(tmp_path, capsys):
+    folder = tmp_path / "run"
+    bad = write(folder / "bad.json", text([x("a", 1, 1), {**x("b", 1, 1), "ts": [3]}]))
+    assert merge(folder, code=2) is None
+    assert f"{bad}: event 1: not a trace event" in capsys.readouterr().err
+
+
 def test_C13_every_file_has_a_base_of_its_own(tmp_path, capsys):
     folder = tmp_path / "run"
     write(folder / "r0.json", text([x("a", "4400000000000.001", "2.5")], rank=0))
@@ -262,17 +269,6 @@ def test_several_folders_make_one_file_and_runs_are_not_mixed(tmp_path, capsys):
     (tmp_path / "node1" / "clock_sync.json").write_bytes(encode(other))
     assert merge_traces([*both, "-o", str(tmp_path / "n.json")]) == 2
     assert "traces of 2 runs" in capsys.readouterr().err
-
-
-def test_only_the_nearest_clock_measurement_of_a_trace_is_that_of_its_run(tmp_path):
-    other = ClockSync(1, "run-2", 0, 0, "CLOCK_REALTIME", "c10d store", True, [clock(0), clock(1, 9_000_000)])
-    (tmp_path / "clock_sync.json").write_bytes(encode(other))
-    folder = tmp_path / "run"
-    for rank in (0, 1):
-        write(folder / f"rank{rank}" / "t.json", text([x("a", 150, 1)], rank=rank))
-    write_sync(folder, clock(0), clock(1, 10_000))
-    found = {e["pid"]: e["ts"] for e in merge(folder)["traceEvents"] if e["ph"] == "X"}
-    assert found == {1000: 150, 2000: 140}
 
 
 def test_no_trace_at_all(tmp_path, capsys):
