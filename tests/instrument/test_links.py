@@ -119,15 +119,15 @@ class SlowWork:
 def test_a_wait_that_outlasts_the_emulation_is_the_end(arrivals: tuple[Arrivals, Arrivals]) -> None:
     tally = Tally()
     link = Link(arrivals[0], tally)
-    transfer = Transfer(issued_now("reducescatter"), 5 * MS)
+    transfer = Transfer(issued_now("reducescatter"), 200 * MS)
     for table in arrivals:
         table.arrive(0, transfer.issued.issue_ns)
     link.put(transfer)
-    slow = SlowWork(0.03)
+    slow = SlowWork(0.3)
     assert DelayedWork(slow, transfer, tally).wait()  # type: ignore[arg-type]
     assert slow.waits == 1
     assert transfer.issued.end_source == "wait"
-    assert transfer.issued.end - transfer.issued.issue_ns >= 30 * MS
+    assert transfer.issued.end - transfer.issued.issue_ns >= 300 * MS
     assert tally.slow == 1
     link.close()
 
