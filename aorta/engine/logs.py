@@ -38,7 +38,8 @@ class _Terminal(logging.Handler):
         prefix = self._prefix if record.levelno >= logging.WARNING else ""
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         with suppress(OSError, ValueError):  # a terminal or pipe that is gone must not end the training
-            tqdm.write(f"{prefix}{level}{record.getMessage()}", file=sys.stderr)
+            # The line and its end in one piece: two would let another rank's line come between.
+            tqdm.write(f"{prefix}{level}{record.getMessage()}\n", file=sys.stderr, end="")
 
 
 class _LogFile(logging.FileHandler):

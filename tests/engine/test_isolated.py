@@ -211,7 +211,7 @@ def test_a_rank_that_fails_in_a_phase_leaves_nobody_waiting(tmp_path: Path) -> N
     assert "made to fail" in (kept[1].footer.error or "")
     assert kept[0].footer is not None
     # Told through the store, or ended by the launcher in between, whichever came first.
-    assert kept[0].footer.reason == "signal" or "rank 1 failed: rank 1: RuntimeError: made to fail" in (
+    assert kept[0].footer.reason == "signal" or "rank 1 failed: RuntimeError: made to fail" in (
         kept[0].footer.error or ""
     )
 
