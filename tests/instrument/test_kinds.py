@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,12 +52,11 @@ UNCOVERED = (
 )
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("kinds")
+def told_by(module: str, folder: Path) -> list[dict[str, Any]]:
+    """What the two ranks of `python -m MODULE FOLDER` wrote down."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run(
-        [*launcher, "-m", "tests.instrument.kinds", str(folder)],
+        [*launcher, "-m", module, str(folder)],
         capture_output=True,
         text=True,
         env=environment(),
@@ -66,6 +66,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     )
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return told_by("tests.instrument.kinds", tmp_path_factory.mktemp("kinds"))
 
 
 def test_every_form_is_looked_at(told: list[dict[str, Any]]) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -14,27 +11,14 @@ from aorta.instrument.isolated import COPIES, Place
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.replay import Call, Rehearsal, Replay, Shape, Wait
 from tests.instrument.standin import NEEDS_THE_NETWORK
-from tests.instrument.test_kinds import EXPECTED, KINDS_ONLY, UNCOVERED
-from tests.runs import ROOT, environment
+from tests.instrument.test_kinds import EXPECTED, KINDS_ONLY, UNCOVERED, told_by
 
 NAMES = [*EXPECTED, *KINDS_ONLY, *UNCOVERED, "send", "exchange"]
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("standin")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [*launcher, "-m", "tests.instrument.standin", str(folder)],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        cwd=ROOT,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
+    return told_by("tests.instrument.standin", tmp_path_factory.mktemp("standin"))
 
 
 def test_every_operator_that_is_seen_can_be_replaced() -> None:

@@ -6,17 +6,13 @@ what is expected.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from aorta.config.schema import EmulatedFabric
-from aorta.instrument.arrivals import meeting_place
 from aorta.instrument.fabric import Fabric
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.isolated import StandIn
@@ -27,7 +23,7 @@ from aorta.telemetry.clock import read_clocks
 from aorta.telemetry.schema import Footer, Phase
 from aorta.telemetry.writer import RecordWriter
 from tests.analysis.builders import header
-from tests.known_answers.program import FORWARD_NS, START_NS, VALUES, Case, Timetable, build, wait_until
+from tests.known_answers.program import FORWARD_NS, START_NS, VALUES, Case, Timetable, build, main, wait_until
 
 CPU = torch.device("cpu")
 
@@ -72,19 +68,5 @@ def run(case: Case, folder: Path, peers: Peers, place: Path | None) -> None:
             writer.write(Footer("completed", 0, recorder.steps_written, read_clocks(), groups))
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    root, cases = Path(sys.argv[1]), [Case(**case) for case in json.loads(sys.argv[2])]
-    dist.init_process_group("gloo")
-    peers = Peers(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), 60)
-    with meeting_place(peers) as place:
-        for case in cases:
-            folder = root / case.name
-            folder.mkdir(parents=True, exist_ok=True)
-            dist.barrier()
-            run(case, folder, peers, place)
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    main(run)

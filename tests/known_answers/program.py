@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,7 +169,8 @@ def run(case: Case, folder: Path, peers: Peers, place: Path | None) -> None:
             writer.write(Footer("completed", 0, recorder.steps_written, read_clocks(), groups))
 
 
-def main() -> None:
+def main(run: Callable[[Case, Path, Peers, Path | None], None] = run) -> None:
+    """Every case of the command line, one after another; `run` leaves its folder."""
     torch.set_num_threads(1)
     root, cases = Path(sys.argv[1]), [Case(**case) for case in json.loads(sys.argv[2])]
     dist.init_process_group("gloo")
