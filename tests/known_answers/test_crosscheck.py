@@ -18,6 +18,7 @@ import pytest
 from aorta.telemetry.reader import read_rank
 from aorta.telemetry.schema import Collective, Step
 from tests.gpu.kernels import Interval, Window, pooled_ratio
+from tests.known_answers.again import undisturbed
 from tests.known_answers.launch import start
 from tests.known_answers.profiled import BLOCKS, MARK, PROFILED, STRATEGIES
 from tests.known_answers.rows import Rows, windows
@@ -52,7 +53,17 @@ class Seen:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Seen]]:
     """All strategies in one launch; the profiled steps of both ranks."""
-    folder = tmp_path_factory.mktemp("crosscheck")
+
+    def holds(seen: dict[str, list[Seen]]) -> None:
+        for strategy, kind in CASES:
+            assert share_within(seen[strategy], kind, lambda row, _issue: length(row)) >= 0.5
+        for strategy in STRATEGIES:
+            ratios_agree(seen[strategy])
+
+    return undisturbed(tmp_path_factory, "crosscheck", measure, holds)
+
+
+def measure(folder: Path) -> dict[str, list[Seen]]:
     start("tests.known_answers.profiled", str(folder))
     found: dict[str, list[Seen]] = {}
     for strategy in STRATEGIES:
@@ -125,7 +136,11 @@ def apart(step: Step, lower: Window, upper: Window) -> float:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_overlap_ratios_agree(seen: dict[str, list[Seen]], strategy: str) -> None:
-    assert median(apart(one.step, one.profiler, one.upper) for one in seen[strategy]) <= RATIO
+    ratios_agree(seen[strategy])
+
+
+def ratios_agree(steps: Sequence[Seen]) -> None:
+    assert median(apart(one.step, one.profiler, one.upper) for one in steps) <= RATIO
 
 
 def test_a_ratio_that_takes_stalls_for_computation_would_be_noticed(seen: dict[str, list[Seen]]) -> None:

@@ -14,6 +14,7 @@ from aorta.analysis.baselines import compute_slowdown, overlap_efficiency
 from aorta.analysis.readers.run_folder import Run, load_run
 from aorta.telemetry.schema import Step
 from tests.analysis.builders import write_rank
+from tests.known_answers.again import undisturbed
 from tests.known_answers.launch import launch, link
 from tests.known_answers.program import Case
 from tests.known_answers.test_pipeline import flow_shop
@@ -32,10 +33,20 @@ TABLE = [
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """Of each case only the steps of a phase in which the machine took the least time for itself: it only adds."""
-    folder = tmp_path_factory.mktemp("isolated")
-    cases = [Case(name, way, c, link(d), blocks=BLOCKS, steps=3) for name, way, c, d, _ in TABLE]
-    launch(folder, cases, "tests.known_answers.isolated")
-    return {case.name: least_disturbed(load_run(folder / case.name), folder / f"{case.name}-chosen") for case in cases}
+
+    def measure(folder: Path) -> dict[str, Run]:
+        cases = [Case(name, way, c, link(d), blocks=BLOCKS, steps=3) for name, way, c, d, _ in TABLE]
+        launch(folder, cases, "tests.known_answers.isolated")
+        return {
+            case.name: least_disturbed(load_run(folder / case.name), folder / f"{case.name}-chosen") for case in cases
+        }
+
+    def holds(runs: dict[str, Run]) -> None:
+        for name, way, c, d, efficiency in TABLE:
+            as_constructed(runs[name], way, c, d, efficiency)
+        assert_nothing_slowed_down(runs)
+
+    return undisturbed(tmp_path_factory, "isolated", measure, holds)
 
 
 def least_disturbed(run: Run, folder: Path) -> Run:
@@ -70,7 +81,11 @@ def wall(step: Step) -> float:
 def test_the_parts_and_the_efficiency_are_as_constructed(
     runs: dict[str, Run], name: str, way: str, c: float, d: float, efficiency: float
 ) -> None:
-    found = overlap_efficiency(runs[name])
+    as_constructed(runs[name], way, c, d, efficiency)
+
+
+def as_constructed(run: Run, way: str, c: float, d: float, efficiency: float) -> None:
+    found = overlap_efficiency(run)
     together = flow_shop(way, c, d, None, BLOCKS)["window_ms"]
     expected = {"t_ms": together, "tc_ms": BLOCKS * c, "tm_ms": BLOCKS * d}
     # Where each block begins when its turn comes, the host's own gaps add up, in all three parts alike.
@@ -80,6 +95,10 @@ def test_the_parts_and_the_efficiency_are_as_constructed(
 
 
 def test_blocks_that_sleep_are_slowed_down_by_nothing(runs: dict[str, Run]) -> None:
+    assert_nothing_slowed_down(runs)
+
+
+def assert_nothing_slowed_down(runs: dict[str, Run]) -> None:
     for run in runs.values():
         assert compute_slowdown(run)["median"] == pytest.approx(0.0, abs=0.03)
 

@@ -4,6 +4,7 @@ report names it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +14,7 @@ from aorta.analysis.frames import collective_rows
 from aorta.analysis.matching import matched
 from aorta.analysis.readers.run_folder import load_run
 from aorta.analysis.report import Report, write_report
+from tests.known_answers.again import undisturbed
 from tests.known_answers.launch import launch, link
 from tests.known_answers.program import Case
 
@@ -22,60 +24,76 @@ TRANSFER_MS = 40.0
 LATE_MS = (0.0, 25.0, 70.0)
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[float, Path]:
-    """Milliseconds that rank 1 is late -> the run's folder."""
-    folder = tmp_path_factory.mktemp("straggler")
-    cases = [
-        Case(f"late_{late:g}", "waited", 5.0, link(TRANSFER_MS) | {"straggler_rank": 1, "straggler_ms": late}, blocks=4)
-        for late in LATE_MS
-    ]
-    launch(folder, cases)
-    return {late: folder / case.name for late, case in zip(LATE_MS, cases, strict=True)}
+@dataclass
+class Seen:
+    """What was seen of a run in which rank 1 is late by so many milliseconds."""
+
+    rows: pd.DataFrame  # its collectives, matched across ranks
+    report: Report
+
+    def waited_ms(self, rank: int) -> float:
+        return float(self.rows.loc[self.rows["rank"] == rank, "wait_ms"].median())
 
 
 @pytest.fixture(scope="module")
-def rows(folders: dict[float, Path]) -> dict[float, pd.DataFrame]:
-    """Its collectives, matched across ranks."""
-    frames = {}
-    for late, folder in folders.items():
-        run = load_run(folder)
-        frame = matched(collective_rows(run), run)
-        frames[late] = frame[~frame["warmup"]]
-    return frames
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[float, Seen]:
+    def holds(seen: dict[float, Seen]) -> None:
+        for late in LATE_MS:
+            transfer_does_not_move(seen[late])
+        for late in LATE_MS[1:]:
+            peer_waits(seen, late)
+            report_names_the_straggler(seen[late].report, late)
+
+    return undisturbed(tmp_path_factory, "straggler", measure, holds)
 
 
-@pytest.fixture(scope="module")
-def reports(folders: dict[float, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[float, Report]:
-    output = tmp_path_factory.mktemp("reports")
-    return {late: write_report({"x": folder}, output / str(late)) for late, folder in folders.items()}
+def measure(folder: Path) -> dict[float, Seen]:
+    late_by = {late: {"straggler_rank": 1, "straggler_ms": late} for late in LATE_MS}
+    cases = {late: Case(f"{late:g}", "waited", 5.0, link(TRANSFER_MS) | late_by[late], blocks=4) for late in LATE_MS}
+    launch(folder, list(cases.values()))
+    seen = {}
+    for late, case in cases.items():
+        run = load_run(folder / case.name)
+        rows = matched(collective_rows(run), run)
+        report = write_report({"x": folder / case.name}, folder / f"report_{case.name}")
+        seen[late] = Seen(rows[~rows["warmup"]], report)
+    return seen
 
 
 @pytest.mark.parametrize("late", LATE_MS)
-def test_the_transfer_does_not_move(rows: dict[float, pd.DataFrame], late: float) -> None:
-    assert set(rows[late]["end_source"]) == {"emulated"}
-    assert rows[late]["transfer_ms"].median() == pytest.approx(TRANSFER_MS, rel=0.02)
+def test_the_transfer_does_not_move(seen: dict[float, Seen], late: float) -> None:
+    transfer_does_not_move(seen[late])
+
+
+def transfer_does_not_move(one: Seen) -> None:
+    assert set(one.rows["end_source"]) == {"emulated"}
+    assert one.rows["transfer_ms"].median() == pytest.approx(TRANSFER_MS, rel=0.02)
 
 
 @pytest.mark.parametrize("late", LATE_MS[1:])
-def test_the_peer_waits_as_long_as_the_straggler_is_late(rows: dict[float, pd.DataFrame], late: float) -> None:
-    def waited(frame: pd.DataFrame, rank: int) -> float:
-        return float(frame.loc[frame["rank"] == rank, "wait_ms"].median())
+def test_the_peer_waits_as_long_as_the_straggler_is_late(seen: dict[float, Seen], late: float) -> None:
+    peer_waits(seen, late)
 
-    assert waited(rows[late], 0) - waited(rows[0.0], 0) == pytest.approx(late, abs=2.0)
-    assert waited(rows[late], 1) == pytest.approx(0.0, abs=1.0)
+
+def peer_waits(seen: dict[float, Seen], late: float) -> None:
+    assert seen[late].waited_ms(0) - seen[0.0].waited_ms(0) == pytest.approx(late, abs=2.0)
+    assert seen[late].waited_ms(1) == pytest.approx(0.0, abs=1.0)
 
 
 @pytest.mark.parametrize("late", LATE_MS[1:])
-def test_the_report_names_the_straggler_and_by_how_much_it_is_late(reports: dict[float, Report], late: float) -> None:
-    (entry,) = reports[late].summary["datasets"]["x"]["stragglers"]
+def test_the_report_names_the_straggler_and_by_how_much_it_is_late(seen: dict[float, Seen], late: float) -> None:
+    report_names_the_straggler(seen[late].report, late)
+
+
+def report_names_the_straggler(report: Report, late: float) -> None:
+    (entry,) = report.summary["datasets"]["x"]["stragglers"]
     assert (entry["rank"], entry["group_ranks"]) == (1, [0, 1])
     assert entry["late_ms"] == pytest.approx(late, abs=2.0)
-    assert "rank 1 is a straggler" in " ".join(reports[late].text.split())
+    assert "rank 1 is a straggler" in " ".join(report.text.split())
 
 
-def test_the_report_names_nobody_in_an_even_run(reports: dict[float, Report]) -> None:
-    (entry,) = reports[0.0].summary["datasets"]["x"]["stragglers"]
+def test_the_report_names_nobody_in_an_even_run(seen: dict[float, Seen]) -> None:
+    (entry,) = seen[0.0].report.summary["datasets"]["x"]["stragglers"]
     assert entry["rank"] is None
     assert entry["reason"]
-    assert "is a straggler" not in reports[0.0].text
+    assert "is a straggler" not in seen[0.0].report.text

@@ -87,7 +87,7 @@ def test_example(tmp_path: Path, name: str) -> None:
         assert len(blocks) >= 5
         assert ranges(seen) == {(block, phase): passes for block in blocks for phase in ("forward", "backward")}
         for before, after in zip(seen.steps, seen.steps[1:], strict=False):
-            assert before.end_mono_ns <= after.start_mono_ns < before.end_mono_ns + 50_000_000
+            assert before.end_mono_ns <= after.start_mono_ns
         # Inside a backward range nothing may be counted that waits: DDP and FSDP end their passes by waiting.
         assert all((step.overlap["compute_stall_ms"] or 0) > 0 for step in seen.steps)
     if name == "ddp":
