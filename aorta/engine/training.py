@@ -34,6 +34,7 @@ from aorta.errors import ConfigError
 from aorta.instrument.arrivals import meeting_place
 from aorta.instrument.fabric import Fabric
 from aorta.instrument.instrument import Instrument
+from aorta.instrument.native.build import host_ends
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.seam import all_groups
 from aorta.launch.clock_sync import ClockSynchronisation
@@ -128,6 +129,7 @@ class Training:
                     finished,
                     config.instrument.stream_priority,
                     self._fabric(stack),
+                    native=config.instrument.native,
                 )
             )
             loss = self.task.loss()
@@ -223,7 +225,9 @@ class Training:
         return knob_warnings(os.environ, platform_of(self.device), streams)
 
     def _manifest(self, folder: RunFolder, model: Spread, clocks: ClockSync | None, devices: DeviceSampler) -> None:
-        ranks = self.peers.gather("facts", rank_facts(self.topology, self.device, devices.facts()))
+        facts = rank_facts(self.topology, self.device, devices.facts())
+        ends = host_ends(self.device, wanted=self.config.instrument.native)
+        ranks = self.peers.gather("facts", facts | ends)
         warnings = self._knobs(model)
         for warning in warnings if self.topology.rank == 0 else ():
             _log.warning(warning)

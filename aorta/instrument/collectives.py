@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.clock import Clock, Mark
-from aorta.instrument.issued import Group, Issued
+from aorta.instrument.issued import Completion, Group, Issued
 from aorta.instrument.labels import labelled
 from aorta.instrument.links import HostLinks
 from aorta.instrument.operators import OPERATORS, Operator, is_async, position_of_async_op, position_of_group
@@ -61,6 +61,17 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _by_callback(issued: Issued, work: Work) -> None:
+    future = work.get_future()
+    issued.has_completed = future.done
+    future.add_done_callback(issued.on_completion)
+
+
+def _by_stamp(on_completion: Callable[[Work], Completion], issued: Issued, work: Work) -> None:
+    completion = on_completion(work)
+    issued.has_completed, issued.completion = completion.done, completion
+
+
 class HostTap:
     """CPU backends.
 
@@ -73,6 +84,7 @@ class HostTap:
         on_issue: called in issue order with each collective, before it is issued.
         on_stall: called with two marks between which the caller stood waiting.
         links: of the emulated fabric, which delays completion; None = the real one.
+        completions: `native.build.load`'s module, which stamps ends without the interpreter lock; None: Python does it.
     """
 
     def __init__(
@@ -82,6 +94,7 @@ class HostTap:
         on_issue: Callable[[Issued], None],
         on_stall: Callable[[Mark, Mark], None],
         links: HostLinks | None = None,
+        completions: Any = None,
     ) -> None:
         self.clock, self._groups = clock, groups
         self._on_issue, self._on_stall = on_issue, on_stall
@@ -96,6 +109,7 @@ class HostTap:
         # By identity, which asks neither C++ for a name nor for a size; the groups stay alive until `close`.
         self._members: dict[dist.ProcessGroup, _Member] = {}
         self._futureless: set[tuple[str, str]] = set()
+        self._tell_end = _by_callback if completions is None else partial(_by_stamp, completions.on_completion)
 
     def __call__(self, name: str, args: tuple[Any, ...], original: Original) -> Any:
         """The seam's handler."""
@@ -177,18 +191,15 @@ class HostTap:
         if kind_of_work in self._futureless:
             return
         try:
-            future = work.get_future()
+            self._tell_end(issued, work)
         except RuntimeError:
             self._futureless.add(kind_of_work)
-        else:
-            issued.has_completed = future.done
-            future.add_done_callback(issued.on_completion)
 
     def _wait(self, issued: Issued, inner: Callable[[], bool]) -> bool:
         """How the caller waits: timed as a stall, and as the end where nothing else told it. A caller that comes when
         the collective has ended is not blocked.
         """
-        begin, blocked = time.perf_counter_ns(), issued.end is None
+        begin, blocked = time.perf_counter_ns(), not issued.look()
         try:
             return inner()
         finally:

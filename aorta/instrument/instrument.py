@@ -23,6 +23,7 @@ from aorta.instrument.device_collectives import DeviceTap
 from aorta.instrument.fabric import Fabric
 from aorta.instrument.issued import Group
 from aorta.instrument.links import DeviceLink, HostLinks, stream_sleep
+from aorta.instrument.native.build import completions
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.reading import StepReader
 from aorta.instrument.recorder import StepRecorder
@@ -47,6 +48,7 @@ class Instrument:
         sink: takes finished steps in order.
         stream_priority: of dedicated streams (CUDA/HIP).
         fabric: delays collectives as another network would; None = the real one.
+        native: use the compiled part where it has been built (`native.build`).
 
     Raises:
         InstrumentError: this torch lacks what the interception needs.
@@ -62,6 +64,8 @@ class Instrument:
         sink: Callable[[Step], None],
         stream_priority: int = 0,
         fabric: Fabric | None = None,
+        *,
+        native: bool = True,
     ) -> None:
         clock = clock_for(device)
         self.groups: dict[str, Group] = {}
@@ -78,7 +82,7 @@ class Instrument:
         self._endings = BackwardEnds(clock, self._ranges.backward_ran, self.recorder.on_backward_tail)
         self._outputs: list[nn.Module] = []
         # The tap outlives a pause: it counts collectives, and holds on to those that are under way.
-        self._handler = None if mode == "off" else self._tap(device, stream_priority, fabric)
+        self._handler = None if mode == "off" else self._tap(device, stream_priority, fabric, native=native)
         self._seam: Seam | None = None
         self._switch_interval_s = sys.getswitchinterval()
         if self._handler is None:
@@ -169,11 +173,12 @@ class Instrument:
         self._seam = None
         sys.setswitchinterval(self._switch_interval_s)
 
-    def _tap(self, device: torch.device, stream_priority: int, fabric: Fabric | None) -> HostTap:
+    def _tap(self, device: torch.device, stream_priority: int, fabric: Fabric | None, *, native: bool) -> HostTap:
         clock, recorder = self.clock, self.recorder
         links = None if fabric is None else HostLinks(fabric)
         if device.type == "cpu":
-            return HostTap(clock, self.groups, recorder.on_issue, recorder.on_stall, links)
+            module, _ = completions(wanted=native)
+            return HostTap(clock, self.groups, recorder.on_issue, recorder.on_stall, links, module)
         return DeviceTap(
             clock,
             self.groups,

@@ -5,10 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from aorta.instrument.clock import Mark
 from aorta.telemetry.schema import EndSource
+
+
+class Completion(Protocol):
+    """Filled in by the backend's thread (`native/completions.cpp`)."""
+
+    @property
+    def end_ns(self) -> int:
+        """When the collective ended, on the clock of `time.perf_counter_ns`; 0 until it has."""
+
+    def done(self) -> bool:
+        """Whether it has ended, though perhaps a moment before that is stamped."""
 
 
 @dataclass(slots=True)
@@ -32,12 +43,20 @@ class Issued:
     counted: bool = True
     alive: Any = field(default=None, repr=False)
     has_completed: Callable[[], bool] | None = field(default=None, repr=False)
+    completion: Completion | None = field(default=None, repr=False)
+
+    def look(self) -> bool:
+        """Whether its end is known, asking the backend's own stamp, if there is one."""
+        if self.end is None and self.completion is not None and (end_ns := self.completion.end_ns):
+            self.end, self.end_source = end_ns, "future"
+            self.has_completed = self.completion = None
+        return self.end is not None
 
     def stamp(self, source: EndSource) -> None:
         """It has ended by now, on the host's clock; the first to notice counts."""
-        if self.end is None:
+        if not self.look():
             self.end, self.end_source = time.perf_counter_ns(), source
-            self.has_completed = None
+            self.has_completed = self.completion = None
 
     def on_completion(self, _future: Any) -> None:
         """The backend's future is done."""

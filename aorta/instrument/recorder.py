@@ -167,6 +167,8 @@ class StepRecorder:
 
     def _readable(self, step: OpenStep, *, late: bool) -> bool:
         """The step has ended on the device, and so have its collectives, unless it is too late to wait for those."""
+        for issued in step.collectives:
+            issued.look()
         ends = [step.end] if late else [step.end, *(issued.end for issued in step.collectives)]
         return all(end is not None and self._clock.read_ns(end) is not None for end in ends)
 

@@ -115,6 +115,8 @@ class Instrument:
     mode: Mode = Mode.dedicated
     # priority of the dedicated streams (CUDA/HIP; lower number = more urgent)
     stream_priority: int = 0
+    # on a CPU: stamp ends without Python's interpreter lock, where `python -m aorta.instrument.native` has been run
+    native: bool = True
 
 
 @dataclass

@@ -1,0 +1,23 @@
+"""`python -m aorta.instrument.native`: build the compiled part, and say where it is."""
+
+from __future__ import annotations
+
+import sys
+
+from aorta.errors import EXIT_OK, AortaError
+from aorta.instrument.native.build import build
+
+
+def main() -> int:
+    """Build; returns the exit code."""
+    try:
+        path = build()
+    except AortaError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    sys.stdout.write(f"{path}\n")
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

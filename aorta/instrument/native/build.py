@@ -1,0 +1,98 @@
+"""`completions.cpp` -> a module of this Python: built by `python -m aorta.instrument.native`, loaded where it is there.
+
+Enters: the source beside this file, and torch's own headers and build tool. Leaves: one shared library in
+`$XDG_CACHE_HOME/aorta` (`~/.cache/aorta`), named after all it was made from. Must not: build anything unless asked to,
+or fail a run: without it the ends of collectives are stamped from Python.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from aorta.errors import ToolMissing
+
+SOURCE: Final = Path(__file__).with_name("completions.cpp")
+BUILD_COMMAND: Final = "python -m aorta.instrument.native"
+
+
+def library() -> Path:
+    """Where the module for this source, torch and Python is, or would be."""
+    made_from = (SOURCE.read_text(), torch.__version__, str(torch._C._GLIBCXX_USE_CXX11_ABI), sys.version)
+    digest = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "aorta" / f"completions_{digest}{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+
+@cache
+def load() -> tuple[Any | None, str | None]:
+    """The module and no reason, or None and why it is not used."""
+    path = library()
+    if not path.exists():
+        return None, f"not built; {BUILD_COMMAND} does it"
+    name = _module_name(path)
+    try:
+        spec = importlib.util.spec_from_file_location(
+            name, path, loader=importlib.machinery.ExtensionFileLoader(name, str(path))
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:  # of another torch build with the same version, say
+        return None, f"{path} cannot be loaded: {error}"
+    return module, None
+
+
+def completions(*, wanted: bool) -> tuple[Any | None, str]:
+    """What stamps the ends of a CPU backend's collectives: the module, or None for Python; and that in words."""
+    module, why_not = load() if wanted else (None, "instrument.native=false")
+    return module, "native" if why_not is None else f"python: {why_not}"
+
+
+def host_ends(device: torch.device, *, wanted: bool = True) -> dict[str, str]:
+    """A rank's entry in the manifest: what stamps the ends of its collectives; nothing on an accelerator."""
+    return {"host_ends": completions(wanted=wanted)[1]} if device.type == "cpu" else {}
+
+
+def build() -> Path:
+    """Compile it; returns where it is. Does nothing where it is built already.
+
+    Raises:
+        ToolMissing: no C++ compiler, or no ninja.
+        RuntimeError: torch's build tool failed; its words are in the message.
+    """
+    path = library()
+    if path.exists():
+        return path
+    missing = [tool for tool in (os.environ.get("CXX", "c++"), "ninja") if shutil.which(tool) is None]
+    if missing:
+        raise ToolMissing(
+            f"{' and '.join(missing)} not found: needed to build {SOURCE.name}. Install g++ and ninja, or go without: "
+            "the ends of collectives are then stamped from Python, which costs more"
+        )
+    from torch.utils import cpp_extension
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        cpp_extension.load(
+            _module_name(path), [str(SOURCE)], build_directory=folder, extra_cflags=["-O2"], is_python_module=False
+        )
+        (made,) = Path(folder).glob("*.so")
+        made.replace(path)  # in one step: another process may be loading
+    return path
+
+
+def _module_name(path: Path) -> str:
+    return path.name.split(".")[0]
