@@ -35,11 +35,14 @@ class _Seen:
         self.flops: tuple[float | None, str | None] = (None, _NOTHING)
 
     def __iter__(self) -> Iterator[Dataset]:
-        for number, dataset in enumerate(self._launches):
-            if number == 0:
+        first = True
+        for dataset in self._launches:
+            if first:
                 self.parallel = dataset.run.header.parallel
                 self.flops = flops_per_rank_step(dataset.run.manifest)
+                first = False
             yield dataset
+            del dataset  # or the next one is made while this one is held
 
 
 def attribute(reference: Launches, candidate: Launches, engine: Engine | None = None) -> dict[str, Any]:

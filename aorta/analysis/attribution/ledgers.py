@@ -46,6 +46,7 @@ def ledger_of(launches: Iterable[Dataset], engine: Engine | None = None) -> Ledg
                 late = Late(entry["group"], len(entry["group_ranks"]), entry["rank"])
                 ledger.stragglers[late] += 1
                 ledger.late_ms[late] = max(entry["late_ms"], ledger.late_ms.get(late, 0.0))
+        del dataset  # or the next one is made while this one is held
     return ledger
 
 

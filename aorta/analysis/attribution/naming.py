@@ -67,6 +67,6 @@ def percent(share: float) -> str:
     """A share in whole per cent; none is called 0 or 100 that is not."""
     if 0 < share < 0.005:
         return "less than 1 %"
-    if 0.995 <= share < 1:
+    if 0.995 <= share < 0.9995:
         return "over 99 %"
     return f"{share:.0%}".replace("%", " %")
