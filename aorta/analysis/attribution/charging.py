@@ -45,7 +45,9 @@ class Exposure(NamedTuple):
     exposed: list[Interval]
 
 
-def exposure(window: Interval, rows: Sequence[Row], compute: Sequence[Interval], stalls: Sequence[Interval]) -> Exposure:
+def exposure(
+    window: Interval, rows: Sequence[Row], compute: Sequence[Interval], stalls: Sequence[Interval]
+) -> Exposure:
     """As `aorta.timeline.overlap.measure_lanes` defines it; a test holds the two together."""
     comm = merge(clip(((row.start, row.end) for row in rows), window))
     working = subtract(merge(clip(compute, window)), merge(clip(stalls, window)))

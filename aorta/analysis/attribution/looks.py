@@ -133,9 +133,7 @@ def _look(steps: StepTable, at: int, line: _Line, waits: list[int]) -> Look:
         if row.start_ns is not None and row.end_ns is not None:
             span = zero + row.start_ns, zero + row.end_ns
             rows.append(Row(*span, row.kind, row.group, row.bytes, order, wait))
-    blocks = [
-        (zero + part.start_ns, zero + part.end_ns, Place(part.phase, part.block)) for part in line.compute
-    ]
+    blocks = [(zero + part.start_ns, zero + part.end_ns, Place(part.phase, part.block)) for part in line.compute]
     beside = [(zero + part.start_ns, zero + part.end_ns, Place(part.name, None)) for part in line.aux]
     compute = [(start, end) for start, end, _ in blocks]
     stalls = [(zero + part.start_ns, zero + part.end_ns) for part in line.stalls]

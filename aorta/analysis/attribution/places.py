@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from aorta.analysis.attribution.cells import NOWHERE, Place
@@ -44,7 +45,7 @@ def tiled(window: Interval, ranges: Iterable[tuple[int, int, Place]]) -> list[Ti
     inside: list[tuple[int, int, Place | None]] = []
     active: list[tuple[int, int, int]] = []  # the latest start first; ended ones go once they come to the top
     coming = 0
-    for at, until in zip(edges, edges[1:], strict=False):
+    for at, until in pairwise(edges):
         while coming < len(known) and known[coming][0] <= at:
             heapq.heappush(active, (-known[coming][0], coming, known[coming][1]))  # of equals the shortest
             coming += 1

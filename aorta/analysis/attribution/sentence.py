@@ -116,9 +116,7 @@ def _part(means: Means, chosen: Sequence[_Chosen]) -> str:
 
 def _where(means: Means, chosen: Sequence[_Chosen]) -> str:
     total = means.difference_ms
-    place, share = _largest(
-        _differences(means, chosen, lambda cell: Place(cell.phase, cell.block)), total
-    )
+    place, share = _largest(_differences(means, chosen, lambda cell: Place(cell.phase, cell.block)), total)
     block, of_block = _largest(_differences(means, chosen, lambda cell: cell.block), total)
     phase, of_phase = _largest(_differences(means, chosen, lambda cell: cell.phase), total)
     if place.phase is None and share >= _MOST:

@@ -66,7 +66,7 @@ def draw_side_by_side(reference: Dataset, candidate: Dataset, path: Path, shown:
         emulated = ", EMULATED FABRIC" if dataset.run.health.fabric is not None else ""
         role = "reference" if ax is axes[0] else "candidate"
         ax.set_title(
-            f"{role} {dataset.label}: global step {number}, {exposed:.1f} ms exposed (mean of the ranks shown){emulated}",
+            f"{role} {dataset.label}: global step {number}, {exposed:.1f} ms exposed (mean of ranks shown){emulated}",
             fontsize=10,
             loc="left",
         )
@@ -155,8 +155,9 @@ def _blocks(ax: Axes, lane: _Lanes, row: float, end_ms: float) -> None:
         _bar(ax, span, row, BLUE if backward else SKY, outline=True)
     window = (0, lane.length_ns)
     for stall in merge(clip(((part.start_ns, part.end_ns) for part in lane.step.stalls), window)):
-        ax.broken_barh([_ms(stall)], (row - _HEIGHT / 2, _HEIGHT), facecolors="none", edgecolors=INK, hatch="/////",
-                       linewidth=0.0)
+        ax.broken_barh(
+            [_ms(stall)], (row - _HEIGHT / 2, _HEIGHT), facecolors="none", edgecolors=INK, hatch="/////", linewidth=0.0
+        )
     for block in lane.step.compute:  # over the hatching
         _label(ax, (block.start_ns, block.end_ns), row, (block.block,), end_ms, dark=block.phase == "backward")
 
@@ -177,9 +178,7 @@ def _names(row: Row) -> tuple[str, ...]:
     return f"{row.kind} {size_name(row.bytes)}", f"{short} {size_name(row.bytes)}", short
 
 
-def _label(
-    ax: Axes, span: Interval, row: float, names: Sequence[str], end_ms: float, *, dark: bool = False
-) -> None:
+def _label(ax: Axes, span: Interval, row: float, names: Sequence[str], end_ms: float, *, dark: bool = False) -> None:
     """Inside its bar, the first of the names that fits; none where none does."""
     width = (span[1] - span[0]) / NS_PER_MS / end_ms * (_WIDTH_INCHES - 2)
     name = next((name for name in names if len(name) * _LETTER_INCHES + 0.05 <= width), None)

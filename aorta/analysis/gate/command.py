@@ -100,4 +100,6 @@ def _write(name: str, text: str, mode: str, option: str) -> None:
         with path.open(mode, encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise InputError(f"{name}: cannot be written: {error.strerror or error}. Give another file to {option}") from error
+        raise InputError(
+            f"{name}: cannot be written: {error.strerror or error}. Give another file to {option}"
+        ) from error

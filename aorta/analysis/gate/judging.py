@@ -126,8 +126,8 @@ def _of_launches(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
         why = entry.get("verdict_reason") or "its interval is not known"
         return _judged(condition, found, p, "inconclusive", f"no interval: {why}")
     beyond = condition.beyond(found.value)
-    outcome, reason = _decide(condition, found, p, comparison.get("alpha") or _ALPHA) if beyond else _kept(
-        condition, found
+    outcome, reason = (
+        _decide(condition, found, p, comparison.get("alpha") or _ALPHA) if beyond else _kept(condition, found)
     )
     if outcome == "inconclusive" and (needed := entry.get("launches_needed")):
         reason += f"; {needed} launches a side would be needed"

@@ -20,7 +20,9 @@ def block(name: str, phase: str, start_ms: float, end_ms: float) -> ComputeRange
     return ComputeRange(name, phase, ns(start_ms), ns(end_ms))
 
 
-def comm(kind: str, start_ms: float, end_ms: float, size: int = 1_000_000, seq: int = 0, group: str = "0") -> Collective:
+def comm(
+    kind: str, start_ms: float, end_ms: float, size: int = 1_000_000, seq: int = 0, group: str = "0"
+) -> Collective:
     return Collective(kind, group, seq, size, "float32", ns(start_ms), ns(start_ms), ns(end_ms), "future")
 
 

@@ -84,7 +84,9 @@ def test_a_slow_kind_is_named_with_size_group_part_and_place(tmp_path: Path) -> 
 def test_the_other_way_round_it_is_less(tmp_path: Path) -> None:
     found = attribute(two_ranks(tmp_path / "a", "base", slow=3), two_ranks(tmp_path / "b", "new"))
     exact(found)
-    assert found["sentence"].startswith("100 % of the 14.0 ms less exposed communication per rank-step is reducescatter")
+    assert found["sentence"].startswith(
+        "100 % of the 14.0 ms less exposed communication per rank-step is reducescatter"
+    )
     assert found["causes"][0]["difference_ms"] == pytest.approx(-14)
     assert found["causes"][0]["share"] == pytest.approx(1)
 
@@ -144,8 +146,9 @@ def test_less_computing_to_hide_behind_names_the_block_whose_computing_shrank(tm
     found = attribute(computing(tmp_path / "a", "base", 20), computing(tmp_path / "b", "new", 8))
     exact(found)
     assert found["sentence"].endswith(
-        " Time in communication is 18.0 ms in the reference, 18.0 ms in the candidate: 10.0 ms less of it is hidden, as "
-        "computing is 12.0 ms shorter, most of that in backward of b (20.0 ms in the reference, 8.0 ms in the candidate)."
+        " Time in communication is 18.0 ms in the reference, 18.0 ms in the candidate: 10.0 ms less of it is hidden, "
+        "as computing is 12.0 ms shorter, most of that in backward of b (20.0 ms in the reference, 8.0 ms in the "
+        "candidate)."
     )
     assert {row["term"]: row["difference_ms"] for row in found["dimensions"]["balance"]} == pytest.approx(
         {"communication": 0, "hidden": 10}
@@ -157,8 +160,9 @@ def test_less_computing_to_hide_behind_names_the_block_whose_computing_shrank(tm
 def test_the_same_computing_at_another_time_is_said_to_be_that(tmp_path: Path) -> None:
     found = attribute(computing(tmp_path / "a", "base", 20), computing(tmp_path / "b", "new", 20, at_ms=70))
     exact(found)
-    assert "18.0 ms less of it is hidden, while computing takes 40.0 ms and 40.0 ms: it runs at another time" in (
-        found["sentence"]
+    assert (
+        "18.0 ms less of it is hidden, while computing takes 40.0 ms and 40.0 ms: it runs at another time"
+        in (found["sentence"])
     )
 
 
@@ -178,8 +182,10 @@ def test_what_the_rows_do_not_explain_is_a_row_of_its_own(tmp_path: Path) -> Non
     less = step(0, 1, 0, overlap=metrics(100, 50, 12, 10))
     found = attribute(dataset(tmp_path / "a", "a", [[told]]), dataset(tmp_path / "b", "b", [[less]]))
     exact(found)
-    assert found["sentence"].startswith("100 % of the 18.0 ms less exposed communication per rank-step is communication "
-                                        "that no row of the record covers")  # fmt: skip
+    assert found["sentence"].startswith(
+        "100 % of the 18.0 ms less exposed communication per rank-step is communication that no row of the record "
+        "covers; "
+    )
     assert found["reference"]["untold_ns"] == ns(20)
 
 

@@ -67,6 +67,7 @@ def test_what_is_written_is_read_again(metric: str, sign: str, number: float, re
 @given(st.text(max_size=30))
 def test_any_text_is_a_condition_or_an_error_in_words(text: str) -> None:
     try:
-        assert isinstance(parse_condition(text), Condition)
-    except InputError as error:
-        assert "\n    " in str(error)
+        found = parse_condition(text)
+    except InputError:
+        return
+    assert isinstance(found, Condition)

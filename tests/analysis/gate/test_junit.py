@@ -55,7 +55,11 @@ def test_the_shape_and_the_counts(choice: str, element: str) -> None:
     (suite,) = root
     cases = suite.findall("testcase")
     assert [case.get("name") for case in cases] == ["idle_ms>1", "copy_ms>10%", "idle_ms>500%"]
-    assert [[child.tag for child in case if child.tag != "system-out"] for case in cases] == [["failure"], [element], []]
+    assert [[child.tag for child in case if child.tag != "system-out"] for case in cases] == [
+        ["failure"],
+        [element],
+        [],
+    ]
     for holder in (root, suite):
         for attribute, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
             if holder.get(attribute) is not None:
