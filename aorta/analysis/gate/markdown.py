@@ -39,9 +39,9 @@ def markdown_summary(summary: Mapping[str, Any], result: GateResult | None) -> s
             [
                 f"{_MARKS[judged.outcome]} {OUTCOMES[judged.outcome]}",
                 escaped(judged.condition),
-                escaped(quantity(judged, judged.value)),
-                escaped(interval(judged)),
-                "null" if judged.p is None else escaped(f"{judged.p:.3g}"),
+                quantity(judged, judged.value),
+                interval(judged),
+                "null" if judged.p is None else f"{judged.p:.3g}",
                 escaped(judged.reason),
             ]
             for judged in result.conditions
@@ -92,7 +92,7 @@ def _metrics(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
         [
             escaped(name),
             *(_number(entry[key], entry["unit"]) for key in ("reference", "candidate", "difference")),
-            "null" if entry["quotient"] is None else escaped(f"{entry['quotient']:.3f}"),
+            "null" if entry["quotient"] is None else f"{entry['quotient']:.3f}",
             escaped(entry["unit"]),
             escaped(entry.get("verdict") or entry["judgement"]),
         ]
@@ -106,8 +106,8 @@ def _causes(causes: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [
         [
             escaped(row["what"]),
-            *(escaped(f"{row[key]:.3f}") for key in ("reference_ms", "candidate_ms", "difference_ms")),
-            "null" if row["share"] is None else escaped(f"{row['share']:.0%}"),
+            *(f"{row[key]:.3f}" for key in ("reference_ms", "candidate_ms", "difference_ms")),
+            "null" if row["share"] is None else f"{row['share']:.0%}",
         ]
         for row in causes
     ]
@@ -127,4 +127,4 @@ def _folded(title: str, lines: Sequence[str]) -> Iterator[str]:
 
 
 def _number(value: float | None, unit: str) -> str:
-    return "null" if value is None else escaped(f"{value:.{_DIGITS.get(unit, 3)}f}")
+    return "null" if value is None else f"{value:.{_DIGITS.get(unit, 3)}f}"
