@@ -27,13 +27,15 @@ def causes(found: dict[str, list[dict[str, Any]]], late: Sequence[dict[str, Any]
     """Rows of several ways of breaking down, the largest difference first: at most `SHOWN_CAUSES` that make at least
     5 % of it. Ways overlap: their rows are views of the same milliseconds, and are not to be added across dimensions.
     A way with one row says nothing and is left out; of ranks only those are taken that stand out: beyond one and a half
-    times an even part.
+    times an even part. What is no longer hidden is a cause where time in communication is not.
     """
     rows = list(late)
     for dimension in _RANKED[1:]:
         of_it = found[dimension]
         if dimension == "rank":
             of_it = [row for row in of_it if (row["share"] or 0) > 1.5 / len(of_it)]
+        if dimension == "balance":
+            of_it = [row for row in of_it if row["term"] == "hidden" and _MOST <= (row["share"] or 0) <= 2 - _MOST]
         if len(found[dimension]) > 1 or dimension == "collective":
             rows += [row for row in of_it if "others" not in row]
     large = [row for row in rows if row["share"] is not None and abs(row["share"]) >= _LEAST_SHARE]

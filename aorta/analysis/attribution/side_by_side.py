@@ -65,11 +65,13 @@ def draw_side_by_side(reference: Dataset, candidate: Dataset, path: Path, shown:
         exposed = sum(measure(lane.lanes.exposed) for lane in side) / len(side) / NS_PER_MS
         emulated = ", EMULATED FABRIC" if dataset.run.health.fabric is not None else ""
         role = "reference" if ax is axes[0] else "candidate"
-        ax.set_title(
+        title = ax.set_title(
             f"{role} {dataset.label}: global step {number}, {exposed:.1f} ms exposed (mean of ranks shown){emulated}",
             fontsize=10,
             loc="left",
         )
+        for text in (title, *ax.get_yticklabels()):
+            text.set_parse_math(False)  # a label or a group may hold a $
     axes[0].set_xlim(0, end_ms)
     axes[1].set_xlabel("ms since the start of the step on that rank (ranks are not clock-aligned)")
     figure.legend(handles=_legend(list(kinds)), loc="outside lower center", frameon=False, ncols=6, fontsize=8)
