@@ -81,13 +81,17 @@ def dimensions(means: Means, parallel: str) -> dict[str, list[dict[str, Any]]]:
     """
 
     def by(name: str, key: Callable[[Cell], Hashable], describe: Callable[[Cell], tuple[str, dict[str, Any]]]) -> None:
-        sides: list[Counter[Hashable]] = [Counter(), Counter()]
         example: dict[Hashable, Cell] = {}
-        for side, ledger in zip(sides, (means.reference, means.candidate), strict=True):
+
+        def summed(ledger: Ledger) -> Counter[Hashable]:
+            sums: Counter[Hashable] = Counter()
             for cell, length in ledger.cells.items():
-                side[key(cell)] += length
+                sums[key(cell)] += length
                 example.setdefault(key(cell), cell)
-        found[name] = means.rows(name, *sides, lambda key: describe(example[key]))
+            return sums
+
+        before, after = summed(means.reference), summed(means.candidate)
+        found[name] = means.rows(name, before, after, lambda key: describe(example[key]))
 
     def collective(cell: Cell) -> dict[str, Any]:
         return {"kind": cell.kind, "group": cell.group, "group_size": cell.size, "bytes": cell.bytes}

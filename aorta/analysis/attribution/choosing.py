@@ -6,15 +6,15 @@ Enters: datasets. Leaves: a global step for each side, and ranks. Must not: read
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from typing import Final
 
 import numpy as np
-import pandas as pd
 
 from aorta.analysis.aggregate import Dataset
-from aorta.analysis.readers.scan import Floats
+from aorta.analysis.readers.scan import Floats, Ints
 
-EXPOSED = "exposed_comm_ms"
+EXPOSED: Final = "exposed_comm_ms"
 
 
 @dataclass(frozen=True)
@@ -37,28 +37,48 @@ def worst_step(reference: Dataset, candidate: Dataset) -> Shown | None:
     communication. None where a side has no such step, or no rank is on both sides.
     """
     left, right = _by_rank(reference), _by_rank(candidate)
-    ranks = [rank for rank in left.columns if rank in right.columns]
-    if left.empty or right.empty or not ranks:
+    ranks = [rank for rank in left.ranks if rank in right.ranks]
+    if left.steps.size == 0 or right.steps.size == 0 or not ranks:
         return None
-    before, after = left.mean(axis=1), right.mean(axis=1)
+    before, after = left.values.mean(axis=0), right.values.mean(axis=0)
     mean = float(after.mean() - before.mean())
-    common = before.index.intersection(after.index)
-    if len(common):
-        chosen = int(common[_nearest((after[common] - before[common]).to_numpy(), mean)])
-        steps = chosen, chosen
+    _, first, second = np.intersect1d(left.steps, right.steps, assume_unique=True, return_indices=True)
+    if len(first):
+        chosen = _nearest(after[second] - before[first], mean)
+        at, to = int(first[chosen]), int(second[chosen])
     else:
-        first, second = (int(side.index[_nearest(side.to_numpy(), float(side.mean()))]) for side in (before, after))
-        steps = first, second
-    apart = {rank: abs(float(right.loc[steps[1], rank] - left.loc[steps[0], rank])) for rank in ranks}
+        at, to = _nearest(before, float(before.mean())), _nearest(after, float(after.mean()))
+    apart = {
+        rank: abs(float(right.values[right.ranks.index(rank), to] - left.values[left.ranks.index(rank), at]))
+        for rank in ranks
+    }
     order = tuple(sorted(ranks, key=lambda rank: (-apart[rank], rank)))
-    return Shown(*steps, order, float(after[steps[1]] - before[steps[0]]), mean)
+    return Shown(int(left.steps[at]), int(right.steps[to]), order, float(after[to] - before[at]), mean)
 
 
-def _by_rank(dataset: Dataset) -> pd.DataFrame:
-    """A row a global step, a column a rank: exposed communication in ms; only steps that every rank has."""
-    table = dataset.table("rank", "global_step", EXPOSED)
-    wide: Any = table.pivot_table(index="global_step", columns="rank", values=EXPOSED, aggfunc="first", dropna=False)
-    return wide.dropna()
+@dataclass(frozen=True)
+class _Table:
+    """Exposed communication in ms, a row a rank, a column a global step that every rank has."""
+
+    ranks: list[int]
+    steps: Ints
+    values: Floats
+
+
+def _by_rank(dataset: Dataset) -> _Table:
+    known = {rank: _known(dataset, rank) for rank in dataset.run.records}
+    common = reduce(np.intersect1d, (steps for steps, _ in known.values()))
+    values = np.array([mine[np.searchsorted(steps, common)] for steps, mine in known.values()])
+    return _Table(list(known), common, values)
+
+
+def _known(dataset: Dataset, rank: int) -> tuple[Ints, Floats]:
+    """The global steps of a rank after warm-up whose exposed communication is known, in order, and that."""
+    columns = dataset.run.columns
+    stored = columns.ranks[rank]
+    values = columns.floats_of(stored, EXPOSED)
+    used = (columns.integers_of(stored, "warmup") == 0) & ~np.isnan(values)
+    return columns.integers_of(stored, "global_step")[used], values[used]
 
 
 def _nearest(values: Floats, wanted: float) -> int:

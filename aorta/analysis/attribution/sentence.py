@@ -12,13 +12,16 @@ from typing import Any, Final
 
 from aorta.analysis.attribution.breakdown import Means
 from aorta.analysis.attribution.cells import TRANSFER, UNKNOWN_PART, WAIT, Cell, Place
-from aorta.analysis.attribution.naming import amount, percent, place_name
+from aorta.analysis.attribution.naming import amount, collective_name, percent, place_name
 
 SAME: Final = 0.01
 """Means of exposed communication closer than this part of the larger are called the same."""
 SHOWN_CAUSES: Final = 12
 _LEAST_SHARE: Final = 0.05
 _MOST: Final = 0.5
+_LEADS, _MUCH = 0.6, 0.85
+"""A block leads the sentence where it has that part of the difference, and no collective the second part of that."""
+_SHOWN_COLLECTIVES: Final = 3
 _RANKED: Final = ("straggler", "collective", "block", "place", "balance", "part", "rank")
 """Dimensions of the ranked list; of equal differences the earlier one tells more."""
 
@@ -27,13 +30,16 @@ def causes(found: dict[str, list[dict[str, Any]]], late: Sequence[dict[str, Any]
     """Rows of several ways of breaking down, the largest difference first: at most `SHOWN_CAUSES` that make at least
     5 % of it. Ways overlap: their rows are views of the same milliseconds, and are not to be added across dimensions.
     A way with one row says nothing and is left out; of ranks only those are taken that stand out: beyond one and a half
-    times an even part. What is no longer hidden is a cause where time in communication is not.
+    times an even part. What is no longer hidden is a cause where time in communication is not, and transfer is what
+    communication is for: only waiting is a cause of its own.
     """
     rows = list(late)
     for dimension in _RANKED[1:]:
         of_it = found[dimension]
         if dimension == "rank":
             of_it = [row for row in of_it if (row["share"] or 0) > 1.5 / len(of_it)]
+        if dimension == "part":
+            of_it = [row for row in of_it if row["part"] != TRANSFER]
         if dimension == "balance":
             of_it = [row for row in of_it if row["term"] == "hidden" and _MOST <= (row["share"] or 0) <= 2 - _MOST]
         if len(found[dimension]) > 1 or dimension == "collective":
@@ -62,6 +68,11 @@ def sentence(means: Means, found: dict[str, list[dict[str, Any]]], late: Sequenc
         text = f"{_share(row)} of {more} is {row['what']}{by}"
         return f"{text}{_where(means, mine)}.{_balance(means, found)}"
     row, chosen = _collective(found)
+    block = max(_listed(found["block"]), key=lambda row: row["share"] or 0)
+    if block["block"] is not None and block["share"] >= _LEADS and row["share"] < _MUCH * block["share"]:
+        mine = [lambda cell: cell.block == block["block"]]
+        text = f"{_share(block)} of {more} lies in {block['what']}{_of_what(means, mine)}"
+        return f"{text}{_part(means, mine)}.{_balance(means, found)}"
     mine = [chosen]
     return f"{_share(row)} of {more} is {row['what']}{_part(means, mine)}{_where(means, mine)}.{_balance(means, found)}"
 
@@ -77,6 +88,15 @@ def _collective(found: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any],
         sizes = sum(row["kind"] == kind["kind"] and (row["share"] or 0) > 0 for row in _listed(found["collective"]))
         return kind | {"what": f"{kind['what']} of {sizes} sizes"}, _matching(kind, "kind")
     return one, _matching(one, "kind", "group", "group_size", "bytes")
+
+
+def _of_what(means: Means, chosen: Sequence[_Chosen]) -> str:
+    """The collectives that make a block's difference, the largest first."""
+    total = means.difference_ms
+    names = _differences(means, chosen, collective_name)
+    shown = sorted((name for name in names if names[name] / total >= _LEAST_SHARE), key=lambda name: -abs(names[name]))
+    parts = [f"{name} {percent(names[name] / total)}" for name in shown[:_SHOWN_COLLECTIVES]]
+    return f": {', '.join(parts)}" if parts else ""
 
 
 def _listed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

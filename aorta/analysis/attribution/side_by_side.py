@@ -12,6 +12,7 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.attribution.charging import Row, exposure
@@ -191,6 +192,8 @@ def _label(ax: Axes, span: Interval, row: float, names: Sequence[str], end_ms: f
         middle, row, name, ha="center", va="center_baseline", fontsize=_LABEL_SIZE, color="white" if dark else "black"
     )
     text.set_clip_on(True)
+    if not dark:
+        text.set_path_effects([withStroke(linewidth=2, foreground="white", alpha=0.6)])  # legible over hatching
     text.set_parse_math(False)
 
 

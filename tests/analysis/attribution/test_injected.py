@@ -79,8 +79,8 @@ def test_one_block(runs: dict[str, Dataset]) -> None:
     largest = found["dimensions"]["block"][0]
     assert largest["block"] == "embedding"
     assert largest["share"] > 0.6
-    assert " of embedding" in found["sentence"]
-    assert all(row["bytes"] >= LARGE_BYTES for row in found["dimensions"]["collective"][:2])
+    assert "embedding" in found["sentence"]
+    assert found["dimensions"]["collective"][0]["bytes"] >= LARGE_BYTES
 
 
 def test_the_step_is_drawn_and_work_is_set_against_time(runs: dict[str, Dataset], tmp_path: Path) -> None:
