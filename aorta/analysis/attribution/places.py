@@ -19,8 +19,8 @@ BRINGING: Final = frozenset({"allgather", "broadcast", "scatter", "recv"})
 
 
 class Tile(NamedTuple):
-    """A stretch of the window, inside one range, or between two (`inside` None). `before` and `after` are the nearest
-    ranges on either side.
+    """A stretch of the window, inside one range, or between two (`inside` None): then `before` and `after` are the
+    nearest ranges on either side.
     """
 
     start: int
@@ -41,6 +41,8 @@ def tiled(window: Interval, ranges: Iterable[tuple[int, int, Place]]) -> list[Ti
     """Cover the window. Of ranges inside each other, the one that began last counts: the innermost."""
     inward = [(max(start, window[0]), min(end, window[1]), place) for start, end, place in ranges]
     known = sorted((part for part in inward if part[0] < part[1]), key=lambda part: part[:2])
+    if all(left[1] <= right[0] for left, right in pairwise(known)):
+        return _apart(window, known)
     edges = sorted({*window, *(part[0] for part in known), *(part[1] for part in known)})
     inside: list[tuple[int, int, Place | None]] = []
     active: list[tuple[int, int, int]] = []  # the latest start first; ended ones go once they come to the top
@@ -57,6 +59,20 @@ def tiled(window: Interval, ranges: Iterable[tuple[int, int, Place]]) -> list[Ti
         else:
             inside.append((at, until, place))
     return _with_neighbours(inside)
+
+
+def _apart(window: Interval, known: Sequence[tuple[int, int, Place]]) -> list[Tile]:
+    """The same for ranges none of which reaches into another, as those of most models: in one go."""
+    found: list[Tile] = []
+    at, before = window[0], None
+    for start, end, place in known:
+        if at < start:
+            found.append(Tile(at, start, None, before, place))
+        found.append(Tile(start, end, place, before, None))
+        at, before = end, place
+    if at < window[1]:
+        found.append(Tile(at, window[1], None, before, None))
+    return found
 
 
 def _with_neighbours(inside: Sequence[tuple[int, int, Place | None]]) -> list[Tile]:

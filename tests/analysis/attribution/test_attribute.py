@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,7 @@ def two_ranks(folder: Path, label: str, slow: float = 1.0, steps: int = 3) -> Da
 
 def exact(found: dict[str, Any]) -> None:
     """Every way of breaking down adds up to the whole, in nanoseconds, and in milliseconds to rounding."""
+    assert json.loads(json.dumps(found, allow_nan=False)) == found  # plain JSON values, as summary.json holds them
     for name, rows in found["dimensions"].items():
         for side in ("reference", "candidate"):
             assert sum(row[f"{side}_ns"] for row in rows) == found[side]["exposed_comm_ns"], name

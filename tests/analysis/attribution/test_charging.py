@@ -115,6 +115,19 @@ def test_tiles_cover_the_window_and_name_the_innermost_range(window, found):
             assert (tile.inside in innermost) if over else tile.inside is None
 
 
+@given(intervals, st.lists(st.tuples(intervals, st.sampled_from([A, B])), max_size=8))
+def test_between_ranges_the_neighbours_are_the_nearest_ones(window, found):
+    """The reference walks from each nanosecond to the nearest one that lies inside a range, either way."""
+    tiles = tiled(window, [(start, end, place) for (start, end), place in found])
+    inside = {at: tile.inside for tile in tiles for at in range(tile.start, tile.end) if tile.inside}
+    for tile in tiles:
+        if tile.inside is None:
+            earlier = [at for at in inside if at < tile.start]
+            later = [at for at in inside if at >= tile.end]
+            assert tile.before == (inside[max(earlier)] if earlier else None)
+            assert tile.after == (inside[min(later)] if later else None)
+
+
 @given(intervals, st.lists(st.tuples(intervals, st.sampled_from([A, B])), max_size=8), interval_lists)
 def test_laying_spans_over_tiles_loses_nothing(window, found, spans):
     tiles = tiled(window, [(start, end, place) for (start, end), place in found])
