@@ -11,10 +11,11 @@ from typing import Any, Final, TypeAlias
 
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.attribution.breakdown import Means, computing, dimensions, stragglers
+from aorta.analysis.attribution.causes import ranked
 from aorta.analysis.attribution.cells import UNTOLD, Ledger
 from aorta.analysis.attribution.flops import flops_per_rank_step, tflops
 from aorta.analysis.attribution.ledgers import ledger_of
-from aorta.analysis.attribution.sentence import causes, sentence
+from aorta.analysis.attribution.sentence import sentence
 from aorta.analysis.readers.engines import Engine
 
 Launches: TypeAlias = Dataset | Iterable[Dataset]
@@ -64,14 +65,15 @@ def attribute(reference: Launches, candidate: Launches, engine: Engine | None = 
     alike = {launches.parallel for launches in seen.values()}
     found = dimensions(means, alike.pop() if len(alike) == 1 else "")
     late, blocks = stragglers(means), computing(means)
+    text, lead = sentence(means, {**found, "computing": blocks}, late)
     return {
         "definition": DEFINITION,
         "unit": "ms per rank-step",
-        "sentence": sentence(means, {**found, "computing": blocks}, late),
+        "sentence": text,
         "reason": None,
         "difference_ms": means.difference_ms,
         **{side: _side(means, ledger, seen[side]) for side, ledger in ledgers.items()},
-        "causes": causes(found, late),
+        "causes": ranked(found, late, lead),
         "dimensions": found,
         "stragglers": late,
         "computing": blocks,

@@ -1,7 +1,7 @@
-"""The breakdown of a difference -> its ranked causes, and one sentence that an engineer can act on.
+"""The breakdown of a difference -> one sentence that an engineer can act on.
 
-Enters: ledgers and the rows of `breakdown`. Leaves: rows and text. Must not: form a number that no row holds, but
-shares within a cause; or call a difference large or small (that is the comparison's verdict).
+Enters: ledgers and the rows of `breakdown`. Leaves: text, and the row it is about. Must not: form a number that no
+row holds, but shares within a cause; or call a difference large or small (that is the comparison's verdict).
 """
 
 from __future__ import annotations
@@ -16,48 +16,26 @@ from aorta.analysis.attribution.naming import amount, collective_name, percent, 
 
 SAME: Final = 0.01
 """Means of exposed communication closer than this part of the larger are called the same."""
-SHOWN_CAUSES: Final = 12
-_LEAST_SHARE: Final = 0.05
 _MOST: Final = 0.5
 _LEADS, _MUCH = 0.6, 0.85
 """A block leads the sentence where it has that part of the difference, and no collective the second part of that."""
 _SHOWN_COLLECTIVES: Final = 3
-_RANKED: Final = ("straggler", "collective", "block", "place", "balance", "part", "rank")
-"""Dimensions of the ranked list; of equal differences the earlier one tells more."""
+_LEAST_SHARE: Final = 0.05
 
 
-def causes(found: dict[str, list[dict[str, Any]]], late: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of several ways of breaking down, the largest difference first: at most `SHOWN_CAUSES` that make at least
-    5 % of it. Ways overlap: their rows are views of the same milliseconds, and are not to be added across dimensions.
-    A way with one row says nothing and is left out; of ranks only those are taken that stand out: beyond one and a half
-    times an even part. What is no longer hidden is a cause where time in communication is not, and transfer is what
-    communication is for: only waiting is a cause of its own.
+def sentence(
+    means: Means, found: dict[str, list[dict[str, Any]]], late: Sequence[dict[str, Any]]
+) -> tuple[str, dict[str, Any] | None]:
+    """Which cause makes the most of the difference, whether it is waiting or transfer, and where it is exposed; and the
+    row of that cause, None where there is nothing to attribute.
     """
-    rows = list(late)
-    for dimension in _RANKED[1:]:
-        of_it = found[dimension]
-        if dimension == "rank":
-            of_it = [row for row in of_it if (row["share"] or 0) > 1.5 / len(of_it)]
-        if dimension == "part":
-            of_it = [row for row in of_it if row["part"] != TRANSFER]
-        if dimension == "balance":
-            of_it = [row for row in of_it if row["term"] == "hidden" and _MOST <= (row["share"] or 0) <= 2 - _MOST]
-        if len(found[dimension]) > 1 or dimension == "collective":
-            rows += [row for row in of_it if "others" not in row]
-    large = [row for row in rows if row["share"] is not None and abs(row["share"]) >= _LEAST_SHARE]
-    large.sort(key=lambda row: (-abs(row["difference_ms"]), _RANKED.index(row["dimension"])))
-    return large[:SHOWN_CAUSES]
-
-
-def sentence(means: Means, found: dict[str, list[dict[str, Any]]], late: Sequence[dict[str, Any]]) -> str:
-    """Which cause makes the most of the difference, whether it is waiting or transfer, and where it is exposed."""
     left, right = (means.ms(side, side.sums.exposed_ns) for side in (means.reference, means.candidate))
     total = means.difference_ms
     if abs(total) <= SAME * max(left, right):
         return (
             f"Exposed communication per rank-step is the same within {percent(SAME)}: {amount(left)} in the reference, "
             f"{amount(right)} in the candidate; there is nothing to attribute."
-        )
+        ), None
     more = f"the {amount(total)} {'more' if total > 0 else 'less'} exposed communication per rank-step"
     waiting = [row for row in late if (row["share"] or 0) >= _MOST]
     if waiting:
@@ -66,15 +44,16 @@ def sentence(means: Means, found: dict[str, list[dict[str, Any]]], late: Sequenc
         by = f", late by {amount(lateness)} in each collective" if lateness is not None else ""
         mine = [_matching(row, "group", "group_size"), lambda cell: cell.part == WAIT]
         text = f"{_share(row)} of {more} is {row['what']}{by}"
-        return f"{text}{_where(means, mine)}.{_balance(means, found)}"
+        return f"{text}{_where(means, mine)}.{_balance(means, found)}", row
     row, chosen = _collective(found)
     block = max(_listed(found["block"]), key=lambda row: row["share"] or 0)
     if block["block"] is not None and block["share"] >= _LEADS and row["share"] < _MUCH * block["share"]:
         mine = [lambda cell: cell.block == block["block"]]
         text = f"{_share(block)} of {more} lies in {block['what']}{_of_what(means, mine)}"
-        return f"{text}{_part(means, mine)}.{_balance(means, found)}"
+        return f"{text}{_part(means, mine)}.{_balance(means, found)}", block
     mine = [chosen]
-    return f"{_share(row)} of {more} is {row['what']}{_part(means, mine)}{_where(means, mine)}.{_balance(means, found)}"
+    text = f"{_share(row)} of {more} is {row['what']}{_part(means, mine)}{_where(means, mine)}"
+    return f"{text}.{_balance(means, found)}", row
 
 
 _Chosen = Callable[[Cell], bool]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.dist
 FABRIC = (
     "parallel=fsdp",
     "fabric=emulated",
-    "fabric.inter_latency_us=4000",  # the backend of two busy cores is quicker than that, most of the time
+    "fabric.inter_latency_us=12000",  # the backend of two busy cores is quicker than that, most of the time
     "fabric.inter_bandwidth_gb_per_s=0.1",
     "workload.vocab_size=4000",  # 1.1 MB, where a layer of the encoder has 0.13
 )
@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
     faults: dict[str, tuple[str, ...]] = {
         "even": (),
         "kind": ("fabric.slow_factor=3", "fabric.slow_kind=reducescatter"),
-        "straggler": ("fabric.straggler_rank=1", "fabric.straggler_ms=15"),
+        "straggler": ("fabric.straggler_rank=1", "fabric.straggler_ms=30"),
         "block": ("fabric.slow_factor=4", f"fabric.slow_min_bytes={LARGE_BYTES}"),
     }
     for name, words in faults.items():
@@ -54,7 +54,7 @@ def test_a_slow_kind(runs: dict[str, Dataset]) -> None:
     assert largest["kind"] == "reducescatter"
     assert largest["share"] > 0.6
     assert found["sentence"].partition(" exposed communication per rank-step is ")[2].startswith("reducescatter of ")
-    assert found["causes"][0]["dimension"] in ("collective", "balance", "place", "block", "part")
+    assert found["causes"][0]["kind"] == "reducescatter"
     parts = {row["part"]: row["difference_ms"] for row in found["dimensions"]["part"]}
     assert parts["transfer"] > parts.get("wait", 0)
     note = runs["kind"].run.health.notes()[0]
@@ -80,6 +80,7 @@ def test_one_block(runs: dict[str, Dataset]) -> None:
     assert largest["block"] == "embedding"
     assert largest["share"] > 0.6
     assert "embedding" in found["sentence"]
+    assert found["causes"][0]["dimension"] in ("block", "collective")
     assert found["dimensions"]["collective"][0]["bytes"] >= LARGE_BYTES
 
 
