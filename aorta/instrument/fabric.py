@@ -117,7 +117,15 @@ class Fabric:
         nodes = {rank // self.settings.ranks_per_node for rank in ranks}
         spans_nodes = len(nodes) > 1 or size > self.settings.ranks_per_node
         cost = cost_ns(kind, size_bytes, size, spans_nodes=spans_nodes, settings=self.settings)
-        return round(cost * self._jitter(ranks, number))
+        return round(cost * self._slowness(kind, size_bytes) * self._jitter(ranks, number))
+
+    def _slowness(self, kind: str, size_bytes: int) -> float:
+        """The injected fault: how many times as long collectives of this kind and size take."""
+        settings = self.settings
+        wanted = settings.slow_kind in (None, kind)
+        large_enough = settings.slow_min_bytes is None or size_bytes >= settings.slow_min_bytes
+        small_enough = settings.slow_max_bytes is None or size_bytes <= settings.slow_max_bytes
+        return settings.slow_factor if wanted and large_enough and small_enough else 1.0
 
     def _jitter(self, ranks: Sequence[int], number: int | None) -> float:
         if number is None or not self.settings.jitter:

@@ -42,3 +42,11 @@ class EmulatedFabric(Fabric):
     straggler_rank: int | None = None
     # milliseconds by which it is late
     straggler_ms: float = 0.0
+    # collectives that match slow_kind, slow_min_bytes and slow_max_bytes take this many times as long; 1 = none do
+    slow_factor: float = 1.0
+    # kind of collective that is slow (allreduce, reducescatter, allgather, ...); null = every kind
+    slow_kind: str | None = None
+    # bytes of the full array from which on a collective is slow; null = any
+    slow_min_bytes: int | None = None
+    # bytes up to which a collective is slow; null = any
+    slow_max_bytes: int | None = None

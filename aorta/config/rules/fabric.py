@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from aorta.config.rules.bounds import at_least
 from aorta.config.schema import Config, EmulatedFabric, Mode
+from aorta.timeline.classes import KINDS
 
 
 def fabric_rules(config: Config, world_size: int) -> Iterator[str]:
@@ -36,3 +37,18 @@ def _emulated_rules(fabric: EmulatedFabric, world_size: int) -> Iterator[str]:
         yield f"fabric.straggler_rank={fabric.straggler_rank}: must be a rank of this run, 0 to {world_size - 1}"
     if fabric.straggler_rank is None and fabric.straggler_ms != 0:
         yield f"fabric.straggler_ms={fabric.straggler_ms}: no rank is late by it; set fabric.straggler_rank"
+    yield from _slow_rules(fabric)
+
+
+def _slow_rules(fabric: EmulatedFabric) -> Iterator[str]:
+    if not 0 < fabric.slow_factor < math.inf:
+        yield f"fabric.slow_factor={fabric.slow_factor}: must be greater than 0 and finite; 1 changes nothing"
+    if fabric.slow_kind is not None and fabric.slow_kind not in KINDS:
+        yield f"fabric.slow_kind={fabric.slow_kind}: must be one of {', '.join(KINDS)}; null is every kind"
+    low, high = fabric.slow_min_bytes, fabric.slow_max_bytes
+    yield from at_least(0, {"fabric.slow_min_bytes": low, "fabric.slow_max_bytes": high})
+    if low is not None and high is not None and low > high:
+        yield f"fabric.slow_max_bytes={high}: must be at least fabric.slow_min_bytes={low}"
+    for name in ("slow_kind", "slow_min_bytes", "slow_max_bytes"):
+        if fabric.slow_factor == 1 and (value := getattr(fabric, name)) is not None:
+            yield f"fabric.{name}={value}: changes nothing at fabric.slow_factor=1; set fabric.slow_factor"

@@ -1,0 +1,104 @@
+"""Two sides of a comparison -> where the difference of their exposed communication lies (docs/attribution.md).
+
+Enters: one dataset a side, or several launches of each. Leaves: plain JSON values: one sentence, ranked causes, and
+every way of breaking the difference down. Must not: judge whether there is a difference; `compare` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, TypeAlias
+
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.attribution.breakdown import Means, computing, dimensions, stragglers
+from aorta.analysis.attribution.causes import ranked
+from aorta.analysis.attribution.cells import UNTOLD, Ledger
+from aorta.analysis.attribution.flops import flops_per_rank_step, tflops
+from aorta.analysis.attribution.ledgers import ledger_of
+from aorta.analysis.attribution.sentence import sentence
+from aorta.analysis.readers.engines import Engine
+
+Launches: TypeAlias = Dataset | Iterable[Dataset]
+DEFINITION: Final = (
+    "mean exposed_comm_ms of the rank-steps after warm-up, candidate minus reference; every exposed nanosecond belongs "
+    "to one collective, one place and one part, so the rows of each dimension add up to the difference "
+    "(docs/attribution.md)"
+)
+_NOTHING: Final = "no rank-step after warm-up whose exposed communication is known"
+
+
+class _Seen:
+    """Launches as they go by: the facts of the first one are kept, the others are not."""
+
+    def __init__(self, launches: Launches) -> None:
+        self._launches = [launches] if isinstance(launches, Dataset) else launches
+        self.parallel = ""
+        self.flops: tuple[float | None, str | None] = (None, _NOTHING)
+
+    def __iter__(self) -> Iterator[Dataset]:
+        first = True
+        for dataset in self._launches:
+            if first:
+                self.parallel = dataset.run.header.parallel
+                self.flops = flops_per_rank_step(dataset.run.manifest)
+                first = False
+            yield dataset
+            del dataset  # or the next one is made while this one is held
+
+
+def attribute(reference: Launches, candidate: Launches, engine: Engine | None = None) -> dict[str, Any]:
+    """The value of `comparison["attribution"]`. Its rows are in milliseconds per rank-step.
+
+    Args:
+        reference, candidate: a dataset, or launches, which are asked for one at a time and may be made as they are.
+        engine: where records are read again; default: this machine.
+
+    Raises:
+        InputError: a record cannot be read again.
+    """
+    seen = {"reference": _Seen(reference), "candidate": _Seen(candidate)}
+    ledgers = {side: ledger_of(launches, engine) for side, launches in seen.items()}
+    empty = [side for side, ledger in ledgers.items() if not ledger.sums.rank_steps]
+    if empty:
+        return {"definition": DEFINITION, "sentence": None, "reason": f"{' and '.join(empty)}: {_NOTHING}"}
+    means = Means(ledgers["reference"], ledgers["candidate"])
+    alike = {launches.parallel for launches in seen.values()}
+    found = dimensions(means, alike.pop() if len(alike) == 1 else "")
+    late, blocks = stragglers(means), computing(means)
+    text, lead = sentence(means, {**found, "computing": blocks}, late)
+    return {
+        "definition": DEFINITION,
+        "unit": "ms per rank-step",
+        "sentence": text,
+        "reason": None,
+        "difference_ms": means.difference_ms,
+        **{side: _side(means, ledger, seen[side]) for side, ledger in ledgers.items()},
+        "causes": ranked(found, late, lead),
+        "dimensions": found,
+        "stragglers": late,
+        "computing": blocks,
+    }
+
+
+def _side(means: Means, ledger: Ledger, seen: _Seen) -> dict[str, Any]:
+    sums = ledger.sums
+    compute_ms = means.ms(ledger, sums.compute_ns)
+    flops, reason = seen.flops
+    achieved = tflops(flops, compute_ms)
+    if flops is not None and achieved is None:
+        reason = "nothing was computed"
+    return {
+        "launches": ledger.launches,
+        "rank_steps": sums.rank_steps,
+        "rank_steps_left_out": sums.left_out,
+        "window_ms": means.ms(ledger, sums.window_ns),
+        "comm_ms": means.ms(ledger, sums.comm_ns),
+        "compute_comm_ms": means.ms(ledger, sums.hidden_ns),
+        "exposed_comm_ms": means.ms(ledger, sums.exposed_ns),
+        "exposed_comm_ns": sums.exposed_ns,
+        "compute_ms": compute_ms,
+        "untold_ns": sum(length for cell, length in ledger.cells.items() if cell.kind == UNTOLD),
+        "flops_per_rank_step": flops,
+        "achieved_tflops": achieved,
+        "achieved_tflops_reason": reason,
+    }

@@ -1,0 +1,85 @@
+"""Two datasets -> the step that shows their difference best.
+
+Enters: datasets. Leaves: a global step for each side, and ranks. Must not: read a record again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import Final
+
+import numpy as np
+
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.readers.scan import Floats, Ints
+
+EXPOSED: Final = "exposed_comm_ms"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """`ranks` are on both sides, the one whose exposed communication differs most first. `difference_ms`: of the mean
+    over the ranks of these two steps, candidate minus reference; `mean_ms`: of the means over all steps.
+    """
+
+    reference_step: int
+    candidate_step: int
+    ranks: tuple[int, ...]
+    difference_ms: float
+    mean_ms: float
+
+
+def worst_step(reference: Dataset, candidate: Dataset) -> Shown | None:
+    """The step whose difference is nearest to the mean difference, so that the picture shows what the numbers say, not
+    the largest hiccup: the same global step on both sides where they have steps in common, else the step of each side
+    nearest to its own mean. Only steps after warm-up count, which all ranks of the side have with known exposed
+    communication. None where a side has no such step, or no rank is on both sides.
+    """
+    left, right = _by_rank(reference), _by_rank(candidate)
+    ranks = [rank for rank in left.ranks if rank in right.ranks]
+    if left.steps.size == 0 or right.steps.size == 0 or not ranks:
+        return None
+    before, after = left.values.mean(axis=0), right.values.mean(axis=0)
+    mean = float(after.mean() - before.mean())
+    _, first, second = np.intersect1d(left.steps, right.steps, assume_unique=True, return_indices=True)
+    if len(first):
+        chosen = _nearest(after[second] - before[first], mean)
+        at, to = int(first[chosen]), int(second[chosen])
+    else:
+        at, to = _nearest(before, float(before.mean())), _nearest(after, float(after.mean()))
+    apart = {
+        rank: abs(float(right.values[right.ranks.index(rank), to] - left.values[left.ranks.index(rank), at]))
+        for rank in ranks
+    }
+    order = tuple(sorted(ranks, key=lambda rank: (-apart[rank], rank)))
+    return Shown(int(left.steps[at]), int(right.steps[to]), order, float(after[to] - before[at]), mean)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Exposed communication in ms, a row a rank, a column a global step that every rank has."""
+
+    ranks: list[int]
+    steps: Ints
+    values: Floats
+
+
+def _by_rank(dataset: Dataset) -> _Table:
+    known = {rank: _known(dataset, rank) for rank in dataset.run.records}
+    common = reduce(np.intersect1d, (steps for steps, _ in known.values()))
+    values = np.array([mine[np.searchsorted(steps, common)] for steps, mine in known.values()])
+    return _Table(list(known), common, values)
+
+
+def _known(dataset: Dataset, rank: int) -> tuple[Ints, Floats]:
+    """The global steps of a rank after warm-up whose exposed communication is known, in order, and that."""
+    columns = dataset.run.columns
+    stored = columns.ranks[rank]
+    values = columns.floats_of(stored, EXPOSED)
+    used = (columns.integers_of(stored, "warmup") == 0) & ~np.isnan(values)
+    return columns.integers_of(stored, "global_step")[used], values[used]
+
+
+def _nearest(values: Floats, wanted: float) -> int:
+    return int(np.argmin(np.abs(values - wanted)))

@@ -1,0 +1,58 @@
+"""A manifest -> the floating-point operations of one optimizer step on one rank, and so what computing achieved.
+
+Enters: `run.json`. Leaves: a number or the reason why there is none. Must not: count what was recomputed, or work that
+is no matrix product: these are model FLOPs, so that two stacks are held to the same work.
+
+2 operations a multiply-add; a backward pass takes two products for each of the forward one (of the gradient with the
+weight, and with the input), but one where the input needs no gradient. Kaplan et al., "Scaling Laws for Neural Language
+Models", arXiv 2001.08361, section 2.1, counts alike; a test holds the number to torch's own counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aorta.analysis.readers.manifest import Manifest, config_of
+
+NO_MANIFEST: Final = "there is no manifest"
+_OWN: Final = "flops_per_step"
+"""Key of a manifest's `plan`, for loops that know their work."""
+
+
+def flops_per_rank_step(manifest: Manifest | None) -> tuple[float | None, str | None]:
+    """Model FLOPs of one optimizer step on one rank and None, or None and why they are not known."""
+    if manifest is None:
+        return None, NO_MANIFEST
+    plan = manifest.get("plan")
+    told = plan.get(_OWN) if isinstance(plan, Mapping) else None
+    if isinstance(told, int | float) and told > 0:
+        return float(told), None
+    config = config_of(manifest)
+    workload, parallel = (config.get(name) for name in ("workload", "parallel"))
+    name = workload.get("name") if isinstance(workload, Mapping) else None
+    if name != "ranking":
+        return None, f"AORTA does not count the FLOPs of workload {name!r}, and the manifest's plan has no {_OWN}"
+    strategy = parallel.get("strategy") if isinstance(parallel, Mapping) else None
+    if strategy in ("tp", "fsdp_tp"):
+        return None, f"parallel={strategy}: ranks share a layer, and how much of it each computes is not counted"
+    try:
+        return _ranking(config), None
+    except (KeyError, TypeError) as error:
+        return None, f"the manifest's configuration lacks a size that the count needs ({error})"
+
+
+def _ranking(config: Mapping[str, Any]) -> float:
+    shape, training, items = config["workload"], config["training"], config["dataset"]["sequence_length"]
+    width = shape["model_dim"]
+    layer = 4 * width * width + 2 * items * width + 2 * width * shape["mlp_hidden_dim"]
+    forward = shape["num_layers"] * layer + shape["embedding_dim"] * width + width
+    of_data = shape["dense_features"] * width  # the features are data: no gradient goes to them
+    multiply_adds = 3 * forward + 2 * of_data
+    samples = training["batch_size"] * training["gradient_accumulation"]
+    return float(2 * multiply_adds * items * samples)
+
+
+def tflops(flops: float | None, compute_ms: float) -> float | None:
+    """Achieved TFLOP/s (1e12 a second) while computing; None where the work is not known, or nothing computed."""
+    return None if flops is None or not compute_ms else flops / compute_ms / 1e9

@@ -1,0 +1,170 @@
+"""The breakdown of a difference -> one sentence that an engineer can act on.
+
+Enters: ledgers and the rows of `breakdown`. Leaves: text, and the row it is about. Must not: form a number that no
+row holds, but shares within a cause; or call a difference large or small (that is the comparison's verdict).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from aorta.analysis.attribution.breakdown import Means
+from aorta.analysis.attribution.cells import TRANSFER, UNKNOWN_PART, WAIT, Cell, Place
+from aorta.analysis.attribution.naming import amount, collective_name, percent, place_name
+
+SAME: Final = 0.01
+"""Means of exposed communication closer than this part of the larger are called the same."""
+_MOST: Final = 0.5
+_LEADS, _MUCH = 0.6, 0.85
+"""A block leads the sentence where it has that part of the difference, and no collective the second part of that."""
+_SHOWN_COLLECTIVES: Final = 3
+_LEAST_SHARE: Final = 0.05
+
+
+def sentence(
+    means: Means, found: dict[str, list[dict[str, Any]]], late: Sequence[dict[str, Any]]
+) -> tuple[str, dict[str, Any] | None]:
+    """Which cause makes the most of the difference, whether it is waiting or transfer, and where it is exposed; and the
+    row of that cause, None where there is nothing to attribute.
+    """
+    left, right = (means.ms(side, side.sums.exposed_ns) for side in (means.reference, means.candidate))
+    total = means.difference_ms
+    if abs(total) <= SAME * max(left, right):
+        return (
+            f"Exposed communication per rank-step is the same within {percent(SAME)}: {amount(left)} in the reference, "
+            f"{amount(right)} in the candidate; there is nothing to attribute."
+        ), None
+    more = f"the {amount(total)} {'more' if total > 0 else 'less'} exposed communication per rank-step"
+    waiting = [row for row in late if (row["share"] or 0) >= _MOST]
+    if waiting:
+        row = max(waiting, key=lambda row: row["share"])
+        lateness = row["late_ms"]["candidate" if total > 0 else "reference"]
+        by = f", late by {amount(lateness)} in each collective" if lateness is not None else ""
+        mine = [_matching(row, "group", "group_size"), lambda cell: cell.part == WAIT]
+        text = f"{_share(row)} of {more} is {row['what']}{by}"
+        return f"{text}{_where(means, mine)}.{_balance(means, found)}", row
+    row, chosen = _collective(found)
+    block = max(_listed(found["block"]), key=lambda row: row["share"] or 0)
+    if block["block"] is not None and block["share"] >= _LEADS and row["share"] < _MUCH * block["share"]:
+        mine = [lambda cell: cell.block == block["block"]]
+        text = f"{_share(block)} of {more} lies in {block['what']}{_of_what(means, mine)}"
+        return f"{text}{_part(means, mine)}.{_balance(means, found)}", block
+    mine = [chosen]
+    text = f"{_share(row)} of {more} is {row['what']}{_part(means, mine)}{_where(means, mine)}"
+    return f"{text}.{_balance(means, found)}", row
+
+
+_Chosen = Callable[[Cell], bool]
+
+
+def _collective(found: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any], _Chosen]:
+    """The collective with the largest share; its whole kind where sizes share a cause and none has most of it."""
+    one = max(_listed(found["collective"]), key=lambda row: row["share"] or 0)
+    kind = max(_listed(found["kind"]), key=lambda row: row["share"] or 0)
+    if kind["share"] >= _MOST and (one["share"] < 0.7 * kind["share"] or one.get("kind") != kind["kind"]):
+        sizes = sum(row["kind"] == kind["kind"] and (row["share"] or 0) > 0 for row in _listed(found["collective"]))
+        return kind | {"what": f"{kind['what']} of {sizes} sizes"}, _matching(kind, "kind")
+    return one, _matching(one, "kind", "group", "group_size", "bytes")
+
+
+def _of_what(means: Means, chosen: Sequence[_Chosen]) -> str:
+    """The collectives that make a block's difference, the largest first."""
+    total = means.difference_ms
+    names = _differences(means, chosen, collective_name)
+    shown = sorted((name for name in names if names[name] / total >= _LEAST_SHARE), key=lambda name: -abs(names[name]))
+    parts = [f"{name} {percent(names[name] / total)}" for name in shown[:_SHOWN_COLLECTIVES]]
+    return f": {', '.join(parts)}" if parts else ""
+
+
+def _listed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if "others" not in row]
+
+
+def _matching(row: dict[str, Any], *names: str) -> _Chosen:
+    fields = {"kind": "kind", "group": "group", "group_size": "size", "bytes": "bytes"}
+    return lambda cell: all(getattr(cell, fields[name]) == row[name] for name in names)
+
+
+def _differences(means: Means, chosen: Sequence[_Chosen], key: Callable[[Cell], Any]) -> dict[Any, float]:
+    """Difference per rank-step of the chosen cells, by key."""
+    sides: list[Counter[Any]] = [Counter(), Counter()]
+    for side, ledger in zip(sides, (means.reference, means.candidate), strict=True):
+        for cell, length in ledger.cells.items():
+            if all(test(cell) for test in chosen):
+                side[key(cell)] += length
+    return {
+        name: means.ms(means.candidate, sides[1][name]) - means.ms(means.reference, sides[0][name])
+        for name in dict.fromkeys([*sides[0], *sides[1]])
+    }
+
+
+def _largest(differences: dict[Any, float], total: float) -> tuple[Any, float]:
+    """The key whose difference goes furthest with the total, and its share of all differences of the chosen cells."""
+    whole = sum(differences.values())
+    name = max(differences, key=lambda key: differences[key] * (1 if total > 0 else -1))
+    return name, differences[name] / whole if whole else 0.0
+
+
+def _part(means: Means, chosen: Sequence[_Chosen]) -> str:
+    part, share = _largest(_differences(means, chosen, lambda cell: cell.part), means.difference_ms)
+    if part == UNKNOWN_PART or share < _MOST:
+        return "; whether that is waiting or transfer is not known" if part == UNKNOWN_PART else ""
+    said = {WAIT: "waiting for peers, not transfer", TRANSFER: "transfer, not waiting for peers"}[part]
+    return f"; {'it' if share >= 0.95 else f'{percent(share)} of it'} is {said}"
+
+
+def _where(means: Means, chosen: Sequence[_Chosen]) -> str:
+    total = means.difference_ms
+    place, share = _largest(_differences(means, chosen, lambda cell: Place(cell.phase, cell.block)), total)
+    block, of_block = _largest(_differences(means, chosen, lambda cell: cell.block), total)
+    phase, of_phase = _largest(_differences(means, chosen, lambda cell: cell.phase), total)
+    if place.phase is None and share >= _MOST:
+        return "; where it is exposed is not told"
+    if share >= _MOST:
+        return f"; {_mostly(share)} exposed in {place_name(place)}"
+    if block is not None and of_block >= _MOST:
+        return f"; {_mostly(of_block)} exposed in passes of {block}"
+    if phase is not None and of_phase >= _MOST:
+        blocks = sum(
+            value * total > 0
+            for value in _differences(
+                means, [*chosen, lambda cell: cell.phase == phase], lambda cell: cell.block
+            ).values()
+        )
+        return f"; {_mostly(of_phase)} exposed in {phase}, spread over {blocks} blocks"
+    return f"; the largest part ({percent(share)}) exposed in {place_name(place)}"
+
+
+def _balance(means: Means, found: dict[str, list[dict[str, Any]]]) -> str:
+    """Where communication takes as long as before, and less of it is hidden: is there less to hide behind?"""
+    communication, hidden = found["balance"]
+    if (hidden["share"] or 0) < _MOST:
+        return ""
+    less = "less" if hidden["difference_ms"] > 0 else "more"
+    text = (
+        f" Time in communication is {amount(communication['reference_ms'])} in the reference, "
+        f"{amount(communication['candidate_ms'])} in the candidate: {amount(hidden['difference_ms'])} {less} of it is "
+        "hidden"
+    )
+    before, after = means.reference.sums, means.candidate.sums
+    left, right = means.ms(means.reference, before.compute_ns), means.ms(means.candidate, after.compute_ns)
+    change = right - left
+    if abs(change) < 0.25 * abs(hidden["difference_ms"]) or (change > 0) == (hidden["difference_ms"] > 0):
+        return f"{text}, while computing takes {amount(left)} and {amount(right)}: it runs at another time, not longer."
+    row = max(_listed(found["computing"]), key=lambda row: row["difference_ms"] * (1 if change > 0 else -1))
+    return (
+        f"{text}, as computing is {amount(change)} {'longer' if change > 0 else 'shorter'}, most of that in "
+        f"{row['what']} ({amount(row['reference_ms'])} in the reference, {amount(row['candidate_ms'])} in the "
+        "candidate)."
+    )
+
+
+def _share(row: dict[str, Any]) -> str:
+    share = row["share"]
+    return percent(share) if share <= 1.005 else f"More than all ({percent(share)})"
+
+
+def _mostly(share: float) -> str:
+    return "it is" if share >= 0.95 else f"{percent(share)} of it is"

@@ -1,0 +1,92 @@
+"""`METRIC<NUMBER` -> a `Condition`: what of a comparison makes the gate fail.
+
+Enters: words of a command line. Leaves: conditions. Must not: look at a run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from aorta.analysis.metrics import STEP_METRIC_NAMES
+from aorta.errors import InputError
+
+Sign: TypeAlias = Literal["<", ">"]
+ALIASES: Final = {"ratio_delta": "overlap_ratio"}
+"""What the first AORTA called the difference of the overlap ratios (SPEC D23)."""
+_NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_FORM: Final = "expected METRIC<NUMBER or METRIC>NUMBER, with % behind the number for a part of the reference"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The gate fails where candidate minus reference lies beyond `threshold`: in the unit of the metric, or, where
+    `relative`, as a part of the reference (0.05 for `5%`). `text` is what was asked for.
+    """
+
+    text: str
+    metric: str
+    sign: Sign
+    threshold: float
+    relative: bool
+
+    def beyond(self, value: float) -> bool:
+        """Does a difference of `value` fail the condition?"""
+        return value < self.threshold if self.sign == "<" else value > self.threshold
+
+
+def parse_condition(text: str, known: Collection[str] = STEP_METRIC_NAMES) -> Condition:
+    """Read one condition.
+
+    Args:
+        known: metrics that may be named; besides them, `ratio_delta` is another name of `overlap_ratio`.
+
+    Raises:
+        InputError: it is none; the message shows where, and what is allowed.
+    """
+    signs = [at for at, char in enumerate(text) if char in "<>"]
+    if not signs:
+        raise _wrong(text, len(text), f"no < or > in it; {_FORM}")
+    if len(signs) > 1:
+        raise _wrong(text, signs[1], f"a second comparison; {_FORM}. Give --fail-on once for each condition")
+    at = signs[0]
+    left, right = text[:at], text[at + 1 :]
+    name, number = left.strip(), right.strip()
+    if not name:
+        raise _wrong(text, 0, f"no metric before {text[at]}; {_FORM}")
+    metric = ALIASES.get(name, name)
+    if metric not in known:
+        raise _wrong(text, len(left) - len(left.lstrip()), _unknown(name, known))
+    start = at + 1 + len(right) - len(right.lstrip())
+    if number.startswith("="):
+        raise _wrong(text, start, f"there is no {text[at]}=; {_FORM}")
+    relative = number.endswith("%")
+    digits = number[:-1].rstrip() if relative else number
+    if not _NUMBER.fullmatch(digits):
+        raise _wrong(text, start, f"{number!r} is no number; {_FORM}")
+    value = float(digits) / (100 if relative else 1)
+    if not math.isfinite(value):
+        raise _wrong(text, start, f"{number} is too large a number")
+    return Condition(text.strip(), metric, "<" if text[at] == "<" else ">", value, relative)
+
+
+def _unknown(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, [*known, *ALIASES], n=1, cutoff=0.6)
+    meant = f"; did you mean {near[0]}?" if near else "."
+    names = ", ".join([*(metric for metric in known if not _of_a_kind(metric)), *ALIASES])
+    kinds = "KIND_ms, compute_KIND_ms, exposed_KIND_ms of a kind of collective"
+    return f"{name!r} is no metric{meant} Known metrics: {names}, and {kinds}"
+
+
+def _of_a_kind(metric: str) -> bool:
+    return metric not in STEP_METRIC_NAMES[: STEP_METRIC_NAMES.index("compute_slowdown") + 1]
+
+
+def _wrong(text: str, at: int, what: str) -> InputError:
+    """The condition, a mark under the place, and what is wrong with it."""
+    shown = "".join(char if char.isprintable() else "?" for char in text)
+    return InputError(f"condition {shown!r}: {what}\n    {shown}\n    {' ' * at}^")

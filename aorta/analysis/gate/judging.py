@@ -1,0 +1,206 @@
+"""Conditions and a comparison -> pass, fail or inconclusive, each with its reason (docs/gate.md).
+
+Enters: conditions, and `comparison` of `summary.json`. Leaves: a `GateResult`. Must not: fail a candidate for what may
+be chance where there are launches to tell; or say of two single runs more than that a threshold was crossed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from aorta.analysis.gate.conditions import Condition
+from aorta.analysis.metrics import metric_named
+from aorta.errors import EXIT_OK, GateFailed, Inconclusive
+
+Outcome: TypeAlias = Literal["pass", "fail", "inconclusive"]
+OnInconclusive: TypeAlias = Literal["4", "pass", "fail"]
+SINGLE: Final = "one launch a side: threshold only, no statistics"
+_ALPHA: Final = 0.05
+"""Where a comparison of launches names none (its key `alpha`)."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One condition. `value` is what was held against the threshold, in its unit; `low` and `high` its interval."""
+
+    condition: str
+    metric: str
+    relative: bool
+    threshold: float
+    unit: str
+    value: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """All conditions, and what the command ends with."""
+
+    conditions: tuple[Judged, ...]
+    on_inconclusive: OnInconclusive
+    basis: Literal["launches", "single runs"]
+
+    @property
+    def outcome(self) -> Outcome:
+        """A failure outweighs what cannot be decided, which outweighs what passed."""
+        outcomes: set[Outcome] = {judged.outcome for judged in self.conditions}
+        return "fail" if "fail" in outcomes else "inconclusive" if "inconclusive" in outcomes else "pass"
+
+    @property
+    def exit_code(self) -> int:
+        """0, 3 or 4; inconclusive as it was asked for."""
+        failed, undecided = GateFailed.exit_code, Inconclusive.exit_code
+        chosen = {"4": undecided, "pass": EXIT_OK, "fail": failed}[self.on_inconclusive]
+        return {"pass": EXIT_OK, "fail": failed, "inconclusive": chosen}[self.outcome]
+
+    def count(self, outcome: Outcome) -> int:
+        """How many conditions came out so."""
+        return Counter(judged.outcome for judged in self.conditions)[outcome]
+
+    def as_json(self) -> dict[str, Any]:
+        """The value of `summary["gate"]`."""
+        return {
+            "outcome": self.outcome,
+            "exit_code": self.exit_code,
+            "on_inconclusive": self.on_inconclusive,
+            "basis": self.basis,
+            "conditions": [asdict(judged) for judged in self.conditions],
+        }
+
+
+def evaluate(
+    conditions: Sequence[Condition], comparison: Mapping[str, Any], on_inconclusive: OnInconclusive = "4"
+) -> GateResult:
+    """Judge every condition.
+
+    Args:
+        comparison: of `summary.json`; with `launches` it rests on launch sets, without on two single runs.
+        on_inconclusive: what an undecided gate ends with: code 4, 0 (`pass`) or 3 (`fail`).
+    """
+    of_launches = bool(comparison.get("launches"))
+    judged = tuple(
+        _of_launches(condition, comparison) if of_launches else _of_runs(condition, comparison)
+        for condition in conditions
+    )
+    return GateResult(judged, on_inconclusive, "launches" if of_launches else "single runs")
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What of a metric is held against a threshold, or why there is nothing."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    why: str = ""
+
+
+def _of_runs(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
+    entry = comparison["metrics"].get(condition.metric)
+    found = _measured(condition, entry)
+    if found.value is None:
+        return _judged(condition, found, None, "inconclusive", found.why)
+    outcome: Outcome = "fail" if condition.beyond(found.value) else "pass"
+    return _judged(condition, found, None, outcome, _with_note(SINGLE, entry))
+
+
+def _of_launches(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
+    """Fail: beyond the threshold, and not by chance. Pass: not beyond it, and neither is the interval. What is left
+    cannot be decided with these launches.
+    """
+    entry = comparison["metrics"].get(condition.metric)
+    found = _measured(condition, entry)
+    if found.value is None:
+        return _judged(condition, found, None, "inconclusive", found.why)
+    assert entry is not None
+    secondary = entry.get("role") == "secondary"
+    p = entry.get("p_corrected" if secondary else "p")
+    if found.low is None or found.high is None:
+        why = entry.get("verdict_reason") or "its interval is not known"
+        return _judged(condition, found, p, "inconclusive", f"no interval: {why}")
+    beyond = condition.beyond(found.value)
+    outcome, reason = (
+        _decide(condition, found, p, comparison.get("alpha") or _ALPHA) if beyond else _kept(condition, found)
+    )
+    if outcome == "inconclusive" and (needed := entry.get("launches_needed")):
+        reason += f"; {needed} launches a side would be needed"
+    return _judged(condition, found, p, outcome, _with_note(reason, entry))
+
+
+def _decide(condition: Condition, found: _Measured, p: float | None, alpha: float) -> tuple[Outcome, str]:
+    assert found.low is not None
+    assert found.high is not None
+    if condition.beyond(0.0):  # no difference at all would fail it: significance against 0 says nothing here
+        if condition.beyond(found.low) and condition.beyond(found.high):
+            return "fail", "the whole interval is beyond the threshold"
+        return "inconclusive", "beyond the threshold, but the interval reaches back across it"
+    if p is None:
+        return "inconclusive", "beyond the threshold, but there is no test: too few launches"
+    if p > alpha:
+        return "inconclusive", f"beyond the threshold, but it may be chance: p {p:.3g} is above {alpha:g}"
+    if found.low <= 0 <= found.high:
+        return "inconclusive", "beyond the threshold, but the interval holds 0"
+    return "fail", f"beyond the threshold, and not by chance: p {p:.3g} is at most {alpha:g}"
+
+
+def _kept(condition: Condition, found: _Measured) -> tuple[Outcome, str]:
+    assert found.low is not None
+    assert found.high is not None
+    if condition.beyond(found.low) or condition.beyond(found.high):
+        return "inconclusive", "not beyond the threshold, but the interval reaches beyond it"
+    return "pass", "not beyond the threshold, and neither is its interval"
+
+
+def _measured(condition: Condition, entry: Mapping[str, Any] | None) -> _Measured:
+    """The difference in the condition's terms. The interval belongs to the effect, a difference or a quotient less 1;
+    in the other terms it is scaled by the reference's median.
+    """
+    if entry is None:
+        return _Measured(why=f"neither side has {condition.metric}")
+    reference, difference = entry["reference"], entry["difference"]
+    effect = entry.get("effect") or {}
+    relative = effect.get("kind") == "quotient"
+    if difference is None:
+        return _Measured(why=entry.get("judgement_reason") or entry.get("quotient_reason") or "a side is null")
+    if condition.relative:
+        if not reference:
+            return _Measured(why="the reference is 0: there is no part of it")
+        value, scale = difference / abs(reference), 1.0 if relative else 1 / abs(reference)
+    else:
+        value, scale = difference, abs(reference) if relative else 1.0
+    # The interval surrounds the effect, which need not be the quotient of two medians.
+    if effect.get("value") is not None:
+        value = effect["value"] * scale
+    low, high = (None if effect.get(name) is None else effect[name] * scale for name in ("low", "high"))
+    return _Measured(value, low, high)
+
+
+def _judged(condition: Condition, found: _Measured, p: float | None, outcome: Outcome, reason: str) -> Judged:
+    unit = "ratio" if condition.relative else metric_named(condition.metric).unit
+    return Judged(
+        condition.text,
+        condition.metric,
+        condition.relative,
+        condition.threshold,
+        unit,
+        found.value,
+        found.low,
+        found.high,
+        p,
+        outcome,
+        reason,
+    )
+
+
+def _with_note(reason: str, entry: Mapping[str, Any] | None) -> str:
+    """A condition was asked for: it is judged where the comparison itself would not, and says so."""
+    if entry and entry.get("judgement") == "not judged" and entry.get("judgement_reason"):
+        return f"{reason} (judged because it was asked for: {entry['judgement_reason']})"
+    return reason

@@ -1,0 +1,54 @@
+"""A gate's result -> the lines a person reads at the end of a report.
+
+Enters: a `GateResult`. Leaves: text. Must not: judge.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aorta.analysis.gate.judging import GateResult, Judged
+
+OUTCOMES: Final = {"pass": "passed", "fail": "failed", "inconclusive": "inconclusive"}
+_DIGITS: Final = {"ms": 3, "ratio": 4, "GB/s": 3}
+
+
+def headline(result: GateResult) -> str:
+    """The outcome, and how many conditions came out how."""
+    counts = [
+        f"{number} {word}"
+        for outcome, word in (("fail", "failed"), ("inconclusive", "inconclusive"), ("pass", "passed"))
+        if (number := result.count(outcome))  # type: ignore[arg-type]  # the keys of OUTCOMES
+    ]
+    total = len(result.conditions)
+    return f"gate {OUTCOMES[result.outcome]}: {', '.join(counts)} of {total} condition{'s' if total != 1 else ''}"
+
+
+def quantity(judged: Judged, value: float | None) -> str:
+    """A difference with its sign and unit; relative ones in per cent."""
+    if value is None:
+        return "null"
+    if judged.relative:
+        return f"{100 * value:+.2f} %"
+    number = f"{value:+.{_DIGITS[judged.unit]}f}"
+    return number if judged.unit == "ratio" else f"{number} {judged.unit}"
+
+
+def interval(judged: Judged) -> str:
+    """Its interval, or null."""
+    if judged.low is None or judged.high is None:
+        return "null"
+    return f"{quantity(judged, judged.low)} to {quantity(judged, judged.high)}"
+
+
+def gate_text(result: GateResult) -> str:
+    """One line a condition behind the headline, and how an undecided gate ends."""
+    lines = [f"{headline(result)} (exit code {result.exit_code})"]
+    for judged in result.conditions:
+        word = {"pass": "pass", "fail": "FAIL", "inconclusive": "?   "}[judged.outcome]
+        measured = quantity(judged, judged.value)
+        around = "" if judged.low is None else f" ({interval(judged)})"
+        lines.append(f"  {word}  {judged.condition}: {measured}{around}: {judged.reason}")
+    if result.outcome == "inconclusive" and result.on_inconclusive != "4":
+        lines.append(f"  --inconclusive {result.on_inconclusive} was asked for")
+    return "\n".join(lines)

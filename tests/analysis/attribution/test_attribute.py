@@ -1,0 +1,281 @@
+"""Records whose difference has one cause, known by construction: it is named, and everything adds up."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.attribution.attribute import attribute
+from aorta.analysis.readers.engines import Local
+from aorta.analysis.readers.run_folder import load_run
+from aorta.errors import InputError
+from tests.analysis.attribution.records import block, comm, dataset, made_step, ns
+from tests.analysis.builders import append, metrics, step
+from tests.strategies import interval_lists
+
+BLOCKS = [
+    block("layers.0", "forward", 10, 20),
+    block("layers.1", "forward", 20, 30),
+    block("layers.1", "backward", 30, 50),
+    block("layers.0", "backward", 50, 70),
+]
+SHARD = 25_000_000
+
+
+def sharded(rank: int, number: int, slow: float = 1.0, warmup: bool = False) -> Any:
+    """A gather before forward, a reduce-scatter of 8 and one of 5 ms behind each backward, on one link."""
+    first, second = 8 * slow, 5 * slow
+    begin = max(70.0, 50 + first)
+    rows = [
+        comm("allgather", 4, 10, SHARD, 3 * number),
+        comm("reducescatter", 50, 50 + first, SHARD, 3 * number + 1),
+        comm("reducescatter", begin, begin + second, SHARD, 3 * number + 2),
+    ]
+    return made_step(rank, 2, number, 120, BLOCKS, rows, aux=[("optimizer", 100, 110)], warmup=warmup)
+
+
+def two_ranks(folder: Path, label: str, slow: float = 1.0, steps: int = 3) -> Dataset:
+    ranks = [[sharded(rank, number, slow, warmup=number == 0) for number in range(steps)] for rank in (0, 1)]
+    return dataset(folder, label, ranks)
+
+
+def exact(found: dict[str, Any]) -> None:
+    """Every way of breaking down adds up to the whole, in nanoseconds, and in milliseconds to rounding."""
+    assert json.loads(json.dumps(found, allow_nan=False)) == found  # plain JSON values, as summary.json holds them
+    for name, rows in found["dimensions"].items():
+        for side in ("reference", "candidate"):
+            assert sum(row[f"{side}_ns"] for row in rows) == found[side]["exposed_comm_ns"], name
+        assert sum(row["difference_ms"] for row in rows) == pytest.approx(found["difference_ms"], abs=1e-9)
+        if found["difference_ms"]:
+            assert sum(row["share"] for row in rows) == pytest.approx(1)
+
+
+def test_a_slow_kind_is_named_with_size_group_part_and_place(tmp_path: Path) -> None:
+    found = attribute(two_ranks(tmp_path / "a", "base"), two_ranks(tmp_path / "b", "new", slow=3))
+    exact(found)
+    assert found["reference"]["exposed_comm_ms"] == pytest.approx(6 + 5)
+    assert found["candidate"]["exposed_comm_ms"] == pytest.approx(6 + 4 + 15)
+    assert found["reference"]["rank_steps"] == 4  # two of three steps of two ranks: the first is warm-up
+    assert found["sentence"] == (
+        "100 % of the 14.0 ms more exposed communication per rank-step is reducescatter of 25.0 MB on group '0' "
+        "(2 ranks); it is transfer, not waiting for peers; it is exposed in backward of layers.0."
+    )
+    cause = found["causes"][0]
+    assert (cause["dimension"], cause["kind"], cause["bytes"], cause["group_size"]) == (
+        "collective",
+        "reducescatter",
+        SHARD,
+        2,
+    )
+    assert (cause["reference_ms"], cause["candidate_ms"], cause["share"]) == pytest.approx((5, 19, 1))
+    orders = {row["order"]: row["difference_ms"] for row in found["dimensions"]["order"] if row["kind"] != "allgather"}
+    assert orders == pytest.approx({0: 4, 1: 10})
+    places = {row["what"]: row["reference_ms"] for row in found["dimensions"]["place"]}
+    assert places == pytest.approx({"forward of layers.0": 6, "backward of layers.0": 5})
+
+
+def test_the_other_way_round_it_is_less(tmp_path: Path) -> None:
+    found = attribute(two_ranks(tmp_path / "a", "base", slow=3), two_ranks(tmp_path / "b", "new"))
+    exact(found)
+    assert found["sentence"].startswith(
+        "100 % of the 14.0 ms less exposed communication per rank-step is reducescatter"
+    )
+    assert found["causes"][0]["difference_ms"] == pytest.approx(-14)
+    assert found["causes"][0]["share"] == pytest.approx(1)
+
+
+def test_where_nothing_differs_nothing_is_named(tmp_path: Path) -> None:
+    found = attribute(two_ranks(tmp_path / "a", "base"), two_ranks(tmp_path / "b", "new"))
+    exact(found)
+    assert "the same within 1 %: 11.0 ms in the reference, 11.0 ms in the candidate" in found["sentence"]
+    assert found["causes"] == []
+
+
+def late_by(folder: Path, label: str, late_ms: float) -> Dataset:
+    """Four all-reduces a step of 4 ms each, for which rank 0 waits `late_ms` longer."""
+    ranks = []
+    for rank in (0, 1):
+        early = late_ms if rank == 0 else 0.0
+        steps = [
+            made_step(
+                rank,
+                2,
+                number,
+                200,
+                [block("body", "backward", 0, 40)],
+                [comm("allreduce", 45 + 30 * k - early, 49 + 30 * k, 8_000, 4 * number + k) for k in range(4)],
+            )
+            for number in range(5)
+        ]
+        ranks.append(steps)
+    return dataset(folder, label, ranks, parallel="ddp")
+
+
+def test_a_straggler_is_named_with_what_its_peers_wait(tmp_path: Path) -> None:
+    found = attribute(late_by(tmp_path / "a", "base", 0), late_by(tmp_path / "b", "new", 5))
+    exact(found)
+    assert found["sentence"] == (
+        "100 % of the 10.0 ms more exposed communication per rank-step is waiting for rank 1, a straggler of group '0' "
+        "(2 ranks) in the candidate, late by 5.0 ms in each collective; it is exposed in backward of body."
+    )
+    assert found["causes"][0]["dimension"] == "straggler"
+    assert found["causes"][0]["rank"] == 1
+    parts = {row["part"]: row["difference_ms"] for row in found["dimensions"]["part"]}
+    assert parts == pytest.approx({"wait": 10, "transfer": 0})
+    ranks = {row["rank"]: row["share"] for row in found["dimensions"]["rank"]}
+    assert ranks == pytest.approx({0: 1, 1: 0})
+    assert any(row["what"].startswith("bucket 3 (allreduce of 8.00 kB") for row in found["dimensions"]["order"])
+
+
+def computing(folder: Path, label: str, last_ms: float, at_ms: float = 50) -> Dataset:
+    """One all-reduce of 18 ms that the backward of block `b`, which begins at 50, is to hide."""
+    blocks = [block("a", "backward", 30, 50), block("b", "backward", 50, 50 + last_ms)]
+    rows = [[comm("allreduce", at_ms, at_ms + 18, 8_000, number)] for number in range(3)]
+    ranks = [[made_step(rank, 2, number, 120, blocks, rows[number]) for number in range(3)] for rank in (0, 1)]
+    return dataset(folder, label, ranks, parallel="ddp")
+
+
+def test_less_computing_to_hide_behind_names_the_block_whose_computing_shrank(tmp_path: Path) -> None:
+    found = attribute(computing(tmp_path / "a", "base", 20), computing(tmp_path / "b", "new", 8))
+    exact(found)
+    assert found["sentence"].endswith(
+        " Time in communication is 18.0 ms in the reference, 18.0 ms in the candidate: 10.0 ms less of it is hidden, "
+        "as computing is 12.0 ms shorter, most of that in backward of b (20.0 ms in the reference, 8.0 ms in the "
+        "candidate)."
+    )
+    assert {row["term"]: row["difference_ms"] for row in found["dimensions"]["balance"]} == pytest.approx(
+        {"communication": 0, "hidden": 10}
+    )
+    assert found["computing"][0]["what"] == "backward of b"
+    assert found["computing"][0]["share"] is None
+
+
+def test_the_same_computing_at_another_time_is_said_to_be_that(tmp_path: Path) -> None:
+    found = attribute(computing(tmp_path / "a", "base", 20), computing(tmp_path / "b", "new", 20, at_ms=70))
+    exact(found)
+    assert (
+        "18.0 ms less of it is hidden, while computing takes 40.0 ms and 40.0 ms: it runs at another time"
+        in (found["sentence"])
+    )
+
+
+def test_a_collective_that_reaches_into_the_next_step_counts_there_too(tmp_path: Path) -> None:
+    """As the recorder counts it: the second step's first 10 ms are exposed, though none of its own rows is there."""
+    row = comm("allreduce", 90, 1010, 8)  # steps of the builder begin 1000 ms apart
+    first = made_step(0, 1, 0, 1000, [block("a", "forward", 0, 90)], [row])
+    second = step(0, 1, 1, overlap=metrics(1000, 0, 10, 0))
+    found = attribute(*(dataset(tmp_path / name, name, [[first, second]]) for name in ("one", "two")))
+    exact(found)
+    assert found["reference"]["exposed_comm_ns"] == ns(910 + 10)
+    assert found["reference"]["untold_ns"] == 0
+
+
+def test_what_the_rows_do_not_explain_is_a_row_of_its_own(tmp_path: Path) -> None:
+    told = step(0, 1, 0, overlap=metrics(100, 50, 30, 10))
+    less = step(0, 1, 0, overlap=metrics(100, 50, 12, 10))
+    found = attribute(dataset(tmp_path / "a", "a", [[told]]), dataset(tmp_path / "b", "b", [[less]]))
+    exact(found)
+    assert found["sentence"].startswith(
+        "100 % of the 18.0 ms less exposed communication per rank-step is communication that no row of the record "
+        "covers; "
+    )
+    assert found["reference"]["untold_ns"] == ns(20)
+
+
+def test_steps_whose_exposed_communication_is_null_are_left_out_and_counted(tmp_path: Path) -> None:
+    unknown = step(0, 1, 1, overlap={**metrics(100, 50, 30, 10), "exposed_comm_ms": None})
+    known = step(0, 1, 0, overlap=metrics(100, 50, 30, 10))
+    found = attribute(*(dataset(tmp_path / name, name, [[known, unknown]]) for name in ("a", "b")))
+    assert (found["reference"]["rank_steps"], found["reference"]["rank_steps_left_out"]) == (1, 1)
+    nothing = attribute(*(dataset(tmp_path / name, name, [[unknown]]) for name in ("c", "d")))
+    assert nothing["sentence"] is None
+    assert nothing["reason"].startswith("reference and candidate: no rank-step after warm-up")
+
+
+def test_launches_are_pooled_and_only_one_is_held_at_a_time(tmp_path: Path) -> None:
+    held: list[weakref.ref[Dataset]] = []
+
+    def launches(name: str, slow: tuple[float, ...]) -> Iterator[Dataset]:
+        for number, factor in enumerate(slow):
+            gc.collect()
+            assert [ref for ref in held if ref() is not None] == []
+            made = two_ranks(tmp_path / f"{name}{number}", name, factor, steps=3 + number)
+            held.append(weakref.ref(made))
+            yield made
+            del made
+
+    found = attribute(launches("a", (1, 1)), launches("b", (1, 3)))
+    exact(found)
+    assert (found["candidate"]["launches"], found["candidate"]["rank_steps"]) == (2, 4 + 6)
+    assert found["difference_ms"] == pytest.approx(14 * 6 / 10)
+
+
+def test_a_record_that_was_written_over_since_is_an_error(tmp_path: Path) -> None:
+    one, two = two_ranks(tmp_path / "a", "a"), two_ranks(tmp_path / "b", "b")
+    path = tmp_path / "b" / "rank_1_metrics.jsonl"
+    text = path.read_bytes()
+    path.write_bytes(b"\n" + text)
+    with pytest.raises(InputError, match=r"rank_1_metrics\.jsonl: cannot be read again"):
+        attribute(one, two)
+    path.unlink()
+    append(path, "")
+    with pytest.raises(InputError, match=r"rank_1_metrics\.jsonl: cannot be read again"):
+        attribute(one, two)
+
+
+def test_processes_give_what_one_process_gives(tmp_path: Path) -> None:
+    sides = two_ranks(tmp_path / "a", "a"), two_ranks(tmp_path / "b", "b", slow=3)
+    assert attribute(*sides, engine=Local(2)) == attribute(*sides)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("random")
+
+
+KINDS = st.sampled_from(["allreduce", "allgather", "reducescatter", "send"])
+STEPS = st.lists(st.tuples(interval_lists, interval_lists, interval_lists, st.lists(KINDS, min_size=8, max_size=8)),
+                 min_size=1, max_size=4)  # fmt: skip
+
+
+@given(st.lists(st.lists(STEPS, min_size=2, max_size=2), min_size=2, max_size=2))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_every_breakdown_of_any_record_adds_up_exactly(folder: Path, sides: Any) -> None:
+    """Two sides of two ranks, steps of 40 ms, collectives and blocks wherever chance puts them."""
+    made = []
+    for side, ranks in enumerate(sides):
+        lines = [
+            [
+                made_step(
+                    rank,
+                    2,
+                    number,
+                    40,
+                    [block(f"b{k % 2}", "forward", *span) for k, span in enumerate(blocks)],
+                    [comm(kinds[k], *span, 8, k) for k, span in enumerate(rows)],
+                    stalls,
+                )
+                for number, (blocks, rows, stalls, kinds) in enumerate(steps)
+            ]
+            for rank, steps in enumerate(ranks)
+        ]
+        for old in (folder / str(side)).glob("rank_*"):
+            old.unlink()
+        made.append(dataset(folder / str(side), str(side), lines))
+    found = attribute(*made)
+    exact(found)
+    for side, loaded in zip(("reference", "candidate"), made, strict=True):
+        recorded = sum(round(value * 1e6) for value in loaded.values("exposed_comm_ms"))
+        assert found[side]["exposed_comm_ns"] == recorded
+        assert found[side]["untold_ns"] == 0
+        assert found[side]["exposed_comm_ms"] == pytest.approx(loaded.values("exposed_comm_ms").mean())
+    assert load_run(folder / "0").header.rank == 0

@@ -1,0 +1,147 @@
+"""Who is charged for an exposed nanosecond: disjoint, complete, and by the rule (docs/attribution.md)."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aorta.analysis.attribution.cells import NOWHERE, TRANSFER, UNKNOWN_PART, WAIT, Place
+from aorta.analysis.attribution.charging import Row, charged, exposure, parts
+from aorta.analysis.attribution.places import overlaid, tiled
+from aorta.timeline.intervals import merge
+from aorta.timeline.overlap import measure_window
+from tests.strategies import interval_lists, intervals
+
+kinds = st.sampled_from(["allreduce", "allgather", "reducescatter"])
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> list[Row]:
+    found = []
+    for order, (start, end) in enumerate(draw(interval_lists)):
+        wait = draw(st.integers(-1, max(end - start, 0)))
+        found.append(Row(start, end, draw(kinds), draw(st.sampled_from("ab")), 8, order, wait))
+    return found
+
+
+def nanoseconds(spans: list[tuple[int, int]]) -> set[int]:
+    return {at for start, end in spans for at in range(start, end)}
+
+
+def row(start: int, end: int, order: int = 0, kind: str = "allreduce", wait: int = -1) -> Row:
+    return Row(start, end, kind, "0", 8, order, wait)
+
+
+@given(intervals, rows(), interval_lists, interval_lists)
+def test_every_exposed_nanosecond_of_the_recorders_definition_is_charged_once(window, found, compute, stalls):
+    lanes = exposure(window, found, compute, stalls)
+    by_kind: dict[str, list[tuple[int, int]]] = {}
+    for one in found:
+        by_kind.setdefault(one.kind, []).append((one.start, one.end))
+    measured = measure_window(window, compute=compute, comm=by_kind, stalls=stalls)
+    pieces = list(charged(lanes.exposed, found))
+    seen = [at for piece in pieces for at in nanoseconds(piece.spans)]
+    assert len(seen) == len(set(seen)) == measured.comm_ns - measured.hidden_ns
+    assert set(seen) == nanoseconds(lanes.exposed)
+    for piece in pieces:
+        assert nanoseconds(piece.spans) <= nanoseconds([(piece.row.start, piece.row.end)])
+
+
+@given(intervals, rows(), interval_lists)
+def test_the_rule_nanosecond_by_nanosecond(window, found, compute):
+    """The reference: for each nanosecond, of those in flight, by (outlasts the stretch, start, end, order)."""
+    lanes = exposure(window, found, compute, [])
+    owner = {at: piece.row for piece in charged(lanes.exposed, found) for at in nanoseconds(piece.spans)}
+    for stretch in lanes.exposed:
+        for at in range(*stretch):
+            flying = [one for one in found if one.start <= at < one.end]
+            best = min(flying, key=lambda one: (one.end > stretch[1], one.start, one.end, one.order))
+            assert owner[at] == best
+
+
+@given(rows())
+def test_waiting_and_transfer_make_up_the_whole(found):
+    lanes = exposure((0, 1000), found, [], [])
+    for piece in charged(lanes.exposed, found):
+        split = dict(parts(piece))
+        assert sorted(at for spans in split.values() for at in nanoseconds(spans)) == sorted(nanoseconds(piece.spans))
+        if piece.row.wait_ns < 0:
+            assert set(split) == {UNKNOWN_PART}
+        else:
+            assert max(nanoseconds(split.get(WAIT, [])), default=-1) < min(
+                nanoseconds(split.get(TRANSFER, [])), default=10**9
+            )
+
+
+def test_a_collective_that_outlasts_the_stretch_was_not_waited_for():
+    # a long one in the background from 0, a short one from 10 to 20 behind which computing goes on at 22
+    long, short = row(0, 100, 0), row(10, 20, 1, "allgather")
+    lanes = exposure((0, 100), [long, short], [(0, 10), (22, 100)], [])
+    assert [(piece.row, piece.spans) for piece in charged(lanes.exposed, [long, short])] == [
+        (short, [(10, 20)]),
+        (long, [(20, 22)]),
+    ]
+
+
+def test_of_two_that_end_inside_the_first_one_that_started_is_charged():
+    first, second = row(0, 30, 0), row(10, 40, 1)
+    lanes = exposure((0, 50), [first, second], [], [])
+    assert [(piece.row, piece.spans) for piece in charged(lanes.exposed, [first, second])] == [
+        (first, [(0, 30)]),
+        (second, [(30, 40)]),
+    ]
+
+
+def test_a_rank_waits_first_and_transfers_then():
+    (piece,) = charged([(5, 40)], [row(0, 40, wait=12)])
+    assert dict(parts(piece)) == {WAIT: [(5, 12)], TRANSFER: [(12, 40)]}
+
+
+# --- where in the step
+
+A, B = Place("backward", "a"), Place("backward", "b")
+
+
+@given(intervals, st.lists(st.tuples(intervals, st.sampled_from([A, B])), max_size=8))
+def test_tiles_cover_the_window_and_name_the_innermost_range(window, found):
+    ranges = [(start, end, place) for (start, end), place in found]
+    tiles = tiled(window, ranges)
+    assert [at for tile in tiles for at in range(tile.start, tile.end)] == list(range(*window))
+    for tile in tiles:
+        for at in range(tile.start, tile.end):
+            over = [part for part in ranges if part[0] <= at < part[1]]
+            starts = [max(part[0], window[0]) for part in over]
+            innermost = {part[2] for part, start in zip(over, starts, strict=True) if start == max(starts)}
+            assert (tile.inside in innermost) if over else tile.inside is None
+
+
+@given(intervals, st.lists(st.tuples(intervals, st.sampled_from([A, B])), max_size=8))
+def test_between_ranges_the_neighbours_are_the_nearest_ones(window, found):
+    """The reference walks from each nanosecond to the nearest one that lies inside a range, either way."""
+    tiles = tiled(window, [(start, end, place) for (start, end), place in found])
+    inside = {at: tile.inside for tile in tiles for at in range(tile.start, tile.end) if tile.inside}
+    for tile in tiles:
+        if tile.inside is None:
+            earlier = [at for at in inside if at < tile.start]
+            later = [at for at in inside if at >= tile.end]
+            assert tile.before == (inside[max(earlier)] if earlier else None)
+            assert tile.after == (inside[min(later)] if later else None)
+
+
+@given(intervals, st.lists(st.tuples(intervals, st.sampled_from([A, B])), max_size=8), interval_lists)
+def test_laying_spans_over_tiles_loses_nothing(window, found, spans):
+    tiles = tiled(window, [(start, end, place) for (start, end), place in found])
+    inside = [(start, end) for start, end in merge(spans) if window[0] <= start and end <= window[1]]
+    lengths = list(overlaid(tiles, inside))
+    assert sum(length for _, length in lengths) == sum(end - start for start, end in inside)
+    assert all(0 < length <= tile.end - tile.start for tile, length in lengths)
+
+
+def test_between_two_ranges_what_brings_belongs_to_the_next_and_what_takes_away_to_the_last():
+    _, gap, _ = tiled((0, 30), [(0, 10, A), (20, 30, B)])
+    assert gap.place("allgather") == B
+    assert [gap.place(kind) for kind in ("allreduce", "reducescatter", "alltoall")] == [A, A, A]
+    (alone,) = tiled((0, 30), [])
+    assert alone.place("allgather") == NOWHERE
+    first, _ = tiled((0, 30), [(10, 30, B)])
+    assert first.place("allreduce") == B

@@ -1,0 +1,92 @@
+"""Real runs on the emulated fabric, each with one injected fault: attribution names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.attribution.attribute import attribute
+from aorta.analysis.attribution.side_by_side import draw_side_by_side
+from aorta.analysis.readers.run_folder import load_run
+from tests.analysis.attribution.test_attribute import exact
+from tests.runs import train
+
+pytestmark = pytest.mark.dist
+FABRIC = (
+    "parallel=fsdp",
+    "fabric=emulated",
+    "fabric.inter_latency_us=12000",  # the backend of two busy cores is quicker than that, most of the time
+    "fabric.inter_bandwidth_gb_per_s=0.1",
+    "workload.vocab_size=4000",  # 1.1 MB, where a layer of the encoder has 0.13
+)
+LARGE_BYTES = 500_000
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
+    """One run without a fault, and one with each."""
+    folder = tmp_path_factory.mktemp("injected")
+    faults: dict[str, tuple[str, ...]] = {
+        "even": (),
+        "kind": ("fabric.slow_factor=3", "fabric.slow_kind=reducescatter"),
+        "straggler": ("fabric.straggler_rank=1", "fabric.straggler_ms=30"),
+        "block": ("fabric.slow_factor=4", f"fabric.slow_min_bytes={LARGE_BYTES}"),
+    }
+    for name, words in faults.items():
+        train(folder / name, *FABRIC, *words)
+    return {name: Dataset(name, load_run(folder / name)) for name in faults}
+
+
+def against_even(runs: dict[str, Dataset], name: str) -> dict[str, Any]:
+    found = attribute(runs["even"], runs[name])
+    exact(found)
+    assert found["difference_ms"] > 5
+    assert found["candidate"]["untold_ns"] == found["reference"]["untold_ns"] == 0
+    return found
+
+
+def test_a_slow_kind(runs: dict[str, Dataset]) -> None:
+    found = against_even(runs, "kind")
+    largest = found["dimensions"]["kind"][0]
+    assert largest["kind"] == "reducescatter"
+    assert largest["share"] > 0.6
+    assert found["sentence"].partition(" exposed communication per rank-step is ")[2].startswith("reducescatter of ")
+    assert found["causes"][0]["kind"] == "reducescatter"
+    parts = {row["part"]: row["difference_ms"] for row in found["dimensions"]["part"]}
+    assert parts["transfer"] > parts.get("wait", 0)
+    note = runs["kind"].run.health.notes()[0]
+    assert note.startswith("EMULATED FABRIC")
+    assert "slow_factor=3.0, slow_kind=reducescatter" in note
+
+
+def test_a_straggler(runs: dict[str, Dataset]) -> None:
+    found = against_even(runs, "straggler")
+    assert (
+        found["sentence"]
+        .partition(" exposed communication per rank-step is ")[2]
+        .startswith("waiting for rank 1, a straggler of group ")
+    )
+    assert found["causes"][0]["dimension"] == "straggler"
+    assert found["causes"][0]["rank"] == 1
+    assert found["dimensions"]["rank"][0]["rank"] == 0  # the one that waits
+
+
+def test_one_block(runs: dict[str, Dataset]) -> None:
+    found = against_even(runs, "block")
+    largest = found["dimensions"]["block"][0]
+    assert largest["block"] == "embedding"
+    assert largest["share"] > 0.6
+    assert "embedding" in found["sentence"]
+    assert found["causes"][0]["dimension"] in ("block", "collective")
+    assert found["dimensions"]["collective"][0]["bytes"] >= LARGE_BYTES
+
+
+def test_the_step_is_drawn_and_work_is_set_against_time(runs: dict[str, Dataset], tmp_path: Path) -> None:
+    path = tmp_path / "side_by_side.png"
+    assert draw_side_by_side(runs["even"], runs["kind"], path) is None
+    assert path.stat().st_size > 20_000
+    side = attribute(runs["even"], runs["kind"])["reference"]
+    assert side["achieved_tflops"] == pytest.approx(side["flops_per_rank_step"] / side["compute_ms"] / 1e9)

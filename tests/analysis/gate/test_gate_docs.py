@@ -1,0 +1,54 @@
+"""The workflow of docs/gate.md: a file GitHub can read, whose commands are those of this repository."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+from typing import Any
+
+import yaml
+
+from aorta.analysis.gate.command import add_gate_arguments
+from tests.runs import ROOT
+
+PAGE = (ROOT / "docs" / "gate.md").read_text()
+
+
+def workflow() -> Any:
+    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    return yaml.safe_load(block)
+
+
+def scripts() -> list[str]:
+    return [step["run"] for job in workflow()["jobs"].values() for step in job["steps"] if "run" in step]
+
+
+def test_it_has_what_github_requires_of_a_workflow() -> None:
+    found = workflow()
+    assert found[True] == "pull_request"  # `on`, as YAML 1.1 reads it
+    for job in found["jobs"].values():
+        assert job["runs-on"]
+        for step in job["steps"]:
+            assert ("run" in step) != ("uses" in step)
+            if "uses" in step:
+                assert re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"])
+
+
+def test_its_commands_are_shell_and_what_they_start_is_here() -> None:
+    text = "\n".join(scripts())
+    for script in scripts():
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    started = set(re.findall(r"[\w/]+\.(?:sh|py)", text))
+    assert started == {"scripts/setup.sh", "train.py", "analysis/overlap_report.py"}
+    assert all((ROOT / name).is_file() for name in started)
+
+
+def test_its_conditions_are_conditions() -> None:
+    for source in (PAGE, "\n".join(scripts())):
+        words = re.findall(r"--fail-on '([^']+)'", source)
+        assert words
+        parser = argparse.ArgumentParser()
+        add_gate_arguments(parser)
+        parsed = parser.parse_args([word for condition in words for word in ("--fail-on", condition)])
+        assert [condition.text for condition in parsed.fail_on] == words

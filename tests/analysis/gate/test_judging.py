@@ -1,0 +1,169 @@
+"""Pass, fail or inconclusive: the whole rule of docs/gate.md, on comparisons made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aorta.analysis.gate.conditions import parse_condition
+from aorta.analysis.gate.judging import SINGLE, evaluate
+from aorta.analysis.gate.text import gate_text
+from tests.analysis.gate.comparisons import comparison, effect, metric
+
+
+def judged(text: str, compared: dict[str, Any]) -> Any:
+    (found,) = evaluate([parse_condition(text)], compared).conditions
+    return found
+
+
+# --- two single runs: the threshold alone
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome", "value"),
+    [
+        ("exposed_comm_ms>2", "fail", 3),
+        ("exposed_comm_ms>3", "pass", 3),  # beyond means beyond
+        ("exposed_comm_ms>10%", "fail", 0.3),
+        ("exposed_comm_ms>30.1%", "pass", 0.3),
+        ("exposed_comm_ms<0", "pass", 3),
+        ("overlap_ratio<-0.05", "fail", -0.1),
+        ("ratio_delta<-0.05", "fail", -0.1),
+        ("ratio_delta<-20%", "pass", -0.125),
+        ("overlap_efficiency<-50%", "fail", -1),  # of a reference below 0: a part of its size
+    ],
+)
+def test_two_single_runs_are_held_to_the_threshold_alone(text: str, outcome: str, value: float) -> None:
+    compared = comparison(
+        exposed_comm_ms=metric(10, 13),
+        overlap_ratio=metric(0.8, 0.7, "ratio"),
+        overlap_efficiency=metric(-0.2, -0.4, "ratio"),
+    )
+    found = judged(text, compared)
+    assert (found.outcome, found.value) == (outcome, pytest.approx(value))
+    assert found.reason == SINGLE
+    assert (found.low, found.high, found.p) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("overlap_ratio<-0.05", "candidate: no communication in this window"),
+        ("exposed_allgather_ms>1", "neither side has exposed_allgather_ms"),
+        ("idle_ms>5%", "the reference is 0: there is no part of it"),
+    ],
+)
+def test_what_is_not_known_cannot_be_judged(text: str, reason: str) -> None:
+    null = metric(0.8, None, "ratio", judgement="not judged", judgement_reason=reason)
+    found = judged(text, comparison(overlap_ratio=null, idle_ms=metric(0, 5)))
+    assert (found.outcome, found.value, found.reason) == ("inconclusive", None, reason)
+
+
+def test_milliseconds_across_platforms_are_judged_when_asked_for_and_it_is_said() -> None:
+    why = "only ratios are judged across platforms"
+    found = judged("idle_ms>1", comparison(idle_ms=metric(1, 5, judgement="not judged", judgement_reason=why)))
+    assert found.outcome == "fail"
+    assert why in found.reason
+
+
+# --- launches
+
+# effect, low, high, p; outcome of overlap_ratio<-0.05
+LAUNCHES = [
+    (-0.10, -0.14, -0.06, 0.029, "fail", "not by chance: p 0.029 is at most 0.05"),
+    (-0.10, -0.14, -0.01, 0.029, "fail", "not by chance"),
+    (-0.10, -0.14, -0.06, 0.1, "inconclusive", "it may be chance: p 0.1 is above 0.05"),
+    (-0.10, -0.14, -0.06, None, "inconclusive", "too few launches"),
+    (-0.10, -0.22, 0.02, 0.04, "inconclusive", "the interval holds 0"),
+    (-0.10, None, None, 0.029, "inconclusive", "no interval"),
+    (-0.02, -0.04, 0.00, 0.2, "pass", "neither is its interval"),
+    (-0.02, -0.04, 0.00, None, "pass", "neither is its interval"),
+    (-0.02, -0.08, 0.04, 0.9, "inconclusive", "the interval reaches beyond it"),
+    (0.10, 0.08, 0.12, 0.029, "pass", "neither is its interval"),
+]
+
+
+@pytest.mark.parametrize(("value", "low", "high", "p", "outcome", "reason"), LAUNCHES)
+def test_launches_fail_only_beyond_the_threshold_and_not_by_chance(
+    value: float, low: float | None, high: float | None, p: float | None, outcome: str, reason: str
+) -> None:
+    entry = metric(0.8, 0.8 + value, "ratio", **effect("difference", value, low, high, p=p))
+    found = judged("overlap_ratio<-0.05", comparison(4, overlap_ratio=entry))
+    assert found.outcome == outcome
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "outcome"),
+    [
+        (0.03, 0.01, 0.045, "fail"),  # certainly less than was asked for
+        (0.03, 0.01, 0.06, "inconclusive"),
+        (0.07, 0.06, 0.08, "pass"),
+        (0.06, 0.04, 0.08, "inconclusive"),
+        (0.0, -0.01, 0.01, "fail"),
+    ],
+)
+def test_an_improvement_can_be_asked_for_and_no_difference_is_not_one(
+    value: float, low: float, high: float, outcome: str
+) -> None:
+    entry = metric(0.5, 0.5 + value, "ratio", **effect("difference", value, low, high, p=0.9))
+    assert judged("overlap_ratio<0.05", comparison(4, overlap_ratio=entry)).outcome == outcome
+
+
+def test_secondary_metrics_are_held_to_the_corrected_p() -> None:
+    for role, outcome in (("secondary", "inconclusive"), ("guard", "fail"), ("primary", "fail")):
+        more = effect("quotient", 0.2, 0.1, 0.3, p=0.029, p_corrected=0.3, role=role)
+        found = judged("exposed_comm_ms>5%", comparison(4, exposed_comm_ms=metric(10, 12, **more)))
+        assert found.outcome == outcome
+        assert found.p == (0.3 if role == "secondary" else 0.029)
+
+
+def test_an_interval_is_brought_into_the_terms_of_the_condition() -> None:
+    entry = metric(200, 220, **effect("quotient", 0.1, 0.05, 0.15))
+    found = judged("job_step_ms>12", comparison(4, job_step_ms=entry))
+    assert (found.value, found.low, found.high) == pytest.approx((20, 10, 30))
+    ratio = metric(0.5, 0.4, "ratio", **effect("difference", -0.1, -0.15, -0.05))
+    found = judged("overlap_ratio<-5%", comparison(4, overlap_ratio=ratio))
+    assert (found.value, found.low, found.high) == pytest.approx((-0.2, -0.3, -0.1))
+
+
+def test_how_many_launches_are_needed_is_said_where_nothing_can_be_decided() -> None:
+    entry = metric(0.8, 0.7, "ratio", **effect("difference", -0.1, -0.2, -0.05, p=0.3, launches_needed=6))
+    found = judged("overlap_ratio<-0.05", comparison(4, overlap_ratio=entry))
+    assert found.reason.endswith("; 6 launches a side would be needed")
+
+
+# --- all together
+
+
+@pytest.mark.parametrize(
+    ("texts", "on_inconclusive", "outcome", "code"),
+    [
+        (["idle_ms>50"], "4", "pass", 0),
+        (["idle_ms>50", "idle_ms>1"], "4", "fail", 3),
+        (["idle_ms>50", "copy_ms>1"], "4", "inconclusive", 4),
+        (["idle_ms>50", "copy_ms>1"], "pass", "inconclusive", 0),
+        (["idle_ms>50", "copy_ms>1"], "fail", "inconclusive", 3),
+        (["copy_ms>1", "idle_ms>1"], "pass", "fail", 3),
+    ],
+)
+def test_a_failure_outweighs_what_cannot_be_decided(
+    texts: list[str], on_inconclusive: Any, outcome: str, code: int
+) -> None:
+    compared = comparison(idle_ms=metric(1, 5))
+    result = evaluate([parse_condition(text) for text in texts], compared, on_inconclusive)
+    assert (result.outcome, result.exit_code) == (outcome, code)
+    assert result.as_json()["exit_code"] == code
+    assert [entry["condition"] for entry in result.as_json()["conditions"]] == texts
+
+
+def test_the_text_of_the_terminal() -> None:
+    compared = comparison(idle_ms=metric(1, 5))
+    result = evaluate([parse_condition(text) for text in ("idle_ms>1", "copy_ms>10%", "idle_ms>500%")], compared)
+    assert gate_text(result).splitlines() == [
+        "gate failed: 1 failed, 1 inconclusive, 1 passed of 3 conditions (exit code 3)",
+        f"  FAIL  idle_ms>1: +4.000 ms: {SINGLE}",
+        "  ?     copy_ms>10%: null: neither side has copy_ms",
+        f"  pass  idle_ms>500%: +400.00 %: {SINGLE}",
+    ]

@@ -1,0 +1,76 @@
+"""The Markdown page of a CI job: the outcome first, everything escaped."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aorta.analysis.gate.conditions import parse_condition
+from aorta.analysis.gate.judging import evaluate
+from aorta.analysis.gate.markdown import LIMIT_BYTES, escaped, markdown_summary
+from tests.analysis.gate.comparisons import comparison, metric
+
+COMPARED = {
+    **comparison(idle_ms=metric(1, 5), overlap_ratio=metric(0.8, 0.7, "ratio")),
+    "warnings": ["EMULATED FABRIC in the candidate"],
+    "manifest_differences": [{"key": "config.fabric.kind", "reference": "none", "candidate": "emulated|x"}],
+    "attribution": {
+        "sentence": "81 % of the 12.3 ms more exposed communication per rank-step is reducescatter of 25.0 MB",
+        "causes": [
+            {"what": "reducescatter", "reference_ms": 1.0, "candidate_ms": 13.3, "difference_ms": 12.3, "share": 0.81}
+        ],
+    },
+}
+SUMMARY = {"comparison": COMPARED}
+RESULT = evaluate([parse_condition("idle_ms>1"), parse_condition("idle_ms>500%")], COMPARED)
+
+
+def test_the_outcome_comes_first_and_the_rest_folds_away() -> None:
+    text = markdown_summary(SUMMARY, RESULT)
+    lines = text.splitlines()
+    assert lines[0] == "### ❌ AORTA gate failed\\: 1 failed, 1 passed of 2 conditions"
+    assert lines[2].startswith("rocm against cuda: **inconclusive**")
+    assert any(line.startswith("| ❌ failed | idle\\_ms&gt;1 | +4.000 ms |") for line in lines)
+    assert text.index("idle\\_ms&gt;1") < text.index("**Where:** 81 %") < text.index("<details>")
+    assert "> ⚠️ EMULATED FABRIC in the candidate" in text
+    assert "emulated\\|x" in text
+    assert text.count("<details>") == text.count("</details>") == 3
+    for title in re.findall(r"<summary>(.*)</summary>\n(.*)", text):
+        assert title[1] == ""  # without an empty line GitHub shows the table as words
+
+
+def test_every_row_of_a_table_has_as_many_cells_as_its_head() -> None:
+    tables = re.findall(r"(?:^\|.*\|\n)+", markdown_summary(SUMMARY, RESULT), re.MULTILINE)
+    assert len(tables) == 4
+    for table in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+
+
+def test_without_a_gate_the_verdict_comes_first_and_without_a_comparison_that_is_said() -> None:
+    assert markdown_summary(SUMMARY, None).startswith("### AORTA: inconclusive\n")
+    assert markdown_summary({}, None) == "### AORTA report\n\nNo comparison was asked for.\n"
+
+
+@given(st.text())
+def test_no_word_becomes_markup(text: str) -> None:
+    line = escaped(text)
+    assert "\n" not in line
+    assert not re.search(r"[<>]", line)
+    assert not re.search(r"(?<!\\)(?:\\\\)*[|`*_\[\]@#]", line)
+
+
+def test_words_that_would_run_are_shown_as_they_are() -> None:
+    hostile = "</summary><script>alert(1)</script> | @everyone `x` [a](javascript:b) \n# h"
+    text = markdown_summary({"comparison": {**COMPARED, "candidate": hostile, "warnings": [hostile]}}, RESULT)
+    assert "<script" not in text
+    assert "\\@everyone" in text
+    assert not re.search(r"^# h", text, re.MULTILINE)
+
+
+def test_what_github_would_refuse_for_its_size_is_cut_and_says_so() -> None:
+    text = markdown_summary({"comparison": {**COMPARED, "warnings": ["x" * (LIMIT_BYTES + 1)]}}, RESULT)
+    assert len(text.encode()) < LIMIT_BYTES
+    assert text.startswith("### ❌ AORTA gate failed")
+    assert "summary.json" in text
