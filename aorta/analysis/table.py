@@ -187,11 +187,10 @@ def _pair_row(title: str, pair: Mapping[str, Any], unit: str, judgement: str) ->
 
 def _judged_row(title: str, pair: Mapping[str, Any]) -> str:
     p = pair["p"] if pair["p_corrected"] is None else pair["p_corrected"]
+    shown = "-" if p is None or pair["verdict"] is None else f"{p:.2g}"
     values = [_number(pair[key], pair["unit"]) for key in ("reference", "candidate")]
     effect = signed(pair["effect"]["value"], pair["effect"]["kind"])
-    return _judged_columns(
-        title, [*values, effect, "null" if p is None else f"{p:.2g}", pair["role"], pair["verdict"] or "-"]
-    )
+    return _judged_columns(title, [*values, effect, shown, pair["role"], pair["verdict"] or "-"])
 
 
 def _judged_columns(title: str, cells: Sequence[str]) -> str:

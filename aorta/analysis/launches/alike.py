@@ -27,7 +27,7 @@ def refuse_unlike(reference: LaunchSet, candidate: LaunchSet, rules: Rules) -> l
     Raises:
         InputError: launches differ in workload, shapes, world size or dtype; or, within a side, in how they ran.
     """
-    allowed = []
+    allowed: list[dict[str, Any]] = []
     for where, left, right, difference in _found(reference, candidate):
         key = difference["key"]
         values = [difference["reference"], difference["candidate"]]

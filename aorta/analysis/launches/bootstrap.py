@@ -42,6 +42,8 @@ def step_medians(values: Floats, steps: Ints, generator: np.random.Generator) ->
     Args:
         values: of the rank-steps, none NaN, at least one. steps: the global step of each.
     """
+    if values.min() == values.max():
+        return values[:1].copy()  # whatever is drawn
     order = np.argsort(values, kind="stable")
     _, cluster = np.unique(steps, return_inverse=True)
     ordered, cluster = values[order], cluster[order]

@@ -23,7 +23,7 @@ CAP: Final = 64
 _SEED: Final = 80
 _PLANS: Final = 4_000
 _LEAST_PLANS: Final = 500
-_PAIRS: Final = 1 << 22
+_PAIRS: Final = 1 << 21
 
 
 def pooled_sd(reference: Floats, candidate: Floats) -> float | None:
@@ -80,5 +80,5 @@ def _shifts(reference: int, candidate: int, alpha: float) -> tuple[Floats, Float
     # A shift d of the candidate makes U the number of pairs with left - right < d: `needed` of them or more from the
     # `needed`-th smallest on.
     pairs = (left[:, :, None] - right[:, None, :]).reshape(plans, -1)
-    by_test = np.partition(pairs, needed - 1, axis=1)[:, needed - 1]
-    return by_test, np.median(left, axis=1) - np.median(right, axis=1)
+    pairs.partition(needed - 1, axis=1)
+    return pairs[:, needed - 1].copy(), np.median(left, axis=1) - np.median(right, axis=1)

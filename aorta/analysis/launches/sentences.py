@@ -34,7 +34,7 @@ def headline(comparison: Mapping[str, Any]) -> str:
     guard = comparison["metrics"].get(GUARD)
     if comparison["primary"] != GUARD:
         parts.append(_step_time(guard))
-    parts.append(_could(primary, comparison["verdict"]))
+    parts.append(_could(primary, comparison))
     return " ".join(parts)
 
 
@@ -43,11 +43,12 @@ def _effect(name: str, entry: Mapping[str, Any]) -> str:
     interval = _interval(effect)
     if effect["kind"] == "quotient":
         value = effect["value"]
-        change = f"{abs(value):.1%} {'more' if value > 0 else 'less'} {name}" if value else f"the same {name}"
+        change = _percent(value, "more", "less") + f" {name}"
         numbers = f"{entry['reference']:.4g} -> {entry['candidate']:.4g} {metric_named(name).unit}"
         return f"has {change} ({numbers}{interval})"
     value = effect["value"]
-    amount = f"{abs(value) * 100:.1f} points {'more' if value > 0 else 'less'}" if value else "as much"
+    points = f"{abs(value) * 100:.1f}"
+    amount = "as much" if points == "0.0" else f"{points} points {'more' if value > 0 else 'less'}"
     said = _SAID.get(name, f"has {{amount}} of {name}").format(amount=amount)
     return f"{said}: {entry['reference']:.3f} -> {entry['candidate']:.3f}{interval}"
 
@@ -62,7 +63,12 @@ def signed(value: float | None, kind: str) -> str:
     """An effect: a difference of ratios as it is, a quotient less 1 in percent; always with its sign."""
     if value is None:
         return "null"
-    return f"{value:+.3f}" if kind == "difference" else f"{value:+.1%}"
+    return f"{value:+.3f}" if kind == "difference" else f"{value * 100:+.1f} %"
+
+
+def _percent(value: float, more: str, less: str) -> str:
+    share = f"{abs(value) * 100:.1f}"
+    return "the same" if share == "0.0" else f"{share} % {more if value > 0 else less}"
 
 
 def _p(entry: Mapping[str, Any]) -> str:
@@ -74,25 +80,22 @@ def _step_time(guard: Mapping[str, Any] | None) -> str:
         why = "not in the record" if guard is None else guard["verdict_reason"]
         return f"Step time: unknown ({why})."
     effect = guard["effect"]
-    value = effect["value"]
-    change = f"{abs(value):.1%} {'longer' if value > 0 else 'shorter'}" if value else "the same"
+    change = _percent(effect["value"], "longer", "shorter")
     verdict = f": {guard['verdict']}" if guard["verdict"] is not None else f"; not judged: {guard['verdict_reason']}"
     numbers = f"{guard['reference']:.4g} -> {guard['candidate']:.4g} ms{_interval(effect)}; {_p(guard)}"
     return f"Step time: {change} ({numbers}){verdict}."
 
 
-def _could(primary: Mapping[str, Any], verdict: str) -> str:
-    found = primary["detectable"]
+def _could(primary: Mapping[str, Any], comparison: Mapping[str, Any]) -> str:
+    found, effect = primary["detectable"], primary["effect"] = primary["detectable"]
     if found["effect"] is None:
         said = f"What could have been found is not known: {found['reason']}."
     else:
-        size = signed(found["effect"], primary["effect"]["kind"]).lstrip("+")
-        said = f"The smallest effect these launches could have found, with {found['power']:.0%} power: {size}."
-    if verdict == "inconclusive":
+        size = signed(found["effect"], effect["kind"]).lstrip("+")
+        said = f"The smallest effect these launches could have found, with {found['power'] * 100:.0f} % power: {size}."
+    if comparison["verdict"] == "inconclusive" and primary["p"] > comparison["alpha"]:
+        wanted = max(abs(effect["value"]), primary["margin"])
         needed = primary["launches_needed"]
-        said += (
-            f" To find what was seen: {needed} launches a side."
-            if needed is not None
-            else f" Launches needed to find what was seen: {primary['launches_needed_reason']}."
-        )
+        count = primary["launches_needed_reason"] if needed is None else f"{needed} launches a side"
+        said += f" To find {signed(wanted, effect['kind']).lstrip('+')} with that power: {count}."
     return said

@@ -88,5 +88,5 @@ def slower(guard: Mapping[str, Any] | None, alpha: float) -> str | None:
         return "the step time is not known on both sides"
     value = guard["effect"]["value"]
     if value > guard["margin"] and guard["p"] <= alpha:
-        return f"the step takes {value:.1%} longer (p = {guard['p']:.2g})"
+        return f"the step takes {value * 100:.1f} % longer (p = {guard['p']:.2g})"
     return None

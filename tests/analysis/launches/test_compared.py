@@ -73,7 +73,7 @@ def test_a_regression_is_told_first_with_everything_it_rests_on(tmp_path: Path) 
     )
     assert "p = 0.029, 4 against 4 launches" in first
     assert "Step time: the same (" in first
-    assert "The smallest effect these launches could have found, with 80% power: 0.0" in first
+    assert "The smallest effect these launches could have found, with 80 % power: 0.0" in first
     assert max(len(line) for line in text.splitlines() if str(tmp_path) not in line) <= 100
     row = next(line for line in text.splitlines() if line.startswith("overlap_ratio (hidden/comm)"))
     assert row.split()[-6:] == ["0.8150", "0.6150", "-0.200", "0.029", "primary", "regression"]
@@ -94,7 +94,7 @@ def test_a_better_ratio_with_a_slower_step_is_no_improvement(tmp_path: Path) -> 
     assert found["metrics"]["job_step_ms"]["verdict"] == "regression"
     by_step = compared(tmp_path, reference, tmp_path / "b", primary="job_step_ms")
     assert by_step["verdict"] == "regression"
-    assert "has 21.3% more job_step_ms (100.2 -> 121.5 ms" in by_step["headline"]
+    assert "has 21.3 % more job_step_ms (100.2 -> 121.5 ms" in by_step["headline"]
 
 
 def test_across_platforms_a_slower_step_still_withholds(tmp_path: Path) -> None:

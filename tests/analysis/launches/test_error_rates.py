@@ -28,4 +28,4 @@ def test_the_same_machinery_finds_what_is_there() -> None:
 
 
 def test_an_effect_of_the_margin_is_rarely_called_equivalent() -> None:
-    assert interval(8, PLANS)["equivalent_at_the_margin"] < 0.1
+    assert interval(8, PLANS, 0.005, 0.005)["equivalent_at_the_margin"] < 0.1
