@@ -51,12 +51,16 @@ def step_medians(values: Floats, steps: Ints, generator: np.random.Generator) ->
     size = int(np.clip(_WORK // len(values), LEAST_POOL, POOL))
     each = max(1, _BLOCK // len(values))
     found = [
-        _weighted_medians(
-            ordered, generator.multinomial(count, np.full(count, 1 / count), min(each, size - at)), cluster
-        )
+        _weighted_medians(ordered, _times_drawn(count, min(each, size - at), generator), cluster)
         for at in range(0, size, each)
     ]
     return np.concatenate(found)
+
+
+def _times_drawn(count: int, resamples: int, generator: np.random.Generator) -> Ints:
+    """How often each of `count` things comes up in `count` draws with replacement, shape (resamples, count)."""
+    drawn = generator.integers(count, size=(resamples, count)) + count * np.arange(resamples)[:, None]
+    return np.bincount(drawn.ravel(), minlength=resamples * count).reshape(resamples, count)
 
 
 def _weighted_medians(ordered: Floats, drawn: Ints, cluster: Ints) -> Floats:

@@ -87,7 +87,7 @@ def _step_time(guard: Mapping[str, Any] | None) -> str:
 
 
 def _could(primary: Mapping[str, Any], comparison: Mapping[str, Any]) -> str:
-    found, effect = primary["detectable"], primary["effect"] = primary["detectable"]
+    found, effect = primary["detectable"], primary["effect"]
     if found["effect"] is None:
         said = f"What could have been found is not known: {found['reason']}."
     else:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.benchmarks.verdict_error_rates import a_a, at_most, found, interval, medians, recorded
 
-PLANS = 150
+PLANS = 80
 
 
 @pytest.mark.parametrize("launches", [4, 8])
