@@ -23,7 +23,7 @@ _WORK: Final = 1 << 22
 """Values looked at for the pool of one metric of one launch; a launch of 64 ranks x 1,000 steps gets 65 resamples."""
 _BLOCK: Final = 1 << 20
 RESAMPLES: Final = 4_000
-"""Outer resamples: the ends of a 95 % interval then move by about a fiftieth of its width from seed to seed."""
+"""Outer resamples: the ends of a 95 % interval then move by about a hundredth of its width from seed to seed."""
 
 
 @dataclass(frozen=True)
