@@ -22,6 +22,7 @@ from aorta.analysis.devices import JOINED_ON, devices_entry, samples_frame
 from aorta.analysis.frames import metric_names, null_reasons, step_column, steps_frame
 from aorta.analysis.metrics import JOB_STEP, RATIO_PARTS, in_order
 from aorta.analysis.readers.run_folder import Run
+from aorta.analysis.readers.scan import Floats, Ints
 from aorta.analysis.stats import describe
 
 NOTHING_USED: Final = "no step is left after warm-up"
@@ -148,21 +149,34 @@ def _metrics(dataset: Dataset) -> dict[str, Any]:
     }
     for ratio in RATIO_PARTS.keys() & entries.keys():
         entries[ratio] |= ratio_of_sums(dataset, ratio)
-    run = dataset.run
-    entries |= {"overlap_efficiency": overlap_efficiency(run), "compute_slowdown": compute_slowdown(run)}
-    entries[JOB_STEP] = _job_step(dataset)
+    entries |= single_values(dataset.run)
+    times, _, reason = by_step(dataset, JOB_STEP)
+    entries[JOB_STEP] = describe(times, None, None if reason is None else {reason: 1})
     return {name: entries[name] for name in in_order(set(entries))}
 
 
-def _job_step(dataset: Dataset) -> dict[str, Any]:
+def single_values(run: Run) -> dict[str, dict[str, Any]]:
+    """Metrics of a whole run, which no step has: those that rest on its isolated baselines."""
+    return {"overlap_efficiency": overlap_efficiency(run), "compute_slowdown": compute_slowdown(run)}
+
+
+def by_step(dataset: Dataset, name: str) -> tuple[Floats, Ints, str | None]:
+    """The values whose median stands in the aggregate, in ms or as a ratio (NaN = null), and the global step of each:
+    one a rank-step used, or one a job step. The last is why there are no job steps.
+    """
+    if name != JOB_STEP:
+        return dataset.values(name), np.asarray(step_column(dataset.run, "global_step")[dataset.used], np.int64), None
     health = dataset.run.health
+    reason = None
     if health.ranks_missing:
-        missing = f"{len(health.ranks_missing)} of {health.world_size} ranks are missing; the slowest may be among them"
-        return describe(np.empty(0), None, {missing: 1})
-    if not health.ranks_read:
-        return describe(np.empty(0), None, {NO_RANK: 1})
+        reason = f"{len(health.ranks_missing)} of {health.world_size} ranks are missing; the slowest may be among them"
+    elif not health.ranks_read:
+        reason = NO_RANK
+    if reason is not None:
+        return np.empty(0), np.empty(0, np.int64), reason
     times = job_steps(dataset.table("rank", "global_step", "step_ms"), health.ranks_read)
-    return describe(times, None, {"no global step is on all ranks": 1})
+    steps = np.asarray(times.index, np.int64)
+    return np.asarray(times, np.float64), steps, None if len(times) else "no global step is on all ranks"
 
 
 def ratio_of_sums(dataset: Dataset, ratio: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aorta.analysis.launches.rules import Rules
 from aorta.analysis.locate import check_label, is_location, label_of, locate
 from aorta.analysis.readers.engines import Dask, Engine, Local
 from aorta.errors import EXIT_OK, AortaError, InputError
@@ -23,6 +24,13 @@ def overlap_report(arguments: Sequence[str], root: Path) -> int:
         sources = _sources(options, root)
         output = Path(options.output) if options.output else _default_output(options, list(sources))
         engine = _engine(options)
+        rules = Rules(
+            primary=options.primary,
+            alpha=options.alpha,
+            margin=options.margin,
+            allow_unlike=tuple(options.allow_unlike),
+            judge_milliseconds=options.judge_milliseconds,
+        )
         from aorta.analysis.report import write_report
 
         report = write_report(
@@ -32,6 +40,7 @@ def overlap_report(arguments: Sequence[str], root: Path) -> int:
             options.candidate,
             engine=engine,
             comm_patterns=options.comm_pattern,
+            rules=rules,
         )
     except AortaError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -48,7 +57,9 @@ def _parser() -> argparse.ArgumentParser:
         "artifacts/L/, then artifacts/ if its records are labelled L or were made on platform L. Wherever a run is "
         "named, traces of other tools may be: a file, folder, glob or URL of Kineto traces (.json, .json.gz, .tar.gz), "
         "rocprofv3 output (JSON, CSV, rocpd), an nsys SQLite export or records of AORTA 2025, told apart by their "
-        "content. Files of an earlier report in the output folder are replaced. Exit codes: 0 done, 2 bad input, "
+        "content. A folder of several run folders is a launch set: each is one launch, and two sets get a verdict from "
+        "four launches a side on; single runs get numbers. Files of an earlier report in the output folder are "
+        "replaced. Exit codes: 0 done, 2 bad input, "
         "127 a package is missing.",
     )
     parser.add_argument(
@@ -64,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="REGEX",
         help="kernels of traces whose names match are communication too; repeatable, unanchored, case ignored",
     )
+    _add_rules(parser)
     parser.add_argument(
         "--output", metavar="DIR", help="default: reports/CANDIDATE-vs-REFERENCE/ or reports/LABEL/ where you are"
     )
@@ -73,6 +85,36 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask cluster that is there: tcp://HOST:8786, say")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes of --engine local; default: one a core")
     return parser
+
+
+def _add_rules(parser: argparse.ArgumentParser) -> None:
+    """The words of `launches.rules.Rules`: how launch sets are judged. They say nothing of single runs."""
+    rules = Rules()
+    group = parser.add_argument_group("launch sets")
+    group.add_argument(
+        "--primary", default=rules.primary, metavar="METRIC", help="carries the verdict; default: %(default)s"
+    )
+    group.add_argument(
+        "--alpha", type=float, default=rules.alpha, metavar="P", help="highest p of a finding; default: %(default)s"
+    )
+    group.add_argument(
+        "--margin",
+        type=float,
+        default=rules.margin,
+        metavar="SIZE",
+        help="differences of a ratio, and shares of milliseconds, up to this count as none; default: %(default)s",
+    )
+    group.add_argument(
+        "--allow-unlike",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="a key in which launches may differ though it changes the work (workload.model_dim, say), or all; "
+        "repeatable",
+    )
+    group.add_argument(
+        "--judge-milliseconds", action="store_true", help="judge them across platforms too, not ratios alone"
+    )
 
 
 def _engine(options: argparse.Namespace) -> Engine:

@@ -1,12 +1,12 @@
-"""Two datasets -> differences and quotients, each with the direction that is better, and a verdict.
+"""Two datasets -> differences and quotients, each with the direction that is better; of single launches no verdict.
 
 Enters: two datasets and their aggregates. Leaves: plain JSON values. Must not: call a single launch a regression
-(W20), or judge milliseconds of one platform against those of another.
+(W20: verdicts are `aorta.analysis.launches`'), or judge milliseconds of one platform against those of another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from aorta.analysis.aggregate import Dataset
@@ -22,18 +22,31 @@ VERDICT_REASON: Final = (
 _HEADER_FACTS: Final = ("platform", "world_size", "parallel", "backend", "timer", "instrument_mode", "start_step")
 _MUST_AGREE: Final = ("dtype", "precision", "batch_size", "gradient_accumulation", "sequence_length")
 """Configuration keys that, wherever they stand, change what is computed."""
+_HEADER: Final = "header."
 ABSENT: Final = "(absent)"
 UNKNOWN: Final = "unknown"
 """The platform of a trace that does not tell it."""
-_ACROSS_PLATFORMS: Final = "only ratios are judged across platforms"
+ACROSS_PLATFORMS: Final = "only ratios are judged across platforms"
 _PLATFORM_UNKNOWN: Final = "the platform of a side is not known, and only ratios are judged across platforms"
 
 
-def compare(reference: Dataset, candidate: Dataset, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Compare the candidate with the reference; `before` and `after` are their aggregates."""
+def compare(
+    reference: Dataset,
+    candidate: Dataset,
+    before: dict[str, Any],
+    after: dict[str, Any],
+    *,
+    judge_milliseconds: bool = False,
+) -> dict[str, Any]:
+    """Compare the candidate with the reference; `before` and `after` are their aggregates, or what has the same keys.
+
+    Args:
+        judge_milliseconds: across platforms too.
+    """
     left, right = before.get("overlap_ratio"), after.get("overlap_ratio")
-    not_judged = _not_judged(reference.run.header.platform, candidate.run.header.platform)
-    differences = _manifest_differences(reference.run, candidate.run)
+    platforms = reference.run.header.platform, candidate.run.header.platform
+    not_judged = None if judge_milliseconds else _not_judged(*platforms)
+    differences = differing(facts(reference.run), facts(candidate.run))
     result: dict[str, Any] = {
         "reference": reference.label,
         "candidate": candidate.label,
@@ -50,7 +63,7 @@ def compare(reference: Dataset, candidate: Dataset, before: dict[str, Any], afte
         "warnings": _warnings(reference.run, candidate.run, differences),
         "manifest_differences": differences,
         "statistic": "median",
-        "metrics": _metrics(before, after, not_judged),
+        "metrics": pairs(before, after, not_judged),
         **_collectives(before, after, not_judged),
     }
 
@@ -59,10 +72,15 @@ def _not_judged(left: str, right: str) -> str | None:
     """Why nothing but ratios is judged; None on one platform."""
     if UNKNOWN in (left, right):
         return _PLATFORM_UNKNOWN
-    return None if left == right else _ACROSS_PLATFORMS
+    return None if left == right else ACROSS_PLATFORMS
 
 
-def _metrics(before: dict[str, Any], after: dict[str, Any], not_judged: str | None) -> dict[str, Any]:
+def pairs(before: Mapping[str, Any], after: Mapping[str, Any], not_judged: str | None = None) -> dict[str, Any]:
+    """Every metric of two aggregates (the keys of `compare`), side by side.
+
+    Args:
+        not_judged: why only ratios are judged.
+    """
     left, right = before.get("metrics", {}), after.get("metrics", {})
     compared = {}
     for name in in_order({*left, *right}):
@@ -129,17 +147,16 @@ def _difference(left: float | None, right: float | None) -> dict[str, Any]:
     }
 
 
-def _facts(run: Run) -> Iterator[tuple[str, object]]:
-    for name in _HEADER_FACTS:
-        yield f"header.{name}", getattr(run.header, name)
-    yield from flatten(config_of(run.manifest), "config.")
+def facts(run: Run) -> dict[str, object]:
+    """What was run: facts of the header as `header.<name>`, leaves of the configuration as `config.<dotted key>`."""
+    header = {f"{_HEADER}{name}": getattr(run.header, name) for name in _HEADER_FACTS}
+    return header | dict(flatten(config_of(run.manifest), "config."))
 
 
-def _manifest_differences(reference: Run, candidate: Run) -> list[dict[str, Any]]:
-    """Facts that differ: of the headers always, of the configuration where both manifests are there."""
-    left, right = dict(_facts(reference)), dict(_facts(candidate))
-    if reference.manifest is None or candidate.manifest is None:
-        left, right = ({k: v for k, v in side.items() if k.startswith("header.")} for side in (left, right))
+def differing(left: Mapping[str, object], right: Mapping[str, object]) -> list[dict[str, Any]]:
+    """Facts that differ: of the headers always, of the configuration where both sides have one."""
+    if any(all(key.startswith(_HEADER) for key in side) for side in (left, right)):
+        left, right = ({k: v for k, v in side.items() if k.startswith(_HEADER)} for side in (left, right))
     return [
         {"key": key, "reference": left.get(key, ABSENT), "candidate": right.get(key, ABSENT)}
         for key in dict.fromkeys([*left, *right])
@@ -152,7 +169,7 @@ def _warnings(reference: Run, candidate: Run, differences: list[dict[str, Any]])
         f"NOT ALIKE: {difference['key']} is {difference['reference']!r} in the reference, {difference['candidate']!r} "
         "in the candidate: the runs did not do the same work"
         for difference in differences
-        if _changes_the_work(difference)
+        if changes_the_work(difference)
     ]
     for side, run in (("reference", reference), ("candidate", candidate)):
         if run.health.fabric is not None:
@@ -167,7 +184,8 @@ def _warnings(reference: Run, candidate: Run, differences: list[dict[str, Any]])
     return warnings
 
 
-def _changes_the_work(difference: dict[str, Any]) -> bool:
+def changes_the_work(difference: Mapping[str, Any]) -> bool:
+    """Whether runs that differ so (an entry of `differing`) did not do the same work."""
     key: str = difference["key"]
     if key.startswith("config.parallel.") and ABSENT in (difference["reference"], difference["candidate"]):
         return False  # a setting only one of two strategies has: comparing strategies is what one does

@@ -1,7 +1,8 @@
-"""A label -> the run folder it means, when no folder was given.
+"""A label -> the run folder or launch set it means, when no folder was given.
 
 Enters: labels, the caller's directory and the repository root. Leaves: for each label the first folder of its list
-that holds records. Must not: choose silently (the folder taken is reported), or let a label name a path.
+that holds records, its own or those of several launches. Must not: choose silently (the folder
+taken is reported), or let a label name a path.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from aorta.analysis.readers.run_folder import rank_files
+from aorta.analysis.sources import launch_folders
 from aorta.errors import InputError
 from aorta.telemetry.reader import LINE_LIMIT, decode_line
 from aorta.telemetry.schema import Header
@@ -76,7 +78,7 @@ def _candidates(label: str, here: Path, root: Path) -> Iterator[tuple[Path, str 
     """Folders in the order of the search, each with the reason why it does not serve, or None if it does."""
     for place in dict.fromkeys((here.resolve(), root.resolve())):
         for folder in (place / f"{OUTPUTS}_{label}", place / OUTPUTS / label):
-            yield folder, None if rank_files(folder) else "no records"
+            yield folder, None if rank_files(folder) or launch_folders(folder) else "no records"
         shared = place / OUTPUTS
         headers = [header for file in rank_files(shared) if (header := _first_header(file))]
         names = sorted({name for header in headers for name in (header.label, header.platform)})

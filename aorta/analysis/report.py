@@ -1,4 +1,4 @@
-"""Run folders -> `summary.json`, pictures and the text of the terminal: the one place that puts a report together.
+"""Runs and launch sets -> `summary.json`, pictures and the text of the terminal: where a report is put together.
 
 Enters: labelled folders and where to write. Leaves: files in that folder, and a `Report`. Must not: leave a picture
 of an earlier report beside the numbers of this one.
@@ -15,12 +15,16 @@ from typing import Any, Final
 from aorta import __version__
 from aorta.analysis.aggregate import Dataset, aggregate
 from aorta.analysis.compare import compare
+from aorta.analysis.launches.compared import compare_launches, left_out
+from aorta.analysis.launches.rules import Rules
+from aorta.analysis.launches.sets import LaunchSet, launch_of, read_set
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, metric_named
 from aorta.analysis.plots import pictures
 from aorta.analysis.readers.engines import Engine
-from aorta.analysis.sources import load_source
+from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.sources import launch_folders, load_source
 from aorta.analysis.stats import PERCENTILE_METHOD
-from aorta.analysis.table import comparison_table, dataset_table, files_block, health_block
+from aorta.analysis.table import comparison_table, dataset_table, files_block, headline_block, health_block
 from aorta.analysis.traces.run import TraceRun
 from aorta.errors import InputError
 
@@ -46,23 +50,35 @@ def write_report(
     *,
     engine: Engine | None = None,
     comm_patterns: Sequence[str] = (),
+    rules: Rules | None = None,
 ) -> Report:
     """Read, aggregate, compare (when both names are given), draw and write. Files of an earlier report are replaced.
 
     Args:
-        sources: label -> run folder, or where traces are (`sources.load_source`). reference, candidate: labels among
-            them. engine: where files are read. comm_patterns: more patterns of communication kernels' names.
+        sources: label -> run folder, launch set, or where traces are (`sources`). reference, candidate: labels among
+            them. engine: where files are read. comm_patterns: more patterns of communication kernels' names. rules: how
+            launch sets are judged.
 
     Raises:
-        InputError: a folder cannot be read, or `output` cannot be written.
+        InputError: a folder cannot be read, launches are not alike, or `output` cannot be written.
     """
-    datasets = {label: Dataset(label, load_source(where, engine, comm_patterns)) for label, where in sources.items()}
-    summary = summarize(datasets, reference, candidate)
+    rules = rules or Rules()
+    datasets: dict[str, Dataset] = {}
+    sets: dict[str, LaunchSet] = {}
+    for label, where in sources.items():
+        folders = launch_folders(where)
+        if folders:
+            sets[label] = read_set(Path(where), folders, lambda folder: load_run(folder, engine))
+            datasets[label] = Dataset(label, load_run(sets[label].representative(rules.primary).path, engine))
+        else:
+            datasets[label] = Dataset(label, load_source(where, engine, comm_patterns))
+    summary = summarize(datasets, reference, candidate, sets, rules)
     try:
         output.mkdir(parents=True, exist_ok=True)
         not_drawn: dict[str, str] = {}
         written = [output / SUMMARY_FILE]
         written[0].write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        # Further outputs join here: a name, and what draws to a path and returns None, or why there is nothing to draw.
         for name, draw in pictures(list(datasets.values())):
             path = output / name
             reason = draw(path)
@@ -76,7 +92,8 @@ def write_report(
             f"{error.filename or output}: cannot be written: {error.strerror or error}. Choose another folder with "
             "--output DIR"
         ) from error
-    blocks = [health_block(dataset, summary["datasets"][label]) for label, dataset in datasets.items()]
+    blocks = [headline_block(summary["comparison"])] if "headline" in summary.get("comparison", ()) else []
+    blocks += [health_block(dataset, summary["datasets"][label]) for label, dataset in datasets.items()]
     blocks += [
         dataset_table(label, summary["datasets"][label])
         for label in datasets
@@ -89,9 +106,26 @@ def write_report(
     return Report("\n\n".join(blocks), summary, tuple(written), not_drawn)
 
 
-def summarize(datasets: Mapping[str, Dataset], reference: str | None, candidate: str | None) -> dict[str, Any]:
-    """The content of `summary.json`: plain JSON values in a stable order, unknown as null with a reason."""
-    entries = {label: aggregate(dataset) | _of_traces(dataset) for label, dataset in datasets.items()}
+def summarize(
+    datasets: Mapping[str, Dataset],
+    reference: str | None,
+    candidate: str | None,
+    sets: Mapping[str, LaunchSet] | None = None,
+    rules: Rules | None = None,
+) -> dict[str, Any]:
+    """The content of `summary.json`: plain JSON values in a stable order, unknown as null with a reason.
+
+    Args:
+        datasets: a run each, or the representative launch of a set. sets: label -> launch set, for those that are one.
+
+    Raises:
+        InputError: launches that are compared are not alike.
+    """
+    sets = sets or {}
+    entries = {
+        label: aggregate(dataset) | _of_traces(dataset) | _of_set(sets.get(label), dataset)
+        for label, dataset in datasets.items()
+    }
     summary: dict[str, Any] = {
         "summary_version": SUMMARY_VERSION,
         "aorta_version": __version__,
@@ -107,9 +141,42 @@ def summarize(datasets: Mapping[str, Dataset], reference: str | None, candidate:
         "datasets": entries,
     }
     if reference is not None and candidate is not None:
-        sides = datasets[reference], datasets[candidate]
-        summary["comparison"] = compare(*sides, entries[reference], entries[candidate])
+        summary["comparison"] = _compared(datasets, entries, (reference, candidate), sets, rules or Rules())
     return summary | {"metrics": _definitions(entries)}
+
+
+def _compared(
+    datasets: Mapping[str, Dataset],
+    entries: Mapping[str, dict[str, Any]],
+    labels: tuple[str, str],
+    sets: Mapping[str, LaunchSet],
+    rules: Rules,
+) -> dict[str, Any]:
+    """Numbers of two runs; with a launch set on a side (a run beside it is one launch) also verdicts. Findings that
+    rest on the two datasets, such as where a difference lies, join the dictionary here.
+    """
+    before, after = (datasets[label] for label in labels)
+    if not any(label in sets for label in labels):
+        return compare(
+            before, after, *(entries[label] for label in labels), judge_milliseconds=rules.judge_milliseconds
+        )
+    left, right = (
+        sets.get(label) or LaunchSet(datasets[label].run.path, (launch_of(datasets[label]),), ()) for label in labels
+    )
+    collectives = [entries[label].get("collectives", []) for label in labels]
+    return compare_launches((before, after), (left, right), (collectives[0], collectives[1]), rules)
+
+
+def _of_set(launches: LaunchSet | None, representative: Dataset) -> dict[str, Any]:
+    """What the entry of a launch set has beside the numbers of its representative launch."""
+    if launches is None:
+        return {}
+    return {
+        "launches": len(launches.launches),
+        "representative": str(representative.run.path),
+        "launch_set": str(launches.path),
+        "left_out": left_out(launches),
+    }
 
 
 def _of_traces(dataset: Dataset) -> dict[str, Any]:

@@ -1,19 +1,26 @@
-"""A location -> the run that is there, whoever recorded it: the one place that tells records from traces.
+"""A location -> the run that is there, whoever recorded it: the one place that tells records, sets and traces apart.
 
-Enters: a folder of AORTA's records, or anything `traces.units` finds traces in. Leaves: a `Run`. Must not: believe a
-file's name, or read a folder of AORTA's records as anything else.
+Enters: a folder of AORTA's records, a folder of several such folders, or anything `traces.units` finds traces in.
+Leaves: a `Run`, or the folders of a launch set. Must not: believe a file's name, or read a folder of AORTA's records as
+anything else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from aorta.analysis.readers.engines import Engine
 from aorta.analysis.readers.run_folder import Run, load_run, rank_files
 from aorta.analysis.traces.detecting import AORTA, detect
 from aorta.analysis.traces.opening import is_url, opened
 from aorta.errors import InputError
+
+_SIDES: Final = ("reference", "candidate")
+"""Folders of launches that a plan makes."""
+_NOT_A_LAUNCH: Final = "history"
+"""Earlier runs of the same folder."""
 
 
 def load_source(location: str | Path, engine: Engine | None = None, comm_patterns: Sequence[str] = ()) -> Run:
@@ -41,6 +48,36 @@ def load_source(location: str | Path, engine: Engine | None = None, comm_pattern
             return load_run(Path(text), engine)
         except InputError as error:
             raise InputError(f"{error}. {nothing}") from nothing
+
+
+def launch_folders(location: str | Path) -> list[Path]:
+    """The folders of a launch set: two or more run folders directly below `location`, or any that are numbered, as a
+    plan numbers them (`00`, `01`, ...; one that holds no record is among them). Empty if `location` is no launch set.
+
+    Raises:
+        InputError: it is the folder of a whole plan, with a launch set for each side.
+    """
+    text = str(location)
+    path = Path(text)
+    if is_url(text) or not path.is_dir() or rank_files(path):
+        return []
+    try:
+        below = sorted((child for child in path.iterdir() if child.is_dir()), key=_in_order)
+    except OSError:
+        return []  # reading it as a run says what is wrong
+    runs = {child for child in below if child.name != _NOT_A_LAUNCH and _holds_records(child)}
+    if len(runs) > 1 or any(run.name.isdecimal() for run in runs):
+        return [child for child in below if child in runs or child.name.isdecimal()]
+    if all((path / side).is_dir() and launch_folders(path / side) for side in _SIDES):
+        raise InputError(
+            f"{path}: the folder of a plan, which holds two launch sets; compare them with --reference "
+            f"{path / _SIDES[0]} --candidate {path / _SIDES[1]}"
+        )
+    return []
+
+
+def _in_order(folder: Path) -> tuple[int, str]:
+    return int(folder.name) if folder.name.isdecimal() else -1, folder.name
 
 
 def _holds_records(folder: Path) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.devices import device_line, device_notes
+from aorta.analysis.launches.sentences import signed
 from aorta.analysis.metrics import metric_named
 from aorta.analysis.straggler import sentences
 
@@ -19,6 +20,7 @@ WIDTH: Final = 100
 _NAME: Final = 38
 _SHOWN_COLLECTIVES: Final = 10
 _SHOWN_DIFFERENCES: Final = 12
+_SHOWN_LEFT_OUT: Final = 6
 _DENOMINATOR: Final = {
     "overlap_ratio": "hidden/comm",
     "overlap_over_compute": "hidden/compute",
@@ -26,8 +28,19 @@ _DENOMINATOR: Final = {
     "overlap_efficiency": "saved/min(Tc,Tm)",
     "compute_slowdown": "added/isolated",
 }
+_HEAD: Final = ("reference", "candidate", "difference", "quotient", "direction")
+_JUDGED_HEAD: Final = ("reference", "candidate", "effect", "p", "role", "verdict")
+_JUDGED: Final = (
+    " over launches; effect: the difference of a ratio, the change in percent of others; p: exact Mann-Whitney over "
+    "launches, of a secondary metric after Holm; intervals are in summary.json"
+)
 _POOLED: Final = "  as ratio of sums over steps"
 _DIGITS: Final = {"ms": 3, "ratio": 4, "GB/s": 3}
+
+
+def headline_block(comparison: Mapping[str, Any]) -> str:
+    """The verdict in words: what a reader sees first."""
+    return _wrap([comparison["headline"]])
 
 
 def health_block(dataset: Dataset, entry: Mapping[str, Any]) -> str:
@@ -41,6 +54,7 @@ def health_block(dataset: Dataset, entry: Mapping[str, Any]) -> str:
         f"  {steps['rank_steps_used']} rank-steps used ({steps['global_steps_used']} global steps), "
         f"{steps['rank_steps_left_out_as_warmup']} left out as warm-up",
     ]
+    lines += _set_lines(entry) if "launches" in entry else []
     if steps["isolated_rank_steps"]:
         counts = ", ".join(f"{count} {phase}" for phase, count in steps["isolated_rank_steps"].items())
         lines.append(f"  isolated baselines: {counts} rank-steps, in no metric but the two that rest on them")
@@ -51,6 +65,18 @@ def health_block(dataset: Dataset, entry: Mapping[str, Any]) -> str:
     found = (*health.notes(), *device_notes(entry["devices"]), *sentences(entry.get("stragglers", ())))
     lines += [f"  ! {note}" for note in found]
     return _wrap(lines)
+
+
+def _set_lines(entry: Mapping[str, Any]) -> list[str]:
+    """How many launches stand behind a dataset, and which do not count."""
+    left_out = entry["left_out"]
+    where = f"{entry['launches']} in {entry['launch_set']}"
+    lines = [f"  the launch in the middle of {where}: pictures and details are its"]
+    if left_out:
+        lines.append(f"  ! {len(left_out)} of {entry['launches'] + len(left_out)} launches left out:")
+        lines += [f"  !   {launch['path']}: {launch['reason']}" for launch in left_out[:_SHOWN_LEFT_OUT]]
+        lines += _left_over(len(left_out), _SHOWN_LEFT_OUT, "launches")
+    return lines
 
 
 def dataset_table(label: str, entry: Mapping[str, Any]) -> str:
@@ -74,10 +100,11 @@ def dataset_table(label: str, entry: Mapping[str, Any]) -> str:
 def comparison_table(comparison: Mapping[str, Any]) -> str:
     """Reference against candidate: warnings, every metric, differences of the manifests, the verdict."""
     lines = [f"!! {warning}" for warning in comparison["warnings"]]
-    head = f"reference = {comparison['reference']}, candidate = {comparison['candidate']}: medians; "
-    head += "better and worse name the direction of a difference, not its significance"
+    judged = "primary" in comparison
+    head = f"reference = {comparison['reference']}, candidate = {comparison['candidate']}: medians"
+    head += _JUDGED if judged else "; better and worse name the direction of a difference, not its significance"
     lines = _wrap([*lines, head]).splitlines()
-    lines.append(_columns("", ["reference", "candidate", "difference", "quotient", "direction"]))
+    lines.append(_judged_columns("", _JUDGED_HEAD) if judged else _columns("", _HEAD))
     nulls: dict[str, str | None] = {}
     zeros = []
     for name, pair in comparison["metrics"].items():
@@ -87,10 +114,15 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
         if pair["reference"] == pair["candidate"] == 0:
             zeros.append(name)
             continue
+        if judged:
+            lines.append(_judged_row(_titled(name), pair))
+            continue
         lines.append(_pair_row(_titled(name), pair, pair["unit"], pair["judgement"]))
         if "ratio_of_sums" in pair:
             lines.append(_pair_row(_POOLED, pair["ratio_of_sums"], "ratio", ""))
     shown = comparison["collectives"][:_SHOWN_COLLECTIVES]
+    if judged and shown:
+        lines.append(_columns("collectives of the middle launches", _HEAD))
     for row in shown:
         for name in ("transfer_ms", "wait_ms", "busbw_gb_per_s"):
             pair = row[name]
@@ -151,6 +183,20 @@ def _bytes(count: int | None) -> str:
 def _pair_row(title: str, pair: Mapping[str, Any], unit: str, judgement: str) -> str:
     values = [_number(pair[key], unit) for key in ("reference", "candidate", "difference")]
     return _columns(title, [*values, _number(pair["quotient"], "ratio"), judgement])
+
+
+def _judged_row(title: str, pair: Mapping[str, Any]) -> str:
+    p = pair["p"] if pair["p_corrected"] is None else pair["p_corrected"]
+    shown = "-" if p is None or pair["verdict"] is None else f"{p:.2g}"
+    values = [_number(pair[key], pair["unit"]) for key in ("reference", "candidate")]
+    effect = signed(pair["effect"]["value"], pair["effect"]["kind"])
+    return _judged_columns(title, [*values, effect, shown, pair["role"], pair["verdict"] or "-"])
+
+
+def _judged_columns(title: str, cells: Sequence[str]) -> str:
+    widths = (10, 11, 9, 8, 10, 13)
+    padded = (f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+    return f"{title[:_NAME]:<{_NAME}}{''.join(padded)}".rstrip()
 
 
 def _titled(name: str) -> str:

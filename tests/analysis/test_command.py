@@ -63,6 +63,9 @@ def test_folders_labels_and_output_from_elsewhere(two_runs: Path, tmp_path: Path
         (["--log-dir", "a", "--label", "x"], "a: No such file or directory"),
         (["--log-dir", ".", "--label", "x"], "no rank_<rank>_metrics.jsonl in this folder"),
         (["--reference", "cuda", "--candidate", "cuda"], "given twice"),
+        (["--log-dir", "a", "--label", "x", "--alpha", "2"], "--alpha 2: above 0"),
+        (["--log-dir", "a", "--label", "x", "--margin", "-1"], "--margin -1: above 0"),
+        (["--log-dir", "a", "--label", "x", "--primary", "comm_ms"], "--primary comm_ms: the metrics that can be"),
         (["--candidate", "never-made-here"], "train.py label=never-made-here"),
     ],
 )

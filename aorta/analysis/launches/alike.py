@@ -1,0 +1,58 @@
+"""Launches that did not do the same work are not compared.
+
+Enters: two launch sets and what the caller allows to differ. Leaves: an error that names the key and both values, or a
+list of what was allowed. Must not: let one side mix configurations, which would pass for noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from aorta.analysis.compare import changes_the_work, differing
+from aorta.analysis.launches.rules import Rules
+from aorta.analysis.launches.sets import Launch, LaunchSet
+from aorta.errors import InputError
+
+_ONE_SIDE: Final = ("header.", "config.parallel.", "config.fabric.", "config.instrument.")
+"""Keys that may differ between the sides, where they are what is compared, but not within one."""
+_VARIES: Final = ".seed"
+"""Independent launches may well draw their own jitter."""
+
+
+def refuse_unlike(reference: LaunchSet, candidate: LaunchSet, rules: Rules) -> list[dict[str, Any]]:
+    """Differences that would have been refused, had the caller not allowed them: `where` (`reference` or `candidate`
+    for a difference within that side, else `between`), `key`, the values and the folders of both launches.
+
+    Raises:
+        InputError: launches differ in workload, shapes, world size or dtype; or, within a side, in how they ran.
+    """
+    allowed: list[dict[str, Any]] = []
+    for where, left, right, difference in _found(reference, candidate):
+        key = difference["key"]
+        values = [difference["reference"], difference["candidate"]]
+        if not rules.allows(key):
+            place = "the two sides" if where == "between" else f"launches of the {where}"
+            raise InputError(
+                f"NOT ALIKE: {key} is {values[0]!r} in {left.path}, {values[1]!r} in {right.path}: {place} did not do "
+                f"the same work. Compare launches that did, or allow it with --allow-unlike {key}"
+            )
+        paths = [str(left.path), str(right.path)]
+        entry = {"where": where, "key": key, "values": values, "paths": paths}
+        if (where, key) not in [(other["where"], other["key"]) for other in allowed]:
+            allowed.append(entry)
+    return allowed
+
+
+def _found(reference: LaunchSet, candidate: LaunchSet) -> Iterator[tuple[str, Launch, Launch, Mapping[str, Any]]]:
+    for where, side in (("reference", reference), ("candidate", candidate)):
+        first = side.launches[0]
+        for other in side.launches[1:]:
+            for difference in differing(first.facts, other.facts):
+                key = difference["key"]
+                if changes_the_work(difference) or (key.startswith(_ONE_SIDE) and not key.endswith(_VARIES)):
+                    yield where, first, other, difference
+    left, right = reference.launches[0], candidate.launches[0]
+    for difference in differing(left.facts, right.facts):
+        if changes_the_work(difference):
+            yield "between", left, right, difference

@@ -1,0 +1,123 @@
+"""Two launch sets -> the `comparison` of the summary: every metric with its verdict, and the verdict of them all.
+
+Enters: launch sets, their representative launches, rules. Leaves: plain JSON values. Must not: decide anything itself
+(`numbers`, `judging` and `verdict` do), or show one launch's number as that of its side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.compare import compare
+from aorta.analysis.launches.alike import refuse_unlike
+from aorta.analysis.launches.judging import judge
+from aorta.analysis.launches.numbers import numbers
+from aorta.analysis.launches.rules import GUARD, LEVEL, Rules
+from aorta.analysis.launches.sentences import headline
+from aorta.analysis.launches.sets import Launch, LaunchSet
+from aorta.analysis.launches.verdict import Word
+
+SIDES: Final = ("reference", "candidate")
+
+
+def compare_launches(
+    datasets: tuple[Dataset, Dataset],
+    sides: tuple[LaunchSet, LaunchSet],
+    collectives: tuple[list[Any], list[Any]],
+    rules: Rules,
+) -> dict[str, Any]:
+    """What `compare.compare` says, its values now medians over launches, and what several launches add to it.
+
+    Args:
+        datasets: the representative launch of the reference and of the candidate. collectives: those of each, as in
+            their aggregates.
+
+    Raises:
+        InputError: the launches are unlike (`alike.refuse_unlike`).
+    """
+    allowed = refuse_unlike(*sides, rules)
+    before, after = (medians_entry(side) | {"collectives": rows} for side, rows in zip(sides, collectives, strict=True))
+    found = compare(*datasets, before, after, judge_milliseconds=rules.judge_milliseconds)
+    metrics, verdict, reason = judged(found["metrics"], *sides, rules)
+    named = dict(zip(SIDES, sides, strict=True))
+    found |= {
+        "verdict": verdict,
+        "verdict_reason": reason,
+        "warnings": [*found["warnings"], *_warnings(named, allowed)],
+        "statistic": "median over launches of the median over rank-steps",
+        "launches": {name: [_launch_entry(launch) for launch in side.launches] for name, side in named.items()},
+        "left_out": {name: left_out(side) for name, side in named.items()},
+        "primary": rules.primary,
+        "alpha": rules.alpha,
+        "margin": rules.margin,
+        "interval_level": LEVEL,
+        "judge_milliseconds": rules.judge_milliseconds,
+        "refused": allowed,
+        "metrics": metrics,
+    }
+    return found | {"headline": headline(found)}
+
+
+def medians_entry(side: LaunchSet) -> dict[str, Any]:
+    """Medians over the launches, under the keys that `compare` reads of an aggregate."""
+    metrics: dict[str, Any] = {}
+    for name in dict.fromkeys(name for launch in side.launches for name in launch.samples):
+        samples = side.of(name)
+        known = [sample.median for sample in samples if sample.median is not None]
+        reason = None if known else next(sample.reason for sample in samples)
+        metrics[name] = {"median": float(np.median(known)) if known else None, "reason": reason}
+    return {"overlap_ratio": metrics.get("overlap_ratio", {}).get("median"), "metrics": metrics}
+
+
+def judged(
+    pairs: Mapping[str, Any], reference: LaunchSet, candidate: LaunchSet, rules: Rules
+) -> tuple[dict[str, Any], Word, str]:
+    """Every metric with its numbers and verdict; the verdict of the comparison, and why.
+
+    Args:
+        pairs: as `compare.compare` has them under `metrics`.
+    """
+    metrics = {
+        name: pair | numbers(name, reference.of(name), candidate.of(name), rules) for name, pair in pairs.items()
+    }
+    return metrics, *judge(metrics, rules)
+
+
+def left_out(side: LaunchSet) -> list[dict[str, str]]:
+    """Launches that do not count, and why."""
+    return [{"path": str(path), "reason": why} for path, why in side.left_out]
+
+
+def _launch_entry(launch: Launch) -> dict[str, Any]:
+    return {
+        "path": str(launch.path),
+        "run_id": launch.run_id,
+        "overlap_ratio": launch.median("overlap_ratio"),
+        GUARD: launch.median(GUARD),
+        "throttled_ranks": list(launch.throttled_ranks),
+    }
+
+
+def _warnings(sides: Mapping[str, LaunchSet], allowed: list[dict[str, Any]]) -> list[str]:
+    warnings = [
+        f"launches of the {entry['where']} differ in {entry['key']} ({entry['values'][0]!r} and {entry['values'][1]!r})"
+        for entry in allowed
+        if entry["where"] != "between"  # `compare` warns of those between the sides
+    ]
+    throttled = {name: sum(bool(launch.throttled_ranks) for launch in side.launches) for name, side in sides.items()}
+    for name, other in (SIDES, SIDES[::-1]):
+        if throttled[name] and not throttled[other]:
+            count = len(sides[name].launches)
+            warnings.append(
+                f"only the {name} was throttled, in {throttled[name]} of {count} launches: the difference may be "
+                "that of cooling or power, not of the stack"
+            )
+    runs = [{launch.run_id for launch in side.launches} for side in sides.values()]
+    shared = runs[0] & runs[1]
+    if shared:
+        warnings.append(f"{len(shared)} run(s) stand on both sides, {min(shared)!r} for one: they cannot differ")
+    return warnings

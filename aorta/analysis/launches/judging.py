@@ -1,0 +1,86 @@
+"""The numbers of all metrics -> a verdict for each, and the verdict of the comparison.
+
+Enters: entries of `comparison.metrics`. Leaves: the same with `p_corrected`, `verdict` and `verdict_reason`. Must not:
+let a secondary metric carry the verdict, or judge what has no better direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aorta.analysis.launches.bootstrap import Effect
+from aorta.analysis.launches.correction import holm
+from aorta.analysis.launches.rules import GUARD, Rules
+from aorta.analysis.launches.verdict import Evidence, Word, decide, slower, too_few
+
+
+def judge(metrics: dict[str, Any], rules: Rules) -> tuple[Word, str]:
+    """Add `p_corrected`, `verdict` and `verdict_reason` to every entry; returns those of the comparison."""
+    _correct(metrics)
+    _judge(metrics, rules)
+    return _carried(metrics, rules)
+
+
+def _is_judged(entry: Mapping[str, Any]) -> bool:
+    """Whether a metric gets a verdict: a direction is good in itself, both sides have values, and platforms allow."""
+    return entry["better"] is not None and entry["judgement"] != "not judged" and entry["p"] is not None
+
+
+def _correct(metrics: dict[str, Any]) -> None:
+    """Holm over the secondary metrics that are judged. A metric that has one value in all launches tests nothing, and
+    that can be said without knowing the sides of the launches, so that leaving it out keeps the rate.
+    """
+    tested = {
+        name: entry["p"]
+        for name, entry in metrics.items()
+        if entry["role"] == "secondary" and _is_judged(entry) and not entry["constant"]
+    }
+    for name, p in holm(tested).items():
+        metrics[name]["p_corrected"] = p
+
+
+def _judge(metrics: dict[str, Any], rules: Rules) -> None:
+    """Verdict and reason of every metric. Step time first: a ratio does not improve where the step got slower."""
+    for entry in metrics.values():
+        entry["verdict"], entry["verdict_reason"] = _verdict(entry, rules)
+    if rules.primary == GUARD:
+        return
+    withheld = slower(metrics.get(GUARD), rules.alpha)
+    for entry in metrics.values():
+        if entry["verdict"] == "improvement" and entry["unit"] == "ratio" and withheld is not None:
+            entry["verdict"] = "inconclusive"
+            alone = f"better by itself ({entry['verdict_reason']})"
+            entry["verdict_reason"] = f"{alone}, but {withheld}: not an improvement"
+
+
+def _verdict(entry: Mapping[str, Any], rules: Rules) -> tuple[Word | None, str]:
+    if entry["better"] is None:
+        return None, "neither direction is good in itself"
+    if not _is_judged(entry):
+        return None, entry["judgement_reason"]
+    launches = entry["launches"]["reference"], entry["launches"]["candidate"]
+    if entry["constant"]:
+        lacking = too_few(launches, rules.alpha)
+        return ("inconclusive", lacking) if lacking else ("equivalent", "the same value in every launch")
+    values = entry["effect"]
+    return decide(
+        Evidence(
+            entry["better"],
+            Effect(values["kind"], values["value"], values["low"], values["high"]),
+            entry["p"] if entry["p_corrected"] is None else entry["p_corrected"],
+            launches,
+            rules.alpha,
+            entry["margin"],
+        )
+    )
+
+
+def _carried(metrics: Mapping[str, Any], rules: Rules) -> tuple[Word, str]:
+    """The verdict of the comparison: that of the primary metric."""
+    entry = metrics.get(rules.primary)
+    if entry is None:
+        return "inconclusive", f"{rules.primary}, the primary metric, is in neither record"
+    if entry["verdict"] is None:
+        return "inconclusive", f"{rules.primary} is not judged: {entry['verdict_reason']}"
+    return entry["verdict"], entry["verdict_reason"]

@@ -1,0 +1,79 @@
+"""One metric of two launch sets -> effect, interval, p, and what could have been found.
+
+Enters: the medians and pools of launches. Leaves: plain JSON values. Must not: judge, or correct a p for other metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from aorta.analysis.launches.bootstrap import Effect, Kind, effect
+from aorta.analysis.launches.power import CAP, POWER, detectable, launches_needed, pooled_sd
+from aorta.analysis.launches.ranks import mann_whitney
+from aorta.analysis.launches.rules import LEVEL, Rules
+from aorta.analysis.launches.values import SEED, Sample
+from aorta.analysis.metrics import metric_named
+from aorta.analysis.readers.scan import Floats
+
+
+def numbers(name: str, reference: Sequence[Sample], candidate: Sequence[Sample], rules: Rules) -> dict[str, Any]:
+    """Everything of one metric that no other metric has a say in. Launches whose median is null do not count.
+
+    Args:
+        reference, candidate: the metric in each launch of a side.
+    """
+    kind: Kind = "difference" if metric_named(name).unit == "ratio" else "quotient"
+    sides = [
+        [(sample.median, sample.pool) for sample in side if sample.median is not None]
+        for side in (reference, candidate)
+    ]
+    left, right = (np.array([median for median, _ in side], np.float64) for side in sides)
+    found: dict[str, Any] = {
+        "role": rules.role(name),
+        "launches": {"reference": len(left), "candidate": len(right)},
+        "constant": len(np.unique(np.concatenate([left, right]))) == 1,
+        "margin": rules.margin,
+        "p": None,
+        "p_corrected": None,
+    }
+    if not (len(left) and len(right)):
+        empty = {"kind": kind, "value": None, "low": None, "high": None}
+        return found | {"effect": empty, **_not_estimated("a side is null")}
+    generator = np.random.default_rng([SEED, crc32(name.encode())])
+    estimate = effect(kind, sides[0], sides[1], LEVEL, generator)
+    found["effect"] = {"kind": kind, "value": estimate.value, "low": estimate.low, "high": estimate.high}
+    found["p"] = mann_whitney(left, right)
+    return found | _power(left, right, estimate, rules)
+
+
+def _power(left: Floats, right: Floats, estimate: Effect, rules: Rules) -> dict[str, Any]:
+    """What could have been found, and what it takes to find what was seen."""
+    sd = pooled_sd(left, right)
+    scale = 1.0 if estimate.kind == "difference" else abs(float(np.median(left)))
+    if sd is None:
+        return _not_estimated("one launch a side says nothing of the noise between launches")
+    if estimate.value is None:
+        return _not_estimated("the reference is 0: there is no quotient")
+    relative = sd / scale
+    smallest = detectable(len(left), len(right), relative, rules.margin, rules.alpha)
+    never = f"no effect of any size reaches p <= {rules.alpha:g} with so few launches"
+    needed = launches_needed(max(abs(estimate.value), rules.margin), relative, rules.alpha)
+    return {
+        "launch_sd": relative,
+        "detectable": {"power": POWER, "effect": smallest, "reason": never if smallest is None else None},
+        "launches_needed": needed,
+        "launches_needed_reason": None if needed is not None else f"more than {CAP} a side",
+    }
+
+
+def _not_estimated(reason: str) -> dict[str, Any]:
+    return {
+        "launch_sd": None,
+        "detectable": {"power": POWER, "effect": None, "reason": reason},
+        "launches_needed": None,
+        "launches_needed_reason": reason,
+    }

@@ -1,0 +1,108 @@
+"""A folder of run folders -> a `LaunchSet`: what its launches say, read one after another.
+
+Enters: the path of a launch set and an engine. Leaves: a few numbers a metric of every launch that is complete, and
+the name of every other one. Must not: hold the columns of two launches at once, leave a launch out silently, or count
+one run twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aorta.analysis.aggregate import NOTHING_USED, Dataset
+from aorta.analysis.compare import facts
+from aorta.analysis.devices import JOINED_ON, devices_entry
+from aorta.analysis.launches.values import Sample, samples
+from aorta.analysis.readers.run_folder import Run
+from aorta.errors import InputError
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch. `facts`: what was run, as `compare.facts` has it."""
+
+    path: Path
+    run_id: str
+    samples: Mapping[str, Sample]
+    facts: Mapping[str, object]
+    throttled_ranks: tuple[int, ...]
+
+    def median(self, name: str) -> float | None:
+        """Of one metric; None where it is null or not in the record."""
+        return self.samples[name].median if name in self.samples else None
+
+
+@dataclass(frozen=True)
+class LaunchSet:
+    """Launches of one side, in order of their folders' names; never empty."""
+
+    path: Path
+    launches: tuple[Launch, ...]
+    left_out: tuple[tuple[Path, str], ...]
+    """Folders that do not count, and why."""
+
+    def of(self, name: str) -> list[Sample]:
+        """One metric in every launch that has it."""
+        return [launch.samples[name] for launch in self.launches if name in launch.samples]
+
+    def representative(self, metric: str) -> Launch:
+        """The launch whose median of the metric is the (lower) middle one; the first where none is known."""
+        known = sorted(
+            (median, place)
+            for place, launch in enumerate(self.launches)
+            if (median := launch.median(metric)) is not None
+        )
+        return self.launches[known[(len(known) - 1) // 2][1]] if known else self.launches[0]
+
+
+def read_set(path: Path, folders: Sequence[Path], load: Callable[[Path], Run]) -> LaunchSet:
+    """Read every launch of a set.
+
+    Raises:
+        InputError: none of them is complete.
+    """
+    launches: list[Launch] = []
+    left_out: list[tuple[Path, str]] = []
+    seen: dict[str, Path] = {}
+    for folder in folders:
+        try:
+            dataset = Dataset(folder.name, load(folder))
+        except InputError as error:
+            left_out.append((folder, str(error)))
+            continue
+        run_id = dataset.run.header.run_id
+        why = incomplete(dataset)
+        if why is None and run_id in seen:
+            why = f"it is run {run_id!r} again, as in {seen[run_id]}: launches have to be independent"
+        if why is None:
+            seen[run_id] = folder
+            launches.append(launch_of(dataset))
+        else:
+            left_out.append((folder, why))
+    if not launches:
+        raise InputError(
+            f"{path}: none of its {len(folders)} launches is complete:\n  "
+            + "\n  ".join(f"{folder}: {why}" for folder, why in left_out)
+        )
+    return LaunchSet(path, tuple(launches), tuple(left_out))
+
+
+def incomplete(dataset: Dataset) -> str | None:
+    """Why a launch does not count; None if it does."""
+    health = dataset.run.health
+    if health.ranks_missing:
+        ranks = ", ".join(map(str, health.ranks_missing[:12]))
+        return f"{len(health.ranks_missing)} of {health.world_size} ranks are missing ({ranks})"
+    for rank, ending in health.endings.items():
+        if ending != "completed":
+            return f"rank {rank}: {ending}"
+    return None if dataset.used.any() else NOTHING_USED
+
+
+def launch_of(dataset: Dataset) -> Launch:
+    """What is kept of a launch."""
+    devices = devices_entry(dataset.run, dataset.table(*JOINED_ON), dataset.device_samples)
+    run = dataset.run
+    return Launch(run.path, run.header.run_id, samples(dataset), facts(run), tuple(devices["throttled_ranks"]))

@@ -1,0 +1,58 @@
+"""One launch -> a few numbers a metric, all that a comparison keeps of it.
+
+Enters: a dataset. Leaves: for each metric the median that `aggregate` publishes, and medians of resampled steps. Must
+not: define that median again, or keep a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+from zlib import crc32
+
+import numpy as np
+
+from aorta.analysis.aggregate import Dataset, by_step, single_values
+from aorta.analysis.frames import null_reasons
+from aorta.analysis.launches.bootstrap import step_medians
+from aorta.analysis.metrics import JOB_STEP
+from aorta.analysis.readers.scan import Floats
+
+SEED: Final = 2027
+"""Of every random choice here: the same records give the same summary."""
+_NO_VALUES: Final = "no values"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One metric of one launch. `pool` holds medians of resamples of its global steps; it is empty where there are no
+    values, and `reason` then says why.
+    """
+
+    median: float | None
+    pool: Floats
+    reason: str | None
+
+
+def samples(dataset: Dataset) -> Mapping[str, Sample]:
+    """Every metric of one launch."""
+    found = {name: _sample(dataset, name) for name in (*dataset.metrics, JOB_STEP)}
+    for name, entry in single_values(dataset.run).items():
+        median = entry["median"]
+        pool = np.empty(0) if median is None else np.full(1, float(median))
+        found[name] = Sample(median, pool, entry["reason"])
+    return found
+
+
+def _sample(dataset: Dataset, name: str) -> Sample:
+    values, steps, reason = by_step(dataset, name)
+    known = ~np.isnan(values)
+    if not known.any():
+        if reason is None:
+            reasons = null_reasons(dataset.run, name)
+            reason = max(reasons, key=reasons.__getitem__) if reasons else _NO_VALUES
+        return Sample(None, np.empty(0), reason)
+    values, steps = values[known], steps[known]
+    generator = np.random.default_rng([SEED, crc32(f"{dataset.run.header.run_id}/{name}".encode())])
+    return Sample(float(np.median(values)), step_medians(values, steps, generator), None)

@@ -1,0 +1,49 @@
+"""Launch sets on disk: run folders whose medians are known because they were written down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.analysis.builders import header, metrics, step, write_manifest, write_rank
+
+CONFIG = {"workload": {"name": "ranking", "model_dim": 64}, "training": {"mixed_precision": "none"}}
+COMM_MS = 10.0
+WOBBLE = (-1, 0, 1, 0, -1, 1, 0)
+"""Thousandths by which the steps of a launch differ: the median step is the one asked for."""
+
+
+def launch(
+    folder: Path,
+    ratio: float,
+    step_ms: float = 100.0,
+    *,
+    ranks: int = 2,
+    config: dict[str, Any] | None = None,
+    endings: Sequence[Any] | None = None,
+    manifest: bool = True,
+    **head: Any,
+) -> Path:
+    """One launch of seven steps, the first a warm-up, whose medians are `ratio` and `step_ms`."""
+    folder.mkdir(parents=True)
+    run_id = head.pop("run_id", f"{folder.parent.name}-{folder.name}")
+    for rank in range(ranks):
+        lines = []
+        for number, thousandths in enumerate(WOBBLE):
+            part = 1 + thousandths / 1000
+            overlap = metrics(step_ms * part, 0.8 * step_ms, COMM_MS, COMM_MS * ratio * part)
+            lines.append(step(rank, ranks, number, overlap=overlap, warmup=number == 0))
+        foot = "completed" if endings is None else endings[rank]
+        write_rank(folder, header(rank, ranks, run_id=run_id, **{"warmup_steps": 1} | head), lines, foot)
+    if manifest:
+        write_manifest(folder, CONFIG if config is None else config, run_id=run_id, world_size=ranks)
+    return folder
+
+
+def launch_set(folder: Path, ratios: Sequence[float], steps_ms: Sequence[float] | None = None, **words: Any) -> Path:
+    """Launches `00`, `01`, ... in `folder`."""
+    times = steps_ms or [100.0 + 0.1 * number for number in range(len(ratios))]
+    for number, (ratio, step_ms) in enumerate(zip(ratios, times, strict=True)):
+        launch(folder / f"{number:02}", ratio, step_ms, **words)
+    return folder

@@ -1,0 +1,253 @@
+"""How often a verdict is wrong, and what it can find: `python -m tests.benchmarks.verdict_error_rates`.
+
+Regime: seeded simulation, one process, no training. The functions that decide are the product's own.
+
+    a_a        1,000 A/A plans for each of 4, 5 and 8 launches a side, drawn from the noise of 16 identical launches
+               that were really made (`launch_noise.py`): different launches on the two sides, their steps drawn anew.
+               Through everything the report does: medians, pools, bootstrap, U test, Holm, guard.
+    power      plans with an injected effect on step time: 3 to 10 launches a side, launch-to-launch variation 0.5 to
+               10 %, effect 2 to 50 %, 40 steps of 10 % noise (one value a step; normal).
+    stated     the three powers that docs/measuring.md quotes for 5 against 5, by the rule and by p alone.
+    interval   how often the interval holds the true effect, and how often an effect as large as the margin is called
+               `equivalent`.
+    drift      false findings when the machine slows down during a plan, interleaved A B B A and not.
+
+Prints one JSON object last; exit 1 when a rate is above what it may be by more than chance (one in a thousand).
+`--markdown` prints the tables of docs/comparing.md instead; `--quick` makes a tenth of the plans.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import binom
+
+from aorta.analysis.compare import pairs
+from aorta.analysis.launches.bootstrap import Effect, effect, step_medians
+from aorta.analysis.launches.compared import judged, medians_entry
+from aorta.analysis.launches.ranks import mann_whitney
+from aorta.analysis.launches.rules import LEVEL, Rules
+from aorta.analysis.launches.sets import Launch, LaunchSet
+from aorta.analysis.launches.values import Sample
+from aorta.analysis.launches.verdict import Evidence, decide
+from tests.benchmarks.launch_noise import DATA
+
+Floats = npt.NDArray[np.float64]
+Recorded = Sequence[Mapping[str, Floats]]
+RULES = Rules()
+SEED = 6
+STEPS = 40
+STEP_NOISE = 0.10
+LAUNCHES = range(3, 11)
+VARIATIONS = (0.005, 0.01, 0.02, 0.05, 0.10)
+EFFECTS = (0.02, 0.05, 0.10, 0.20, 0.50)
+STATED = {0.005: 0.82, 0.02: 0.59, 0.05: 0.20}
+"""Launch-to-launch variation -> power of 5 against 5 at a 5 % effect, docs/measuring.md, section 5."""
+NOISES = ((0.02, 0.10), (0.005, 0.005), (0.005, 0.0005))
+"""Launch-to-launch variation and noise of steps for `interval`: steps decide, both do, launches do."""
+CHANCE = 0.999
+
+
+def recorded(path: Path = DATA) -> list[dict[str, Floats]]:
+    """For each launch: metric -> values, shape (steps, ranks)."""
+    launches = json.loads(path.read_text())["launches"]
+    return [{name: np.array(values) for name, values in launch.items()} for launch in launches]
+
+
+def a_a_plan(noise: Recorded, launches: int, generator: np.random.Generator) -> tuple[dict[str, Any], str]:
+    """The judged metrics of one plan in which nothing differs, and its verdict."""
+    chosen = generator.permutation(len(noise))[: 2 * launches]
+    halves = chosen[:launches], chosen[launches:]
+    sides = [_side([_again(noise[at], generator) for at in half], generator) for half in halves]
+    metrics, verdict, _ = judged(pairs(*map(medians_entry, sides)), *sides, RULES)
+    return metrics, verdict
+
+
+def _again(launch: Mapping[str, Floats], generator: np.random.Generator) -> dict[str, Floats]:
+    """The launch with its steps drawn anew: the same steps for all of its metrics."""
+    count = min(map(len, launch.values()))
+    steps = generator.integers(count, size=count)
+    return {name: values[steps] for name, values in launch.items()}
+
+
+def _side(launches: Sequence[Mapping[str, Floats]], generator: np.random.Generator) -> LaunchSet:
+    made = [
+        Launch(Path(), str(place), {name: _sample(values, generator) for name, values in each.items()}, {}, ())
+        for place, each in enumerate(launches)
+    ]
+    return LaunchSet(Path(), tuple(made), ())
+
+
+def _sample(values: Floats, generator: np.random.Generator) -> Sample:
+    steps = np.repeat(np.arange(len(values)), values.shape[1])
+    return Sample(float(np.median(values)), step_medians(values.ravel(), steps, generator), None)
+
+
+def a_a(noise: Recorded, launches: int, plans: int) -> dict[str, Any]:
+    """Rates of false findings over A/A plans."""
+    generator = np.random.default_rng([SEED, launches])
+    counts = dict.fromkeys(("false_regressions", "false_improvements", "equivalent", "any_secondary", "any_guard"), 0)
+    for _ in range(plans):
+        metrics, verdict = a_a_plan(noise, launches, generator)
+        found = {name: entry["verdict"] in ("regression", "improvement") for name, entry in metrics.items()}
+        counts["false_regressions"] += verdict == "regression"
+        counts["false_improvements"] += verdict == "improvement"
+        counts["equivalent"] += verdict == "equivalent"
+        counts["any_secondary"] += any(found[name] for name, entry in metrics.items() if entry["role"] == "secondary")
+        counts["any_guard"] += any(found[name] for name, entry in metrics.items() if entry["role"] == "guard")
+    secondaries = sum(entry["p_corrected"] is not None for entry in metrics.values())
+    return {"launches": launches, "plans": plans, "secondaries": secondaries, **counts}
+
+
+def medians(generator: np.random.Generator, plans: int, launches: int, variation: float) -> Floats:
+    """Launch values of simulated plans round 1, shape (plans, launches)."""
+    level = 1 + variation * generator.standard_normal((plans, launches, 1))
+    steps = level * (1 + STEP_NOISE * generator.standard_normal((plans, launches, STEPS)))
+    return np.asarray(np.median(steps, axis=2))
+
+
+def found(reference: Floats, candidate: Floats) -> str:
+    """The product's verdict on step times of two sides; without an interval it cannot be `equivalent`."""
+    value = float(np.median(candidate) / np.median(reference) - 1)
+    p = mann_whitney(reference, candidate)
+    counts = len(reference), len(candidate)
+    seen = Evidence("lower", Effect("quotient", value, None, None), p, counts, RULES.alpha, RULES.margin)
+    return decide(seen)[0]
+
+
+def power(plans: int) -> list[dict[str, float]]:
+    """Share of plans that find the injected regression."""
+    rows = []
+    for launches in LAUNCHES:
+        for variation in VARIATIONS:
+            generator = np.random.default_rng([SEED, launches, int(variation * 1000)])
+            left, right = (medians(generator, plans, launches, variation) for _ in range(2))
+            for size in EFFECTS:
+                hits = sum(found(a, b) == "regression" for a, b in zip(left, right * (1 + size), strict=True))
+                rows.append({"launches": launches, "variation": variation, "effect": size, "power": hits / plans})
+    return rows
+
+
+def stated(plans: int) -> list[dict[str, float]]:
+    """5 against 5 at an effect of 5 %: by the rule, by p alone, and what docs/measuring.md says."""
+    rows = []
+    for variation, said in STATED.items():
+        generator = np.random.default_rng([SEED, 5, 5, int(variation * 1000)])
+        left = medians(generator, plans, 5, variation)
+        right = medians(generator, plans, 5, variation) * 1.05
+        both = list(zip(left, right, strict=True))
+        rule = sum(found(a, b) == "regression" for a, b in both) / plans
+        tested = sum(mann_whitney(a, b) <= RULES.alpha for a, b in both) / plans
+        strict = sum(mann_whitney(a, b) <= 0.01 for a, b in both) / plans
+        rows.append({"variation": variation, "rule": rule, "p_alone": tested, "p_below_0.01": strict, "stated": said})
+    return rows
+
+
+def interval(launches: int, plans: int, variation: float, noise: float) -> dict[str, float]:
+    """Coverage of the interval, and how often an effect of exactly the margin is called equivalent."""
+    generator = np.random.default_rng([SEED, 95, launches])
+    held = equivalent = 0
+    for _ in range(plans):
+        sides = []
+        for size in (0.0, RULES.margin):
+            level = (1 + size) * (1 + variation * generator.standard_normal((launches, 1)))
+            values = level * (1 + noise * generator.standard_normal((launches, STEPS)))
+            sides.append([(float(np.median(v)), step_medians(v, np.arange(STEPS), generator)) for v in values])
+        seen = effect("quotient", *sides, LEVEL, generator)
+        assert seen.low is not None
+        assert seen.high is not None
+        held += seen.low <= RULES.margin <= seen.high
+        values = [np.array([median for median, _ in side]) for side in sides]
+        p = mann_whitney(*values)
+        equivalent += decide(Evidence("lower", seen, p, (launches, launches), 0.05, RULES.margin))[0] == "equivalent"
+    rates = {"coverage": held / plans, "equivalent_at_the_margin": equivalent / plans}
+    return {"launches": launches, "variation": variation, "step_noise": noise, "plans": plans, **rates}
+
+
+def drift(launches: int, plans: int, per_launch: float = 0.01) -> dict[str, float]:
+    """False findings when every launch of a plan is slower than the one before by `per_launch`; variation 1 %."""
+    generator = np.random.default_rng([SEED, 7])
+    orders = {"a_b_b_a": np.resize([0, 1, 1, 0], 2 * launches), "a_then_b": np.repeat([0, 1], launches)}
+    rates: dict[str, float] = {"launches": launches, "per_launch": per_launch}
+    for name, side in orders.items():
+        slower = medians(generator, plans, 2 * launches, 0.01) * (1 + per_launch * np.arange(2 * launches))
+        rates[name] = sum(found(row[side == 0], row[side == 1]) != "inconclusive" for row in slower) / plans
+    return rates
+
+
+def at_most(count: int, plans: int, rate: float) -> bool:
+    """Whether so many in so many may be the work of chance at that rate."""
+    return bool(count <= binom.ppf(CHANCE, plans, rate))
+
+
+def figures(part: int) -> tuple[dict[str, Any], dict[str, bool]]:
+    """All figures and the targets; `part`: plans are divided by it."""
+    noise = recorded()
+    rates = [a_a(noise, launches, 1000 // part) for launches in (4, 5, 8)]
+    made = {
+        "a_a": rates,
+        "power": power(1000 // part),
+        "stated": stated(4000 // part),
+        "interval": [interval(launches, 500 // part, *noises) for noises in NOISES for launches in (4, 5, 8, 10)],
+        "drift": [drift(launches, 2000 // part) for launches in (4, 8)],
+    }
+    targets = {}
+    for row in rates:
+        sides, plans = f"{row['launches']}_against_{row['launches']}", row["plans"]
+        for name, rate in (("false_regressions", 0.025), ("false_improvements", 0.025), ("any_secondary", 0.05)):
+            targets[f"{name}_{sides}"] = at_most(row[name], plans, rate)
+    return made, targets
+
+
+def power_rows(rows: Sequence[Mapping[str, float]]) -> list[str]:
+    """A table: a row for each variation and effect, a column for each number of launches."""
+    lines = [
+        "| launches vary by | effect | " + " | ".join(f"{n} v {n}" for n in LAUNCHES) + " |",
+        "|---|---|" + "---|" * len(LAUNCHES),
+    ]
+    by = {(row["launches"], row["variation"], row["effect"]): row["power"] for row in rows}
+    for variation in VARIATIONS:
+        for size in EFFECTS:
+            cells = " | ".join(f"{by[launches, variation, size]:.0%}".replace("%", " %") for launches in LAUNCHES)
+            lines.append(f"| {variation * 100:g} % | {size * 100:g} % | {cells} |")
+    return lines
+
+
+def rows_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Rows with equal keys as a table."""
+    lines = ["| " + " | ".join(name.replace("_", " ") for name in rows[0]) + " |", "|" + "---|" * len(rows[0])]
+    return lines + [
+        "| " + " | ".join(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()) + " |"
+        for row in rows
+    ]
+
+
+def main() -> int:
+    """Simulate and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--quick", action="store_true", help="a tenth of the plans")
+    parser.add_argument("--markdown", action="store_true", help="the tables of docs/comparing.md")
+    words = parser.parse_args()
+    made, targets = figures(10 if words.quick else 1)
+    if words.markdown:
+        tables: dict[str, Callable[[], list[str]]] = {name: partial(rows_of, rows) for name, rows in made.items()}
+        tables["power"] = partial(power_rows, made["power"])
+        print("\n\n".join("\n".join([name, "", *table()]) for name, table in tables.items()))  # noqa: T201
+    else:
+        rates = {"benchmark": "verdict_error_rates", **made, "targets": targets, "met": all(targets.values())}
+        print(json.dumps(rates))  # noqa: T201
+    return 0 if all(targets.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
