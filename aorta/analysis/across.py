@@ -65,7 +65,7 @@ def across_ranks(run: Run) -> Across:
     stragglers = Stragglers(names, pools)
     waits = {rank: run.columns.store.reserve(stored.scan.row_count) for rank, stored in run.columns.ranks.items()}
     for first, last in run.columns.step_ranges(PIECE_ROWS):
-        piece = _piece(run, names, first, last)
+        piece = piece_of(run, names, first, last)
         if len(piece.rank):
             found = find_instances(piece, names)
             _count_instances(found, names, counts, pools)
@@ -81,7 +81,7 @@ def across_ranks(run: Run) -> Across:
     )
 
 
-def _piece(run: Run, names: Names, first: int, last: int) -> Piece:
+def piece_of(run: Run, names: Names, first: int, last: int) -> Piece:
     """The collectives of global steps `first` to `last` (exclusive) of all ranks, by rank, then order of issue."""
     columns = run.columns
     ranks, rows, steps, warm, safe, first_rows = [], [], [], [], [], []

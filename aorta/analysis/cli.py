@@ -11,16 +11,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aorta.analysis.gate.command import add_gate_arguments, check_gate_options, judge, run_gate
 from aorta.analysis.launches.rules import Rules
 from aorta.analysis.locate import check_label, is_location, label_of, locate
 from aorta.analysis.readers.engines import Dask, Engine, Local
-from aorta.errors import EXIT_OK, AortaError, InputError
+from aorta.errors import AortaError, InputError
 
 
 def overlap_report(arguments: Sequence[str], root: Path) -> int:
     """Run `analysis/overlap_report.py`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = _parser().parse_args(arguments)
     try:
+        check_gate_options(options)
         sources = _sources(options, root)
         output = Path(options.output) if options.output else _default_output(options, list(sources))
         engine = _engine(options)
@@ -41,12 +43,14 @@ def overlap_report(arguments: Sequence[str], root: Path) -> int:
             engine=engine,
             comm_patterns=options.comm_pattern,
             rules=rules,
+            finish=lambda summary: judge(options, summary),
         )
+        code, decided = run_gate(options, report.summary)
     except AortaError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    sys.stdout.write(report.text + "\n")
-    return EXIT_OK
+    sys.stdout.write("\n\n".join(filter(None, [report.text, decided])) + "\n")
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,8 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         "rocprofv3 output (JSON, CSV, rocpd), an nsys SQLite export or records of AORTA 2025, told apart by their "
         "content. A folder of several run folders is a launch set: each is one launch, and two sets get a verdict from "
         "four launches a side on; single runs get numbers. Files of an earlier report in the output folder are "
-        "replaced. Exit codes: 0 done, 2 bad input, "
-        "127 a package is missing.",
+        "replaced. Exit codes: 0 done, 2 bad input, 3 gate failed, 4 the data cannot decide, 127 a package is missing.",
     )
     parser.add_argument(
         "--log-dir", action="append", default=[], metavar="PATH", help="run folder or traces; repeatable"
@@ -84,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask cluster that is there: tcp://HOST:8786, say")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes of --engine local; default: one a core")
+    add_gate_arguments(parser)
     return parser
 
 

@@ -139,7 +139,9 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
         values = f"{difference['reference']!r} -> {difference['candidate']!r}"
         lines += _wrap([f"  differs: {difference['key']}: {values}"]).splitlines()
     lines += _left_over(len(differences), _SHOWN_DIFFERENCES, "differences")
-    return "\n".join([*lines, _wrap([f"verdict: {comparison['verdict']}: {comparison['verdict_reason']}"])])
+    where = comparison.get("attribution", {}).get("sentence")
+    found = [f"where: {where}"] if where else []
+    return "\n".join([*lines, _wrap([*found, f"verdict: {comparison['verdict']}: {comparison['verdict_reason']}"])])
 
 
 def files_block(written: Iterable[str], not_drawn: Mapping[str, str]) -> str:

@@ -10,7 +10,10 @@ import pytest
 import aorta.analysis
 from aorta.analysis.aggregate import Dataset, aggregate
 from aorta.analysis.readers.run_folder import load_run
-from aorta.analysis.report import summarize, write_report
+from aorta.analysis.launches.rules import Rules
+from aorta.analysis.report import write_report
+from aorta.analysis.subjects import read_subjects
+from aorta.analysis.summary import summarize
 from aorta.telemetry.schema import Coverage, Step
 from tests.analysis.builders import collective, header, metrics, step, write_rank
 
@@ -203,7 +206,7 @@ def test_they_are_printed_and_compared(tmp_path: Path) -> None:
     assert "overlap_efficiency (saved/min(Tc,Tm))       0.3929" in report.text
     assert "compute_slowdown (added/isolated)           0.1700" in report.text
     assert "isolated baselines: 8 comm_only, 8 compute_only rank-steps" in report.text
-    sides = {"a": Dataset("a", load_run(tmp_path / "run")), "b": Dataset("b", load_run(tmp_path / "other"))}
+    sides = read_subjects({"a": tmp_path / "run", "b": tmp_path / "other"}, Rules())
     compared = summarize(sides, "a", "b")["comparison"]["metrics"]
     assert compared["overlap_efficiency"]["candidate"] == pytest.approx((70 + 60 - 104) / 60)
     assert compared["overlap_efficiency"]["judgement"] == "better"

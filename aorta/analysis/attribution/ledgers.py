@@ -13,7 +13,7 @@ from typing import cast, overload
 
 import numpy as np
 
-from aorta.analysis.across import PIECE_ROWS, _piece
+from aorta.analysis.across import PIECE_ROWS, piece_of
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.attribution.cells import Late, Ledger, OfRank
 from aorta.analysis.attribution.looks import NOT_KNOWN, RankSource, StepTable, looks_of_trace
@@ -127,7 +127,7 @@ def _waits(run: Run) -> dict[int, int]:
         rank: run.columns.store.reserve(stored.scan.row_count) for rank, stored in run.columns.ranks.items()
     }
     for first, last in run.columns.step_ranges(PIECE_ROWS):
-        piece = _piece(run, names, first, last)
+        piece = piece_of(run, names, first, last)
         if len(piece.rank):
             found = find_instances(piece, names)
             for rank, at, start in zip(piece.ranks, piece.starts, piece.first_rows, strict=True):

@@ -1,0 +1,57 @@
+"""Labelled locations -> what a report is about: runs, traces and launch sets.
+
+Enters: label -> where it is. Leaves: a `Subject` each. Must not: hold the columns of more than one launch of a set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.launches.rules import Rules
+from aorta.analysis.launches.sets import LaunchSet, launch_of, read_set
+from aorta.analysis.readers.engines import Engine
+from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.sources import launch_folders, load_source
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a label stands for: one run, or a launch set of which `dataset` is the representative launch."""
+
+    dataset: Dataset
+    launches: LaunchSet | None = None
+
+    def as_set(self) -> LaunchSet:
+        """A run beside a launch set is a set of one launch."""
+        return self.launches or LaunchSet(self.dataset.run.path, (launch_of(self.dataset),), ())
+
+    def datasets(self, engine: Engine | None = None) -> Iterator[Dataset]:
+        """Each launch, read when it is asked for; the one run where it is no set."""
+        if self.launches is None:
+            yield self.dataset
+            return
+        for launch in self.launches.launches:
+            yield Dataset(self.dataset.label, load_run(launch.path, engine))
+
+
+def read_subjects(
+    sources: Mapping[str, str | Path], rules: Rules, engine: Engine | None = None, comm_patterns: Sequence[str] = ()
+) -> dict[str, Subject]:
+    """Read what is under each label.
+
+    Raises:
+        InputError: a folder cannot be read, or a launch set has no complete launch.
+    """
+    subjects = {}
+    for label, where in sources.items():
+        folders = launch_folders(where)
+        if folders:
+            launches = read_set(Path(where), folders, lambda folder: load_run(folder, engine))
+            shown = load_run(launches.representative(rules.primary).path, engine)
+            subjects[label] = Subject(Dataset(label, shown), launches)
+        else:
+            subjects[label] = Subject(Dataset(label, load_source(where, engine, comm_patterns)))
+    return subjects

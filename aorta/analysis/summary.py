@@ -1,0 +1,106 @@
+"""Subjects -> the content of `summary.json`.
+
+Enters: labelled subjects and which of them are compared. Leaves: plain JSON values. Must not: compute a number that
+`aggregate`, `compare`, `launches` or `attribution` has a name for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aorta import __version__
+from aorta.analysis.aggregate import Dataset, aggregate
+from aorta.analysis.attribution.attribute import attribute
+from aorta.analysis.compare import compare
+from aorta.analysis.launches.compared import compare_launches, left_out
+from aorta.analysis.launches.rules import Rules
+from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, metric_named
+from aorta.analysis.readers.engines import Engine
+from aorta.analysis.stats import PERCENTILE_METHOD
+from aorta.analysis.subjects import Subject
+from aorta.analysis.traces.run import TraceRun
+
+SUMMARY_VERSION: Final = 1
+
+
+def summarize(
+    subjects: Mapping[str, Subject],
+    reference: str | None = None,
+    candidate: str | None = None,
+    rules: Rules | None = None,
+    engine: Engine | None = None,
+) -> dict[str, Any]:
+    """The content of `summary.json`, in a stable order, unknown as null with a reason; with both labels a comparison.
+
+    Args:
+        rules: how launch sets are judged. engine: where launches are read again.
+
+    Raises:
+        InputError: launches that are compared are not alike, or cannot be read again.
+    """
+    entries = {
+        label: aggregate(subject.dataset) | _of_traces(subject.dataset) | _of_set(subject)
+        for label, subject in subjects.items()
+    }
+    summary: dict[str, Any] = {
+        "summary_version": SUMMARY_VERSION,
+        "aorta_version": __version__,
+        "conventions": {
+            "definitions": "docs/measuring.md, section 1",
+            "unit_of_count": "rank-step: one step on one rank",
+            "percentiles": PERCENTILE_METHOD,
+            "median_of_a_ratio": "the median of the ratios of single rank-steps; `overlap_ratio` of a dataset is it",
+            "ratio_of_sums": "milliseconds summed over rank-steps, then divided",
+            "rank_spread": "largest minus smallest of the medians of the ranks",
+            "gb": "1e9 bytes",
+        },
+        "datasets": entries,
+    }
+    if reference is not None and candidate is not None:
+        sides = subjects[reference], subjects[candidate]
+        numbers = entries[reference], entries[candidate]
+        summary["comparison"] = _compared(sides, numbers, rules or Rules()) | {
+            "attribution": attribute(sides[0].datasets(engine), sides[1].datasets(engine), engine)
+        }
+    return summary | {"metrics": _definitions(entries)}
+
+
+def _compared(
+    sides: tuple[Subject, Subject], entries: tuple[dict[str, Any], dict[str, Any]], rules: Rules
+) -> dict[str, Any]:
+    """Numbers of two runs; with a launch set on a side also verdicts."""
+    before, after = (side.dataset for side in sides)
+    if not any(side.launches for side in sides):
+        return compare(before, after, *entries, judge_milliseconds=rules.judge_milliseconds)
+    collectives = (entries[0].get("collectives", []), entries[1].get("collectives", []))
+    return compare_launches((before, after), (sides[0].as_set(), sides[1].as_set()), collectives, rules)
+
+
+def _of_set(subject: Subject) -> dict[str, Any]:
+    """What the entry of a launch set has beside the numbers of its representative launch."""
+    if subject.launches is None:
+        return {}
+    return {
+        "launches": len(subject.launches.launches),
+        "representative": str(subject.dataset.run.path),
+        "launch_set": str(subject.launches.path),
+        "left_out": left_out(subject.launches),
+    }
+
+
+def _of_traces(dataset: Dataset) -> dict[str, Any]:
+    """What only traces of other tools have: each as one window, costs by kind, group and size, slow-down by kernel."""
+    return {"traces": dataset.run.as_json()} if isinstance(dataset.run, TraceRun) else {}
+
+
+def _definitions(entries: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Unit, better direction and definition of each metric that the summary holds."""
+    names = [name for entry in entries.values() for name in entry.get("metrics", ())]
+    if any(entry.get("collectives") for entry in entries.values()):
+        names += COLLECTIVE_METRIC_NAMES
+    return {
+        name: {"unit": metric.unit, "better": metric.better, "definition": metric.definition}
+        for name in dict.fromkeys(names)
+        for metric in (metric_named(name),)
+    }
