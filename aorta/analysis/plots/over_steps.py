@@ -15,7 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from aorta.analysis.aggregate import Dataset
-from aorta.analysis.plots.style import BLUE, GREEN, GREY, ORANGE, RED, SERIES, heading, new_figure, save, tidy
+from aorta.analysis.plots.palette import BLUE, GREEN, GREY, ORANGE, RED, SERIES
+from aorta.analysis.plots.style import heading, legend, new_figure, save, tidy, titled
 
 _PANELS = (
     (("compute_ms", "compute", BLUE, "-"), ("comm_ms", "communication", ORANGE, "--")),
@@ -41,14 +42,13 @@ def draw_timeline(dataset: Dataset, path: Path) -> str | None:
         tidy(axes)
         axes.set_ylim(bottom=0)
         axes.set_ylabel("ms per step")
-        if axes.has_data():
-            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     if "comm_ms" not in measured:
         panels[1].text(0.5, 0.5, "communication was not measured", ha="center", transform=panels[1].transAxes)
         panels[1].set_yticks([])
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    panels[-1].set_xlabel("global step (line: median over ranks, band: lowest to highest rank)")
-    heading(figure, dataset, "time in computation and communication")
+    panels[-1].set_xlabel("global step (line: median over ranks, band: lowest to highest rank)", fontsize=9)
+    legend(figure, panels)
+    heading(figure, panels[0], dataset, "time in computation and communication")
     save(figure, path)
     return None
 
@@ -70,9 +70,9 @@ def draw_overlap_ratio(datasets: Sequence[Dataset], path: Path) -> str | None:
     axes.set_ylim(-0.03, 1.03)
     axes.set_ylabel("overlap ratio: hidden / all communication")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("global step, warm-up left out (line: median over ranks, band: lowest to highest rank)")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    figure.suptitle("overlap ratio: 1 = all communication hidden, 0 = all exposed", fontsize=11)
+    axes.set_xlabel("global step, warm-up left out (line: median over ranks, band: lowest to highest rank)", fontsize=9)
+    legend(figure, [axes])
+    titled(figure, axes, "overlap ratio", "1: all communication hidden, 0: all exposed")
     save(figure, path)
     return None
 
