@@ -70,7 +70,7 @@ def _document(charts: Sequence[Chart]) -> Any:
     document = Document()
     for chart in charts:
         document.add_root(chart.model)
-    return document.to_json()
+    return document.to_json(deferred=False)
 
 
 def _asset(name: str) -> str:

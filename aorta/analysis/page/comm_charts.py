@@ -117,7 +117,15 @@ def _points(plot: Any, place: int, label: str, columns: dict[str, list[Any]], *,
     if whiskers:
         plot.segment(x0="x", x1="x", y0="low", y1="high", line_color=color, line_width=1.5, source=source, tags=tags)
     dots = plot.scatter(
-        x="x", y="y", marker="marker", size=9, fill_color=color, fill_alpha=0.65, line_color=color, source=source, tags=tags
+        x="x",
+        y="y",
+        marker="marker",
+        size=9,
+        fill_color=color,
+        fill_alpha=0.65,
+        line_color=color,
+        source=source,
+        tags=tags,
     )
     dots.name = label
     hover(plot, [dots], ("run", "$name"), ("", "@what"), ("", "@told"))

@@ -92,7 +92,9 @@ def launch_charts(comparison: Mapping[str, Any]) -> list[Chart]:
             dots.name, dots.tags = comparison[side], [f"dataset-{place}"]
             hover(plot, [dots], ("run", "$name"), ("", "@told"), ("", "@path"))
         if any(renderer.data_source.data["x"] for renderer in plot.renderers):
-            charts.append(Chart(plot.name, f"{title}, launch by launch", "One point is the median of one launch.", plot))
+            charts.append(
+                Chart(plot.name, f"{title}, launch by launch", "One point is the median of one launch.", plot)
+            )
     return charts
 
 
@@ -123,4 +125,6 @@ def breakdown_chart(datasets: Mapping[str, Dataset]) -> Chart | None:
         )
         hover(plot, [bars], ("", "@y"), ("", "@part"), ("mean", "@ms{0,0.000} ms"))
     plot.x_range.start = 0
-    return Chart(plot.name, "Where a step's time goes", "The parts add up to the step; mean over ranks and steps.", plot)
+    return Chart(
+        plot.name, "Where a step's time goes", "The parts add up to the step; mean over ranks and steps.", plot
+    )

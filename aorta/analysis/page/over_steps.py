@@ -116,7 +116,9 @@ def map_charts(series: Mapping[str, Series], rank_counts: Sequence[int]) -> tupl
             | {"dw": [shape.end_step - shape.first_step], "dh": [shape.end_rank]},
             name=f"map-data-{number}",
         )
-        image = plot.image("image", x="x", y="y", dw="dw", dh="dh", color_mapper=mapper, source=source, origin="top_left")
+        image = plot.image(
+            "image", x="x", y="y", dw="dw", dh="dh", color_mapper=mapper, source=source, origin="top_left"
+        )
         hover(plot, [image], ("value", "@image{0,0.[0000]}"), ("global step", "$x{0,0}"), ("rank, from", "$y{0,0}"))
         bar = ColorBar(color_mapper=mapper, width=12, background_fill_color=None, title=None, padding=8)
         bar.major_label_text_font, bar.major_label_text_font_size = FONT, "11px"

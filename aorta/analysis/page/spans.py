@@ -93,35 +93,18 @@ def spans_of(dataset: Dataset, budget: int, first: int, named: Sequence[int] = (
         first: how many ranks are shown at first.
         named: ranks that are drawn in any case.
     """
-    steps, notes = chosen_steps(dataset), []
-    everyone = list(dataset.run.records)
-    drawn = everyone
-    table = _Table()
+    steps = chosen_steps(dataset)
     numbers = list(dict.fromkeys(step.global_step for step in steps))
-    unseen = joined = 0
-    for place, number in enumerate(numbers):
-        rows = matched(collective_rows(dataset.run, steps=(number, number + 1)), dataset.run)
-        by_rank = {int(str(rank)): list(part.itertuples()) for rank, part in rows.groupby("rank")}
-        by_group = rows["group"].nunique() <= _GROUP_LANES
-        for rank in drawn:
-            try:
-                step = dataset.run.records[rank].step(number)
-            except InputError as error:  # the numbers do not need what only this picture reads
-                notes.append(str(error))
-                continue
-            if step is None:
-                continue
-            mine = by_rank.get(rank, [])
-            unseen += sum(1 for row in mine if _missing(row))
-            found = list(_all(step, mine, dataset.run.header.streams, by_group=by_group))
-            kept = found if len(found) <= RANK_STEP_SPANS else _joined(found, step)
-            joined += len(found) - len(kept)
-            if place == 0 and rank == drawn[0]:
-                room = max(1, budget // max(1, len(kept) * len(numbers)))
-                drawn = _spread(everyone, room, named)
-            places = [at for at, chosen in enumerate(steps) if chosen.global_step == number]
-            for span in kept:
-                table.add(drawn.index(rank), places[0], span)
+    everyone = list(dataset.run.records)
+    looks = [_Look(dataset, number) for number in numbers]
+    each = max((len(look.spans(everyone[0])) for look in looks), default=0)
+    drawn = _spread(everyone, max(1, budget // max(1, each * len(looks))), named)
+    table = _Table()
+    for look, number in zip(looks, numbers, strict=True):
+        place = next(at for at, step in enumerate(steps) if step.global_step == number)
+        for at, rank in enumerate(drawn):
+            for span in look.spans(rank):
+                table.add(at, place, span)
     return Spans(
         dataset.label,
         steps,
@@ -132,11 +115,42 @@ def spans_of(dataset: Dataset, budget: int, first: int, named: Sequence[int] = (
         list(table.kinds),
         list(table.whats),
         table.columns(),
-        [*notes, *_said(unseen, joined)],
+        [*dict.fromkeys(note for look in looks for note in look.unread.values()), *_said(looks)],
     )
 
 
-def _said(unseen: int, joined: int) -> Iterator[str]:
+class _Look:
+    """One global step of a dataset, matched across ranks; what could not be drawn of it is kept by rank."""
+
+    def __init__(self, dataset: Dataset, global_step: int) -> None:
+        self._run, self._step = dataset.run, global_step
+        rows = matched(collective_rows(dataset.run, steps=(global_step, global_step + 1)), dataset.run)
+        self._rows = {int(str(rank)): list(part.itertuples()) for rank, part in rows.groupby("rank")}
+        self._by_group = rows["group"].nunique() <= _GROUP_LANES
+        self.unread: dict[int, str] = {}
+        self.unseen: dict[int, int] = {}
+        self.joined: dict[int, int] = {}
+
+    def spans(self, rank: int) -> list[_Span]:
+        """What one rank did; neighbours made one where there are more than `RANK_STEP_SPANS`."""
+        try:
+            step = self._run.records[rank].step(self._step)
+        except InputError as error:  # the numbers do not need what only this picture reads
+            self.unread[rank] = str(error)
+            return []
+        if step is None:
+            return []
+        rows = self._rows.get(rank, [])
+        self.unseen[rank] = sum(1 for row in rows if _missing(row))
+        found = list(_all(step, rows, self._run.header.streams, by_group=self._by_group))
+        kept = found if len(found) <= RANK_STEP_SPANS else _joined(found, step)
+        self.joined[rank] = len(found) - len(kept)
+        return kept
+
+
+def _said(looks: Sequence[_Look]) -> Iterator[str]:
+    unseen = sum(sum(look.unseen.values()) for look in looks)
+    joined = sum(sum(look.joined.values()) for look in looks)
     if unseen:
         yield f"{unseen} collective(s) whose start or end was not seen are not drawn"
     if joined:

@@ -248,7 +248,8 @@ def differences_table(comparison: Mapping[str, Any]) -> Table:
     """Facts that differ between the sides."""
     columns = (Column("key"), *(Column(comparison[side]) for side in _SIDES))
     rows = tuple(
-        (word(each["key"]), *(word(shown(each[side])) for side in _SIDES)) for each in comparison["manifest_differences"]
+        (word(each["key"]), *(word(shown(each[side])) for side in _SIDES))
+        for each in comparison["manifest_differences"]
     )
     return Table("differences", "What differs between the runs", columns, rows)
 

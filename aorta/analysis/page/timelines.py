@@ -1,4 +1,4 @@
-"""The spans of chosen steps -> an empty chart for each dataset, and the columns that a script of the page fills it from.
+"""The spans of chosen steps -> an empty chart for each dataset, and the columns a script of the page fills it from.
 
 Enters: `Spans`. Leaves: charts that share one range of milliseconds, and a payload of plain JSON values. Must not: put
 a word of a file into a template of Bokeh.
@@ -51,7 +51,15 @@ def timeline_charts(spans: Sequence[Spans]) -> list[Chart]:
         waits = ColumnDataSource(dict(empty), name=f"timeline-waits-{number}")
         hatch = {"hatch_pattern": "right_diagonal_line", "hatch_color": INK, "hatch_scale": 6, "hatch_weight": 1}
         waited = plot.quad(**box, fill_color=None, line_color=INK, line_width=0.8, source=waits, **hatch)
-        hover(plot, [ran, waited], ("rank", "@rank"), ("", "@what"), ("start", "@begin"), ("length", "@took"), ("", "@more"))
+        hover(
+            plot,
+            [ran, waited],
+            ("rank", "@rank"),
+            ("", "@what"),
+            ("start", "@begin"),
+            ("length", "@took"),
+            ("", "@more"),
+        )
         charts.append(Chart(plot.name, each.label, "", plot, number))
     return charts
 

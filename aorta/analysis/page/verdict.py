@@ -17,7 +17,7 @@ _WORDS: Final = {
     "equivalent": ("Equivalent", "even", "="),
     "inconclusive": ("Inconclusive", "open", "?"),
 }
-_NO_VERDICT: Final = ("No verdict from one launch", "open", "–")
+_NO_VERDICT: Final = ("No verdict from one launch", "open", "\u2013")
 _CARDS: Final = ("overlap_ratio", "job_step_ms", "exposed_comm_ms")
 _TITLES: Final = {
     "overlap_ratio": "Overlap ratio",

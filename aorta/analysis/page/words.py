@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-NONE: Final = "–"
+NONE: Final = "\u2013"
 _DIGITS: Final = {"ms": 3, "ratio": 4, "GB/s": 3}
 
 

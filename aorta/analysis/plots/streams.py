@@ -13,9 +13,9 @@ from matplotlib.patches import Patch
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.plots.choosing import representative_step
 from aorta.analysis.plots.palette import INK, LANE_COLORS, OTHER_KIND
-from aorta.errors import InputError
 from aorta.analysis.plots.step import exposed_of, lanes_of
 from aorta.analysis.plots.style import heading, legend, new_figure, save, tidy
+from aorta.errors import InputError
 from aorta.timeline.classes import COMPUTE
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import NS_PER_MS

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from html import unescape
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.page import write_page
 from aorta.analysis.readers.run_folder import load_run
 from aorta.analysis.report import summarize
+from aorta.telemetry.reader import read_rank
 from aorta.telemetry.schema import DeviceSample, DeviceTelemetry
-from tests.analysis.builders import simulated_run
+from tests.analysis.builders import simulated_run, write_rank
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&<b>$$\\x$$@{what}"
 """Ends a script element, loads something, is TeX to Bokeh and a place holder to its tooltips."""
 
 
 def two_runs(folder: Path, *, ranks: int = 2, steps: int = 30) -> dict[str, Dataset]:
-    """A reference, and a candidate whose transfers take twice as long."""
-    return {
-        label: Dataset(
-            label,
-            load_run(
-                simulated_run(folder / label, label=label, ranks=ranks, steps=steps, transfer_ms=transfer, seed=seed)
-            ),
-        )
+    """A reference, and a candidate whose transfers take twice as long, with samples of its devices."""
+    made = {
+        label: simulated_run(folder / label, label=label, ranks=ranks, steps=steps, transfer_ms=transfer, seed=seed)
         for label, transfer, seed in (("cuda", 5.0, 1), ("rocm", 10.0, 2))
     }
+    sampled(made["rocm"])
+    return {label: Dataset(label, load_run(where)) for label, where in made.items()}
 
 
 def compared(datasets: Mapping[str, Dataset]) -> dict[str, Any]:
@@ -88,7 +89,13 @@ def launched(summary: dict[str, Any], verdict: str = "regression") -> dict[str, 
             "transfer, not waiting for peers; 71 % of it is exposed behind the end of backward.",
             "definition": "mean exposed_comm_ms of the rank-steps after warm-up, candidate minus reference",
             "causes": [
-                {"what": what, "reference_ms": left, "candidate_ms": right, "difference_ms": right - left, "share": share}
+                {
+                    "what": what,
+                    "reference_ms": left,
+                    "candidate_ms": right,
+                    "difference_ms": right - left,
+                    "share": share,
+                }
                 for what, left, right, share in (
                     ("all-reduce of 25 MB, group world, 2 ranks", 2.1, 13.7, 0.96),
                     ("behind the end of backward", 1.9, 10.5, 0.71),
@@ -108,35 +115,37 @@ def launched(summary: dict[str, Any], verdict: str = "regression") -> dict[str, 
     }
 
 
-def with_devices(dataset: Dataset) -> Dataset:
-    """The dataset with a sample in every step: a clock that falls by half in the middle third."""
-    import pandas as pd
-
-    rows = []
-    header = DeviceTelemetry("nvml", 1.0)
-    for row in dataset.table("rank", "global_step", "start_mono_ns", "end_mono_ns", warmup=True).itertuples():
-        slow = 10 <= row.global_step < 20
-        sample = DeviceSample(
-            int(row.start_mono_ns) + 1000,
-            int(row.start_mono_ns) + 2000,
-            60.0 + row.global_step / 2,
-            300.0 + 10 * row.rank,
-            900.0 if slow else 1800.0 + row.rank,
-            None,
-            97.0,
-            None,
-            ["thermal"] if slow else [],
-        )
-        rows.append({"rank": row.rank, **{name: getattr(sample, name) for name in DeviceSample.__struct_fields__}})
-    assert header.source
-    frame = pd.DataFrame(rows).assign(failed=False, reason=None)
-    dataset.__dict__["device_samples"] = frame.sort_values(["rank", "start_mono_ns"], ignore_index=True)
-    return dataset
+def sampled(folder: Path) -> Path:
+    """The records of a folder again, with a sample of the device in every step: its clock is half in steps 10 to 19."""
+    for path in sorted(folder.glob("rank_*_metrics.jsonl")):
+        record = read_rank(path)
+        rank = record.header.rank
+        path.unlink()
+        lines = [
+            msgspec.structs.replace(
+                step,
+                device=[
+                    DeviceSample(
+                        step.start_mono_ns + 1_000,
+                        step.start_mono_ns + 2_000,
+                        temp_c=60.0 + step.global_step / 2,
+                        power_w=300.0 + 10 * rank,
+                        sclk_mhz=900.0 if 10 <= step.global_step < 20 else 1_800.0 + rank,
+                        mclk_mhz=None,
+                        util_pct=97.0,
+                        mem_used_bytes=None,
+                        throttle=["thermal"] if 10 <= step.global_step < 20 else [],
+                    )
+                ],
+            )
+            for step in record.steps
+        ]
+        head = msgspec.structs.replace(record.header, device_telemetry=DeviceTelemetry("nvml", 1.0))
+        write_rank(folder, head, lines)
+    return folder
 
 
 def text_of(html: str) -> str:
     """What a page says, without scripts, styles and markup."""
-    from html import unescape
-
     bare = re.sub(r"<(script|style)\b.*?</\1>", " ", html, flags=re.S)
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", bare)))

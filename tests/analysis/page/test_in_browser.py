@@ -24,7 +24,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from tests.analysis.page.pages import HOSTILE, compared, launched, page, two_runs, with_devices
+from tests.analysis.page.pages import HOSTILE, compared, launched, page, two_runs
 from tests.analysis.page.test_page import hostile_run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -63,7 +63,6 @@ def started() -> Iterator[Chrome]:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("browser")
     datasets = two_runs(folder)
-    datasets["rocm"] = with_devices(datasets["rocm"])
     path = folder / "report.html"
     page(datasets, launched(compared(datasets)), path)
     return path
@@ -121,9 +120,16 @@ def test_it_opens_from_disk_without_a_word_or_a_request(browser: Chrome, report:
 def test_the_policy_is_in_force(browser: Chrome, report: Path) -> None:
     """The other tests see no request and no error; this one that the browser would have stopped both."""
     opened(browser, report)
-    assert asked(browser, "(() => { try { return new Function('return 1')(); } catch { return 'refused'; } })()") == "refused"
-    browser.execute_script("const it = document.createElement('img'); it.src = 'http://127.0.0.1:9/x'; document.body.append(it)")
-    browser.execute_script("const it = document.createElement('script'); it.textContent = 'window.ran = 1'; document.body.append(it)")
+    assert (
+        asked(browser, "(() => { try { return new Function('return 1')(); } catch { return 'refused'; } })()")
+        == "refused"
+    )
+    browser.execute_script(
+        "const it = document.createElement('img'); it.src = 'http://127.0.0.1:9/x'; document.body.append(it)"
+    )
+    browser.execute_script(
+        "const it = document.createElement('script'); it.textContent = 'window.ran = 1'; document.body.append(it)"
+    )
     assert asked(browser, "window.ran === undefined")
     WebDriverWait(browser, 10).until(lambda it: any("Content Security Policy" in said for said in complaints(it)))
 

@@ -195,7 +195,9 @@ def test_words_of_files_stay_words(tmp_path: Path) -> None:
     assert len(parts.named("b")) == 0
     assert "<img" not in html
     data = next(
-        text for script, text in zip(parts.named("script"), parts.scripts, strict=True) if script.get("id") == "page-data"
+        text
+        for script, text in zip(parts.named("script"), parts.scripts, strict=True)
+        if script.get("id") == "page-data"
     )
     found = json.loads(data)
     assert found["labels"] == list(labels)
@@ -224,10 +226,10 @@ def test_without_its_packages_a_page_says_how_to_get_them(tmp_path: Path, monkey
 
 
 def test_numbers_in_words() -> None:
-    assert number(None, "ms") == "–"
+    assert number(None, "ms") == "\u2013"
     assert number(1234.5678, "ms") == "1,234.568"
     assert number(0.25, "ratio") == "0.2500"
-    assert effect(-0.123, "difference") == "−12.30 points"
+    assert effect(-0.123, "difference") == "\u221212.30 points"
     assert effect(0.084, "quotient") == "+8.40 %"
     assert size(25_000_000) == "25 MB"
     assert size(None) == "size unknown"
