@@ -16,7 +16,7 @@ from aorta.analysis.page import tables
 from aorta.analysis.page.assembly import assemble
 from aorta.analysis.page.charts import Chart
 from aorta.analysis.page.comm_charts import comm_charts, kinds_drawn
-from aorta.analysis.page.compare_charts import breakdown_chart, effects_chart, launch_charts
+from aorta.analysis.page.compare_charts import breakdown_chart, effect_charts, launch_charts
 from aorta.analysis.page.over_steps import MAPPED, map_charts, step_charts
 from aorta.analysis.page.series import Series
 from aorta.analysis.page.spans import Spans, spans_of
@@ -54,7 +54,7 @@ def page_html(datasets: Mapping[str, Dataset], summary: Mapping[str, Any]) -> st
     series = {label: Series(dataset) for label, dataset in datasets.items()}
     maps, mapped = map_charts(series, [len(dataset.run.records) for dataset in datasets.values()])
     charts: dict[str, list[Chart]] = {
-        "effects": _some(effects_chart(comparison) if comparison else None),
+        "effects": effect_charts(comparison) if comparison else [],
         "launches": launch_charts(comparison) if comparison else [],
         "breakdown": _some(breakdown_chart(datasets)),
         "timelines": timeline_charts(spans),
@@ -132,7 +132,7 @@ def _gate(gate: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """What a gate said: its facts, and each list of its rules as a table."""
     if gate is None:
         return None
-    facts = {name: found for name, found in gate.items() if not isinstance(found, list | dict)}
+    facts = {name.replace("_", " "): found for name, found in gate.items() if not isinstance(found, list | dict)}
     lists = {name: found for name, found in gate.items() if isinstance(found, list) and found}
     return {
         "facts": facts,

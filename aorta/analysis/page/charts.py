@@ -59,8 +59,8 @@ def new_chart(
         min_border_left=64,
         min_border_right=16,
         lod_threshold=None,
-        x_axis_label=plain(x_label),
-        y_axis_label=plain(y_label),
+        x_axis_label=plain(x_label) or None,
+        y_axis_label=plain(y_label) or None,
         **ranges,
     )
     for axis in plot.axis:
@@ -79,3 +79,8 @@ def hover(plot: Any, renderers: list[Any], *lines: tuple[str, str], mode: str = 
     """Show `lines` where the pointer is. Names of columns only: Bokeh escapes what a column holds."""
     tool = HoverTool(renderers=renderers, tooltips=list(lines), mode=mode, point_policy="follow_mouse")
     plot.add_tools(tool)
+
+
+def belongs(renderer: Any, number: int, label: str) -> None:
+    """Mark what is drawn as a dataset's: the page's switches find it by its tag, a tooltip says its name."""
+    renderer.tags, renderer.name = [f"dataset-{number}"], label

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from bokeh.models import ColumnDataSource, NumeralTickFormatter
+from bokeh.models import ColumnDataSource
 
-from aorta.analysis.page.charts import Chart, hover, new_chart
+from aorta.analysis.page.charts import Chart, belongs, hover, new_chart
 from aorta.analysis.page.words import number, size
 from aorta.analysis.plots.palette import SERIES
 
@@ -39,7 +39,7 @@ def kinds_drawn(entries: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str
 
 def _bandwidth(entries: Mapping[str, Mapping[str, Any]]) -> Chart | None:
     plot = new_chart("bandwidth", 320, "bytes of the collective", "bus bandwidth, GB/s", zoom="both", x_axis_type="log")
-    plot.xaxis.formatter = NumeralTickFormatter(format="0 b")
+    plot.xaxis.major_label_overrides = {m * 10.0**k: size(m * 10**k) for k in range(14) for m in (1, 2, 5)}
     for place, (label, entry) in enumerate(entries.items()):
         rows = [
             row for row in entry.get("collectives", ()) if row["bytes"] and row["busbw_gb_per_s"]["median"] is not None
@@ -113,19 +113,12 @@ def _about(rows: list[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def _points(plot: Any, place: int, label: str, columns: dict[str, list[Any]], *, whiskers: bool) -> None:
     color = SERIES[place % len(SERIES)][0]
-    source, tags = ColumnDataSource(columns), [f"dataset-{place}"]
-    if whiskers:
-        plot.segment(x0="x", x1="x", y0="low", y1="high", line_color=color, line_width=1.5, source=source, tags=tags)
+    source = ColumnDataSource(columns)
     dots = plot.scatter(
-        x="x",
-        y="y",
-        marker="marker",
-        size=9,
-        fill_color=color,
-        fill_alpha=0.65,
-        line_color=color,
-        source=source,
-        tags=tags,
+        x="x", y="y", marker="marker", size=9, fill_color=color, fill_alpha=0.65, line_color=color, source=source
     )
-    dots.name = label
+    belongs(dots, place, label)
+    if whiskers:
+        bars = plot.segment(x0="x", x1="x", y0="low", y1="high", line_color=color, line_width=1.5, source=source)
+        belongs(bars, place, label)
     hover(plot, [dots], ("run", "$name"), ("", "@what"), ("", "@told"))

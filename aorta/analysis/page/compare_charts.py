@@ -11,33 +11,44 @@ from typing import Any, Final
 from bokeh.models import BoxAnnotation, ColumnDataSource, FactorRange, Span
 
 from aorta.analysis.aggregate import Dataset
-from aorta.analysis.page.charts import Chart, hover, new_chart
+from aorta.analysis.page.charts import Chart, belongs, hover, new_chart
 from aorta.analysis.page.words import effect, interval, number, plain
 from aorta.analysis.plots.breakdown import NEEDED, PARTS, parts
-from aorta.analysis.plots.palette import GREEN, GREY, INK, RED, SERIES
+from aorta.analysis.plots.palette import GREEN, GREY, INK, QUIET, RED, SERIES
 
 _TONES: Final = {"regression": RED, "improvement": GREEN, "equivalent": INK}
 _LAUNCH_METRICS: Final = (("overlap_ratio", "Overlap ratio", ""), ("job_step_ms", "Job step", "ms"))
 
 
-def effects_chart(comparison: Mapping[str, Any]) -> Chart | None:
-    """Every metric whose effect has an interval: primary first, then the guard. None without any."""
-    found = {
-        name: pair
-        for name, pair in comparison["metrics"].items()
-        if (pair.get("effect") or {}).get("low") is not None and pair["effect"].get("high") is not None
-    }
-    if not found:
-        return None
-    order = sorted(found, key=lambda name: {"primary": 0, "guard": 1}.get(found[name].get("role", ""), 2))
-    titles = [plain(name) for name in order]
-    plot = new_chart(
-        "effects",
-        70 + 24 * len(order),
-        "candidate against reference: ratios in percentage points, times and rates in %",
-        "",
-        y_range=FactorRange(*titles[::-1]),
+def effect_charts(comparison: Mapping[str, Any]) -> list[Chart]:
+    """Every metric whose effect has an interval, the primary first, then the guard: ratios in one chart, times and
+    rates in another, as their units differ.
+    """
+    order = sorted(
+        (name for name, pair in comparison["metrics"].items() if _has_interval(pair)),
+        key=lambda name: {"primary": 0, "guard": 1}.get(comparison["metrics"][name].get("role", ""), 2),
     )
+    kinds = {
+        "difference": ("Ratios", "candidate - reference, percentage points"),
+        "quotient": ("Times and rates", "candidate / reference - 1, %"),
+    }
+    charts = []
+    for kind, (title, axis) in kinds.items():
+        pairs = {name: comparison["metrics"][name] for name in order}
+        mine = {name: pair for name, pair in pairs.items() if pair["effect"]["kind"] == kind}
+        if mine:
+            charts.append(_effects(f"effects-{kind}", f"Effects: {title.lower()}", axis, mine))
+    return charts
+
+
+def _has_interval(pair: Mapping[str, Any]) -> bool:
+    found = pair.get("effect") or {}
+    return found.get("low") is not None and found.get("high") is not None
+
+
+def _effects(name: str, title: str, axis: str, found: Mapping[str, Mapping[str, Any]]) -> Chart:
+    titles = [plain(each) for each in found]
+    plot = new_chart(name, 70 + 24 * len(titles), axis, "", y_range=FactorRange(*titles[::-1]))
     plot.min_border_left = 150
     plot.ygrid.grid_line_color = None
     margins = {pair["margin"] for pair in found.values() if pair.get("margin") is not None}
@@ -45,25 +56,22 @@ def effects_chart(comparison: Mapping[str, Any]) -> Chart | None:
         margin = 100 * margins.pop()
         plot.add_layout(BoxAnnotation(left=-margin, right=margin, fill_color=GREY, fill_alpha=0.5, line_color=None))
     plot.add_layout(Span(location=0, dimension="height", line_color=INK, line_width=1))
-    pairs = [found[name] for name in order]
+    pairs = list(found.values())
     source = ColumnDataSource(
         {
             "y": titles,
             **{key: [100 * pair["effect"][key] for pair in pairs] for key in ("low", "high", "value")},
-            "color": [_TONES.get(pair.get("verdict", ""), "#7A7A7A") for pair in pairs],
-            "verdict": [pair.get("verdict", "") for pair in pairs],
+            "color": [_TONES.get(pair.get("verdict") or "", QUIET) for pair in pairs],
+            "verdict": [pair.get("verdict") or "not judged" for pair in pairs],
             "told": [effect(pair["effect"]["value"], pair["effect"]["kind"]) for pair in pairs],
             "range": [interval(pair["effect"]) for pair in pairs],
-            "marker": [_MARKS.get(pair.get("verdict", ""), "circle") for pair in pairs],
+            "marker": [_MARKS.get(pair.get("verdict") or "", "circle") for pair in pairs],
         }
     )
     plot.segment(x0="low", x1="high", y0="y", y1="y", line_color="color", line_width=3, source=source)
     dots = plot.scatter(x="value", y="y", marker="marker", size=11, color="color", source=source)
     hover(plot, [dots], ("", "@y"), ("effect", "@told"), ("interval", "@range"), ("verdict", "@verdict"))
-    caption = "Mark: effect (▼ regression, ▲ improvement, ■ equivalent, ● inconclusive). Bar: its interval."
-    if len(margins) <= 1:
-        caption += " Grey: too small to matter."
-    return Chart(plot.name, "Effects", caption, plot)
+    return Chart(plot.name, title, "", plot)
 
 
 _MARKS: Final = {"regression": "inverted_triangle", "improvement": "triangle", "equivalent": "square"}
@@ -89,7 +97,7 @@ def launch_charts(comparison: Mapping[str, Any]) -> list[Chart]:
             dots = plot.scatter(
                 x="x", y="y", marker=marker, size=10, fill_color=color, line_color=color, fill_alpha=0.7, source=source
             )
-            dots.name, dots.tags = comparison[side], [f"dataset-{place}"]
+            belongs(dots, place, comparison[side])
             hover(plot, [dots], ("run", "$name"), ("", "@told"), ("", "@path"))
         if any(renderer.data_source.data["x"] for renderer in plot.renderers):
             charts.append(

@@ -13,9 +13,10 @@ import numpy as np
 from bokeh.models import BasicTicker, ColorBar, ColumnDataSource, LinearColorMapper, Range1d
 from bokeh.palettes import Cividis256
 
-from aorta.analysis.page.charts import DASHES, FONT, Chart, hover, new_chart
+from aorta.analysis.page.charts import DASHES, FONT, Chart, belongs, hover, new_chart
 from aorta.analysis.page.series import Curve, Map, Series
 from aorta.analysis.page.words import plain
+from aorta.analysis.plots.over_steps import MARKED_STEPS
 from aorta.analysis.plots.palette import INK, SERIES
 
 _DEVICES: Final = (
@@ -52,14 +53,16 @@ def step_charts(series: Mapping[str, Series]) -> list[Chart]:
         shared["x_range"] = plot.x_range
         charts.append(Chart(plot.name, title, caption, plot))
 
-    add("overlap_ratio", "Overlap ratio", "hidden / all communication", ratio, BAND, 1.0)
+    add("overlap_ratio", "Overlap ratio", "hidden / all", ratio, BAND, 1.0)
     job = {label: each.job_step() for label, each in series.items()}
-    add("job_step", "Job step", "ms", job, "Line: the slowest rank. Band: fastest to slowest rank.", None)
+    add(
+        "job_step", "Job step", "ms", job, "Line: the slowest rank, which decides. Band: fastest to slowest rank.", None
+    )
     sampled = {label: each.devices() for label, each in series.items()}
     for name, title, unit in _DEVICES:
         curves = {label: found[name] for label, found in sampled.items() if name in found}
         placed = {label: curves.get(label, _NOTHING) for label in series}
-        add(name, title, unit, placed, BAND, 100.0 if unit == "%" else None)
+        add(name, title, unit, placed, "", 100.0 if unit == "%" else None)
     if charts:
         charts[-1].model.xaxis.axis_label = "global step"
     return charts
@@ -71,14 +74,13 @@ _NOTHING: Final = Curve(*(np.empty(0),) * 4)
 def _draw(plot: Any, number: int, label: str, curve: Curve) -> None:
     color, dash = SERIES[number % len(SERIES)]
     source = ColumnDataSource({"x": curve.x, "low": curve.low, "middle": curve.middle, "high": curve.high})
-    style = {"source": source, "tags": [f"dataset-{number}"]}
-    band = plot.varea(x="x", y1="low", y2="high", fill_color=color, fill_alpha=0.18, **style)
-    line = plot.line(x="x", y="middle", line_color=color, line_width=1.8, line_dash=DASHES[dash], **style)
-    band.name = line.name = label
-    few = len(curve.x) <= 60
-    if few:
-        dots = plot.scatter(x="x", y="middle", size=4, fill_color=color, line_color=None, **style)
-        dots.name = label
+    band = plot.varea(x="x", y1="low", y2="high", fill_color=color, fill_alpha=0.18, source=source)
+    line = plot.line(x="x", y="middle", line_color=color, line_width=1.8, line_dash=DASHES[dash], source=source)
+    drawn = [band, line]
+    if len(curve.x) <= MARKED_STEPS:
+        drawn.append(plot.scatter(x="x", y="middle", size=4, fill_color=color, line_color=None, source=source))
+    for each in drawn:
+        belongs(each, number, label)
     hover(
         plot,
         [line],
@@ -107,19 +109,19 @@ def map_charts(series: Mapping[str, Series], rank_counts: Sequence[int]) -> tupl
         shape = known[0]
         height = int(np.clip(70 + 8 * shape.values.shape[0], 130, 420))
         plot = new_chart(f"map-{number}", height, "global step", "rank", zoom="width", **shared)
-        plot.y_range = Range1d(shape.end_rank, 0)
+        plot.y_range = Range1d(shape.end_rank - 0.5, -0.5)
         plot.yaxis.ticker = BasicTicker(min_interval=1)
         plot.grid.visible = False
         images = {name: [_values(found[name], shape)] for name in names}
         source = ColumnDataSource(
-            {"image": images[names[0]], **images, "x": [shape.first_step], "y": [0.0]}
+            {"image": images[names[0]], **images, "x": [shape.first_step - 0.5], "y": [-0.5]}
             | {"dw": [shape.end_step - shape.first_step], "dh": [shape.end_rank]},
             name=f"map-data-{number}",
         )
         image = plot.image(
             "image", x="x", y="y", dw="dw", dh="dh", color_mapper=mapper, source=source, origin="top_left"
         )
-        hover(plot, [image], ("value", "@image{0,0.[0000]}"), ("global step", "$x{0,0}"), ("rank, from", "$y{0,0}"))
+        hover(plot, [image], ("value", "@image{0,0.[0000]}"), ("global step", "$x{0,0}"), ("rank", "$y{0,0}"))
         bar = ColorBar(color_mapper=mapper, width=12, background_fill_color=None, title=None, padding=8)
         bar.major_label_text_font, bar.major_label_text_font_size = FONT, "11px"
         bar.major_label_text_color, bar.major_tick_line_color = INK, INK

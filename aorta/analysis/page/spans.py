@@ -24,6 +24,8 @@ from aorta.timeline.classes import AUX, COMPUTE, COPY
 from aorta.timeline.overlap import NS_PER_MS
 
 BLOCKED: Final = "blocked on a collective"
+OTHER_WORK: Final = "optimizer, data"
+COPIES: Final = "copies"
 EXPOSED: Final = "exposed communication"
 _GROUP_LANES: Final = 12
 """With more process groups than this, a lane is a kind of collective instead of a group."""
@@ -191,10 +193,10 @@ def _all(step: Step, rows: list[Any], streams: Sequence[str], *, by_group: bool)
         yield _span(EXPOSED, EXPOSED, EXPOSED, start, end)
     if step.aux:
         for work in step.aux:
-            yield _span(AUX, work.name, work.name, work.start_ns, work.end_ns)
+            yield _span(OTHER_WORK, work.name, work.name, work.start_ns, work.end_ns)
     else:
-        yield from _segments(AUX, lanes.get(AUX, ()))
-    yield from _segments(COPY, lanes.get(COPY, ()))
+        yield from _segments(OTHER_WORK, lanes.get(AUX, ()))
+    yield from _segments(COPIES, lanes.get(COPY, ()))
 
 
 def _span(lane: str, kind: str, what: str, start_ns: int, end_ns: int) -> _Span:

@@ -14,20 +14,20 @@ import numpy as np
 from bokeh.models import ColumnDataSource, FixedTicker, Range1d
 
 from aorta.analysis.page.charts import Chart, hover, new_chart
-from aorta.analysis.page.spans import BLOCKED, EXPOSED, Spans
+from aorta.analysis.page.spans import BLOCKED, COPIES, EXPOSED, OTHER_WORK, Spans
 from aorta.analysis.plots.palette import BLUE, INK, LANE_COLORS, OTHER_KIND, PURPLE, SKY
-from aorta.timeline.classes import AUX, KINDS, UNKNOWN_KIND
+from aorta.timeline.classes import KINDS, UNKNOWN_KIND
 
 _DRAWN: Final = ("top", "bottom", "left", "right", "color")
 _TOLD: Final = ("rank", "what", "begin", "took", "more")
-_KIND_COLORS: Final = {**LANE_COLORS, "forward": BLUE, "backward": SKY, EXPOSED: INK, BLOCKED: INK}
+_KIND_COLORS: Final = {**LANE_COLORS, "forward": BLUE, "backward": SKY, COPIES: SKY, EXPOSED: INK, BLOCKED: INK}
 
 
 def color_of(kind: str, lane: str) -> str:
     """The colour of a span on a light background."""
     if kind in _KIND_COLORS:
         return _KIND_COLORS[kind]
-    if lane == AUX:
+    if lane == OTHER_WORK:
         return PURPLE
     return OTHER_KIND if kind in KINDS or kind == UNKNOWN_KIND else _KIND_COLORS.get(lane, OTHER_KIND)
 

@@ -103,10 +103,13 @@ def _sentence(comparison: Mapping[str, Any], primary: str) -> str:
         why = "it is in neither record" if pair is None else pair["judgement_reason"] or pair["quotient_reason"]
         parts.append(f"{primary} cannot be compared: {why}")
     elif primary == "overlap_ratio":
-        parts.append(
-            f"{candidate} hides {percent(pair['candidate'])} of its communication, {reference} "
-            f"{percent(pair['reference'])}"
-        )
+        change = pair["difference"]
+        if change:
+            amount = f"{percent(abs(change)).removesuffix('%')}points {'more' if change > 0 else 'less'}"
+            sides = f"{percent(pair['candidate'])} against {percent(pair['reference'])}"
+            parts.append(f"{candidate} hides {amount} of its communication than {reference}: {sides}")
+        else:
+            parts.append(f"{candidate} hides as much of its communication as {reference}: {percent(pair['candidate'])}")
     else:
         parts.append(
             f"{primary}: {number(pair['candidate'], pair['unit'])} {pair['unit']} in {candidate}, "

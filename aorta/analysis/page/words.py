@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 NONE: Final = "\u2013"
+_SPACE: Final = "\u00a0"
+"""Between a number and its unit, which stay on one line."""
 _DIGITS: Final = {"ms": 3, "ratio": 4, "GB/s": 3}
 
 
@@ -24,14 +26,14 @@ def signed(value: float | None, unit: str) -> str:
 
 def percent(value: float | None, digits: int = 1) -> str:
     """A share: 0.123 is 12.3 %."""
-    return NONE if value is None else _minus(f"{100 * value:,.{digits}f} %")
+    return NONE if value is None else _minus(f"{100 * value:,.{digits}f}{_SPACE}%")
 
 
 def effect(value: float | None, kind: str) -> str:
     """An effect with its sign and unit: a difference of ratios in percentage points, a quotient - 1 in per cent."""
     if value is None:
         return NONE
-    return _minus(f"{100 * value:+,.2f} {'points' if kind == 'difference' else '%'}")
+    return _minus(f"{100 * value:+,.2f}{_SPACE}{_unit(kind)}")
 
 
 def interval(found: Mapping[str, Any]) -> str:
@@ -39,7 +41,7 @@ def interval(found: Mapping[str, Any]) -> str:
     low, high, kind = found.get("low"), found.get("high"), found["kind"]
     if low is None or high is None:
         return NONE
-    return _minus(f"{100 * low:+,.2f} to {100 * high:+,.2f} {'points' if kind == 'difference' else '%'}")
+    return _minus(f"{100 * low:+,.2f} to {100 * high:+,.2f}{_SPACE}{_unit(kind)}")
 
 
 def size(count: float | None) -> str:
@@ -48,8 +50,8 @@ def size(count: float | None) -> str:
         return "size unknown"
     for unit, least in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= least:
-            return f"{count / least:.3g} {unit}"
-    return f"{count:.0f} B"
+            return f"{count / least:.3g}{_SPACE}{unit}"
+    return f"{count:.0f}{_SPACE}B"
 
 
 def count(value: int, what: str) -> str:
@@ -76,6 +78,10 @@ def shown(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}={shown(each)}" for key, each in value.items()) or "(none)"
     return str(value)
+
+
+def _unit(kind: str) -> str:
+    return "points" if kind == "difference" else "%"
 
 
 def _minus(text: str) -> str:

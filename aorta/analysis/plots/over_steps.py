@@ -22,7 +22,7 @@ _PANELS = (
     (("compute_ms", "compute", BLUE, "-"), ("comm_ms", "communication", ORANGE, "--")),
     (("compute_comm_ms", "hidden communication", GREEN, "-"), ("exposed_comm_ms", "exposed communication", RED, "--")),
 )
-_MARKED_STEPS = 60  # with more, markers run into a thick line
+MARKED_STEPS = 60  # with more, markers run into a thick line
 
 
 def draw_timeline(dataset: Dataset, path: Path) -> str | None:
@@ -81,7 +81,7 @@ def draw_line(axes: Axes, frame: pd.DataFrame, column: str, title: str, color: s
     """Median over ranks, and a band from the lowest rank to the highest."""
     by_step = frame.groupby("global_step")[column]
     median = by_step.median()
-    marker = "o" if len(median) <= _MARKED_STEPS else ""
+    marker = "o" if len(median) <= MARKED_STEPS else ""
     axes.plot(median.index, median, color=color, linestyle=style, marker=marker, markersize=3.5, label=title)
     axes.fill_between(median.index, by_step.min(), by_step.max(), color=color, alpha=0.2, linewidth=0)
 

@@ -120,7 +120,7 @@ def test_the_spans_of_a_step_are_those_of_the_record(tmp_path: Path) -> None:
         ("compute", BLOCKED, 4.0, 2.0),
         ("group world", "allreduce", 3.0, 3.0),
         (EXPOSED, EXPOSED, 4.0, 2.0),
-        ("aux", "optimizer", 6.0, 1.0),
+        ("optimizer, data", "optimizer", 6.0, 1.0),
     }
     late = found.columns["wait"][(found.columns["seq"] == 2) & (found.columns["rank"] == 0)]
     assert late.tolist() == [0.5]  # rank 1 came 0.5 ms later
