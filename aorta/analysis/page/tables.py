@@ -62,12 +62,12 @@ def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any])
     """Every metric of both sides; with launch sets also effect, interval, p and verdict."""
     tested = "launches" in comparison
     columns = [Column("metric"), Column("unit"), *(Column(comparison[side], True) for side in _SIDES)]
-    columns += [Column("difference", True), Column("quotient", True, "candidate / reference")]
+    plain = [Column("difference", True), Column("quotient", True, "candidate / reference")]
     if tested:
         columns += [Column("effect", True), Column("interval", True), Column("p", True, "corrected where secondary")]
-        columns += [Column("verdict"), Column("role")]
+        columns += [Column("verdict"), *plain, Column("role")]
     else:
-        columns.append(Column("direction", tip="of the difference; not its significance"))
+        columns += [*plain, Column("direction", tip="of the difference; not its significance")]
     rows, nulls = [], []
     for name, pair in comparison["metrics"].items():
         if pair["reference"] is None and pair["candidate"] is None:
@@ -76,12 +76,14 @@ def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any])
         unit = pair["unit"]
         row = [word(name, definitions.get(name, {}).get("definition")), word(unit)]
         row += [value(pair[side], unit, pair["judgement_reason"]) for side in _SIDES]
-        row.append(Cell(signed(pair["difference"], unit), pair["difference"]))
-        row.append(Cell(number(pair["quotient"], "ratio"), pair["quotient"], pair["quotient_reason"]))
+        change = [
+            Cell(signed(pair["difference"], unit), pair["difference"]),
+            Cell(number(pair["quotient"], "ratio"), pair["quotient"], pair["quotient_reason"]),
+        ]
         if tested:
-            row += _tested(pair)
+            row += [*_tested(pair), *change, word(pair.get("role") or "")]
         else:
-            row.append(word(pair["judgement"], pair["judgement_reason"], _TONE.get(pair["judgement"])))
+            row += [*change, word(pair["judgement"], pair["judgement_reason"], _TONE.get(pair["judgement"]))]
         rows.append(tuple(row))
     note = f"Null on both sides: {'; '.join(nulls)}." if nulls else None
     return Table("metrics", "Metrics: medians", tuple(columns), tuple(rows), note)
@@ -103,7 +105,7 @@ def _tested(pair: Mapping[str, Any]) -> list[Cell]:
     verdict = pair.get("verdict") or "not judged"
     cells.append(Cell(NONE if p is None else f"{p:.3g}", p))
     cells.append(word(verdict, pair.get("verdict_reason"), _TONE.get(verdict)))
-    return [*cells, word(pair.get("role") or "")]
+    return cells
 
 
 def dataset_table(label: str, entry: Mapping[str, Any], definitions: Mapping[str, Any]) -> Table:

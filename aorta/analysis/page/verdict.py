@@ -17,7 +17,7 @@ _WORDS: Final = {
     "equivalent": ("Equivalent", "even", "="),
     "inconclusive": ("Inconclusive", "open", "?"),
 }
-_NO_VERDICT: Final = ("No verdict from one launch", "open", "\u2013")
+_NO_VERDICT: Final = ("No verdict from one launch", "open", "#")
 _CARDS: Final = ("overlap_ratio", "job_step_ms", "exposed_comm_ms")
 _TITLES: Final = {
     "overlap_ratio": "Overlap ratio",
@@ -123,7 +123,8 @@ def _sentence(comparison: Mapping[str, Any], primary: str) -> str:
             change = step["quotient"] - 1
             way = "longer" if change > 0 else "shorter"
             parts.append(f"its job step takes {percent(abs(change))} {way}" if change else "job steps take as long")
-    return "; ".join(parts) + "."
+    only = "" if "launches" in comparison else "In this one pair of launches: "
+    return only + "; ".join(parts) + "."
 
 
 def _basis(comparison: Mapping[str, Any]) -> str:

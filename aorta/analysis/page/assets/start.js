@@ -48,8 +48,11 @@ function startControls() {
     box.addEventListener("change", () => showDataset(Number(box.dataset.dataset), box.checked));
   }
   const metric = document.getElementById("map-metric");
-  metric?.addEventListener("change", () => showMap(metric.value));
-  if (metric) showMap(metric.value);
+  const stretched = document.getElementById("map-stretched");
+  for (const each of [metric, stretched]) {
+    each?.addEventListener("change", () => showMap(metric.value, stretched.checked));
+  }
+  if (metric) showMap(metric.value, stretched.checked);
 }
 
 function showDataset(number, shown) {
@@ -60,7 +63,7 @@ function showDataset(number, shown) {
   for (const each of document.querySelectorAll(`figure[data-dataset="${number}"]`)) each.hidden = !shown;
 }
 
-function showMap(name) {
+function showMap(name, stretched) {
   let low = Infinity;
   let high = -Infinity;
   data.labels.forEach((_, number) => {
@@ -74,9 +77,9 @@ function showMap(name) {
       }
     }
   });
-  const whole = name === "overlap_ratio"; // a share is shown on its whole range
-  const colors = charts.get_model_by_name("map-colors");
-  colors.setv(whole ? { low: 0, high: 1 } : { low: Math.min(0, low), high: high > low ? high : low + 1 });
+  if (!stretched) [low, high] = name === "overlap_ratio" ? [0, 1] : [Math.min(0, low), Math.max(0, high)];
+  if (!(high > low)) high = low + 1;
+  charts.get_model_by_name("map-colors").setv({ low, high });
 }
 
 async function start() {
