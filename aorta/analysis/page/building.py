@@ -30,7 +30,7 @@ from aorta.analysis.straggler import sentences
 SPAN_BUDGET: Final = 36_000
 """Of all timelines together: about 30 bytes each in the file."""
 SHOWN_RANKS: Final = 8
-_ENVIRONMENT: Final = ("versions", "environment", "host_facts", "plan")
+_ENVIRONMENT: Final = ("versions", "environment", "host_facts", "devices", "plan", "command")
 _NO_MANIFEST: Final = "there is no manifest (run.json) beside its records"
 
 
@@ -207,15 +207,7 @@ def _environment(datasets: Mapping[str, Dataset]) -> dict[str, Any]:
         if manifest is None:
             notes.append(f"{label}: {_NO_MANIFEST}")
         told = manifest or {}
-        facts[label] = {
-            key: found
-            for name in _ENVIRONMENT
-            for key, found in (flatten(told[name], f"{name}.") if isinstance(told.get(name), dict) else ())
-        }
-        if "devices" in told:
-            facts[label]["devices"] = told["devices"]
-        if "command" in told:
-            facts[label]["command"] = told["command"]
+        facts[label] = dict(flatten({name: told[name] for name in _ENVIRONMENT if name in told}))
         config[label] = dict(flatten(config_of(manifest)))
         warned = told.get("warnings")
         notes += [f"{label}: {warning}" for warning in (warned if isinstance(warned, list) else ())]

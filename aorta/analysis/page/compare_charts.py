@@ -81,7 +81,9 @@ def launch_charts(comparison: Mapping[str, Any]) -> list[Chart]:
     """One point a launch, in the order of the plan; empty without launch sets."""
     launches = comparison.get("launches")
     charts = []
-    for name, title, unit in _LAUNCH_METRICS if launches else ():
+    if not launches:
+        return []
+    for name, title, unit in _LAUNCH_METRICS:
         plot = new_chart(f"launches-{name}", 230, "launch of its side", unit or "hidden / all communication")
         plot.xaxis.ticker.min_interval = 1
         for place, side in enumerate(("reference", "candidate")):

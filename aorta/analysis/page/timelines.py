@@ -45,7 +45,7 @@ def timeline_charts(spans: Sequence[Spans]) -> list[Chart]:
         plot.ygrid.grid_line_color = None
         plot.min_border_left = 150
         box = {name: name for name in ("top", "bottom", "left", "right")}
-        empty = {name: [] for name in (*_DRAWN, *_TOLD)}
+        empty: dict[str, list[Any]] = {name: [] for name in (*_DRAWN, *_TOLD)}
         drawn = ColumnDataSource(dict(empty), name=f"timeline-spans-{number}")
         ran = plot.quad(**box, fill_color="color", line_color=INK, line_width=0.3, line_alpha=0.6, source=drawn)
         waits = ColumnDataSource(dict(empty), name=f"timeline-waits-{number}")

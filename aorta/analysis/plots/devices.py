@@ -48,10 +48,12 @@ def draw_devices(dataset: Dataset, path: Path) -> str | None:
             axes.set_ylim(-0.03 * _WHOLE[name], 1.03 * _WHOLE[name])
         if name == "device_sclk_mhz":
             throttled = frame.loc[frame[THROTTLED] == 1.0, "global_step"].unique()
-            low, high = axes.get_ylim()
             if len(throttled):
-                axes.plot(throttled, [low] * len(throttled), "|", color=RED, markersize=9, label="throttled")
-            axes.set_ylim(low, high)
+                low, high = axes.get_ylim()
+                room = 0.2 * (high - low)  # below the curve, so that no tick lies on it
+                ticks = [low - room / 2] * len(throttled)
+                axes.plot(throttled, ticks, "|", color=RED, markersize=9, markeredgewidth=2, label="throttled")
+                axes.set_ylim(low - room, high)
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     panels[-1].set_xlabel("global step (line: median over ranks, band: lowest to highest rank)", fontsize=9)
     legend(figure, panels)

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.plots.palette import BLUE, GREEN, GREY, ORANGE, RED, SERIES
-from aorta.analysis.plots.style import heading, legend, new_figure, save, tidy, titled
+from aorta.analysis.plots.style import WARM_UP, heading, legend, new_figure, save, tidy, titled
 
 _PANELS = (
     (("compute_ms", "compute", BLUE, "-"), ("comm_ms", "communication", ORANGE, "--")),
@@ -90,4 +90,4 @@ def shade_warmup(axes: Axes, frame: pd.DataFrame) -> None:
     """Behind the steps that the numbers leave out."""
     warm = frame.loc[frame["warmup"], "global_step"]
     if not warm.empty:
-        axes.axvspan(warm.min() - 0.5, warm.max() + 0.5, color=GREY, alpha=0.5, linewidth=0, label="warm-up")
+        axes.axvspan(warm.min() - 0.5, warm.max() + 0.5, color=GREY, alpha=0.5, linewidth=0, label=WARM_UP)

@@ -14,19 +14,23 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.plots.palette import FAINT, INK, QUIET
 
+WARM_UP: Final = "warm-up"
 DPI: Final = 160
 """Sharp at the width of a column of a paper; 9 inches are 1,440 pixels."""
-_LEGEND_WIDTH: Final = 110
+_LEGEND_WIDTH: Final = 115
 """Characters of a legend's line, at 9 inches."""
+_LEGEND_HANDLE: Final = 8
+"""What the line or patch before a title takes, in characters."""
 
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure, inches, whose parts make room for each other."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.08, w_pad=0.08))
     FigureCanvasAgg(figure)
     return figure
 
@@ -65,9 +69,11 @@ def legend(figure: Figure, axes: Iterable[Axes], more: Iterable[Artist] = ()) ->
         for handle, title in zip(*each.get_legend_handles_labels(), strict=True)
         if not title.startswith("_")
     } | {str(patch.get_label()): patch for patch in more}
+    if WARM_UP in found:
+        found[WARM_UP] = found.pop(WARM_UP)  # what is left out comes last
     if found:
-        longest = max(map(len, found)) + 8
-        columns = max(1, min(len(found), _LEGEND_WIDTH // longest))
+        lengths = [len(title) + _LEGEND_HANDLE for title in found]
+        columns = len(found) if sum(lengths) <= _LEGEND_WIDTH else max(1, _LEGEND_WIDTH // max(lengths))
         figure.legend(
             found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False, fontsize=9
         )
