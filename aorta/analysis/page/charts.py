@@ -56,7 +56,7 @@ def new_chart(
         outline_line_color=None,
         background_fill_color=None,
         border_fill_color=None,
-        min_border_left=64,
+        min_border_left=72,
         min_border_right=16,
         lod_threshold=None,
         x_axis_label=plain(x_label) or None,

@@ -45,6 +45,7 @@ def step_charts(series: Mapping[str, Series]) -> list[Chart]:
         if not any(curve.known for curve in curves.values()):
             return
         plot = new_chart(f"steps-{name}", 190, "", unit, **shared)
+        plot.xaxis.ticker = _whole_numbers()
         if whole is not None:
             plot.y_range = Range1d(-0.03 * whole, 1.03 * whole)
         for number, (label, curve) in enumerate(curves.items()):
@@ -110,7 +111,7 @@ def map_charts(series: Mapping[str, Series], rank_counts: Sequence[int]) -> tupl
         height = int(np.clip(70 + 8 * shape.values.shape[0], 130, 420))
         plot = new_chart(f"map-{number}", height, "global step", "rank", zoom="width", **shared)
         plot.y_range = Range1d(shape.end_rank - 0.5, -0.5)
-        plot.yaxis.ticker = BasicTicker(min_interval=1)
+        plot.xaxis.ticker, plot.yaxis.ticker = _whole_numbers(), _whole_numbers()
         plot.grid.visible = False
         images = {name: [_values(found[name], shape)] for name in names}
         source = ColumnDataSource(
@@ -130,6 +131,10 @@ def map_charts(series: Mapping[str, Series], rank_counts: Sequence[int]) -> tupl
         caption = _cells(shape, rank_counts[number])
         charts.append(Chart(plot.name, plain(label), caption, plot, number))
     return charts, names
+
+
+def _whole_numbers() -> BasicTicker:
+    return BasicTicker(min_interval=1)
 
 
 def _values(found: Map | None, shape: Map) -> np.ndarray:

@@ -6,6 +6,7 @@ own zero), or draw less than all ranks without saying how many.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -80,11 +81,25 @@ class _Table:
         )
         self.rows.append((rank, step, lane, kind, what, span.start_ms, span.length_ms, span.seq, span.wait_ms))
 
+    def order(self) -> None:
+        """Put the lanes in the order in which they are read: what is computed, what is exchanged, what is left."""
+        names = sorted(self.lanes, key=lane_order)
+        moved = {self.lanes[name]: at for at, name in enumerate(names)}
+        self.lanes = {name: at for at, name in enumerate(names)}
+        self.rows = [(*row[:2], moved[int(row[2])], *row[3:]) for row in self.rows]
+
     def columns(self) -> dict[str, np.ndarray]:
         table = np.array(self.rows, np.float64).reshape(-1, 9)
         names = ("rank", "step", "lane", "kind", "what", "start", "length", "seq", "wait")
         types = (np.uint16, np.uint8, np.uint16, np.uint16, np.uint32, np.float32, np.float32, np.int32, np.float32)
         return {name: table[:, place].astype(kind) for place, (name, kind) in enumerate(zip(names, types, strict=True))}
+
+
+def lane_order(name: str) -> tuple[int, list[tuple[int, str]]]:
+    """Computation first, what is exposed and the rest last; groups between them, `group 9` before `group 10`."""
+    last = {COMPUTE: 0, EXPOSED: 2, OTHER_WORK: 3, COPIES: 4}
+    parts = re.findall(r"\d+|\D+", name)
+    return last.get(name, 1), [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def spans_of(dataset: Dataset, budget: int, first: int, named: Sequence[int] = ()) -> Spans:
@@ -107,6 +122,7 @@ def spans_of(dataset: Dataset, budget: int, first: int, named: Sequence[int] = (
         for at, rank in enumerate(drawn):
             for span in look.spans(rank):
                 table.add(at, place, span)
+    table.order()
     return Spans(
         dataset.label,
         steps,

@@ -14,7 +14,7 @@ import numpy as np
 from bokeh.models import ColumnDataSource, FixedTicker, Range1d
 
 from aorta.analysis.page.charts import Chart, hover, new_chart
-from aorta.analysis.page.spans import BLOCKED, COPIES, EXPOSED, OTHER_WORK, Spans
+from aorta.analysis.page.spans import BLOCKED, COPIES, EXPOSED, OTHER_WORK, Spans, lane_order
 from aorta.analysis.plots.palette import BLUE, INK, LANE_COLORS, OTHER_KIND, PURPLE, SKY
 from aorta.timeline.classes import KINDS, UNKNOWN_KIND
 
@@ -92,7 +92,7 @@ def switches(spans: Sequence[Spans]) -> dict[str, list[dict[str, str]]]:
         for kind, lane in pairs:
             kinds.setdefault(each.kinds[kind], color_of(each.kinds[kind], each.lanes[lane]))
     return {
-        "lanes": [{"name": name} for name in lanes],
+        "lanes": [{"name": name} for name in sorted(lanes, key=lane_order)],
         "kinds": [{"name": name, "color": color} for name, color in kinds.items()],
     }
 

@@ -120,11 +120,17 @@ def _sentence(comparison: Mapping[str, Any], primary: str) -> str:
         if step["judgement"] == "not judged":
             parts.append(f"job steps are not compared: {step['judgement_reason']}")
         else:
-            change = step["quotient"] - 1
-            way = "longer" if change > 0 else "shorter"
-            parts.append(f"its job step takes {percent(abs(change))} {way}" if change else "job steps take as long")
+            parts.append(_job_step(step["quotient"]))
     only = "" if "launches" in comparison else "In this one pair of launches: "
     return only + "; ".join(parts) + "."
+
+
+def _job_step(quotient: float) -> str:
+    if quotient == 1:
+        return "job steps take as long"
+    if quotient >= 2:
+        return f"its job step takes {quotient:.1f} times as long"
+    return f"its job step takes {percent(abs(quotient - 1))} {'longer' if quotient > 1 else 'shorter'}"
 
 
 def _basis(comparison: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ _DIGITS: Final = {"ms": 3, "ratio": 4, "GB/s": 3}
 
 def number(value: float | None, unit: str) -> str:
     """A value of a metric: ms and GB/s with three decimals, ratios with four."""
-    return NONE if value is None else f"{value:,.{_DIGITS.get(unit, 3)}f}"
+    return NONE if value is None else _minus(f"{value:,.{_DIGITS.get(unit, 3)}f}")
 
 
 def signed(value: float | None, unit: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,12 @@ from aorta.analysis.page import spans as spans_module
 from aorta.analysis.page.series import Series
 from aorta.analysis.page.spans import BLOCKED, EXPOSED, Spans, spans_of
 from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.traces.run import load_traces
 from aorta.telemetry.schema import ActiveSegment, AuxRange, ComputeRange, Stall
 from aorta.timeline.classes import STREAMS
 from tests.analysis.builders import MS, collective, header, metrics, step, write_rank
+from tests.analysis.traces.kineto_files import document, kernel
+from tests.analysis.traces.kineto_files import step as kineto_step
 
 
 def run_of(folder: Path, steps: int, ranks: int = 2, warm: int = 0) -> Dataset:
@@ -143,3 +147,29 @@ def test_spans_closer_than_a_pixel_are_drawn_as_one_and_counted(
     found = spans_of(detailed(tmp_path, ranks=1, parts=100), budget=10_000, first=8)
     assert ("compute", "forward", 0.0, 4.0) in drawn(found, 0, 0)
     assert found.notes == ["297 span(s) closer to their neighbour than a pixel are drawn as one with it"]
+
+
+def test_lanes_are_in_the_order_in_which_they_are_read() -> None:
+    names = ["optimizer, data", "group 10", EXPOSED, "group 9", "compute", "allgather"]
+    assert sorted(names, key=spans_module.lane_order) == [
+        "compute",
+        "allgather",
+        "group 9",
+        "group 10",
+        EXPOSED,
+        "optimizer, data",
+    ]
+
+
+def test_a_trace_of_another_tool_is_drawn_from_its_segments(tmp_path: Path) -> None:
+    events = [
+        kineto_step(0, 0, 1000),
+        kernel("gemm", 0, 400),
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 300, 300, stream=20),
+    ]
+    (tmp_path / "rank0.json").write_text(json.dumps(document(events)))
+    found = spans_of(Dataset("x", load_traces(str(tmp_path / "rank0.json"))), budget=1000, first=8)
+    rank = found.ranks[0]
+    assert ("compute", "compute", 0.0, 0.4) in drawn(found, rank, 0)
+    assert (EXPOSED, EXPOSED, 0.4, 0.2) in drawn(found, rank, 0)
+    assert {(kind, start, length) for _, kind, start, length in drawn(found, rank, 0)} >= {("allreduce", 0.3, 0.3)}
