@@ -32,7 +32,7 @@ def why_no_page() -> str | None:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if not missing:
         return None
-    return f"{' and '.join(missing)} not installed: pip install 'aorta-bench[html]', or pip install {' '.join(missing)}"
+    return f"{' and '.join(missing)} not installed: pip install {' '.join(missing)}"
 
 
 def write_page(datasets: Mapping[str, Dataset], summary: Mapping[str, Any], path: Path) -> None:

@@ -22,7 +22,7 @@ from aorta.analysis.page.series import Series
 from aorta.analysis.page.spans import Spans, spans_of
 from aorta.analysis.page.timelines import payload, switches, timeline_charts
 from aorta.analysis.page.verdict import verdict_of
-from aorta.analysis.page.words import count
+from aorta.analysis.page.words import count, number
 from aorta.analysis.plots.palette import DARK, SERIES
 from aorta.analysis.readers.manifest import config_of, flatten
 from aorta.analysis.straggler import sentences
@@ -144,6 +144,8 @@ def _gate(gate: Mapping[str, Any] | None) -> dict[str, Any] | None:
     }
 
 
+_MEANS: Final = ("exposed_comm_ms", "comm_ms", "compute_comm_ms", "compute_ms", "window_ms", "achieved_tflops")
+_REASONS: Final = ("achieved_tflops_reason",)
 _SHOWN: Final = ("what", "reference_ms", "candidate_ms", "difference_ms", "share")
 
 
@@ -153,10 +155,18 @@ def _attribution(found: Any) -> dict[str, Any] | None:
         return None
     if isinstance(found, list):
         found = {"causes": found}
-    ways = found.get("dimensions") or {}
+    ways = dict(found.get("dimensions") or {})
+    ways |= {name: found[name] for name in ("stragglers", "computing") if found.get(name)}
+    sides = {side: found[side] for side in ("reference", "candidate") if isinstance(found.get(side), dict)}
+    means = {
+        side: {key: number(told[key], "ms") for key in _MEANS if told.get(key) is not None}
+        | {key: told[key] for key in _REASONS if told.get(key)}
+        for side, told in sides.items()
+    }
     return {
         "sentence": found.get("sentence") or found.get("reason"),
         "definition": found.get("definition"),
+        "means": tables.facts_table("attribution-means", "Each side, per rank-step", means) if means else None,
         "causes": _rows("attribution", "Causes, the largest first", found.get("causes") or ()),
         "ways": [_rows(f"attribution-{name}", f"By {name}", rows) for name, rows in ways.items() if rows],
     }

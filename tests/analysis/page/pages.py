@@ -87,6 +87,32 @@ def launched(summary: dict[str, Any], verdict: str = "regression") -> dict[str, 
         "attribution": {
             "sentence": "96 % of the 12.1 ms more exposed communication per rank-step is all-reduce of 25 MB; it is "
             "transfer, not waiting for peers; 71 % of it is exposed behind the end of backward.",
+            "reference": {"exposed_comm_ms": 2.3, "compute_ms": 53.1, "achieved_tflops": 12.5},
+            "candidate": {
+                "exposed_comm_ms": 14.4,
+                "compute_ms": 53.5,
+                "achieved_tflops_reason": "not a known workload",
+            },
+            "dimensions": {
+                "kind": [
+                    {
+                        "what": "allreduce",
+                        "reference_ms": 2.3,
+                        "candidate_ms": 14.4,
+                        "difference_ms": 12.1,
+                        "share": 1.0,
+                    }
+                ]
+            },
+            "computing": [
+                {
+                    "what": "block3 in backward",
+                    "reference_ms": 8.1,
+                    "candidate_ms": 8.2,
+                    "difference_ms": 0.1,
+                    "share": None,
+                }
+            ],
             "definition": "mean exposed_comm_ms of the rank-steps after warm-up, candidate minus reference",
             "causes": [
                 {

@@ -22,9 +22,12 @@ from aorta.analysis.page.verdict import verdict_of
 from aorta.analysis.page.words import effect, number, percent, plain, size
 from aorta.analysis.readers.run_folder import load_run
 from aorta.analysis.report import summarize
+from aorta.analysis.traces.run import load_traces
 from aorta.errors import ToolMissing
 from tests.analysis.builders import collective, footer, header, metrics, step, write_manifest, write_rank
 from tests.analysis.page.pages import HOSTILE, compared, launched, page, text_of, two_runs
+from tests.analysis.traces.kineto_files import document, kernel
+from tests.analysis.traces.kineto_files import step as kineto_step
 
 
 class Parts(HTMLParser):
@@ -120,6 +123,8 @@ def test_the_verdict_comes_first_with_what_it_rests_on(written: tuple[dict, str]
     assert "3.10 points with power 80 %" in text
     assert "4 launches of cuda, 4 launches of rocm; intervals at 95 %" in text
     assert summary["comparison"]["attribution"]["sentence"] in text
+    for said in ("12.500", "not a known workload", "By kind", "block3 in backward", "12.100"):
+        assert said in text
     assert "overlap_ratio<-0.05" in text
     assert "killed (no footer)" in text
 
@@ -154,8 +159,23 @@ def test_one_dataset_has_a_page_without_a_comparison(tmp_path: Path) -> None:
     assert "chart-effects" not in ids
 
 
+def test_traces_of_other_tools_have_a_page(tmp_path: Path) -> None:
+    for rank in range(2):
+        events = [
+            kineto_step(0, 0, 1000),
+            kernel("gemm", 0, 400),
+            kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 300, 300, stream=20),
+        ]
+        facts = {"distributedInfo": {"rank": rank, "world_size": 2}}
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(document(events, **facts)))
+    datasets = {label: Dataset(label, load_traces(str(tmp_path / f"rank{at}.json"))) for at, label in enumerate("ab")}
+    html = page(datasets, compared(datasets), tmp_path / "r.html")
+    assert "No verdict from one launch" in text_of(html)
+    assert {"chart-timeline-0", "chart-timeline-1"} <= {attributes.get("id") for _, attributes in Parts(html).tags}
+
+
 def test_a_run_without_a_step_still_has_a_page(tmp_path: Path) -> None:
-    write_rank(tmp_path / "run", header(), []) if (tmp_path / "run").mkdir() is None else None
+    write_rank(tmp_path / "run", header(), [])
     datasets = {"x": Dataset("x", load_run(tmp_path / "run"))}
     text = text_of(page(datasets, summarize(datasets, None, None), tmp_path / "r.html"))
     assert "nothing to measure" in text
