@@ -11,27 +11,24 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aorta.analysis.aggregate import Dataset
-from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.page import tables
 from aorta.analysis.page.assembly import assemble
 from aorta.analysis.page.charts import Chart
+from aorta.analysis.page.collective_tables import collectives_table, pairs_table
 from aorta.analysis.page.comm_charts import comm_charts, kinds_drawn
 from aorta.analysis.page.compare_charts import breakdown_chart, effect_charts, launch_charts
 from aorta.analysis.page.over_steps import MAPPED, map_charts, step_charts
+from aorta.analysis.page.runs import environment_of, health_of, left_out
 from aorta.analysis.page.series import Series
 from aorta.analysis.page.spans import Spans, spans_of
 from aorta.analysis.page.timelines import payload, switches, timeline_charts
 from aorta.analysis.page.verdict import verdict_of
-from aorta.analysis.page.words import count, number
+from aorta.analysis.page.words import number
 from aorta.analysis.plots.palette import DARK, SERIES
-from aorta.analysis.readers.manifest import config_of, flatten
-from aorta.analysis.straggler import sentences
 
 SPAN_BUDGET: Final = 36_000
 """Of all timelines together: about 30 bytes each in the file."""
 SHOWN_RANKS: Final = 8
-_ENVIRONMENT: Final = ("versions", "environment", "host_facts", "devices", "plan", "command")
-_NO_MANIFEST: Final = "there is no manifest (run.json) beside its records"
 
 
 @dataclass(frozen=True)
@@ -81,12 +78,12 @@ def page_html(datasets: Mapping[str, Dataset], summary: Mapping[str, Any]) -> st
         "distributions": [
             tables.dataset_table(label, entry, definitions) for label, entry in entries.items() if entry.get("metrics")
         ],
-        "collectives": tables.collectives_table(entries, definitions),
-        "pairs": tables.pairs_table(comparison) if comparison else None,
+        "collectives": collectives_table(entries, definitions),
+        "pairs": pairs_table(comparison) if comparison else None,
         "differences": tables.differences_table(comparison) if comparison else None,
-        "left_out": _left_out(comparison),
-        "health": [_health(dataset, entries[label]) for label, dataset in datasets.items()],
-        "environment": _environment(datasets),
+        "left_out": left_out(comparison),
+        "health": [health_of(dataset, entries[label]) for label, dataset in datasets.items()],
+        "environment": environment_of(datasets),
         "definitions": tables.definitions_table(definitions),
         "conventions": summary.get("conventions", {}),
     }
@@ -175,55 +172,3 @@ def _attribution(found: Any) -> dict[str, Any] | None:
 def _rows(key: str, caption: str, rows: Sequence[Mapping[str, Any]]) -> tables.Table | None:
     shown = [{name: row.get(name) for name in _SHOWN if name in row} for row in rows]
     return tables.generic_table(key, caption, shown) if shown else None
-
-
-def _left_out(comparison: Mapping[str, Any] | None) -> list[str]:
-    """Launches that do not count."""
-    sides = (comparison or {}).get("left_out") or {}
-    return [f"{side}: {each['path']}: {each['reason']}" for side, found in sides.items() for each in found]
-
-
-def _health(dataset: Dataset, entry: Mapping[str, Any]) -> dict[str, Any]:
-    health, steps, source = dataset.run.health, entry["steps"], entry["source"]
-    notes = [*health.notes(), *device_notes(entry["devices"]), *sentences(entry.get("stragglers", ()))]
-    if "reason" in entry:
-        notes.insert(0, f"nothing to measure: {entry['reason']}")
-    facts = {
-        "folder": source["path"],
-        "run": source["run_id"],
-        "platform": source["platform"],
-        "strategy": source["parallel"],
-        "backend": source["backend"],
-        "instrument mode": ", ".join(health.instrument_modes),
-        "hosts": source["hosts"],
-        "ranks read": f"{len(health.ranks_read)} of {health.world_size}",
-        "rank-steps used": f"{steps['rank_steps_used']:,} ({count(steps['global_steps_used'], 'global step')})",
-        "left out as warm-up": f"{steps['rank_steps_left_out_as_warmup']:,}",
-        "coverage": "complete" if not health.uncovered_steps else f"{sum(health.uncovered_steps.values())} gaps",
-    }
-    if "launches" in entry:
-        facts |= {"launches": entry["launches"], "this launch": entry.get("representative")}
-    devices = device_line(entry["devices"])
-    return {"label": dataset.label, "notes": notes, "facts": facts | ({"devices": devices} if devices else {})}
-
-
-def _environment(datasets: Mapping[str, Dataset]) -> dict[str, Any]:
-    """What the manifests say, side by side, and what they warn of."""
-    facts: dict[str, dict[str, object]] = {}
-    config: dict[str, dict[str, object]] = {}
-    notes = []
-    for label, dataset in datasets.items():
-        manifest = dataset.run.manifest
-        if manifest is None:
-            notes.append(f"{label}: {_NO_MANIFEST}")
-        told = manifest or {}
-        facts[label] = dict(flatten({name: told[name] for name in _ENVIRONMENT if name in told}))
-        config[label] = dict(flatten(config_of(manifest)))
-        warned = told.get("warnings")
-        notes += [f"{label}: {warning}" for warning in (warned if isinstance(warned, list) else ())]
-    both = len(datasets) > 1
-    return {
-        "notes": notes,
-        "facts": tables.facts_table("environment", "Versions, variables, hosts, devices", facts, mark=both),
-        "config": tables.facts_table("configuration", "Resolved configuration", config, mark=both),
-    }

@@ -13,8 +13,7 @@ from typing import Any, Final
 from aorta.analysis.metrics import metric_named
 from aorta.analysis.page.words import NONE, effect, interval, number, percent, shown, signed, size
 
-ROW_LIMIT: Final = 400
-"""Collectives of one dataset that a table lists; a browser sorts that many without a pause."""
+SIDES: Final = ("reference", "candidate")
 _SHARES: Final = ("share",)
 
 
@@ -61,7 +60,7 @@ def value(found: float | None, unit: str, tip: str | None = None) -> Cell:
 def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any]) -> Table:
     """Every metric of both sides; with launch sets also effect, interval, p and verdict."""
     tested = "launches" in comparison
-    columns = [Column("metric"), Column("unit"), *(Column(comparison[side], True) for side in _SIDES)]
+    columns = [Column("metric"), Column("unit"), *(Column(comparison[side], True) for side in SIDES)]
     plain = [Column("difference", True), Column("quotient", True, "candidate / reference")]
     if tested:
         columns += [Column("effect", True), Column("interval", True), Column("p", True, "corrected where secondary")]
@@ -75,7 +74,7 @@ def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any])
             continue
         unit = pair["unit"]
         row = [word(name, definitions.get(name, {}).get("definition")), word(unit)]
-        row += [value(pair[side], unit, pair["judgement_reason"]) for side in _SIDES]
+        row += [value(pair[side], unit, pair["judgement_reason"]) for side in SIDES]
         change = [
             Cell(signed(pair["difference"], unit), pair["difference"]),
             Cell(number(pair["quotient"], "ratio"), pair["quotient"], pair["quotient_reason"]),
@@ -89,7 +88,6 @@ def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any])
     return Table("metrics", "Metrics: medians", tuple(columns), tuple(rows), note)
 
 
-_SIDES: Final = ("reference", "candidate")
 _TONE: Final = {"better": "good", "worse": "bad", "improvement": "good", "regression": "bad", "equivalent": "even"}
 
 
@@ -141,92 +139,18 @@ def dataset_table(label: str, entry: Mapping[str, Any], definitions: Mapping[str
     return Table(f"distribution-{label}", f"{label}: every metric over its rank-steps", columns, tuple(rows), note)
 
 
-_TIMES: Final = ("duration_ms", "transfer_ms", "wait_ms", "queued_ms")
-_RATES: Final = ("algbw_gb_per_s", "busbw_gb_per_s")
-_HIDING: Final = ("hidden_ms", "exposed_ms")
-
-
-def collectives_table(entries: Mapping[str, Mapping[str, Any]], definitions: Mapping[str, Any]) -> Table | None:
-    """Collectives of every dataset, by kind, group, size of the group and bytes. None without any."""
-    listed = [(label, row) for label, entry in entries.items() for row in entry.get("collectives", ())]
-    if not listed:
-        return None
-    hiding = [name for name in _HIDING if any(name in row for _, row in listed)]
-    columns = [Column("kind"), Column("run"), Column("group"), Column("ranks", True), Column("bytes", True)]
-    columns.append(Column("count", True))
-    names = (*_TIMES, *_RATES, *hiding)
-    columns += [Column(_title(name), True, definitions.get(name, {}).get("definition")) for name in names]
-    rows, notes = [], []
-    for label, entry in entries.items():
-        mine = sorted(entry.get("collectives", ()), key=_total_ms, reverse=True)
-        rows += [_collective(label, row, names) for row in mine[:ROW_LIMIT]]
-        if len(mine) > ROW_LIMIT:
-            left, whole = (sum(map(_total_ms, part)) for part in (mine[ROW_LIMIT:], mine))
-            share = f", {percent(left / whole)} of the time in collectives" if whole else ""
-            notes.append(f"{label}: {len(mine) - ROW_LIMIT} more{share}, all in summary.json")
-    caption = "Collectives: medians, after warm-up"
-    return Table("collectives", caption, tuple(columns), tuple(rows), ". ".join(notes) or None)
-
-
-def _title(name: str) -> str:
+def titled(name: str) -> str:
     for end, unit in (("_ms", "ms"), ("_gb_per_s", "GB/s")):
         if name.endswith(end):
             return f"{name.removesuffix(end)}, {unit}"
     return name
 
 
-def _total_ms(row: Mapping[str, Any]) -> float:
-    """Time on all ranks, as far as it is known."""
-    return float((row["duration_ms"]["mean"] or 0) * row["rows"])
-
-
-def _collective(label: str, row: Mapping[str, Any], names: Iterable[str]) -> tuple[Cell, ...]:
-    bound = "an upper bound: some ends are those of the caller's wait" if row["transfer_is_upper_bound"] else None
-    cells = [word(row["kind"]), word(label), word(row["group"])]
-    cells.append(Cell(NONE if row["group_size"] is None else str(row["group_size"]), row["group_size"]))
-    cells.append(Cell(size(row["bytes"]), row["bytes"]))
-    cells.append(Cell(f"{row['collectives']:,}", row["collectives"]))
-    for name in names:
-        found = row.get(name) or {}
-        tip = found.get("reason") or (bound if name == "transfer_ms" else None)
-        cells.append(value(found.get("median"), metric_named(name).unit, tip))
-    return tuple(cells)
-
-
-def pairs_table(comparison: Mapping[str, Any]) -> Table | None:
-    """Collectives that both sides issued, candidate against reference. None without any."""
-    found = comparison.get("collectives")
-    if not found:
-        return None
-    names = ("transfer_ms", "wait_ms", "queued_ms", "busbw_gb_per_s")
-    columns = [Column("kind"), Column("group"), Column("ranks", True), Column("bytes", True)]
-    for name in names:
-        columns += [Column(f"{_title(name)}, {comparison[side]}", True) for side in _SIDES]
-        columns.append(Column("quotient", True, f"{name}: candidate / reference"))
-    rows = []
-    for row in found[:ROW_LIMIT]:
-        cells = [word(row["kind"]), word(row["group"])]
-        cells.append(Cell(NONE if row["group_size"] is None else str(row["group_size"]), row["group_size"]))
-        cells.append(Cell(size(row["bytes"]), row["bytes"]))
-        for name in names:
-            pair = row[name]
-            cells += [value(pair[side], pair["unit"], pair["judgement_reason"]) for side in _SIDES]
-            cells.append(Cell(number(pair["quotient"], "ratio"), pair["quotient"], pair["quotient_reason"]))
-        rows.append(tuple(cells))
-    alone = comparison["collectives_on_one_side"]
-    notes = []
-    if len(found) > ROW_LIMIT:
-        notes.append(f"{len(found) - ROW_LIMIT} more that both sides issued, all in summary.json")
-    if any(alone.values()):
-        notes.append(f"On one side only: {alone['reference']} of the reference, {alone['candidate']} of the candidate")
-    return Table("pairs", "The same collectives on both sides", tuple(columns), tuple(rows), ". ".join(notes) or None)
-
-
 def generic_table(key: str, caption: str, rows: Sequence[Mapping[str, Any]], note: str | None = None) -> Table:
     """A list of flat dictionaries, its columns in order of first mention. Shares (0 to 1) are shown as per cent."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     numeric = {name: _all_numbers(row.get(name) for row in rows) for name in names}
-    columns = tuple(Column(_title(name).replace("_", " "), numeric[name]) for name in names)
+    columns = tuple(Column(titled(name).replace("_", " "), numeric[name]) for name in names)
     return Table(key, caption, columns, tuple(tuple(_any(name, row.get(name)) for name in names) for row in rows), note)
 
 
@@ -248,10 +172,9 @@ def _any(name: str, found: object) -> Cell:
 
 def differences_table(comparison: Mapping[str, Any]) -> Table:
     """Facts that differ between the sides."""
-    columns = (Column("key"), *(Column(comparison[side]) for side in _SIDES))
+    columns = (Column("key"), *(Column(comparison[side]) for side in SIDES))
     rows = tuple(
-        (word(each["key"]), *(word(shown(each[side])) for side in _SIDES))
-        for each in comparison["manifest_differences"]
+        (word(each["key"]), *(word(shown(each[side])) for side in SIDES)) for each in comparison["manifest_differences"]
     )
     return Table("differences", "What differs between the runs", columns, rows)
 
