@@ -44,6 +44,7 @@ def overlap_report(arguments: Sequence[str], root: Path) -> int:
             comm_patterns=options.comm_pattern,
             rules=rules,
             finish=lambda summary: judge(options, summary),
+            html=options.html,
         )
         code, decided = run_gate(options, report.summary)
     except AortaError as error:
@@ -87,6 +88,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask cluster that is there: tcp://HOST:8786, say")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes of --engine local; default: one a core")
+    parser.add_argument(
+        "--html",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="write report.html, one page that works offline; needs bokeh and jinja2",
+    )
     add_gate_arguments(parser)
     return parser
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 from aorta.analysis.attribution.side_by_side import FILE as SIDE_BY_SIDE_FILE
 from aorta.analysis.attribution.side_by_side import draw_side_by_side
 from aorta.analysis.launches.rules import Rules
+from aorta.analysis.page import PAGE_FILE, why_no_page, write_page
 from aorta.analysis.plots import Draw, pictures
 from aorta.analysis.readers.engines import Engine
 from aorta.analysis.subjects import Subject, read_subjects
@@ -46,6 +47,7 @@ def write_report(
     comm_patterns: Sequence[str] = (),
     rules: Rules | None = None,
     finish: Callable[[dict[str, Any]], object] | None = None,
+    html: bool = True,
 ) -> Report:
     """Read, aggregate, compare (when both names are given), draw and write. Files of an earlier report are replaced.
 
@@ -53,6 +55,7 @@ def write_report(
         sources: label -> run folder, launch set, or where traces are (`sources`). reference, candidate: labels among
             them. engine: where files are read. comm_patterns: more patterns of communication kernels' names. rules: how
             launch sets are judged. finish: called with the summary before anything is written, and may add to it.
+            html: write the page too.
 
     Raises:
         InputError: a folder cannot be read, launches are not alike, or `output` cannot be written.
@@ -67,7 +70,8 @@ def write_report(
         not_drawn: dict[str, str] = {}
         written = [output / SUMMARY_FILE]
         written[0].write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        for name, draw in _drawn(subjects, reference, candidate):
+        page = partial(_draw_page, subjects, summary) if html else lambda _path: "not asked for"
+        for name, draw in (*_drawn(subjects, reference, candidate), (PAGE_FILE, page)):
             path = output / name
             reason = draw(path)
             if reason is None:
@@ -83,10 +87,15 @@ def write_report(
     return Report(_text(subjects, summary, written, not_drawn), summary, tuple(written), not_drawn)
 
 
-def _drawn(
-    subjects: Mapping[str, Subject], reference: str | None, candidate: str | None
-) -> Iterator[tuple[str, Draw]]:
-    """Everything beside the numbers: a file name, and what draws to a path and returns None or why it did not."""
+def _draw_page(subjects: Mapping[str, Subject], summary: Mapping[str, Any], path: Path) -> str | None:
+    reason = why_no_page()
+    if reason is None:
+        write_page({label: subject.dataset for label, subject in subjects.items()}, summary, path)
+    return reason
+
+
+def _drawn(subjects: Mapping[str, Subject], reference: str | None, candidate: str | None) -> Iterator[tuple[str, Draw]]:
+    """Every picture: a file name, and what draws to a path and returns None or why it did not."""
     yield from pictures([subject.dataset for subject in subjects.values()])
     if reference is not None and candidate is not None:
         sides = subjects[reference].dataset, subjects[candidate].dataset

@@ -31,7 +31,12 @@ def test_a_comparison_writes_everything_it_names(tmp_path: Path) -> None:
     }
     report = write_report(sources, tmp_path / "out", "cuda", "rocm")
     names = {f"{label}_{what}.png" for label in sources for what in ("timeline", "streams", "breakdown")}
-    assert {path.name for path in report.files} == names | {"overlap_ratio.png", "summary.json"}
+    assert {path.name for path in report.files} == names | {
+        "overlap_ratio.png",
+        "side_by_side.png",
+        "report.html",
+        "summary.json",
+    }
     for path in report.files:
         assert str(path) in report.text
         if path.suffix == ".png":

@@ -11,33 +11,34 @@ import numpy as np
 import pandas as pd
 
 from aorta.analysis.aggregate import Dataset
-from aorta.analysis.plots.style import BLUE, GREEN, GREY, PURPLE, RED, heading, new_figure, save, tidy
+from aorta.analysis.plots.palette import BLUE, GREEN, GREY, PURPLE, RED
+from aorta.analysis.plots.style import heading, new_figure, save, tidy
 
-_PARTS = (
+PARTS = (
     ("communication hidden in computation", GREEN, ""),
     ("computation alone", BLUE, ""),
     ("exposed communication", RED, "//"),
     ("copies, optimizer, other", PURPLE, ""),
     ("idle", GREY, ""),
 )
-_NEEDED = ["window_ms", "compute_ms", "compute_comm_ms", "exposed_comm_ms", "idle_ms"]
+NEEDED = ["window_ms", "compute_ms", "compute_comm_ms", "exposed_comm_ms", "idle_ms"]
 _LABELLED_RANKS = 16
 
 
 def parts(used: pd.DataFrame) -> pd.DataFrame:
     """Mean ms per step of each part (columns) for each rank (rows), over the steps where all are known."""
-    mean = used[["rank", *_NEEDED]].dropna().groupby("rank").mean()
+    mean = used[["rank", *NEEDED]].dropna().groupby("rank").mean()
     hidden, exposed, idle = mean["compute_comm_ms"], mean["exposed_comm_ms"], mean["idle_ms"]
     other = (mean["window_ms"] - mean["compute_ms"] - exposed - idle).clip(lower=0)  # below 0 only by rounding
     columns = (hidden, mean["compute_ms"] - hidden, exposed, other, idle)
-    return pd.DataFrame({title: column for (title, _, _), column in zip(_PARTS, columns, strict=True)})
+    return pd.DataFrame({title: column for (title, _, _), column in zip(PARTS, columns, strict=True)})
 
 
 def draw_breakdown(dataset: Dataset, path: Path) -> str | None:
     """Stacked bars, one a rank, and a last one for the mean of the ranks."""
-    if not set(_NEEDED) <= set(dataset.metrics):
+    if not set(NEEDED) <= set(dataset.metrics):
         return "the record has no overlap metrics"
-    table = parts(dataset.table("rank", *_NEEDED))
+    table = parts(dataset.table("rank", *NEEDED))
     if table.empty:
         return "no step after warm-up in which communication and computation are both known"
     names = [f"rank {rank}" for rank in table.index] + ["mean"]
@@ -47,7 +48,7 @@ def draw_breakdown(dataset: Dataset, path: Path) -> str | None:
     places = np.arange(len(names), dtype=float)
     places[-1] += 0.5
     bottom = np.zeros(len(names))
-    for title, color, hatch in _PARTS:
+    for title, color, hatch in PARTS:
         heights = table[title].to_numpy(dtype=float)
         axes.bar(places, heights, 0.8, bottom, color=color, hatch=hatch, edgecolor="white", linewidth=0.5, label=title)
         bottom += heights
@@ -59,7 +60,8 @@ def draw_breakdown(dataset: Dataset, path: Path) -> str | None:
     axes.grid(visible=False, axis="x")
     axes.set_ylabel("mean ms per step")
     handles, titles = axes.get_legend_handles_labels()
-    axes.legend(handles[::-1], titles[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    heading(figure, dataset, "where a step's time goes (warm-up left out)")
+    # Beside the bars, in their order from the top.
+    axes.legend(handles[::-1], titles[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
+    heading(figure, axes, dataset, "where a step's time goes (warm-up left out)")
     save(figure, path)
     return None

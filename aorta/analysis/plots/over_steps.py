@@ -15,13 +15,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from aorta.analysis.aggregate import Dataset
-from aorta.analysis.plots.style import BLUE, GREEN, GREY, ORANGE, RED, SERIES, heading, new_figure, save, tidy
+from aorta.analysis.plots.palette import BLUE, GREEN, GREY, ORANGE, RED, SERIES
+from aorta.analysis.plots.style import WARM_UP, heading, legend, new_figure, save, tidy, titled
 
 _PANELS = (
     (("compute_ms", "compute", BLUE, "-"), ("comm_ms", "communication", ORANGE, "--")),
     (("compute_comm_ms", "hidden communication", GREEN, "-"), ("exposed_comm_ms", "exposed communication", RED, "--")),
 )
-_MARKED_STEPS = 60  # with more, markers run into a thick line
+MARKED_STEPS = 60  # with more, markers run into a thick line
 
 
 def draw_timeline(dataset: Dataset, path: Path) -> str | None:
@@ -41,14 +42,13 @@ def draw_timeline(dataset: Dataset, path: Path) -> str | None:
         tidy(axes)
         axes.set_ylim(bottom=0)
         axes.set_ylabel("ms per step")
-        if axes.has_data():
-            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     if "comm_ms" not in measured:
         panels[1].text(0.5, 0.5, "communication was not measured", ha="center", transform=panels[1].transAxes)
         panels[1].set_yticks([])
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    panels[-1].set_xlabel("global step (line: median over ranks, band: lowest to highest rank)")
-    heading(figure, dataset, "time in computation and communication")
+    panels[-1].set_xlabel("global step (line: median over ranks, band: lowest to highest rank)", fontsize=9)
+    legend(figure, panels)
+    heading(figure, panels[0], dataset, "time in computation and communication")
     save(figure, path)
     return None
 
@@ -70,9 +70,9 @@ def draw_overlap_ratio(datasets: Sequence[Dataset], path: Path) -> str | None:
     axes.set_ylim(-0.03, 1.03)
     axes.set_ylabel("overlap ratio: hidden / all communication")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("global step, warm-up left out (line: median over ranks, band: lowest to highest rank)")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    figure.suptitle("overlap ratio: 1 = all communication hidden, 0 = all exposed", fontsize=11)
+    axes.set_xlabel("global step, warm-up left out (line: median over ranks, band: lowest to highest rank)", fontsize=9)
+    legend(figure, [axes])
+    titled(figure, axes, "overlap ratio", "1: all communication hidden, 0: all exposed")
     save(figure, path)
     return None
 
@@ -81,7 +81,7 @@ def draw_line(axes: Axes, frame: pd.DataFrame, column: str, title: str, color: s
     """Median over ranks, and a band from the lowest rank to the highest."""
     by_step = frame.groupby("global_step")[column]
     median = by_step.median()
-    marker = "o" if len(median) <= _MARKED_STEPS else ""
+    marker = "o" if len(median) <= MARKED_STEPS else ""
     axes.plot(median.index, median, color=color, linestyle=style, marker=marker, markersize=3.5, label=title)
     axes.fill_between(median.index, by_step.min(), by_step.max(), color=color, alpha=0.2, linewidth=0)
 
@@ -90,4 +90,4 @@ def shade_warmup(axes: Axes, frame: pd.DataFrame) -> None:
     """Behind the steps that the numbers leave out."""
     warm = frame.loc[frame["warmup"], "global_step"]
     if not warm.empty:
-        axes.axvspan(warm.min() - 0.5, warm.max() + 0.5, color=GREY, alpha=0.5, linewidth=0, label="warm-up")
+        axes.axvspan(warm.min() - 0.5, warm.max() + 0.5, color=GREY, alpha=0.5, linewidth=0, label=WARM_UP)

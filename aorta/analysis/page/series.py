@@ -1,0 +1,121 @@
+"""Metrics of a dataset over its steps, in as many points as a screen has: curves over ranks, and rank by step maps.
+
+Enters: a dataset. Leaves: arrays in which NaN is a gap. Must not: use a warm-up step, or drop a step: where there are
+more than fit, neighbours share a point, and the lowest and highest of them stay in its band.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from aorta.analysis.aggregate import Dataset, job_steps
+from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, step_columns
+
+POINTS: Final = 1_000
+"""Of a curve; more than a screen is wide."""
+MAP_STEPS: Final = 250
+MAP_RANKS: Final = 64
+_STEP_MS: Final = "step_ms"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """`x` is the middle global step of each point; `low` and `high` are over the ranks and steps of the point."""
+
+    x: np.ndarray
+    low: np.ndarray
+    middle: np.ndarray
+    high: np.ndarray
+
+    @property
+    def known(self) -> bool:
+        """Whether any point has a value."""
+        return bool(len(self.middle)) and not np.isnan(self.middle).all()
+
+
+@dataclass(frozen=True)
+class Map:
+    """`values` [rows, columns]: the mean over the ranks of a row and the steps of a column. Ranks are counted from 0 in
+    the order of the run.
+    """
+
+    values: np.ndarray
+    first_step: float
+    end_step: float
+    end_rank: float
+    steps_a_column: int
+    ranks_a_row: int
+
+
+class Series:
+    """Curves and maps of one dataset."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    @cached_property
+    def _frame(self) -> pd.DataFrame:
+        return self._dataset.table("rank", "global_step", _STEP_MS)
+
+    @cached_property
+    def steps(self) -> np.ndarray:
+        """Every global step that is used, in order."""
+        return np.unique(self._frame["global_step"].to_numpy())
+
+    @cached_property
+    def steps_a_point(self) -> int:
+        """How many global steps share a point of a curve."""
+        return max(1, -(-len(self.steps) // POINTS))
+
+    def curve(self, name: str) -> Curve:
+        """A metric: the median over the ranks and steps of each point, between the lowest and the highest."""
+        return self._curve(pd.Series(self._dataset.values(name), index=self._frame.index))
+
+    def job_step(self) -> Curve:
+        """Job step time in ms (max over ranks); its band reaches from the fastest rank of the point to the slowest."""
+        ranks = self._dataset.run.health.ranks_read or tuple(self._dataset.run.records)
+        times = job_steps(self._frame, ranks).reindex(self.steps)
+        band = self._curve(self._frame[_STEP_MS])
+        middle = times.groupby(np.arange(len(times)) // self.steps_a_point).median().to_numpy()
+        return Curve(band.x, band.low, middle, band.high)
+
+    def devices(self) -> dict[str, Curve]:
+        """What was sampled of the devices, over the steps; empty without a sample that belongs to one."""
+        samples = self._dataset.device_samples
+        if samples.empty or samples["failed"].all():
+            return {}
+        steps = self._dataset.table(*JOINED_ON, "global_step")
+        joined = step_columns(self._dataset.run, steps, samples)
+        curves = {name: self._curve(joined[name]) for name in STEP_COLUMNS}
+        return {name: curve for name, curve in curves.items() if curve.known}
+
+    def map(self, name: str) -> Map | None:
+        """A metric, rank by step; None where it is null throughout."""
+        values = (self._frame[_STEP_MS] if name == _STEP_MS else pd.Series(self._dataset.values(name))).to_numpy()
+        if not len(values) or np.isnan(values).all():
+            return None
+        ranks = np.array(list(self._dataset.run.records), np.int64)
+        each_step, each_rank = max(1, -(-len(self.steps) // MAP_STEPS)), max(1, -(-len(ranks) // MAP_RANKS))
+        column = np.searchsorted(self.steps, self._frame["global_step"].to_numpy()) // each_step
+        row = np.searchsorted(ranks, self._frame["rank"].to_numpy()) // each_rank
+        shape = (-(-len(ranks) // each_rank), -(-len(self.steps) // each_step))
+        known = ~np.isnan(values)
+        place = (row * shape[1] + column)[known]
+        sums = np.bincount(place, values[known], shape[0] * shape[1])
+        counts = np.bincount(place, minlength=shape[0] * shape[1])
+        mean = np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0).reshape(shape)
+        first, last = float(self.steps[0]), float(self.steps[-1])
+        stride = (last - first) / (len(self.steps) - 1) if len(self.steps) > 1 else 1.0
+        end = first + shape[1] * each_step * stride  # all columns are as wide as a full one, the last may hold fewer
+        return Map(mean.astype(np.float32), first, end, float(shape[0] * each_rank), each_step, each_rank)
+
+    def _curve(self, values: pd.Series[float]) -> Curve:
+        place = np.searchsorted(self.steps, self._frame["global_step"].to_numpy()) // self.steps_a_point
+        points = values.groupby(place)
+        x = pd.Series(self.steps).groupby(np.arange(len(self.steps)) // self.steps_a_point).mean().to_numpy()
+        return Curve(x, points.min().to_numpy(), points.median().to_numpy(), points.max().to_numpy())

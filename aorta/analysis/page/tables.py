@@ -1,0 +1,203 @@
+"""A summary -> the tables of the page, cell by cell.
+
+Enters: plain JSON values. Leaves: `Table`s of text with what each cell is sorted by. Must not: leave a row out without
+a sentence that says how many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aorta.analysis.metrics import metric_named
+from aorta.analysis.page.words import NONE, effect, interval, number, percent, shown, signed, size
+
+SIDES: Final = ("reference", "candidate")
+_SHARES: Final = ("share",)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`sort` is what the column is ordered by; None sorts last. `tip` says more, as a title."""
+
+    text: str
+    sort: float | str | None = None
+    tip: str | None = None
+    tone: str | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """`numeric` cells are set to the right and sorted as numbers."""
+
+    title: str
+    numeric: bool = False
+    tip: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """`key` is unique on the page; the first cell of each row is its heading. `note` stands below."""
+
+    key: str
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str | None = None
+
+
+def word(text: str, tip: str | None = None, tone: str | None = None) -> Cell:
+    """A cell sorted by its text."""
+    return Cell(text, text.casefold(), tip, tone)
+
+
+def value(found: float | None, unit: str, tip: str | None = None) -> Cell:
+    """A cell with a value of a metric; the tip of a null is why."""
+    return Cell(number(found, unit), found, tip)
+
+
+def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any]) -> Table:
+    """Every metric of both sides; with launch sets also effect, interval, p and verdict."""
+    tested = "launches" in comparison
+    columns = [Column("metric"), Column("unit"), *(Column(comparison[side], True) for side in SIDES)]
+    plain = [Column("difference", True), Column("quotient", True, "candidate / reference")]
+    if tested:
+        columns += [Column("effect", True), Column("interval", True), Column("p", True, "corrected where secondary")]
+        columns += [Column("verdict"), *plain, Column("role")]
+    else:
+        columns += [*plain, Column("direction", tip="of the difference; not its significance")]
+    rows, nulls = [], []
+    for name, pair in comparison["metrics"].items():
+        if pair["reference"] is None and pair["candidate"] is None:
+            nulls.append(f"{name}: {pair['judgement_reason']}")
+            continue
+        unit = pair["unit"]
+        row = [word(name, definitions.get(name, {}).get("definition")), word(unit)]
+        row += [value(pair[side], unit, pair["judgement_reason"]) for side in SIDES]
+        change = [
+            Cell(signed(pair["difference"], unit), pair["difference"]),
+            Cell(number(pair["quotient"], "ratio"), pair["quotient"], pair["quotient_reason"]),
+        ]
+        if tested:
+            row += [*_tested(pair), *change, word(pair.get("role") or "")]
+        else:
+            row += [*change, word(pair["judgement"], pair["judgement_reason"], _TONE.get(pair["judgement"]))]
+        rows.append(tuple(row))
+    note = f"Null on both sides: {'; '.join(nulls)}." if nulls else None
+    return Table("metrics", "Metrics: medians", tuple(columns), tuple(rows), note)
+
+
+_TONE: Final = {"better": "good", "worse": "bad", "improvement": "good", "regression": "bad", "equivalent": "even"}
+
+
+def _tested(pair: Mapping[str, Any]) -> list[Cell]:
+    found = pair.get("effect")
+    p = pair.get("p_corrected") if pair.get("p_corrected") is not None else pair.get("p")
+    cells = [Cell(NONE), Cell(NONE)]
+    if found is not None:
+        cells = [
+            Cell(effect(found["value"], found["kind"]), found["value"]),
+            Cell(interval(found), found.get("low")),
+        ]
+    verdict = pair.get("verdict") or "not judged"
+    cells.append(Cell(NONE if p is None else f"{p:.3g}", p))
+    cells.append(word(verdict, pair.get("verdict_reason"), _TONE.get(verdict)))
+    return cells
+
+
+def dataset_table(label: str, entry: Mapping[str, Any], definitions: Mapping[str, Any]) -> Table:
+    """Every metric of one dataset over its rank-steps."""
+    shape = ("median", "p5", "p95", "mean", "min", "max")
+    columns = (
+        Column("metric"),
+        Column("unit"),
+        *(Column(name, True) for name in shape),
+        Column("spread of ranks", True, "largest minus smallest of the medians of the ranks"),
+        Column("sums", True, "ratio of milliseconds summed over steps"),
+        Column("values", True),
+        Column("nulls", True),
+    )
+    rows, nulls = [], []
+    for name, found in entry.get("metrics", {}).items():
+        if found["median"] is None:
+            nulls.append(f"{name}: {found['reason']}")
+            continue
+        unit = metric_named(name).unit
+        rows.append(
+            (
+                word(name, definitions.get(name, {}).get("definition")),
+                word(unit),
+                *(value(found[each], unit) for each in shape),
+                value(found.get("rank_spread"), unit, found.get("rank_spread_reason")),
+                value(found.get("ratio_of_sums"), "ratio", found.get("ratio_of_sums_reason")),
+                Cell(f"{found['count']:,}", found["count"]),
+                Cell(f"{found['nulls']:,}", found["nulls"]),
+            )
+        )
+    note = f"Null: {'; '.join(nulls)}." if nulls else None
+    return Table(f"distribution-{label}", f"{label}: every metric over its rank-steps", columns, tuple(rows), note)
+
+
+def titled(name: str) -> str:
+    for end, unit in (("_ms", "ms"), ("_gb_per_s", "GB/s")):
+        if name.endswith(end):
+            return f"{name.removesuffix(end)}, {unit}"
+    return name
+
+
+def generic_table(key: str, caption: str, rows: Sequence[Mapping[str, Any]], note: str | None = None) -> Table:
+    """A list of flat dictionaries, its columns in order of first mention. Shares (0 to 1) are shown as per cent."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    numeric = {name: _all_numbers(row.get(name) for row in rows) for name in names}
+    columns = tuple(Column(titled(name).replace("_", " "), numeric[name]) for name in names)
+    return Table(key, caption, columns, tuple(tuple(_any(name, row.get(name)) for name in names) for row in rows), note)
+
+
+def _all_numbers(values: Iterable[object]) -> bool:
+    known = [each for each in values if each is not None]
+    return bool(known) and all(isinstance(each, int | float) and not isinstance(each, bool) for each in known)
+
+
+def _any(name: str, found: object) -> Cell:
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return Cell(NONE) if found is None else word(shown(found))
+    if name in _SHARES or name.endswith("_share"):
+        return Cell(percent(found), found)
+    if name == "bytes":
+        return Cell(size(found), found)
+    unit = "ms" if name.endswith("_ms") else "ratio"
+    return Cell(f"{found:,}" if isinstance(found, int) else number(found, unit), found)
+
+
+def differences_table(comparison: Mapping[str, Any]) -> Table:
+    """Facts that differ between the sides."""
+    columns = (Column("key"), *(Column(comparison[side]) for side in SIDES))
+    rows = tuple(
+        (word(each["key"]), *(word(shown(each[side])) for side in SIDES)) for each in comparison["manifest_differences"]
+    )
+    return Table("differences", "What differs between the runs", columns, rows)
+
+
+def facts_table(key: str, caption: str, sides: Mapping[str, Mapping[str, object]], *, mark: bool = False) -> Table:
+    """Facts of several datasets beside each other, one row a fact. `mark`: name the rows whose values differ."""
+    names = list(dict.fromkeys(name for facts in sides.values() for name in facts))
+    columns = [Column(""), *(Column(label) for label in sides), *([Column("differs")] if mark else [])]
+    rows = []
+    for name in names:
+        texts = [shown(facts[name]) if name in facts else "(absent)" for facts in sides.values()]
+        cells = [word(name), *map(word, texts)]
+        if mark:
+            cells.append(word("yes" if len(set(texts)) > 1 else "", tone="open" if len(set(texts)) > 1 else None))
+        rows.append(tuple(cells))
+    return Table(key, caption, tuple(columns), tuple(rows))
+
+
+def definitions_table(definitions: Mapping[str, Any]) -> Table:
+    """What each metric is."""
+    columns = (Column("metric"), Column("unit"), Column("better"), Column("definition"))
+    rows = tuple(
+        (word(name), word(told["unit"]), word(told["better"] or "neither"), word(told["definition"]))
+        for name, told in definitions.items()
+    )
+    return Table("definitions", "What each metric is", columns, rows)

@@ -1,0 +1,53 @@
+"""Which steps of a run are looked at closely: the median job step, the slowest and the fastest.
+
+Enters: a dataset. Leaves: global steps with their job step time. Must not: choose a warm-up step, or one that some rank
+does not have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import pandas as pd
+
+from aorta.analysis.aggregate import Dataset, job_steps
+
+MEDIAN: Final = "median job step"
+SLOWEST: Final = "slowest job step"
+FASTEST: Final = "fastest job step"
+
+
+@dataclass(frozen=True)
+class ChosenStep:
+    """`why` is one of `MEDIAN`, `SLOWEST`, `FASTEST`; `job_step_ms` the max over ranks."""
+
+    why: str
+    global_step: int
+    job_step_ms: float
+
+
+def chosen_steps(dataset: Dataset) -> list[ChosenStep]:
+    """The median (the lower of two middle ones), the slowest and the fastest; the earliest of equals. Empty without a
+    step that is on all ranks.
+    """
+    times = _ordered(dataset)
+    if times.empty:
+        return []
+    slowest = times[times == times.iloc[-1]].index[0]
+    places = {MEDIAN: times.index[(len(times) - 1) // 2], SLOWEST: slowest, FASTEST: times.index[0]}
+    return [ChosenStep(why, int(step), float(times.loc[step])) for why, step in places.items()]
+
+
+def representative_step(dataset: Dataset) -> int | None:
+    """The global step whose job step time is the median (the lower of two middle ones; the earliest of equals)."""
+    chosen = chosen_steps(dataset)
+    return chosen[0].global_step if chosen else None
+
+
+def _ordered(dataset: Dataset) -> pd.Series[float]:
+    """Job step times, from the shortest; of equal ones the earlier step first."""
+    # Where no rank is known, the traces are still drawn.
+    ranks = dataset.run.health.ranks_read or tuple(dataset.run.records)
+    times = job_steps(dataset.table("rank", "global_step", "step_ms"), ranks)
+    return times.sort_index().sort_values(kind="stable")
