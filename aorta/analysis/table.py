@@ -146,7 +146,7 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
 
 def files_block(written: Iterable[str], not_drawn: Mapping[str, str]) -> str:
     """Where each file is, and which pictures there are none of."""
-    return "\n".join([*written, *(f"not drawn: {name}: {reason}" for name, reason in not_drawn.items())])
+    return "\n".join([*written, *(_wrap([f"not drawn: {name}: {reason}"]) for name, reason in not_drawn.items())])
 
 
 def _collective_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:

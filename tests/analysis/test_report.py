@@ -95,7 +95,7 @@ def test_no_rows_means_no_picture_and_no_stale_one(tmp_path: Path) -> None:
     write_report({"x": simulated_run(tmp_path / "full", label="x", ranks=1, steps=5)}, output)
     assert (output / "x_timeline.png").exists()
     report = write_report({"x": tmp_path / "run"}, output)
-    assert sorted(path.name for path in output.iterdir()) == ["summary.json"]
+    assert sorted(path.name for path in output.iterdir()) == ["report.html", "summary.json"]
     assert set(report.not_drawn) == {
         *("x_timeline.png", "x_streams.png", "x_breakdown.png", "x_devices.png"),
         "overlap_ratio.png",

@@ -153,9 +153,13 @@ def _balance(means: Means, found: dict[str, list[dict[str, Any]]]) -> str:
     change = right - left
     if abs(change) < 0.25 * abs(hidden["difference_ms"]) or (change > 0) == (hidden["difference_ms"] > 0):
         return f"{text}, while computing takes {amount(left)} and {amount(right)}: it runs at another time, not longer."
-    row = max(_listed(found["computing"]), key=lambda row: row["difference_ms"] * (1 if change > 0 else -1))
+    text += f", as computing is {amount(change)} {'longer' if change > 0 else 'shorter'}"
+    rows = _listed(found["computing"])
+    if not rows:  # no block was named
+        return f"{text}."
+    row = max(rows, key=lambda row: row["difference_ms"] * (1 if change > 0 else -1))
     return (
-        f"{text}, as computing is {amount(change)} {'longer' if change > 0 else 'shorter'}, most of that in "
+        f"{text}, most of that in "
         f"{row['what']} ({amount(row['reference_ms'])} in the reference, {amount(row['candidate_ms'])} in the "
         "candidate)."
     )

@@ -18,7 +18,8 @@ from aorta.analysis.aggregate import Dataset
 from aorta.analysis.attribution.charging import Row, exposure
 from aorta.analysis.attribution.choosing import Shown, worst_step
 from aorta.analysis.attribution.naming import size_name
-from aorta.analysis.plots.style import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, YELLOW, new_figure, save, tidy
+from aorta.analysis.plots.palette import BLUE, INK, LANE_COLORS, OTHER_KIND, PURPLE, SKY
+from aorta.analysis.plots.style import new_figure, save, tidy
 from aorta.errors import InputError
 from aorta.telemetry.schema import Step
 from aorta.timeline.intervals import Interval, clip, measure, merge
@@ -26,7 +27,6 @@ from aorta.timeline.overlap import NS_PER_MS
 
 FILE: Final = "side_by_side.png"
 SHOWN_RANKS: Final = 2
-_COLORS: Final = {"allreduce": ORANGE, "reducescatter": RED, "allgather": GREEN}
 _HEIGHT: Final = 0.8
 _WIDTH_INCHES: Final = 12.0
 _LETTER_INCHES: Final = 0.062
@@ -134,7 +134,7 @@ def _draw(ax: Axes, side: Sequence[_Lanes], end_ms: float) -> None:
         for number, (name, rows) in enumerate(lane.tracks, start=1):
             ticks.append((top + number, name))
             for row in rows:
-                _bar(ax, (row.start, row.end), top + number, _COLORS.get(row.kind, YELLOW), outline=True)
+                _bar(ax, (row.start, row.end), top + number, LANE_COLORS.get(row.kind, OTHER_KIND), outline=True)
                 _label(ax, (row.start, row.end), top + number, _names(row), end_ms)
         last = top + lane.count - 1
         ticks.append((last, "exposed"))
@@ -206,7 +206,7 @@ def _legend(kinds: Sequence[str]) -> list[Patch]:
         "forward": SKY,
         "backward": BLUE,
         "work beside the blocks": PURPLE,
-        **{kind: _COLORS.get(kind, YELLOW) for kind in kinds},
+        **{kind: LANE_COLORS.get(kind, OTHER_KIND) for kind in kinds},
         "exposed communication": INK,
     }
     patches = [Patch(facecolor=to_rgb(color), label=name) for name, color in named.items()]

@@ -99,7 +99,8 @@ class Series:
         values = (self._frame[_STEP_MS] if name == _STEP_MS else pd.Series(self._dataset.values(name))).to_numpy()
         if not len(values) or np.isnan(values).all():
             return None
-        ranks = np.array(list(self._dataset.run.records), np.int64)
+        # Of traces that do not tell their rank some rows have none that a record has.
+        ranks = np.unique([*self._dataset.run.records, *self._frame["rank"]])
         each_step, each_rank = max(1, -(-len(self.steps) // MAP_STEPS)), max(1, -(-len(ranks) // MAP_RANKS))
         column = np.searchsorted(self.steps, self._frame["global_step"].to_numpy()) // each_step
         row = np.searchsorted(ranks, self._frame["rank"].to_numpy()) // each_rank

@@ -13,7 +13,8 @@ import msgspec
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.page import write_page
 from aorta.analysis.readers.run_folder import load_run
-from aorta.analysis.report import summarize
+from aorta.analysis.subjects import Subject
+from aorta.analysis.summary import summarize
 from aorta.telemetry.reader import read_rank
 from aorta.telemetry.schema import DeviceSample, DeviceTelemetry
 from tests.analysis.builders import simulated_run, write_rank
@@ -35,7 +36,12 @@ def two_runs(folder: Path, *, ranks: int = 2, steps: int = 30) -> dict[str, Data
 def compared(datasets: Mapping[str, Dataset]) -> dict[str, Any]:
     """The summary of the first as reference and the second as candidate."""
     reference, candidate = list(datasets)[:2]
-    return summarize(datasets, reference, candidate)
+    return summarize(subjects(datasets), reference, candidate)
+
+
+def subjects(datasets: Mapping[str, Dataset]) -> dict[str, Subject]:
+    """Each a run by itself."""
+    return {label: Subject(dataset) for label, dataset in datasets.items()}
 
 
 def page(datasets: Mapping[str, Dataset], summary: Mapping[str, Any], path: Path) -> str:

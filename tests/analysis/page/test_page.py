@@ -21,11 +21,11 @@ from aorta.analysis.page.assembly import json_for_script, policy
 from aorta.analysis.page.verdict import verdict_of
 from aorta.analysis.page.words import effect, number, percent, plain, size
 from aorta.analysis.readers.run_folder import load_run
-from aorta.analysis.report import summarize
+from aorta.analysis.summary import summarize
 from aorta.analysis.traces.run import load_traces
 from aorta.errors import ToolMissing
 from tests.analysis.builders import collective, footer, header, metrics, step, write_manifest, write_rank
-from tests.analysis.page.pages import HOSTILE, compared, launched, page, text_of, two_runs
+from tests.analysis.page.pages import HOSTILE, compared, launched, page, subjects, text_of, two_runs
 from tests.analysis.traces.kineto_files import document, kernel
 from tests.analysis.traces.kineto_files import step as kineto_step
 
@@ -153,7 +153,7 @@ def test_every_verdict_has_a_word_a_tone_and_a_symbol(word: str, tmp_path: Path)
 
 def test_one_dataset_has_a_page_without_a_comparison(tmp_path: Path) -> None:
     datasets = {"cuda": two_runs(tmp_path, steps=6)["cuda"]}
-    html = page(datasets, summarize(datasets, None, None), tmp_path / "r.html")
+    html = page(datasets, summarize(subjects(datasets)), tmp_path / "r.html")
     assert "Nothing was compared" in text_of(html)
     ids = {attributes.get("id") for _, attributes in Parts(html).tags}
     assert {"chart-timeline-0", "chart-steps-overlap_ratio", "chart-map-0", "chart-bandwidth"} <= ids
@@ -178,7 +178,7 @@ def test_traces_of_other_tools_have_a_page(tmp_path: Path) -> None:
 def test_a_run_without_a_step_still_has_a_page(tmp_path: Path) -> None:
     write_rank(tmp_path / "run", header(), [])
     datasets = {"x": Dataset("x", load_run(tmp_path / "run"))}
-    text = text_of(page(datasets, summarize(datasets, None, None), tmp_path / "r.html"))
+    text = text_of(page(datasets, summarize(subjects(datasets)), tmp_path / "r.html"))
     assert "nothing to measure" in text
 
 
