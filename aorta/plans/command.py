@@ -46,7 +46,7 @@ wrong, 5 launches are missing, 128 + n stopped by signal n; with --report otherw
 
 
 def parser() -> argparse.ArgumentParser:
-    """The words that the command takes; parse with `parse_intermixed_args`."""
+    """The words that the command takes, up to `--`."""
     words = argparse.ArgumentParser(
         prog="python -m aorta.plans",
         description=_DESCRIPTION,
@@ -92,13 +92,21 @@ def parser() -> argparse.ArgumentParser:
             metavar="NAME=VALUE",
             help=f"variable for {whose}; repeatable",
         )
-        words.add_argument(f"--{prefix}tree", dest=f"{key}tree", metavar="DIR", help=f"checkout that {whose} runs")
+        words.add_argument(f"--{prefix}tree", dest=f"{key}tree", metavar="DIR", help=f"checkout of {whose}")
     return words
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Options and words mixed, then behind `--` words only; argparse does not take both."""
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    options = parser().parse_intermixed_args(arguments[:split])
+    options.words += arguments[split + 1 :]
+    return options
 
 
 def main(arguments: Sequence[str]) -> int:
     """Carry out a plan; returns the exit code (argparse itself ends with 0 or 2)."""
-    options = parser().parse_intermixed_args(arguments)
+    options = parse(arguments)
     try:
         from aorta.plans.reading import read_plan
 

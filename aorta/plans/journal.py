@@ -41,11 +41,13 @@ class Journal:
         self.path = folder / JOURNAL_FILE
         try:
             self._file = self.path.open("a+b")
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the process, however it ends
-        except BlockingIOError:
-            raise ConfigError(f"{folder}: another process runs this plan; wait for it, or stop it") from None
         except OSError as error:
             raise ConfigError(f"{self.path}: {error.strerror or error}") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the process, however it ends
+        except BlockingIOError:
+            self._file.close()
+            raise ConfigError(f"{folder}: another process runs this plan; wait for it, or stop it") from None
         self.events = list(read_journal(self.path))
         self._file.seek(0, os.SEEK_END)
         if self._file.tell():

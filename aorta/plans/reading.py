@@ -13,7 +13,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,7 +81,7 @@ def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
     reference = _side(REFERENCE, asked, asked.reference, folder)
     sides = [reference]
     if asked.aa:
-        sides.append(Side(**{**vars(reference), "name": CANDIDATE}))
+        sides.append(replace(reference, name=CANDIDATE))
     elif asked.candidate is not None:
         sides.append(_side(CANDIDATE, asked, asked.candidate, folder))
     return Plan(

@@ -10,8 +10,8 @@ same         one configuration on both sides, as an A/A plan, which publishes it
              `regression`
 
 Each plan is `python -m aorta.plans` followed by `analysis/overlap_report.py`, both as a person starts them. Prints one
-JSON object with verdict, interval and p of each plan; exit code 1 when a plan says something else. Resumable: plans that
-are in DIR (default `artifacts/real_plans/CASE`) are not launched again. `--plans-only` leaves the report out.
+JSON object with verdict, interval and p of each plan; exit code 1 when a plan says something else. Plans that are in
+DIR (default `artifacts/real_plans/CASE`) are not launched again. `--plans-only` leaves the report out.
 A launch lasts 6 to 10 s on two cores.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -56,6 +57,7 @@ class Bench:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=_heed,
         )
 
     def _always(self, words: tuple[str, ...]) -> list[str]:
@@ -82,6 +84,12 @@ class Bench:
                 return found
             time.sleep(0.1)
         raise AssertionError(f"still not: {condition}")
+
+
+def _heed() -> None:
+    """Signals that whoever started the tests ignores (nohup, a shell's &) would be ignored by the command too."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture

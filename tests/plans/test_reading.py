@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from aorta.errors import ConfigError
-from aorta.plans.command import parser
+from aorta.plans.command import parse
 from aorta.plans.plan import Plan
 from aorta.plans.reading import read_plan
 from tests.runs import ROOT
 
 
 def read(folder: Path, *words: str) -> Plan:
-    return read_plan(parser().parse_intermixed_args(list(words)), folder)
+    return read_plan(parse(words), folder)
 
 
 @pytest.fixture(autouse=True)
