@@ -12,7 +12,7 @@ same         one configuration on both sides, as an A/A plan, which publishes it
 Each plan is `python -m aorta.plans` followed by `analysis/overlap_report.py`, both as a person starts them. Prints one
 JSON object with verdict, interval and p of each plan; exit code 1 when a plan says something else. Plans that are in
 DIR (default `artifacts/real_plans/CASE`) are not launched again. `--plans-only` leaves the report out.
-A launch lasts 6 to 10 s on two cores.
+A launch lasts about 10 s on two cores, and 30 s beside four busy neighbours.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from typing import Any, Final
 from tests.benchmarks.plans import arguments, say
 from tests.runs import ROOT, environment
 
-SHARED: Final = ("training.device=cpu", "parallel=ddp", "training.max_steps=40")
-REFERENCE_GB_PER_S: Final = 0.1
-CANDIDATE_GB_PER_S: Final = 0.06
-"""Of the demo's network; the exposed part doubles at 0.6 of it, because the hidden part stays (see `exposed` of the
-output: the quotient that was measured).
+SHARED: Final = ("training.device=cpu", "parallel=ddp", "training.max_steps=25")
+REFERENCE_GB_PER_S: Final = 0.03
+CANDIDATE_GB_PER_S: Final = 0.016
+"""Slow enough that the emulated time stands out from gloo's own and from what other work on the machine takes. The hidden
+part is as long as the backward pass and stays, so the exposed part doubles before the whole does: tried out, 118 ms
+became 256 ms at 0.015. What a plan measured stands in its `exposed_comm_ms.quotient`.
 """
 CASES: Final[dict[str, list[str]]] = {
     "doubled": [
