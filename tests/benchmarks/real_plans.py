@@ -29,9 +29,9 @@ from tests.runs import ROOT, environment
 SHARED: Final = ("training.device=cpu", "parallel=ddp", "training.max_steps=25")
 REFERENCE_GB_PER_S: Final = 0.03
 CANDIDATE_GB_PER_S: Final = 0.016
-"""Slow enough that the emulated time stands out from gloo's own and from what other work on the machine takes. The hidden
-part is as long as the backward pass and stays, so the exposed part doubles before the whole does: tried out, 118 ms
-became 256 ms at 0.015. What a plan measured stands in its `exposed_comm_ms.quotient`.
+"""Slow enough that the emulated time stands out from gloo's own and from what other work takes. The hidden part is as
+long as the backward pass and stays, so the exposed part doubles before the whole does: tried out, 118 ms became 256 ms
+at 0.015. What a plan measured stands in its `exposed_comm_ms.quotient`.
 """
 CASES: Final[dict[str, list[str]]] = {
     "doubled": [
