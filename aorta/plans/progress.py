@@ -26,7 +26,7 @@ class Progress:
     def started(self, name: str) -> None:
         """A launch runs."""
         if self._bar is not None:
-            self._bar.set_description_str(name)
+            self._bar.set_description(name)
 
     def tick(self) -> None:
         """Time has passed."""

@@ -122,12 +122,16 @@ def _file(path: str | None) -> PlanFile:
         return PlanFile()
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
     try:
         loaded = OmegaConf.load(path)
-        if not isinstance(loaded, DictConfig):
-            raise ConfigError(f"{path}: must be keys and values: {', '.join(_keys(PlanFile))}")
+    except OSError as error:
+        raise ConfigError(f"--plan {path}: {error.strerror or error}") from error
+    except Exception as error:  # nothing of ours runs in there: whatever it raises is about the file
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(loaded, DictConfig):
+        raise ConfigError(f"{path}: must be keys and values: {', '.join(_keys(PlanFile))}")
+    try:
         merged = OmegaConf.merge(OmegaConf.structured(PlanFile), loaded)
         plain: Any = OmegaConf.to_container(merged, resolve=False)  # `${...}` in a word is Hydra's
     except OmegaConfBaseException as error:
@@ -136,10 +140,6 @@ def _file(path: str | None) -> PlanFile:
             f"{path}{where}: {str(error).splitlines()[0]}. Keys: {', '.join(_keys(PlanFile))}; of a side: "
             f"{', '.join(_keys(SideFile))}"
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--plan {path}: {getattr(error, 'strerror', None) or error}") from error
-    except YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     for side in SIDES:
         if plain[side] is not None:
             plain[side] = SideFile(**plain[side])

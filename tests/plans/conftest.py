@@ -47,7 +47,7 @@ class Bench:
         code = main([*self._always(words), *words])
         return code, *self.capsys.readouterr()
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
         """The command in a process of its own."""
         command = [sys.executable, "-m", "aorta.plans", *self._always(words), *words]
         return subprocess.Popen(
@@ -55,7 +55,7 @@ class Bench:
             cwd=self.home,
             env=environment(PYTHONPATH=str(ROOT)),
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             preexec_fn=_heed,
         )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from aorta.errors import ConfigError
 from aorta.plans.command import parse
-from aorta.plans.plan import Plan
-from aorta.plans.reading import read_plan
+from aorta.plans.journal import CLOSE, END, FAILED, LOST, OPEN, START, STOPPED
+from aorta.plans.plan import PLACEHOLDERS, SIDES, Plan
+from aorta.plans.reading import PlanFile, read_plan
+from tests.docs.pages import fenced
 from tests.runs import ROOT
 
 
@@ -146,3 +149,21 @@ def test_a_plan_inside_torchrun_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     with pytest.raises(ConfigError, match="outside torchrun"):
         read(tmp_path, "--output", "o")
+
+
+def test_the_file_that_the_page_shows(tmp_path: Path) -> None:
+    (text,) = fenced(ROOT / "docs" / "plans.md", "yaml")
+    (tmp_path / "plan.yaml").write_text(text)
+    plan = read(tmp_path, "--plan", str(tmp_path / "plan.yaml"))
+    assert (plan.launches, plan.nproc_per_node) == (5, 8)
+    command = plan.command(list(plan.order())[1])
+    assert command[:2] == ["docker", "run"]
+    assert "/home/me/aorta:/home/me/aorta" in command
+    assert command[command.index("torchrun") :][:4] == ["torchrun", "--standalone", "--nproc_per_node", "8"]
+
+
+def test_the_page_names_every_key_placeholder_and_event() -> None:
+    page = (ROOT / "docs" / "plans.md").read_text()
+    names = [field.name for field in fields(PlanFile) if field.name not in SIDES]
+    marks = [*PLACEHOLDERS, OPEN, START, END, CLOSE, FAILED, STOPPED, LOST]
+    assert [name for name in [*names, *marks] if f"`{name}`" not in page] == []

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -272,3 +276,23 @@ def test_the_script_is_the_same_door(bench: Bench, tmp_path: Path) -> None:
         ["bash", str(ROOT / "scripts" / "ab.sh"), *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (0, bench(*AB, "--dry-run")[1])
+
+
+def test_a_terminal_shows_one_bar_over_all_launches(bench: Bench) -> None:
+    bench.acts(candidate_00={"fail": 1})
+    mine, its = pty.openpty()
+    termios.tcsetwinsize(its, (24, 120))
+    runner = bench.start(*AB, stderr=its)
+    os.close(its)
+    shown = b""
+    with suppress(OSError):  # EIO: the other end is closed
+        while more := os.read(mine, 4096):
+            shown += more
+    os.close(mine)
+    runner.communicate(timeout=60)
+    assert runner.returncode == 0
+    text = shown.decode()
+    assert [text.find(f"{name}: ") for name in ORDER] == sorted(text.find(f"{name}: ") for name in ORDER)
+    assert "4/4 [" in text
+    assert "[1/4] candidate/00: failed with exit code 7 in" in text
+    assert "done in" not in text
