@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from aorta.errors import ConfigError
-from aorta.plans.plan import Plan, Side, hide
+from aorta.plans.plan import HIDDEN, SECRET, Plan, Side, hide
 
 _PATIENCE_S: Final = 120
 """An interpreter on a cold network disk; it is not measured."""
@@ -22,6 +22,19 @@ _PROBE: Final = (
     "from importlib import metadata\n"
     "print(json.dumps({'python': platform.python_version(), 'torch': metadata.version('torch')}))\n"
 )
+WATCHED_PREFIXES: Final = ("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_", "HIP_", "HSA_", "ROCR_", "CUDA_", "AMD_", "MSCCL")
+WATCHED_NAMES: Final = frozenset(
+    {
+        "GPU_MAX_HW_QUEUES",
+        "MKL_NUM_THREADS",
+        "OMP_NUM_THREADS",
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_HIP_ALLOC_CONF",
+        "TORCH_NCCL_AVOID_RECORD_STREAMS",
+    }
+)
+"""Variables that change a measurement: those of `aorta.launch.provenance`, which needs torch; a test compares them."""
 _NOT_KNOWN: Final = "launched by words of its own; the manifest of each run tells"
 
 
@@ -32,6 +45,17 @@ def facts(plan: Plan) -> dict[str, dict[str, str | None]]:
         ConfigError: an interpreter does not run, or has no torch.
     """
     return {side.name: _side_facts(side, plan) for side in plan.sides}
+
+
+def inherited() -> dict[str, str]:
+    """Variables of the caller that change a measurement and go to every launch: a plan taken up again in another shell
+    would otherwise mix two environments (W18).
+    """
+    return {
+        name: HIDDEN if SECRET.search(name) else value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(WATCHED_PREFIXES) or name in WATCHED_NAMES
+    }
 
 
 def check_words(plan: Plan) -> None:

@@ -122,14 +122,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _carry_out(plan: Plan, *, report: bool) -> int:
-    from aorta.plans.checking import check_words, facts
+    from aorta.plans.checking import check_words, facts, inherited
     from aorta.plans.folder import PLAN_FILE, open_folder
     from aorta.plans.journal import Journal
     from aorta.plans.running import run_plan
 
     if not (plan.output / PLAN_FILE).exists():
         check_words(plan)
-    open_folder(plan, facts(plan))
+    open_folder(plan, facts(plan), inherited())
     try:
         with Journal(plan.output) as journal:
             result = run_plan(plan, journal)

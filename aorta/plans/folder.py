@@ -28,17 +28,17 @@ ASIDE_DIR: Final = "aside"
 """Run folders of launches that failed or were cut off; outside the sides, so that no report takes them for launches."""
 
 
-def open_folder(plan: Plan, facts: Mapping[str, Any]) -> bool:
+def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, str]) -> bool:
     """Make the plan's folder, or find that it holds this very plan. Returns whether it was made.
 
     Args:
-        facts: of each side, what `checking.facts` found.
+        facts: of each side, what `checking.facts` found. environment: what `checking.inherited` found.
 
     Raises:
         ConfigError: the folder holds something else, or another plan: each key with both values.
     """
     path = plan.output / PLAN_FILE
-    wanted = {"asked": plan.as_json(), "versions": dict(facts)}
+    wanted = {"asked": plan.as_json(), "versions": dict(facts), "environment": dict(environment)}
     try:
         if path.exists():
             _refuse_another(path, wanted)

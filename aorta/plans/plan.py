@@ -22,7 +22,7 @@ PLACEHOLDERS: Final = ("{torchrun}", "{python}", "{tree}", "{plan}", "{output}",
 of the launch, the side's name, the number of the launch.
 """
 HIDDEN: Final = "..."
-_SECRET: Final = re.compile("TOKEN|SECRET|PASSW|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
+SECRET: Final = re.compile("TOKEN|SECRET|PASSW|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Side:
             "python": self.python if self.uses_python else None,
             "launcher": hide(self.launcher),
             "environment": {
-                name: HIDDEN if _SECRET.search(name) else value for name, value in sorted(self.environment.items())
+                name: HIDDEN if SECRET.search(name) else value for name, value in sorted(self.environment.items())
             },
             "tree": self.tree,
         }
@@ -154,7 +154,7 @@ def hide(words: Sequence[str]) -> list[str]:
     shown = []
     for word in words:
         name, equals, _ = word.partition("=")
-        shown.append(f"{name}={HIDDEN}" if equals and _SECRET.search(name) else word)
+        shown.append(f"{name}={HIDDEN}" if equals and SECRET.search(name) else word)
     return shown
 
 

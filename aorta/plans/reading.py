@@ -7,6 +7,7 @@ word that would undo the plan (a label, an output folder, a sweep).
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import shlex
@@ -74,8 +75,8 @@ def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
         value = getattr(asked, key)
         if value is not None and value < least:
             raise ConfigError(f"{key}={value}: must be at least {least}")
-    if asked.timeout_s is not None and not asked.timeout_s > 0:
-        raise ConfigError(f"timeout_s={asked.timeout_s}: must be greater than 0")
+    if asked.timeout_s is not None and not 0 < asked.timeout_s < math.inf:
+        raise ConfigError(f"timeout_s={asked.timeout_s}: must be greater than 0 and finite")
     if asked.aa and asked.candidate is not None:
         raise ConfigError("aa: both sides are the reference; leave out everything about the candidate")
     reference = _side(REFERENCE, asked, asked.reference, folder)

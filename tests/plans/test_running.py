@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.readers.run_folder import load_run
+from aorta.plans import checking
 from aorta.plans import command as commands
 from tests.plans.conftest import Bench
 from tests.runs import ROOT
@@ -153,6 +154,22 @@ def test_another_torch_is_refused(bench: Bench) -> None:
     assert "versions.reference.torch: '2.13.0' there, '2.14.0' now" in err
 
 
+def test_another_environment_is_refused(bench: Bench) -> None:
+    bench.monkeypatch.delenv("NCCL_ALGO", raising=False)
+    bench(*AB)
+    bench.monkeypatch.setenv("NCCL_ALGO", "Ring")
+    code, _, err = bench(*AB)
+    assert code == 1
+    assert "environment.NCCL_ALGO: nothing there, 'Ring' now" in err
+
+
+def test_the_environment_that_is_watched_is_the_one_a_run_records() -> None:
+    from aorta.launch import provenance
+
+    assert checking.WATCHED_PREFIXES == provenance.ENVIRONMENT_PREFIXES
+    assert checking.WATCHED_NAMES == provenance.ENVIRONMENT_NAMES
+
+
 def test_a_folder_of_something_else_is_left_alone(bench: Bench) -> None:
     (bench.home / "plan").mkdir()
     (bench.home / "plan" / "mine").write_text("mine")
@@ -162,7 +179,7 @@ def test_a_folder_of_something_else_is_left_alone(bench: Bench) -> None:
     assert [path.name for path in (bench.home / "plan").iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"plan_version": 1}', '{"plan_version": 9, "asked": {}, "versions": {}}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"plan_version": 1}', '{"plan_version": 9}'])
 def test_a_plan_file_that_is_none(bench: Bench, text: str) -> None:
     (bench.home / "plan").mkdir()
     (bench.home / "plan" / "plan.json").write_text(text)
