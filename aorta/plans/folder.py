@@ -112,14 +112,11 @@ def log_file(plan: Plan, launch: Launch, starts: int) -> Path:
 def _refuse_another(path: Path, wanted: Mapping[str, Any]) -> None:
     try:
         there = json.loads(path.read_text(encoding="utf-8"))
-        version = there["plan_version"]
+        if there["plan_version"] != PLAN_VERSION:
+            raise ValueError(f"plan_version {there['plan_version']!r}, this AORTA writes {PLAN_VERSION}")
         kept = {key: there[key] for key in wanted}
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not a plan ({type(error).__name__}: {error}); choose another --output") from error
-    if version != PLAN_VERSION:
-        raise ConfigError(
-            f"{path}: plan_version {version!r}, this AORTA writes {PLAN_VERSION}; choose another --output"
-        )
     differences = list(_differences(kept, wanted))
     if differences:
         raise ConfigError(
