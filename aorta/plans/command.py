@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import aorta
-from aorta.errors import EXIT_OK, AortaError, ConfigError, RunIncomplete
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AortaError, ConfigError, RunIncomplete
 from aorta.plans.plan import CANDIDATE, REFERENCE, SIDES, Plan, hide
 
 REPORT_DIR: Final = "report"
@@ -119,6 +120,8 @@ def main(arguments: Sequence[str]) -> int:
     except AortaError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
+    except KeyboardInterrupt:  # before the first launch, or after the last: nothing runs
+        return SIGNAL_EXIT_BASE + signal.SIGINT
 
 
 def _carry_out(plan: Plan, *, report: bool) -> int:
