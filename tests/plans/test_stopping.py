@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import secrets
 import signal
 import subprocess
 from pathlib import Path
@@ -112,7 +113,7 @@ def test_what_does_not_heed_a_signal_is_killed(tmp_path: Path, monkeypatch: pyte
     deaf = "trap '' TERM; echo deaf; while :; do sleep 0.1; done"
     ended = launching.launch(
         ["sh", "-c", deaf],
-        id_="a-test-of-deafness",
+        id_=secrets.token_hex(8),
         folder=tmp_path,
         environment={"PATH": "/usr/bin:/bin"},
         log=tmp_path / "log",
@@ -126,10 +127,11 @@ def test_what_does_not_heed_a_signal_is_killed(tmp_path: Path, monkeypatch: pyte
 
 def test_only_marked_processes_are_ended() -> None:
     command = ["sleep", "600"]
-    mine = subprocess.Popen(command, env={"PATH": "/usr/bin:/bin", launching.MARK: "one"})
-    other = subprocess.Popen(command, env={"PATH": "/usr/bin:/bin", launching.MARK: "two"})
+    one, two = secrets.token_hex(8), secrets.token_hex(8)  # tests of another checkout may run beside these
+    mine = subprocess.Popen(command, env={"PATH": "/usr/bin:/bin", launching.MARK: one})
+    other = subprocess.Popen(command, env={"PATH": "/usr/bin:/bin", launching.MARK: two})
     try:
-        assert launching.end_marked("one") == 1
+        assert launching.end_marked(one) == 1
         assert gone(mine.pid)
         assert other.poll() is None
     finally:
