@@ -1,0 +1,122 @@
+"""Before the first launch: do the interpreters work, and does train.py take the words?
+
+Enters: a plan. Leaves: the versions of each side. Must not: load torch, or start a training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping
+from typing import Final
+
+from aorta.errors import ConfigError
+from aorta.plans.plan import HIDDEN, SECRET, Plan, Side, hide
+
+_PATIENCE_S: Final = 120
+"""An interpreter on a cold network disk; it is not measured."""
+_PROBE: Final = (
+    "import json, platform\n"
+    "from importlib import metadata\n"
+    "print(json.dumps({'python': platform.python_version(), 'torch': metadata.version('torch')}))\n"
+)
+WATCHED_PREFIXES: Final = ("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_", "HIP_", "HSA_", "ROCR_", "CUDA_", "AMD_", "MSCCL")
+WATCHED_NAMES: Final = frozenset(
+    {
+        "GPU_MAX_HW_QUEUES",
+        "MKL_NUM_THREADS",
+        "OMP_NUM_THREADS",
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_HIP_ALLOC_CONF",
+        "TORCH_NCCL_AVOID_RECORD_STREAMS",
+    }
+)
+"""Variables that change a measurement: those of `aorta.launch.provenance`, which needs torch; a test compares them."""
+_NOT_KNOWN: Final = "launched by words of its own; the manifest of each run tells"
+
+
+def facts(plan: Plan) -> dict[str, dict[str, str | None]]:
+    """Side -> versions of Python, torch and the checkout, as far as they are known without a launch.
+
+    Raises:
+        ConfigError: an interpreter does not run, or has no torch.
+    """
+    return {side.name: _side_facts(side, plan) for side in plan.sides}
+
+
+def inherited() -> dict[str, str]:
+    """Variables of the caller that change a measurement and go to every launch: a plan taken up again in another shell
+    would otherwise mix two environments (W18).
+    """
+    return {
+        name: HIDDEN if SECRET.search(name) else value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(WATCHED_PREFIXES) or name in WATCHED_NAMES
+    }
+
+
+def check_words(plan: Plan) -> None:
+    """Let train.py compose the words of each side, so that a wrong one does not fail every launch.
+
+    Raises:
+        ConfigError: with the words of train.py.
+    """
+    for side in plan.sides:
+        if not side.uses_python:
+            continue
+        command = [side.python, f"{side.tree}/train.py", *plan.words_of(side), "--cfg", "job"]
+        done = _run(command, side, plan)
+        if done.returncode:
+            said = done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}"
+            words = shlex.join(hide(plan.words_of(side)))
+            raise ConfigError(f"{side.name}: train.py does not take {words or 'no words'}:\n{said}")
+
+
+def _side_facts(side: Side, plan: Plan) -> dict[str, str | None]:
+    if not side.uses_python:
+        return {"python": None, "torch": None, "commit": None, "reason": _NOT_KNOWN}
+    done = _run([side.python, "-c", _PROBE], side, plan)
+    try:
+        versions = json.loads(done.stdout)
+        return {"python": versions["python"], "torch": versions["torch"], "commit": _commit(side.tree), "reason": None}
+    except (ValueError, KeyError, TypeError):
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ConfigError(
+            f"{side.name}.python={side.python}: cannot tell its torch ({said}). Name a Python that has torch"
+        ) from None
+
+
+def _run(command: list[str], side: Side, plan: Plan) -> subprocess.CompletedProcess[str]:
+    environment: Mapping[str, str] = {**os.environ, **side.environment}
+    try:
+        return subprocess.run(
+            command,
+            cwd=plan.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{side.name}: cannot run {command[0]}: {error}") from error
+
+
+def _commit(tree: str) -> str | None:
+    """Commit of the checkout, with `-dirty` after local changes; None outside a checkout or without git."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", tree, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,142 @@
+"""The folder of a plan: what was asked for stands in it, and only launches of that plan ever do.
+
+Enters: a plan. Leaves: `plan.json`, or a refusal that names each difference. Must not: delete or mix anything.
+
+    OUT/plan.json  OUT/journal.jsonl  OUT/reference/00 ...  OUT/candidate/00 ...  OUT/logs/  OUT/aside/
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import aorta
+from aorta.analysis.readers.manifest import flatten
+from aorta.errors import ConfigError
+from aorta.plans.plan import Launch, Plan, hide
+from aorta.telemetry.schema import MANIFEST_FILE, RANK_FILE_GLOB
+
+PLAN_FILE: Final = "plan.json"
+PLAN_VERSION: Final = 1
+LOG_DIR: Final = "logs"
+ASIDE_DIR: Final = "aside"
+"""Run folders of launches that failed or were cut off; outside the sides, so that no report takes them for launches."""
+
+
+def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, str]) -> bool:
+    """Make the plan's folder, or find that it holds this very plan. Returns whether it was made.
+
+    Args:
+        facts: of each side, what `checking.facts` found. environment: what `checking.inherited` found.
+
+    Raises:
+        ConfigError: the folder holds something else, or another plan: each key with both values.
+    """
+    path = plan.output / PLAN_FILE
+    wanted = {"asked": plan.as_json(), "versions": dict(facts), "environment": dict(environment)}
+    try:
+        if path.exists():
+            _refuse_another(path, wanted)
+            return False
+        if plan.output.exists() and any(plan.output.iterdir()):
+            raise ConfigError(f"{plan.output}: not empty, and no plan's ({PLAN_FILE}); choose another --output")
+        plan.output.mkdir(parents=True, exist_ok=True)
+        content = {
+            "plan_version": PLAN_VERSION,
+            "aorta_version": aorta.__version__,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            **wanted,
+            "host": host(),
+            "order": [{"launch": launch.name, "command": hide(plan.command(launch))} for launch in plan.order()],
+        }
+        part = path.with_suffix(".json.part")
+        part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or plan.output}: {error.strerror or error}; choose another --output"
+        ) from error
+    return True
+
+
+def host() -> dict[str, Any]:
+    """The machine that runs the plan."""
+    return {
+        "name": platform.node(),
+        "machine": platform.machine(),
+        "kernel": platform.release(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+    }
+
+
+def run_of(folder: Path) -> tuple[str | None, str | None]:
+    """The run id of a complete run folder and None, or None and what is missing."""
+    try:
+        manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+        run_id, ranks = str(manifest["run_id"]), int(manifest["world_size"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return None, f"no readable {MANIFEST_FILE} in {folder} ({type(error).__name__}: {error})"
+    found = len(list(folder.glob(RANK_FILE_GLOB)))
+    if found != ranks:
+        return None, f"records of {found} of {ranks} ranks in {folder}"
+    return run_id, None
+
+
+def put_aside(plan: Plan, launch: Launch, why: str) -> Path | None:
+    """Move what a launch left to `OUT/aside/SIDE/NN.WHY`; returns where it is, None if it left nothing."""
+    folder = plan.run_folder(launch)
+    if not folder.exists():
+        return None
+    target = plan.output / ASIDE_DIR / f"{launch.name}.{why}"
+    copies = 1
+    while target.exists():
+        copies += 1
+        target = target.with_name(f"{launch.number:02d}.{why}-{copies}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder.rename(target)
+    return target
+
+
+def log_file(plan: Plan, launch: Launch, starts: int) -> Path:
+    """Where a start of a launch says its words; `starts`: how many there were before."""
+    again = f"-{starts + 1}" if starts else ""
+    return plan.output / LOG_DIR / launch.side.name / f"{launch.number:02d}{again}.log"
+
+
+def _refuse_another(path: Path, wanted: Mapping[str, Any]) -> None:
+    try:
+        there = json.loads(path.read_text(encoding="utf-8"))
+        if there["plan_version"] != PLAN_VERSION:
+            raise ValueError(f"plan_version {there['plan_version']!r}, this AORTA writes {PLAN_VERSION}")
+        kept = {key: there[key] for key in wanted}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: not a plan ({type(error).__name__}: {error}); choose another --output") from error
+    differences = list(_differences(kept, wanted))
+    if differences:
+        raise ConfigError(
+            f"{path} holds another plan, and launches of two plans must not mix:\n"
+            + "\n".join(f"  {line}" for line in differences)
+            + "\ngive what was given there, or another --output"
+        )
+
+
+def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    before, after = dict(flatten(there)), dict(flatten(json.loads(json.dumps(now))))
+    for key in dict.fromkeys([*before, *after]):
+        if before.get(key, _ABSENT) != after.get(key, _ABSENT):
+            name = key.removeprefix("asked.")
+            yield f"{name}: {before.get(key, _ABSENT)!r} there, {after.get(key, _ABSENT)!r} now"
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_ABSENT: Final = _Absent()

@@ -1,0 +1,139 @@
+"""The runner: every launch of a plan that is not done yet, in its order, each tried at most twice.
+
+Enters: a plan whose folder is ready, its journal. Leaves: run folders and events. Must not: look into a record beyond
+asking whether it is there.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, RunIncomplete
+from aorta.plans import journal as journals
+from aorta.plans.folder import host, log_file, put_aside, run_of
+from aorta.plans.journal import Journal
+from aorta.plans.launching import Ended, Stop, end_marked, last_lines, launch
+from aorta.plans.plan import Launch, Plan, hide
+from aorta.plans.progress import Progress
+
+ATTEMPTS: Final = 2
+"""A launch that failed is repeated once."""
+
+
+@dataclass
+class Result:
+    """`failed`: launch -> why, of those that are not done. `stopped_by`: 128 + n after signal n, otherwise None."""
+
+    failed: dict[str, str] = field(default_factory=dict)
+    stopped_by: int | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 when every launch is done."""
+        if self.stopped_by is not None:
+            return self.stopped_by
+        return RunIncomplete.exit_code if self.failed else EXIT_OK
+
+
+def run_plan(plan: Plan, journal: Journal) -> Result:
+    """Do what is missing. Signals end the launch that runs, and the plan."""
+    journal.write(journals.OPEN, host=host(), pid=os.getpid())
+    _clear_lost(plan, journal)
+    done = journal.done()
+    missing = [one for one in plan.order() if run_of(plan.run_folder(one))[0] != done.get(one.name, "")]
+    total = len(plan.sides) * plan.launches
+    progress = Progress(total, total - len(missing), journal.seconds())
+    result, stop = Result(), Stop()
+    try:
+        with stop.on_signals():
+            for one in missing:
+                for attempt in range(ATTEMPTS):
+                    if stop.signal is not None:
+                        break
+                    why = _attempt(plan, one, attempt, journal, stop, progress)
+                    if why is None:
+                        result.failed.pop(one.name, None)
+                        break
+                    result.failed[one.name] = why
+                if stop.signal is not None:
+                    result.stopped_by = SIGNAL_EXIT_BASE + stop.signal
+                    break
+    finally:
+        progress.close()
+    journal.write(journals.CLOSE, exit_code=result.exit_code, failed=sorted(result.failed))
+    return result
+
+
+def _attempt(plan: Plan, one: Launch, attempt: int, journal: Journal, stop: Stop, progress: Progress) -> str | None:
+    """Launch once; returns None, or why it is not done."""
+    put_aside(plan, one, journals.LOST)  # what an unknown hand left: a run needs an empty folder
+    command = plan.command(one)
+    about: dict[str, Any] = {"id": secrets.token_hex(8), "launch": one.name, "order": one.order, "attempt": attempt}
+    log = log_file(plan, one, journal.starts_of(one.name))
+
+    # Before the process is made: a runner that is killed now leaves word of what to look for.
+    journal.write(journals.START, **about, command=hide(command), log=str(log.relative_to(plan.output)))
+    progress.started(one.name)
+    ended = launch(
+        command,
+        id_=about["id"],
+        folder=plan.folder,
+        environment={**os.environ, **one.side.environment},
+        log=log,
+        stop=stop,
+        timeout_s=plan.timeout_s,
+        tick=progress.tick,
+    )
+    run_id, missing = run_of(plan.run_folder(one))
+    outcome, why = _judge(ended, missing, stop, plan.timeout_s)
+    kept = None if outcome == journals.DONE else put_aside(plan, one, outcome)
+    journal.write(
+        journals.END,
+        **about,
+        outcome=outcome,
+        exit_code=ended.exit_code,
+        seconds=round(ended.seconds, 3),
+        run_id=run_id if outcome == journals.DONE else None,
+        reason=why,
+        kept=None if kept is None else str(kept.relative_to(plan.output)),
+        left_behind=ended.left_behind,
+        last_lines=[] if outcome == journals.DONE else last_lines(log),
+    )
+    progress.ended(one.name, ended.seconds, why or outcome, counts=outcome == journals.DONE)
+    return None if why is None else f"{why} ({log})"
+
+
+def _judge(ended: Ended, missing: str | None, stop: Stop, timeout_s: float | None) -> tuple[str, str | None]:
+    """Outcome, and why it is not `done`. A launch that was complete before a signal could end it counts."""
+    if ended.exit_code == EXIT_OK and missing is None and not ended.timed_out:
+        return journals.DONE, None
+    if stop.signal is not None:
+        return journals.STOPPED, f"stopped by {stop.signal.name}"
+    if ended.timed_out:
+        return journals.FAILED, f"ended after timeout_s={timeout_s:g}"
+    if ended.exit_code != EXIT_OK:
+        return journals.FAILED, f"failed with exit code {ended.exit_code}"
+    return journals.FAILED, f"failed: exit code 0, but {missing}"
+
+
+def _clear_lost(plan: Plan, journal: Journal) -> None:
+    """What a runner left that was killed in the midst of a launch: processes are ended, the folder is put aside."""
+    launches = {one.name: one for one in plan.order()}
+    for event in journal.open_starts():
+        left_behind = end_marked(event["id"])
+        kept = put_aside(plan, launches[event["launch"]], journals.LOST)
+        journal.write(
+            journals.END,
+            **{name: event[name] for name in ("id", "launch", "order", "attempt")},
+            outcome=journals.LOST,
+            exit_code=None,
+            seconds=None,
+            run_id=None,
+            reason="the runner was gone before the launch ended",
+            kept=None if kept is None else str(kept.relative_to(plan.output)),
+            left_behind=left_behind,
+            last_lines=[],
+        )

@@ -1,0 +1,140 @@
+"""Signals, a runner killed outright, two runners, a launch that hangs: nothing is left behind, nothing mixes."""
+
+from __future__ import annotations
+
+import fcntl
+import secrets
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from aorta.plans import launching
+from tests.plans.conftest import Bench
+
+AB = ("--launches", "1", "--candidate", "a=2")
+
+
+def hanging(bench: Bench) -> dict[str, int]:
+    """Once a launch hangs: ids of its torchrun and of its rank."""
+    (call,) = bench.until(lambda: [call for call in bench.calls if call["call"] == "hangs"])
+    return {name: call[name] for name in ("pid", "rank")}
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_launch_its_ranks_and_the_plan(bench: Bench, number: signal.Signals) -> None:
+    bench.acts(candidate_00={"hang": 1})
+    runner = bench.start(*AB)
+    left = hanging(bench)
+    runner.send_signal(number)
+    _, err = runner.communicate(timeout=60)
+    assert runner.returncode == 128 + number
+    assert "stopped; the same command does what is missing" in err
+    assert gone(left["pid"])
+    assert gone(left["rank"])
+    end = bench.events("end")[-1]
+    assert (end["outcome"], end["reason"], end["left_behind"]) == ("stopped", f"stopped by {number.name}", 1)
+    assert bench.events("close")[-1]["exit_code"] == 128 + number
+    code, _, _ = bench(*AB)
+    assert code == 0
+    assert bench.launched == ["reference/00", "candidate/00", "candidate/00"]
+    assert (bench.home / "plan" / "aside" / "candidate" / "00.stopped").is_dir()
+
+
+def test_torchrun_gets_the_signal_and_time_to_end(bench: Bench) -> None:
+    file = bench.home / "it came"
+    bench.acts(reference_00={"hang": 1, "signal_file": str(file)})
+    runner = bench.start(*AB)
+    left = hanging(bench)
+    runner.terminate()
+    runner.communicate(timeout=60)
+    assert runner.returncode == 143
+    assert file.exists()
+    assert gone(left["rank"])
+    end = bench.events("end")[-1]
+    assert (end["exit_code"], end["left_behind"]) == (1, 0)
+
+
+def test_a_runner_killed_outright_leaves_no_torchrun_and_its_launch_is_done_again(bench: Bench) -> None:
+    bench.acts(candidate_00={"hang": 1})
+    runner = bench.start(*AB)
+    left = hanging(bench)
+    runner.kill()
+    runner.communicate(timeout=60)
+    bench.until(lambda: gone(left["pid"]))  # Linux tells it; without, the next runner ends it
+    assert not gone(left["rank"])
+    code, _, _ = bench(*AB)
+    assert code == 0
+    assert gone(left["rank"])
+    assert bench.launched == ["reference/00", "candidate/00", "candidate/00"]
+    lost = next(end for end in bench.events("end") if end["outcome"] == "lost")
+    assert (lost["launch"], lost["left_behind"], lost["kept"]) == ("candidate/00", 1, "aside/candidate/00.lost")
+    assert (bench.home / "plan" / lost["kept"] / "rank_0_metrics.jsonl").read_text() == "{"
+
+
+def test_a_torn_line_of_the_journal_stays_alone(bench: Bench) -> None:
+    bench(*AB)
+    journal = bench.home / "plan" / "journal.jsonl"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole[: whole.index(b'"close"')])
+    code, _, _ = bench(*AB)
+    assert code == 0
+    assert bench.launched == ["reference/00", "candidate/00"]
+    lines = journal.read_bytes().splitlines()
+    assert [line[:18] for line in lines[-3:]] == [b'{"event": ', b'{"event": "open", ', b'{"event": "close",']
+
+
+def test_two_runners_of_one_plan_do_not_mix(bench: Bench) -> None:
+    bench(*AB)
+    with (bench.home / "plan" / "journal.jsonl").open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        code, _, err = bench(*AB)
+    assert code == 1
+    assert "another process runs this plan" in err
+
+
+def test_a_launch_that_lasts_too_long_is_ended_and_repeated(bench: Bench) -> None:
+    bench.acts(reference_00={"hang": 1})
+    code, _, err = bench(*AB, "--timeout-s", "6")
+    assert code == 0
+    assert "reference/00: ended after timeout_s=6 in" in err
+    assert bench.launched == ["reference/00", "reference/00", "candidate/00"]
+    assert gone(hanging(bench)["rank"])
+
+
+def test_what_does_not_heed_a_signal_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "GRACE_S", 0.5)
+    deaf = "trap '' TERM; echo deaf; while :; do sleep 0.1; done"
+    ended = launching.launch(
+        ["sh", "-c", deaf],
+        id_=secrets.token_hex(8),
+        folder=tmp_path,
+        environment={"PATH": "/usr/bin:/bin"},
+        log=tmp_path / "log",
+        stop=launching.Stop(),
+        timeout_s=0.5,
+        tick=lambda: None,
+    )
+    assert (ended.exit_code, ended.timed_out) == (128 + signal.SIGKILL, True)
+    assert (tmp_path / "log").read_text() == "deaf\n"
+
+
+def test_only_marked_processes_are_ended() -> None:
+    command = ["sleep", "600"]
+    one, two = secrets.token_hex(8), secrets.token_hex(8)  # tests of another checkout may run beside these
+    mine = subprocess.Popen(command, env={"PATH": "/usr/bin:/bin", launching.MARK: one})
+    other = subprocess.Popen(command, env={"PATH": "/usr/bin:/bin", launching.MARK: two})
+    try:
+        assert launching.end_marked(one) == 1
+        assert gone(mine.pid)
+        assert other.poll() is None
+    finally:
+        for process in (mine, other):
+            process.kill()
+            process.wait()
