@@ -16,6 +16,8 @@ from aorta.analysis.merge import command as merge
 from aorta.analysis.rpc import command as rpc
 from aorta.analysis.traces.command import _parser as trace_words
 from aorta.config.door import main
+from aorta.plans import command as plans
+from aorta.plans.reading import read_plan
 from tests.docs.pages import PAGES, ROOT, fenced, name
 
 WITHOUT_WORDS = {"demo.sh", "setup.sh"}
@@ -75,6 +77,10 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
             merge.parser().parse_args(rest)
         case ["python", "analysis/rpc_report.py", *rest]:
             rpc.parser().parse_args(rest)
+        case ["python", "-m", "aorta.plans", *rest] | ["bash", "scripts/ab.sh", *rest]:
+            plan = read_plan(plans.parse(rest), ROOT)
+            for side in plan.sides:
+                compose(plan.words_of(side), tmp_path, monkeypatch)
         case ["bash", script, *rest]:
             assert (ROOT / script).is_file()
             arguments = [word for word in rest if word != "--dry-run"]
