@@ -20,6 +20,7 @@ VERDICT_REASON: Final = (
     "section 5: the smallest two-sided Mann-Whitney p is 0.029 with 4, 0.10 with 3)"
 )
 _HEADER_FACTS: Final = ("platform", "world_size", "parallel", "backend", "timer", "instrument_mode", "start_step")
+_WHERE: Final = "config.training.output_dir"
 _MUST_AGREE: Final = ("dtype", "precision", "batch_size", "gradient_accumulation", "sequence_length")
 """Configuration keys that, wherever they stand, change what is computed."""
 _HEADER: Final = "header."
@@ -150,7 +151,9 @@ def _difference(left: float | None, right: float | None) -> dict[str, Any]:
 def facts(run: Run) -> dict[str, object]:
     """What was run: facts of the header as `header.<name>`, leaves of the configuration as `config.<dotted key>`."""
     header = {f"{_HEADER}{name}": getattr(run.header, name) for name in _HEADER_FACTS}
-    return header | dict(flatten(config_of(run.manifest), "config."))
+    configuration = dict(flatten(config_of(run.manifest), "config."))
+    configuration.pop(_WHERE, None)  # where a run writes says nothing of what it did
+    return header | configuration
 
 
 def differing(left: Mapping[str, object], right: Mapping[str, object]) -> list[dict[str, Any]]:

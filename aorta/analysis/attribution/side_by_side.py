@@ -66,8 +66,9 @@ def draw_side_by_side(reference: Dataset, candidate: Dataset, path: Path, shown:
         exposed = sum(measure(lane.lanes.exposed) for lane in side) / len(side) / NS_PER_MS
         emulated = ", EMULATED FABRIC" if dataset.run.health.fabric is not None else ""
         role = "reference" if ax is axes[0] else "candidate"
+        who = role if dataset.label == role else f"{role} {dataset.label}"
         title = ax.set_title(
-            f"{role} {dataset.label}: global step {number}, {exposed:.1f} ms exposed (mean of ranks shown){emulated}",
+            f"{who}: global step {number}, {exposed:.1f} ms exposed (mean of ranks shown){emulated}",
             fontsize=10,
             loc="left",
         )
