@@ -10,12 +10,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aorta.analysis.metrics import JOB_STEP
 from aorta.errors import EXIT_OK, AortaError, InputError
 from aorta.sweep.journal import Sweep, read_sweep
 from aorta.sweep.result import check_metric
+
+if TYPE_CHECKING:
+    from aorta.sweep.grid import Grid
+    from aorta.sweep.table import Row
 
 CSV_FILE: Final = "sweep.csv"
 HEAT_FILE: Final = "heat_{metric}.png"
@@ -29,48 +33,64 @@ def sweep_report(arguments: Sequence[str]) -> int:
         sweep = read_sweep(Path(options.sweep))
         wanted = [check_metric(name, "--metric") for name in options.metric] or [sweep.asked.metric]
         output = Path(options.output or Path("reports", f"sweep-{sweep.folder.resolve().name}"))
-        sys.stdout.write(_report(sweep, wanted, _heat_keys(options.heat, sweep), output) + "\n")
+        sys.stdout.write(_report(sweep, wanted, options.heat, output) + "\n")
     except AortaError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     return EXIT_OK
 
 
-def _heat_keys(asked: list[str] | None, sweep: Sweep) -> tuple[str, str] | None:
-    """The two axes: those asked for, otherwise the two keys of a sweep over exactly two."""
-    if asked is not None:
-        return asked[0], asked[1]
-    return (sweep.swept[0], sweep.swept[1]) if len(sweep.swept) == 2 else None
-
-
-def _report(sweep: Sweep, wanted: list[str], keys: tuple[str, str] | None, output: Path) -> str:
-    from aorta.sweep.grid import MOST_VALUES, grid_of
-    from aorta.sweep.heat import draw_heat
+def _report(sweep: Sweep, wanted: list[str], heat: list[str] | None, output: Path) -> str:
     from aorta.sweep.table import as_csv, as_text, rows_of
 
     rows = rows_of(sweep)
-    shown = list(dict.fromkeys([*wanted, *_ALWAYS]))
-    grids = [] if keys is None else [grid_of(rows, metric, *keys) for metric in wanted]
-    emulated = ", EMULATED FABRIC" if any(row.result.emulated for row in rows) else ""
-    ranks = f"{sweep.asked.nproc} rank{'s' if sweep.asked.nproc > 1 else ''}"
-    title = f"{sweep.folder.resolve().name}: median of each job\n{ranks}{emulated}"
-    lines = [as_text(sweep, rows, shown)]
+    grids, without = _grids(sweep, rows, wanted, heat)
+    lines = [as_text(sweep, rows, list(dict.fromkeys([*wanted, *_ALWAYS])))]
     try:
         output.mkdir(parents=True, exist_ok=True)
         (output / CSV_FILE).write_text(as_csv(sweep, rows), encoding="utf-8")
         lines.append(str(output / CSV_FILE))
-        for grid in grids:
-            path = output / HEAT_FILE.format(metric=grid.metric)
-            reason = draw_heat(grid, title, path)
-            if reason is not None:
-                path.unlink(missing_ok=True)
-            lines.append(str(path) if reason is None else f"not drawn: {path.name}: {reason}")
+        lines += [_drawn(grid, _title(sweep, rows), output / HEAT_FILE.format(metric=grid.metric)) for grid in grids]
     except OSError as error:
-        raise InputError(f"{output}: cannot be written: {error.strerror or error}; choose another with --output") from error
-    if keys is None:
-        found = f"{len(sweep.swept)} keys were swept" if sweep.swept else "nothing was swept"
-        lines.append(f"not drawn: a heat map takes two keys and {found}; --heat X_KEY Y_KEY ({MOST_VALUES} values at most)")
-    return "\n".join(lines)
+        reason = error.strerror or error
+        raise InputError(f"{output}: cannot be written: {reason}; choose another with --output") from error
+    return "\n".join([*lines, *without])
+
+
+def _grids(
+    sweep: Sweep, rows: Sequence[Row], wanted: list[str], heat: list[str] | None
+) -> tuple[list[Grid], list[str]]:
+    """What to draw, over the keys asked for or the two that were swept; or why nothing is drawn.
+
+    Raises:
+        InputError: keys that were asked for and do not serve.
+    """
+    from aorta.sweep.grid import grid_of
+
+    if heat is not None:
+        return [grid_of(rows, metric, *heat) for metric in wanted], []
+    if len(sweep.swept) != 2:
+        return [], [f"not drawn: a heat map takes two keys, {len(sweep.swept)} were swept; --heat X_KEY Y_KEY"]
+    try:
+        return [grid_of(rows, metric, *sweep.swept) for metric in wanted], []
+    except InputError as error:
+        return [], [f"not drawn: {error}"]
+
+
+def _drawn(grid: Grid, title: str, path: Path) -> str:
+    from aorta.sweep.heat import draw_heat
+
+    reason = draw_heat(grid, title, path)
+    if reason is None:
+        return str(path)
+    path.unlink(missing_ok=True)
+    return f"not drawn: {path.name}: {reason}"
+
+
+def _title(sweep: Sweep, rows: Sequence[Row]) -> str:
+    emulated = ", EMULATED FABRIC" if any(row.result.emulated for row in rows) else ""
+    ranks = f"{sweep.asked.nproc} rank{'s' if sweep.asked.nproc > 1 else ''}"
+    return f"{sweep.folder.resolve().name}: median of each job\n{ranks}{emulated}"
 
 
 def parser() -> argparse.ArgumentParser:
