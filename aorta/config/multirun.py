@@ -6,11 +6,14 @@ Must not: start a process, or start anything before every job of the first batch
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, Protocol
 
 from hydra.core.config_store import ConfigStore
@@ -25,7 +28,7 @@ from aorta.config.resolve import Resolved, environment_number, resolve
 from aorta.errors import ConfigError
 
 PLUGIN_MODULE: Final = "hydra_plugins.aorta"
-"""Hydra takes plugins from modules of this name only; there is no such module, the classes are registered by hand."""
+"""Hydra takes plugins from below `hydra_plugins` only; `register_plugin` makes this module in memory."""
 LAUNCHER: Final = "torchrun"
 UNNAMED: Final = "sweep"
 """The folder of a sweep without a label."""
@@ -194,8 +197,18 @@ def register() -> None:
 
 
 def register_plugin(group: str, name: str, plugin: type[Any], schema: type[Any]) -> None:
-    """Make `GROUP=NAME` choose a plugin of ours. Its `__module__` must be `PLUGIN_MODULE`."""
-    Plugins.instance().register(plugin)
+    """Make `GROUP=NAME` choose a plugin of ours, whose `__module__` is `PLUGIN_MODULE`."""
+    plugins = Plugins.instance()  # finds what is installed, before there is a module of ours to be found
+    above, _, last = PLUGIN_MODULE.rpartition(".")
+    try:
+        parent = importlib.import_module(above)
+    except ImportError:
+        parent = sys.modules[above] = ModuleType(above)
+        parent.__path__ = []
+    module = sys.modules.setdefault(PLUGIN_MODULE, ModuleType(PLUGIN_MODULE))
+    setattr(parent, last, module)
+    setattr(module, plugin.__name__, plugin)
+    plugins.register(plugin)
     ConfigStore.instance().store(group=group, name=name, node=schema, provider="aorta")
 
 

@@ -125,8 +125,8 @@ class OptunaSweeper(Sweeper):
                 direction=direction,
                 load_if_exists=self._study_name is not None,
             )
-        except (ImportError, ValueError) as error:
-            raise ConfigError(f"hydra.sweeper.storage={self._storage}: {error}") from error
+        except Exception as error:  # the storages' own, which share no base
+            raise ConfigError(f"hydra.sweeper.storage={self._storage}: no study there: {error}") from error
 
     def _write(self, study: optuna.Study, metric: str) -> None:
         """After each trial: a sweep that is stopped has its best so far."""
@@ -142,7 +142,9 @@ class OptunaSweeper(Sweeper):
             "best_params": None if best is None else dict(best.params),
             "best_value": None if best is None else best.value,
         }
-        OmegaConf.save(OmegaConf.create(results), Path(str(self.config.hydra.sweep.dir)) / RESULTS)
+        folder = Path(str(self.config.hydra.sweep.dir))
+        folder.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(OmegaConf.create(results), folder / RESULTS)
 
 
 OptunaSweeper.__module__ = PLUGIN_MODULE

@@ -60,7 +60,9 @@ def test_two_nodes_without_a_shared_disk_become_one_run(tmp_path):
     code, out, err = command("gather.py", "--into", into, *(folder / "both" for folder in folders))
     assert code == 0, err
     assert "2 of 2 ranks" in out
-    assert {record(into, rank).header.run_id for rank in (0, 1)} == {json.loads((into / "run.json").read_text())["run_id"]}
+    assert {record(into, rank).header.run_id for rank in (0, 1)} == {
+        json.loads((into / "run.json").read_text())["run_id"]
+    }
     assert all(any((into / "torch_profiler" / f"rank{rank}").iterdir()) for rank in (0, 1))
     report = tmp_path / "report"
     code, _, err = command("overlap_report.py", "--log-dir", into, "--label", "both", "--output", report)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -100,7 +101,7 @@ def test_a_launch_finds_nothing_of_the_torchrun_round_the_sweep():
 def test_every_variable_that_torchrun_sets_for_a_place_is_known():
     from torch.distributed.elastic.agent.server import local_elastic_agent
 
-    source = open(local_elastic_agent.__file__).read()
+    source = Path(local_elastic_agent.__file__).read_text()
     block = source[source.index("worker_env = {") :]
     names = {line.split('"')[1] for line in block[: block.index("}")].splitlines() if '": ' in line}
     places = {name for name in names if "RANK" in name or "WORLD" in name or "MASTER" in name or "ROLE" in name}

@@ -157,7 +157,7 @@ def test_the_command_reads_runs_and_writes_its_files(tmp_path, capsys):
     write_rank(folder / "00", header(), [*steps, footer(5)])
     assert sweep_report([str(folder), "--output", str(tmp_path / "out"), "--metric", "job_step_ms"]) == 0
     said = capsys.readouterr().out
-    rows = list(csv.DictReader((tmp_path / "out" / "sweep.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "out" / "sweep.csv").read_text().splitlines()))
     assert (rows[0]["job_step_ms"], rows[0]["overlap_ratio"], rows[0]["rank_steps"]) == ("12.0", "0.75", "5")
     assert [line["status"] for line in rows] == ["done", "done", "failed", "not run"]
     assert "No such file or directory" in rows[1]["reason"]  # its folder is gone since
@@ -171,6 +171,8 @@ def test_words_that_do_not_serve(tmp_path, capsys):
     assert "give the folder of a sweep" in capsys.readouterr().err
     write(tmp_path, Planned("00", ["x=1"]))
     assert sweep_report([str(tmp_path), "--metric", "overlap_ration"]) == 2
-    assert "--metric=overlap_ration: no metric of a run; there are job_step_ms, overlap_ratio" in capsys.readouterr().err
+    assert (
+        "--metric=overlap_ration: no metric of a run; there are job_step_ms, overlap_ratio" in capsys.readouterr().err
+    )
     assert sweep_report([str(tmp_path), "--heat", "x", "y", "--output", str(tmp_path / "o")]) == 2
     assert "--heat y: no job of this sweep was given that key" in capsys.readouterr().err

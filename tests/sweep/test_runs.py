@@ -81,9 +81,7 @@ def test_a_signal_ends_the_job_of_the_moment_cleanly_and_starts_no_other(tmp_pat
     try:
         folder = tmp_path / "sweep" / "00"
         for _ in range(600):
-            if all(
-                (folder / f"rank_{rank}_metrics.jsonl").exists() and record(folder, rank).steps for rank in (0, 1)
-            ):
+            if all((folder / f"rank_{rank}_metrics.jsonl").exists() and record(folder, rank).steps for rank in (0, 1)):
                 break
             time.sleep(0.1)
         else:
@@ -116,7 +114,9 @@ def test_a_sweep_inside_torchrun_is_refused(tmp_path):
 
 def test_another_program_can_start_the_jobs(sweep, tmp_path):
     starter = tmp_path / "start.sh"
-    starter.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > words.txt\nshift\nexec {sys.executable} {ROOT}/train.py "$@"\n')
+    starter.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$@" > words.txt\nshift\nexec {sys.executable} {ROOT}/train.py "$@"\n'
+    )
     starter.chmod(0o755)
     done, found = sweep(f"hydra.launcher.command=[{starter},first]", "training.max_steps=2", "parallel=none")
     assert done.returncode == 0, done.stderr
