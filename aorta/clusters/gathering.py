@@ -83,7 +83,7 @@ def gather(sources: Sequence[str], into: Path, also: Sequence[str] = ()) -> Gath
 def _check_free(into: Path) -> None:
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
         raise InputError(
-            f"{into}: is there already and nothing is overwritten; name a new folder (this one can be among the sources)"
+            f"{into}: is there already and nothing is overwritten; name a new folder (this can be among the sources)"
         )
 
 
@@ -108,8 +108,8 @@ def _copy(file: Found, part: Path, copies: _Copies) -> None:
     target.unlink()
     if before[0] != digest.hexdigest():
         raise InputError(
-            f"{file.name} is in {before[1]} and, with other content, in {file.source}: the same rank twice, or two runs. "
-            "Give each node's folder of one run"
+            f"{file.name} is in {before[1]} and, with other content, in {file.source}: the same rank twice, or two "
+            "runs. Give each node's folder of one run"
         )
     copies.files.setdefault(file.source, 0)
 
@@ -142,8 +142,8 @@ def _examine(part: Path, into: Path, copies: _Copies) -> Gathered:
     for name, header in headers.items():
         if header.world_size != first.world_size or not 0 < header.world_size <= WORLD_LIMIT:
             raise InputError(
-                f"{name} says a world of {header.world_size} ranks, {first_name} of {first.world_size}: these ranks did "
-                "not train together"
+                f"{name} says a world of {header.world_size} ranks, {first_name} of {first.world_size}: these ranks "
+                "did not train together"
             )
     ranks = {header.rank for header in headers.values()}
     missing = [rank for rank in range(first.world_size) if rank not in ranks]

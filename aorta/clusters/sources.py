@@ -78,8 +78,8 @@ def files_of(word: str, also: Sequence[str] = ()) -> list[Found]:
                 found.append(Found(word, name, str(entry["name"]), system))
     if not found:
         raise InputError(
-            f"{word}: nothing of a run here ({', '.join((*FILES, *(f'{name}/' for name in FOLDERS)))}); give the folder "
-            "that the ranks of one node wrote to (training.output_dir, and label below it)"
+            f"{word}: nothing of a run here ({', '.join((*FILES, *(f'{name}/' for name in FOLDERS)))}); give the "
+            "folder that the ranks of one node wrote to (training.output_dir, and label below it)"
         )
     return sorted(found, key=lambda file: file.name)
 

@@ -120,8 +120,8 @@ class Task:
         if not OmegaConf.is_missing(HydraConfig.get().job, "num"):
             chosen = HydraConfig.get().runtime.choices["hydra/launcher"]
             raise ConfigError(
-                f"hydra/launcher={chosen}: the jobs of a sweep are started by hydra/launcher={LAUNCHER}; a program that "
-                "starts them elsewhere goes into hydra.launcher.command"
+                f"hydra/launcher={chosen}: the jobs of a sweep are started by hydra/launcher={LAUNCHER}; a program "
+                "that starts them elsewhere goes into hydra.launcher.command"
             )
         self.composed.append(config)
 
@@ -172,7 +172,7 @@ class TorchrunLauncher(Launcher):
         if refused and not self._task.batches:
             raise ConfigError("\n".join(f"job {job.number} ({' '.join(job.words)}): {job.refused}" for job in refused))
         folder = Path(str(self._config.hydra.sweep.dir)).absolute()
-        words = tuple(OmegaConf.to_container(self._config.hydra.overrides.task))
+        words = tuple(map(str, self._config.hydra.overrides.task))
         values = self._task.launch(Batch(tuple(jobs), folder, self._options, words))
         return [_returned(job, value) for job, value in zip(jobs, values, strict=True)]
 

@@ -20,7 +20,7 @@ NO_JOB: Final = "no job"
 
 @dataclass(frozen=True)
 class Cell:
-    """`value`: the median over the jobs here that have one; `jobs` counts those. `why`: what to write where none has."""
+    """`value`: the median over the jobs here that have one; `jobs` counts those. `why`: what to write where none."""
 
     value: float | None
     jobs: int

@@ -1,4 +1,4 @@
-"""`sweep.jsonl`: what a sweep was asked for and what became of each job. Written line by line, so a killed sweep has one.
+"""`sweep.jsonl`: what a sweep was asked for and what became of each job, line by line: a killed sweep has one too.
 
 Enters: facts of the sweep, then of each job as it begins and ends. Leaves: a file, and read again a `Sweep`. Must not:
 say of a job what its own record says better; metrics are read from there.

@@ -156,6 +156,6 @@ def _check(batch: Batch) -> None:
         values = {word for job in batch.jobs for word in job.words if word.lstrip("+").startswith(f"{key}=")}
         if len(values) > 1:
             raise ConfigError(
-                f"{', '.join(sorted(values))}: {key} says where the sweep writes and cannot be swept over; its jobs are "
-                "numbered"
+                f"{', '.join(sorted(values))}: {key} says where the sweep writes and cannot be swept over; its jobs "
+                "are numbered"
             )

@@ -1,8 +1,8 @@
 """`hydra/sweeper=optuna`: Optuna proposes the next job from the results of those before it.
 
-Enters: the words of a sweep, in which `interval(a,b)`, `int(interval(a,b))`, `range(a,b,step)`, `tag(log,interval(a,b))`
-and `a,b,c` are what may vary. Leaves: trials, one job each, and `optimization_results.yaml`. Must not: import Optuna
-before it is asked for, or know how a job is started.
+Enters: the words of a sweep; those with `interval(a,b)`, `int(interval(a,b))`, `tag(log,interval(a,b))`, `range(a,b,c)`
+or `a,b,c` may vary. Leaves: trials, one job each, and `optimization_results.yaml`. Must not: import Optuna before it is
+asked for, or know how a job is started.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
@@ -118,7 +118,7 @@ class OptunaSweeper(Sweeper):
         library.logging.set_verbosity(library.logging.WARNING)
         sampler = getattr(library.samplers, SAMPLERS[self._sampler])(seed=self._seed)
         try:
-            return library.create_study(
+            study: optuna.Study = library.create_study(
                 storage=self._storage,
                 sampler=sampler,
                 study_name=self._study_name,
@@ -127,6 +127,7 @@ class OptunaSweeper(Sweeper):
             )
         except Exception as error:  # the storages' own, which share no base
             raise ConfigError(f"hydra.sweeper.storage={self._storage}: no study there: {error}") from error
+        return study
 
     def _write(self, study: optuna.Study, metric: str) -> None:
         """After each trial: a sweep that is stopped has its best so far."""
@@ -166,7 +167,7 @@ def suggestion(override: Override) -> Suggest:
         values = list(override.sweep_string_iterator())
         return lambda trial: str(trial.suggest_categorical(key, values))
     if isinstance(space, RangeSweep):
-        points = list(override.sweep_iterator())
+        points = [cast("float", point) for point in override.sweep_iterator()]
         if not points:
             raise ConfigError(f"{override.input_line}: an empty range")
         low, high, step = points[0], points[-1], space.step

@@ -91,7 +91,7 @@ def test_missing_ranks_are_named_and_what_is_there_is_kept(gather, nodes, tmp_pa
     assert "no record of rank 0-1 of 4" in err
     assert contents(tmp_path / "both") == wanted(nodes[1])
     # What was missing is added in a new folder, the gathered one among the sources.
-    code, out, _ = gather(tmp_path / "both", nodes[0], into="all")
+    code, _, _ = gather(tmp_path / "both", nodes[0], into="all")
     assert code == 0
     assert contents(tmp_path / "all") == wanted(nodes[0]) | wanted(nodes[1])
 

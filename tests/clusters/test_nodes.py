@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
@@ -54,15 +53,14 @@ def test_two_nodes_without_a_shared_disk_become_one_run(tmp_path):
     codes, said = ended(nodes)
     assert codes == [0, 0], said
     there = [sorted(path.name for path in (folder / "both").glob("rank_*")) for folder in folders]
-    assert sorted(sum(there, [])) == ["rank_0_metrics.jsonl", "rank_1_metrics.jsonl"]
+    assert sorted([*there[0], *there[1]]) == ["rank_0_metrics.jsonl", "rank_1_metrics.jsonl"]
     assert len(there[0]) == 1
     into = tmp_path / "gathered"
     code, out, err = command("gather.py", "--into", into, *(folder / "both" for folder in folders))
     assert code == 0, err
     assert "2 of 2 ranks" in out
-    assert {record(into, rank).header.run_id for rank in (0, 1)} == {
-        json.loads((into / "run.json").read_text())["run_id"]
-    }
+    run_id = json.loads((into / "run.json").read_text())["run_id"]
+    assert [record(into, rank).header.run_id for rank in (0, 1)] == [run_id, run_id]
     assert all(any((into / "torch_profiler" / f"rank{rank}").iterdir()) for rank in (0, 1))
     report = tmp_path / "report"
     code, _, err = command("overlap_report.py", "--log-dir", into, "--label", "both", "--output", report)
@@ -76,7 +74,7 @@ def test_two_nodes_without_a_shared_disk_become_one_run(tmp_path):
     code, _, err = command("gather.py", "--into", tmp_path / "half", folders[0] / "both")
     assert code == 5
     assert "no record of rank" in err
-    assert os.listdir(tmp_path / "half")
+    assert any((tmp_path / "half").iterdir())
 
 
 def _port() -> int:

@@ -1,4 +1,4 @@
-"""A launch as a process: signals reach it, a timeout ends it, nothing it started is left, torchrun's variables are not."""
+"""A launch as a process: signals reach it, a timeout ends it, nothing that it started is left."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ time.sleep(60)
 STUBBORN = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open(sys.argv[1], 'w').close(); time.sleep(60)"
+child = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+child += "; open(sys.argv[1], 'w').close(); time.sleep(60)"
 made = subprocess.Popen([sys.executable, "-c", child, sys.argv[1] + ".child"], start_new_session=True)
 open(sys.argv[1], "w").write(str(made.pid))
 time.sleep(60)

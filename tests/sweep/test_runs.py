@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import statistics
 import subprocess
@@ -109,14 +108,13 @@ def test_a_sweep_inside_torchrun_is_refused(tmp_path):
     )
     assert done.returncode == 1
     assert "--multirun inside torchrun" in done.stderr
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_another_program_can_start_the_jobs(sweep, tmp_path):
     starter = tmp_path / "start.sh"
-    starter.write_text(
-        f'#!/bin/sh\nprintf "%s\\n" "$@" > words.txt\nshift\nexec {sys.executable} {ROOT}/train.py "$@"\n'
-    )
+    note = 'printf "%s\\n" "$@" > words.txt'
+    starter.write_text(f'#!/bin/sh\n{note}\nshift\nexec {sys.executable} {ROOT}/train.py "$@"\n')
     starter.chmod(0o755)
     done, found = sweep(f"hydra.launcher.command=[{starter},first]", "training.max_steps=2", "parallel=none")
     assert done.returncode == 0, done.stderr
