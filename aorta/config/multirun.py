@@ -6,29 +6,23 @@ Must not: start a process, or start anything before every job of the first batch
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from aorta.config.plugins import PLUGIN_MODULE, register_plugin
 from aorta.config.resolve import Resolved, environment_number, resolve
 from aorta.errors import ConfigError
 
-PLUGIN_MODULE: Final = "hydra_plugins.aorta"
-"""Hydra takes plugins from below `hydra_plugins` only; `register_plugin` makes this module in memory."""
 LAUNCHER: Final = "torchrun"
 UNNAMED: Final = "sweep"
 """The folder of a sweep without a label."""
@@ -194,22 +188,6 @@ def register() -> None:
     """Make the launcher and the name of a sweep's folder known to Hydra."""
     OmegaConf.register_new_resolver("aorta.sweep_name", lambda label: label or UNNAMED, replace=True)
     register_plugin("hydra/launcher", LAUNCHER, TorchrunLauncher, TorchrunConf)
-
-
-def register_plugin(group: str, name: str, plugin: type[Any], schema: type[Any]) -> None:
-    """Make `GROUP=NAME` choose a plugin of ours, whose `__module__` is `PLUGIN_MODULE`."""
-    plugins = Plugins.instance()  # finds what is installed, before there is a module of ours to be found
-    above, _, last = PLUGIN_MODULE.rpartition(".")
-    try:
-        parent = importlib.import_module(above)
-    except ImportError:
-        parent = sys.modules[above] = ModuleType(above)
-        parent.__path__ = []
-    module = sys.modules.setdefault(PLUGIN_MODULE, ModuleType(PLUGIN_MODULE))
-    setattr(parent, last, module)
-    setattr(module, plugin.__name__, plugin)
-    plugins.register(plugin)
-    ConfigStore.instance().store(group=group, name=name, node=schema, provider="aorta")
 
 
 @contextmanager

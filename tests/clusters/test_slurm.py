@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 
@@ -58,9 +59,12 @@ def test_disks_of_their_own_are_gathered(sbatch, tmp_path):
     code, said = sbatch("label=mine", SCRATCH=str(scratch), INTO="together")
     assert code == 0, said
     assert "2 of 2 ranks" in said
+    copied = [int(count) for count in re.findall(r"together-nodes/\d: (\d+) files", said)]
+    assert len(copied) == 2
+    assert min(copied) >= 2  # each node had its own: a record and a log at least
     assert sorted(load_run(tmp_path / "together").records) == [0, 1]
     assert not (tmp_path / "together-nodes").exists()
-    assert list(scratch.iterdir()) == []
+    assert list(scratch.iterdir()) == []  # each had a folder of its own there: what was gathered is removed
     assert not (tmp_path / "artifacts").exists()
 
 
@@ -99,7 +103,7 @@ def test_a_cancelled_job_stops_after_the_same_step(cluster, tmp_path):
 
 
 def test_a_sweep_over_slurm_jobs(cluster, tmp_path):
-    starter = f"hydra.launcher.command=[salloc,--nodes=2,bash,{SCRIPT}]"
+    starter = f"hydra.launcher.command=[salloc,-N,2,bash,{SCRIPT}]"
     words = [*SMALL, "-m", "training.max_steps=3,4", "hydra.launcher.nproc=2", starter, "label=steps"]
     done = cluster(sys.executable, str(ROOT / "train.py"), *words, cwd=tmp_path, timeout_s=240)
     assert done.returncode == 0, done.stderr + cluster.logs()
