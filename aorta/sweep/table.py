@@ -90,7 +90,7 @@ def as_text(sweep: Sweep, rows: Sequence[Row], metrics: Sequence[str]) -> str:
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         )
         lines.append("  ".join(aligned).rstrip())
-    lines.append("values: median over the rank-steps of a job, warm-up left out; one launch a job is no verdict")
+    lines.append("values: medians over the steps of each job, warm-up left out; one launch a job is no verdict")
     lines += [textwrap.fill(note, WIDTH, subsequent_indent="    ") for note in _notes(sweep, rows, metrics)]
     return "\n".join(lines)
 
