@@ -43,12 +43,16 @@ def draw_heat(grid: Grid, title: str, path: Path) -> str | None:
                 box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
             else:
                 color = colors(scale(cell.value))
-                axes.add_patch(Rectangle(corner, 1, 1, facecolor=color, edgecolor="white", lw=1))
+                axes.add_patch(Rectangle(corner, 1, 1, facecolor=color, lw=0))
                 luminance = float(np.dot(color[:3], (0.2126, 0.7152, 0.0722)))  # ITU-R BT.709
                 text, ink = _DIGITS[metric.unit].format(cell.value), "white" if luminance < _DARK else "black"
                 text += f"\n{cell.jobs} jobs" if cell.jobs > 1 else ""
                 box = None
             axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=9, bbox=box)
+    for row in range(1, len(grid.y)):  # hatched cells have no edge of their own
+        axes.axhline(row - 0.5, color="white", lw=2)
+    for column in range(1, len(grid.x)):
+        axes.axvline(column - 0.5, color="white", lw=2)
     axes.set_xlim(-0.5, len(grid.x) - 0.5)
     axes.set_ylim(-0.5, len(grid.y) - 0.5)
     axes.set_xticks(range(len(grid.x)), grid.x)
