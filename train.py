@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from aorta.config.door import main
+from aorta.config.multirun import Launching
 from aorta.config.resolve import Resolved
 
 
@@ -16,5 +18,14 @@ def run(resolved: Resolved) -> int:
     return run_training(resolved)
 
 
+def sweep(options: Sequence[str]) -> Launching:
+    """What starts the jobs of `--multirun`: this file again, once a job."""
+    from aorta.sweep import optuna_sweeper
+    from aorta.sweep.launching import TorchrunJobs
+
+    optuna_sweeper.register()
+    return TorchrunJobs(Path(__file__).resolve(), options)
+
+
 if __name__ == "__main__":
-    sys.exit(main(run, Path(__file__).resolve().parent / "config"))
+    sys.exit(main(run, Path(__file__).resolve().parent / "config", sweep))

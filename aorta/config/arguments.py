@@ -7,6 +7,7 @@ configuration (only look whether the file named by `--config` is there).
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -121,6 +122,22 @@ def translate(words: Sequence[str], caller: Path, root: Path) -> list[str]:
     return options + values
 
 
+def options_of_a_job(words: Sequence[str]) -> list[str]:
+    """Of a translated command line, the options that a job of its sweep needs too: which configuration is built on.
+
+    KEY=VALUE words are left out, the sweeper deals them out; so is the option that makes it a sweep.
+    """
+    options = itertools.takewhile(lambda word: word.startswith("-") or not ("=" in word or word.startswith("~")), words)
+    return [word for word in options if word != "-m" and not (word.startswith("--m") and "--multirun".startswith(word))]
+
+
+def quoted(key: str, value: str) -> str:
+    """`KEY='VALUE'` in Hydra's grammar, whatever marks the value holds."""
+    # Inside quotes, a backslash counts only before a quote.
+    escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), value)
+    return f"{key}='{escaped}'"
+
+
 def _config_file(value: str, caller: Path, root: Path) -> list[str]:
     tried = list(dict.fromkeys((base / value).resolve() for base in (caller, root)))
     path = next((candidate for candidate in tried if candidate.is_file()), None)
@@ -144,9 +161,7 @@ def _quote(override: str) -> str:
     except HydraException:
         if value.startswith(("'", '"', "[")):
             return override  # a slip in a quoted value or a list: Hydra says where
-        # Inside quotes, a backslash counts only before a quote.
-        escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), value)
-        return f"{key}='{escaped}'"
+        return quoted(key, value)
     return override
 
 

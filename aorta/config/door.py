@@ -1,15 +1,16 @@
 """The command line of `train.py`: compose with Hydra, resolve, hand over, and end with a defined exit code.
 
-Enters: `sys.argv`. Leaves: whatever the run returns as exit code; 1 for a configuration that cannot be run. Must not:
-import torch; `--help`, `--cfg job` and a configuration error stay fast and work where torch is missing.
+Enters: `sys.argv`. Leaves: whatever the run or the sweep returns as exit code; 1 for a configuration that cannot be
+run. Must not: import torch; `--help`, `--cfg job` and a configuration error stay fast and work where torch is missing.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -19,39 +20,65 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
-from aorta.config.arguments import translate
-from aorta.config.resolve import HOW_TO_BUILD, Resolved, environment_number, resolve
+from aorta.config import multirun
+from aorta.config.arguments import options_of_a_job, translate
+from aorta.config.resolve import HOW_TO_BUILD, Resolved, resolve
 from aorta.config.schema import GROUPS, Config, register
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AortaError, ConfigError
 
 Run = Callable[[Resolved], int]
+Sweep = Callable[[Sequence[str]], multirun.Launching]
 
 
-def main(run: Run, config_dir: Path) -> int:
+def main(run: Run, config_dir: Path, sweep: Sweep | None = None) -> int:
     """Compose, resolve and call `run`; returns the process's exit code.
 
     Args:
         run: takes the resolved configuration, returns an exit code.
         config_dir: absolute path of `config/`.
+        sweep: takes the options of this command line that its jobs need as well (which configuration file), returns
+            what starts the jobs of `--multirun`. None: they run in this process.
     """
     try:
-        sys.argv[1:] = map(_adopt, translate(sys.argv[1:], Path.cwd(), config_dir.parent))
-        # A sweep is checked whole before its first run starts.
-        jobs = [resolve(job) for job in _compose(config_dir)]
-        if len(jobs) > 1 and environment_number("WORLD_SIZE", 1) > 1:
-            raise ConfigError(
-                "--multirun inside torchrun: each rank would sweep for itself, and they would wait for each other for "
-                "ever; run the sweep outside, one torchrun a job"
-            )
+        words = translate(sys.argv[1:], Path.cwd(), config_dir.parent)
+        launching = InThisProcess(run) if sweep is None else sweep(options_of_a_job(words))
+        task = multirun.Task(launching)
+        sys.argv[1:] = map(_adopt, words)
+        _compose(config_dir, task)
+        if task.batches:
+            return launching.finish()
         worst = EXIT_OK
-        for job in jobs:
+        for job in map(resolve, task.composed):  # none after --help or --cfg
             worst = max(worst, run(job))
-            if worst >= SIGNAL_EXIT_BASE:
-                break  # stopped by a signal: so is the sweep
         return worst
+    except multirun.Stopped as stopped:
+        return stopped.exit_code
     except AortaError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
+
+
+class InThisProcess:
+    """Runs the jobs of a sweep here, one after another."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._worst = run, EXIT_OK
+
+    def launch(self, batch: multirun.Batch) -> list[float]:
+        """Run a batch; there are no results.
+
+        Raises:
+            Stopped: a job was stopped by a signal, and so is the sweep.
+        """
+        for job in batch.jobs:
+            self._worst = max(self._worst, self._run(job.resolved) if job.resolved is not None else 1)
+            if self._worst >= SIGNAL_EXIT_BASE:
+                raise multirun.Stopped(self._worst)
+        return [math.nan] * len(batch.jobs)
+
+    def finish(self) -> int:
+        """The worst exit code."""
+        return self._worst
 
 
 def _adopt(word: str) -> str:
@@ -70,17 +97,21 @@ def _adopt(word: str) -> str:
     return f"--config-name={alias}"
 
 
-def _compose(config_dir: Path) -> list[DictConfig]:
-    """What Hydra makes of `sys.argv`: one configuration a job; none after `--help` or `--cfg`."""
-    composed: list[DictConfig] = []
+def _compose(config_dir: Path, task: multirun.Task) -> None:
+    """Have Hydra compose what `sys.argv` says: the task notes one configuration, or starts the jobs of a sweep."""
     register()
+    multirun.register()
     # Hydra would print and exit by itself; raising lets one place word every error.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        hydra.main(version_base="1.3", config_path=str(config_dir), config_name="default")(composed.append)()
-    except Exception as error:  # nothing of ours runs in there: whatever it raises is about the configuration
+        hydra.main(version_base="1.3", config_path=str(config_dir), config_name="default")(task)()
+    except (AortaError, multirun.Stopped):
+        raise
+    except Exception as error:
+        # Before a sweep's first job nothing of ours runs in there: whatever is raised is about the configuration.
+        if task.batches:
+            raise
         raise ConfigError(explain(error)) from error
-    return composed
 
 
 def explain(error: Exception) -> str:

@@ -1,0 +1,210 @@
+"""The words of a sweep -> checked jobs, handed to whatever starts them: Hydra's side of `python train.py -m`.
+
+Enters: what Hydra's sweeper asks for. Leaves: batches of jobs for a `Launching`, and each job's result for the sweeper.
+Must not: start a process, or start anything before every job of the first batch was found to be good.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from aorta.config.plugins import PLUGIN_MODULE, register_plugin
+from aorta.config.resolve import Resolved, environment_number, resolve
+from aorta.errors import ConfigError
+
+LAUNCHER: Final = "torchrun"
+UNNAMED: Final = "sweep"
+"""The folder of a sweep without a label."""
+INSIDE_TORCHRUN: Final = (
+    "--multirun inside torchrun: each rank would sweep for itself, and they would wait for each other for ever; start "
+    "the sweep with python train.py -m, which starts one torchrun a job (hydra.launcher.nproc=N)"
+)
+
+
+@dataclass
+class TorchrunConf:
+    """`hydra.launcher` of a sweep. Each job is a launch of its own, one after another."""
+
+    _target_: str = f"{PLUGIN_MODULE}.TorchrunLauncher"
+    # ranks of each job: 1 = python train.py, more = torchrun --standalone --nproc_per_node N train.py
+    nproc: int = 1
+    # start jobs with this program in place of those; the words of the job are appended. nproc = how many ranks it makes
+    command: list[str] | None = None
+    # the result of a job, for sweepers that optimise: this metric's median over the rank-steps of its run
+    metric: str = "overlap_ratio"
+    # seconds after which a job is stopped and has failed; null = none
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One point of a sweep. `refused` says why it cannot be run; then `resolved` is None."""
+
+    number: int
+    words: tuple[str, ...]
+    resolved: Resolved | None
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Jobs to be started one after another. `words` are the sweep's own, `folder` is absolute."""
+
+    jobs: tuple[Job, ...]
+    folder: Path
+    options: TorchrunConf
+    words: tuple[str, ...]
+
+
+class Launching(Protocol):
+    """What starts jobs."""
+
+    def launch(self, batch: Batch) -> list[float]:
+        """Start all jobs of a batch, one after another; the result of each, NaN where there is none.
+
+        Raises:
+            Stopped: a signal ended the sweep.
+        """
+
+    def finish(self) -> int:
+        """The exit code of a sweep that went to its end.
+
+        Raises:
+            RunIncomplete: names the jobs that failed.
+        """
+
+
+class Stopped(Exception):
+    """A signal ended the sweep; `exit_code` is 128 + its number."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(f"stopped with exit code {exit_code}")
+        self.exit_code = exit_code
+
+
+class Task:
+    """What Hydra is given to run: notes the configuration of a single run, hands the batches of a sweep over.
+
+    Args:
+        launching: starts the jobs of a sweep.
+    """
+
+    def __init__(self, launching: Launching) -> None:
+        self.launching = launching
+        self.composed: list[DictConfig] = []
+        self.batches = 0
+
+    def __call__(self, config: DictConfig) -> None:
+        """Hydra's call for a single run.
+
+        Raises:
+            ConfigError: another launcher calls it for a job of a sweep; jobs are launches of their own.
+        """
+        if not OmegaConf.is_missing(HydraConfig.get().job, "num"):
+            chosen = HydraConfig.get().runtime.choices["hydra/launcher"]
+            raise ConfigError(
+                f"hydra/launcher={chosen}: the jobs of a sweep are started by hydra/launcher={LAUNCHER}; a program "
+                "that starts them elsewhere goes into hydra.launcher.command"
+            )
+        self.composed.append(config)
+
+    def launch(self, batch: Batch) -> list[float]:
+        """The launcher's call for a sweep."""
+        self.batches += 1
+        return self.launching.launch(batch)
+
+
+class TorchrunLauncher(Launcher):
+    """Hydra's launcher `torchrun`: checks jobs, hands them over, returns their results.
+
+    A job that failed returns NaN, which optimising sweepers know as a failed trial, and the sweep goes on. Arguments
+    are those of `TorchrunConf`.
+    """
+
+    def __init__(self, nproc: int, command: Sequence[str] | None, metric: str, timeout_s: float | None) -> None:
+        if nproc < 1:
+            raise ConfigError(f"hydra.launcher.nproc={nproc}: must be at least 1")
+        if timeout_s is not None and not timeout_s > 0:
+            raise ConfigError(f"hydra.launcher.timeout_s={timeout_s}: must be greater than 0, or null")
+        if command is not None and not command:
+            raise ConfigError("hydra.launcher.command=[]: name a program, or null")
+        self._options = TorchrunConf(
+            nproc=nproc, command=None if command is None else list(command), metric=metric, timeout_s=timeout_s
+        )
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Called once, before the sweeper looks at its words.
+
+        Raises:
+            ConfigError: inside torchrun.
+        """
+        if environment_number("WORLD_SIZE", 1) > 1:
+            raise ConfigError(INSIDE_TORCHRUN)
+        self._context, self._task, self._config = hydra_context, task_function, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
+        """Check a batch and run it.
+
+        Raises:
+            ConfigError: a job of the first batch cannot be run. Later ones come from an optimiser; they have failed.
+        """
+        if not isinstance(self._task, Task):
+            raise ConfigError(f"hydra/launcher={LAUNCHER} runs AORTA's train.py only")
+        jobs = [self._job(initial_job_idx + place, list(words)) for place, words in enumerate(job_overrides)]
+        refused = [job for job in jobs if job.refused is not None]
+        if refused and not self._task.batches:
+            raise ConfigError("\n".join(f"job {job.number} ({' '.join(job.words)}): {job.refused}" for job in refused))
+        folder = Path(str(self._config.hydra.sweep.dir)).absolute()
+        words = tuple(map(str, self._config.hydra.overrides.task))
+        values = self._task.launch(Batch(tuple(jobs), folder, self._options, words))
+        return [_returned(job, value) for job, value in zip(jobs, values, strict=True)]
+
+    def _job(self, number: int, words: list[str]) -> Job:
+        config = self._context.config_loader.load_sweep_config(self._config, words)
+        with open_dict(config):
+            del config["hydra"]
+        try:
+            with _world_of(self._options.nproc):
+                return Job(number, tuple(words), resolve(config))
+        except ConfigError as error:
+            return Job(number, tuple(words), None, str(error))
+
+
+TorchrunLauncher.__module__ = PLUGIN_MODULE
+
+
+def register() -> None:
+    """Make the launcher and the name of a sweep's folder known to Hydra."""
+    OmegaConf.register_new_resolver("aorta.sweep_name", lambda label: label or UNNAMED, replace=True)
+    register_plugin("hydra/launcher", LAUNCHER, TorchrunLauncher, TorchrunConf)
+
+
+@contextmanager
+def _world_of(size: int) -> Iterator[None]:
+    """Rules between fields read the number of ranks where torchrun puts it."""
+    before = os.environ.get("WORLD_SIZE")
+    os.environ["WORLD_SIZE"] = str(size)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["WORLD_SIZE"]
+        else:
+            os.environ["WORLD_SIZE"] = before
+
+
+def _returned(job: Job, value: float) -> JobReturn:
+    result = JobReturn(overrides=list(job.words), status=JobStatus.COMPLETED)
+    result.return_value = value
+    return result

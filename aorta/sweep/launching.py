@@ -1,0 +1,161 @@
+"""Checked jobs -> one launch each, one after another, each into a folder of its own, and a journal of them.
+
+Enters: batches from `aorta.config.multirun`. Leaves: `<sweep folder>/<NN>/`, `sweep.jsonl`, and each job's result.
+Must not: let one job's failure end the sweep, or leave a process behind.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from aorta.config.arguments import quoted
+from aorta.config.multirun import Batch, Job, Stopped, TorchrunConf
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, InputError, RunIncomplete
+from aorta.sweep import process
+from aorta.sweep.folder import job_name, make_room
+from aorta.sweep.journal import JOURNAL_VERSION, Asked, Ended, Journal, Planned
+from aorta.sweep.result import check_metric, read_result
+
+OURS = ("label", "training.output_dir")
+"""Keys by which the sweep puts each job into its folder."""
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+class TorchrunJobs:
+    """Starts the jobs of one sweep.
+
+    Args:
+        script: absolute path of `train.py`. options: words that every job gets first (`--config-dir=...`).
+        say: takes a line for the person who watches.
+    """
+
+    def __init__(self, script: Path, options: Sequence[str], say: Callable[[str], None] = _say) -> None:
+        self._script, self._options, self._say = script, list(options), say
+        self._journal: Journal | None = None
+        self._folder = Path()
+        self._started = 0
+        self._failed: list[str] = []
+
+    def launch(self, batch: Batch) -> list[float]:
+        """Start a batch; the median of the sweep's metric of each job, NaN where there is none.
+
+        Raises:
+            ConfigError: nothing was started: the folder holds something else, or a word cannot be swept over.
+            RecordWriteError: the journal cannot be written. ToolMissing: `hydra.launcher.command` is not there.
+            Stopped: a signal ended the sweep; the job of the moment ended first.
+        """
+        words = [_without_ours(job) for job in batch.jobs]
+        if self._journal is None:
+            self._journal = self._open(batch)
+        self._journal.write([Planned(job_name(job.number), list(job.words)) for job in batch.jobs])
+        values = []
+        with process.Signals() as signals:
+            for job, own in zip(batch.jobs, words, strict=True):
+                ended = self._one(job, own, batch.options, signals)
+                self._journal.write([ended])
+                values.append(math.nan if ended.value is None else ended.value)
+                if signals.received is not None:
+                    self._say(f"sweep stopped by signal {signals.received} in job {ended.job}")
+                    raise Stopped(SIGNAL_EXIT_BASE + signals.received)
+        return values
+
+    def finish(self) -> int:
+        """Exit code 0.
+
+        Raises:
+            RunIncomplete: names the jobs that failed.
+        """
+        self._say(f"{self._started} job(s) in {self._folder}; python analysis/sweep_report.py {self._folder}")
+        if self._failed:
+            raise RunIncomplete(f"{len(self._failed)} of {self._started} jobs failed: {'; '.join(self._failed)}")
+        return EXIT_OK
+
+    def _open(self, batch: Batch) -> Journal:
+        _check(batch)
+        make_room(batch.folder)
+        self._folder, options = batch.folder, batch.options
+        journal = Journal(batch.folder)
+        journal.write(
+            [
+                Asked(
+                    journal_version=JOURNAL_VERSION,
+                    started=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+                    words=list(batch.words),
+                    options=self._options,
+                    nproc=options.nproc,
+                    command=self._command(options),
+                    metric=options.metric,
+                )
+            ]
+        )
+        return journal
+
+    def _command(self, options: TorchrunConf) -> list[str]:
+        if options.command is not None:
+            return options.command
+        if options.nproc == 1:
+            return [sys.executable, str(self._script)]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        return [*torchrun, "--nproc_per_node", str(options.nproc), str(self._script)]
+
+    def _one(self, job: Job, own: list[str], options: TorchrunConf, signals: process.Signals) -> Ended:
+        name = job_name(job.number)
+        self._started += 1
+        said = " ".join(job.words)
+        if job.refused is not None:
+            self._failed.append(f"{name} ({said}): {job.refused}")
+            return Ended(name, "refused", None, 0.0, None, job.refused)
+        self._say(f"job {name}: {said}")
+        folder = [quoted("training.output_dir", str(self._folder)), quoted("label", name)]
+        words = [*self._options, *own, *folder, "hydra.mode=RUN"]
+        ended = signals.run([*self._command(options), *words], process.own_environment(), options.timeout_s)
+        if signals.received is not None:
+            return Ended(name, "stopped", ended.exit_code, ended.seconds, None, f"stopped by signal {signals.received}")
+        if ended.exit_code != EXIT_OK:
+            why = f"not done after {options.timeout_s} s" if ended.timed_out else f"exit code {ended.exit_code}"
+            self._failed.append(f"{name} ({said}): {why}")
+            self._say(f"job {name} failed: {why}; the sweep goes on")
+            return Ended(name, "failed", ended.exit_code, ended.seconds, None, why)
+        return self._done(name, ended, options.metric)
+
+    def _done(self, name: str, ended: process.Ended, metric: str) -> Ended:
+        result = read_result(self._folder / name)
+        value, reason = result.of(metric)
+        if not result.readable:  # it says that it ran, and left nothing to read
+            self._failed.append(f"{name}: {result.problem}")
+            return Ended(name, "failed", ended.exit_code, ended.seconds, None, result.problem)
+        self._say(f"job {name}: {metric} = {f'null ({reason})' if value is None else f'{value:.6g}'}")
+        return Ended(name, "done", ended.exit_code, ended.seconds, value, reason)
+
+
+def _without_ours(job: Job) -> list[str]:
+    """The job's words but for those that say where it writes: the sweep's folder was made from them."""
+    parsed = OverridesParser.create().parse_overrides(list(job.words))
+    return [word for word, override in zip(job.words, parsed, strict=True) if override.key_or_group not in OURS]
+
+
+def _check(batch: Batch) -> None:
+    """Raises:
+    ConfigError: a sweep over what names its folder, or for a metric that no run has.
+    """
+    try:
+        check_metric(batch.options.metric, "hydra.launcher.metric")
+    except InputError as error:
+        raise ConfigError(str(error)) from None
+    for key in OURS:
+        values = {word for job in batch.jobs for word in job.words if word.lstrip("+").startswith(f"{key}=")}
+        if len(values) > 1:
+            raise ConfigError(
+                f"{', '.join(sorted(values))}: {key} says where the sweep writes and cannot be swept over; its jobs "
+                "are numbered"
+            )
