@@ -15,9 +15,12 @@ from aorta.analysis.cli import _parser
 from aorta.analysis.merge import command as merge
 from aorta.analysis.rpc import command as rpc
 from aorta.analysis.traces.command import _parser as trace_words
+from aorta.clusters import command as gather
 from aorta.config.door import main
 from aorta.plans import command as plans
 from aorta.plans.reading import read_plan
+from aorta.sweep import command as sweep
+from aorta.sweep import optuna_sweeper
 from tests.docs.pages import PAGES, ROOT, fenced, name
 
 WITHOUT_WORDS = {"demo.sh", "setup.sh"}
@@ -48,6 +51,7 @@ def words_of(line: str) -> list[str]:
 def compose(words: list[str], elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", *words])
     monkeypatch.chdir(elsewhere)  # a sweep leaves a file
+    optuna_sweeper.register()
     try:
         code: object = main(lambda _resolved: 0, ROOT / "config")
     except SystemExit as end:  # Hydra's own end of --help
@@ -81,6 +85,14 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
             plan = read_plan(plans.parse(rest), ROOT)
             for side in plan.sides:
                 compose(plan.words_of(side), tmp_path, monkeypatch)
+        case ["python", "analysis/sweep_report.py", *rest]:
+            sweep.parser().parse_args(rest)
+        case ["python", "analysis/gather.py", *rest]:
+            gather.parser().parse_args(rest)
+        case ["sbatch", *rest]:
+            script = next(place for place, word in enumerate(rest) if not word.startswith("-"))
+            assert (ROOT / rest[script]).is_file()
+            compose(rest[script + 1 :], tmp_path, monkeypatch)
         case ["bash", script, *rest]:
             assert (ROOT / script).is_file()
             arguments = [word for word in rest if word != "--dry-run"]
