@@ -13,7 +13,8 @@ import numpy as np
 from matplotlib.patches import Rectangle
 
 from aorta.analysis.metrics import metric_named
-from aorta.analysis.plots.style import INK, new_figure, save
+from aorta.analysis.plots.palette import INK
+from aorta.analysis.plots.style import new_figure, save
 from aorta.sweep.grid import Grid
 
 # cividis: one order of lightness for all kinds of colour vision (Nunez, Anderton, Renslow, PLOS ONE 13(7), 2018).

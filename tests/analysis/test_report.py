@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from aorta.analysis.aggregate import Dataset
@@ -131,11 +130,19 @@ def test_the_representative_step_is_the_median_job_step(tmp_path: Path) -> None:
     assert representative_step(Dataset("x", load_run(tmp_path))) == 3  # the lower middle of 10, 20, 30, 40
 
 
-def test_the_parts_of_the_breakdown_add_up_to_the_window() -> None:
-    row = {"rank": 0, "window_ms": 30.0, "compute_ms": 16.0, "compute_comm_ms": 6.0, "exposed_comm_ms": 2.0}
-    table = parts(pd.DataFrame([row | {"idle_ms": 5.0}, {**row, "idle_ms": None}]))
-    assert table.iloc[0].tolist() == [6.0, 10.0, 2.0, 7.0, 5.0]
-    assert table.iloc[0].sum() == row["window_ms"]
+def test_the_parts_of_the_breakdown_add_up_to_the_window(tmp_path: Path) -> None:
+    row = {"window_ms": 30.0, "compute_ms": 16.0, "compute_comm_ms": 6.0, "exposed_comm_ms": 2.0, "idle_ms": 5.0}
+    longer = {name: 3 * value for name, value in row.items()}
+    null = row | {"idle_ms": None}
+    lines = [
+        step(0, 1, 0, overlap=longer, warmup=True),
+        *(step(0, 1, number, overlap=overlap) for number, overlap in enumerate((row, null, longer), 1)),
+    ]
+    write_rank(tmp_path, header(0, 1), lines)
+    table = parts(Dataset("x", load_run(tmp_path)))
+    assert table.index.tolist() == [0]
+    assert table.iloc[0].tolist() == [12.0, 20.0, 4.0, 14.0, 10.0]  # twice the first: the mean of one and three times
+    assert table.iloc[0].sum() == 2 * row["window_ms"]
 
 
 def test_an_output_that_is_a_file_is_an_input_error(tmp_path: Path) -> None:

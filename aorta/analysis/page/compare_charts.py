@@ -113,7 +113,7 @@ def breakdown_chart(datasets: Mapping[str, Dataset]) -> Chart | None:
     means = {}
     for label, dataset in datasets.items():
         if set(NEEDED) <= set(dataset.metrics):
-            table = parts(dataset.table("rank", *NEEDED))
+            table = parts(dataset)
             if not table.empty:
                 means[label] = table.mean()
     if not means:

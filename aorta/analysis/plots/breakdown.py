@@ -25,9 +25,18 @@ NEEDED = ["window_ms", "compute_ms", "compute_comm_ms", "exposed_comm_ms", "idle
 _LABELLED_RANKS = 16
 
 
-def parts(used: pd.DataFrame) -> pd.DataFrame:
-    """Mean ms per step of each part (columns) for each rank (rows), over the steps where all are known."""
-    mean = used[["rank", *NEEDED]].dropna().groupby("rank").mean()
+def parts(dataset: Dataset) -> pd.DataFrame:
+    """Mean ms per step of each part (columns) for each rank (rows), over the steps used where all are known. Empty
+    where there is none; one rank is held at a time.
+    """
+    means = {}
+    columns = dataset.run.columns
+    for rank, stored in columns.ranks.items():
+        steps = np.column_stack([columns.floats_of(stored, name) for name in NEEDED])
+        known = (columns.integers_of(stored, "warmup") == 0) & ~np.isnan(steps).any(axis=1)
+        if known.any():
+            means[rank] = steps[known].mean(axis=0)
+    mean = pd.DataFrame.from_dict(means, orient="index", columns=NEEDED)
     hidden, exposed, idle = mean["compute_comm_ms"], mean["exposed_comm_ms"], mean["idle_ms"]
     other = (mean["window_ms"] - mean["compute_ms"] - exposed - idle).clip(lower=0)  # below 0 only by rounding
     columns = (hidden, mean["compute_ms"] - hidden, exposed, other, idle)
@@ -38,7 +47,7 @@ def draw_breakdown(dataset: Dataset, path: Path) -> str | None:
     """Stacked bars, one a rank, and a last one for the mean of the ranks."""
     if not set(NEEDED) <= set(dataset.metrics):
         return "the record has no overlap metrics"
-    table = parts(dataset.table("rank", *NEEDED))
+    table = parts(dataset)
     if table.empty:
         return "no step after warm-up in which communication and computation are both known"
     names = [f"rank {rank}" for rank in table.index] + ["mean"]

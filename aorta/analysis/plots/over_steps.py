@@ -27,18 +27,21 @@ MARKED_STEPS = 60  # with more, markers run into a thick line
 
 def draw_timeline(dataset: Dataset, path: Path) -> str | None:
     """Compute, communication, hidden and exposed milliseconds per global step."""
-    drawn = [column for lines in _PANELS for column, *_ in lines if column in dataset.metrics]
-    frame = dataset.table("global_step", "warmup", *drawn, warmup=True)
-    if frame.empty:
+    steps = dataset.table("global_step", "warmup", warmup=True)
+    if steps.empty:
         return "no steps in the record"
-    measured = [column for column in drawn if frame[column].notna().any()]
+    measured = set()
     figure = new_figure(9, 5.6)
     panels = figure.subplots(2, 1, sharex=True)
     for axes, lines in zip(panels, _PANELS, strict=True):
         for column, title, color, style in lines:
-            if column in measured:
-                draw_line(axes, frame, column, title, color, style)
-        shade_warmup(axes, frame)
+            if column in dataset.metrics:
+                steps[column] = dataset.table(column, warmup=True)[column]
+                if steps[column].notna().any():
+                    measured.add(column)
+                    draw_line(axes, steps, column, title, color, style)
+                del steps[column]  # of a thousand ranks one column fits, and four need not
+        shade_warmup(axes, steps)
         tidy(axes)
         axes.set_ylim(bottom=0)
         axes.set_ylabel("ms per step")
