@@ -218,3 +218,25 @@ def test_fewer_milliseconds_are_no_improvement_either_where_the_step_takes_longe
     assert found["metrics"]["exposed_comm_ms"]["effect"]["value"] < -0.3
     assert found["verdict"] == "inconclusive"
     assert "not an improvement" in found["verdict_reason"]
+
+
+def test_unlike_launches_are_refused_though_the_first_of_a_side_has_no_manifest(tmp_path: Path) -> None:
+    reference, candidate = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW, config=OTHER)
+    (candidate / "00" / "run.json").unlink()
+    with pytest.raises(InputError, match=r"config.workload.model_dim is 64 in .*a/00, 128 in .*b/01: the two sides"):
+        report(tmp_path, reference, candidate)
+    found = compared(tmp_path, reference, candidate, allow_unlike=("all",))
+    assert sum("NOT ALIKE: config.workload.model_dim is 64" in warning for warning in found["warnings"]) == 1
+    launch(candidate / "04", 0.6)
+    with pytest.raises(InputError, match=r"model_dim is 128 in .*b/01, 64 in .*b/04: launches of the candidate"):
+        report(tmp_path, reference, candidate)
+
+
+def test_every_launch_without_a_manifest_is_warned_of(tmp_path: Path) -> None:
+    reference, candidate = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW, manifest=False)
+    (reference / "02" / "run.json").unlink()
+    said = [warning for warning in compared(tmp_path, reference, candidate)["warnings"] if "manifest" in warning]
+    assert [warning.partition(":")[0] for warning in said] == [
+        "1 of 4 launches of the reference have no manifest with a configuration (02)",
+        "4 of 4 launches of the candidate have no manifest with a configuration (00, 01, 02, 03)",
+    ]
