@@ -25,6 +25,7 @@ def effect(kind: str, value: float, low: float | None, high: float | None, **mor
     """The keys that a comparison of launches adds to a metric."""
     return {
         "role": "primary",
+        "launches": {"reference": 4, "candidate": 4},
         "effect": {"kind": kind, "value": value, "low": low, "high": high},
         "margin": 0.02,
         "p": 0.029,

@@ -74,11 +74,9 @@ LAUNCHES = [
     (-0.10, -0.14, -0.06, 0.029, "fail", "not by chance: p 0.029 is at most 0.05"),
     (-0.10, -0.14, -0.01, 0.029, "fail", "not by chance"),
     (-0.10, -0.14, -0.06, 0.1, "inconclusive", "it may be chance: p 0.1 is above 0.05"),
-    (-0.10, -0.14, -0.06, None, "inconclusive", "too few launches"),
     (-0.10, -0.22, 0.02, 0.04, "inconclusive", "the interval holds 0"),
     (-0.10, None, None, 0.029, "inconclusive", "no interval"),
     (-0.02, -0.04, 0.00, 0.2, "pass", "neither is its interval"),
-    (-0.02, -0.04, 0.00, None, "pass", "neither is its interval"),
     (-0.02, -0.08, 0.04, 0.9, "inconclusive", "the interval reaches beyond it"),
     (0.10, 0.08, 0.12, 0.029, "pass", "neither is its interval"),
 ]
@@ -132,6 +130,17 @@ def test_how_many_launches_are_needed_is_said_where_nothing_can_be_decided() -> 
     entry = metric(0.8, 0.7, "ratio", **effect("difference", -0.1, -0.2, -0.05, p=0.3, launches_needed=6))
     found = judged("overlap_ratio<-0.05", comparison(4, overlap_ratio=entry))
     assert found.reason.endswith("; 6 launches a side would be needed")
+
+
+def test_fewer_launches_than_a_verdict_takes_neither_fail_nor_pass() -> None:
+    """Not even one launch a side, if it is a set; three have no p at or below 0.05."""
+    for value, sides in ((-0.1, (3, 3)), (0.0, (1, 1)), (0.0, (3, 9))):
+        counts = dict(zip(("reference", "candidate"), sides, strict=True))
+        entry = metric(0.8, 0.8 + value, "ratio", **effect("difference", value, -0.02, 0.02, launches=counts))
+        found = judged("overlap_ratio<-0.05", comparison(3, overlap_ratio=entry))
+        assert found.outcome == "inconclusive"
+        assert found.reason.startswith(f"{sides[0]} against {sides[1]} launches: at least 4 a side are needed")
+        assert found.value == value
 
 
 # --- all together
