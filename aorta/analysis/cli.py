@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_rules(parser: argparse.ArgumentParser) -> None:
-    """The words of `launches.rules.Rules`: how launch sets are judged. They say nothing of single runs."""
+    """The words of `launches.rules.Rules`: how launch sets are judged. Of single runs only what may be unlike."""
     rules = Rules()
     group = parser.add_argument_group("launch sets")
     group.add_argument(
@@ -120,7 +120,7 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY",
-        help="a key in which launches may differ though it changes the work (workload.model_dim, say), or all; "
+        help="a key in which launches or runs may differ though it changes the work (workload.model_dim, say), or all; "
         "repeatable",
     )
     group.add_argument(

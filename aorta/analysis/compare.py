@@ -6,7 +6,7 @@ Enters: two datasets and their aggregates. Leaves: plain JSON values. Must not: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from aorta.analysis.aggregate import Dataset
@@ -40,11 +40,13 @@ def compare(
     after: dict[str, Any],
     *,
     judge_milliseconds: bool = False,
+    allows: Callable[[str], bool] = lambda _key: False,
 ) -> dict[str, Any]:
     """Compare the candidate with the reference; `before` and `after` are their aggregates, or what has the same keys.
 
     Args:
-        judge_milliseconds: across platforms too.
+        judge_milliseconds: across platforms too. allows: whether the runs may differ in a key though it changes the
+            work; keys that it does not allow are `unlike`.
     """
     left, right = before.get("overlap_ratio"), after.get("overlap_ratio")
     platforms = reference.run.header.platform, candidate.run.header.platform
@@ -65,6 +67,7 @@ def compare(
         "verdict_reason": VERDICT_REASON,
         "warnings": _warnings(reference.run, candidate.run, differences),
         "manifest_differences": differences,
+        "unlike": [each["key"] for each in differences if changes_the_work(each) and not allows(each["key"])],
         "statistic": "median",
         "metrics": pairs(before, after, not_judged),
         **_collectives(before, after, not_judged),

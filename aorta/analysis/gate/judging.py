@@ -19,6 +19,10 @@ from aorta.errors import EXIT_OK, GateFailed, Inconclusive
 Outcome: TypeAlias = Literal["pass", "fail", "inconclusive"]
 OnInconclusive: TypeAlias = Literal["4", "pass", "fail"]
 SINGLE: Final = "one launch a side: threshold only, no statistics"
+_UNLIKE: Final = (
+    "the two runs did not do the same work: they differ in {keys}. Compare runs that did, or allow it with "
+    "--allow-unlike {first}"
+)
 _ALPHA: Final = 0.05
 """Where a comparison of launches names none (its key `alpha`)."""
 
@@ -108,6 +112,9 @@ def _of_runs(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
     found = _measured(condition, entry)
     if found.value is None:
         return _judged(condition, found, None, "inconclusive", found.why)
+    unlike = comparison.get("unlike")
+    if unlike:
+        return _judged(condition, found, None, "inconclusive", _UNLIKE.format(keys=", ".join(unlike), first=unlike[0]))
     outcome: Outcome = "fail" if condition.beyond(found.value) else "pass"
     return _judged(condition, found, None, outcome, _with_note(SINGLE, entry))
 

@@ -41,7 +41,7 @@ def compare_launches(
     """
     allowed = refuse_unlike(*sides, rules)
     before, after = (medians_entry(side) | {"collectives": rows} for side, rows in zip(sides, collectives, strict=True))
-    found = compare(*datasets, before, after, judge_milliseconds=rules.judge_milliseconds)
+    found = compare(*datasets, before, after, judge_milliseconds=rules.judge_milliseconds, allows=rules.allows)
     metrics, verdict, reason = judged(found["metrics"], *sides, rules)
     named = dict(zip(SIDES, sides, strict=True))
     found |= {

@@ -71,3 +71,14 @@ def test_sets_of_few_launches_neither_fail_nor_pass(tmp_path: Path, count: int) 
         condition = judged(text, found)
         assert condition.outcome == "inconclusive"
         assert f"{4 - count} more of the reference and {4 - count} more of the candidate" in condition.reason
+
+
+def test_single_runs_that_did_different_work_cannot_pass(tmp_path: Path) -> None:
+    other = {"workload": {"name": "ranking", "model_dim": 128}, "training": {"mixed_precision": "none"}}
+    sides = launch(tmp_path / "a", 0.8), launch(tmp_path / "b", 0.8, config=other)
+    condition = judged("overlap_ratio<-0.05", compared(tmp_path, *sides))
+    assert (condition.outcome, condition.value) == ("inconclusive", pytest.approx(0))
+    assert "they differ in config.workload.model_dim." in condition.reason
+    assert "--allow-unlike config.workload.model_dim" in condition.reason
+    for word in ("workload.model_dim", "all"):
+        assert judged("overlap_ratio<-0.05", compared(tmp_path, *sides, allow_unlike=(word,))).outcome == "pass"
