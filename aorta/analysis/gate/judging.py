@@ -23,6 +23,7 @@ _UNLIKE: Final = (
     "the two runs did not do the same work: they differ in {keys}. Compare runs that did, or allow it with "
     "--allow-unlike {first}"
 )
+_ZERO: Final = "the reference, or a resample of it, is 0, and there is no part of that"
 _ALPHA: Final = 0.05
 """Where a comparison of launches names none (its key `alpha`)."""
 
@@ -133,8 +134,7 @@ def _of_launches(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
     if lacking is not None:
         return _judged(condition, found, p, "inconclusive", lacking)
     if found.low is None or found.high is None:
-        why = entry.get("verdict_reason") or "its interval is not known"
-        return _judged(condition, found, p, "inconclusive", f"no interval: {why}")
+        return _judged(condition, found, p, "inconclusive", f"no interval: {_ZERO}")
     beyond = condition.beyond(found.value)
     outcome, reason = _decide(condition, found, p, alpha) if beyond else _kept(condition, found)
     if outcome == "inconclusive" and (needed := entry.get("launches_needed")):
@@ -181,26 +181,24 @@ def _kept(condition: Condition, found: _Measured) -> tuple[Outcome, str]:
 
 
 def _measured(condition: Condition, entry: Mapping[str, Any] | None) -> _Measured:
-    """The difference in the condition's terms. The interval belongs to the effect, a difference or a quotient less 1;
-    in the other terms it is scaled by the reference's median.
+    """The difference in the condition's terms: in the metric's unit with the interval of the difference; as a part of
+    the reference with the interval of the quotient, or, of a ratio, that of the difference over the reference's median.
     """
     if entry is None:
         return _Measured(why=f"neither side has {condition.metric}")
     reference, difference = entry["reference"], entry["difference"]
-    effect = entry.get("effect") or {}
-    relative = effect.get("kind") == "quotient"
     if difference is None:
         return _Measured(why=entry.get("judgement_reason") or entry.get("quotient_reason") or "a side is null")
-    if condition.relative:
-        if not reference:
-            return _Measured(why="the reference is 0: there is no part of it")
-        value, scale = difference / abs(reference), 1.0 if relative else 1 / abs(reference)
-    else:
-        value, scale = difference, abs(reference) if relative else 1.0
-    # The interval surrounds the effect, which need not be the quotient of two medians.
-    if effect.get("value") is not None:
-        value = effect["value"] * scale
-    low, high = (None if effect.get(name) is None else effect[name] * scale for name in ("low", "high"))
+    around = entry.get("difference_interval") or {}
+    if not condition.relative:
+        return _Measured(difference, around.get("low"), around.get("high"))
+    if not reference:
+        return _Measured(why="the reference is 0: there is no part of it")
+    value, scale = difference / abs(reference), 1 / abs(reference)
+    effect = entry.get("effect") or {}
+    if effect.get("kind") == "quotient":
+        around, scale = effect, 1.0
+    low, high = (None if around.get(name) is None else around[name] * scale for name in ("low", "high"))
     return _Measured(value, low, high)
 
 

@@ -42,10 +42,13 @@ def numbers(name: str, reference: Sequence[Sample], candidate: Sequence[Sample],
     }
     if not (len(left) and len(right)):
         empty = {"kind": kind, "value": None, "low": None, "high": None}
-        return found | {"effect": empty, **_not_estimated("a side is null")}
-    generator = np.random.default_rng([SEED, crc32(name.encode())])
-    estimate = effect(kind, sides[0], sides[1], LEVEL, generator)
+        nothing = {"effect": empty, "difference_interval": {"low": None, "high": None}}
+        return found | nothing | _not_estimated("a side is null")
+    seed = [SEED, crc32(name.encode())]  # the same resamples for both
+    estimate = effect(kind, sides[0], sides[1], LEVEL, np.random.default_rng(seed))
+    apart = effect("difference", sides[0], sides[1], LEVEL, np.random.default_rng(seed))
     found["effect"] = {"kind": kind, "value": estimate.value, "low": estimate.low, "high": estimate.high}
+    found["difference_interval"] = {"low": apart.low, "high": apart.high}
     found["p"] = mann_whitney(left, right)
     return found | _power(left, right, estimate, rules)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +83,40 @@ def test_single_runs_that_did_different_work_cannot_pass(tmp_path: Path) -> None
     assert "--allow-unlike config.workload.model_dim" in condition.reason
     for word in ("workload.model_dim", "all"):
         assert judged("overlap_ratio<-0.05", compared(tmp_path, *sides, allow_unlike=(word,))).outcome == "pass"
+
+
+def test_milliseconds_can_be_held_to_a_threshold_over_a_reference_of_0(tmp_path: Path) -> None:
+    """There all communication is hidden; 5 ms are not, in every launch of the candidate."""
+    sides = launch_set(tmp_path / "a", [1.0] * 4), launch_set(tmp_path / "b", [0.5, 0.51, 0.52, 0.53])
+    for folder in (tmp_path / "a").iterdir():
+        for file in folder.glob("rank_*"):  # the steps differ by thousandths; here exactly nothing is exposed
+            file.write_text(nothing_exposed(file.read_text()))
+    found = compared(tmp_path, *sides, primary="exposed_comm_ms")
+    assert found["metrics"]["exposed_comm_ms"]["reference"] == 0
+    assert found["metrics"]["exposed_comm_ms"]["effect"]["value"] is None
+    condition = judged("exposed_comm_ms>1", found)
+    assert (condition.outcome, condition.value) == ("fail", pytest.approx(4.85))
+    assert condition.low == pytest.approx(4.7, abs=0.02)
+    assert condition.high == pytest.approx(5.0, abs=0.02)
+    assert judged("exposed_comm_ms>10", found).outcome == "pass"
+    assert judged("exposed_comm_ms>10%", found).reason == "the reference is 0: there is no part of it"
+
+
+def nothing_exposed(text: str) -> str:
+    lines = [json.loads(line) for line in text.splitlines()]
+    for line in lines:
+        if line["record"] == "step":
+            line["overlap"]["exposed_comm_ms"] = 0.0
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def test_why_a_part_of_the_reference_has_no_interval(tmp_path: Path) -> None:
+    """One launch in four hides all: some resamples of the reference are 0, though the reference is not."""
+    sides = launch_set(tmp_path / "a", [0.8, 0.81, 0.82, 1.0]), launch_set(tmp_path / "b", [0.5, 0.51, 0.52, 0.53])
+    for file in (tmp_path / "a" / "03").glob("rank_*"):
+        file.write_text(nothing_exposed(file.read_text()))
+    found = compared(tmp_path, *sides, primary="exposed_comm_ms")
+    part = judged("exposed_comm_ms>10%", found)
+    assert part.outcome == "inconclusive"
+    assert part.reason == "no interval: the reference, or a resample of it, is 0, and there is no part of that"
+    assert judged("exposed_comm_ms>1", found).outcome == "fail"
