@@ -130,14 +130,17 @@ def _of_launches(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
         return _judged(condition, found, None, "inconclusive", found.why)
     assert entry is not None
     alpha, p = comparison.get("alpha") or _ALPHA, _p(entry, comparison["metrics"])
-    lacking = too_few((entry["launches"]["reference"], entry["launches"]["candidate"]), alpha)
+    launches = entry["launches"]["reference"], entry["launches"]["candidate"]
+    lacking = too_few(launches, alpha)
     if lacking is not None:
         return _judged(condition, found, p, "inconclusive", lacking)
     if found.low is None or found.high is None:
         return _judged(condition, found, p, "inconclusive", f"no interval: {_ZERO}")
     beyond = condition.beyond(found.value)
     outcome, reason = _decide(condition, found, p, alpha) if beyond else _kept(condition, found)
-    if outcome == "inconclusive" and (needed := entry.get("launches_needed")):
+    lacks_p = beyond and not condition.beyond(0.0) and p is not None and p > alpha
+    needed = entry.get("launches_needed")
+    if lacks_p and needed is not None and needed > min(launches):
         reason += f"; {needed} launches a side would be needed"
     return _judged(condition, found, p, outcome, _with_note(reason, entry))
 

@@ -135,6 +135,24 @@ def test_how_many_launches_are_needed_is_said_where_nothing_can_be_decided() -> 
     assert found.reason.endswith("; 6 launches a side would be needed")
 
 
+@pytest.mark.parametrize(
+    ("text", "value", "low", "high", "more"),
+    [
+        ("overlap_ratio<-0.05", -0.1, -0.2, -0.05, {"p": 0.3, "launches_needed": 4}),  # as many are there
+        ("overlap_ratio<-0.05", -0.1, -0.2, 0.05, {"p": 0.03, "launches_needed": 6}),  # p is not what lacks
+        ("overlap_ratio<-0.05", -0.04, -0.2, 0.05, {"p": 0.3, "launches_needed": 6}),  # it asks for less than was seen
+        ("overlap_ratio<0.05", 0.04, 0.01, 0.06, {"p": 0.3, "launches_needed": 6}),  # p says nothing here
+    ],
+)
+def test_more_launches_are_asked_for_only_where_they_are_what_lacks(
+    text: str, value: float, low: float, high: float, more: dict[str, Any]
+) -> None:
+    entry = metric(0.8, 0.8 + value, "ratio", **effect("difference", value, low, high, **more))
+    found = judged(text, comparison(4, overlap_ratio=entry))
+    assert found.outcome == "inconclusive"
+    assert "would be needed" not in found.reason
+
+
 def test_fewer_launches_than_a_verdict_takes_neither_fail_nor_pass() -> None:
     """Not even one launch a side, if it is a set; three have no p at or below 0.05."""
     for value, sides in ((-0.1, (3, 3)), (0.0, (1, 1)), (0.0, (3, 9))):

@@ -60,6 +60,10 @@ def test_a_regression_is_told_first_with_everything_it_rests_on(tmp_path: Path) 
     assert exposed["role"] == "secondary"
     assert exposed["p"] == pytest.approx(2 / 70)
     assert exposed["p_corrected"] > 0.05
+    assert (exposed["detectable"]["effect"], exposed["launches_needed"]) == (None, None)
+    for reason in (exposed["detectable"]["reason"], exposed["launches_needed_reason"]):
+        assert "judged after Holm's correction" in reason
+    assert exposed["launch_sd"] > 0
     assert exposed["verdict"] == "inconclusive"
     assert comparison["metrics"]["comm_ms"]["verdict"] is None
     entry = found.summary["datasets"]["new"]
