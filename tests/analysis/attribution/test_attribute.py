@@ -159,6 +159,19 @@ def test_less_computing_to_hide_behind_names_the_block_whose_computing_shrank(tm
     assert found["computing"][0]["share"] is None
 
 
+@pytest.mark.parametrize(("other_way", "more", "change"), [(False, "less", "longer"), (True, "more", "shorter")])
+def test_computing_that_changed_the_other_way_does_not_explain_it(
+    tmp_path: Path, other_way: bool, more: str, change: str
+) -> None:
+    """Twice the computing hides nothing where the all-reduce comes after it; the other way round likewise."""
+    sides = [computing(tmp_path / "a", "base", 20), computing(tmp_path / "b", "new", 40, at_ms=90)]
+    found = attribute(*(sides[::-1] if other_way else sides))
+    exact(found)
+    assert found["sentence"].endswith(
+        f"18.0 ms {more} of it is hidden, though computing is 20.0 ms {change}: it runs at another time."
+    )
+
+
 def test_the_same_computing_at_another_time_is_said_to_be_that(tmp_path: Path) -> None:
     found = attribute(computing(tmp_path / "a", "base", 20), computing(tmp_path / "b", "new", 20, at_ms=70))
     exact(found)
