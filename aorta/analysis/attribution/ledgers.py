@@ -43,9 +43,9 @@ def ledger_of(launches: Iterable[Dataset], engine: Engine | None = None) -> Ledg
             ledger.add(rank, found)
         for entry in dataset.across.stragglers:
             if entry["rank"] is not None:
-                late = Late(entry["group"], len(entry["group_ranks"]), entry["rank"])
+                late = Late(entry["group"], tuple(entry["group_ranks"]), entry["rank"])
                 ledger.stragglers[late] += 1
-                ledger.late_ms[late] = max(entry["late_ms"], ledger.late_ms.get(late, 0.0))
+                ledger.late_ms[late].append(entry["late_ms"])
         del dataset  # or the next one is made while this one is held
     return ledger
 

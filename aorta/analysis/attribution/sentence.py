@@ -45,8 +45,8 @@ def sentence(
         lateness = row["late_ms"]["candidate" if total > 0 else "reference"]
         by = f", late by {amount(lateness)} in each collective" if lateness is not None else ""
         mine = [_matching(row, "group", "group_size"), lambda cell: cell.part == WAIT]
-        text = f"{_share(row)} of {more} is {row['what']}{by}"
-        return f"{text}{_where(means, mine)}.{_balance(means, found)}", row
+        where = _where(means, mine) if row["alone"] else ""
+        return f"{_share(row)} of {more} is {row['what']}{by}{where}.{_balance(means, found)}", row
     row, chosen = _collective(found)
     block = max(_listed(found["block"]), key=lambda row: row["share"] or 0)
     if block["block"] is not None and block["share"] >= _LEADS and row["share"] < _MUCH * block["share"]:

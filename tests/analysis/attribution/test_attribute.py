@@ -136,6 +136,48 @@ def test_a_straggler_is_named_with_what_its_peers_wait(tmp_path: Path) -> None:
     assert any(row["what"].startswith("bucket 3 (allreduce of 8.00 kB") for row in found["dimensions"]["order"])
 
 
+def test_how_late_a_straggler_is_is_the_median_over_the_launches_that_name_it(tmp_path: Path) -> None:
+    late = [late_by(tmp_path / f"b{number}", "new", by) for number, by in enumerate((5, 4, 11, 0))]
+    found = attribute([late_by(tmp_path / "a", "base", 0)], late)
+    assert "late by 5.0 ms in each collective" in found["sentence"]
+    assert found["stragglers"][0]["launches"] == {"reference": 0, "candidate": 3}
+    assert found["stragglers"][0]["late_ms"] == {"reference": None, "candidate": pytest.approx(5)}
+
+
+def two_pairs(folder: Path, label: str, late_ms: float, turns_ms: float) -> Dataset:
+    """Two groups of one name: rank 3 is late for rank 2, ranks 0 and 1 wait for each other in turns."""
+    pairs = [{"tp": [0, 1]}, {"tp": [0, 1]}, {"tp": [2, 3]}, {"tp": [2, 3]}]
+    ranks = []
+    for rank in range(4):
+        early = [late_ms if rank == 2 else 0.0 if rank == 3 else turns_ms * ((k + rank) % 2) for k in range(4)]
+        steps = [
+            made_step(
+                rank,
+                4,
+                number,
+                200,
+                [block("body", "backward", 0, 10)],
+                [comm("allreduce", 45 + 30 * k - early[k], 49 + 30 * k, 8, 4 * number + k, "tp") for k in range(4)],
+            )
+            for number in range(5)
+        ]
+        ranks.append(steps)
+    return dataset(folder, label, ranks, parallel="tp", groups=pairs)
+
+
+def test_groups_that_share_name_and_size_are_told_apart_by_their_ranks(tmp_path: Path) -> None:
+    """Per rank-step 25 ms more, of which rank 2 waits 4 * 5 ms / 4 ranks for rank 3."""
+    found = attribute(two_pairs(tmp_path / "a", "base", 0, 0), two_pairs(tmp_path / "b", "new", 5, 20))
+    exact(found)
+    (row,) = found["stragglers"]
+    assert (row["rank"], row["group_ranks"]) == (3, [2, 3])
+    assert (row["difference_ms"], found["difference_ms"]) == pytest.approx((5, 25))
+    assert "waiting for rank 3" not in found["sentence"]
+    mostly = attribute(two_pairs(tmp_path / "c", "base", 0, 0), two_pairs(tmp_path / "d", "new", 9, 2))
+    assert "waiting for rank 3" in mostly["sentence"]
+    assert "exposed in" not in mostly["sentence"]  # where the group waited is known of both pairs together only
+
+
 def computing(folder: Path, label: str, last_ms: float, at_ms: float = 50) -> Dataset:
     """One all-reduce of 18 ms that the backward of block `b`, which begins at 50, is to hide."""
     blocks = [block("a", "backward", 30, 50), block("b", "backward", 50, 50 + last_ms)]

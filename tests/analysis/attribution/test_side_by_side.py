@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.attribution.choosing import worst_step
 from aorta.analysis.attribution.side_by_side import draw_side_by_side
-from aorta.analysis.plots.style import INK, RED
+from aorta.analysis.plots.palette import INK, RED
 from tests.analysis.attribution.records import dataset, made_step
 from tests.analysis.attribution.test_attribute import two_ranks
 from tests.analysis.builders import metrics, step
