@@ -86,6 +86,7 @@ def read_set(path: Path, folders: Sequence[Path], load: Callable[[Path], Run]) -
             launches.append(launch_of(dataset))
         else:
             left_out.append((folder, why))
+        del dataset  # or the next one is read while this one is held
     if not launches:
         raise InputError(
             f"{path}: none of its {len(folders)} launches is complete:\n  "
