@@ -80,7 +80,7 @@ class OfRank:
 
 
 class Late(NamedTuple):
-    """A rank that the others of its group wait for. Several groups may share name and size: `members` tell them apart."""
+    """A rank that the others of its group wait for. Groups may share name and size: `members` tell them apart."""
 
     group: str
     members: tuple[int, ...]

@@ -20,8 +20,8 @@ from aorta.analysis.metrics import metric_named
 from aorta.analysis.readers.scan import Floats
 
 _AFTER_HOLM: Final = (
-    "a secondary metric is judged after Holm's correction, by the p of all others too: what it could have found is known "
-    "of none alone; name it with --primary"
+    "a secondary metric is judged after Holm's correction, by the p of all others too: what could have been found is "
+    "known of none alone; name it with --primary"
 )
 
 

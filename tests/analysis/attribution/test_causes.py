@@ -16,7 +16,7 @@ def ranks_of(exposed_ns: dict[int, int]) -> Ledger:
 
 def test_an_even_part_is_that_of_all_ranks_not_of_those_that_are_listed() -> None:
     """One of 100 ranks has 5.5 times an even part; of the 24 that are listed that would be less than 1.5 times."""
-    exposed = {rank: 945_000_000 // 99 for rank in range(99)} | {99: 55_000_000}
+    exposed = dict.fromkeys(range(99), 945_000_000 // 99) | {99: 55_000_000}
     means = Means(ranks_of({}), ranks_of(exposed))
     rows = means.rows("rank", {}, means.candidate.ranks, lambda rank: (f"rank {rank}", {"rank": rank}))
     assert len(rows) == SHOWN_ROWS + 1
