@@ -15,9 +15,9 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
 from aorta.analysis.aggregate import Dataset
+from aorta.analysis.amounts import size_name
 from aorta.analysis.attribution.charging import Row, exposure
 from aorta.analysis.attribution.choosing import Shown, worst_step
-from aorta.analysis.attribution.naming import size_name
 from aorta.analysis.plots.palette import BLUE, INK, LANE_COLORS, OTHER_KIND, PURPLE, SKY
 from aorta.analysis.plots.style import new_figure, save, tidy
 from aorta.errors import InputError

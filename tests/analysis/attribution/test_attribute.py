@@ -66,7 +66,7 @@ def test_a_slow_kind_is_named_with_size_group_part_and_place(tmp_path: Path) -> 
     assert found["candidate"]["exposed_comm_ms"] == pytest.approx(6 + 4 + 15)
     assert found["reference"]["rank_steps"] == 4  # two of three steps of two ranks: the first is warm-up
     assert found["sentence"] == (
-        "100 % of the 14.0 ms more exposed communication per rank-step is reducescatter of 25.0 MB on group '0' "
+        "100 % of the 14.0 ms more exposed communication per rank-step is reducescatter of 25 MB on group '0' "
         "(2 ranks); it is transfer, not waiting for peers; it is exposed in backward of layers.0."
     )
     cause = found["causes"][0]
@@ -133,7 +133,7 @@ def test_a_straggler_is_named_with_what_its_peers_wait(tmp_path: Path) -> None:
     assert parts == pytest.approx({"wait": 10, "transfer": 0})
     ranks = {row["rank"]: row["share"] for row in found["dimensions"]["rank"]}
     assert ranks == pytest.approx({0: 1, 1: 0})
-    assert any(row["what"].startswith("bucket 3 (allreduce of 8.00 kB") for row in found["dimensions"]["order"])
+    assert any(row["what"].startswith("bucket 3 (allreduce of 8 kB") for row in found["dimensions"]["order"])
 
 
 def test_how_late_a_straggler_is_is_the_median_over_the_launches_that_name_it(tmp_path: Path) -> None:
