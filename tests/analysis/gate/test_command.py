@@ -112,9 +112,7 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 def test_the_words_load_neither_pandas_nor_matplotlib_nor_torch() -> None:
     program = (
-        "import argparse, sys; from aorta.analysis.cli import overlap_report
-from aorta.analysis.gate import command
-from aorta.analysis.gate.command import add_gate_arguments; "
+        "import argparse, sys; from aorta.analysis.gate.command import add_gate_arguments; "
         "add_gate_arguments(argparse.ArgumentParser()); "
         "print([name for name in ('pandas', 'matplotlib', 'torch') if name in sys.modules])"
     )
