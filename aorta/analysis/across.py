@@ -37,10 +37,12 @@ _UNSEEN: Final = "its start or its end was not seen"
 
 @dataclass(frozen=True)
 class Across:
-    """What matching leaves: plain JSON values, warm-up left out."""
+    """What matching leaves: plain JSON values, warm-up left out; and the waits, of every step."""
 
     collectives: list[dict[str, Any]]
     stragglers: list[dict[str, Any]]
+    waits: dict[int, int]
+    """Rank -> where in the run's store the waits of its collectives stand, in ns, below 0 where not known."""
 
 
 @dataclass
@@ -78,6 +80,7 @@ def across_ranks(run: Run) -> Across:
     return Across(
         [_entry(names.entries[index], index, counts[index], pools) for index in order if counts[index].rows],
         stragglers.entries(),
+        waits,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aorta.analysis.gate.command import add_gate_arguments, check_gate_options, judge, run_gate
+from aorta.analysis.gate.judging import GateResult
 from aorta.analysis.launches.rules import Rules
 from aorta.analysis.locate import check_label, is_location, label_of, locate
 from aorta.analysis.readers.engines import Dask, Engine, Local
@@ -35,6 +36,7 @@ def overlap_report(arguments: Sequence[str], root: Path) -> int:
         )
         from aorta.analysis.report import write_report
 
+        judged: list[GateResult | None] = []
         report = write_report(
             sources,
             output,
@@ -43,10 +45,10 @@ def overlap_report(arguments: Sequence[str], root: Path) -> int:
             engine=engine,
             comm_patterns=options.comm_pattern,
             rules=rules,
-            finish=lambda summary: judge(options, summary),
+            finish=lambda summary: judged.append(judge(options, summary)),
             html=options.html,
         )
-        code, decided = run_gate(options, report.summary)
+        code, decided = run_gate(options, report.summary, *judged)
     except AortaError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
@@ -99,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_rules(parser: argparse.ArgumentParser) -> None:
-    """The words of `launches.rules.Rules`: how launch sets are judged. They say nothing of single runs."""
+    """The words of `launches.rules.Rules`: how launch sets are judged. Of single runs only what may be unlike."""
     rules = Rules()
     group = parser.add_argument_group("launch sets")
     group.add_argument(
@@ -120,7 +122,7 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY",
-        help="a key in which launches may differ though it changes the work (workload.model_dim, say), or all; "
+        help="a key in which launches or runs may differ though it changes the work (workload.model_dim, say), or all; "
         "repeatable",
     )
     group.add_argument(

@@ -6,7 +6,7 @@ Enters: two datasets and their aggregates. Leaves: plain JSON values. Must not: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from aorta.analysis.aggregate import Dataset
@@ -23,7 +23,9 @@ _HEADER_FACTS: Final = ("platform", "world_size", "parallel", "backend", "timer"
 _WHERE: Final = "config.training.output_dir"
 _MUST_AGREE: Final = ("dtype", "precision", "batch_size", "gradient_accumulation", "sequence_length")
 """Configuration keys that, wherever they stand, change what is computed."""
-_HEADER: Final = "header."
+HEADER: Final = "header."
+"""What facts of the header begin with; those of the configuration begin otherwise."""
+UNNOTICED: Final = "unlike configurations would not be noticed"
 ABSENT: Final = "(absent)"
 UNKNOWN: Final = "unknown"
 """The platform of a trace that does not tell it."""
@@ -38,11 +40,13 @@ def compare(
     after: dict[str, Any],
     *,
     judge_milliseconds: bool = False,
+    allows: Callable[[str], bool] = lambda _key: False,
 ) -> dict[str, Any]:
     """Compare the candidate with the reference; `before` and `after` are their aggregates, or what has the same keys.
 
     Args:
-        judge_milliseconds: across platforms too.
+        judge_milliseconds: across platforms too. allows: whether the runs may differ in a key though it changes the
+            work; keys that it does not allow are `unlike`.
     """
     left, right = before.get("overlap_ratio"), after.get("overlap_ratio")
     platforms = reference.run.header.platform, candidate.run.header.platform
@@ -63,6 +67,7 @@ def compare(
         "verdict_reason": VERDICT_REASON,
         "warnings": _warnings(reference.run, candidate.run, differences),
         "manifest_differences": differences,
+        "unlike": [each["key"] for each in differences if changes_the_work(each) and not allows(each["key"])],
         "statistic": "median",
         "metrics": pairs(before, after, not_judged),
         **_collectives(before, after, not_judged),
@@ -150,7 +155,7 @@ def _difference(left: float | None, right: float | None) -> dict[str, Any]:
 
 def facts(run: Run) -> dict[str, object]:
     """What was run: facts of the header as `header.<name>`, leaves of the configuration as `config.<dotted key>`."""
-    header = {f"{_HEADER}{name}": getattr(run.header, name) for name in _HEADER_FACTS}
+    header = {f"{HEADER}{name}": getattr(run.header, name) for name in _HEADER_FACTS}
     configuration = dict(flatten(config_of(run.manifest), "config."))
     configuration.pop(_WHERE, None)  # where a run writes says nothing of what it did
     return header | configuration
@@ -158,8 +163,8 @@ def facts(run: Run) -> dict[str, object]:
 
 def differing(left: Mapping[str, object], right: Mapping[str, object]) -> list[dict[str, Any]]:
     """Facts that differ: of the headers always, of the configuration where both sides have one."""
-    if any(all(key.startswith(_HEADER) for key in side) for side in (left, right)):
-        left, right = ({k: v for k, v in side.items() if k.startswith(_HEADER)} for side in (left, right))
+    if any(all(key.startswith(HEADER) for key in side) for side in (left, right)):
+        left, right = ({k: v for k, v in side.items() if k.startswith(HEADER)} for side in (left, right))
     return [
         {"key": key, "reference": left.get(key, ABSENT), "candidate": right.get(key, ABSENT)}
         for key in dict.fromkeys([*left, *right])
@@ -169,8 +174,7 @@ def differing(left: Mapping[str, object], right: Mapping[str, object]) -> list[d
 
 def _warnings(reference: Run, candidate: Run, differences: list[dict[str, Any]]) -> list[str]:
     warnings = [
-        f"NOT ALIKE: {difference['key']} is {difference['reference']!r} in the reference, {difference['candidate']!r} "
-        "in the candidate: the runs did not do the same work"
+        not_alike(difference["key"], difference["reference"], difference["candidate"])
         for difference in differences
         if changes_the_work(difference)
     ]
@@ -183,8 +187,16 @@ def _warnings(reference: Run, candidate: Run, differences: list[dict[str, Any]])
         warnings.append(f"both sides are the same run {reference.header.run_id!r}")
     for side, run in (("reference", reference), ("candidate", candidate)):
         if run.manifest is None:
-            warnings.append(f"the {side} has no manifest: unlike configurations would not be noticed")
+            warnings.append(f"the {side} has no manifest: {UNNOTICED}")
     return warnings
+
+
+def not_alike(key: str, reference: object, candidate: object) -> str:
+    """The warning of a difference between the sides that changes the work."""
+    return (
+        f"NOT ALIKE: {key} is {reference!r} in the reference, {candidate!r} in the candidate: the runs did not do the "
+        "same work"
+    )
 
 
 def changes_the_work(difference: Mapping[str, Any]) -> bool:

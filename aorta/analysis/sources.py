@@ -55,7 +55,7 @@ def launch_folders(location: str | Path) -> list[Path]:
     plan numbers them (`00`, `01`, ...; one that holds no record is among them). Empty if `location` is no launch set.
 
     Raises:
-        InputError: it is the folder of a whole plan, with a launch set for each side.
+        InputError: it is the folder of a whole plan, with a launch set for each side, or for one.
     """
     text = str(location)
     path = Path(text)
@@ -68,10 +68,15 @@ def launch_folders(location: str | Path) -> list[Path]:
     runs = {child for child in below if child.name != _NOT_A_LAUNCH and _holds_records(child)}
     if len(runs) > 1 or any(run.name.isdecimal() for run in runs):
         return [child for child in below if child in runs or child.name.isdecimal()]
-    if all((path / side).is_dir() and launch_folders(path / side) for side in _SIDES):
+    sides = [side for side in _SIDES if (path / side).is_dir() and launch_folders(path / side)]
+    if len(sides) == 2:
         raise InputError(
             f"{path}: the folder of a plan, which holds two launch sets; compare them with --reference "
             f"{path / _SIDES[0]} --candidate {path / _SIDES[1]}"
+        )
+    if sides:
+        raise InputError(
+            f"{path}: the folder of a plan, which holds one launch set, of the {sides[0]}; give {path / sides[0]}"
         )
     return []
 

@@ -72,7 +72,7 @@ def _compared(
     """Numbers of two runs; with a launch set on a side also verdicts."""
     before, after = (side.dataset for side in sides)
     if not any(side.launches for side in sides):
-        return compare(before, after, *entries, judge_milliseconds=rules.judge_milliseconds)
+        return compare(before, after, *entries, judge_milliseconds=rules.judge_milliseconds, allows=rules.allows)
     collectives = (entries[0].get("collectives", []), entries[1].get("collectives", []))
     return compare_launches((before, after), (sides[0].as_set(), sides[1].as_set()), collectives, rules)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from aorta.analysis.aggregate import Dataset
+from aorta.analysis.amounts import number, size_name
 from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.launches.sentences import signed
 from aorta.analysis.metrics import metric_named
@@ -35,7 +36,6 @@ _JUDGED: Final = (
     "launches, of a secondary metric after Holm; intervals are in summary.json"
 )
 _POOLED: Final = "  as ratio of sums over steps"
-_DIGITS: Final = {"ms": 3, "ratio": 4, "GB/s": 3}
 
 
 def headline_block(comparison: Mapping[str, Any]) -> str:
@@ -88,11 +88,11 @@ def dataset_table(label: str, entry: Mapping[str, Any]) -> str:
         if values["median"] is None or name in zeros:
             continue
         unit = metric_named(name).unit
-        cells = [_number(values[key], unit) for key in ("median", "p5", "p95", "mean")]
+        cells = [number(values[key], unit) for key in ("median", "p5", "p95", "mean")]
         spread = values.get("rank_spread")
-        rows.append(_columns(_titled(name), [*cells, "-" if spread is None else _number(spread, unit)]))
+        rows.append(_columns(_titled(name), [*cells, "-" if spread is None else number(spread, unit)]))
         if values.get("ratio_of_sums") is not None:
-            rows.append(_columns(_POOLED, [_number(values["ratio_of_sums"], "ratio")]))
+            rows.append(_columns(_POOLED, [number(values["ratio_of_sums"], "ratio")]))
     rows += _zeros(zeros, "0 throughout") + _collective_rows(entry.get("collectives", ()))
     return "\n".join([*rows, *_nulls({name: values["reason"] for name, values in metrics.items()})])
 
@@ -155,7 +155,7 @@ def _collective_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [_columns("collectives", ["transfer ms", "wait ms", "algbw GB/s", "busbw GB/s", "count"])]
     for row in rows[:_SHOWN_COLLECTIVES]:
         cells = [
-            _number(row[name]["median"], metric_named(name).unit)
+            number(row[name]["median"], metric_named(name).unit)
             for name in ("transfer_ms", "wait_ms", "algbw_gb_per_s", "busbw_gb_per_s")
         ]
         lines.append(_columns(_collective_name(row), [*cells, str(row["collectives"])]))
@@ -170,27 +170,18 @@ def _collective_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _collective_name(row: Mapping[str, Any]) -> str:
-    return f"{row['kind']} {_bytes(row['bytes'])} n={row['group_size'] or '?'}"
-
-
-def _bytes(count: int | None) -> str:
-    if count is None:
-        return "? bytes"
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count} B"
+    return f"{row['kind']} {size_name(row['bytes'])} n={row['group_size'] or '?'}"
 
 
 def _pair_row(title: str, pair: Mapping[str, Any], unit: str, judgement: str) -> str:
-    values = [_number(pair[key], unit) for key in ("reference", "candidate", "difference")]
-    return _columns(title, [*values, _number(pair["quotient"], "ratio"), judgement])
+    values = [number(pair[key], unit) for key in ("reference", "candidate", "difference")]
+    return _columns(title, [*values, number(pair["quotient"], "ratio"), judgement])
 
 
 def _judged_row(title: str, pair: Mapping[str, Any]) -> str:
     p = pair["p"] if pair["p_corrected"] is None else pair["p_corrected"]
     shown = "-" if p is None or pair["verdict"] is None else f"{p:.2g}"
-    values = [_number(pair[key], pair["unit"]) for key in ("reference", "candidate")]
+    values = [number(pair[key], pair["unit"]) for key in ("reference", "candidate")]
     effect = signed(pair["effect"]["value"], pair["effect"]["kind"])
     return _judged_columns(title, [*values, effect, shown, pair["role"], pair["verdict"] or "-"])
 
@@ -203,10 +194,6 @@ def _judged_columns(title: str, cells: Sequence[str]) -> str:
 
 def _titled(name: str) -> str:
     return f"{name} ({_DENOMINATOR[name]})" if name in _DENOMINATOR else name
-
-
-def _number(value: float | None, unit: str) -> str:
-    return "null" if value is None else f"{value:.{_DIGITS[unit]}f}"
 
 
 def _columns(title: str, cells: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Final
 
 from aorta.analysis.attribution.cells import Cell, Ledger, Place
@@ -145,35 +146,33 @@ def computing(means: Means) -> list[dict[str, Any]]:
 
 
 def stragglers(means: Means) -> list[dict[str, Any]]:
-    """Waiting for a rank that a side names: exposed time in which the others of its group waited for a peer."""
+    """Waiting for a rank that a side names: exposed time in which the others of its group waited for a peer. `late_ms`:
+    the median over the launches of a side that name it; None where none does. `alone`: no other group of that name and
+    size waited, so that cells of the group, which hold no rank, are those of this one.
+    """
+    ledgers = {"reference": means.reference, "candidate": means.candidate}
     found = []
     for late in dict.fromkeys([*means.reference.stragglers, *means.candidate.stragglers]):
-        sides = [
-            sum(
-                length
-                for (group, size, rank), length in ledger.waits.items()
-                if (group, size) == (late.group, late.size) and rank != late.rank
-            )
-            for ledger in (means.reference, means.candidate)
-        ]
-        named = {
-            side: ledger.stragglers[late]
-            for side, ledger in (("reference", means.reference), ("candidate", means.candidate))
-        }
+        waits = {side: ledger.waits_in(late) for side, ledger in ledgers.items()}
+        others = [rank for rank in late.members if rank != late.rank]
+        sums = [sum(of_rank.get(rank, 0) for rank in others) for of_rank in waits.values()]
+        named = {side: ledger.stragglers[late] for side, ledger in ledgers.items()}
         where = " and ".join(f"the {side}" for side, launches in named.items() if launches)
-        what = f"waiting for rank {late.rank}, a straggler of {group_name(late.group, late.size)} in {where}"
+        of_group = group_name(late.group, len(late.members))
         found.append(
             means.row(
                 "straggler",
-                what,
-                *sides,
+                f"waiting for rank {late.rank}, a straggler of {of_group} in {where}",
+                *sums,
                 rank=late.rank,
                 group=late.group,
-                group_size=late.size,
+                group_size=len(late.members),
+                group_ranks=list(late.members),
+                alone=all(rank in late.members for of_rank in waits.values() for rank in of_rank),
                 launches=named,
                 late_ms={
-                    "reference": means.reference.late_ms.get(late),
-                    "candidate": means.candidate.late_ms.get(late),
+                    side: median(ledger.late_ms[late]) if late in ledger.late_ms else None
+                    for side, ledger in ledgers.items()
                 },
             )
         )

@@ -35,19 +35,21 @@ def ranked(
     rows = [*late]
     for dimension in _RANKED[1:]:
         of_it = [row for row in found[dimension] if "others" not in row]
-        if len(of_it) > 1 or dimension == "collective":
-            rows += [row for row in of_it if _tells(row, len(of_it))]
+        count = sum(row.get("others", 1) for row in found[dimension])
+        if count > 1 or dimension == "collective":
+            rows += [row for row in of_it if _tells(row, count)]
     large = [row for row in rows if row["share"] is not None and abs(row["share"]) >= LEAST_SHARE]
     large.sort(key=lambda row: (-abs(row["difference_ms"]), _RANKED.index(row["dimension"])))
     others = [row for row in large if {**row, "what": ""} != {**lead, "what": ""}]
     return [lead, *others][:SHOWN_CAUSES]
 
 
-def _tells(row: dict[str, Any], rows: int) -> bool:
+def _tells(row: dict[str, Any], count: int) -> bool:
+    """`count`: rows of its dimension, those that are summed up in the last one too."""
     share = row["share"] or 0
     match row["dimension"]:
         case "rank":
-            return bool(share > 1.5 / rows)
+            return bool(share > 1.5 / count)
         case "part":
             return bool(row["part"] != TRANSFER)
         case "balance":

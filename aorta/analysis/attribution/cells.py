@@ -6,7 +6,7 @@ blocks, whatever its number of steps. Must not: divide; means are formed once, f
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -80,10 +80,10 @@ class OfRank:
 
 
 class Late(NamedTuple):
-    """A rank that the others of its group wait for."""
+    """A rank that the others of its group wait for. Groups may share name and size: `members` tell them apart."""
 
     group: str
-    size: int
+    members: tuple[int, ...]
     rank: int
 
 
@@ -101,7 +101,8 @@ class Ledger:
     """Group, its size and a rank -> exposed ns in which that rank waited for others."""
     stragglers: Counter[Late] = field(default_factory=Counter)
     """In how many launches a rank was named."""
-    late_ms: dict[Late, float] = field(default_factory=dict)
+    late_ms: defaultdict[Late, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """By how much, in each launch that names it."""
 
     def add(self, rank: int, found: OfRank) -> None:
         """Take one rank in."""
@@ -112,3 +113,11 @@ class Ledger:
         for cell, length in found.cells.items():
             if cell.part == WAIT:
                 self.waits[cell.group, cell.size, rank] += length
+
+    def waits_in(self, late: Late) -> dict[int, int]:
+        """Rank -> exposed ns of waiting in groups of the name and size of that of `late`, its own and others."""
+        return {
+            rank: length
+            for (group, size, rank), length in self.waits.items()
+            if (group, size) == (late.group, len(late.members))
+        }

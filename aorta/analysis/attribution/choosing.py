@@ -30,7 +30,7 @@ class Shown:
     mean_ms: float
 
 
-def worst_step(reference: Dataset, candidate: Dataset) -> Shown | None:
+def typical_step(reference: Dataset, candidate: Dataset) -> Shown | None:
     """The step whose difference is nearest to the mean difference, so that the picture shows what the numbers say, not
     the largest hiccup: the same global step on both sides where they have steps in common, else the step of each side
     nearest to its own mean. Only steps after warm-up count, which all ranks of the side have with known exposed

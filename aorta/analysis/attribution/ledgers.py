@@ -13,14 +13,11 @@ from typing import cast, overload
 
 import numpy as np
 
-from aorta.analysis.across import PIECE_ROWS, piece_of
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.attribution.cells import Late, Ledger, OfRank
 from aorta.analysis.attribution.looks import NOT_KNOWN, RankSource, StepTable, looks_of_trace
 from aorta.analysis.attribution.tally import tally, tally_record
-from aorta.analysis.instances import find_instances
 from aorta.analysis.matching import group_members
-from aorta.analysis.naming import name_all
 from aorta.analysis.readers.columns import Stored
 from aorta.analysis.readers.engines import Engine, Local, progress
 from aorta.analysis.readers.run_folder import Run
@@ -39,19 +36,20 @@ def ledger_of(launches: Iterable[Dataset], engine: Engine | None = None) -> Ledg
     ledger = Ledger()
     for dataset in launches:
         ledger.launches += 1
-        for rank, found in _of_ranks(dataset.run, engine or Local()):
+        for rank, found in _of_ranks(dataset, engine or Local()):
             ledger.add(rank, found)
         for entry in dataset.across.stragglers:
             if entry["rank"] is not None:
-                late = Late(entry["group"], len(entry["group_ranks"]), entry["rank"])
+                late = Late(entry["group"], tuple(entry["group_ranks"]), entry["rank"])
                 ledger.stragglers[late] += 1
-                ledger.late_ms[late] = max(entry["late_ms"], ledger.late_ms.get(late, 0.0))
+                ledger.late_ms[late].append(entry["late_ms"])
         del dataset  # or the next one is made while this one is held
     return ledger
 
 
-def _of_ranks(run: Run, engine: Engine) -> Iterator[tuple[int, OfRank]]:
-    sources = _Sources(run, _waits(run), _sizes(run))
+def _of_ranks(dataset: Dataset, engine: Engine) -> Iterator[tuple[int, OfRank]]:
+    run = dataset.run
+    sources = _Sources(run, dataset.across.waits, _sizes(run))
     if any(isinstance(record, TraceRecord) for record in run.records.values()):
         for place, (rank, record) in enumerate(run.records.items()):
             source = sources[place]
@@ -118,18 +116,3 @@ def _sizes(run: Run) -> dict[int, dict[str, int]]:
     for (rank, group), members in group_members(run).items():
         sizes.setdefault(rank, {})[group] = len(members)
     return sizes
-
-
-def _waits(run: Run) -> dict[int, int]:
-    """Rank -> where in the store the waits of its collectives stand, in ns, below 0 where not known."""
-    names = name_all(run)
-    waits: dict[int, int] = {
-        rank: run.columns.store.reserve(stored.scan.row_count) for rank, stored in run.columns.ranks.items()
-    }
-    for first, last in run.columns.step_ranges(PIECE_ROWS):
-        piece = piece_of(run, names, first, last)
-        if len(piece.rank):
-            found = find_instances(piece, names)
-            for rank, at, start in zip(piece.ranks, piece.starts, piece.first_rows, strict=True):
-                run.columns.store.write(waits[rank] + 8 * start, found.wait_or_reason[at])
-    return waits

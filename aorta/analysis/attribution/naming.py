@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from aorta.analysis.amounts import size_name
 from aorta.analysis.attribution.cells import TRANSFER, UNKNOWN_PART, UNTOLD, WAIT, Cell, Place
 
 PARTS: Final = {
@@ -16,17 +17,6 @@ PARTS: Final = {
 }
 UNTOLD_WHAT: Final = "communication that no row of the record covers"
 _NO_PLACE: Final = "a place that the record does not tell"
-
-
-def size_name(count: int) -> str:
-    """Bytes with three digits, 1 MB = 1e6; -1 is not told."""
-    if count < 0:
-        return "unknown size"
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            digits = 2 if count < 10 * size else 1 if count < 100 * size else 0
-            return f"{count / size:.{digits}f} {unit}"
-    return f"{count} B"
 
 
 def group_name(group: str, size: int | None) -> str:

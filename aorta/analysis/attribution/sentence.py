@@ -19,6 +19,8 @@ SAME: Final = 0.01
 _MOST: Final = 0.5
 _LEADS, _MUCH = 0.6, 0.85
 """A block leads the sentence where it has that part of the difference, and no collective the second part of that."""
+_LITTLE: Final = 0.25
+"""A change of computing below this part of what is no longer hidden does not explain it."""
 _SHOWN_COLLECTIVES: Final = 3
 _LEAST_SHARE: Final = 0.05
 
@@ -43,8 +45,8 @@ def sentence(
         lateness = row["late_ms"]["candidate" if total > 0 else "reference"]
         by = f", late by {amount(lateness)} in each collective" if lateness is not None else ""
         mine = [_matching(row, "group", "group_size"), lambda cell: cell.part == WAIT]
-        text = f"{_share(row)} of {more} is {row['what']}{by}"
-        return f"{text}{_where(means, mine)}.{_balance(means, found)}", row
+        where = _where(means, mine) if row["alone"] else ""
+        return f"{_share(row)} of {more} is {row['what']}{by}{where}.{_balance(means, found)}", row
     row, chosen = _collective(found)
     block = max(_listed(found["block"]), key=lambda row: row["share"] or 0)
     if block["block"] is not None and block["share"] >= _LEADS and row["share"] < _MUCH * block["share"]:
@@ -151,9 +153,12 @@ def _balance(means: Means, found: dict[str, list[dict[str, Any]]]) -> str:
     before, after = means.reference.sums, means.candidate.sums
     left, right = means.ms(means.reference, before.compute_ns), means.ms(means.candidate, after.compute_ns)
     change = right - left
-    if abs(change) < 0.25 * abs(hidden["difference_ms"]) or (change > 0) == (hidden["difference_ms"] > 0):
+    if abs(change) < _LITTLE * abs(hidden["difference_ms"]):
         return f"{text}, while computing takes {amount(left)} and {amount(right)}: it runs at another time, not longer."
-    text += f", as computing is {amount(change)} {'longer' if change > 0 else 'shorter'}"
+    change_said = f"computing is {amount(change)} {'longer' if change > 0 else 'shorter'}"
+    if (change > 0) == (hidden["difference_ms"] > 0):  # more computing hides less, or less of it hides more
+        return f"{text}, though {change_said}: it runs at another time."
+    text += f", as {change_said}"
     rows = _listed(found["computing"])
     if not rows:  # no block was named
         return f"{text}."

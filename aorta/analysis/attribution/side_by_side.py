@@ -15,9 +15,9 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
 from aorta.analysis.aggregate import Dataset
+from aorta.analysis.amounts import size_name
 from aorta.analysis.attribution.charging import Row, exposure
-from aorta.analysis.attribution.choosing import Shown, worst_step
-from aorta.analysis.attribution.naming import size_name
+from aorta.analysis.attribution.choosing import Shown, typical_step
 from aorta.analysis.plots.palette import BLUE, INK, LANE_COLORS, OTHER_KIND, PURPLE, SKY
 from aorta.analysis.plots.style import new_figure, save, tidy
 from aorta.errors import InputError
@@ -35,12 +35,12 @@ _LABEL_SIZE: Final = 7
 
 
 def draw_side_by_side(reference: Dataset, candidate: Dataset, path: Path, shown: Shown | None = None) -> str | None:
-    """Draw the step that `worst_step` chooses, or another; returns why there is no picture, None if there is one.
+    """Draw the step that `typical_step` chooses, or another; returns why there is no picture, None if there is one.
 
     Lanes of a rank: passes of blocks (backward darker, stalls hatched), work beside them, the collectives of each
     group (one below the other where they are in flight together), and the exposed time in black.
     """
-    shown = shown or worst_step(reference, candidate)
+    shown = shown or typical_step(reference, candidate)
     if shown is None:
         return "no step after warm-up that all ranks have, on both sides, with known exposed communication"
     ranks = shown.ranks[:SHOWN_RANKS]

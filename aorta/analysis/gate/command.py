@@ -67,13 +67,15 @@ def judge(options: argparse.Namespace, summary: dict[str, Any]) -> GateResult | 
     return result
 
 
-def run_gate(options: argparse.Namespace, summary: dict[str, Any]) -> tuple[int, str]:
-    """Judge, write `--junit` and `--markdown`; the exit code and the text for the terminal (empty without a gate).
+def run_gate(options: argparse.Namespace, summary: dict[str, Any], result: GateResult | None) -> tuple[int, str]:
+    """Write `--junit` and `--markdown`; the exit code and the text for the terminal (empty without a gate).
+
+    Args:
+        result: what `judge` said of this summary.
 
     Raises:
         InputError: a file cannot be written.
     """
-    result = judge(options, summary)
     written: list[str] = []
     if result is not None and options.junit is not None:
         _write(options.junit, junit_xml(result, summary["comparison"]), "w", "--junit")

@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from aorta.analysis.amounts import number
 from aorta.analysis.gate.judging import GateResult
 from aorta.analysis.gate.text import OUTCOMES, headline, interval, quantity
 
 _MARKS: Final = {"pass": "✅", "fail": "❌", "inconclusive": "❔"}
 _ACTIVE: Final = re.compile(r"([\\`*_{}\[\]()#+\-.!|~:@/])")
 """Characters that GitHub reads as markup, links, mentions or references, with a backslash before them not."""
-_DIGITS: Final = {"ms": 3, "ratio": 4, "GB/s": 3}
 _SHOWN_CAUSES: Final = 6
 LIMIT_BYTES: Final = 1_000_000
 """GitHub takes a summary of 1 MiB a step (GitHub Docs, "Adding a job summary")."""
@@ -91,7 +91,7 @@ def _metrics(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
     rows = [
         [
             escaped(name),
-            *(_number(entry[key], entry["unit"]) for key in ("reference", "candidate", "difference")),
+            *(number(entry[key], entry["unit"]) for key in ("reference", "candidate", "difference")),
             "null" if entry["quotient"] is None else f"{entry['quotient']:.3f}",
             escaped(entry["unit"]),
             escaped(entry.get("verdict") or entry["judgement"]),
@@ -124,7 +124,3 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def _folded(title: str, lines: Sequence[str]) -> Iterator[str]:
     if lines:
         yield from ("", "<details>", f"<summary>{title}</summary>", "", *lines, "", "</details>")
-
-
-def _number(value: float | None, unit: str) -> str:
-    return "null" if value is None else f"{value:.{_DIGITS.get(unit, 3)}f}"

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from aorta.analysis.amounts import DIGITS
 from aorta.analysis.gate.judging import GateResult, Judged
 
 OUTCOMES: Final = {"pass": "passed", "fail": "failed", "inconclusive": "inconclusive"}
-_DIGITS: Final = {"ms": 3, "ratio": 4, "GB/s": 3}
 
 
 def headline(result: GateResult) -> str:
@@ -30,7 +30,7 @@ def quantity(judged: Judged, value: float | None) -> str:
         return "null"
     if judged.relative:
         return f"{100 * value:+.2f} %"
-    number = f"{value:+.{_DIGITS[judged.unit]}f}"
+    number = f"{value:+.{DIGITS[judged.unit]}f}"
     return number if judged.unit == "ratio" else f"{number} {judged.unit}"
 
 

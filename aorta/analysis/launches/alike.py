@@ -46,13 +46,18 @@ def refuse_unlike(reference: LaunchSet, candidate: LaunchSet, rules: Rules) -> l
 
 def _found(reference: LaunchSet, candidate: LaunchSet) -> Iterator[tuple[str, Launch, Launch, Mapping[str, Any]]]:
     for where, side in (("reference", reference), ("candidate", candidate)):
-        first = side.launches[0]
-        for other in side.launches[1:]:
+        first = _yardstick(side)
+        for other in side.launches:
             for difference in differing(first.facts, other.facts):
                 key = difference["key"]
                 if changes_the_work(difference) or (key.startswith(_ONE_SIDE) and not key.endswith(_VARIES)):
                     yield where, first, other, difference
-    left, right = reference.launches[0], candidate.launches[0]
+    left, right = _yardstick(reference), _yardstick(candidate)
     for difference in differing(left.facts, right.facts):
         if changes_the_work(difference):
             yield "between", left, right, difference
+
+
+def _yardstick(side: LaunchSet) -> Launch:
+    """What the launches of a side are held against: the first that tells its configuration, or else the first."""
+    return next((launch for launch in side.launches if launch.tells_configuration), side.launches[0])

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from aorta.analysis.aggregate import Dataset
-from aorta.analysis.compare import compare
+from aorta.analysis.compare import UNNOTICED, compare, not_alike
 from aorta.analysis.launches.alike import refuse_unlike
 from aorta.analysis.launches.judging import judge
 from aorta.analysis.launches.numbers import numbers
@@ -41,13 +41,21 @@ def compare_launches(
     """
     allowed = refuse_unlike(*sides, rules)
     before, after = (medians_entry(side) | {"collectives": rows} for side, rows in zip(sides, collectives, strict=True))
-    found = compare(*datasets, before, after, judge_milliseconds=rules.judge_milliseconds)
+    found = compare(*datasets, before, after, judge_milliseconds=rules.judge_milliseconds, allows=rules.allows)
     metrics, verdict, reason = judged(found["metrics"], *sides, rules)
     named = dict(zip(SIDES, sides, strict=True))
     found |= {
         "verdict": verdict,
         "verdict_reason": reason,
-        "warnings": [*found["warnings"], *_warnings(named, allowed)],
+        # `compare` saw one launch a side: whether there are manifests is said of all of them below.
+        "warnings": list(
+            dict.fromkeys(
+                [
+                    *(warning for warning in found["warnings"] if not warning.endswith(UNNOTICED)),
+                    *_warnings(named, allowed),
+                ]
+            )
+        ),
         "statistic": "median over launches of the median over rank-steps",
         "launches": {name: [_launch_entry(launch) for launch in side.launches] for name, side in named.items()},
         "left_out": {name: left_out(side) for name, side in named.items()},
@@ -104,10 +112,19 @@ def _launch_entry(launch: Launch) -> dict[str, Any]:
 
 def _warnings(sides: Mapping[str, LaunchSet], allowed: list[dict[str, Any]]) -> list[str]:
     warnings = [
-        f"launches of the {entry['where']} differ in {entry['key']} ({entry['values'][0]!r} and {entry['values'][1]!r})"
+        not_alike(entry["key"], *entry["values"])
+        if entry["where"] == "between"
+        else f"launches of the {entry['where']} differ in {entry['key']} "
+        f"({entry['values'][0]!r} and {entry['values'][1]!r})"
         for entry in allowed
-        if entry["where"] != "between"  # `compare` warns of those between the sides
     ]
+    for name, side in sides.items():
+        silent = [launch.path.name for launch in side.launches if not launch.tells_configuration]
+        if silent:
+            warnings.append(
+                f"{len(silent)} of {len(side.launches)} launches of the {name} have no manifest with a configuration "
+                f"({', '.join(silent)}): {UNNOTICED}"
+            )
     throttled = {name: sum(bool(launch.throttled_ranks) for launch in side.launches) for name, side in sides.items()}
     for name, other in (SIDES, SIDES[::-1]):
         if throttled[name] and not throttled[other]:

@@ -41,14 +41,14 @@ def _correct(metrics: dict[str, Any]) -> None:
 
 
 def _judge(metrics: dict[str, Any], rules: Rules) -> None:
-    """Verdict and reason of every metric. Step time first: a ratio does not improve where the step got slower."""
+    """Verdict and reason of every metric. Step time first: nothing improves where the step takes longer."""
     for entry in metrics.values():
         entry["verdict"], entry["verdict_reason"] = _verdict(entry, rules)
     if rules.primary == GUARD:
         return
     withheld = slower(metrics.get(GUARD), rules.alpha)
-    for entry in metrics.values():
-        if entry["verdict"] == "improvement" and entry["unit"] == "ratio" and withheld is not None:
+    for name, entry in metrics.items():
+        if entry["verdict"] == "improvement" and name != GUARD and withheld is not None:
             entry["verdict"] = "inconclusive"
             alone = f"better by itself ({entry['verdict_reason']})"
             entry["verdict_reason"] = f"{alone}, but {withheld}: not an improvement"

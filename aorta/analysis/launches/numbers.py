@@ -6,7 +6,7 @@ Enters: the medians and pools of launches. Leaves: plain JSON values. Must not: 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
@@ -18,6 +18,11 @@ from aorta.analysis.launches.rules import LEVEL, Rules
 from aorta.analysis.launches.values import SEED, Sample
 from aorta.analysis.metrics import metric_named
 from aorta.analysis.readers.scan import Floats
+
+_AFTER_HOLM: Final = (
+    "a secondary metric is judged after Holm's correction, by the p of all others too: what could have been found is "
+    "known of none alone; name it with --primary"
+)
 
 
 def numbers(name: str, reference: Sequence[Sample], candidate: Sequence[Sample], rules: Rules) -> dict[str, Any]:
@@ -42,15 +47,18 @@ def numbers(name: str, reference: Sequence[Sample], candidate: Sequence[Sample],
     }
     if not (len(left) and len(right)):
         empty = {"kind": kind, "value": None, "low": None, "high": None}
-        return found | {"effect": empty, **_not_estimated("a side is null")}
-    generator = np.random.default_rng([SEED, crc32(name.encode())])
-    estimate = effect(kind, sides[0], sides[1], LEVEL, generator)
+        nothing = {"effect": empty, "difference_interval": {"low": None, "high": None}}
+        return found | nothing | _not_estimated("a side is null")
+    seed = [SEED, crc32(name.encode())]  # the same resamples for both
+    estimate = effect(kind, sides[0], sides[1], LEVEL, np.random.default_rng(seed))
+    apart = effect("difference", sides[0], sides[1], LEVEL, np.random.default_rng(seed))
     found["effect"] = {"kind": kind, "value": estimate.value, "low": estimate.low, "high": estimate.high}
+    found["difference_interval"] = {"low": apart.low, "high": apart.high}
     found["p"] = mann_whitney(left, right)
-    return found | _power(left, right, estimate, rules)
+    return found | _power(name, left, right, estimate, rules)
 
 
-def _power(left: Floats, right: Floats, estimate: Effect, rules: Rules) -> dict[str, Any]:
+def _power(name: str, left: Floats, right: Floats, estimate: Effect, rules: Rules) -> dict[str, Any]:
     """What could have been found, and what it takes to find what was seen."""
     sd = pooled_sd(left, right)
     scale = 1.0 if estimate.kind == "difference" else abs(float(np.median(left)))
@@ -59,6 +67,8 @@ def _power(left: Floats, right: Floats, estimate: Effect, rules: Rules) -> dict[
     if estimate.value is None:
         return _not_estimated("the reference is 0: there is no quotient")
     relative = sd / scale
+    if rules.role(name) == "secondary":
+        return _not_estimated(_AFTER_HOLM) | {"launch_sd": relative}
     smallest = detectable(len(left), len(right), relative, rules.margin, rules.alpha)
     never = f"no effect of any size reaches p <= {rules.alpha:g} with so few launches"
     needed = launches_needed(max(abs(estimate.value), rules.margin), relative, rules.alpha)

@@ -16,7 +16,7 @@ _SAID: Final = {
     "overlap_ratio": "hides {amount} of its communication (overlap_ratio, hidden / comm)",
     "exposed_share": "exposes communication for {amount} of its step (exposed_share, exposed / step)",
     "overlap_efficiency": "saves {amount} of what overlap could save (overlap_efficiency)",
-    "compute_slowdown": "computes {amount} slower under overlap (compute_slowdown, added / isolated)",
+    "compute_slowdown": "adds {amount} to its computing time by overlap (compute_slowdown, added / isolated)",
 }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aorta.analysis.aggregate import NOTHING_USED, Dataset
-from aorta.analysis.compare import facts
+from aorta.analysis.compare import HEADER, facts
 from aorta.analysis.devices import JOINED_ON, devices_entry
 from aorta.analysis.launches.values import Sample, samples
 from aorta.analysis.readers.run_folder import Run
@@ -28,6 +28,11 @@ class Launch:
     samples: Mapping[str, Sample]
     facts: Mapping[str, object]
     throttled_ranks: tuple[int, ...]
+
+    @property
+    def tells_configuration(self) -> bool:
+        """Whether there is a manifest that says what was run, beside the headers of the records."""
+        return any(not key.startswith(HEADER) for key in self.facts)
 
     def median(self, name: str) -> float | None:
         """Of one metric; None where it is null or not in the record."""
@@ -81,6 +86,7 @@ def read_set(path: Path, folders: Sequence[Path], load: Callable[[Path], Run]) -
             launches.append(launch_of(dataset))
         else:
             left_out.append((folder, why))
+        del dataset  # or the next one is read while this one is held
     if not launches:
         raise InputError(
             f"{path}: none of its {len(folders)} launches is complete:\n  "

@@ -67,13 +67,18 @@ def made_step(
 
 
 def dataset(
-    folder: Path, label: str, ranks: Sequence[Sequence[Step]], parallel: str = "fsdp", manifest: bool = True
+    folder: Path,
+    label: str,
+    ranks: Sequence[Sequence[Step]],
+    parallel: str = "fsdp",
+    manifest: bool = True,
+    groups: Sequence[dict[str, list[int]]] | None = None,
 ) -> Dataset:
-    """A run whose group "0" has all ranks."""
+    """A run whose group "0" has all ranks; `groups`: of each rank, other groups."""
     folder.mkdir(parents=True, exist_ok=True)
     for rank, steps in enumerate(ranks):
         head = header(rank, len(ranks), label=label, run_id=f"run-{folder.name}", parallel=parallel)
-        foot = footer(len(steps), groups={"0": list(range(len(ranks)))})
+        foot = footer(len(steps), groups={"0": list(range(len(ranks)))} if groups is None else groups[rank])
         write_rank(folder, head, list(steps), foot)
     if manifest:
         write_manifest(folder, run_id=f"run-{folder.name}", world_size=len(ranks))

@@ -66,7 +66,7 @@ def test_a_slow_kind_is_named_with_size_group_part_and_place(tmp_path: Path) -> 
     assert found["candidate"]["exposed_comm_ms"] == pytest.approx(6 + 4 + 15)
     assert found["reference"]["rank_steps"] == 4  # two of three steps of two ranks: the first is warm-up
     assert found["sentence"] == (
-        "100 % of the 14.0 ms more exposed communication per rank-step is reducescatter of 25.0 MB on group '0' "
+        "100 % of the 14.0 ms more exposed communication per rank-step is reducescatter of 25 MB on group '0' "
         "(2 ranks); it is transfer, not waiting for peers; it is exposed in backward of layers.0."
     )
     cause = found["causes"][0]
@@ -133,7 +133,49 @@ def test_a_straggler_is_named_with_what_its_peers_wait(tmp_path: Path) -> None:
     assert parts == pytest.approx({"wait": 10, "transfer": 0})
     ranks = {row["rank"]: row["share"] for row in found["dimensions"]["rank"]}
     assert ranks == pytest.approx({0: 1, 1: 0})
-    assert any(row["what"].startswith("bucket 3 (allreduce of 8.00 kB") for row in found["dimensions"]["order"])
+    assert any(row["what"].startswith("bucket 3 (allreduce of 8 kB") for row in found["dimensions"]["order"])
+
+
+def test_how_late_a_straggler_is_is_the_median_over_the_launches_that_name_it(tmp_path: Path) -> None:
+    late = [late_by(tmp_path / f"b{number}", "new", by) for number, by in enumerate((5, 4, 11, 0))]
+    found = attribute([late_by(tmp_path / "a", "base", 0)], late)
+    assert "late by 5.0 ms in each collective" in found["sentence"]
+    assert found["stragglers"][0]["launches"] == {"reference": 0, "candidate": 3}
+    assert found["stragglers"][0]["late_ms"] == {"reference": None, "candidate": pytest.approx(5)}
+
+
+def two_pairs(folder: Path, label: str, late_ms: float, turns_ms: float) -> Dataset:
+    """Two groups of one name: rank 3 is late for rank 2, ranks 0 and 1 wait for each other in turns."""
+    pairs = [{"tp": [0, 1]}, {"tp": [0, 1]}, {"tp": [2, 3]}, {"tp": [2, 3]}]
+    ranks = []
+    for rank in range(4):
+        early = [late_ms if rank == 2 else 0.0 if rank == 3 else turns_ms * ((k + rank) % 2) for k in range(4)]
+        steps = [
+            made_step(
+                rank,
+                4,
+                number,
+                200,
+                [block("body", "backward", 0, 10)],
+                [comm("allreduce", 45 + 30 * k - early[k], 49 + 30 * k, 8, 4 * number + k, "tp") for k in range(4)],
+            )
+            for number in range(5)
+        ]
+        ranks.append(steps)
+    return dataset(folder, label, ranks, parallel="tp", groups=pairs)
+
+
+def test_groups_that_share_name_and_size_are_told_apart_by_their_ranks(tmp_path: Path) -> None:
+    """Per rank-step 25 ms more, of which rank 2 waits 4 * 5 ms / 4 ranks for rank 3."""
+    found = attribute(two_pairs(tmp_path / "a", "base", 0, 0), two_pairs(tmp_path / "b", "new", 5, 20))
+    exact(found)
+    (row,) = found["stragglers"]
+    assert (row["rank"], row["group_ranks"]) == (3, [2, 3])
+    assert (row["difference_ms"], found["difference_ms"]) == pytest.approx((5, 25))
+    assert "waiting for rank 3" not in found["sentence"]
+    mostly = attribute(two_pairs(tmp_path / "c", "base", 0, 0), two_pairs(tmp_path / "d", "new", 9, 2))
+    assert "waiting for rank 3" in mostly["sentence"]
+    assert "exposed in" not in mostly["sentence"]  # where the group waited is known of both pairs together only
 
 
 def computing(folder: Path, label: str, last_ms: float, at_ms: float = 50) -> Dataset:
@@ -157,6 +199,19 @@ def test_less_computing_to_hide_behind_names_the_block_whose_computing_shrank(tm
     )
     assert found["computing"][0]["what"] == "backward of b"
     assert found["computing"][0]["share"] is None
+
+
+@pytest.mark.parametrize(("other_way", "more", "change"), [(False, "less", "longer"), (True, "more", "shorter")])
+def test_computing_that_changed_the_other_way_does_not_explain_it(
+    tmp_path: Path, other_way: bool, more: str, change: str
+) -> None:
+    """Twice the computing hides nothing where the all-reduce comes after it; the other way round likewise."""
+    sides = [computing(tmp_path / "a", "base", 20), computing(tmp_path / "b", "new", 40, at_ms=90)]
+    found = attribute(*(sides[::-1] if other_way else sides))
+    exact(found)
+    assert found["sentence"].endswith(
+        f"18.0 ms {more} of it is hidden, though computing is 20.0 ms {change}: it runs at another time."
+    )
 
 
 def test_the_same_computing_at_another_time_is_said_to_be_that(tmp_path: Path) -> None:

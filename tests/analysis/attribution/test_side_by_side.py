@@ -9,9 +9,9 @@ import pytest
 from matplotlib.image import imread
 
 from aorta.analysis.aggregate import Dataset
-from aorta.analysis.attribution.choosing import worst_step
+from aorta.analysis.attribution.choosing import typical_step
 from aorta.analysis.attribution.side_by_side import draw_side_by_side
-from aorta.analysis.plots.style import INK, RED
+from aorta.analysis.plots.palette import INK, RED
 from tests.analysis.attribution.records import dataset, made_step
 from tests.analysis.attribution.test_attribute import two_ranks
 from tests.analysis.builders import metrics, step
@@ -32,7 +32,7 @@ def exposed(folder: Path, label: str, by_rank: list[list[float | None]], first: 
 def test_the_step_nearest_to_the_mean_difference_is_shown_not_the_largest(tmp_path: Path) -> None:
     before = exposed(tmp_path / "a", "a", [[10, 10, 10, 10]])
     after = exposed(tmp_path / "b", "b", [[11, 50, 21, 14]])  # mean 24, so 14 more: the third step is at 11
-    shown = worst_step(before, after)
+    shown = typical_step(before, after)
     assert shown is not None
     assert (shown.reference_step, shown.candidate_step) == (2, 2)
     assert (shown.difference_ms, shown.mean_ms) == pytest.approx((11, 14))
@@ -41,7 +41,7 @@ def test_the_step_nearest_to_the_mean_difference_is_shown_not_the_largest(tmp_pa
 def test_ranks_that_differ_most_come_first(tmp_path: Path) -> None:
     before = exposed(tmp_path / "a", "a", [[10], [10], [10]])
     after = exposed(tmp_path / "b", "b", [[12], [3], [10]])
-    shown = worst_step(before, after)
+    shown = typical_step(before, after)
     assert shown is not None
     assert shown.ranks == (1, 0, 2)
 
@@ -49,7 +49,7 @@ def test_ranks_that_differ_most_come_first(tmp_path: Path) -> None:
 def test_without_a_common_step_each_side_shows_one_near_its_own_mean(tmp_path: Path) -> None:
     before = exposed(tmp_path / "a", "a", [[1, 2, 6]])
     after = exposed(tmp_path / "b", "b", [[8, 20, 17]], first=100)
-    shown = worst_step(before, after)
+    shown = typical_step(before, after)
     assert shown is not None
     assert (shown.reference_step, shown.candidate_step) == (1, 102)
 
@@ -57,10 +57,10 @@ def test_without_a_common_step_each_side_shows_one_near_its_own_mean(tmp_path: P
 def test_steps_that_a_rank_lacks_or_that_are_null_are_not_chosen(tmp_path: Path) -> None:
     before = exposed(tmp_path / "a", "a", [[10, 10, 10], [10, 10, 10]])
     after = exposed(tmp_path / "b", "b", [[20, 20, 90], [None, 20]])
-    shown = worst_step(before, after)
+    shown = typical_step(before, after)
     assert shown is not None
     assert shown.candidate_step == 1
-    assert worst_step(before, exposed(tmp_path / "c", "c", [[None]])) is None
+    assert typical_step(before, exposed(tmp_path / "c", "c", [[None]])) is None
 
 
 def colour(name: str) -> np.ndarray:

@@ -46,7 +46,7 @@ def test_a_longer_transfer_is_told_from_a_later_peer(tmp_path: Path) -> None:
     assert longer["reference"]["exposed_comm_ns"] == 4 * 10 * US
     assert longer["difference_ms"] == pytest.approx(0.040)
     assert longer["sentence"] == (
-        "100 % of the 0.040 ms more exposed communication per rank-step is allreduce of 4.00 kB on group '0' "
+        "100 % of the 0.040 ms more exposed communication per rank-step is allreduce of 4 kB on group '0' "
         "(2 ranks); it is transfer, not waiting for peers; where it is exposed is not told."
     )
     later = attribute(base, traces(tmp_path / "later", 20, 50))

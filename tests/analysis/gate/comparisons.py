@@ -22,9 +22,13 @@ def metric(reference: float | None, candidate: float | None, unit: str = "ms", *
 
 
 def effect(kind: str, value: float, low: float | None, high: float | None, **more: Any) -> dict[str, Any]:
-    """The keys that a comparison of launches adds to a metric."""
+    """The keys that a comparison of launches adds to a metric. The interval of the difference is that of the effect, if
+    that is a difference, or else `difference_interval`.
+    """
     return {
+        "difference_interval": {"low": low, "high": high} if kind == "difference" else {"low": None, "high": None},
         "role": "primary",
+        "launches": {"reference": 4, "candidate": 4},
         "effect": {"kind": kind, "value": value, "low": low, "high": high},
         "margin": 0.02,
         "p": 0.029,

@@ -7,13 +7,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from aorta.analysis.gate.command import add_gate_arguments, check_gate_options, run_gate
+from aorta.analysis.cli import overlap_report
+from aorta.analysis.gate import command
+from aorta.analysis.gate.command import add_gate_arguments, check_gate_options, judge, run_gate
 from aorta.errors import InputError
 from tests.analysis.gate.comparisons import comparison, metric
+from tests.analysis.launches.builders import launch
 
 
 def options(*words: str, sides: bool = True) -> argparse.Namespace:
@@ -24,6 +28,11 @@ def options(*words: str, sides: bool = True) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def ended(words: argparse.Namespace, summary: dict[str, Any]) -> tuple[int, str]:
+    """As the command does it."""
+    return run_gate(words, summary, judge(words, summary))
+
+
 SUMMARY = {"comparison": comparison(idle_ms=metric(1, 5))}
 
 
@@ -31,7 +40,7 @@ def test_exit_codes_files_and_the_summary(tmp_path: Path) -> None:
     files = "--junit", str(tmp_path / "new" / "gate.xml"), "--markdown", str(tmp_path / "page.md")
     (tmp_path / "page.md").write_text("# an earlier step\n")
     summary = dict(SUMMARY)
-    code, text = run_gate(options("--fail-on", "idle_ms>1", "--fail-on", "idle_ms>50", *files), summary)
+    code, text = ended(options("--fail-on", "idle_ms>1", "--fail-on", "idle_ms>50", *files), summary)
     assert code == 3
     assert text.startswith("gate failed: 1 failed, 1 passed of 2 conditions (exit code 3)\n")
     assert text.splitlines()[-2:] == [str(tmp_path / "new" / "gate.xml"), str(tmp_path / "page.md")]
@@ -51,21 +60,32 @@ def test_exit_codes_files_and_the_summary(tmp_path: Path) -> None:
     ],
 )
 def test_how_it_ends(words: list[str], code: int) -> None:
-    assert run_gate(options(*words), dict(SUMMARY))[0] == code
+    assert ended(options(*words), dict(SUMMARY))[0] == code
 
 
 def test_without_a_condition_nothing_is_judged(tmp_path: Path) -> None:
     summary = dict(SUMMARY)
-    assert run_gate(options(), summary) == (0, "")
+    assert ended(options(), summary) == (0, "")
     assert "gate" not in summary
     page = str(tmp_path / "page.md")
-    assert run_gate(options("--markdown", page), summary) == (0, page)
+    assert ended(options("--markdown", page), summary) == (0, page)
+
+
+def test_the_command_judges_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written into the summary and what the command ends with are one judgement."""
+    results = []
+    real = command.evaluate
+    monkeypatch.setattr(command, "evaluate", lambda *words: results.append(real(*words)) or results[-1])
+    sides = [str(launch(tmp_path / name, ratio)) for name, ratio in (("a", 0.8), ("b", 0.6))]
+    words = ["--reference", sides[0], "--candidate", sides[1], "--no-html", "--output", str(tmp_path / "out")]
+    assert overlap_report([*words, "--fail-on", "overlap_ratio<-0.05"], tmp_path) == 3
+    assert [result.outcome for result in results] == ["fail"]
 
 
 def test_a_wrong_condition_ends_with_2_before_anything_is_read(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as stopped:
         options("--fail-on", "overlap<-0.05")
-    assert ended.value.code == 2
+    assert stopped.value.code == 2
     assert "did you mean overlap_ratio" in capsys.readouterr().err
 
 
@@ -87,7 +107,7 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     wrong = str(tmp_path / "file" / "gate.xml")
     with pytest.raises(InputError, match=r"gate\.xml: cannot be written: .*--junit"):
-        run_gate(options("--fail-on", "idle_ms>1", "--junit", wrong), dict(SUMMARY))
+        ended(options("--fail-on", "idle_ms>1", "--junit", wrong), dict(SUMMARY))
 
 
 def test_the_words_load_neither_pandas_nor_matplotlib_nor_torch() -> None:

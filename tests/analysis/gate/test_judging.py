@@ -74,11 +74,8 @@ LAUNCHES = [
     (-0.10, -0.14, -0.06, 0.029, "fail", "not by chance: p 0.029 is at most 0.05"),
     (-0.10, -0.14, -0.01, 0.029, "fail", "not by chance"),
     (-0.10, -0.14, -0.06, 0.1, "inconclusive", "it may be chance: p 0.1 is above 0.05"),
-    (-0.10, -0.14, -0.06, None, "inconclusive", "too few launches"),
     (-0.10, -0.22, 0.02, 0.04, "inconclusive", "the interval holds 0"),
-    (-0.10, None, None, 0.029, "inconclusive", "no interval"),
     (-0.02, -0.04, 0.00, 0.2, "pass", "neither is its interval"),
-    (-0.02, -0.04, 0.00, None, "pass", "neither is its interval"),
     (-0.02, -0.08, 0.04, 0.9, "inconclusive", "the interval reaches beyond it"),
     (0.10, 0.08, 0.12, 0.029, "pass", "neither is its interval"),
 ]
@@ -119,10 +116,14 @@ def test_secondary_metrics_are_held_to_the_corrected_p() -> None:
         assert found.p == (0.3 if role == "secondary" else 0.029)
 
 
-def test_an_interval_is_brought_into_the_terms_of_the_condition() -> None:
-    entry = metric(200, 220, **effect("quotient", 0.1, 0.05, 0.15))
-    found = judged("job_step_ms>12", comparison(4, job_step_ms=entry))
-    assert (found.value, found.low, found.high) == pytest.approx((20, 10, 30))
+def test_an_interval_is_that_of_the_terms_of_the_condition() -> None:
+    """Of a quotient the difference has an interval of its own: 5 % to 15 % of 200 ms need not be 10 to 30 ms."""
+    around = {"difference_interval": {"low": 9.0, "high": 33.0}}
+    entry = metric(200, 220, **effect("quotient", 0.1, 0.05, 0.15, **around))
+    found = judged("job_step_ms>8", comparison(4, job_step_ms=entry))
+    assert (found.value, found.low, found.high, found.outcome) == (20, 9, 33, "fail")
+    found = judged("job_step_ms>4%", comparison(4, job_step_ms=entry))
+    assert (found.value, found.low, found.high) == (pytest.approx(0.1), 0.05, 0.15)
     ratio = metric(0.5, 0.4, "ratio", **effect("difference", -0.1, -0.15, -0.05))
     found = judged("overlap_ratio<-5%", comparison(4, overlap_ratio=ratio))
     assert (found.value, found.low, found.high) == pytest.approx((-0.2, -0.3, -0.1))
@@ -132,6 +133,35 @@ def test_how_many_launches_are_needed_is_said_where_nothing_can_be_decided() -> 
     entry = metric(0.8, 0.7, "ratio", **effect("difference", -0.1, -0.2, -0.05, p=0.3, launches_needed=6))
     found = judged("overlap_ratio<-0.05", comparison(4, overlap_ratio=entry))
     assert found.reason.endswith("; 6 launches a side would be needed")
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "low", "high", "more"),
+    [
+        ("overlap_ratio<-0.05", -0.1, -0.2, -0.05, {"p": 0.3, "launches_needed": 4}),  # as many are there
+        ("overlap_ratio<-0.05", -0.1, -0.2, 0.05, {"p": 0.03, "launches_needed": 6}),  # p is not what lacks
+        ("overlap_ratio<-0.05", -0.04, -0.2, 0.05, {"p": 0.3, "launches_needed": 6}),  # it asks for less than was seen
+        ("overlap_ratio<0.05", 0.04, 0.01, 0.06, {"p": 0.3, "launches_needed": 6}),  # p says nothing here
+    ],
+)
+def test_more_launches_are_asked_for_only_where_they_are_what_lacks(
+    text: str, value: float, low: float, high: float, more: dict[str, Any]
+) -> None:
+    entry = metric(0.8, 0.8 + value, "ratio", **effect("difference", value, low, high, **more))
+    found = judged(text, comparison(4, overlap_ratio=entry))
+    assert found.outcome == "inconclusive"
+    assert "would be needed" not in found.reason
+
+
+def test_fewer_launches_than_a_verdict_takes_neither_fail_nor_pass() -> None:
+    """Not even one launch a side, if it is a set; three have no p at or below 0.05."""
+    for value, sides in ((-0.1, (3, 3)), (0.0, (1, 1)), (0.0, (3, 9))):
+        counts = dict(zip(("reference", "candidate"), sides, strict=True))
+        entry = metric(0.8, 0.8 + value, "ratio", **effect("difference", value, -0.02, 0.02, launches=counts))
+        found = judged("overlap_ratio<-0.05", comparison(3, overlap_ratio=entry))
+        assert found.outcome == "inconclusive"
+        assert found.reason.startswith(f"{sides[0]} against {sides[1]} launches: at least 4 a side are needed")
+        assert found.value == pytest.approx(value)
 
 
 # --- all together

@@ -19,6 +19,7 @@ def launch(
     ratio: float,
     step_ms: float = 100.0,
     *,
+    comm_ms: float = COMM_MS,
     ranks: int = 2,
     config: dict[str, Any] | None = None,
     endings: Sequence[Any] | None = None,
@@ -32,7 +33,7 @@ def launch(
         lines = []
         for number, thousandths in enumerate(WOBBLE):
             part = 1 + thousandths / 1000
-            overlap = metrics(step_ms * part, 0.8 * step_ms, COMM_MS, COMM_MS * ratio * part)
+            overlap = metrics(step_ms * part, 0.8 * step_ms, comm_ms, comm_ms * ratio * part)
             lines.append(step(rank, ranks, number, overlap=overlap, warmup=number == 0))
         foot = "completed" if endings is None else endings[rank]
         write_rank(folder, header(rank, ranks, run_id=run_id, **{"warmup_steps": 1} | head), lines, foot)

@@ -60,6 +60,10 @@ def test_a_regression_is_told_first_with_everything_it_rests_on(tmp_path: Path) 
     assert exposed["role"] == "secondary"
     assert exposed["p"] == pytest.approx(2 / 70)
     assert exposed["p_corrected"] > 0.05
+    assert (exposed["detectable"]["effect"], exposed["launches_needed"]) == (None, None)
+    for reason in (exposed["detectable"]["reason"], exposed["launches_needed_reason"]):
+        assert "judged after Holm's correction" in reason
+    assert exposed["launch_sd"] > 0
     assert exposed["verdict"] == "inconclusive"
     assert comparison["metrics"]["comm_ms"]["verdict"] is None
     entry = found.summary["datasets"]["new"]
@@ -199,3 +203,44 @@ def test_only_one_side_throttled_is_warned_of(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(sets, "devices_entry", hot)
     found = compared(tmp_path, launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW))
     assert any("only the candidate was throttled, in 4 of 4 launches" in warning for warning in found["warnings"])
+
+
+def test_a_longer_step_that_may_be_chance_withholds_too(tmp_path: Path) -> None:
+    """One slow launch of the reference makes p of the step 0.34, though three of four steps got half as long again."""
+    reference = launch_set(tmp_path / "a", LOW, [100.0, 101.0, 102.0, 160.0])
+    found = compared(tmp_path, reference, launch_set(tmp_path / "b", HIGH, [150.0, 151.0, 152.0, 153.0]))
+    guard = found["metrics"]["job_step_ms"]
+    assert guard["effect"]["value"] == pytest.approx(151.5 / 101.5 - 1)
+    assert guard["p"] > 0.05
+    assert found["verdict"] == "inconclusive"
+    assert "the step takes 49.3 % longer (p = 0.34, which may be chance): not an improvement" in found["verdict_reason"]
+
+
+def test_fewer_milliseconds_are_no_improvement_either_where_the_step_takes_longer(tmp_path: Path) -> None:
+    sides = launch_set(tmp_path / "a", LOW), launch_set(tmp_path / "b", HIGH, [130.0, 131.0, 132.0, 133.0])
+    found = compared(tmp_path, *sides, primary="exposed_comm_ms")
+    assert found["metrics"]["exposed_comm_ms"]["effect"]["value"] < -0.3
+    assert found["verdict"] == "inconclusive"
+    assert "not an improvement" in found["verdict_reason"]
+
+
+def test_unlike_launches_are_refused_though_the_first_of_a_side_has_no_manifest(tmp_path: Path) -> None:
+    reference, candidate = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW, config=OTHER)
+    (candidate / "00" / "run.json").unlink()
+    with pytest.raises(InputError, match=r"config.workload.model_dim is 64 in .*a/00, 128 in .*b/01: the two sides"):
+        report(tmp_path, reference, candidate)
+    found = compared(tmp_path, reference, candidate, allow_unlike=("all",))
+    assert sum("NOT ALIKE: config.workload.model_dim is 64" in warning for warning in found["warnings"]) == 1
+    launch(candidate / "04", 0.6)
+    with pytest.raises(InputError, match=r"model_dim is 128 in .*b/01, 64 in .*b/04: launches of the candidate"):
+        report(tmp_path, reference, candidate)
+
+
+def test_every_launch_without_a_manifest_is_warned_of(tmp_path: Path) -> None:
+    reference, candidate = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW, manifest=False)
+    (reference / "02" / "run.json").unlink()
+    said = [warning for warning in compared(tmp_path, reference, candidate)["warnings"] if "manifest" in warning]
+    assert [warning.partition(":")[0] for warning in said] == [
+        "1 of 4 launches of the reference have no manifest with a configuration (02)",
+        "4 of 4 launches of the candidate have no manifest with a configuration (00, 01, 02, 03)",
+    ]

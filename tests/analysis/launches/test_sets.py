@@ -46,6 +46,14 @@ def test_a_plan_is_told_to_name_its_sides(tmp_path: Path) -> None:
         launch_folders(tmp_path)
 
 
+def test_a_plan_with_one_side_is_told_to_name_that_folder(tmp_path: Path) -> None:
+    """Repeats of one configuration: there is nothing to compare them with."""
+    launch_set(tmp_path / "reference", [0.5, 0.5])
+    (tmp_path / "candidate").mkdir()
+    with pytest.raises(InputError, match=r"one launch set, of the reference; give .*/reference$"):
+        launch_folders(tmp_path)
+
+
 def test_a_label_finds_a_set(tmp_path: Path) -> None:
     launch_set(tmp_path / "artifacts" / "cuda", [0.5, 0.5])
     assert locate(["cuda"], tmp_path, tmp_path) == {"cuda": tmp_path / "artifacts" / "cuda"}
@@ -98,11 +106,13 @@ def test_the_representative_is_the_lower_middle_one(tmp_path: Path) -> None:
 
 def test_one_run_is_held_at_a_time(tmp_path: Path) -> None:
     launch_set(tmp_path, [0.5, 0.6, 0.7])
+    launch(tmp_path / "03", 0.5, endings=["completed", None])  # one that is left out is let go of too
+    launch(tmp_path / "04", 0.8)
     alive: list[weakref.ref[Run]] = []
 
     def load(folder: Path) -> Run:
         gc.collect()
-        assert sum(run() is not None for run in alive) <= 1  # the one before is let go while the next is read
+        assert sum(run() is not None for run in alive) == 0
         run = load_run(folder)
         alive.append(weakref.ref(run))
         return run

@@ -1,0 +1,27 @@
+"""Which rows are causes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from aorta.analysis.attribution.breakdown import SHOWN_ROWS, Means
+from aorta.analysis.attribution.causes import ranked
+from aorta.analysis.attribution.cells import Ledger, Sums
+
+
+def ranks_of(exposed_ns: dict[int, int]) -> Ledger:
+    return Ledger(sums=Sums(rank_steps=1, exposed_ns=sum(exposed_ns.values())), ranks=Counter(exposed_ns))
+
+
+def test_an_even_part_is_that_of_all_ranks_not_of_those_that_are_listed() -> None:
+    """One of 100 ranks has 5.5 times an even part; of the 24 that are listed that would be less than 1.5 times."""
+    exposed = dict.fromkeys(range(99), 945_000_000 // 99) | {99: 55_000_000}
+    means = Means(ranks_of({}), ranks_of(exposed))
+    rows = means.rows("rank", {}, means.candidate.ranks, lambda rank: (f"rank {rank}", {"rank": rank}))
+    assert len(rows) == SHOWN_ROWS + 1
+    ways: dict[str, list[dict[str, Any]]] = {
+        name: [] for name in ("collective", "kind", "block", "place", "balance", "part")
+    }
+    lead = means.row("collective", "lead", 0, means.candidate.sums.exposed_ns)
+    assert [row.get("rank") for row in ranked({**ways, "rank": rows}, [], lead)] == [None, 99]
