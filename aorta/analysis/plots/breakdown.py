@@ -29,18 +29,19 @@ def parts(dataset: Dataset) -> pd.DataFrame:
     """Mean ms per step of each part (columns) for each rank (rows), over the steps used where all are known. Empty
     where there is none; one rank is held at a time.
     """
-    means = {}
+    means: dict[int, np.ndarray] = {}
     columns = dataset.run.columns
     for rank, stored in columns.ranks.items():
         steps = np.column_stack([columns.floats_of(stored, name) for name in NEEDED])
         known = (columns.integers_of(stored, "warmup") == 0) & ~np.isnan(steps).any(axis=1)
         if known.any():
             means[rank] = steps[known].mean(axis=0)
-    mean = pd.DataFrame.from_dict(means, orient="index", columns=NEEDED)
+    rows = np.array(list(means.values())).reshape(-1, len(NEEDED))
+    mean = pd.DataFrame(rows, index=pd.Index(list(means)), columns=pd.Index(NEEDED))
     hidden, exposed, idle = mean["compute_comm_ms"], mean["exposed_comm_ms"], mean["idle_ms"]
     other = (mean["window_ms"] - mean["compute_ms"] - exposed - idle).clip(lower=0)  # below 0 only by rounding
-    columns = (hidden, mean["compute_ms"] - hidden, exposed, other, idle)
-    return pd.DataFrame({title: column for (title, _, _), column in zip(PARTS, columns, strict=True)})
+    each = (hidden, mean["compute_ms"] - hidden, exposed, other, idle)
+    return pd.DataFrame({title: column for (title, _, _), column in zip(PARTS, each, strict=True)})
 
 
 def draw_breakdown(dataset: Dataset, path: Path) -> str | None:
