@@ -11,6 +11,7 @@ import pytest
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.page import series as series_module
 from aorta.analysis.page import spans as spans_module
+from aorta.analysis.page.over_steps import map_charts
 from aorta.analysis.page.series import Series
 from aorta.analysis.page.spans import BLOCKED, EXPOSED, Spans, spans_of
 from aorta.analysis.readers.run_folder import load_run
@@ -64,8 +65,40 @@ def test_a_map_holds_every_rank_step(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found is not None
     # Two steps a column, two ranks a row; the last of each hold one.
     assert found.values.tolist() == [[11.0, 13.0, 14.5], [12.5, 14.5, 16.0]]
-    assert (found.first_step, found.end_step, found.end_rank) == (0, 6, 4)
+    assert (found.first_step, found.end_step, found.first_rank, found.end_rank) == (0, 6, 0, 4)
     assert series.map("no_such_metric") is None
+
+
+def test_a_map_has_gaps_where_ranks_and_steps_were_not_read(tmp_path: Path) -> None:
+    for rank in (0, 2, 3):
+        lines = [step(rank, 4, at, overlap=metrics(10 + rank, 8, 4, 2)) for at in (0, 1, 2, 5)]
+        write_rank(tmp_path, header(rank, 4), lines)
+    dataset = Dataset("x", load_run(tmp_path))
+    found = Series(dataset).map("step_ms")
+    assert found is not None
+    assert (found.first_step, found.end_step, found.first_rank, found.end_rank) == (0, 6, 0, 4)
+    gap = np.nan
+    expected = [[at, at, at, gap, gap, at] if at else [gap] * 6 for at in (10, 0, 12, 13)]
+    np.testing.assert_array_equal(found.values, expected)
+    (chart,), _ = map_charts({"x": Series(dataset)}, [(3, 4)])
+    assert chart.caption == "3 of 4 ranks. Grey: not read, or null."
+
+
+def test_steps_that_are_recorded_now_and_then_stand_side_by_side(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(), [step(0, 1, at, overlap=metrics(at, 8, 4, 2)) for at in (10, 20, 40)])
+    found = Series(Dataset("x", load_run(tmp_path))).map("step_ms")
+    assert found is not None
+    np.testing.assert_array_equal(found.values, [[10, 20, np.nan, 40]])
+    assert (found.first_step, found.end_step) == (10, 50)
+
+
+def test_ranks_that_a_trace_does_not_tell_have_rows_below_0(tmp_path: Path) -> None:
+    for at in range(2):
+        events = [kineto_step(0, 0, 1000), kernel("gemm", 0, 400)]
+        (tmp_path / f"{at}.json").write_text(json.dumps(document(events, distributedInfo=None)))
+    found = Series(Dataset("x", load_traces(str(tmp_path)))).map("step_ms")
+    assert found is not None
+    assert (found.first_rank, found.end_rank, found.values.tolist()) == (-2, 0, [[1.0], [1.0]])
 
 
 def drawn(found: Spans, rank: int, place: int) -> set[tuple[str, str, float, float]]:
