@@ -18,7 +18,8 @@ from typing import Final
 
 import aorta
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AortaError, ConfigError, RunIncomplete
-from aorta.plans.plan import CANDIDATE, REFERENCE, SIDES, Plan, hide
+from aorta.launch.hiding import hide
+from aorta.plans.plan import CANDIDATE, REFERENCE, SIDES, Plan
 
 REPORT_DIR: Final = "report"
 _DESCRIPTION: Final = """\

@@ -18,11 +18,14 @@ from typing import Any, Final
 import aorta
 from aorta.analysis.readers.manifest import flatten
 from aorta.errors import ConfigError
-from aorta.plans.plan import Launch, Plan, hide
+from aorta.launch.hiding import hide
+from aorta.plans.plan import Launch, Plan
 from aorta.telemetry.schema import MANIFEST_FILE, RANK_FILE_GLOB
 
 PLAN_FILE: Final = "plan.json"
-PLAN_VERSION: Final = 1
+PLAN_VERSION: Final = 2
+"""2: a plan that is taken up again must find the same host."""
+_SAME_HOST: Final = ("name", "machine", "cpus")
 LOG_DIR: Final = "logs"
 ASIDE_DIR: Final = "aside"
 """Run folders of launches that failed or were cut off; outside the sides, so that no report takes them for launches."""
@@ -38,7 +41,7 @@ def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, 
         ConfigError: the folder holds something else, or another plan: each key with both values.
     """
     path = plan.output / PLAN_FILE
-    wanted = {"asked": plan.as_json(), "versions": dict(facts), "environment": dict(environment)}
+    wanted = {"asked": plan.as_json(), "versions": dict(facts), "environment": dict(environment), "host": host()}
     try:
         if path.exists():
             _refuse_another(path, wanted)
@@ -51,7 +54,6 @@ def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, 
             "aorta_version": aorta.__version__,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             **wanted,
-            "host": host(),
             "order": [{"launch": launch.name, "command": hide(plan.command(launch))} for launch in plan.order()],
         }
         part = path.with_suffix(".json.part")
@@ -115,6 +117,7 @@ def _refuse_another(path: Path, wanted: Mapping[str, Any]) -> None:
         if there["plan_version"] != PLAN_VERSION:
             raise ValueError(f"plan_version {there['plan_version']!r}, this AORTA writes {PLAN_VERSION}")
         kept = {key: there[key] for key in wanted}
+        kept["host"], wanted = _comparable(kept["host"]), {**wanted, "host": _comparable(wanted["host"])}
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not a plan ({type(error).__name__}: {error}); choose another --output") from error
     differences = list(_differences(kept, wanted))
@@ -124,6 +127,11 @@ def _refuse_another(path: Path, wanted: Mapping[str, Any]) -> None:
             + "\n".join(f"  {line}" for line in differences)
             + "\ngive what was given there, or another --output"
         )
+
+
+def _comparable(machine: Mapping[str, Any]) -> dict[str, Any]:
+    """What must stay as it is: launches of two machines have no common noise. A kernel may be updated meanwhile."""
+    return {key: machine[key] for key in _SAME_HOST}
 
 
 def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import termios
@@ -16,6 +17,7 @@ import pytest
 from aorta.analysis.readers.run_folder import load_run
 from aorta.plans import checking
 from aorta.plans import command as commands
+from aorta.plans import folder as folders
 from tests.plans.conftest import Bench
 from tests.runs import ROOT
 
@@ -161,6 +163,42 @@ def test_another_environment_is_refused(bench: Bench) -> None:
     code, _, err = bench(*AB)
     assert code == 1
     assert "environment.NCCL_ALGO: nothing there, 'Ring' now" in err
+
+
+@pytest.mark.parametrize("key", ["name", "machine", "cpus"])
+def test_another_machine_is_refused(bench: Bench, key: str) -> None:
+    bench(*AB)
+    there = folders.host()
+    bench.monkeypatch.setattr(folders, "host", lambda: there | {key: "another", "kernel": "newer"})
+    code, _, err = bench(*AB)
+    assert code == 1
+    assert f"host.{key}: {there[key]!r} there, 'another' now" in err
+    assert "kernel" not in err
+
+
+def test_another_kernel_is_not(bench: Bench) -> None:
+    bench(*AB)
+    there = folders.host()
+    bench.monkeypatch.setattr(folders, "host", lambda: there | {"kernel": "newer"})
+    assert bench(*AB)[0] == 0
+
+
+def test_other_local_changes_are_another_checkout(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / "train.py").write_text("a = 1\n")
+    git("add", ".")
+    git("-c", "user.name=x", "-c", "user.email=x@x", "commit", "-m", "x")
+    clean = checking._commit(str(tmp_path))
+    (tmp_path / "train.py").write_text("a = 2\n")
+    first, same = checking._commit(str(tmp_path)), checking._commit(str(tmp_path))
+    (tmp_path / "train.py").write_text("a = 3\n")
+    second = checking._commit(str(tmp_path))
+    assert first == same
+    assert len({clean, first, second}) == 3
+    assert re.fullmatch(rf"{clean}-dirty-[0-9a-f]{{8}}", str(first))
 
 
 def test_the_environment_that_is_watched_is_the_one_a_run_records() -> None:
