@@ -26,6 +26,7 @@ PLAN_FILE: Final = "plan.json"
 PLAN_VERSION: Final = 2
 """2: a plan that is taken up again must find the same host."""
 _SAME_HOST: Final = ("name", "machine", "cpus")
+_PART: Final = f"{PLAN_FILE}.*.part"
 LOG_DIR: Final = "logs"
 ASIDE_DIR: Final = "aside"
 """Run folders of launches that failed or were cut off; outside the sides, so that no report takes them for launches."""
@@ -46,7 +47,7 @@ def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, 
         if path.exists():
             _refuse_another(path, wanted)
             return False
-        if plan.output.exists() and any(plan.output.iterdir()):
+        if plan.output.exists() and any(not each.match(_PART) for each in plan.output.iterdir()):
             raise ConfigError(f"{plan.output}: not empty, and no plan's ({PLAN_FILE}); choose another --output")
         plan.output.mkdir(parents=True, exist_ok=True)
         content = {
@@ -56,13 +57,31 @@ def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, 
             **wanted,
             "order": [{"launch": launch.name, "command": hide(plan.command(launch))} for launch in plan.order()],
         }
-        part = path.with_suffix(".json.part")
-        part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        part.replace(path)
+        if not _made(path, json.dumps(content, indent=2) + "\n"):  # another runner was quicker
+            _refuse_another(path, wanted)
+            return False
     except OSError as error:
         raise ConfigError(
             f"{error.filename or plan.output}: {error.strerror or error}; choose another --output"
         ) from error
+    return True
+
+
+def _made(path: Path, text: str) -> bool:
+    """Write a whole file where there is none; False, and nothing written, where there is one."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links
+            if path.exists():
+                return False
+            part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
     return True
 
 
