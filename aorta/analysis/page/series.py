@@ -13,8 +13,9 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from aorta.analysis.aggregate import Dataset, job_steps
+from aorta.analysis.aggregate import Dataset, by_step
 from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, step_columns
+from aorta.analysis.metrics import JOB_STEP
 
 POINTS: Final = 1_000
 """Of a curve; more than a screen is wide."""
@@ -79,12 +80,19 @@ class Series:
         return self._curve(pd.Series(self._dataset.values(name), index=self._frame.index))
 
     def job_step(self) -> Curve:
-        """Job step time in ms (max over ranks); its band reaches from the fastest rank of the point to the slowest."""
-        ranks = self._dataset.run.health.ranks_read or tuple(self._dataset.run.records)
-        times = job_steps(self._frame, ranks).reindex(self.steps)
+        """Job step time in ms (max over ranks); its band reaches from the fastest rank of the point to the slowest. A
+        gap throughout where `why_no_job_step` says why.
+        """
+        values, at, _ = by_step(self._dataset, JOB_STEP)
+        times = pd.Series(values, index=at).reindex(self.steps)
         band = self._curve(self._frame[_STEP_MS])
         middle = times.groupby(np.arange(len(times)) // self.steps_a_point).median().to_numpy()
         return Curve(band.x, band.low, middle, band.high)
+
+    @property
+    def why_no_job_step(self) -> str | None:
+        """Why `summary.json` has none either; None where it has."""
+        return by_step(self._dataset, JOB_STEP)[2]
 
     def devices(self) -> dict[str, Curve]:
         """What was sampled of the devices, over the steps; empty without a sample that belongs to one."""

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from aorta.analysis.aggregate import Dataset
@@ -171,6 +172,35 @@ def test_fewer_ranks_than_there_are_is_said_and_named_ranks_stay(tmp_path: Path)
     assert found.ranks_in_run == 9
     assert found.shown_first == [0, 7, 8]
     assert spans_of(dataset, budget=10_000, first=20).ranks == list(range(9))
+
+
+def test_more_named_ranks_than_fit_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = detailed(tmp_path, ranks=9)
+    found = spans_of(dataset, budget=5 * 3 * 2, first=2, named=[7, 6, 5, 4])
+    assert found.ranks == [0, 6, 7, 8]
+    assert found.notes == ["2 rank(s) named as stragglers do not fit and are not drawn, the first: 4"]
+
+
+def test_only_ranks_that_are_drawn_are_taken_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    apart = pd.DataFrame.itertuples
+
+    def counted(frame: pd.DataFrame) -> object:
+        taken.extend(frame["rank"].unique())
+        return apart(frame)
+
+    monkeypatch.setattr(pd.DataFrame, "itertuples", counted)
+    assert spans_of(detailed(tmp_path, ranks=9), budget=5 * 3 * 2, first=2).ranks == [0, 8]
+    assert set(taken) == {0, 8}
+
+
+def test_the_ranks_of_a_run_are_those_it_had(tmp_path: Path) -> None:
+    dataset = detailed(tmp_path, ranks=3)
+    (tmp_path / "rank_1_metrics.jsonl").unlink()
+    found = spans_of(Dataset("x", load_run(tmp_path)), budget=1000, first=8)
+    assert (found.ranks, found.ranks_read, found.ranks_in_run) == ([0, 2], 2, 3)
+    assert {each.job_step_ms for each in found.steps} == {None}
+    assert {each.job_step_ms for each in spans_of(dataset, budget=1000, first=8).steps} == {7.0, 8.0}
 
 
 def test_spans_closer_than_a_pixel_are_drawn_as_one_and_counted(
