@@ -86,7 +86,8 @@ def environment_of(datasets: Mapping[str, Dataset]) -> dict[str, Any]:
         told = manifest or {}
         facts[label] = dict(flatten({name: told[name] for name in _ENVIRONMENT if name in told}))
         config[label] = dict(flatten(config_of(manifest)))
-        if others := told.get("environment_differences"):
+        others = told.get("environment_differences")
+        if isinstance(others, dict) and others:
             notes.append(f"{label}: another environment than that of rank 0 on rank {', '.join(others)}")
         warned = told.get("warnings")
         notes += [f"{label}: {warning}" for warning in (warned if isinstance(warned, list) else ())]
