@@ -47,7 +47,8 @@ class Issued:
 
     def look(self) -> bool:
         """Whether its end is known, asking the backend's own stamp, if there is one."""
-        if self.end is None and self.completion is not None and (end_ns := self.completion.end_ns):
+        completion = self.completion  # another thread may take it away meanwhile
+        if self.end is None and completion is not None and (end_ns := completion.end_ns):
             self.end, self.end_source = end_ns, "future"
             self.has_completed = self.completion = None
         return self.end is not None

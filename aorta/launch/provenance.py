@@ -20,6 +20,7 @@ import psutil
 import torch
 
 import aorta
+from aorta.launch.hiding import SECRET, hide
 from aorta.launch.run_folder import RunFolder
 from aorta.launch.topology import Topology, device_name, platform_of
 from aorta.telemetry.schema import SCHEMA_VERSION
@@ -36,7 +37,6 @@ ENVIRONMENT_NAMES = frozenset(
         "TORCH_NCCL_AVOID_RECORD_STREAMS",
     }
 )
-_SECRET_WORDS = ("TOKEN", "SECRET", "PASSW", "KEY", "CREDENTIAL", "AUTH")
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,7 @@ def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(environment.items())
-        if (name in ENVIRONMENT_NAMES or name.startswith(ENVIRONMENT_PREFIXES))
-        and not any(word in name.upper() for word in _SECRET_WORDS)
+        if (name in ENVIRONMENT_NAMES or name.startswith(ENVIRONMENT_PREFIXES)) and not SECRET.search(name)
     }
 
 
@@ -129,18 +128,7 @@ def build_manifest(
 
 def recorded_command(words: list[str]) -> list[str]:
     """The command line, without the values of options and keys whose names look like secrets."""
-    shown: list[str] = []
-    for word in words:
-        name, equals, _ = word.partition("=")
-        secret = any(part in name.upper() for part in _SECRET_WORDS)
-        hidden_before = bool(shown) and shown[-1].startswith("-") and "=" not in shown[-1] and not word.startswith("-")
-        if equals and secret:
-            shown.append(f"{name}=...")
-        elif hidden_before and any(part in shown[-1].upper() for part in _SECRET_WORDS):
-            shown.append("...")
-        else:
-            shown.append(word)
-    return shown
+    return hide(words)
 
 
 def _versions() -> dict[str, str | None]:

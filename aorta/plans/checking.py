@@ -5,6 +5,7 @@ Enters: a plan. Leaves: the versions of each side. Must not: load torch, or star
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -13,7 +14,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from aorta.errors import ConfigError
-from aorta.plans.plan import HIDDEN, SECRET, Plan, Side, hide
+from aorta.launch.hiding import HIDDEN, SECRET, hide
+from aorta.plans.plan import Plan, Side
 
 _PATIENCE_S: Final = 120
 """An interpreter on a cold network disk; it is not measured."""
@@ -108,15 +110,23 @@ def _run(command: list[str], side: Side, plan: Plan) -> subprocess.CompletedProc
 
 
 def _commit(tree: str) -> str | None:
-    """Commit of the checkout, with `-dirty` after local changes; None outside a checkout or without git."""
+    """Commit of the checkout, after local changes with `-dirty-` and eight digits of their SHA-256 (files that git
+    does not know are left out); None outside a checkout or without git.
+    """
+    told = _git(tree, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    if not told:
+        return None
+    commit = told.decode(errors="replace").strip()
+    if not commit.endswith("-dirty"):
+        return commit
+    changes = _git(tree, "diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--no-textconv")
+    return commit if changes is None else f"{commit}-{hashlib.sha256(changes).hexdigest()[:8]}"
+
+
+def _git(tree: str, *words: str) -> bytes | None:
+    """What git says; None where it fails or is not there."""
     try:
-        done = subprocess.run(
-            ["git", "-C", tree, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE_S,
-            check=False,
-        )
+        done = subprocess.run(["git", "-C", tree, *words], capture_output=True, timeout=_PATIENCE_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return None if done.returncode else done.stdout

@@ -10,7 +10,6 @@ import argparse
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,9 @@ from typing import Final
 
 import aorta
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AortaError, ConfigError, RunIncomplete
-from aorta.plans.plan import CANDIDATE, REFERENCE, SIDES, Plan, hide
+from aorta.launch.hiding import hide
+from aorta.plans.plan import CANDIDATE, REFERENCE, SIDES, Plan
+from aorta.plans.saying import say, tell
 
 REPORT_DIR: Final = "report"
 _DESCRIPTION: Final = """\
@@ -39,7 +40,8 @@ Examples
     python -m aorta.plans --output artifacts/repeats --launches 3 training.max_steps=40
   a container: {torchrun} would be the interpreter's torchrun; here the image has its own
     python -m aorta.plans --output artifacts/rocm --tree "$PWD" \\
-        --launcher "docker run --rm --device=/dev/kfd --device=/dev/dri -v $PWD:$PWD -w $PWD rocm/pytorch torchrun"
+        --launcher "docker run --rm --init -e AORTA_PLAN_LAUNCH --device=/dev/kfd --device=/dev/dri \\
+            -v $PWD:$PWD -w $PWD rocm/pytorch torchrun"
 
 Leaves in DIR: plan.json, journal.jsonl, reference/NN, candidate/NN (run folders), logs/, aside/ (what failed or was cut
 off), and with --aa noise_floor.json. Exit codes: 0 done, 1 the plan cannot be run, 2 a word of the command line is
@@ -114,11 +116,11 @@ def main(arguments: Sequence[str]) -> int:
         plan = read_plan(options, Path.cwd())
         if options.dry_run:
             for launch in plan.order():
-                sys.stdout.write(f"{launch.name}: {shlex.join(hide(plan.command(launch)))}\n")
+                tell(f"{launch.name}: {shlex.join(hide(plan.command(launch)))}\n")
             return EXIT_OK
         return _carry_out(plan, report=options.report)
     except AortaError as error:
-        sys.stderr.write(f"error: {error}\n")
+        say(f"error: {error}\n")
         return error.exit_code
     except KeyboardInterrupt:  # before the first launch, or after the last: nothing runs
         return SIGNAL_EXIT_BASE + signal.SIGINT
@@ -128,6 +130,7 @@ def _carry_out(plan: Plan, *, report: bool) -> int:
     from aorta.plans.checking import check_words, facts, inherited
     from aorta.plans.folder import PLAN_FILE, open_folder
     from aorta.plans.journal import Journal
+    from aorta.plans.launching import run_to_end
     from aorta.plans.running import run_plan
 
     if not (plan.output / PLAN_FILE).exists():
@@ -139,7 +142,7 @@ def _carry_out(plan: Plan, *, report: bool) -> int:
     except OSError as error:
         raise RunIncomplete(f"{error.filename or plan.output}: {error.strerror or error}") from error
     if result.stopped_by is not None:
-        sys.stderr.write(f"stopped; the same command does what is missing in {plan.output}\n")
+        say(f"stopped; the same command does what is missing in {plan.output}\n")
         return result.stopped_by
     if result.failed:
         missing = "\n".join(f"  {launch}: {why}" for launch, why in result.failed.items())
@@ -147,20 +150,19 @@ def _carry_out(plan: Plan, *, report: bool) -> int:
             f"{len(result.failed)} of {len(plan.sides) * plan.launches} launches failed twice:\n{missing}\n"
             "the same command tries them again"
         )
-    sys.stdout.write(f"{len(plan.sides)} x {plan.launches} launches in {_shown(plan.output)}\n")
+    tell(f"{len(plan.sides)} x {plan.launches} launches in {_shown(plan.output)}\n")
     if plan.aa:
         from aorta.plans.noise import publish
 
-        sys.stdout.write(f"\n{publish(plan)}\n")
+        tell(f"\n{publish(plan)}\n")
     command = report_command(plan)
-    sys.stdout.write(f"\n{'compare' if len(plan.sides) == 2 else 'report'}: {shlex.join(command)}\n")
+    tell(f"\n{'compare' if len(plan.sides) == 2 else 'report'}: {shlex.join(command)}\n")
     if not report:
         return EXIT_OK
-    sys.stdout.flush()
     script = Path(aorta.__file__).resolve().parents[1] / command[1]
     if not script.is_file():
         raise ConfigError(f"--report: {script} is not there; run it in a checkout of AORTA")
-    return subprocess.run([sys.executable, str(script), *command[2:]], check=False).returncode
+    return run_to_end([sys.executable, str(script), *command[2:]])
 
 
 def report_command(plan: Plan) -> list[str]:
@@ -172,4 +174,4 @@ def report_command(plan: Plan) -> list[str]:
 def _shown(path: Path) -> str:
     """Relative where it is below the caller's folder. The report takes a word without a separator for a label."""
     here = Path(os.path.relpath(path))
-    return str(path if here.parts[0] == ".." or len(here.parts) < 2 else here)
+    return str(path if len(here.parts) < 2 or here.parts[0] == ".." else here)

@@ -18,11 +18,15 @@ from typing import Any, Final
 import aorta
 from aorta.analysis.readers.manifest import flatten
 from aorta.errors import ConfigError
-from aorta.plans.plan import Launch, Plan, hide
+from aorta.launch.hiding import hide
+from aorta.plans.plan import Launch, Plan
 from aorta.telemetry.schema import MANIFEST_FILE, RANK_FILE_GLOB
 
 PLAN_FILE: Final = "plan.json"
-PLAN_VERSION: Final = 1
+PLAN_VERSION: Final = 2
+"""2: a plan that is taken up again must find the same host."""
+_SAME_HOST: Final = ("name", "machine", "cpus")
+_PART: Final = f"{PLAN_FILE}.*.part"
 LOG_DIR: Final = "logs"
 ASIDE_DIR: Final = "aside"
 """Run folders of launches that failed or were cut off; outside the sides, so that no report takes them for launches."""
@@ -38,12 +42,12 @@ def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, 
         ConfigError: the folder holds something else, or another plan: each key with both values.
     """
     path = plan.output / PLAN_FILE
-    wanted = {"asked": plan.as_json(), "versions": dict(facts), "environment": dict(environment)}
+    wanted = {"asked": plan.as_json(), "versions": dict(facts), "environment": dict(environment), "host": host()}
     try:
         if path.exists():
             _refuse_another(path, wanted)
             return False
-        if plan.output.exists() and any(plan.output.iterdir()):
+        if plan.output.exists() and any(not each.match(_PART) for each in plan.output.iterdir()):
             raise ConfigError(f"{plan.output}: not empty, and no plan's ({PLAN_FILE}); choose another --output")
         plan.output.mkdir(parents=True, exist_ok=True)
         content = {
@@ -51,16 +55,33 @@ def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, 
             "aorta_version": aorta.__version__,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             **wanted,
-            "host": host(),
             "order": [{"launch": launch.name, "command": hide(plan.command(launch))} for launch in plan.order()],
         }
-        part = path.with_suffix(".json.part")
-        part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        part.replace(path)
+        if not _made(path, json.dumps(content, indent=2) + "\n"):  # another runner was quicker
+            _refuse_another(path, wanted)
+            return False
     except OSError as error:
         raise ConfigError(
             f"{error.filename or plan.output}: {error.strerror or error}; choose another --output"
         ) from error
+    return True
+
+
+def _made(path: Path, text: str) -> bool:
+    """Write a whole file where there is none; False, and nothing written, where there is one."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links
+            if path.exists():
+                return False
+            part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
     return True
 
 
@@ -115,6 +136,7 @@ def _refuse_another(path: Path, wanted: Mapping[str, Any]) -> None:
         if there["plan_version"] != PLAN_VERSION:
             raise ValueError(f"plan_version {there['plan_version']!r}, this AORTA writes {PLAN_VERSION}")
         kept = {key: there[key] for key in wanted}
+        kept["host"], wanted = _comparable(kept["host"]), {**wanted, "host": _comparable(wanted["host"])}
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not a plan ({type(error).__name__}: {error}); choose another --output") from error
     differences = list(_differences(kept, wanted))
@@ -124,6 +146,11 @@ def _refuse_another(path: Path, wanted: Mapping[str, Any]) -> None:
             + "\n".join(f"  {line}" for line in differences)
             + "\ngive what was given there, or another --output"
         )
+
+
+def _comparable(machine: Mapping[str, Any]) -> dict[str, Any]:
+    """What must stay as it is: launches of two machines have no common noise. A kernel may be updated meanwhile."""
+    return {key: machine[key] for key in _SAME_HOST}
 
 
 def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

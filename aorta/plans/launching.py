@@ -123,6 +123,23 @@ def launch(
     return Ended(code if code >= 0 else SIGNAL_EXIT_BASE - code, seconds, timed_out, end_marked(id_))
 
 
+def run_to_end(command: Sequence[str]) -> int:
+    """Run what follows a plan, its words where ours go; signals are passed on. Returns its exit code, 128 + n where a
+    signal ended it, be it by way of its own handler.
+    """
+    stop = Stop()
+    with stop.on_signals():
+        stop.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent()
+        )
+        if stop.signal is not None:  # it came while the process was being made
+            stop.pass_on(stop.signal)
+        code = stop.process.wait()
+    if code and stop.signal is not None:
+        return SIGNAL_EXIT_BASE + stop.signal
+    return code if code >= 0 else SIGNAL_EXIT_BASE - code
+
+
 def _wait(
     process: subprocess.Popen[bytes], began: float, timeout_s: float | None, stop: Stop, tick: Callable[[], None]
 ) -> bool:

@@ -7,10 +7,12 @@ touch the disk, or start anything.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from aorta.launch.hiding import HIDDEN, SECRET, hide
 
 REFERENCE: Final = "reference"
 CANDIDATE: Final = "candidate"
@@ -21,8 +23,6 @@ PLACEHOLDERS: Final = ("{torchrun}", "{python}", "{tree}", "{plan}", "{output}",
 """What a launcher's words may hold: the side's torchrun, its interpreter, its checkout, the plan folder, the run folder
 of the launch, the side's name, the number of the launch.
 """
-HIDDEN: Final = "..."
-SECRET: Final = re.compile("TOKEN|SECRET|PASSW|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Plan:
             "launches": self.launches,
             "aa": self.aa,
             "nproc_per_node": self.nproc_per_node,
-            "torchrun": list(self.torchrun),
+            "torchrun": hide(self.torchrun),
             "words": hide(self.words),
             "seed": self.seed,
             "timeout_s": self.timeout_s,
@@ -147,15 +147,6 @@ def hydra_value(path: Path) -> str:
         return str(path)
     inside = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), str(path))
     return f"'{inside}'"
-
-
-def hide(words: Sequence[str]) -> list[str]:
-    """Words as they may be written down: what follows `NAME=` is hidden where the name looks like a secret's."""
-    shown = []
-    for word in words:
-        name, equals, _ = word.partition("=")
-        shown.append(f"{name}={HIDDEN}" if equals and SECRET.search(name) else word)
-    return shown
 
 
 def _filled(word: str, values: Mapping[str, str]) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from aorta.plans.saying import say, unheard
+
 
 class Progress:
     """Args: launches in the plan, how many of them were done before, and how long those lasted in seconds."""
@@ -21,17 +23,22 @@ class Progress:
         if sys.stderr.isatty():
             # tqdm's own thread would wake up beside what is measured.
             tqdm.monitor_interval = 0
-            self._bar = tqdm(total=total, initial=done, unit="launch", dynamic_ncols=True, file=sys.stderr, leave=True)
+            with unheard():
+                self._bar = tqdm(
+                    total=total, initial=done, unit="launch", dynamic_ncols=True, file=sys.stderr, leave=True
+                )
 
     def started(self, name: str) -> None:
         """A launch runs."""
         if self._bar is not None:
-            self._bar.set_description(name)
+            with unheard():
+                self._bar.set_description(name)
 
     def tick(self) -> None:
         """Time has passed."""
         if self._bar is not None:
-            self._bar.refresh()
+            with unheard():
+                self._bar.refresh()
 
     def ended(self, name: str, seconds: float, outcome: str, *, counts: bool) -> None:
         """A launch has ended; `counts`: it is done."""
@@ -42,16 +49,19 @@ class Progress:
         line = f"[{self._done}/{self._total}] {name}: {outcome} in {seconds:.1f} s"
         if self._bar is None:
             about = f", about {_span(left * statistics.fmean(self._seconds))} left" if left and self._seconds else ""
-            sys.stderr.write(f"{line}{about}\n")
-        elif counts:
-            self._bar.update(1)
-        else:
-            self._bar.write(line, file=sys.stderr)
+            say(f"{line}{about}\n")
+            return
+        with unheard():
+            if counts:
+                self._bar.update(1)
+            else:
+                self._bar.write(line, file=sys.stderr)
 
     def close(self) -> None:
         """Leave the terminal clean."""
         if self._bar is not None:
-            self._bar.close()
+            with unheard():
+                self._bar.close()
 
 
 def _span(seconds: float) -> str:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, RunIncomplete
+from aorta.launch.hiding import hide
 from aorta.plans import journal as journals
 from aorta.plans.folder import host, log_file, put_aside, run_of
 from aorta.plans.journal import Journal
 from aorta.plans.launching import Ended, Stop, end_marked, last_lines, launch
-from aorta.plans.plan import Launch, Plan, hide
+from aorta.plans.plan import Launch, Plan
 from aorta.plans.progress import Progress
 
 ATTEMPTS: Final = 2

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from aorta.launch import provenance
+from aorta.launch.hiding import hide
 from aorta.plans.plan import Plan, Side, hydra_value
 
 
@@ -83,3 +85,19 @@ def test_secrets_are_not_written_down() -> None:
     )
     assert "abc" not in str(plan(secret).as_json())
     assert "NCCL_ALGO': 'Ring" in str(plan(secret).as_json())
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("docker", "run", "--env=HF_TOKEN=abc", "image"), ["docker", "run", "--env=HF_TOKEN=...", "image"]),
+        (("-eHF_TOKEN=a=b", "--env", "MY_KEY=abc"), ["-eHF_TOKEN=...", "--env", "MY_KEY=..."]),
+        (("run", "--password", "abc", "torchrun"), ["run", "--password", "...", "torchrun"]),
+        (("--password", "--rm", "-e", "NCCL_ALGO=Ring"), ["--password", "--rm", "-e", "NCCL_ALGO=Ring"]),
+    ],
+)
+def test_a_secret_is_hidden_in_every_spelling_and_place(words: tuple[str, ...], shown: list[str]) -> None:
+    assert hide(words) == shown
+    kept = plan(side("reference", launcher=words), torchrun=words, words=words).as_json()
+    assert kept["torchrun"] == kept["words"] == kept["sides"]["reference"]["launcher"] == shown
+    assert provenance.recorded_command(list(words)) == shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import termios
@@ -16,6 +17,8 @@ import pytest
 from aorta.analysis.readers.run_folder import load_run
 from aorta.plans import checking
 from aorta.plans import command as commands
+from aorta.plans import folder as folders
+from aorta.plans.launching import MARK
 from tests.plans.conftest import Bench
 from tests.runs import ROOT
 
@@ -163,6 +166,42 @@ def test_another_environment_is_refused(bench: Bench) -> None:
     assert "environment.NCCL_ALGO: nothing there, 'Ring' now" in err
 
 
+@pytest.mark.parametrize("key", ["name", "machine", "cpus"])
+def test_another_machine_is_refused(bench: Bench, key: str) -> None:
+    bench(*AB)
+    there = folders.host()
+    bench.monkeypatch.setattr(folders, "host", lambda: there | {key: "another", "kernel": "newer"})
+    code, _, err = bench(*AB)
+    assert code == 1
+    assert f"host.{key}: {there[key]!r} there, 'another' now" in err
+    assert "kernel" not in err
+
+
+def test_another_kernel_is_not(bench: Bench) -> None:
+    bench(*AB)
+    there = folders.host()
+    bench.monkeypatch.setattr(folders, "host", lambda: there | {"kernel": "newer"})
+    assert bench(*AB)[0] == 0
+
+
+def test_other_local_changes_are_another_checkout(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / "train.py").write_text("a = 1\n")
+    git("add", ".")
+    git("-c", "user.name=x", "-c", "user.email=x@x", "commit", "-m", "x")
+    clean = checking._commit(str(tmp_path))
+    (tmp_path / "train.py").write_text("a = 2\n")
+    first, same = checking._commit(str(tmp_path)), checking._commit(str(tmp_path))
+    (tmp_path / "train.py").write_text("a = 3\n")
+    second = checking._commit(str(tmp_path))
+    assert first == same
+    assert len({clean, first, second}) == 3
+    assert re.fullmatch(rf"{clean}-dirty-[0-9a-f]{{8}}", str(first))
+
+
 def test_the_environment_that_is_watched_is_the_one_a_run_records() -> None:
     from aorta.launch import provenance
 
@@ -223,18 +262,54 @@ def test_interpreters_environment_and_checkouts_of_each_side(bench: Bench) -> No
 
 
 def test_a_container_launches_in_place_of_torchrun(bench: Bench) -> None:
-    bench.program("docker")
-    launcher = f"{bench.home}/docker run -e NCCL_ALGO=Ring -v {{plan}}:{{plan}} image torchrun"
-    code, _, _ = bench("--launches", "1", "--candidate-launcher", launcher, "--candidate-tree", "/inside/aorta")
+    bench.container("docker")
+    launcher = f"{bench.home}/docker run -e {MARK} -e NCCL_ALGO=Ring -v {{plan}}:{{plan}} image torchrun"
+    words = ("--candidate-launcher", launcher, "--candidate-tree", "/inside/aorta", "--candidate-env", "FAKE_NAME=x")
+    code, _, _ = bench("--launches", "1", *words)
     assert code == 0
     _, right = [call for call in bench.calls if call["call"] == "launch"]
     plan = bench.home / "plan"
-    assert right["argv"][:6] == ["run", "-e", "NCCL_ALGO=Ring", "-v", f"{plan}:{plan}", "image"]
-    assert right["argv"][6:10] == ["torchrun", "--standalone", "--nproc_per_node", "2"]
-    assert right["argv"][10] == "/inside/aorta/train.py"
+    assert right["argv"][:8] == ["run", "-e", MARK, "-e", "NCCL_ALGO=Ring", "-v", f"{plan}:{plan}", "image"]
+    assert right["argv"][8:12] == ["torchrun", "--standalone", "--nproc_per_node", "2"]
+    assert right["argv"][12] == "/inside/aorta/train.py"
+    # What the launcher names is all that its ranks see; among it the mark by which they are found.
+    assert right["env"] == {"FAKE_NAME": None, "NCCL_ALGO": "Ring", MARK: bench.events("start")[1]["id"]}
     versions = json.loads((plan / "plan.json").read_text())["versions"]["candidate"]
     assert versions["torch"] is None
     assert "manifest of each run" in versions["reason"]
+
+
+def test_every_container_that_is_shown_can_be_ended() -> None:
+    text = (ROOT / "docs" / "plans.md").read_text() + commands.parser().format_help()
+    shown = re.findall(r"docker run (?!\.\.\.)(.*)", text)
+    assert len(shown) == 3
+    assert all(words.startswith(f"--rm --init -e {MARK} ") for words in shown)
+
+
+def test_the_plan_folder_may_be_the_caller_s(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    monkeypatch.chdir(inside)
+    code, out, _ = bench("--launches", "1", "--output", ".")
+    assert code == 0
+    assert f"--reference {inside}/reference --output {inside}/report" in out.splitlines()[-1]
+
+
+def test_of_two_plans_that_begin_at_once_the_first_counts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bench(*AB[:-1], "s=2", "--output", "other")[0] == 0
+    other = (bench.home / "other" / "plan.json").read_text()
+    link = os.link
+
+    def late(part: Path, path: Path) -> None:
+        path.write_text(other)
+        link(part, path)
+
+    monkeypatch.setattr(folders.os, "link", late)
+    code, _, err = bench(*AB)
+    assert code == 1
+    assert "words: ['s=2'] there, ['s=1'] now" in err
+    assert [path.name for path in (bench.home / "plan").iterdir()] == ["plan.json"]
+    assert (bench.home / "plan" / "plan.json").read_text() == other
 
 
 def test_a_plan_from_a_file(bench: Bench) -> None:

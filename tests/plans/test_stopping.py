@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import pty
 import secrets
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -13,6 +16,7 @@ import pytest
 
 from aorta.plans import launching
 from tests.plans.conftest import Bench
+from tests.runs import ROOT, environment
 
 AB = ("--launches", "1", "--candidate", "a=2")
 
@@ -45,6 +49,57 @@ def test_a_signal_ends_the_launch_its_ranks_and_the_plan(bench: Bench, number: s
     assert code == 0
     assert bench.launched == ["reference/00", "candidate/00", "candidate/00"]
     assert (bench.home / "plan" / "aside" / "candidate" / "00.stopped").is_dir()
+
+
+def test_a_terminal_that_was_closed_costs_neither_the_journal_nor_the_exit_code(bench: Bench) -> None:
+    bench.acts(reference_00={"hang": 1})
+    mine, its = pty.openpty()
+    runner = bench.start(*AB, stderr=its)
+    os.close(its)
+    left = hanging(bench)
+    os.close(mine)  # what is written from now on fails with EIO
+    runner.terminate()
+    runner.communicate(timeout=60)
+    assert runner.returncode == 143
+    assert bench.events("close")[-1]["exit_code"] == 143
+    assert gone(left["rank"])
+
+
+def reporting(bench: Bench, script: str) -> subprocess.Popen[str]:
+    """A plan that is done, and its report, which is `script`, in a checkout made up for it."""
+    assert bench(*AB)[0] == 0
+    checkout = bench.home / "checkout"
+    (checkout / "analysis").mkdir(parents=True)
+    (checkout / "aorta").mkdir()
+    (checkout / "analysis" / "overlap_report.py").write_text(f"import os, signal, sys, time\n{script}\n")
+    code = (
+        "import sys, aorta\nfrom aorta.plans.command import main\n"
+        f"aorta.__file__ = {str(checkout / 'aorta' / '__init__.py')!r}\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["--output", "plan", "--python", str(bench.python), "--tree", str(ROOT), *AB, "--report"]
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        cwd=bench.home,
+        env=environment(PYTHONPATH=str(ROOT)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_signal_goes_on_to_the_report(bench: Bench) -> None:
+    runner = reporting(bench, "open('pid', 'w').write(str(os.getpid()))\nos.rename('pid', 'its pid')\ntime.sleep(600)")
+    pid = int(bench.until(lambda: (bench.home / "its pid").exists() and (bench.home / "its pid").read_text()))
+    runner.terminate()
+    _, err = runner.communicate(timeout=60)
+    assert (runner.returncode, gone(pid)) == (143, True), err
+
+
+def test_a_report_that_a_signal_killed_gives_the_code_of_a_shell(bench: Bench) -> None:
+    runner = reporting(bench, "os.kill(os.getpid(), signal.SIGKILL)")
+    runner.communicate(timeout=60)
+    assert runner.returncode == 128 + signal.SIGKILL
 
 
 def test_torchrun_gets_the_signal_and_time_to_end(bench: Bench) -> None:

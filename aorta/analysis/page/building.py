@@ -18,7 +18,7 @@ from aorta.analysis.page.collective_tables import collectives_table, pairs_table
 from aorta.analysis.page.comm_charts import comm_charts, kinds_drawn
 from aorta.analysis.page.compare_charts import breakdown_chart, effect_charts, launch_charts
 from aorta.analysis.page.over_steps import MAPPED, map_charts, step_charts
-from aorta.analysis.page.runs import environment_of, health_of, left_out
+from aorta.analysis.page.runs import environment_of, health_of, left_out, of_launches
 from aorta.analysis.page.series import Series
 from aorta.analysis.page.spans import Spans, spans_of
 from aorta.analysis.page.timelines import payload, switches, timeline_charts
@@ -49,7 +49,8 @@ def page_html(datasets: Mapping[str, Dataset], summary: Mapping[str, Any]) -> st
     datasets, entries = {label: datasets[label] for label in order}, {label: entries[label] for label in order}
     spans = _spans(datasets, entries)
     series = {label: Series(dataset) for label, dataset in datasets.items()}
-    maps, mapped = map_charts(series, [len(dataset.run.records) for dataset in datasets.values()])
+    ranks = [(len(dataset.run.records), dataset.run.health.world_size) for dataset in datasets.values()]
+    maps, mapped = map_charts(series, ranks)
     charts: dict[str, list[Chart]] = {
         "effects": effect_charts(comparison) if comparison else [],
         "launches": launch_charts(comparison) if comparison else [],
@@ -73,6 +74,8 @@ def page_html(datasets: Mapping[str, Dataset], summary: Mapping[str, Any]) -> st
         "switches": switches(spans),
         "mapped": [(name, *MAPPED[name]) for name in mapped],
         "steps_a_point": {label: each.steps_a_point for label, each in series.items() if each.steps_a_point > 1},
+        "no_job_step": {label: why for label, each in series.items() if (why := each.why_no_job_step) is not None},
+        "of_launches": of_launches(entries),
         "kinds": kinds_drawn(entries),
         "metrics": tables.metrics_table(comparison, definitions) if comparison else None,
         "distributions": [

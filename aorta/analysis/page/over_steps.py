@@ -94,8 +94,12 @@ def _draw(plot: Any, number: int, label: str, curve: Curve) -> None:
     )
 
 
-def map_charts(series: Mapping[str, Series], rank_counts: Sequence[int]) -> tuple[list[Chart], list[str]]:
-    """A map of rank by step for each dataset, all with the same colours; and the metrics it can show, in `MAPPED`."""
+def map_charts(series: Mapping[str, Series], ranks: Sequence[tuple[int, int]]) -> tuple[list[Chart], list[str]]:
+    """A map of rank by step for each dataset, all with the same colours; and the metrics it can show, in `MAPPED`.
+
+    Args:
+        ranks: of each dataset, how many ranks were read and how many its run has.
+    """
     maps = {label: {name: each.map(name) for name in MAPPED} for label, each in series.items()}
     names = [name for name in MAPPED if any(found[name] is not None for found in maps.values())]
     charts: list[Chart] = []
@@ -110,17 +114,18 @@ def map_charts(series: Mapping[str, Series], rank_counts: Sequence[int]) -> tupl
         shape = known[0]
         height = int(np.clip(70 + 8 * shape.values.shape[0], 130, 420))
         plot = new_chart(f"map-{number}", height, "global step", "rank", zoom="width", **shared)
-        plot.y_range = Range1d(shape.end_rank - 0.5, -0.5)
+        plot.y_range = Range1d(shape.end_rank - 0.5, shape.first_rank - 0.5)
         plot.xaxis.ticker, plot.yaxis.ticker = _whole_numbers(), _whole_numbers()
         plot.grid.visible = False
         images = {name: [_values(found[name], shape)] for name in names}
         source = ColumnDataSource(
-            {"image": images[names[0]], **images, "x": [shape.first_step - 0.5], "y": [-0.5]}
-            | {"dw": [shape.end_step - shape.first_step], "dh": [shape.end_rank]},
+            {"image": images[names[0]], **images, "x": [shape.first_step - 0.5], "y": [shape.first_rank - 0.5]}
+            | {"dw": [shape.end_step - shape.first_step], "dh": [shape.end_rank - shape.first_rank]},
             name=f"map-data-{number}",
         )
+        # The first row lies at `y`, which is the top: the range of ranks is reversed.
         image = plot.image(
-            "image", x="x", y="y", dw="dw", dh="dh", color_mapper=mapper, source=source, origin="top_left"
+            "image", x="x", y="y", dw="dw", dh="dh", color_mapper=mapper, source=source, origin="bottom_left"
         )
         hover(plot, [image], ("value", "@image{0,0.[0000]}"), ("global step", "$x{0,0}"), ("rank", "$y{0,0}"))
         bar = ColorBar(color_mapper=mapper, width=12, background_fill_color=None, title=None, padding=8)
@@ -128,7 +133,7 @@ def map_charts(series: Mapping[str, Series], rank_counts: Sequence[int]) -> tupl
         bar.major_label_text_color, bar.major_tick_line_color = INK, INK
         plot.add_layout(bar, "right")
         shared["x_range"] = plot.x_range
-        caption = _cells(shape, rank_counts[number])
+        caption = _cells(shape, *ranks[number])
         charts.append(Chart(plot.name, plain(label), caption, plot, number))
     return charts, names
 
@@ -141,8 +146,10 @@ def _values(found: Map | None, shape: Map) -> np.ndarray:
     return np.full_like(shape.values, np.nan) if found is None else found.values
 
 
-def _cells(shape: Map, ranks: int) -> str:
-    parts = [f"All {ranks} ranks." if ranks > 1 else "One rank."]
+def _cells(shape: Map, ranks: int, of: int) -> str:
+    parts = [f"{ranks} of {of} ranks." if ranks < of else f"All {ranks} ranks." if ranks > 1 else "One rank."]
     if shape.steps_a_column > 1 or shape.ranks_a_row > 1:
         parts.append(f"A cell is the mean of {shape.ranks_a_row} rank(s) x {shape.steps_a_column} step(s).")
+    if np.isnan(shape.values).any():
+        parts.append("Grey: not read, or null.")
     return " ".join(parts)

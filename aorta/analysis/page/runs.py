@@ -15,7 +15,9 @@ from aorta.analysis.page.words import count
 from aorta.analysis.readers.manifest import config_of, flatten
 from aorta.analysis.straggler import sentences
 
-_ENVIRONMENT: Final = ("versions", "environment", "host_facts", "devices", "plan", "command")
+_ENVIRONMENT: Final = ("versions", "environment", "environment_differences", "host_facts", "devices", "plan", "command")
+_FINE: Final = "Complete: every rank was read, every collective was seen."
+_FINE_TRACES: Final = "Every trace was read. Whether every collective is in them is not known."
 _NO_MANIFEST: Final = "there is no manifest (run.json) beside its records"
 
 
@@ -42,12 +44,34 @@ def health_of(dataset: Dataset, entry: Mapping[str, Any]) -> dict[str, Any]:
         "ranks read": f"{len(health.ranks_read)} of {health.world_size}",
         "rank-steps used": f"{steps['rank_steps_used']:,} ({count(steps['global_steps_used'], 'global step')})",
         "left out as warm-up": f"{steps['rank_steps_left_out_as_warmup']:,}",
-        "coverage": "complete" if not health.uncovered_steps else f"{sum(health.uncovered_steps.values())} gaps",
+        "coverage": _coverage(dataset, entry),
     }
     if "launches" in entry:
         facts |= {"launches": entry["launches"], "this launch": entry.get("representative")}
     devices = device_line(entry["devices"])
-    return {"label": dataset.label, "notes": notes, "facts": facts | ({"devices": devices} if devices else {})}
+    facts |= {"devices": devices} if devices else {}
+    fine = _FINE_TRACES if _of_traces(entry) else _FINE
+    return {"label": dataset.label, "notes": notes, "fine": fine, "facts": facts}
+
+
+def of_launches(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Which launch stands for each launch set where the page shows one."""
+    return [
+        f"{label}: of {count(entry['launches'], 'launch')} this is {entry['representative']}, the one in the middle."
+        for label, entry in entries.items()
+        if "launches" in entry
+    ]
+
+
+def _of_traces(entry: Mapping[str, Any]) -> bool:
+    return "traces" in entry
+
+
+def _coverage(dataset: Dataset, entry: Mapping[str, Any]) -> str:
+    uncovered = dataset.run.health.uncovered_steps
+    if _of_traces(entry):
+        return "not known: a trace does not count what was issued"
+    return f"{sum(uncovered.values())} gaps" if uncovered else "complete"
 
 
 def environment_of(datasets: Mapping[str, Dataset]) -> dict[str, Any]:
@@ -62,6 +86,9 @@ def environment_of(datasets: Mapping[str, Dataset]) -> dict[str, Any]:
         told = manifest or {}
         facts[label] = dict(flatten({name: told[name] for name in _ENVIRONMENT if name in told}))
         config[label] = dict(flatten(config_of(manifest)))
+        others = told.get("environment_differences")
+        if isinstance(others, dict) and others:
+            notes.append(f"{label}: another environment than that of rank 0 on rank {', '.join(others)}")
         warned = told.get("warnings")
         notes += [f"{label}: {warning}" for warning in (warned if isinstance(warned, list) else ())]
     both = len(datasets) > 1

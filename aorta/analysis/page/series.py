@@ -13,8 +13,9 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from aorta.analysis.aggregate import Dataset, job_steps
+from aorta.analysis.aggregate import Dataset, by_step
 from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, step_columns
+from aorta.analysis.metrics import JOB_STEP
 
 POINTS: Final = 1_000
 """Of a curve; more than a screen is wide."""
@@ -40,14 +41,16 @@ class Curve:
 
 @dataclass(frozen=True)
 class Map:
-    """`values` [rows, columns]: the mean over the ranks of a row and the steps of a column. Ranks are counted from 0 in
-    the order of the run.
+    """`values` [rows, columns]: the mean over the ranks of a row and the steps of a column; NaN where none of them was
+    read. The first row begins with `first_rank`, the first column with `first_step`; `end_rank` and `end_step` are
+    behind the last. `steps_a_column` counts steps as far apart as the run has them.
     """
 
     values: np.ndarray
-    first_step: float
-    end_step: float
-    end_rank: float
+    first_step: int
+    end_step: int
+    first_rank: int
+    end_rank: int
     steps_a_column: int
     ranks_a_row: int
 
@@ -77,12 +80,19 @@ class Series:
         return self._curve(pd.Series(self._dataset.values(name), index=self._frame.index))
 
     def job_step(self) -> Curve:
-        """Job step time in ms (max over ranks); its band reaches from the fastest rank of the point to the slowest."""
-        ranks = self._dataset.run.health.ranks_read or tuple(self._dataset.run.records)
-        times = job_steps(self._frame, ranks).reindex(self.steps)
+        """Job step time in ms (max over ranks); its band reaches from the fastest rank of the point to the slowest. A
+        gap throughout where `why_no_job_step` says why.
+        """
+        values, at, _ = by_step(self._dataset, JOB_STEP)
+        times = pd.Series(values, index=at).reindex(self.steps)
         band = self._curve(self._frame[_STEP_MS])
         middle = times.groupby(np.arange(len(times)) // self.steps_a_point).median().to_numpy()
         return Curve(band.x, band.low, middle, band.high)
+
+    @property
+    def why_no_job_step(self) -> str | None:
+        """Why `summary.json` has none either; None where it has."""
+        return by_step(self._dataset, JOB_STEP)[2]
 
     def devices(self) -> dict[str, Curve]:
         """What was sampled of the devices, over the steps; empty without a sample that belongs to one."""
@@ -99,21 +109,25 @@ class Series:
         values = (self._frame[_STEP_MS] if name == _STEP_MS else pd.Series(self._dataset.values(name))).to_numpy()
         if not len(values) or np.isnan(values).all():
             return None
-        # Of traces that do not tell their rank some rows have none that a record has.
-        ranks = np.unique([*self._dataset.run.records, *self._frame["rank"]])
-        each_step, each_rank = max(1, -(-len(self.steps) // MAP_STEPS)), max(1, -(-len(ranks) // MAP_RANKS))
-        column = np.searchsorted(self.steps, self._frame["global_step"].to_numpy()) // each_step
-        row = np.searchsorted(ranks, self._frame["rank"].to_numpy()) // each_rank
-        shape = (-(-len(ranks) // each_rank), -(-len(self.steps) // each_step))
+        step, rank = (self._frame[key].to_numpy(np.int64) for key in ("global_step", "rank"))
+        first_step, stride = int(self.steps[0]), max(1, int(np.gcd.reduce(np.diff(self.steps))))
+        columns = (int(self.steps[-1]) - first_step) // stride + 1
+        # Rows of traces that do not tell their rank have negative numbers; a world has its ranks from 0 on.
+        numbers = [*self._dataset.run.records, *np.unique(rank).tolist()]
+        if min(numbers) >= 0:
+            numbers += [0, self._dataset.run.health.world_size - 1]
+        first_rank, rows = min(numbers), max(numbers) - min(numbers) + 1
+        each_step, each_rank = max(1, -(-columns // MAP_STEPS)), max(1, -(-rows // MAP_RANKS))
+        shape = (-(-rows // each_rank), -(-columns // each_step))
         known = ~np.isnan(values)
+        row, column = (rank - first_rank) // each_rank, (step - first_step) // (stride * each_step)
         place = (row * shape[1] + column)[known]
         sums = np.bincount(place, values[known], shape[0] * shape[1])
         counts = np.bincount(place, minlength=shape[0] * shape[1])
         mean = np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0).reshape(shape)
-        first, last = float(self.steps[0]), float(self.steps[-1])
-        stride = (last - first) / (len(self.steps) - 1) if len(self.steps) > 1 else 1.0
-        end = first + shape[1] * each_step * stride  # all columns are as wide as a full one, the last may hold fewer
-        return Map(mean.astype(np.float32), first, end, float(shape[0] * each_rank), each_step, each_rank)
+        # All columns are as wide, and all rows as high, as a full one; the last may hold fewer.
+        end_step, end_rank = first_step + shape[1] * each_step * stride, first_rank + shape[0] * each_rank
+        return Map(mean.astype(np.float32), first_step, end_step, first_rank, end_rank, each_step, each_rank)
 
     def _curve(self, values: pd.Series[float]) -> Curve:
         place = np.searchsorted(self.steps, self._frame["global_step"].to_numpy()) // self.steps_a_point

@@ -55,6 +55,7 @@ class Spans:
     label: str
     steps: list[ChosenStep]
     ranks: list[int]
+    ranks_read: int
     ranks_in_run: int
     shown_first: list[int]
     """Ranks that a page shows before anybody chooses."""
@@ -108,7 +109,7 @@ def spans_of(dataset: Dataset, budget: int, first: int, named: Sequence[int] = (
     Args:
         budget: about how many spans there may be; with more, fewer ranks are drawn, spread evenly over all.
         first: how many ranks are shown at first.
-        named: ranks that are drawn in any case.
+        named: ranks that are drawn before others, the first of them where there are more than fit.
     """
     steps = chosen_steps(dataset)
     numbers = list(dict.fromkeys(step.global_step for step in steps))
@@ -128,12 +129,16 @@ def spans_of(dataset: Dataset, budget: int, first: int, named: Sequence[int] = (
         steps,
         drawn,
         len(everyone),
+        max(len(everyone), dataset.run.health.world_size),
         _spread(drawn, first, named),
         list(table.lanes),
         list(table.kinds),
         list(table.whats),
         table.columns(),
-        [*dict.fromkeys(note for look in looks for note in look.unread.values()), *_said(looks)],
+        [
+            *dict.fromkeys(note for look in looks for note in look.unread.values()),
+            *_said(looks, sorted(set(named) & set(everyone) - set(drawn))),
+        ],
     )
 
 
@@ -143,7 +148,8 @@ class _Look:
     def __init__(self, dataset: Dataset, global_step: int) -> None:
         self._run, self._step = dataset.run, global_step
         rows = matched(collective_rows(dataset.run, steps=(global_step, global_step + 1)), dataset.run)
-        self._rows = {int(str(rank)): list(part.itertuples()) for rank, part in rows.groupby("rank")}
+        # Rows become tuples only of ranks that are drawn: of thousands of ranks few are.
+        self._rows = {int(str(rank)): part for rank, part in rows.groupby("rank")}
         self._by_group = rows["group"].nunique() <= _GROUP_LANES
         self.unread: dict[int, str] = {}
         self.unseen: dict[int, int] = {}
@@ -158,7 +164,7 @@ class _Look:
             return []
         if step is None:
             return []
-        rows = self._rows.get(rank, [])
+        rows = list(self._rows[rank].itertuples()) if rank in self._rows else []
         self.unseen[rank] = sum(1 for row in rows if _missing(row))
         found = list(_all(step, rows, self._run.header.streams, by_group=self._by_group))
         kept = found if len(found) <= RANK_STEP_SPANS else _joined(found, step)
@@ -166,7 +172,9 @@ class _Look:
         return kept
 
 
-def _said(looks: Sequence[_Look]) -> Iterator[str]:
+def _said(looks: Sequence[_Look], not_drawn: Sequence[int]) -> Iterator[str]:
+    if not_drawn:
+        yield f"{len(not_drawn)} rank(s) named as stragglers do not fit and are not drawn, the first: {not_drawn[0]}"
     unseen = sum(sum(look.unseen.values()) for look in looks)
     joined = sum(sum(look.joined.values()) for look in looks)
     if unseen:
@@ -176,11 +184,12 @@ def _said(looks: Sequence[_Look]) -> Iterator[str]:
 
 
 def _spread(ranks: Sequence[int], room: int, named: Sequence[int]) -> list[int]:
-    """At most `room` ranks, evenly from the first to the last, and those of `named`; all where they fit."""
+    """At most `room` ranks, evenly from the first to the last, and at most as many of `named`; all where they fit."""
     if len(ranks) <= room:
         return list(ranks)
     places = np.unique(np.linspace(0, len(ranks) - 1, room).round().astype(int))
-    wanted = {ranks[place] for place in places} | (set(named) & set(ranks))
+    there = set(ranks)
+    wanted = {ranks[place] for place in places} | set([each for each in named if each in there][:room])
     return [rank for rank in ranks if rank in wanted]
 
 

@@ -85,7 +85,8 @@ def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any])
             row += [*change, word(pair["judgement"], pair["judgement_reason"], _TONE.get(pair["judgement"]))]
         rows.append(tuple(row))
     note = f"Null on both sides: {'; '.join(nulls)}." if nulls else None
-    return Table("metrics", "Metrics: medians", tuple(columns), tuple(rows), note)
+    caption = "Metrics: medians of the medians of launches" if tested else "Metrics: medians"
+    return Table("metrics", caption, tuple(columns), tuple(rows), note)
 
 
 _TONE: Final = {"better": "good", "worse": "bad", "improvement": "good", "regression": "bad", "equivalent": "even"}

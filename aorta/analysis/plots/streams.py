@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from aorta.analysis.aggregate import Dataset
-from aorta.analysis.plots.choosing import representative_step
+from aorta.analysis.plots.choosing import chosen_steps, representative_step
 from aorta.analysis.plots.palette import INK, LANE_COLORS, OTHER_KIND
 from aorta.analysis.plots.step import exposed_of, lanes_of
 from aorta.analysis.plots.style import heading, legend, new_figure, save, tidy
@@ -78,7 +78,7 @@ def draw_streams(dataset: Dataset, path: Path) -> str | None:
     legend(figure, [], patches)
     more = len(dataset.run.records) - len(steps)
     rest = f", first {SHOWN_RANKS} ranks of {len(dataset.run.records)}" if more else ""
-    heading(figure, axes, dataset, f"global step {chosen}, of median job step time{rest}")
+    heading(figure, axes, dataset, f"global step {chosen}, {chosen_steps(dataset)[0].why}{rest}")
     save(figure, path)
     return None
 

@@ -15,6 +15,9 @@ def main() -> int:
     except AortaError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
+    except (OSError, RuntimeError) as error:  # a folder that cannot be written; what torch's build tool says
+        sys.stderr.write(f"error: {error}\n")
+        return AortaError.exit_code
     sys.stdout.write(f"{path}\n")
     return EXIT_OK
 

@@ -28,7 +28,12 @@ BUILD_COMMAND: Final = "python -m aorta.instrument.native"
 
 
 def library() -> Path:
-    """Where the module for this source, torch and Python is, or would be."""
+    """Where the module for this source, torch and Python is, or would be.
+
+    Raises:
+        OSError: the source cannot be read.
+        RuntimeError: there is no home folder to look in.
+    """
     made_from = (SOURCE.read_text(), torch.__version__, str(torch._C._GLIBCXX_USE_CXX11_ABI), sys.version)
     digest = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -38,9 +43,13 @@ def library() -> Path:
 @cache
 def load() -> tuple[Any | None, str | None]:
     """The module and no reason, or None and why it is not used."""
-    path = library()
-    if not path.exists():
+    try:
+        path = library()
+        path.stat()
+    except FileNotFoundError:
         return None, f"not built; {BUILD_COMMAND} does it"
+    except (OSError, RuntimeError) as error:  # a home that may not be entered, or none at all
+        return None, f"cannot be looked for: {error}"
     name = _module_name(path)
     try:
         spec = importlib.util.spec_from_file_location(
@@ -50,7 +59,7 @@ def load() -> tuple[Any | None, str | None]:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    except ImportError as error:  # of another torch build with the same version, say
+    except (ImportError, OSError) as error:  # of another torch build with the same version, say
         return None, f"{path} cannot be loaded: {error}"
     return module, None
 
@@ -71,7 +80,8 @@ def build() -> Path:
 
     Raises:
         ToolMissing: no C++ compiler, or no ninja.
-        RuntimeError: torch's build tool failed; its words are in the message.
+        RuntimeError: torch's build tool failed; its words are in the message. Or there is no home folder.
+        OSError: the folder it belongs into cannot be written.
     """
     path = library()
     if path.exists():

@@ -56,5 +56,4 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_property_readonly("end_ns", [](const Stamp& stamp) { return stamp.end_ns.load(std::memory_order_acquire); })
       .def("done", &Stamp::done);
   module.def("on_completion", &on_completion);
-  module.def("now_ns", &now_ns);
 }

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 from aorta.analysis.aggregate import Dataset
+from aorta.analysis.gate.conditions import parse_condition
+from aorta.analysis.gate.judging import evaluate
 from aorta.analysis.page import write_page
 from aorta.analysis.readers.run_folder import load_run
 from aorta.analysis.subjects import Subject
@@ -138,13 +140,12 @@ def launched(summary: dict[str, Any], verdict: str = "regression") -> dict[str, 
     }
     for label in (found["reference"], found["candidate"]):
         summary["datasets"][label] |= {"launches": 4, "representative": f"plan/{label}/01"}
-    return summary | {
-        "gate": {
-            "status": "failed",
-            "exit_code": 3,
-            "rules": [{"rule": "overlap_ratio<-0.05", "difference": -0.3, "limit": -0.05, "status": "failed"}],
-        }
-    }
+    return summary | gated(summary)
+
+
+def gated(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What a gate says of the comparison."""
+    return {"gate": evaluate([parse_condition("overlap_ratio<-0.05")], summary["comparison"]).as_json()}
 
 
 def sampled(folder: Path) -> Path:

@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("bokeh", reason="the extra 'html' is not installed")
 pytest.importorskip("selenium", reason="selenium is not installed")
 
+from bokeh.palettes import Cividis256
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
@@ -24,7 +25,11 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from tests.analysis.page.pages import HOSTILE, compared, launched, page, two_runs
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.summary import summarize
+from tests.analysis.builders import header, metrics, step, write_rank
+from tests.analysis.page.pages import HOSTILE, compared, launched, page, subjects, two_runs
 from tests.analysis.page.test_page import hostile_run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -241,6 +246,31 @@ def test_devices_lie_under_the_ratio_on_the_same_steps(browser: Chrome, report: 
         "['steps-job_step', 'steps-device_sclk_mhz', 'steps-device_power_w', 'steps-device_temp_c']"
         ".every((name) => model(name).x_range === model('steps-overlap_ratio').x_range)",
     )
+
+
+def test_a_map_shows_each_rank_where_its_axis_says(browser: Chrome, tmp_path: Path) -> None:
+    for rank in range(2):
+        lines = [step(rank, 2, at, overlap=metrics(10 + 10 * rank, 8, 4, 2)) for at in range(4)]
+        write_rank(tmp_path / "run", header(rank, 2), lines)
+    datasets = {"x": Dataset("x", load_run(tmp_path / "run"))}
+    path = tmp_path / "map.html"
+    page(datasets, summarize(subjects(datasets)), path)
+    opened(browser, path)
+    Select(browser.find_element(By.ID, "map-metric")).select_by_value("step_ms")
+    clicked(browser, "#map-stretched")
+    colors = [
+        browser.execute_async_script(
+            "const [rank, done] = arguments, view = Bokeh.index.find_one_by_id(data.roots['map-0']);"
+            "const canvas = view.canvas_view.primary.canvas, ratio = canvas.width / view.bbox.width;"
+            "const [x, y] = [view.frame.x_scale.compute(1.5), view.frame.y_scale.compute(rank)];"
+            "requestAnimationFrame(() => requestAnimationFrame(() => done("
+            "[...canvas.getContext('2d').getImageData(x * ratio, y * ratio, 1, 1).data].slice(0, 3))))",
+            rank,
+        )
+        for rank in range(2)
+    ]
+    ends = (Cividis256[0], Cividis256[-1])
+    assert colors == [[int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in ends]
 
 
 def test_tables_sort_by_a_column_and_back(browser: Chrome, report: Path) -> None:

@@ -16,16 +16,19 @@ pytest.importorskip("jinja2", reason="the extra 'html' is not installed")
 
 from aorta.analysis import page as page_room
 from aorta.analysis.aggregate import Dataset
+from aorta.analysis.launches.rules import Rules
+from aorta.analysis.launches.sets import Launch
 from aorta.analysis.page import why_no_page, write_page
 from aorta.analysis.page.assembly import json_for_script, policy
 from aorta.analysis.page.verdict import verdict_of
 from aorta.analysis.page.words import effect, number, percent, plain, size
 from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.subjects import read_subjects
 from aorta.analysis.summary import summarize
 from aorta.analysis.traces.run import load_traces
 from aorta.errors import ToolMissing
-from tests.analysis.builders import collective, footer, header, metrics, step, write_manifest, write_rank
-from tests.analysis.page.pages import HOSTILE, compared, launched, page, subjects, text_of, two_runs
+from tests.analysis.builders import collective, footer, header, metrics, simulated_run, step, write_manifest, write_rank
+from tests.analysis.page.pages import HOSTILE, compared, gated, launched, page, subjects, text_of, two_runs
 from tests.analysis.traces.kineto_files import document, kernel
 from tests.analysis.traces.kineto_files import step as kineto_step
 
@@ -127,6 +130,8 @@ def test_the_verdict_comes_first_with_what_it_rests_on(written: tuple[dict, str]
     for said in ("12.500", "not a known workload", "By kind", "block3 in backward", "12.100"):
         assert said in text
     assert "overlap_ratio<-0.05" in text
+    assert summary["gate"]["conditions"][0]["reason"] in text
+    assert "outcome fail exit code 3" in text
     assert "killed (no footer)" in text
 
 
@@ -172,7 +177,61 @@ def test_traces_of_other_tools_have_a_page(tmp_path: Path) -> None:
     datasets = {label: Dataset(label, load_traces(str(tmp_path / f"rank{at}.json"))) for at, label in enumerate("ab")}
     html = page(datasets, compared(datasets), tmp_path / "r.html")
     assert "No verdict from one launch" in text_of(html)
+    assert "coverage not known: a trace does not count what was issued" in text_of(html)
+    assert "every collective was seen" not in text_of(html)
     assert {"chart-timeline-0", "chart-timeline-1"} <= {attributes.get("id") for _, attributes in Parts(html).tags}
+
+
+def test_of_launch_sets_each_section_says_which_launch_it_shows(tmp_path: Path) -> None:
+    for side, transfer in (("reference", 5.0), ("candidate", 10.0)):
+        for at in range(4):
+            folder, name = tmp_path / side / f"{at:02d}", f"{side}{at}"
+            simulated_run(folder, label=name, ranks=2, steps=8, transfer_ms=transfer + at / 10, seed=at)
+    sides = {side: tmp_path / side for side in ("reference", "candidate")}
+    found = read_subjects(sides, Rules())
+    summary = summarize(found, *sides)
+    summary |= gated(summary)
+    html = page({label: each.dataset for label, each in found.items()}, summary, tmp_path / "r.html")
+    middle = {label: sorted(each.launches.launches, key=overlap)[1].path for label, each in found.items()}
+    sections = {part.split('"')[0]: text_of(part) for part in html.split('<section id="')[1:]}
+    for label, path in middle.items():
+        for name in ("metrics", "timelines", "steps", "collectives"):
+            assert f"{label}: of 4 launches this is {path}, the one in the middle." in sections[name], name
+    assert "medians of the medians of launches" in sections["metrics"]
+    assert summary["gate"]["outcome"] in sections["gate"]
+    assert summary["gate"]["conditions"][0]["reason"] in sections["gate"]
+
+
+def overlap(launch: Launch) -> float:
+    median = launch.median("overlap_ratio")
+    assert median is not None
+    return median
+
+
+def test_a_job_step_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
+    for rank in range(2):
+        lines = [step(rank, 3, at, overlap=metrics(10, 8, 4, 2)) for at in range(4)]
+        write_rank(tmp_path / "run", header(rank, 3), lines)
+    datasets = {"x": Dataset("x", load_run(tmp_path / "run"))}
+    summary = summarize(subjects(datasets))
+    assert summary["datasets"]["x"]["metrics"]["job_step_ms"]["median"] is None
+    html = page(datasets, summary, tmp_path / "r.html")
+    assert "chart-steps-overlap_ratio" in html
+    assert 'id="chart-steps-job_step"' not in html
+    text = text_of(html)
+    assert "x: no job step is drawn: 1 of 3 ranks are missing; the slowest may be among them." in text
+    assert "median step of the ranks read" in text
+    assert "job step</option>" not in html
+    assert "2 of 3 ranks. Grey: not read, or null." in text
+
+
+def test_ranks_with_another_environment_are_named(tmp_path: Path) -> None:
+    write_rank(tmp_path / "run", header(), [step(0, 1, at, overlap=metrics(10, 8, 4, 2)) for at in range(4)])
+    write_manifest(tmp_path / "run", environment_differences={"2": {"NCCL_ALGO": "Tree"}})
+    datasets = {"x": Dataset("x", load_run(tmp_path / "run"))}
+    text = text_of(page(datasets, summarize(subjects(datasets)), tmp_path / "r.html"))
+    assert "x: another environment than that of rank 0 on rank 2" in text
+    assert "environment_differences.2.NCCL_ALGO Tree" in text
 
 
 def test_a_run_without_a_step_still_has_a_page(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.page import series as series_module
 from aorta.analysis.page import spans as spans_module
+from aorta.analysis.page.over_steps import map_charts
 from aorta.analysis.page.series import Series
 from aorta.analysis.page.spans import BLOCKED, EXPOSED, Spans, spans_of
 from aorta.analysis.readers.run_folder import load_run
@@ -64,8 +66,40 @@ def test_a_map_holds_every_rank_step(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found is not None
     # Two steps a column, two ranks a row; the last of each hold one.
     assert found.values.tolist() == [[11.0, 13.0, 14.5], [12.5, 14.5, 16.0]]
-    assert (found.first_step, found.end_step, found.end_rank) == (0, 6, 4)
+    assert (found.first_step, found.end_step, found.first_rank, found.end_rank) == (0, 6, 0, 4)
     assert series.map("no_such_metric") is None
+
+
+def test_a_map_has_gaps_where_ranks_and_steps_were_not_read(tmp_path: Path) -> None:
+    for rank in (0, 2, 3):
+        lines = [step(rank, 4, at, overlap=metrics(10 + rank, 8, 4, 2)) for at in (0, 1, 2, 5)]
+        write_rank(tmp_path, header(rank, 4), lines)
+    dataset = Dataset("x", load_run(tmp_path))
+    found = Series(dataset).map("step_ms")
+    assert found is not None
+    assert (found.first_step, found.end_step, found.first_rank, found.end_rank) == (0, 6, 0, 4)
+    gap = np.nan
+    expected = [[at, at, at, gap, gap, at] if at else [gap] * 6 for at in (10, 0, 12, 13)]
+    np.testing.assert_array_equal(found.values, expected)
+    (chart,), _ = map_charts({"x": Series(dataset)}, [(3, 4)])
+    assert chart.caption == "3 of 4 ranks. Grey: not read, or null."
+
+
+def test_steps_that_are_recorded_now_and_then_stand_side_by_side(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(), [step(0, 1, at, overlap=metrics(at, 8, 4, 2)) for at in (10, 20, 40)])
+    found = Series(Dataset("x", load_run(tmp_path))).map("step_ms")
+    assert found is not None
+    np.testing.assert_array_equal(found.values, [[10, 20, np.nan, 40]])
+    assert (found.first_step, found.end_step) == (10, 50)
+
+
+def test_ranks_that_a_trace_does_not_tell_have_rows_below_0(tmp_path: Path) -> None:
+    for at in range(2):
+        events = [kineto_step(0, 0, 1000), kernel("gemm", 0, 400)]
+        (tmp_path / f"{at}.json").write_text(json.dumps(document(events, distributedInfo=None)))
+    found = Series(Dataset("x", load_traces(str(tmp_path)))).map("step_ms")
+    assert found is not None
+    assert (found.first_rank, found.end_rank, found.values.tolist()) == (-2, 0, [[1.0], [1.0]])
 
 
 def drawn(found: Spans, rank: int, place: int) -> set[tuple[str, str, float, float]]:
@@ -138,6 +172,35 @@ def test_fewer_ranks_than_there_are_is_said_and_named_ranks_stay(tmp_path: Path)
     assert found.ranks_in_run == 9
     assert found.shown_first == [0, 7, 8]
     assert spans_of(dataset, budget=10_000, first=20).ranks == list(range(9))
+
+
+def test_more_named_ranks_than_fit_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = detailed(tmp_path, ranks=9)
+    found = spans_of(dataset, budget=5 * 3 * 2, first=2, named=[7, 6, 5, 4])
+    assert found.ranks == [0, 6, 7, 8]
+    assert found.notes == ["2 rank(s) named as stragglers do not fit and are not drawn, the first: 4"]
+
+
+def test_only_ranks_that_are_drawn_are_taken_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    apart = pd.DataFrame.itertuples
+
+    def counted(frame: pd.DataFrame) -> object:
+        taken.extend(frame["rank"].unique())
+        return apart(frame)
+
+    monkeypatch.setattr(pd.DataFrame, "itertuples", counted)
+    assert spans_of(detailed(tmp_path, ranks=9), budget=5 * 3 * 2, first=2).ranks == [0, 8]
+    assert set(taken) == {0, 8}
+
+
+def test_the_ranks_of_a_run_are_those_it_had(tmp_path: Path) -> None:
+    dataset = detailed(tmp_path, ranks=3)
+    (tmp_path / "rank_1_metrics.jsonl").unlink()
+    found = spans_of(Dataset("x", load_run(tmp_path)), budget=1000, first=8)
+    assert (found.ranks, found.ranks_read, found.ranks_in_run) == ([0, 2], 2, 3)
+    assert {each.job_step_ms for each in found.steps} == {None}
+    assert {each.job_step_ms for each in spans_of(dataset, budget=1000, first=8).steps} == {7.0, 8.0}
 
 
 def test_spans_closer_than_a_pixel_are_drawn_as_one_and_counted(
