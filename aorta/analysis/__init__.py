@@ -4,6 +4,8 @@
     steps = aorta.analysis.steps("artifacts/cuda")              # pandas, one row a rank-step
     collectives = aorta.analysis.collectives("artifacts/cuda", kinds=["allreduce"])  # one row a collective on a rank
     samples = aorta.analysis.device_samples("artifacts/cuda")   # pandas, one row a sample of a device
+    for table in aorta.analysis.iter_intervals("cuda_traces"):  # pandas, one row an interval, one table a trace
+        ...
     run = aorta.analysis.load_run("artifacts/cuda")             # headers, columns, manifest, health
 
 Enters: run folders. Leaves: tables, summaries, pictures. Must not: load torch, ever, nor pandas or matplotlib before
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from aorta.analysis.readers.run_folder import Run
 
-__all__ = ["collectives", "device_samples", "iter_collectives", "load_run", "steps"]
+__all__ = ["collectives", "device_samples", "iter_collectives", "iter_intervals", "load_run", "steps"]
 
 
 def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None = None) -> Run:
@@ -96,6 +98,26 @@ def iter_collectives(run: str | Path | Run, *, steps: tuple[int, int] | None = N
     from aorta.analysis.pieces import pieces
 
     yield from pieces(_loaded(run), steps)
+
+
+def iter_intervals(location: str | Path, *, comm_patterns: Sequence[str] = ()) -> Iterator[pd.DataFrame]:
+    """Traces of other tools as interval tables, one trace at a time; columns as in `traces.export.interval_frame`.
+
+    Args:
+        location: a file, folder, glob or URL, as `overlap_report.py` takes it. comm_patterns: more patterns of
+            communication kernels' names, unanchored.
+
+    Raises:
+        InputError: nothing there can be read as a trace, or one of the files is damaged.
+    """
+    from aorta.analysis.traces.export import interval_frame
+    from aorta.analysis.traces.placing import headers_near
+    from aorta.analysis.traces.units import find_units, read_unit
+
+    units, _ = find_units(str(location), comm_patterns, headers_near(str(location)))
+    for unit in units:
+        for trace in read_unit(unit):
+            yield interval_frame(trace)
 
 
 def _loaded(run: str | Path | Run) -> Run:

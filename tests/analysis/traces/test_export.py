@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import aorta.analysis
 from aorta.analysis.traces.command import trace_tables
 from aorta.analysis.traces.export import interval_frame, write_csv, write_lanes, write_parquet
 from aorta.analysis.traces.table import Trace
@@ -66,6 +67,17 @@ def test_a_frame_has_whole_numbers_and_missing_values() -> None:
     assert frame["start_ns"].tolist() == [5]
     assert frame["rank"].isna().all()
     assert str(frame["start_ns"].dtype) == "int64"
+
+
+def test_the_same_rows_by_the_public_function(tmp_path: Path) -> None:
+    write_nsys(tmp_path / "node.sqlite")
+    frames = list(aorta.analysis.iter_intervals(tmp_path / "node.sqlite"))
+    assert trace_tables([str(tmp_path / "node.sqlite"), "--output", str(tmp_path / "out")]) == 0
+    with (tmp_path / "out" / "intervals.csv").open() as file:
+        written = list(csv.DictReader(file))
+    assert sum(map(len, frames)) == len(written) > 0
+    assert list(frames[0].columns) == list(written[0])
+    assert [str(start) for frame in frames for start in frame["start_ns"]] == [each["start_ns"] for each in written]
 
 
 def test_parquet_gives_the_rows_back(tmp_path: Path) -> None:
