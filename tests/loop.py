@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from hydra import compose, initialize_config_dir
 
+from aorta.config.multirun import register
 from aorta.config.resolve import Resolved, resolve
-from aorta.config.schema import register
 from aorta.engine.optimization import make_optimizer, make_scaler, make_schedule
 from aorta.engine.step import TrainStep
 from aorta.instrument.instrument import Instrument

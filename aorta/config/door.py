@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from aorta.config import multirun
 from aorta.config.arguments import options_of_a_job, translate
 from aorta.config.resolve import HOW_TO_BUILD, Resolved, resolve
-from aorta.config.schema import GROUPS, Config, register
+from aorta.config.schema import GROUPS, Config
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AortaError, ConfigError
 
 Run = Callable[[Resolved], int]
@@ -99,7 +99,6 @@ def _adopt(word: str) -> str:
 
 def _compose(config_dir: Path, task: multirun.Task) -> None:
     """Have Hydra compose what `sys.argv` says: the task notes one configuration, or starts the jobs of a sweep."""
-    register()
     multirun.register()
     # Hydra would print and exit by itself; raising lets one place word every error.
     os.environ["HYDRA_FULL_ERROR"] = "1"

@@ -19,6 +19,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from aorta.config import schema
 from aorta.config.plugins import PLUGIN_MODULE, register_plugin
 from aorta.config.resolve import Resolved, environment_number, resolve
 from aorta.errors import ConfigError
@@ -185,7 +186,8 @@ TorchrunLauncher.__module__ = PLUGIN_MODULE
 
 
 def register() -> None:
-    """Make the launcher and the name of a sweep's folder known to Hydra."""
+    """Make all that `default.yaml` names known to Hydra: the schemas, the launcher, the name of a sweep's folder."""
+    schema.register()
     OmegaConf.register_new_resolver("aorta.sweep_name", lambda label: label or UNNAMED, replace=True)
     register_plugin("hydra/launcher", LAUNCHER, TorchrunLauncher, TorchrunConf)
 

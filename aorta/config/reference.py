@@ -19,7 +19,7 @@ from typing import Any, cast, get_args, get_type_hints
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from aorta.config import schema
+from aorta.config import multirun
 from aorta.config.arguments import DEAD, REFUSED_VALUES, RENAMED, RETRANSLATED
 from aorta.config.schema import GROUPS, NAMES, Config
 
@@ -144,7 +144,7 @@ def _older_names() -> Iterator[str]:
 
 def _composed(*overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
     """The values composed from `config/`, and the option chosen of each group."""
-    schema.register()
+    multirun.register()
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         composed = compose("default", list(overrides), return_hydra_config=True)
     plain = OmegaConf.to_container(composed, enum_to_str=True)

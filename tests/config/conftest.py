@@ -14,8 +14,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from aorta.config.door import main
+from aorta.config.multirun import register
 from aorta.config.resolve import Resolved
-from aorta.config.schema import register
 
 ROOT = Path(__file__).parents[2]
 

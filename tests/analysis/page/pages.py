@@ -65,6 +65,7 @@ def launched(summary: dict[str, Any], verdict: str = "regression") -> dict[str, 
         pair |= {
             "role": {"overlap_ratio": "primary", "job_step_ms": "guard"}.get(name, "secondary"),
             "effect": {"kind": kind, "value": value, "low": spread[0], "high": spread[1]},
+            "difference_interval": {"low": pair["difference"] - wide, "high": pair["difference"] + wide},
             "margin": 0.02,
             "p": 0.0286,
             "p_corrected": None if name == "overlap_ratio" else 0.114,
@@ -72,6 +73,7 @@ def launched(summary: dict[str, Any], verdict: str = "regression") -> dict[str, 
             "verdict_reason": "p = 0.029 and the effect is beyond the margin of 0.02",
             "detectable": {"power": 0.8, "effect": 0.031, "reason": None},
             "launches_needed": 6,
+            "launches": {"reference": 4, "candidate": 4},
         }
     found |= {
         "verdict": verdict,
