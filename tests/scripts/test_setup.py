@@ -38,7 +38,7 @@ def test_a_change_in_what_it_was_made_from_makes_it_stale(sh, repo, stale):
     result = sh("setup.sh", "--dev")
     assert result.code == 0, result.err
     installs = [call["argv"] for call in result.calls if "install" in call["argv"]]
-    assert installs[-1][-3:] == [str(sh.repo / ".venv/torch.txt"), "-e", ".[dev]"]
+    assert installs[-1][-3:] == [str(sh.repo / ".venv/torch.txt"), "-e", ".[dev,dask,optuna]"]
     assert result.out.splitlines()[-1] == str(sh.repo / ".venv/bin/python")
     assert sh("setup.sh", "--dev").calls == [], "the second call finds it ready"
 
