@@ -65,7 +65,7 @@ class Instrument:
         stream_priority: int = 0,
         fabric: Fabric | None = None,
         *,
-        native: bool = True,
+        native: bool = False,
     ) -> None:
         clock = clock_for(device)
         self.groups: dict[str, Group] = {}

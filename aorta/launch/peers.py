@@ -56,7 +56,8 @@ class Peers:
         """Leave word of a failure: `own` is this rank's, otherwise it only met a peer's."""
         self.store.set(f"failure/{self.rank}", json.dumps({"text": text, "own": own}))
         if own:
-            self.store.set(_FAILED, f"rank {self.rank} failed: {text}")
+            named = text.removeprefix(f"rank {self.rank}: ")  # an error that was explained before bears it already
+            self.store.set(_FAILED, f"rank {self.rank} failed: {named}")
 
     def go_on(self) -> None:
         """Between steps that no collective holds together, where a peer's failure would not be noticed otherwise.

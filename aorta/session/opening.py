@@ -109,7 +109,7 @@ def open_record(
     clocks = ClockSynchronisation(Clock(), peers, topology, run)
     measured = clocks.at_start()
     devices = device_sampler(Telemetry(devices=Devices[settings.devices]), device)
-    ranks = peers.gather("facts", rank_facts(topology, device, devices.facts()) | host_ends(device))
+    ranks = peers.gather("facts", rank_facts(topology, device, devices.facts()) | host_ends(device, wanted=False))
     warnings = _knobs(settings.mode, device)
     for warning in warnings if topology.rank == 0 else ():
         _log.warning(warning)

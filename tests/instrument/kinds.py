@@ -84,12 +84,13 @@ def calls(rank: int) -> dict[str, Callable[[], Any]]:
     }
 
 
-def main(folder: str) -> None:
-    """Make the calls."""
+def main(folder: str, ends: str) -> None:
+    """Make the calls; `ends` is `python` or `native`."""
     warnings.simplefilter("ignore")  # names that torch 2.13 calls deprecated, and 2.11 knows no others
     dist.init_process_group("gloo")
     rank, steps = dist.get_rank(), list[Step]()
-    with Instrument(torch.device("cpu"), "observe", rank, 2, read_clocks(), steps.append) as instrument:
+    native = ends == "native"
+    with Instrument(torch.device("cpu"), "observe", rank, 2, read_clocks(), steps.append, native=native) as instrument:
         named = calls(rank)
         for number, call in enumerate(named.values()):
             with instrument.recorder.step(StepFacts(0, number, number, 0.0, warmup=False)):
@@ -111,4 +112,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

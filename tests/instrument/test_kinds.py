@@ -52,14 +52,14 @@ UNCOVERED = (
 )
 
 
-def told_by(module: str, folder: Path, **variables: str) -> list[dict[str, Any]]:
+def told_by(module: str, folder: Path, *words: str) -> list[dict[str, Any]]:
     """What the two ranks of `python -m MODULE FOLDER` wrote down."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run(
-        [*launcher, "-m", module, str(folder)],
+        [*launcher, "-m", module, str(folder), *words],
         capture_output=True,
         text=True,
-        env=environment(**variables),
+        env=environment(),
         cwd=ROOT,
         timeout=120,
         check=False,
@@ -68,12 +68,10 @@ def told_by(module: str, folder: Path, **variables: str) -> list[dict[str, Any]]
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
 
 
-@pytest.fixture(scope="module", params=["as built", "python"])
+@pytest.fixture(scope="module", params=["python", "native"])
 def told(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """With the compiled part, where it was built, and without: in an empty cache there is none."""
-    folder = tmp_path_factory.mktemp("kinds")
-    elsewhere = {"XDG_CACHE_HOME": str(folder)} if request.param == "python" else {}
-    return told_by("tests.instrument.kinds", folder, **elsewhere)
+    """Ends stamped from Python, and by the compiled part where it was built."""
+    return told_by("tests.instrument.kinds", tmp_path_factory.mktemp("kinds"), request.param)
 
 
 def test_every_form_is_looked_at(told: list[dict[str, Any]]) -> None:

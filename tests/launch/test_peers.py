@@ -157,5 +157,5 @@ def test_a_rank_goes_on_until_another_fails() -> None:
     ranks[2].report_failure("a peer's", own=False)
     ranks[0].go_on()
     ranks[1].report_failure("rank 1: disk full", own=True)
-    with pytest.raises(PeerFailed, match="rank 0 stops: rank 1 failed: rank 1: disk full"):
+    with pytest.raises(PeerFailed, match="rank 0 stops: rank 1 failed: disk full"):
         ranks[0].go_on()

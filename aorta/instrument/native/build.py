@@ -70,7 +70,7 @@ def completions(*, wanted: bool) -> tuple[Any | None, str]:
     return module, "native" if why_not is None else f"python: {why_not}"
 
 
-def host_ends(device: torch.device, *, wanted: bool = True) -> dict[str, str]:
+def host_ends(device: torch.device, *, wanted: bool) -> dict[str, str]:
     """A rank's entry in the manifest: what stamps the ends of its collectives; nothing on an accelerator."""
     return {"host_ends": completions(wanted=wanted)[1]} if device.type == "cpu" else {}
 
