@@ -23,20 +23,8 @@ import aorta
 from aorta.launch.hiding import SECRET, hide
 from aorta.launch.run_folder import RunFolder
 from aorta.launch.topology import Topology, device_name, platform_of
+from aorta.launch.watched import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES
 from aorta.telemetry.schema import SCHEMA_VERSION
-
-ENVIRONMENT_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_", "HIP_", "HSA_", "ROCR_", "CUDA_", "AMD_", "MSCCL")
-ENVIRONMENT_NAMES = frozenset(
-    {
-        "GPU_MAX_HW_QUEUES",
-        "MKL_NUM_THREADS",
-        "OMP_NUM_THREADS",
-        "PYTORCH_ALLOC_CONF",
-        "PYTORCH_CUDA_ALLOC_CONF",
-        "PYTORCH_HIP_ALLOC_CONF",
-        "TORCH_NCCL_AVOID_RECORD_STREAMS",
-    }
-)
 
 
 @dataclass(frozen=True)

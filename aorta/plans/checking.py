@@ -15,6 +15,7 @@ from typing import Final
 
 from aorta.errors import ConfigError
 from aorta.launch.hiding import HIDDEN, SECRET, hide
+from aorta.launch.watched import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES
 from aorta.plans.plan import Plan, Side
 
 _PATIENCE_S: Final = 120
@@ -24,19 +25,6 @@ _PROBE: Final = (
     "from importlib import metadata\n"
     "print(json.dumps({'python': platform.python_version(), 'torch': metadata.version('torch')}))\n"
 )
-WATCHED_PREFIXES: Final = ("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_", "HIP_", "HSA_", "ROCR_", "CUDA_", "AMD_", "MSCCL")
-WATCHED_NAMES: Final = frozenset(
-    {
-        "GPU_MAX_HW_QUEUES",
-        "MKL_NUM_THREADS",
-        "OMP_NUM_THREADS",
-        "PYTORCH_ALLOC_CONF",
-        "PYTORCH_CUDA_ALLOC_CONF",
-        "PYTORCH_HIP_ALLOC_CONF",
-        "TORCH_NCCL_AVOID_RECORD_STREAMS",
-    }
-)
-"""Variables that change a measurement: those of `aorta.launch.provenance`, which needs torch; a test compares them."""
 _NOT_KNOWN: Final = "launched by words of its own; the manifest of each run tells"
 
 
@@ -56,7 +44,7 @@ def inherited() -> dict[str, str]:
     return {
         name: HIDDEN if SECRET.search(name) else value
         for name, value in sorted(os.environ.items())
-        if name.startswith(WATCHED_PREFIXES) or name in WATCHED_NAMES
+        if name.startswith(ENVIRONMENT_PREFIXES) or name in ENVIRONMENT_NAMES
     }
 
 

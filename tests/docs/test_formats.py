@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aorta.launch import hiding, provenance
+from aorta.launch import hiding, watched
 from aorta.telemetry import schema
 from aorta.timeline.classes import KINDS
 from tests.docs.pages import ROOT, code, first_column, section
@@ -48,5 +48,5 @@ def test_versions_and_kinds() -> None:
 
 def test_recorded_variables() -> None:
     text = section(PAGE, "The manifest: `run.json`")
-    assert all(f"{prefix}*" in text for prefix in provenance.ENVIRONMENT_PREFIXES)
+    assert all(f"{prefix}*" in text for prefix in watched.ENVIRONMENT_PREFIXES)
     assert all(word in text for word in hiding.SECRET.pattern.split("|"))

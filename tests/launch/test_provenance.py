@@ -11,7 +11,6 @@ from hypothesis import given
 
 from aorta.launch import provenance
 from aorta.launch.provenance import (
-    ENVIRONMENT_PREFIXES,
     Asked,
     build_manifest,
     rank_facts,
@@ -19,6 +18,7 @@ from aorta.launch.provenance import (
     recorded_environment,
 )
 from aorta.launch.run_folder import RunFolder
+from aorta.launch.watched import ENVIRONMENT_PREFIXES
 from tests.launch.conftest import place
 from tests.strategies import environments
 

@@ -202,13 +202,6 @@ def test_other_local_changes_are_another_checkout(tmp_path: Path) -> None:
     assert re.fullmatch(rf"{clean}-dirty-[0-9a-f]{{8}}", str(first))
 
 
-def test_the_environment_that_is_watched_is_the_one_a_run_records() -> None:
-    from aorta.launch import provenance
-
-    assert checking.WATCHED_PREFIXES == provenance.ENVIRONMENT_PREFIXES
-    assert checking.WATCHED_NAMES == provenance.ENVIRONMENT_NAMES
-
-
 def test_a_folder_of_something_else_is_left_alone(bench: Bench) -> None:
     (bench.home / "plan").mkdir()
     (bench.home / "plan" / "mine").write_text("mine")

@@ -8,20 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from aorta.analysis.amounts import DIGITS
+
 NONE: Final = "\u2013"
 _SPACE: Final = "\u00a0"
 """Between a number and its unit, which stay on one line."""
-_DIGITS: Final = {"ms": 3, "ratio": 4, "GB/s": 3}
 
 
 def number(value: float | None, unit: str) -> str:
     """A value of a metric: ms and GB/s with three decimals, ratios with four."""
-    return NONE if value is None else _minus(f"{value:,.{_DIGITS.get(unit, 3)}f}")
+    return NONE if value is None else _minus(f"{value:,.{DIGITS.get(unit, 3)}f}")
 
 
 def signed(value: float | None, unit: str) -> str:
     """A difference, with its sign."""
-    return NONE if value is None else _minus(f"{value:+,.{_DIGITS.get(unit, 3)}f}")
+    return NONE if value is None else _minus(f"{value:+,.{DIGITS.get(unit, 3)}f}")
 
 
 def percent(value: float | None, digits: int = 1) -> str:
