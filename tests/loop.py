@@ -58,6 +58,7 @@ class Loop:
             read_clocks(),
             sink,
             config.instrument.stream_priority,
+            native=config.instrument.native,
         )
         loss = task.loss()
         self.instrument.watch([*blocks, ("loss", loss)])

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.metrics import Metric, in_order, metric_named
-from aorta.analysis.readers.manifest import config_of, flatten, host_ends
+from aorta.analysis.readers.manifest import config_of, flatten, host_tap
 from aorta.analysis.readers.run_folder import Run
 
 VERDICT: Final = "inconclusive"
@@ -20,7 +20,7 @@ VERDICT_REASON: Final = (
     "section 5: the smallest two-sided Mann-Whitney p is 0.029 with 4, 0.10 with 3)"
 )
 _HEADER_FACTS: Final = ("platform", "world_size", "parallel", "backend", "timer", "instrument_mode", "start_step")
-_ENDS: Final = "config.instrument.host_ends"
+_ENDS: Final = "config.instrument.host_tap"
 """Not a key that is set: whether the instrument's compiled part was there."""
 _WHERE: Final = "config.training.output_dir"
 _MUST_AGREE: Final = ("dtype", "precision", "batch_size", "gradient_accumulation", "sequence_length")
@@ -160,7 +160,7 @@ def facts(run: Run) -> dict[str, object]:
     header = {f"{HEADER}{name}": getattr(run.header, name) for name in _HEADER_FACTS}
     configuration = dict(flatten(config_of(run.manifest), "config."))
     configuration.pop(_WHERE, None)  # where a run writes says nothing of what it did
-    ends = host_ends(run.manifest)
+    ends = host_tap(run.manifest)
     return header | configuration | ({_ENDS: ends} if ends is not None else {})
 
 
@@ -186,7 +186,7 @@ def _warnings(reference: Run, candidate: Run, differences: list[dict[str, Any]])
             warnings.append(f"EMULATED FABRIC in the {side}: its communication times are those of the emulation")
     if reference.header.instrument_mode != candidate.header.instrument_mode:
         warnings.append("the runs were instrumented differently, which can change what is measured (R3)")
-    ends = host_ends(reference.manifest), host_ends(candidate.manifest)
+    ends = host_tap(reference.manifest), host_tap(candidate.manifest)
     if None not in ends and ends[0] != ends[1]:
         warnings.append(
             f"ends of collectives were stamped by {ends[0]} in the reference, by {ends[1]} in the candidate: those of "

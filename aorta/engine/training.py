@@ -34,7 +34,7 @@ from aorta.errors import ConfigError
 from aorta.instrument.arrivals import meeting_place
 from aorta.instrument.fabric import Fabric
 from aorta.instrument.instrument import Instrument
-from aorta.instrument.native.build import host_ends
+from aorta.instrument.native.build import host_tap
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.seam import all_groups
 from aorta.launch.clock_sync import ClockSynchronisation
@@ -226,8 +226,9 @@ class Training:
 
     def _manifest(self, folder: RunFolder, model: Spread, clocks: ClockSync | None, devices: DeviceSampler) -> None:
         facts = rank_facts(self.topology, self.device, devices.facts())
-        ends = host_ends(self.device, wanted=self.config.instrument.native)
-        ranks = self.peers.gather("facts", facts | ends)
+        emulated = isinstance(self.config.fabric, EmulatedFabric)
+        facts |= host_tap(self.device, wanted=self.config.instrument.native, emulated=emulated)
+        ranks = self.peers.gather("facts", facts)
         warnings = self._knobs(model)
         for warning in warnings if self.topology.rank == 0 else ():
             _log.warning(warning)

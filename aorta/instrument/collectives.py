@@ -11,18 +11,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 import torch.distributed as dist
 
 from aorta.instrument.clock import Clock, Mark
-from aorta.instrument.issued import Completion, Group, Issued
+from aorta.instrument.issued import Group, Issued
 from aorta.instrument.labels import labelled
 from aorta.instrument.links import HostLinks
 from aorta.instrument.operators import OPERATORS, Operator, is_async, position_of_async_op, position_of_group
 from aorta.instrument.seam import (
     Original,
+    Seam,
     Work,
     collects,
     counts_point_to_point,
@@ -56,20 +57,22 @@ class _Member(NamedTuple):
     size: int
 
 
+class Looking(Protocol):
+    """Collectives are looked at until it is closed."""
+
+    def close(self) -> None:
+        """Put torch back as it was."""
+
+
 @cache
-def _dtype_name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` of `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 
-def _by_callback(issued: Issued, work: Work) -> None:
-    future = work.get_future()
-    issued.has_completed = future.done
-    future.add_done_callback(issued.on_completion)
-
-
-def _by_stamp(on_completion: Callable[[Work], Completion], issued: Issued, work: Work) -> None:
-    completion = on_completion(work)
-    issued.has_completed, issued.completion = completion.done, completion
+def group_seen(process_group: dist.ProcessGroup, device: torch.device) -> Group:
+    """A process group as the record needs it; `device`: what its collectives compute on."""
+    return Group(tuple(dist.get_process_group_ranks(process_group)), worker_threads(process_group, device))
 
 
 class HostTap:
@@ -84,7 +87,6 @@ class HostTap:
         on_issue: called in issue order with each collective, before it is issued.
         on_stall: called with two marks between which the caller stood waiting.
         links: of the emulated fabric, which delays completion; None = the real one.
-        completions: `native.build.load`'s module, which stamps ends without the interpreter lock; None: Python does it.
     """
 
     def __init__(
@@ -94,7 +96,6 @@ class HostTap:
         on_issue: Callable[[Issued], None],
         on_stall: Callable[[Mark, Mark], None],
         links: HostLinks | None = None,
-        completions: Any = None,
     ) -> None:
         self.clock, self._groups = clock, groups
         self._on_issue, self._on_stall = on_issue, on_stall
@@ -109,7 +110,6 @@ class HostTap:
         # By identity, which asks neither C++ for a name nor for a size; the groups stay alive until `close`.
         self._members: dict[dist.ProcessGroup, _Member] = {}
         self._futureless: set[tuple[str, str]] = set()
-        self._tell_end = _by_callback if completions is None else partial(_by_stamp, completions.on_completion)
 
     def __call__(self, name: str, args: tuple[Any, ...], original: Original) -> Any:
         """The seam's handler."""
@@ -128,7 +128,7 @@ class HostTap:
             group=group,
             seq=seq,
             bytes=operator.full_array_bytes(args, size),
-            dtype=None if tensor is None or operator.argument is None else _dtype_name(tensor.dtype),
+            dtype=None if tensor is None or operator.argument is None else dtype_name(tensor.dtype),
             issue_ns=time.perf_counter_ns(),
             number=None if operator.point_to_point else seq,
             waiters=len(args[0]) if operator.coalesced else 1,
@@ -147,6 +147,10 @@ class HostTap:
             return original()
         return self._on_device(issued, args, is_async(args, async_at), original)
 
+    def open(self, device: torch.device, on_captured: Callable[[], None]) -> Looking:
+        """Look at every collective until the answer is closed; `on_captured`: see `Seam`."""
+        return Seam(OPERATORS, device, self, on_captured)
+
     def close(self) -> None:
         """No collective will pass any more."""
         self._members.clear()
@@ -161,8 +165,7 @@ class HostTap:
         member = self._members.get(group)
         if member is None:
             member = self._members[group] = _Member(group.group_name, group.size())
-            lanes = worker_threads(group, tensor.device if tensor is not None else _CPU)
-            self._groups[member.name] = Group(tuple(dist.get_process_group_ranks(group)), lanes)
+            self._groups[member.name] = group_seen(group, tensor.device if tensor is not None else _CPU)
         return member
 
     def _on_host(self, name: str, issued: Issued, original: Original) -> Any:
@@ -191,9 +194,12 @@ class HostTap:
         if kind_of_work in self._futureless:
             return
         try:
-            self._tell_end(issued, work)
+            future = work.get_future()
         except RuntimeError:
             self._futureless.add(kind_of_work)
+            return
+        issued.has_completed = future.done
+        future.add_done_callback(issued.on_completion)
 
     def _wait(self, issued: Issued, inner: Callable[[], bool]) -> bool:
         """How the caller waits: timed as a stall, and as the end where nothing else told it. A caller that comes when

@@ -17,13 +17,14 @@ from torch import nn
 
 from aorta.instrument.backward import BackwardEnds
 from aorta.instrument.clock import clock_for
-from aorta.instrument.collectives import HostTap
+from aorta.instrument.collectives import HostTap, Looking
 from aorta.instrument.compute import BlockRanges
 from aorta.instrument.device_collectives import DeviceTap
 from aorta.instrument.fabric import Fabric
 from aorta.instrument.issued import Group
 from aorta.instrument.links import DeviceLink, HostLinks, stream_sleep
-from aorta.instrument.native.build import completions
+from aorta.instrument.native.build import compiled
+from aorta.instrument.native.tap import NativeTap
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.reading import StepReader
 from aorta.instrument.recorder import StepRecorder
@@ -82,10 +83,10 @@ class Instrument:
         self._endings = BackwardEnds(clock, self._ranges.backward_ran, self.recorder.on_backward_tail)
         self._outputs: list[nn.Module] = []
         # The tap outlives a pause: it counts collectives, and holds on to those that are under way.
-        self._handler = None if mode == "off" else self._tap(device, stream_priority, fabric, native=native)
-        self._seam: Seam | None = None
+        self._tap = None if mode == "off" else self._make_tap(device, stream_priority, fabric, native=native)
+        self._seam: Looking | None = None
         self._switch_interval_s = sys.getswitchinterval()
-        if self._handler is None:
+        if self._tap is None:
             self.recorder.unseen = Unseen("instrument.mode=off: nothing was looked at", compute=True)
         else:
             self._look()
@@ -121,12 +122,14 @@ class Instrument:
 
         What it lets pass to a backend is not in the record, and is missed by the coverage of a recorded step.
         """
-        assert self._handler is not None  # with mode=off there is nothing to replace
-        self._reseat(handler)
+        assert self._seam is not None  # with mode=off there is nothing to replace
+        self._seam.close()
+        self._seam = Seam(OPERATORS, self._device, handler, self.recorder.on_captured)
         try:
             yield
         finally:
-            self._reseat(self._handler)
+            self._seam.close()
+            self._seam = self._opened()
 
     def watch_backward(self, module: nn.Module) -> None:
         """Notice the end of every backward pass that begins at `module`'s outputs or behind them."""
@@ -138,9 +141,9 @@ class Instrument:
         """Take everything off again; a second call does nothing."""
         if self._seam is not None:
             self._look_away()
-        if self._handler is not None:
-            self._handler.close()
-            self._handler = None
+        if self._tap is not None:
+            self._tap.close()
+            self._tap = None
 
     def __enter__(self) -> Self:
         return self
@@ -151,19 +154,17 @@ class Instrument:
         self.close()
 
     def _look(self) -> None:
-        assert self._handler is not None  # with mode=off there is nothing to put on
-        self._seam = Seam(OPERATORS, self._device, self._handler, self.recorder.on_captured)
+        self._seam = self._opened()
         for name, block in self._blocks:
             self._ranges.watch(name, block)
         for module in self._outputs:
             self._endings.watch(module)
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" and isinstance(self._tap, HostTap):
             sys.setswitchinterval(SWITCH_INTERVAL_S)
 
-    def _reseat(self, handler: Handler) -> None:
-        assert self._seam is not None
-        self._seam.close()
-        self._seam = Seam(OPERATORS, self._device, handler, self.recorder.on_captured)
+    def _opened(self) -> Looking:
+        assert self._tap is not None  # with mode=off there is nothing to look with
+        return self._tap.open(self._device, self.recorder.on_captured)
 
     def _look_away(self) -> None:
         assert self._seam is not None
@@ -173,12 +174,18 @@ class Instrument:
         self._seam = None
         sys.setswitchinterval(self._switch_interval_s)
 
-    def _tap(self, device: torch.device, stream_priority: int, fabric: Fabric | None, *, native: bool) -> HostTap:
+    def _make_tap(
+        self, device: torch.device, stream_priority: int, fabric: Fabric | None, *, native: bool
+    ) -> HostTap | NativeTap:
         clock, recorder = self.clock, self.recorder
+        module, _ = compiled(device, wanted=native, emulated=fabric is not None)
+        if module is not None:
+            tap = NativeTap(module, self.groups, recorder.on_issue, recorder.on_stall)
+            recorder.hand_over = tap.hand_over
+            return tap
         links = None if fabric is None else HostLinks(fabric)
         if device.type == "cpu":
-            module, _ = completions(wanted=native)
-            return HostTap(clock, self.groups, recorder.on_issue, recorder.on_stall, links, module)
+            return HostTap(clock, self.groups, recorder.on_issue, recorder.on_stall, links)
         return DeviceTap(
             clock,
             self.groups,

@@ -12,14 +12,15 @@ from aorta.telemetry.schema import EndSource
 
 
 class Completion(Protocol):
-    """Filled in by the backend's thread (`native/completions.cpp`)."""
+    """Filled in without Python (`native/host_tap.cpp`)."""
 
     @property
     def end_ns(self) -> int:
         """When the collective ended, on the clock of `time.perf_counter_ns`; 0 until it has."""
 
-    def done(self) -> bool:
-        """Whether it has ended, though perhaps a moment before that is stamped."""
+    @property
+    def source(self) -> EndSource:
+        """Who noticed, once it has."""
 
 
 @dataclass(slots=True)
@@ -49,7 +50,7 @@ class Issued:
         """Whether its end is known, asking the backend's own stamp, if there is one."""
         completion = self.completion  # another thread may take it away meanwhile
         if self.end is None and completion is not None and (end_ns := completion.end_ns):
-            self.end, self.end_source = end_ns, "future"
+            self.end, self.end_source = end_ns, completion.source
             self.has_completed = self.completion = None
         return self.end is not None
 

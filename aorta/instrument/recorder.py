@@ -38,6 +38,7 @@ class StepRecorder:
 
     Attributes:
         unseen: why the steps that begin now are not looked at; None when they are.
+        hand_over: called at both ends of a step; gives what was noticed without Python to `on_issue` and `on_stall`.
         steps_written: how many the sink has got.
     """
 
@@ -53,6 +54,7 @@ class StepRecorder:
         self._current: OpenStep | None = None
         self._unread: deque[OpenStep] = deque()
         self.unseen: Unseen | None = None
+        self.hand_over: Callable[[], None] = lambda: None
         self._captured = 0
         self.steps_written = 0
 
@@ -70,6 +72,7 @@ class StepRecorder:
 
     def begin(self, facts: StepFacts) -> None:
         """A step begins here; one that was under way is not recorded."""
+        self.hand_over()  # what happened between two steps belongs to none
         self._clock.new_epoch()
         self._current = OpenStep(facts, self._clock.mark(), self._issued_by_backends(), self.unseen)
 
@@ -79,6 +82,7 @@ class StepRecorder:
         assert done is not None  # begin comes before end
         done.captured = self._captured
         done.end, done.issued_after = self._clock.mark(), self._issued_by_backends()
+        self.hand_over()
         self._unread.append(done)
         self._current = None
         self._read_what_happened()

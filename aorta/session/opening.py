@@ -24,7 +24,7 @@ from aorta.config.schema import Clock, Devices, Telemetry
 from aorta.engine.devices import device_sampler
 from aorta.engine.record import Record, header_of, publish_manifest
 from aorta.errors import ConfigError
-from aorta.instrument.native.build import host_ends
+from aorta.instrument.native.build import host_tap
 from aorta.instrument.seam import all_groups
 from aorta.launch.clock_sync import ClockSynchronisation
 from aorta.launch.knobs import knob_warnings
@@ -109,7 +109,8 @@ def open_record(
     clocks = ClockSynchronisation(Clock(), peers, topology, run)
     measured = clocks.at_start()
     devices = device_sampler(Telemetry(devices=Devices[settings.devices]), device)
-    ranks = peers.gather("facts", rank_facts(topology, device, devices.facts()) | host_ends(device, wanted=False))
+    facts = rank_facts(topology, device, devices.facts()) | host_tap(device, wanted=False, emulated=False)
+    ranks = peers.gather("facts", facts)
     warnings = _knobs(settings.mode, device)
     for warning in warnings if topology.rank == 0 else ():
         _log.warning(warning)

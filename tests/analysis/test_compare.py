@@ -113,13 +113,13 @@ def test_ends_that_were_stamped_in_different_ways_are_warned_of(tmp_path: Path) 
         made = side(tmp_path, label, metrics(20, 16, 8, 8))
         manifest = made.run.path / "run.json"
         content = json.loads(manifest.read_text())
-        manifest.write_text(json.dumps(content | {"topology": [{"rank": 0, "host_ends": end} for end in ends]}))
+        manifest.write_text(json.dumps(content | {"topology": [{"rank": 0, "host_tap": end} for end in ends]}))
         return Dataset(label, load_run(made.run.path))
 
     native, python = stamped("a", "native", "native"), stamped("b", "native", "python: not built")
     found = compared(native, python)
     assert found["manifest_differences"] == [
-        {"key": "config.instrument.host_ends", "reference": "native", "candidate": "native, python"}
+        {"key": "config.instrument.host_tap", "reference": "native", "candidate": "native, python"}
     ]
     assert any("stamped by native in the reference" in warning for warning in found["warnings"])
     assert not any("stamped" in warning for warning in compared(native, stamped("c", "native"))["warnings"])

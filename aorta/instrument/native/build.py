@@ -1,8 +1,8 @@
-"""`completions.cpp` -> a module of this Python: built by `python -m aorta.instrument.native`, loaded where it is there.
+"""`host_tap.cpp` -> a module of this Python: built by `python -m aorta.instrument.native`, loaded where it is there.
 
 Enters: the source beside this file, and torch's own headers and build tool. Leaves: one shared library in
 `$XDG_CACHE_HOME/aorta` (`~/.cache/aorta`), named after all it was made from. Must not: build anything unless asked to,
-or fail a run: without it the ends of collectives are stamped from Python.
+or fail a run: without it collectives of CPU tensors are timed from Python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 
 from aorta.errors import ToolMissing
 
-SOURCE: Final = Path(__file__).with_name("completions.cpp")
+SOURCE: Final = Path(__file__).with_name("host_tap.cpp")
 BUILD_COMMAND: Final = "python -m aorta.instrument.native"
 
 
@@ -37,7 +37,7 @@ def library() -> Path:
     made_from = (SOURCE.read_text(), torch.__version__, str(torch._C._GLIBCXX_USE_CXX11_ABI), sys.version)
     digest = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "aorta" / f"completions_{digest}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    return home / "aorta" / f"host_tap_{digest}{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 @cache
@@ -64,15 +64,25 @@ def load() -> tuple[Any | None, str | None]:
     return module, None
 
 
-def completions(*, wanted: bool) -> tuple[Any | None, str]:
-    """What stamps the ends of a CPU backend's collectives: the module, or None for Python; and that in words."""
-    module, why_not = load() if wanted else (None, "instrument.native=false")
+def compiled(device: torch.device, *, wanted: bool, emulated: bool) -> tuple[Any | None, str]:
+    """What times the collectives of a run: the module, or None for Python; and that in words.
+
+    Args:
+        device: the run's. wanted: the configuration asks for it. emulated: the fabric is, which is Python's business.
+    """
+    if device.type != "cpu":
+        return None, "python: the device times its collectives"
+    if not wanted:
+        return None, "python: instrument.native=false"
+    if emulated:
+        return None, "python: the fabric is emulated"
+    module, why_not = load()
     return module, "native" if why_not is None else f"python: {why_not}"
 
 
-def host_ends(device: torch.device, *, wanted: bool) -> dict[str, str]:
-    """A rank's entry in the manifest: what stamps the ends of its collectives; nothing on an accelerator."""
-    return {"host_ends": completions(wanted=wanted)[1]} if device.type == "cpu" else {}
+def host_tap(device: torch.device, *, wanted: bool, emulated: bool) -> dict[str, str]:
+    """A rank's entry in the manifest: what times its collectives; nothing on an accelerator."""
+    return {"host_tap": compiled(device, wanted=wanted, emulated=emulated)[1]} if device.type == "cpu" else {}
 
 
 def build() -> Path:
@@ -90,7 +100,7 @@ def build() -> Path:
     if missing:
         raise ToolMissing(
             f"{' and '.join(missing)} not found: needed to build {SOURCE.name}. Install g++ and ninja, or go without: "
-            "the ends of collectives are then stamped from Python, which costs more"
+            "collectives are then timed from Python, which costs more"
         )
     from torch.utils import cpp_extension
 

@@ -1,0 +1,364 @@
+// Collectives of CPU tensors, seen at the dispatcher and timed without Python: no interpreter lock, and no interpreter.
+//
+// The same as `aorta/instrument/seam.py` and `collectives.py` do (docs/measuring.md, R1 and R6), for the case that is
+// nothing but host time. Enters: calls of `c10d::*` operators. Leaves: what each was, when it was issued, when it ended
+// and when its caller stood waiting, for Python to take once a step. Must not: touch a Python object on a backend's
+// thread; wait for a backend's work more than once, or without being asked.
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/record_function.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
+
+namespace {
+
+using c10::IValue;
+using c10d::ProcessGroup;
+using c10d::Work;
+using Future = c10::ivalue::Future;
+
+// The clock of Python's time.perf_counter_ns() on Linux: CLOCK_MONOTONIC.
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// What an operator's schema and `operators.py` say about it.
+struct Operator {
+  std::string kind;
+  int64_t group_at;
+  std::optional<int64_t> argument;  // holds the full array; none for operators that move none
+  bool one_part;                    // only the root is given the full array
+  bool coalesced;                   // several tensors share one work handle
+  bool point_to_point;
+};
+
+// When a collective ended, and who noticed first: the backend's future, or its caller's wait.
+class End {
+ public:
+  enum Source : int64_t { FUTURE = 0, WAIT = 1 };
+
+  void stamp(Source source) {
+    int64_t unknown = 0;
+    // In one word, so that nobody reads the moment of one and the source of the other.
+    both_.compare_exchange_strong(unknown, now_ns() * 2 + source, std::memory_order_acq_rel);
+  }
+  bool known() const { return both_.load(std::memory_order_acquire) != 0; }
+  int64_t ns() const { return both_.load(std::memory_order_acquire) / 2; }
+  const char* source() const { return both_.load(std::memory_order_acquire) % 2 == WAIT ? "wait" : "future"; }
+
+ private:
+  std::atomic<int64_t> both_{0};
+};
+
+struct Collective {
+  const Operator* op;  // lives as long as the tap
+  std::string group;
+  int64_t group_size;
+  int64_t seq;
+  int64_t bytes;
+  std::optional<at::ScalarType> dtype;
+  int64_t issue_ns;
+  int64_t waiters;
+  std::shared_ptr<End> end;
+};
+
+// What happened since somebody last took it. Written from any thread.
+struct Happened {
+  std::mutex mutex;
+  std::vector<Collective> collectives;
+  std::vector<std::pair<int64_t, int64_t>> stalls;
+
+  void stall(int64_t begin_ns, int64_t end_ns) {
+    const std::lock_guard<std::mutex> held(mutex);
+    stalls.emplace_back(begin_ns, end_ns);
+  }
+};
+
+// Stands for the backend's work, and remembers when its caller stood waiting.
+class TimedWork final : public Work {
+ public:
+  TimedWork(c10::intrusive_ptr<Work> work, std::shared_ptr<End> end, std::shared_ptr<Happened> happened)
+      : Work(-1, work->retrieveOpType()), work_(std::move(work)), end_(std::move(end)), happened_(std::move(happened)) {}
+
+  // gloo's reduce-scatter copies its result out inside its wait, and a second one copies again (R6): others that wait
+  // for the same handle only wait for the first.
+  bool wait(std::chrono::milliseconds timeout) override {
+    const std::lock_guard<std::mutex> held(once_);
+    if (!waited_.load(std::memory_order_acquire)) {
+      const bool blocked = !end_->known();
+      const int64_t begin_ns = now_ns();
+      const auto over = [&] {
+        end_->stamp(End::WAIT);
+        if (blocked) {
+          happened_->stall(begin_ns, now_ns());
+        }
+      };
+      try {
+        work_->wait(timeout);
+      } catch (...) {
+        over();
+        throw;
+      }
+      over();
+      waited_.store(true, std::memory_order_release);
+    }
+    return true;
+  }
+
+  void synchronize() override { wait(kNoTimeout); }
+  void blockCurrentStream() override { work_->blockCurrentStream(); }
+  bool isCompleted() override { return waited_.load(std::memory_order_acquire) || work_->isCompleted(); }
+  bool isSuccess() const override { return work_->isSuccess(); }
+  std::exception_ptr exception() const override { return work_->exception(); }
+  std::vector<at::Tensor> result() override { return work_->result(); }
+  int sourceRank() const override { return work_->sourceRank(); }
+  c10::intrusive_ptr<Future> getFuture() override { return work_->getFuture(); }
+  c10::intrusive_ptr<Future> getFutureResult() override { return work_->getFutureResult(); }
+  void abort() override { work_->abort(); }
+  float getDuration() const override { return work_->getDuration(); }
+  uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
+
+ private:
+  const c10::intrusive_ptr<Work> work_;
+  const std::shared_ptr<End> end_;
+  const std::shared_ptr<Happened> happened_;
+  std::mutex once_;
+  std::atomic<bool> waited_{false};
+};
+
+int64_t bytes_in(const IValue& value) {
+  if (value.isTensor()) {
+    return value.toTensor().numel() * value.toTensor().element_size();
+  }
+  int64_t sum = 0;
+  for (const IValue& item : value.toListRef()) {
+    sum += bytes_in(item);
+  }
+  return sum;
+}
+
+const at::Tensor* first_tensor(c10::ArrayRef<IValue> values) {
+  for (const IValue& value : values) {
+    const at::Tensor* found = nullptr;
+    if (value.isTensor()) {
+      found = value.toTensor().defined() ? &value.toTensor() : nullptr;
+    } else if (value.isList()) {
+      found = first_tensor(value.toListRef());
+    }
+    if (found != nullptr) {
+      return found;
+    }
+  }
+  return nullptr;
+}
+
+// The name of a collective in torch.profiler's trace (`labels.py`), while a profiler is on.
+class Label {
+ public:
+  explicit Label(const Collective& collective) {
+    if (auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) {
+      text_ = "comm:" + collective.op->kind + "#" + std::to_string(collective.seq) + " group=" + collective.group;
+      scope_.emplace(std::move(*callbacks));
+      scope_->before(std::string_view(text_));
+    }
+  }
+
+ private:
+  std::string text_;  // outlives the scope, which looks at it
+  std::optional<at::RecordFunction> scope_;
+};
+
+class Tap;
+
+// Between the dispatcher's BackendSelect key and the backend, for one operator.
+class Kernel final : public c10::OperatorKernel {
+ public:
+  Kernel(std::shared_ptr<Tap> tap, size_t index) : tap_(std::move(tap)), index_(index) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack);
+
+ private:
+  const std::shared_ptr<Tap> tap_;
+  const size_t index_;
+};
+
+// Counts collectives for as long as it lives; looks at them while it is open.
+class Tap : public std::enable_shared_from_this<Tap> {
+ public:
+  Tap(const std::vector<std::pair<std::string, Operator>>& operators, int64_t enqueue_ns, py::function on_group)
+      : operators_(operators), enqueue_ns_(enqueue_ns), on_group_(std::move(on_group)) {}
+
+  void open() {
+    library_.emplace(torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
+    for (size_t index = 0; index < operators_.size(); ++index) {
+      library_->impl(
+          operators_[index].first.c_str(),
+          torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(shared_from_this(), index)));
+    }
+  }
+
+  void close() { library_.reset(); }
+
+  // (kind, group, seq, bytes, dtype, issue_ns, point_to_point, waiters, end) of each collective, and (begin, end) of
+  // each stall, in nanoseconds.
+  py::tuple take() {
+    std::vector<Collective> collectives;
+    std::vector<std::pair<int64_t, int64_t>> stalls;
+    {
+      const std::lock_guard<std::mutex> held(happened_->mutex);
+      collectives.swap(happened_->collectives);
+      stalls.swap(happened_->stalls);
+    }
+    py::list rows;
+    for (Collective& row : collectives) {
+      rows.append(py::make_tuple(
+          row.op->kind,
+          row.group,
+          row.seq,
+          row.bytes,
+          row.dtype,
+          row.issue_ns,
+          row.op->point_to_point,
+          row.waiters,
+          std::move(row.end)));
+    }
+    return py::make_tuple(rows, stalls);
+  }
+
+  void collective(size_t index, const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+    const Operator& op = operators_[index].second;
+    const auto arguments = torch::jit::last(*stack, handle.schema().arguments().size());
+    const Collective row = issued(op, arguments);
+    {
+      const Label label(row);
+      handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    }
+    if (const int64_t returned_ns = now_ns(); returned_ns - row.issue_ns > enqueue_ns_) {
+      happened_->stall(row.issue_ns, returned_ns);
+    }
+    IValue& result = stack->back();
+    if (result.isNone()) {
+      row.end->stamp(End::WAIT);
+      return;
+    }
+    auto work = result.toCustomClass<Work>();
+    notice_end(index, row, *work);
+    result = IValue(c10::intrusive_ptr<Work>(
+        c10::make_intrusive<TimedWork>(std::move(work), row.end, happened_)));
+  }
+
+ private:
+  struct Group {
+    int64_t size;
+    std::unordered_map<std::string, int64_t> counts;  // by kind for sends and receives, else under ""
+    std::vector<bool> futureless;                     // by operator
+  };
+
+  Collective issued(const Operator& op, c10::ArrayRef<IValue> arguments) {
+    const auto group = arguments[op.group_at].toCustomClass<ProcessGroup>();
+    const at::Tensor* tensor = first_tensor(arguments);
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        tensor == nullptr || tensor->is_cpu(), "a collective of device tensors in a run on the CPU");
+    Group& known = group_of(group);
+    Collective row{&op, group->getGroupName(), known.size, 0, 0, std::nullopt, 0, 1, std::make_shared<End>()};
+    if (op.argument) {
+      row.bytes = bytes_in(arguments[*op.argument]) * (op.one_part ? known.size : 1);
+      if (tensor != nullptr) {
+        row.dtype = tensor->scalar_type();
+      }
+    }
+    if (op.coalesced) {
+      row.waiters = static_cast<int64_t>(arguments[0].toListRef().size());
+    }
+    // Numbered and noted down in one go: rows are in the order in which they were issued.
+    const std::lock_guard<std::mutex> held(happened_->mutex);
+    row.seq = known.counts[op.point_to_point ? op.kind : ""]++;
+    row.issue_ns = now_ns();
+    happened_->collectives.push_back(row);
+    return row;
+  }
+
+  Group& group_of(const c10::intrusive_ptr<ProcessGroup>& group) {
+    {
+      const std::lock_guard<std::mutex> held(groups_mutex_);
+      const auto found = groups_.find(group->getGroupName());
+      if (found != groups_.end()) {
+        return found->second;  // stays where it is, whatever is put in beside it
+      }
+    }
+    {
+      const py::gil_scoped_acquire interpreter;
+      on_group_(group);
+    }
+    const std::lock_guard<std::mutex> held(groups_mutex_);
+    Group fresh{group->getSize(), {}, std::vector<bool>(operators_.size())};
+    return groups_.try_emplace(group->getGroupName(), std::move(fresh)).first->second;
+  }
+
+  // By the backend's future. Where it has none the caller's wait is all there is; asked for in vain once for each
+  // operator of a group, since the answer is an exception.
+  void notice_end(size_t index, const Collective& row, Work& work) {
+    std::vector<bool>* futureless = nullptr;
+    {
+      const std::lock_guard<std::mutex> held(groups_mutex_);
+      futureless = &groups_.find(row.group)->second.futureless;
+      if ((*futureless)[index]) {
+        return;
+      }
+    }
+    try {
+      // uses_future=false: it is not looked at, so no stream is switched for the callback.
+      work.getFuture()->addCallback([end = row.end](Future&) { end->stamp(End::FUTURE); }, /*uses_future=*/false);
+    } catch (const std::exception&) {
+      const std::lock_guard<std::mutex> held(groups_mutex_);
+      (*futureless)[index] = true;
+    }
+  }
+
+  const std::vector<std::pair<std::string, Operator>> operators_;
+  const int64_t enqueue_ns_;
+  const py::function on_group_;
+  const std::shared_ptr<Happened> happened_ = std::make_shared<Happened>();
+  std::mutex groups_mutex_;
+  std::unordered_map<std::string, Group> groups_;
+  std::optional<torch::Library> library_;
+};
+
+void Kernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  tap_->collective(index_, op, stack);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  pybind11::class_<End, std::shared_ptr<End>>(module, "End")
+      .def_property_readonly("end_ns", &End::ns)
+      .def_property_readonly("source", &End::source);
+  pybind11::class_<Operator>(module, "Operator")
+      .def(
+          pybind11::init<std::string, int64_t, std::optional<int64_t>, bool, bool, bool>(),
+          pybind11::arg("kind"),
+          pybind11::arg("group_at"),
+          pybind11::arg("argument"),
+          pybind11::arg("one_part"),
+          pybind11::arg("coalesced"),
+          pybind11::arg("point_to_point"));
+  pybind11::class_<Tap, std::shared_ptr<Tap>>(module, "Tap")
+      .def(pybind11::init<const std::vector<std::pair<std::string, Operator>>&, int64_t, py::function>())
+      .def("open", &Tap::open)
+      .def("close", &Tap::close)
+      .def("take", &Tap::take);
+}

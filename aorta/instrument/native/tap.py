@@ -1,0 +1,92 @@
+"""The compiled tap: collectives of CPU tensors, timed without the interpreter, and handed over once a step.
+
+Enters: `build.load`'s module. Leaves: `Issued` rows and stalls, in the order in which they happened. Must not: be on
+the path of a collective (but once for each process group).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from aorta.instrument.clock import Mark
+from aorta.instrument.collectives import ENQUEUE_NS, dtype_name, group_seen
+from aorta.instrument.issued import Group, Issued
+from aorta.instrument.operators import OPERATORS, position_of_group
+from aorta.instrument.seam import counts_point_to_point
+
+_CPU = torch.device("cpu")
+
+
+class NativeTap:
+    """What `collectives.HostTap` is, without an emulated fabric.
+
+    Args:
+        module: of `build.load`.
+        groups: filled with every process group as it is first seen, by name.
+        on_issue: given each collective, in issue order. on_stall: given two marks between which the caller waited.
+            Both are called from `hand_over` only.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        groups: dict[str, Group],
+        on_issue: Callable[[Issued], None],
+        on_stall: Callable[[Mark, Mark], None],
+    ) -> None:
+        self._groups, self._on_issue, self._on_stall = groups, on_issue, on_stall
+        self._counts_point_to_point: dict[str, bool] = {}
+        operators = [
+            (
+                name,
+                module.Operator(
+                    kind=operator.kind,
+                    group_at=position_of_group(name),
+                    argument=operator.argument,
+                    one_part=operator.one_part,
+                    coalesced=operator.coalesced,
+                    point_to_point=operator.point_to_point,
+                ),
+            )
+            for name, operator in OPERATORS.items()
+            if hasattr(torch.ops.c10d, name)
+        ]
+        self._tap = module.Tap(operators, ENQUEUE_NS, self._saw)
+
+    def open(self, _device: torch.device, _on_captured: Callable[[], None]) -> Any:
+        """Look at every collective until the answer's `close` is called. There is no capture on a CPU."""
+        self._tap.open()
+        return self._tap
+
+    def hand_over(self) -> None:
+        """Give what happened since the last time to the callbacks."""
+        rows, stalls = self._tap.take()
+        for kind, group, seq, size, dtype, issue_ns, point_to_point, waiters, end in rows:
+            self._on_issue(
+                Issued(
+                    kind=kind,
+                    group=group,
+                    seq=seq,
+                    bytes=size,
+                    dtype=None if dtype is None else dtype_name(dtype),
+                    issue_ns=issue_ns,
+                    number=None if point_to_point else seq,
+                    waiters=waiters,
+                    counted=not point_to_point or self._counts_point_to_point[group],
+                    completion=end,
+                )
+            )
+        for begin_ns, end_ns in stalls:
+            self._on_stall(begin_ns, end_ns)
+
+    def close(self) -> None:
+        """No collective will pass any more."""
+
+    def _saw(self, process_group: dist.ProcessGroup) -> None:
+        name = process_group.group_name
+        self._groups[name] = group_seen(process_group, _CPU)
+        self._counts_point_to_point[name] = counts_point_to_point(process_group, _CPU)
