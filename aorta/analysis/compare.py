@@ -20,7 +20,7 @@ VERDICT_REASON: Final = (
     "section 5: the smallest two-sided Mann-Whitney p is 0.029 with 4, 0.10 with 3)"
 )
 _HEADER_FACTS: Final = ("platform", "world_size", "parallel", "backend", "timer", "instrument_mode", "start_step")
-_ENDS: Final = "config.instrument.host_tap"
+_HOST_TAP: Final = "config.instrument.host_tap"
 """Not a key that is set: whether the instrument's compiled part was there."""
 _WHERE: Final = "config.training.output_dir"
 _MUST_AGREE: Final = ("dtype", "precision", "batch_size", "gradient_accumulation", "sequence_length")
@@ -160,8 +160,8 @@ def facts(run: Run) -> dict[str, object]:
     header = {f"{HEADER}{name}": getattr(run.header, name) for name in _HEADER_FACTS}
     configuration = dict(flatten(config_of(run.manifest), "config."))
     configuration.pop(_WHERE, None)  # where a run writes says nothing of what it did
-    ends = host_tap(run.manifest)
-    return header | configuration | ({_ENDS: ends} if ends is not None else {})
+    tap = host_tap(run.manifest)
+    return header | configuration | ({_HOST_TAP: tap} if tap is not None else {})
 
 
 def differing(left: Mapping[str, object], right: Mapping[str, object]) -> list[dict[str, Any]]:
@@ -186,11 +186,11 @@ def _warnings(reference: Run, candidate: Run, differences: list[dict[str, Any]])
             warnings.append(f"EMULATED FABRIC in the {side}: its communication times are those of the emulation")
     if reference.header.instrument_mode != candidate.header.instrument_mode:
         warnings.append("the runs were instrumented differently, which can change what is measured (R3)")
-    ends = host_tap(reference.manifest), host_tap(candidate.manifest)
-    if None not in ends and ends[0] != ends[1]:
+    taps = host_tap(reference.manifest), host_tap(candidate.manifest)
+    if None not in taps and taps[0] != taps[1]:
         warnings.append(
-            f"ends of collectives were stamped by {ends[0]} in the reference, by {ends[1]} in the candidate: those of "
-            "Python come later (R6); have the compiled part for both or for none"
+            f"collectives were timed by {taps[0]} in the reference, by {taps[1]} in the candidate: Python sees their "
+            "ends later, and lengthens the step (R6); have the compiled part for both or for none"
         )
     if reference.header.run_id == candidate.header.run_id:
         warnings.append(f"both sides are the same run {reference.header.run_id!r}")

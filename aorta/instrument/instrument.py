@@ -49,7 +49,7 @@ class Instrument:
         sink: takes finished steps in order.
         stream_priority: of dedicated streams (CUDA/HIP).
         fabric: delays collectives as another network would; None = the real one.
-        native: use the compiled part where it has been built (`native.build`).
+        native: on a CPU, the compiled tap where it has been built (`native.build`).
 
     Raises:
         InstrumentError: this torch lacks what the interception needs.

@@ -163,7 +163,7 @@ def record(
 
         rank, size = topology.rank, topology.world_size
         instrument = stack.enter_context(
-            Instrument(device, mode, rank, size, written.header.clock, finished, stream_priority)
+            Instrument(device, mode, rank, size, written.header.clock, finished, stream_priority, native=True)
         )
         instrument.watch(found)
         # The blocks too: where the last one's output is the model's, FSDP asks for its ending with that gradient.

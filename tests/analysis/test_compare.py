@@ -108,22 +108,22 @@ def test_unlike_work_is_warned_of_loudly_and_other_differences_are_listed(tmp_pa
     assert any("instrumented differently" in warning for warning in found["warnings"])
 
 
-def test_ends_that_were_stamped_in_different_ways_are_warned_of(tmp_path: Path) -> None:
-    def stamped(label: str, *ends: str) -> Dataset:
+def test_collectives_that_were_timed_in_different_ways_are_warned_of(tmp_path: Path) -> None:
+    def timed(label: str, *taps: str) -> Dataset:
         made = side(tmp_path, label, metrics(20, 16, 8, 8))
         manifest = made.run.path / "run.json"
         content = json.loads(manifest.read_text())
-        manifest.write_text(json.dumps(content | {"topology": [{"rank": 0, "host_tap": end} for end in ends]}))
+        manifest.write_text(json.dumps(content | {"topology": [{"rank": 0, "host_tap": tap} for tap in taps]}))
         return Dataset(label, load_run(made.run.path))
 
-    native, python = stamped("a", "native", "native"), stamped("b", "native", "python: not built")
+    native, python = timed("a", "native", "native"), timed("b", "native", "python: not built")
     found = compared(native, python)
     assert found["manifest_differences"] == [
         {"key": "config.instrument.host_tap", "reference": "native", "candidate": "native, python"}
     ]
-    assert any("stamped by native in the reference" in warning for warning in found["warnings"])
-    assert not any("stamped" in warning for warning in compared(native, stamped("c", "native"))["warnings"])
-    assert not any("stamped" in w for w in compared(native, side(tmp_path, "d", metrics(20, 16, 8, 8)))["warnings"])
+    assert any("timed by native in the reference" in warning for warning in found["warnings"])
+    assert not any("timed by" in warning for warning in compared(native, timed("c", "native"))["warnings"])
+    assert not any("timed by" in w for w in compared(native, side(tmp_path, "d", metrics(20, 16, 8, 8)))["warnings"])
 
 
 def test_a_run_against_itself_an_emulation_and_a_lost_manifest_are_warned_of(tmp_path: Path) -> None:

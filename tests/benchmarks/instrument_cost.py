@@ -28,12 +28,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from aorta.instrument.native.build import compiled
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
 from aorta.telemetry.writer import RecordWriter
 from tests.benchmarks import plans
 from tests.loop import Loop
 
+CPU = torch.device("cpu")
 ARMS = ("off", "on", "again")
 DROPPED = 2
 WORDS = ("training.device=cpu", "training.batch_size=32", "dataset.num_samples=2048", "parallel={strategy}")
@@ -42,10 +44,11 @@ WORDS = ("training.device=cpu", "training.batch_size=32", "dataset.num_samples=2
 def worker(words: Any) -> list[dict[str, tuple[float, float]]]:
     """One rank of one launch: for each half of a palindrome, arm -> medians of a step, wall and processor ms."""
     topology = read_topology()
-    with process_group(topology, torch.device("cpu"), 300), tempfile.TemporaryDirectory() as folder:
+    with process_group(topology, CPU, 300), tempfile.TemporaryDirectory() as folder:
         writer = RecordWriter(Path(folder) / "record.jsonl", topology.rank)
-        chosen = [word.format(strategy=words.strategy) for word in WORDS] + [f"instrument.mode={words.mode}"]
-        loop = Loop((*chosen,), topology, torch.device("cpu"), writer.write)
+        chosen = [word.format(strategy=words.strategy) for word in WORDS]
+        chosen += [f"instrument.mode={words.mode}", f"instrument.native={not words.python}"]
+        loop = Loop((*chosen,), topology, CPU, writer.write)
         for _ in range(10):
             loop.step()
         halves = []
@@ -76,12 +79,13 @@ def measure(words: Any) -> int:
     """All launches, interleaved: strategies and modes take turns, so that a busy spell hits them alike."""
     plan = [(strategy, mode) for strategy in words.strategies for mode in words.modes]
     found: dict[tuple[str, str], list[list[dict[str, tuple[float, float]]]]] = {case: [] for case in plan}
-    sizes = ("--pairs", str(words.pairs), "--steps", str(words.steps))
+    sizes = ("--pairs", str(words.pairs), "--steps", str(words.steps), *(["--python"] if words.python else []))
     for turn in range(words.launches):
         for strategy, mode in plan if turn % 2 == 0 else plan[::-1]:
             case = ("--strategy", strategy, "--mode", mode)
             found[strategy, mode].append(plans.launch("tests.benchmarks.instrument_cost", 2, *case, *sizes))
-    figures, targets = {}, {}
+    figures: dict[str, Any] = {"host_tap": compiled(CPU, wanted=not words.python, emulated=False)[1]}
+    targets = {}
     for (strategy, mode), launches in found.items():
 
         def ratio(arm: str, what: int, launches: Any = launches) -> dict[str, Any]:
@@ -113,6 +117,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=6 if quick else 20)
     parser.add_argument("--strategy")
     parser.add_argument("--mode")
+    parser.add_argument("--python", action="store_true", help="without the compiled part, though it is built")
     return plans.run(parser, measure, worker)
 
 

@@ -34,7 +34,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.instrument import Instrument
-from aorta.instrument.native.build import completions
+from aorta.instrument.native.build import compiled
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.seam import Seam
@@ -108,7 +108,7 @@ def worker(words: Any) -> list[dict[str, dict[str, float]]]:
     topology = read_topology()
     with process_group(topology, CPU, 120), tempfile.TemporaryDirectory() as folder:
         writer = RecordWriter(Path(folder) / "record.jsonl", topology.rank)
-        rig = Rig(writer, topology.rank, topology.world_size, native=not words.python_ends)
+        rig = Rig(writer, topology.rank, topology.world_size, native=not words.python)
         halves = [
             {arm: rig.block(arm, words.calls) for arm in (ARMS if half % 2 == 0 else ARMS[::-1])}
             for half in range(words.halves + 1)
@@ -120,14 +120,14 @@ def worker(words: Any) -> list[dict[str, dict[str, float]]]:
 
 def measure(words: Any) -> int:
     """Worlds of one and two."""
-    figures: dict[str, Any] = {"host_ends": completions(wanted=not words.python_ends)[1]}
+    figures: dict[str, Any] = {"host_tap": compiled(CPU, wanted=not words.python, emulated=False)[1]}
     targets = {}
     for ranks in (1, 2):
         halves = plans.launch(
             "tests.benchmarks.seam_cost",
             ranks,
             *("--halves", str(words.halves), "--calls", str(words.calls)),
-            *(["--python-ends"] if words.python_ends else []),
+            *(["--python"] if words.python else []),
         )
 
         def us(pick: Callable[[dict[str, dict[str, float]]], float], halves: Any = halves) -> dict[str, float]:
@@ -155,7 +155,7 @@ def main() -> int:
     parser = plans.arguments(__doc__)
     parser.add_argument("--halves", type=int, default=4 if "--quick" in sys.argv else 20)
     parser.add_argument("--calls", type=int, default=200)
-    parser.add_argument("--python-ends", action="store_true", help="without the compiled part, though it is built")
+    parser.add_argument("--python", action="store_true", help="without the compiled part, though it is built")
     return plans.run(parser, measure, worker)
 
 

@@ -35,7 +35,9 @@ def main(folder: str, *words: str) -> None:
     with process_group(topology, device, 120.0) as peers:
         for suffix, form in forms.items():
             for mode in MODES:
-                run = resolved(*base, *form, f"instrument.mode={mode}", f"label={mode}{suffix}")
+                # On a CPU the two modes are one: each has its tap, the one in Python and the compiled one.
+                tap = f"instrument.native={mode == 'dedicated'}"
+                run = resolved(*base, *form, f"instrument.mode={mode}", tap, f"label={mode}{suffix}")
                 # Each run agrees with its peers under a name of its own, as runs of their own would.
                 own = Peers(dist.PrefixStore(mode + suffix, peers.store), topology.rank, topology.world_size, 120.0)
                 Training(run, topology, device, own).run()

@@ -1,4 +1,7 @@
-"""The compiled part: whose clock it stamps with, that it does not wait for the interpreter, and life without it."""
+"""The compiled tap: whose clock it marks on, that it does not wait for the interpreter, and life without it.
+
+What it sees is what the tap in Python sees: `test_seam` and `test_kinds` run with both.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +18,16 @@ import torch
 import torch.distributed as dist
 
 from aorta.errors import ToolMissing
+from aorta.instrument.instrument import Instrument
 from aorta.instrument.issued import Issued
 from aorta.instrument.native import build as native
 from aorta.instrument.native.__main__ import main
+from aorta.instrument.native.tap import NativeTap
+from aorta.telemetry.clock import read_clocks
 
+CPU = torch.device("cpu")
 HELD_S = 0.3
+THREADS, CALLS = 4, 50
 ATTEMPTS = 100
 """About every second all-reduce of one rank is over at once."""
 
@@ -49,50 +58,61 @@ def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     native.load.cache_clear()
 
 
-def work_of(future: torch.futures.Future[Any]) -> Any:
-    return torch._C._distributed_c10d._create_work_from_future(future)
+@pytest.fixture
+def tap(module: Any, alone: None) -> Iterator[Tap]:
+    tap = Tap(module)
+    yield tap
+    tap.close()
 
 
-def test_it_stamps_the_moment_of_completion_on_the_clock_of_every_other_mark(module: Any) -> None:
-    future: torch.futures.Future[int] = torch.futures.Future()
-    completion = module.on_completion(work_of(future))
-    assert (completion.end_ns, completion.done()) == (0, False)
+class Tap:
+    """The compiled tap on a world of one, and what it handed over."""
+
+    def __init__(self, module: Any) -> None:
+        self.rows: list[Issued] = []
+        self.stalls: list[tuple[int, int]] = []
+        self._tap = NativeTap(module, {}, self.rows.append, lambda begin, end: self.stalls.append((begin, end)))
+        self._looking = self._tap.open(torch.device("cpu"), lambda: None)
+
+    def hand_over(self) -> None:
+        self._tap.hand_over()
+
+    def close(self) -> None:
+        self._looking.close()
+
+
+def under_way() -> Any:
+    """An all-reduce that was not over when it was looked at."""
+    for _ in range(ATTEMPTS):
+        work = dist.all_reduce(torch.ones(4), async_op=True)
+        assert work is not None
+        if not work.is_completed():
+            return work
+        work.wait()
+    pytest.skip(f"{ATTEMPTS} all-reduces of one rank were over before they could be asked")
+
+
+def test_marks_are_on_the_clock_of_every_other_mark(tap: Tap) -> None:
     before = time.perf_counter_ns()
-    future.set_result(1)
+    dist.all_reduce(torch.ones(4))
     after = time.perf_counter_ns()
-    assert before <= completion.end_ns <= after
-    assert completion.done()
+    tap.hand_over()
+    (row,) = tap.rows
+    deadline = time.perf_counter() + HELD_S
+    while not row.look() and time.perf_counter() < deadline:
+        time.sleep(0.001)
+    assert row.end is not None
+    assert before <= row.issue_ns <= row.end <= after
+    assert all(before <= begin <= end <= after for begin, end in tap.stalls)
 
 
-def test_what_failed_has_ended_too(module: Any) -> None:
-    future: torch.futures.Future[int] = torch.futures.Future()
-    completion = module.on_completion(work_of(future))
-    future.set_exception(ValueError("broken"))
-    assert completion.done()
-    assert completion.end_ns > 0
-
-
-def test_what_has_ended_before_it_is_asked_for(module: Any) -> None:
-    future: torch.futures.Future[int] = torch.futures.Future()
-    future.set_result(1)
-    assert module.on_completion(work_of(future)).end_ns > 0
-
-
-def test_a_handle_may_go_before_it_has_ended(module: Any) -> None:
-    future: torch.futures.Future[int] = torch.futures.Future()
-    module.on_completion(work_of(future))
-    future.set_result(1)  # the callback is still there, and writes into what it alone holds
-
-
-def test_the_end_is_seen_while_the_interpreter_is_busy(module: Any, alone: None) -> None:
-    """A callback in Python comes when the lock is free again: the same collective, stamped in both ways."""
+def test_the_end_is_seen_while_the_interpreter_is_busy(tap: Tap) -> None:
+    """A callback in Python comes when the lock is free again: the same collective, noticed in both ways."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(10 * HELD_S)
     try:
         for _ in range(ATTEMPTS):
-            work = dist.all_reduce(torch.ones(4), async_op=True)
-            assert work is not None
-            completion = module.on_completion(work)
+            work = under_way()
             called_back: list[int] = []
             work.get_future().add_done_callback(lambda _, seen=called_back: seen.append(time.perf_counter_ns()))
             if not called_back:
@@ -106,14 +126,109 @@ def test_the_end_is_seen_while_the_interpreter_is_busy(module: Any, alone: None)
         freed_ns = time.perf_counter_ns()
         time.sleep(0.01)
         work.wait()
-        assert 0 < completion.end_ns < freed_ns <= called_back[0]
+        tap.hand_over()
+        row = tap.rows[-1]
+        assert row.look()
+        assert row.end_source == "future"
+        assert row.end < freed_ns <= called_back[0]
     finally:
         sys.setswitchinterval(interval)
 
 
+def test_without_a_future_the_wait_says_when_it_ended(tap: Tap) -> None:
+    for _ in range(2):  # the second time it is known that there is none
+        gathered = torch.empty(4)
+        work = dist.reduce_scatter_tensor(gathered, torch.arange(4.0), async_op=True)
+        assert work is not None
+        tap.hand_over()
+        assert tap.rows[-1].look() is False
+        work.wait()
+        assert tap.rows[-1].look()
+        assert tap.rows[-1].end_source == "wait"
+        assert gathered.tolist() == [0, 1, 2, 3]
+
+
+def test_the_backend_is_waited_for_once(tap: Tap) -> None:
+    """gloo's reduce-scatter copies its result out inside its wait (R6): a second one would undo what came between."""
+    reduced = torch.empty(4)
+    work = dist.reduce_scatter_tensor(reduced, torch.arange(4.0), async_op=True)
+    assert work is not None
+    work.wait()
+    reduced.zero_()
+    work.wait()
+    work.synchronize()
+    assert reduced.tolist() == [0, 0, 0, 0]
+    tap.hand_over()
+    assert len(tap.stalls) <= 1
+
+
+def test_a_handle_may_go_before_it_has_ended(tap: Tap) -> None:
+    under_way()  # nobody keeps it
+    dist.barrier()
+    tap.hand_over()
+    assert [row.kind for row in tap.rows][-2:] == ["allreduce", "barrier"]
+    deadline = time.perf_counter() + HELD_S
+    while not tap.rows[-2].look() and time.perf_counter() < deadline:
+        time.sleep(0.001)
+    assert tap.rows[-2].end_source == "future"
+
+
+def test_what_happened_is_handed_over_once(tap: Tap) -> None:
+    dist.all_reduce(torch.ones(2))
+    tap.hand_over()
+    tap.hand_over()
+    assert len(tap.rows) == 1
+    dist.all_reduce(torch.ones(2, dtype=torch.bfloat16))
+    tap.hand_over()
+    assert [(row.seq, row.number, row.bytes, row.dtype) for row in tap.rows] == [
+        (0, 0, 8, "float32"),
+        (1, 1, 4, "bfloat16"),
+    ]
+
+
+def test_it_counts_on_where_it_was_when_it_looks_again(tap: Tap) -> None:
+    dist.all_reduce(torch.ones(2))
+    tap.close()
+    dist.all_reduce(torch.ones(2))
+    again = tap._tap.open(torch.device("cpu"), lambda: None)
+    dist.all_reduce(torch.ones(2))
+    again.close()
+    tap.hand_over()
+    assert [row.seq for row in tap.rows] == [0, 1]
+
+
+def test_every_collective_has_its_label_in_the_profilers_trace(tap: Tap) -> None:
+    dist.all_reduce(torch.ones(2))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        dist.all_reduce(torch.ones(2))
+        dist.broadcast(torch.ones(2), 0)
+    tap.hand_over()
+    group = tap.rows[0].group
+    labels = [event.name for event in profiler.events() if event.name.startswith("comm:")]
+    assert labels == [f"comm:allreduce#1 group={group}", f"comm:broadcast#2 group={group}"]
+
+
+def test_many_threads_at_once(tap: Tap) -> None:
+    """Each with a group of its own, as a backward pass beside a checkpoint's thread would have."""
+    groups = [dist.new_group([0]) for _ in range(THREADS)]
+
+    def collectives(group: Any) -> None:
+        for _ in range(CALLS):
+            dist.all_reduce(torch.ones(2), group=group)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for future in [pool.submit(collectives, group) for group in groups]:
+            future.result()
+    tap.hand_over()
+    assert len(tap.rows) == THREADS * CALLS
+    for group in groups:
+        assert [row.seq for row in tap.rows if row.group == group.group_name] == list(range(CALLS))
+    assert [row.issue_ns for row in tap.rows] == sorted(row.issue_ns for row in tap.rows)
+
+
 def test_another_thread_may_note_the_end_between_two_looks() -> None:
     class Ended:
-        end_ns = 7
+        end_ns, source = 7, "future"
 
     class Raced(Issued):
         """Its completion is there once: the thread that stamps has taken it away by the second time."""
@@ -133,25 +248,28 @@ def test_another_thread_may_note_the_end_between_two_looks() -> None:
     assert issued.end == 7
 
 
-def test_the_first_to_notice_counts(module: Any) -> None:
-    future: torch.futures.Future[int] = torch.futures.Future()
-    issued = Issued("allreduce", "world", 0, 4, "float32", time.perf_counter_ns())
-    issued.completion = module.on_completion(work_of(future))
-    assert not issued.look()
-    future.set_result(1)
+def test_the_first_to_notice_counts() -> None:
+    class Ended:
+        end_ns, source = 7, "future"
+
+    issued = Issued("allreduce", "world", 0, 4, "float32", 5, completion=Ended())  # type: ignore[arg-type]
     issued.stamp("wait")  # the caller came later
-    assert issued.end_source == "future"
-    assert issued.look()
+    assert (issued.end, issued.end_source) == (7, "future")
 
 
 def test_without_it_the_reason_is_said_and_nothing_fails(somewhere_else: Path) -> None:
-    assert native.completions(wanted=True) == (None, f"python: not built; {native.BUILD_COMMAND} does it")
-    assert native.host_ends(torch.device("cpu"), wanted=True)["host_ends"].endswith("does it")
-    assert native.host_ends(torch.device("cuda"), wanted=True) == {}
+    not_built = f"python: not built; {native.BUILD_COMMAND} does it"
+    assert native.compiled(CPU, wanted=True, emulated=False) == (None, not_built)
+    assert native.host_tap(CPU, wanted=True, emulated=False) == {"host_tap": not_built}
+    Instrument(CPU, "observe", 0, 1, read_clocks(), lambda step: None, native=True).close()
 
 
-def test_not_wanted() -> None:
-    assert native.completions(wanted=False) == (None, "python: instrument.native=false")
+def test_where_it_is_not_used(module: Any) -> None:
+    assert native.compiled(CPU, wanted=True, emulated=False) == (module, "native")
+    assert native.compiled(CPU, wanted=False, emulated=False) == (None, "python: instrument.native=false")
+    assert native.compiled(CPU, wanted=True, emulated=True) == (None, "python: the fabric is emulated")
+    assert native.compiled(torch.device("cuda"), wanted=True, emulated=False)[0] is None
+    assert native.host_tap(torch.device("cuda"), wanted=True, emulated=False) == {}
 
 
 def test_a_library_of_another_build_is_left_alone(somewhere_else: Path) -> None:
@@ -175,7 +293,7 @@ def test_a_home_that_cannot_be_looked_into_is_a_reason(
     else:
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(Path, "home", fail)
-    assert native.completions(wanted=True) == (None, f"python: cannot be looked for: {error}")
+    assert native.compiled(CPU, wanted=True, emulated=False) == (None, f"python: cannot be looked for: {error}")
     assert main() == 1
     assert capsys.readouterr().err == f"error: {error}\n"
 
@@ -186,7 +304,7 @@ def test_a_build_that_fails_says_so(
     (somewhere_else / "aorta").write_text("a file where the folder should be")
     assert main() in (1, 127)  # 127: no compiler on this machine
     assert capsys.readouterr().err.startswith("error: ")
-    assert native.completions(wanted=True)[1].startswith("python: cannot be looked for: [Errno 20]")
+    assert native.compiled(CPU, wanted=True, emulated=False)[1].startswith("python: cannot be looked for: [Errno 20]")
 
 
 def test_no_compiler(somewhere_else: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

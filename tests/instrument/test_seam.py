@@ -13,6 +13,8 @@ from aorta.errors import InstrumentError
 from aorta.instrument.clock import HostClock
 from aorta.instrument.collectives import HostTap
 from aorta.instrument.issued import Group, Issued
+from aorta.instrument.native.build import load
+from aorta.instrument.native.tap import NativeTap
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.seam import Seam, all_groups, issued_by
 from aorta.instrument.works import KeptAlive, TimedWork
@@ -21,21 +23,39 @@ pytestmark = pytest.mark.usefixtures("world_of_one")
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def seen() -> list[Issued]:
-    return []
+class Watched:
+    """A tap that looks at every collective, and what it has seen."""
+
+    def __init__(self, tap: HostTap | NativeTap, rows: list[Issued], groups: dict[str, Group]) -> None:
+        self._tap, self._rows, self.groups = tap, rows, groups
+        self._looking = tap.open(CPU, lambda: None)
+
+    @property
+    def seen(self) -> list[Issued]:
+        if isinstance(self._tap, NativeTap):
+            self._tap.hand_over()
+        for row in self._rows:
+            row.look()
+        return self._rows
+
+    def close(self) -> None:
+        self._looking.close()
+        self._tap.close()
 
 
-@pytest.fixture
-def groups() -> dict[str, Group]:
-    return {}
-
-
-@pytest.fixture
-def seam(world_of_one: None, seen: list[Issued], groups: dict[str, Group]) -> Iterator[Seam]:
-    seam = Seam(OPERATORS, CPU, HostTap(HostClock(), groups, seen.append, lambda begin, end: None))
-    yield seam
-    seam.close()
+@pytest.fixture(params=["python", "native"])
+def watched(world_of_one: None, request: pytest.FixtureRequest) -> Iterator[Watched]:
+    """Both ways to look, which must tell the same."""
+    rows, groups = list[Issued](), dict[str, Group]()
+    if request.param == "native":
+        module, why_not = load()
+        if module is None:
+            pytest.skip(f"the compiled part is {why_not}")
+        watched = Watched(NativeTap(module, groups, rows.append, lambda begin, end: None), rows, groups)
+    else:
+        watched = Watched(HostTap(HostClock(), groups, rows.append, lambda begin, end: None), rows, groups)
+    yield watched
+    watched.close()
 
 
 CALLS: dict[str, tuple[Callable[[], Any], str, int]] = {
@@ -58,21 +78,22 @@ CALLS: dict[str, tuple[Callable[[], Any], str, int]] = {
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13, not before
 @pytest.mark.parametrize("name", CALLS)
-def test_each_kind_is_seen_with_its_bytes(seam: Seam, seen: list[Issued], groups: dict[str, Group], name: str) -> None:
+def test_each_kind_is_seen_with_its_bytes(watched: Watched, name: str) -> None:
     call, kind, size = CALLS[name]
     before = issued_by(all_groups()[0])
     call()
     after = issued_by(all_groups()[0])
-    assert [(row.kind, row.bytes) for row in seen] == [(kind, size)]
+    (row,) = watched.seen
+    assert (row.kind, row.bytes) == (kind, size)
     assert before is not None
-    assert after == before + len(seen)
-    assert seen[0].end is not None
-    assert seen[0].end >= seen[0].issue_ns
-    assert groups[seen[0].group].ranks == (0,)
-    assert groups[seen[0].group].lanes >= 1
+    assert after == before + 1
+    assert row.end is not None
+    assert row.end >= row.issue_ns
+    assert watched.groups[row.group].ranks == (0,)
+    assert watched.groups[row.group].lanes >= 1
 
 
-def test_values_and_handles_are_the_backends(seam: Seam, seen: list[Issued]) -> None:
+def test_values_and_handles_are_the_backends(watched: Watched) -> None:
     tensor = torch.arange(4.0)
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None
@@ -82,30 +103,29 @@ def test_values_and_handles_are_the_backends(seam: Seam, seen: list[Issued]) -> 
     assert torch.equal(tensor, torch.arange(4.0))
     value = dist.all_reduce(tensor, async_op=True).get_future().wait()
     assert torch.equal(value[0], torch.arange(4.0))
-    assert [row.seq for row in seen] == [0, 1]
+    assert [row.seq for row in watched.seen] == [0, 1]
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")
-def test_exceptions_are_the_backends(seam: Seam) -> None:
+def test_exceptions_are_the_backends(watched: Watched) -> None:
     def wrong() -> None:
         dist.all_gather_into_tensor(torch.empty(3), torch.ones(2))
 
     with pytest.raises(Exception) as intercepted:  # noqa: PT011  whatever it is, it must not change
         wrong()
-    seam.close()
+    watched.close()
     with pytest.raises(type(intercepted.value)) as plain:
         wrong()
     assert str(plain.value).splitlines()[0] == str(intercepted.value).splitlines()[0]
 
 
-def test_closing_puts_torch_back(seam: Seam, seen: list[Issued]) -> None:
-    seam.close()
+def test_closing_puts_torch_back(watched: Watched) -> None:
+    watched.close()
     dist.all_reduce(torch.ones(2))
-    assert seen == []
+    assert watched.seen == []
 
 
-def test_what_is_being_captured_is_left_to_torch(seam: Seam, seen: list[Issued]) -> None:
-    seam.close()
+def test_what_is_being_captured_is_left_to_torch() -> None:
     captured = []
     capturing = Seam(
         OPERATORS, CPU, lambda name, args, original: pytest.fail(name), lambda: captured.append(1), lambda: True
@@ -117,7 +137,6 @@ def test_what_is_being_captured_is_left_to_torch(seam: Seam, seen: list[Issued])
     finally:
         capturing.close()
     assert len(captured) == 2
-    assert seen == []
 
 
 def test_a_torch_without_a_needed_name_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,12 +47,12 @@ def config_of(manifest: Manifest | None) -> Mapping[str, object]:
 
 
 def host_tap(manifest: Manifest | None) -> str | None:
-    """What stamped the ends of a CPU backend's collectives on its ranks: `native`, `python`, both joined by `, ` where
-    ranks differ; None where the manifest does not say (an accelerator, an older run).
+    """What timed the collectives of a CPU backend on its ranks: `native`, `python`, both joined by `, ` where ranks
+    differ; None where the manifest does not say (an accelerator, an older run).
     """
     ranks = manifest.get("topology") if manifest is not None else None
     told = [rank.get("host_tap") for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
-    return ", ".join(sorted({end.partition(":")[0] for end in told if isinstance(end, str)})) or None
+    return ", ".join(sorted({tap.partition(":")[0] for tap in told if isinstance(tap, str)})) or None
 
 
 def emulated_fabric(manifest: Manifest | None) -> Mapping[str, object] | None:

@@ -115,8 +115,8 @@ class Instrument:
     mode: Mode = Mode.dedicated
     # priority of the dedicated streams (CUDA/HIP; lower number = more urgent)
     stream_priority: int = 0
-    # on a CPU: stamp ends without Python's interpreter lock; needs `python -m aorta.instrument.native` to have been run
-    native: bool = False
+    # on a CPU: time collectives in C++, where `python -m aorta.instrument.native` has built that; false: from Python
+    native: bool = True
 
 
 @dataclass
