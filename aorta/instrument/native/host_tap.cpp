@@ -67,7 +67,6 @@ class End {
 struct Collective {
   const Operator* op;  // lives as long as the tap
   std::string group;
-  int64_t group_size;
   int64_t seq;
   int64_t bytes;
   std::optional<at::ScalarType> dtype;
@@ -119,7 +118,7 @@ class TimedWork final : public Work {
     return true;
   }
 
-  void synchronize() override { wait(kNoTimeout); }
+  void synchronize() override { work_->synchronize(); }
   void blockCurrentStream() override { work_->blockCurrentStream(); }
   bool isCompleted() override { return waited_.load(std::memory_order_acquire) || work_->isCompleted(); }
   bool isSuccess() const override { return work_->isSuccess(); }
@@ -256,8 +255,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
     auto work = result.toCustomClass<Work>();
     notice_end(index, row, *work);
-    result = IValue(c10::intrusive_ptr<Work>(
-        c10::make_intrusive<TimedWork>(std::move(work), row.end, happened_)));
+    result = IValue(c10::intrusive_ptr<Work>(c10::make_intrusive<TimedWork>(std::move(work), row.end, happened_)));
   }
 
  private:
@@ -273,7 +271,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     TORCH_CHECK_NOT_IMPLEMENTED(
         tensor == nullptr || tensor->is_cpu(), "a collective of device tensors in a run on the CPU");
     Group& known = group_of(group);
-    Collective row{&op, group->getGroupName(), known.size, 0, 0, std::nullopt, 0, 1, std::make_shared<End>()};
+    Collective row{&op, group->getGroupName(), 0, 0, std::nullopt, 0, 1, std::make_shared<End>()};
     if (op.argument) {
       row.bytes = bytes_in(arguments[*op.argument]) * (op.one_part ? known.size : 1);
       if (tensor != nullptr) {

@@ -55,7 +55,7 @@ class NativeTap:
             for name, operator in OPERATORS.items()
             if hasattr(torch.ops.c10d, name)
         ]
-        self._tap = module.Tap(operators, ENQUEUE_NS, self._saw)
+        self._tap: Any = module.Tap(operators, ENQUEUE_NS, self._saw)
 
     def open(self, _device: torch.device, _on_captured: Callable[[], None]) -> Any:
         """Look at every collective until the answer's `close` is called. There is no capture on a CPU."""
@@ -84,7 +84,8 @@ class NativeTap:
             self._on_stall(begin_ns, end_ns)
 
     def close(self) -> None:
-        """No collective will pass any more."""
+        """No collective will pass any more: let go of the compiled half, which knows this one."""
+        self._tap = None
 
     def _saw(self, process_group: dist.ProcessGroup) -> None:
         name = process_group.group_name
