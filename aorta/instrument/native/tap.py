@@ -63,7 +63,9 @@ class NativeTap:
         return self._tap
 
     def hand_over(self) -> None:
-        """Give what happened since the last time to the callbacks."""
+        """Give what happened since the last time to the callbacks; nothing once it is closed."""
+        if self._tap is None:
+            return
         rows, stalls = self._tap.take()
         for kind, group, seq, size, dtype, issue_ns, point_to_point, waiters, end in rows:
             self._on_issue(
