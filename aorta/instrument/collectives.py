@@ -207,9 +207,10 @@ class HostTap:
         """
         begin, blocked = time.perf_counter_ns(), not issued.look()
         try:
-            return inner()
+            outcome = inner()
+            issued.stamp("wait")  # not behind an error: of a timeout, perhaps, and that is not the end
+            return outcome
         finally:
-            issued.stamp("wait")
             if blocked:
                 self._host_stall(begin, time.perf_counter_ns())
 

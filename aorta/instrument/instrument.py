@@ -181,7 +181,7 @@ class Instrument:
         module, _ = compiled(device, wanted=native, emulated=fabric is not None)
         if module is not None:
             tap = NativeTap(module, self.groups, recorder.on_issue, recorder.on_stall)
-            recorder.hand_over = tap.hand_over
+            recorder.quiet_tap = tap
             return tap
         links = None if fabric is None else HostLinks(fabric)
         if device.type == "cpu":

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Protocol
 
 from aorta.instrument.clock import Clock, Mark
 from aorta.instrument.compute import Range
@@ -27,6 +28,19 @@ FINISH_GRACE_S = 2.0
 """How long the last steps are waited for once the device has nothing left to do."""
 
 
+class QuietTap(Protocol):
+    """Notices collectives and stalls while a step runs, and tells of them behind it (`native.tap`)."""
+
+    def begin(self) -> None:
+        """Note down what happens from here on."""
+
+    def settle(self) -> None:
+        """The training thread goes on because collectives are over."""
+
+    def end(self) -> None:
+        """Tell `on_issue` and `on_stall`, and note down nothing more."""
+
+
 class StepRecorder:
     """One rank's steps.
 
@@ -38,7 +52,7 @@ class StepRecorder:
 
     Attributes:
         unseen: why the steps that begin now are not looked at; None when they are.
-        hand_over: called at both ends of a step; gives what was noticed without Python to `on_issue` and `on_stall`.
+        quiet_tap: if any, notices collectives without Python; it tells of them when it is asked.
         steps_written: how many the sink has got.
     """
 
@@ -54,7 +68,7 @@ class StepRecorder:
         self._current: OpenStep | None = None
         self._unread: deque[OpenStep] = deque()
         self.unseen: Unseen | None = None
-        self.hand_over: Callable[[], None] = lambda: None
+        self.quiet_tap: QuietTap | None = None
         self._captured = 0
         self.steps_written = 0
 
@@ -72,9 +86,12 @@ class StepRecorder:
 
     def begin(self, facts: StepFacts) -> None:
         """A step begins here; one that was under way is not recorded."""
-        self.hand_over()  # what happened between two steps belongs to none
+        self._current = None
         self._clock.new_epoch()
-        self._current = OpenStep(facts, self._clock.mark(), self._issued_by_backends(), self.unseen)
+        begun = OpenStep(facts, self._clock.mark(), self._issued_by_backends(), self.unseen)
+        if self.quiet_tap is not None:
+            self.quiet_tap.begin()
+        self._current = begun
 
     def end(self) -> None:
         """The step that is under way ends here."""
@@ -82,14 +99,17 @@ class StepRecorder:
         assert done is not None  # begin comes before end
         done.captured = self._captured
         done.end, done.issued_after = self._clock.mark(), self._issued_by_backends()
-        self.hand_over()
+        if self.quiet_tap is not None:
+            self.quiet_tap.end()
         self._unread.append(done)
         self._current = None
         self._read_what_happened()
 
     def abandon(self) -> None:
         """The step that is under way, if any, is not recorded."""
-        self._current = None
+        abandoned, self._current = self._current, None
+        if abandoned is not None and self.quiet_tap is not None:
+            self.quiet_tap.end()
 
     @contextmanager
     def aux(self, name: str) -> Iterator[None]:
@@ -133,6 +153,8 @@ class StepRecorder:
         if self._current is None:
             return
         self._current.tails.append((begin, end))
+        if self.quiet_tap is not None:
+            self.quiet_tap.settle()
         for issued in self._current.collectives:
             # The training thread goes on because they are done; their callbacks may still wait for the interpreter.
             if issued.has_completed is not None and issued.has_completed():

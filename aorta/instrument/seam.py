@@ -52,12 +52,7 @@ class Seam:
         on_captured: Callable[[], None] = lambda: None,
         capturing: Callable[[], bool] | None = None,
     ) -> None:
-        missing = _missing_names()
-        if missing:
-            raise InstrumentError(
-                f"torch {torch.__version__} does not offer {', '.join(missing)}, which the interception of collectives "
-                "needs; use a torch that AORTA supports (>= 2.11), or run with instrument.mode=off"
-            )
+        check_torch()
         key = getattr(torch._C.DispatchKey, _KEYS[device.type])
         self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
         if capturing is None and device.type == "cuda":
@@ -189,6 +184,19 @@ def when_backward_ends(callback: Callable[[], None]) -> None:
 def backward_pass() -> int:
     """Which backward pass is running on this thread; -1 outside of one."""
     return int(torch._C._current_graph_task_id())
+
+
+def check_torch() -> None:
+    """Whether collectives can be intercepted here.
+
+    Raises:
+        InstrumentError: this torch lacks something; says which name, and which torch it is.
+    """
+    if missing := _missing_names():
+        raise InstrumentError(
+            f"torch {torch.__version__} does not offer {', '.join(missing)}, which the interception of collectives "
+            "needs; use a torch that AORTA supports (>= 2.11), or run with instrument.mode=off"
+        )
 
 
 def _missing_names() -> list[str]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import torch.distributed as dist
 
 from aorta.errors import ToolMissing
 from aorta.instrument.instrument import Instrument
-from aorta.instrument.issued import Issued
+from aorta.instrument.issued import Group, Issued
 from aorta.instrument.native import build as native
 from aorta.instrument.native.__main__ import main
 from aorta.instrument.native.tap import NativeTap
@@ -74,8 +76,11 @@ class Tap:
         self._tap = NativeTap(module, {}, self.rows.append, lambda begin, end: self.stalls.append((begin, end)))
         self._looking = self._tap.open(torch.device("cpu"), lambda: None)
 
+        self._tap.begin()
+
     def hand_over(self) -> None:
-        self._tap.hand_over()
+        self._tap.end()
+        self._tap.begin()
 
     def close(self) -> None:
         self._looking.close()
@@ -206,6 +211,82 @@ def test_every_collective_has_its_label_in_the_profilers_trace(tap: Tap) -> None
     group = tap.rows[0].group
     labels = [event.name for event in profiler.events() if event.name.startswith("comm:")]
     assert labels == [f"comm:allreduce#1 group={group}", f"comm:broadcast#2 group={group}"]
+
+
+def test_between_two_steps_it_counts_and_notes_nothing_down(tap: Tap) -> None:
+    tap._tap.end()
+    dist.all_reduce(torch.ones(2))
+    tap._tap.begin()
+    dist.all_reduce(torch.ones(2))
+    tap.hand_over()
+    assert [row.seq for row in tap.rows] == [1]
+
+
+def test_a_world_that_is_made_again_is_seen_again(tmp_path: Path, module: Any) -> None:
+    """torch gives the second one the name of the first."""
+    rows, groups = list[Issued](), dict[str, Group]()
+    tap = NativeTap(module, groups, rows.append, lambda begin, end: None)
+    looking = tap.open(CPU, lambda: None)
+    tap.begin()
+    seen = []
+    for name in ("first", "second"):
+        store = dist.FileStore(str(tmp_path / name), 1)  # type: ignore[no-untyped-call]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        dist.all_reduce(torch.ones(2))
+        seen.append(dict(groups))
+        groups.clear()
+        dist.destroy_process_group()
+    tap.end()
+    looking.close()
+    tap.close()
+    assert seen[0] == seen[1] != {}
+    assert [row.seq for row in rows] == [0, 1]
+
+
+class Answer(dist._Work):  # type: ignore[misc]  # torch's own class for handles made in Python
+    """A backend's handle that does as it is told."""
+
+    def __init__(self, *, fails: int = 0) -> None:
+        super().__init__()
+        self.fails, self.waits = fails, 0
+
+    def wait(self, timeout: Any = None) -> bool:
+        self.waits += 1
+        if self.waits <= self.fails:
+            raise RuntimeError("timed out")
+        return True
+
+    def get_future(self) -> Any:
+        raise RuntimeError("has none")
+
+
+@contextmanager
+def answering(work: Answer) -> Iterator[None]:
+    """A backend of our own under the dispatcher's CPU key."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library = torch.library.Library("c10d", "IMPL")
+        library.impl("allreduce_", lambda tensors, *_: (tensors, work.boxed()), "CPU", allow_override=True)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def test_a_wait_that_times_out_is_a_stall_and_no_end(tap: Tap) -> None:
+    with answering(backend := Answer(fails=1)):
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+        assert work is not None
+        with pytest.raises(RuntimeError, match="timed out"):
+            work.wait()
+        tap.hand_over()
+        assert not tap.rows[0].look()
+        assert len(tap.stalls) == 1
+        work.wait()
+        work.wait()
+    assert backend.waits == 2
+    assert tap.rows[0].look()
+    assert tap.rows[0].end_source == "wait"
 
 
 def test_many_threads_at_once(tap: Tap) -> None:

@@ -29,11 +29,14 @@ class Watched:
     def __init__(self, tap: HostTap | NativeTap, rows: list[Issued], groups: dict[str, Group]) -> None:
         self._tap, self._rows, self.groups = tap, rows, groups
         self._looking = tap.open(CPU, lambda: None)
+        if isinstance(tap, NativeTap):
+            tap.begin()
 
     @property
     def seen(self) -> list[Issued]:
         if isinstance(self._tap, NativeTap):
-            self._tap.hand_over()
+            self._tap.end()
+            self._tap.begin()
         for row in self._rows:
             row.look()
         return self._rows

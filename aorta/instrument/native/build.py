@@ -34,7 +34,8 @@ def library() -> Path:
         OSError: the source cannot be read.
         RuntimeError: there is no home folder to look in.
     """
-    made_from = (SOURCE.read_text(), torch.__version__, str(torch._C._GLIBCXX_USE_CXX11_ABI), sys.version)
+    torch_build = (torch.__version__, str(torch.version.git_version), str(torch._C._GLIBCXX_USE_CXX11_ABI))
+    made_from = (SOURCE.read_text(), *torch_build, sys.version)
     digest = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "aorta" / f"host_tap_{digest}{sysconfig.get_config_var('EXT_SUFFIX')}"

@@ -75,23 +75,74 @@ struct Collective {
   std::shared_ptr<End> end;
 };
 
-// What happened since somebody last took it. Written from any thread.
-struct Happened {
-  std::mutex mutex;
-  std::vector<Collective> collectives;
-  std::vector<std::pair<int64_t, int64_t>> stalls;
+using Stalls = std::vector<std::pair<int64_t, int64_t>>;
+
+// What happens in one step. Written from any thread; between two steps nothing is noted down.
+class Step {
+ public:
+  void begin() {
+    const std::lock_guard<std::mutex> held(mutex_);
+    collectives_.clear();
+    stalls_.clear();
+    under_way_.clear();
+    open_ = true;
+  }
+
+  std::pair<std::vector<Collective>, Stalls> end() {
+    const std::lock_guard<std::mutex> held(mutex_);
+    open_ = false;
+    under_way_.clear();
+    return {std::exchange(collectives_, {}), std::exchange(stalls_, {})};
+  }
+
+  // Numbered and noted down in one go: rows are in the order in which they were issued.
+  void issue(Collective& row, int64_t& count) {
+    const std::lock_guard<std::mutex> held(mutex_);
+    row.seq = count++;
+    row.issue_ns = now_ns();
+    if (open_) {
+      collectives_.push_back(row);
+    }
+  }
 
   void stall(int64_t begin_ns, int64_t end_ns) {
-    const std::lock_guard<std::mutex> held(mutex);
-    stalls.emplace_back(begin_ns, end_ns);
+    const std::lock_guard<std::mutex> held(mutex_);
+    if (open_) {
+      stalls_.emplace_back(begin_ns, end_ns);
+    }
   }
+
+  void watch(const c10::intrusive_ptr<Future>& future, const std::shared_ptr<End>& end) {
+    const std::lock_guard<std::mutex> held(mutex_);
+    if (open_) {
+      under_way_.emplace_back(c10::weak_intrusive_ptr<Future>(future), end);
+    }
+  }
+
+  // A future wakes those who wait before it calls back: who goes on because collectives are over says so here.
+  void settle() {
+    const std::lock_guard<std::mutex> held(mutex_);
+    for (const auto& [future, end] : under_way_) {
+      const auto alive = future.lock();
+      if (alive && alive->completed()) {
+        end->stamp(End::FUTURE);
+      }
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  bool open_ = false;
+  std::vector<Collective> collectives_;
+  Stalls stalls_;
+  std::vector<std::pair<c10::weak_intrusive_ptr<Future>, std::shared_ptr<End>>> under_way_;
 };
 
 // Stands for the backend's work, and remembers when its caller stood waiting.
 class TimedWork final : public Work {
  public:
-  TimedWork(c10::intrusive_ptr<Work> work, std::shared_ptr<End> end, std::shared_ptr<Happened> happened)
-      : Work(-1, work->retrieveOpType()), work_(std::move(work)), end_(std::move(end)), happened_(std::move(happened)) {}
+  TimedWork(c10::intrusive_ptr<Work> work, std::shared_ptr<End> end, std::shared_ptr<Step> step)
+      : Work(-1, work->retrieveOpType()), work_(std::move(work)), end_(std::move(end)), step_(std::move(step)) {}
 
   // gloo's reduce-scatter copies its result out inside its wait, and a second one copies again (R6): others that wait
   // for the same handle only wait for the first.
@@ -100,19 +151,19 @@ class TimedWork final : public Work {
     if (!waited_.load(std::memory_order_acquire)) {
       const bool blocked = !end_->known();
       const int64_t begin_ns = now_ns();
-      const auto over = [&] {
-        end_->stamp(End::WAIT);
+      const auto stood = [&] {
         if (blocked) {
-          happened_->stall(begin_ns, now_ns());
+          step_->stall(begin_ns, now_ns());
         }
       };
       try {
         work_->wait(timeout);
-      } catch (...) {
-        over();
+      } catch (...) {  // of a timeout, perhaps: that is not the end
+        stood();
         throw;
       }
-      over();
+      end_->stamp(End::WAIT);
+      stood();
       waited_.store(true, std::memory_order_release);
     }
     return true;
@@ -134,7 +185,7 @@ class TimedWork final : public Work {
  private:
   const c10::intrusive_ptr<Work> work_;
   const std::shared_ptr<End> end_;
-  const std::shared_ptr<Happened> happened_;
+  const std::shared_ptr<Step> step_;
   std::mutex once_;
   std::atomic<bool> waited_{false};
 };
@@ -200,27 +251,39 @@ class Tap : public std::enable_shared_from_this<Tap> {
   Tap(const std::vector<std::pair<std::string, Operator>>& operators, int64_t enqueue_ns, py::function on_group)
       : operators_(operators), enqueue_ns_(enqueue_ns), on_group_(std::move(on_group)) {}
 
+  // The last to hold it may be a thread without the interpreter lock.
+  ~Tap() {
+    if (!Py_IsInitialized()) {
+      on_group_.release();
+      return;
+    }
+    const py::gil_scoped_acquire interpreter;
+    on_group_ = py::function();
+  }
+
   void open() {
     library_.emplace(torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
-    for (size_t index = 0; index < operators_.size(); ++index) {
-      library_->impl(
-          operators_[index].first.c_str(),
-          torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(shared_from_this(), index)));
+    try {
+      for (size_t index = 0; index < operators_.size(); ++index) {
+        library_->impl(
+            operators_[index].first.c_str(),
+            torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(shared_from_this(), index)));
+      }
+    } catch (...) {
+      library_.reset();
+      throw;
     }
   }
 
   void close() { library_.reset(); }
 
+  void begin() { step_->begin(); }
+  void settle() { step_->settle(); }
+
   // (kind, group, seq, bytes, dtype, issue_ns, point_to_point, waiters, end) of each collective, and (begin, end) of
   // each stall, in nanoseconds.
-  py::tuple take() {
-    std::vector<Collective> collectives;
-    std::vector<std::pair<int64_t, int64_t>> stalls;
-    {
-      const std::lock_guard<std::mutex> held(happened_->mutex);
-      collectives.swap(happened_->collectives);
-      stalls.swap(happened_->stalls);
-    }
+  py::tuple end() {
+    auto [collectives, stalls] = step_->end();
     py::list rows;
     for (Collective& row : collectives) {
       rows.append(py::make_tuple(
@@ -240,40 +303,43 @@ class Tap : public std::enable_shared_from_this<Tap> {
   void collective(size_t index, const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
     const Operator& op = operators_[index].second;
     const auto arguments = torch::jit::last(*stack, handle.schema().arguments().size());
-    const Collective row = issued(op, arguments);
+    Group& group = group_of(arguments[op.group_at].toCustomClass<ProcessGroup>());
+    const Collective row = issued(op, group, arguments);
     {
       const Label label(row);
       handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     }
     if (const int64_t returned_ns = now_ns(); returned_ns - row.issue_ns > enqueue_ns_) {
-      happened_->stall(row.issue_ns, returned_ns);
+      step_->stall(row.issue_ns, returned_ns);
     }
     IValue& result = stack->back();
-    if (result.isNone()) {
+    auto work = result.isNone() ? c10::intrusive_ptr<Work>() : result.toCustomClass<Work>();
+    if (!work) {  // it is over, and there is nothing to wait for
       row.end->stamp(End::WAIT);
       return;
     }
-    auto work = result.toCustomClass<Work>();
-    notice_end(index, row, *work);
-    result = IValue(c10::intrusive_ptr<Work>(c10::make_intrusive<TimedWork>(std::move(work), row.end, happened_)));
+    notice_end(index, group, row, *work);
+    result = IValue(c10::intrusive_ptr<Work>(c10::make_intrusive<TimedWork>(std::move(work), row.end, step_)));
   }
 
  private:
+  using Counts = std::unordered_map<std::string, int64_t>;  // by kind for sends and receives, else under ""
+
   struct Group {
+    c10::weak_intrusive_ptr<ProcessGroup> pinned;  // weak: it may go, but its address is not given to another
+    std::string name;
     int64_t size;
-    std::unordered_map<std::string, int64_t> counts;  // by kind for sends and receives, else under ""
-    std::vector<bool> futureless;                     // by operator
+    std::shared_ptr<Counts> counts;  // of its name, as ranks match them, whichever group bears it
+    std::vector<bool> futureless;    // by operator
   };
 
-  Collective issued(const Operator& op, c10::ArrayRef<IValue> arguments) {
-    const auto group = arguments[op.group_at].toCustomClass<ProcessGroup>();
+  Collective issued(const Operator& op, Group& group, c10::ArrayRef<IValue> arguments) {
     const at::Tensor* tensor = first_tensor(arguments);
     TORCH_CHECK_NOT_IMPLEMENTED(
         tensor == nullptr || tensor->is_cpu(), "a collective of device tensors in a run on the CPU");
-    Group& known = group_of(group);
-    Collective row{&op, group->getGroupName(), 0, 0, std::nullopt, 0, 1, std::make_shared<End>()};
+    Collective row{&op, group.name, 0, 0, std::nullopt, 0, 1, std::make_shared<End>()};
     if (op.argument) {
-      row.bytes = bytes_in(arguments[*op.argument]) * (op.one_part ? known.size : 1);
+      row.bytes = bytes_in(arguments[*op.argument]) * (op.one_part ? group.size : 1);
       if (tensor != nullptr) {
         row.dtype = tensor->scalar_type();
       }
@@ -281,62 +347,68 @@ class Tap : public std::enable_shared_from_this<Tap> {
     if (op.coalesced) {
       row.waiters = static_cast<int64_t>(arguments[0].toListRef().size());
     }
-    // Numbered and noted down in one go: rows are in the order in which they were issued.
-    const std::lock_guard<std::mutex> held(happened_->mutex);
-    row.seq = known.counts[op.point_to_point ? op.kind : ""]++;
-    row.issue_ns = now_ns();
-    happened_->collectives.push_back(row);
+    const std::lock_guard<std::mutex> held(counts_mutex_);
+    step_->issue(row, (*group.counts)[op.point_to_point ? op.kind : ""]);
     return row;
   }
 
   Group& group_of(const c10::intrusive_ptr<ProcessGroup>& group) {
     {
       const std::lock_guard<std::mutex> held(groups_mutex_);
-      const auto found = groups_.find(group->getGroupName());
+      const auto found = groups_.find(group.get());
       if (found != groups_.end()) {
         return found->second;  // stays where it is, whatever is put in beside it
       }
     }
+    // Asked for without the lock: a group implemented in Python takes the interpreter's.
+    const std::string name = group->getGroupName();
+    const int64_t size = group->getSize();
     {
       const py::gil_scoped_acquire interpreter;
       on_group_(group);
     }
     const std::lock_guard<std::mutex> held(groups_mutex_);
-    Group fresh{group->getSize(), {}, std::vector<bool>(operators_.size())};
-    return groups_.try_emplace(group->getGroupName(), std::move(fresh)).first->second;
+    auto& counts = counts_.try_emplace(name, std::make_shared<Counts>()).first->second;
+    Group fresh{
+        c10::weak_intrusive_ptr<ProcessGroup>(group), name, size, counts, std::vector<bool>(operators_.size())};
+    return groups_.try_emplace(group.get(), std::move(fresh)).first->second;
   }
 
   // By the backend's future. Where it has none the caller's wait is all there is; asked for in vain once for each
   // operator of a group, since the answer is an exception.
-  void notice_end(size_t index, const Collective& row, Work& work) {
-    std::vector<bool>* futureless = nullptr;
+  void notice_end(size_t index, Group& group, const Collective& row, Work& work) {
     {
       const std::lock_guard<std::mutex> held(groups_mutex_);
-      futureless = &groups_.find(row.group)->second.futureless;
-      if ((*futureless)[index]) {
+      if (group.futureless[index]) {
         return;
       }
     }
     try {
+      const auto future = work.getFuture();
+      step_->watch(future, row.end);
       // uses_future=false: it is not looked at, so no stream is switched for the callback.
-      work.getFuture()->addCallback([end = row.end](Future&) { end->stamp(End::FUTURE); }, /*uses_future=*/false);
+      future->addCallback([end = row.end](Future&) { end->stamp(End::FUTURE); }, /*uses_future=*/false);
     } catch (const std::exception&) {
       const std::lock_guard<std::mutex> held(groups_mutex_);
-      (*futureless)[index] = true;
+      group.futureless[index] = true;
     }
   }
 
   const std::vector<std::pair<std::string, Operator>> operators_;
   const int64_t enqueue_ns_;
-  const py::function on_group_;
-  const std::shared_ptr<Happened> happened_ = std::make_shared<Happened>();
+  py::function on_group_;
+  const std::shared_ptr<Step> step_ = std::make_shared<Step>();
   std::mutex groups_mutex_;
-  std::unordered_map<std::string, Group> groups_;
+  std::unordered_map<const ProcessGroup*, Group> groups_;
+  std::unordered_map<std::string, std::shared_ptr<Counts>> counts_;
+  std::mutex counts_mutex_;
   std::optional<torch::Library> library_;
 };
 
 void Kernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  tap_->collective(index_, op, stack);
+  // The tap may be closed, and this kernel with it, before the backend has answered.
+  const auto tap = tap_;
+  tap->collective(index_, op, stack);
 }
 
 }  // namespace
@@ -358,5 +430,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def(pybind11::init<const std::vector<std::pair<std::string, Operator>>&, int64_t, py::function>())
       .def("open", &Tap::open)
       .def("close", &Tap::close)
-      .def("take", &Tap::take);
+      .def("begin", &Tap::begin)
+      .def("settle", &Tap::settle)
+      .def("end", &Tap::end);
 }

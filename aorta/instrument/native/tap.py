@@ -16,7 +16,7 @@ from aorta.instrument.clock import Mark
 from aorta.instrument.collectives import ENQUEUE_NS, dtype_name, group_seen
 from aorta.instrument.issued import Group, Issued
 from aorta.instrument.operators import OPERATORS, position_of_group
-from aorta.instrument.seam import counts_point_to_point
+from aorta.instrument.seam import check_torch, counts_point_to_point
 
 _CPU = torch.device("cpu")
 
@@ -28,7 +28,10 @@ class NativeTap:
         module: of `build.load`.
         groups: filled with every process group as it is first seen, by name.
         on_issue: given each collective, in issue order. on_stall: given two marks between which the caller waited.
-            Both are called from `hand_over` only.
+            Both are called from `end` only.
+
+    Raises:
+        InstrumentError: see `seam.check_torch`.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class NativeTap:
         on_issue: Callable[[Issued], None],
         on_stall: Callable[[Mark, Mark], None],
     ) -> None:
+        check_torch()
         self._groups, self._on_issue, self._on_stall = groups, on_issue, on_stall
         self._counts_point_to_point: dict[str, bool] = {}
         operators = [
@@ -62,11 +66,21 @@ class NativeTap:
         self._tap.open()
         return self._tap
 
-    def hand_over(self) -> None:
-        """Give what happened since the last time to the callbacks; nothing once it is closed."""
+    def begin(self) -> None:
+        """Note down what happens from here on."""
+        if self._tap is not None:
+            self._tap.begin()
+
+    def settle(self) -> None:
+        """The caller goes on because collectives are over: those that are end here at the latest."""
+        if self._tap is not None:
+            self._tap.settle()
+
+    def end(self) -> None:
+        """Give what happened since `begin` to the callbacks, and note down nothing more; nothing once it is closed."""
         if self._tap is None:
             return
-        rows, stalls = self._tap.take()
+        rows, stalls = self._tap.end()
         for kind, group, seq, size, dtype, issue_ns, point_to_point, waiters, end in rows:
             self._on_issue(
                 Issued(
