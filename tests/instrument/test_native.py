@@ -27,6 +27,7 @@ from aorta.instrument.native.__main__ import main
 from aorta.instrument.native.tap import NativeTap
 from aorta.telemetry.clock import read_clocks
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13
 CPU = torch.device("cpu")
 HELD_S = 0.3
 THREADS, CALLS = 4, 50
