@@ -7,6 +7,7 @@ Must not: let one job's failure end the sweep, or leave a process behind.
 from __future__ import annotations
 
 import math
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -17,7 +18,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from aorta.config.arguments import quoted
 from aorta.config.multirun import Batch, Job, Stopped, TorchrunConf
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, InputError, RunIncomplete
-from aorta.sweep import process
+from aorta.processes import launching as processes
+from aorta.processes.environment import own_environment
+from aorta.processes.launching import Stop
+from aorta.processes.saying import say
 from aorta.sweep.folder import job_name, make_room
 from aorta.sweep.journal import JOURNAL_VERSION, Asked, Ended, Journal, Planned
 from aorta.sweep.result import check_metric, read_result
@@ -27,8 +31,7 @@ OURS = ("label", "training.output_dir")
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    say(f"{text}\n")
 
 
 class TorchrunJobs:
@@ -59,14 +62,15 @@ class TorchrunJobs:
             self._journal = self._open(batch)
         self._journal.write([Planned(job_name(job.number), list(job.words)) for job in batch.jobs])
         values = []
-        with process.Signals() as signals:
+        stop = Stop()
+        with stop.on_signals():
             for job, own in zip(batch.jobs, words, strict=True):
-                ended = self._one(job, own, batch.options, signals)
+                ended = self._one(job, own, batch.options, stop)
                 self._journal.write([ended])
                 values.append(math.nan if ended.value is None else ended.value)
-                if signals.received is not None:
-                    self._say(f"sweep stopped by signal {signals.received} in job {ended.job}")
-                    raise Stopped(SIGNAL_EXIT_BASE + signals.received)
+                if stop.signal is not None:
+                    self._say(f"sweep stopped by {stop.signal.name} in job {ended.job}")
+                    raise Stopped(SIGNAL_EXIT_BASE + stop.signal)
         return values
 
     def finish(self) -> int:
@@ -108,7 +112,7 @@ class TorchrunJobs:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         return [*torchrun, "--nproc_per_node", str(options.nproc), str(self._script)]
 
-    def _one(self, job: Job, own: list[str], options: TorchrunConf, signals: process.Signals) -> Ended:
+    def _one(self, job: Job, own: list[str], options: TorchrunConf, stop: Stop) -> Ended:
         name = job_name(job.number)
         self._started += 1
         said = " ".join(job.words)
@@ -118,9 +122,17 @@ class TorchrunJobs:
         self._say(f"job {name}: {said}")
         folder = [quoted("training.output_dir", str(self._folder)), quoted("label", name)]
         words = [*self._options, *own, *folder, "hydra.mode=RUN"]
-        ended = signals.run([*self._command(options), *words], process.own_environment(), options.timeout_s)
-        if signals.received is not None:
-            return Ended(name, "stopped", ended.exit_code, ended.seconds, None, f"stopped by signal {signals.received}")
+        ended = processes.launch(
+            [*self._command(options), *words],
+            id_=secrets.token_hex(8),
+            environment=own_environment(),
+            stop=stop,
+            timeout_s=options.timeout_s,
+        )
+        if ended.left_behind:
+            self._say(f"job {name} left {ended.left_behind} process(es), which were ended")
+        if stop.signal is not None:
+            return Ended(name, "stopped", ended.exit_code, ended.seconds, None, f"stopped by {stop.signal.name}")
         if ended.exit_code != EXIT_OK:
             why = f"not done after {options.timeout_s} s" if ended.timed_out else f"exit code {ended.exit_code}"
             self._failed.append(f"{name} ({said}): {why}")
@@ -128,7 +140,7 @@ class TorchrunJobs:
             return Ended(name, "failed", ended.exit_code, ended.seconds, None, why)
         return self._done(name, ended, options.metric)
 
-    def _done(self, name: str, ended: process.Ended, metric: str) -> Ended:
+    def _done(self, name: str, ended: processes.Ended, metric: str) -> Ended:
         result = read_result(self._folder / name)
         value, reason = result.of(metric)
         if not result.readable:  # it says that it ran, and left nothing to read
