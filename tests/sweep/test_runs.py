@@ -75,6 +75,22 @@ def test_a_failed_job_is_recorded_and_the_sweep_goes_on(sweep, tmp_path):
     assert found.jobs[1].ended.reason
 
 
+def test_a_sweep_taken_up_again_runs_what_is_not_done(sweep, tmp_path):
+    words = ("training.start_step=3,null", "parallel=none")
+    first = sweep(*words)[1]
+    kept = record(tmp_path / "sweep" / "01").header.run_id
+    done, again = sweep(*words, "hydra.launcher.resume=true")
+    assert done.returncode == 5
+    assert "1 of 2 jobs failed: 00 (" in done.stderr
+    assert [job.status for job in again.jobs] == ["failed", "done"]
+    assert again.jobs[1] == first.jobs[1]
+    assert again.jobs[0].ended.seconds != first.jobs[0].ended.seconds
+    assert record(tmp_path / "sweep" / "01").header.run_id == kept
+    refused, _ = sweep("training.start_step=4,null", "parallel=none", "hydra.launcher.resume=true")
+    assert refused.returncode == 1
+    assert "holds another sweep" in refused.stderr
+
+
 def test_a_second_sweep_moves_the_first_to_history(sweep, tmp_path):
     first = sweep("training.max_steps=2,3", "parallel=none")[1]
     second = sweep("training.max_steps=4", "parallel=none")[1]
