@@ -11,9 +11,9 @@ DIGITS: Final = {"ms": 3, "ratio": 4, "GB/s": 3}
 """Digits behind the point, by unit of a metric."""
 
 
-def number(value: float | None, unit: str) -> str:
-    """A value without its unit; unknown is `null`."""
-    return "null" if value is None else f"{value:.{DIGITS[unit]}f}"
+def number(value: float | None, unit: str, *, fewer: int = 0) -> str:
+    """A value without its unit; unknown is `null`. `fewer` digits are for a place with little room."""
+    return "null" if value is None else f"{value:.{DIGITS[unit] - fewer}f}"
 
 
 def size_name(count: int | None) -> str:

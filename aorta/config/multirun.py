@@ -46,6 +46,8 @@ class TorchrunConf:
     metric: str = "overlap_ratio"
     # seconds after which a job is stopped and has failed; null = none
     timeout_s: float | None = None
+    # take up the sweep in this folder: jobs that are done there are not run again
+    resume: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,9 @@ class TorchrunLauncher(Launcher):
     are those of `TorchrunConf`.
     """
 
-    def __init__(self, nproc: int, command: Sequence[str] | None, metric: str, timeout_s: float | None) -> None:
+    def __init__(
+        self, nproc: int, command: Sequence[str] | None, metric: str, timeout_s: float | None, resume: bool
+    ) -> None:
         if nproc < 1:
             raise ConfigError(f"hydra.launcher.nproc={nproc}: must be at least 1")
         if timeout_s is not None and not timeout_s > 0:
@@ -141,7 +145,11 @@ class TorchrunLauncher(Launcher):
         if command is not None and not command:
             raise ConfigError("hydra.launcher.command=[]: name a program, or null")
         self._options = TorchrunConf(
-            nproc=nproc, command=None if command is None else list(command), metric=metric, timeout_s=timeout_s
+            nproc=nproc,
+            command=None if command is None else list(command),
+            metric=metric,
+            timeout_s=timeout_s,
+            resume=resume,
         )
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:

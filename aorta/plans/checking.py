@@ -17,6 +17,7 @@ from aorta.errors import ConfigError
 from aorta.launch.hiding import HIDDEN, SECRET, hide
 from aorta.launch.watched import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES
 from aorta.plans.plan import Plan, Side
+from aorta.processes.environment import own_environment
 
 _PATIENCE_S: Final = 120
 """An interpreter on a cold network disk; it is not measured."""
@@ -80,7 +81,7 @@ def _side_facts(side: Side, plan: Plan) -> dict[str, str | None]:
 
 
 def _run(command: list[str], side: Side, plan: Plan) -> subprocess.CompletedProcess[str]:
-    environment: Mapping[str, str] = {**os.environ, **side.environment}
+    environment: Mapping[str, str] = {**own_environment(), **side.environment}
     try:
         return subprocess.run(
             command,

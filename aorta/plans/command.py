@@ -19,7 +19,7 @@ import aorta
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AortaError, ConfigError, RunIncomplete
 from aorta.launch.hiding import hide
 from aorta.plans.plan import CANDIDATE, REFERENCE, SIDES, Plan
-from aorta.plans.saying import say, tell
+from aorta.processes.saying import say, tell
 
 REPORT_DIR: Final = "report"
 _DESCRIPTION: Final = """\
@@ -40,7 +40,7 @@ Examples
     python -m aorta.plans --output artifacts/repeats --launches 3 training.max_steps=40
   a container: {torchrun} would be the interpreter's torchrun; here the image has its own
     python -m aorta.plans --output artifacts/rocm --tree "$PWD" \\
-        --launcher "docker run --rm --init -e AORTA_PLAN_LAUNCH --device=/dev/kfd --device=/dev/dri \\
+        --launcher "docker run --rm --init -e AORTA_LAUNCH --device=/dev/kfd --device=/dev/dri \\
             -v $PWD:$PWD -w $PWD rocm/pytorch torchrun"
 
 Leaves in DIR: plan.json, journal.jsonl, reference/NN, candidate/NN (run folders), logs/, aside/ (what failed or was cut
@@ -130,8 +130,8 @@ def _carry_out(plan: Plan, *, report: bool) -> int:
     from aorta.plans.checking import check_words, facts, inherited
     from aorta.plans.folder import PLAN_FILE, open_folder
     from aorta.plans.journal import Journal
-    from aorta.plans.launching import run_to_end
     from aorta.plans.running import run_plan
+    from aorta.processes.launching import run_to_end
 
     if not (plan.output / PLAN_FILE).exists():
         check_words(plan)

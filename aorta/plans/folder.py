@@ -27,6 +27,8 @@ PLAN_VERSION: Final = 2
 """2: a plan that is taken up again must find the same host."""
 _SAME_HOST: Final = ("name", "machine", "cpus")
 _PART: Final = f"{PLAN_FILE}.*.part"
+_LAST_LINES: Final = 20
+_TAIL_BYTES: Final = 16_384
 LOG_DIR: Final = "logs"
 ASIDE_DIR: Final = "aside"
 """Run folders of launches that failed or were cut off; outside the sides, so that no report takes them for launches."""
@@ -128,6 +130,13 @@ def log_file(plan: Plan, launch: Launch, starts: int) -> Path:
     """Where a start of a launch says its words; `starts`: how many there were before."""
     again = f"-{starts + 1}" if starts else ""
     return plan.output / LOG_DIR / launch.side.name / f"{launch.number:02d}{again}.log"
+
+
+def last_lines(log: Path) -> list[str]:
+    """The end of what a launch said."""
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        return file.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
 
 
 def _refuse_another(path: Path, wanted: Mapping[str, Any]) -> None:

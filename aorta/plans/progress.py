@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from aorta.plans.saying import say, unheard
+from aorta.processes.saying import say, unheard
 
 
 class Progress:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
-from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, RunIncomplete
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, RunIncomplete, ToolMissing
 from aorta.launch.hiding import hide
 from aorta.plans import journal as journals
-from aorta.plans.folder import host, log_file, put_aside, run_of
+from aorta.plans.folder import host, last_lines, log_file, put_aside, run_of
 from aorta.plans.journal import Journal
-from aorta.plans.launching import Ended, Stop, end_marked, last_lines, launch
 from aorta.plans.plan import Launch, Plan
 from aorta.plans.progress import Progress
+from aorta.processes.environment import own_environment
+from aorta.processes.launching import Ended, Stop, launch
+from aorta.processes.marks import end_marked
 
 ATTEMPTS: Final = 2
 """A launch that failed is repeated once."""
@@ -78,16 +81,7 @@ def _attempt(plan: Plan, one: Launch, attempt: int, journal: Journal, stop: Stop
     # Before the process is made: a runner that is killed now leaves word of what to look for.
     journal.write(journals.START, **about, command=hide(command), log=str(log.relative_to(plan.output)))
     progress.started(one.name)
-    ended = launch(
-        command,
-        id_=about["id"],
-        folder=plan.folder,
-        environment={**os.environ, **one.side.environment},
-        log=log,
-        stop=stop,
-        timeout_s=plan.timeout_s,
-        tick=progress.tick,
-    )
+    ended = _launched(plan, one, about["id"], log, stop, progress)
     run_id, missing = run_of(plan.run_folder(one))
     outcome, why = _judge(ended, missing, stop, plan.timeout_s)
     kept = None if outcome == journals.DONE else put_aside(plan, one, outcome)
@@ -105,6 +99,24 @@ def _attempt(plan: Plan, one: Launch, attempt: int, journal: Journal, stop: Stop
     )
     progress.ended(one.name, ended.seconds, why or outcome, counts=outcome == journals.DONE)
     return None if why is None else f"{why} ({log})"
+
+
+def _launched(plan: Plan, one: Launch, id_: str, log: Path, stop: Stop, progress: Progress) -> Ended:
+    """A program that is not there is a launch that failed, as it would be in a shell."""
+    try:
+        return launch(
+            plan.command(one),
+            id_=id_,
+            environment={**own_environment(), **one.side.environment},
+            stop=stop,
+            folder=plan.folder,
+            log=log,
+            timeout_s=plan.timeout_s,
+            tick=progress.tick,
+        )
+    except ToolMissing as error:
+        log.write_text(f"{error}\n", encoding="utf-8")
+        return Ended(error.exit_code, 0.0, timed_out=False, left_behind=0)
 
 
 def _judge(ended: Ended, missing: str | None, stop: Stop, timeout_s: float | None) -> tuple[str, str | None]:

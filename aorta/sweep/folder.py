@@ -5,6 +5,8 @@ Enters: the folder asked for. Leaves: room for a sweep in it. Must not: delete a
 
 from __future__ import annotations
 
+import fcntl
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -25,11 +27,29 @@ def is_job_name(name: str) -> bool:
     return name.isascii() and name.isdigit()
 
 
+def hold(folder: Path) -> int:
+    """Hold a sweep's journal, made where there is none, against other sweeps, until the descriptor that is returned is
+    closed or the process ends. On a disk without locks nothing is held.
+
+    Raises:
+        ConfigError: another process holds it. OSError: it cannot be opened.
+    """
+    held = os.open(folder / JOURNAL, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise ConfigError(f"{folder}: another process runs a sweep there; give this one another label=NAME") from None
+    except OSError:  # a disk without locks
+        pass
+    return held
+
+
 def make_room(folder: Path) -> None:
     """Move what an earlier sweep left there to `history/<when its journal was last written>/`.
 
     Raises:
-        ConfigError: the folder holds a run, or cannot be written.
+        ConfigError: the folder holds a run or a sweep that runs, or cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -37,6 +57,7 @@ def make_room(folder: Path) -> None:
             raise ConfigError(f"{folder} holds a run, not a sweep; give the sweep another label=NAME")
         if not (folder / JOURNAL).exists():
             return
+        os.close(hold(folder))
         name = f"{datetime.fromtimestamp((folder / JOURNAL).stat().st_mtime, UTC):%Y%m%dT%H%M%SZ}"
         target, copies = folder / HISTORY_DIR / name, 1
         while target.exists():

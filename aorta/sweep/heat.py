@@ -12,6 +12,7 @@ import matplotlib
 import numpy as np
 from matplotlib.patches import Rectangle
 
+from aorta.analysis.amounts import number
 from aorta.analysis.metrics import metric_named
 from aorta.analysis.plots.palette import INK
 from aorta.analysis.plots.style import new_figure, save
@@ -20,7 +21,6 @@ from aorta.sweep.grid import Grid
 # cividis: one order of lightness for all kinds of colour vision (Nunez, Anderton, Renslow, PLOS ONE 13(7), 2018).
 _COLORS: Final = "cividis"
 _DARK: Final = 0.55  # relative luminance below which white is the readable ink
-_DIGITS: Final = {"ms": "{:.2f}", "ratio": "{:.3f}", "GB/s": "{:.2f}"}
 
 
 def draw_heat(grid: Grid, title: str, path: Path) -> str | None:
@@ -46,7 +46,7 @@ def draw_heat(grid: Grid, title: str, path: Path) -> str | None:
                 color = colors(scale(cell.value))
                 axes.add_patch(Rectangle(corner, 1, 1, facecolor=color, lw=0))
                 luminance = float(np.dot(color[:3], (0.2126, 0.7152, 0.0722)))  # ITU-R BT.709
-                text, ink = _DIGITS[metric.unit].format(cell.value), "white" if luminance < _DARK else "black"
+                text, ink = number(cell.value, metric.unit, fewer=1), "white" if luminance < _DARK else "black"
                 text += f"\n{cell.jobs} jobs" if cell.jobs > 1 else ""
                 box = None
             axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=9, bbox=box)

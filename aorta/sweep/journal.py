@@ -110,7 +110,11 @@ class Journal:
     def write(self, lines: Sequence[Line]) -> None:
         """Append lines; they are on the disk when this returns."""
         try:
-            with self._path.open("ab") as file:
+            with self._path.open("a+b") as file:
+                if file.seek(0, os.SEEK_END):
+                    file.seek(-1, os.SEEK_END)
+                    if file.read(1) != b"\n":
+                        file.write(b"\n")  # a line that a kill tore stays alone
                 file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
                 file.flush()
                 os.fsync(file.fileno())
@@ -144,7 +148,12 @@ def read_sweep(folder: Path) -> Sweep:
         raise InputError(f"{path}: not the journal of a sweep: {found}")
     if lines[0].journal_version != JOURNAL_VERSION:
         raise InputError(f"{path}:1: journal_version {lines[0].journal_version}; this AORTA reads {JOURNAL_VERSION}")
-    ends = {line.job: line for line in lines if isinstance(line, Ended)}
     planned = {line.job: line for line in lines if isinstance(line, Planned)}
-    jobs = tuple(Job(name, tuple(line.words), ends.get(name)) for name, line in planned.items() if is_job_name(name))
+    ends = {line.job: line for line in lines if isinstance(line, Planned | Ended)}
+    jobs = tuple(Job(name, tuple(line.words), _end(ends[name])) for name, line in planned.items() if is_job_name(name))
     return Sweep(folder, lines[0], jobs, tuple(problems))
+
+
+def _end(last: Planned | Ended) -> Ended | None:
+    """None where a job was planned again, by a sweep that was taken up, and has not ended since."""
+    return last if isinstance(last, Ended) else None

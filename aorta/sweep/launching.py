@@ -7,7 +7,9 @@ Must not: let one job's failure end the sweep, or leave a process behind.
 from __future__ import annotations
 
 import math
+import os
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,18 +19,22 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from aorta.config.arguments import quoted
 from aorta.config.multirun import Batch, Job, Stopped, TorchrunConf
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, InputError, RunIncomplete
-from aorta.sweep import process
-from aorta.sweep.folder import job_name, make_room
+from aorta.processes import launching as processes
+from aorta.processes.environment import own_environment
+from aorta.processes.launching import Stop
+from aorta.processes.saying import say
+from aorta.sweep import journal as journals
+from aorta.sweep.folder import JOURNAL, hold, job_name, make_room
 from aorta.sweep.journal import JOURNAL_VERSION, Asked, Ended, Journal, Planned
 from aorta.sweep.result import check_metric, read_result
+from aorta.sweep.resuming import mark_of, taken_up
 
 OURS = ("label", "training.output_dir")
 """Keys by which the sweep puts each job into its folder."""
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    say(f"{text}\n")
 
 
 class TorchrunJobs:
@@ -43,7 +49,8 @@ class TorchrunJobs:
         self._script, self._options, self._say = script, list(options), say
         self._journal: Journal | None = None
         self._folder = Path()
-        self._started = 0
+        self._before: dict[str, journals.Job] = {}
+        self._jobs = 0
         self._failed: list[str] = []
 
     def launch(self, batch: Batch) -> list[float]:
@@ -57,16 +64,21 @@ class TorchrunJobs:
         words = [_without_ours(job) for job in batch.jobs]
         if self._journal is None:
             self._journal = self._open(batch)
-        self._journal.write([Planned(job_name(job.number), list(job.words)) for job in batch.jobs])
+        before = [self._done_before(job) for job in batch.jobs]
+        missing = [job for job, there in zip(batch.jobs, before, strict=True) if there is None]
+        self._journal.write([Planned(job_name(job.number), list(job.words)) for job in missing])
         values = []
-        with process.Signals() as signals:
-            for job, own in zip(batch.jobs, words, strict=True):
-                ended = self._one(job, own, batch.options, signals)
-                self._journal.write([ended])
+        stop = Stop()
+        with stop.on_signals():
+            for job, own, there in zip(batch.jobs, words, before, strict=True):
+                self._jobs += 1
+                ended = there or self._one(job, own, batch.options, stop)
+                if there is None:
+                    self._journal.write([ended])
                 values.append(math.nan if ended.value is None else ended.value)
-                if signals.received is not None:
-                    self._say(f"sweep stopped by signal {signals.received} in job {ended.job}")
-                    raise Stopped(SIGNAL_EXIT_BASE + signals.received)
+                if stop.signal is not None:
+                    self._say(f"sweep stopped by {stop.signal.name} in job {ended.job}")
+                    raise Stopped(SIGNAL_EXIT_BASE + stop.signal)
         return values
 
     def finish(self) -> int:
@@ -75,30 +87,57 @@ class TorchrunJobs:
         Raises:
             RunIncomplete: names the jobs that failed.
         """
-        self._say(f"{self._started} job(s) in {self._folder}; python analysis/sweep_report.py {self._folder}")
+        self._say(f"{self._jobs} job(s) in {self._folder}; python analysis/sweep_report.py {self._folder}")
         if self._failed:
-            raise RunIncomplete(f"{len(self._failed)} of {self._started} jobs failed: {'; '.join(self._failed)}")
+            raise RunIncomplete(f"{len(self._failed)} of {self._jobs} jobs failed: {'; '.join(self._failed)}")
         return EXIT_OK
 
     def _open(self, batch: Batch) -> Journal:
         _check(batch)
-        make_room(batch.folder)
         self._folder, options = batch.folder, batch.options
-        journal = Journal(batch.folder)
-        journal.write(
-            [
-                Asked(
-                    journal_version=JOURNAL_VERSION,
-                    started=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-                    words=list(batch.words),
-                    options=self._options,
-                    nproc=options.nproc,
-                    command=self._command(options),
-                    metric=options.metric,
-                )
-            ]
+        asked = Asked(
+            journal_version=JOURNAL_VERSION,
+            started=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+            words=list(batch.words),
+            options=self._options,
+            nproc=options.nproc,
+            command=self._command(options),
+            metric=options.metric,
         )
+        resumed = options.resume and (self._folder / JOURNAL).exists()
+        if not resumed:
+            make_room(self._folder)
+        self._hold()
+        journal = Journal(self._folder)
+        if resumed:
+            self._before = taken_up(self._folder, asked)
+        else:
+            journal.write([asked])
         return journal
+
+    def _hold(self) -> None:
+        """Until this object is gone."""
+        try:
+            weakref.finalize(self, os.close, hold(self._folder))
+        except OSError as error:
+            raise ConfigError(f"{self._folder}: cannot be written: {error.strerror or error}") from error
+
+    def _done_before(self, job: Job) -> Ended | None:
+        """How a job ended that is done and need not run again.
+
+        Raises:
+            ConfigError: the job of that number was another one.
+        """
+        name = job_name(job.number)
+        there = self._before.get(name)
+        if there is not None and there.words != job.words:
+            raise ConfigError(
+                f"hydra.launcher.resume: job {name} of {self._folder} was {' '.join(there.words)}, and is "
+                f"{' '.join(job.words)} now; give what was given there, or another label=NAME"
+            )
+        if there is None or there.ended is None or there.status != "done":
+            return None
+        return there.ended if read_result(self._folder / name).readable else None
 
     def _command(self, options: TorchrunConf) -> list[str]:
         if options.command is not None:
@@ -108,9 +147,8 @@ class TorchrunJobs:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         return [*torchrun, "--nproc_per_node", str(options.nproc), str(self._script)]
 
-    def _one(self, job: Job, own: list[str], options: TorchrunConf, signals: process.Signals) -> Ended:
+    def _one(self, job: Job, own: list[str], options: TorchrunConf, stop: Stop) -> Ended:
         name = job_name(job.number)
-        self._started += 1
         said = " ".join(job.words)
         if job.refused is not None:
             self._failed.append(f"{name} ({said}): {job.refused}")
@@ -118,9 +156,17 @@ class TorchrunJobs:
         self._say(f"job {name}: {said}")
         folder = [quoted("training.output_dir", str(self._folder)), quoted("label", name)]
         words = [*self._options, *own, *folder, "hydra.mode=RUN"]
-        ended = signals.run([*self._command(options), *words], process.own_environment(), options.timeout_s)
-        if signals.received is not None:
-            return Ended(name, "stopped", ended.exit_code, ended.seconds, None, f"stopped by signal {signals.received}")
+        ended = processes.launch(
+            [*self._command(options), *words],
+            id_=mark_of(self._folder, name),
+            environment=own_environment(),
+            stop=stop,
+            timeout_s=options.timeout_s,
+        )
+        if ended.left_behind:
+            self._say(f"job {name} left {ended.left_behind} process(es), which were ended")
+        if stop.signal is not None:
+            return Ended(name, "stopped", ended.exit_code, ended.seconds, None, f"stopped by {stop.signal.name}")
         if ended.exit_code != EXIT_OK:
             why = f"not done after {options.timeout_s} s" if ended.timed_out else f"exit code {ended.exit_code}"
             self._failed.append(f"{name} ({said}): {why}")
@@ -128,7 +174,7 @@ class TorchrunJobs:
             return Ended(name, "failed", ended.exit_code, ended.seconds, None, why)
         return self._done(name, ended, options.metric)
 
-    def _done(self, name: str, ended: process.Ended, metric: str) -> Ended:
+    def _done(self, name: str, ended: processes.Ended, metric: str) -> Ended:
         result = read_result(self._folder / name)
         value, reason = result.of(metric)
         if not result.readable:  # it says that it ran, and left nothing to read

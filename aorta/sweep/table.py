@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from aorta.analysis.amounts import DIGITS
+from aorta.analysis.amounts import number
 from aorta.analysis.metrics import STEP_METRIC_NAMES, metric_named
 from aorta.sweep.journal import Job, Sweep
 from aorta.sweep.result import Result, read_result
@@ -111,4 +111,4 @@ def _notes(sweep: Sweep, rows: Sequence[Row], metrics: Sequence[str]) -> list[st
 
 
 def _shown(value: float | None, metric: str) -> str:
-    return "-" if value is None else f"{value:.{DIGITS[metric_named(metric).unit]}f}"
+    return "-" if value is None else number(value, metric_named(metric).unit)

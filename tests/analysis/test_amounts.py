@@ -36,6 +36,10 @@ def test_numbers_have_the_digits_of_their_unit() -> None:
     assert number(None, "ms") == "null"
 
 
+def test_a_cell_of_a_picture_has_room_for_fewer_digits() -> None:
+    assert [number(1.23456, unit, fewer=1) for unit in ("ms", "ratio", "GB/s")] == ["1.23", "1.235", "1.23"]
+
+
 def test_one_report_writes_a_size_in_one_way(tmp_path: Path) -> None:
     runs = {name: tmp_path / name for name in ("base", "new")}
     for name, slow in (("base", 1.0), ("new", 3.0)):

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-KEPT = ("FAKE_NAME", "NCCL_ALGO", "AORTA_PLAN_LAUNCH")
+KEPT = ("FAKE_NAME", "NCCL_ALGO", "RANK", "AORTA_LAUNCH")
 
 
 def note(**fields: Any) -> list[dict[str, Any]]:

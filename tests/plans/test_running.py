@@ -18,7 +18,7 @@ from aorta.analysis.readers.run_folder import load_run
 from aorta.plans import checking
 from aorta.plans import command as commands
 from aorta.plans import folder as folders
-from aorta.plans.launching import MARK
+from aorta.processes.marks import MARK
 from tests.plans.conftest import Bench
 from tests.runs import ROOT
 
@@ -125,7 +125,7 @@ def test_a_launcher_that_is_not_there_fails_like_in_a_shell(bench: Bench) -> Non
     code, _, err = bench("--launches", "1", "--launcher", "no-such-docker run image torchrun")
     assert code == 5
     assert "failed with exit code 127" in err
-    assert bench.events("end")[0]["last_lines"] == ["cannot run no-such-docker: No such file or directory"]
+    assert bench.events("end")[0]["last_lines"] == ["no-such-docker: cannot be started: No such file or directory"]
 
 
 @pytest.mark.parametrize(
@@ -254,6 +254,13 @@ def test_interpreters_environment_and_checkouts_of_each_side(bench: Bench) -> No
     assert str(tree / "train.py") in right["argv"]
 
 
+def test_a_launch_finds_no_place_in_another_torchrun(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    code, _, _ = bench("--launches", "1", "--candidate-env", "RANK=5")  # what a side was given it keeps
+    assert code == 0
+    assert [call["env"]["RANK"] for call in bench.calls if call["call"] == "launch"] == [None, "5"]
+
+
 def test_a_container_launches_in_place_of_torchrun(bench: Bench) -> None:
     bench.container("docker")
     launcher = f"{bench.home}/docker run -e {MARK} -e NCCL_ALGO=Ring -v {{plan}}:{{plan}} image torchrun"
@@ -266,7 +273,8 @@ def test_a_container_launches_in_place_of_torchrun(bench: Bench) -> None:
     assert right["argv"][8:12] == ["torchrun", "--standalone", "--nproc_per_node", "2"]
     assert right["argv"][12] == "/inside/aorta/train.py"
     # What the launcher names is all that its ranks see; among it the mark by which they are found.
-    assert right["env"] == {"FAKE_NAME": None, "NCCL_ALGO": "Ring", MARK: bench.events("start")[1]["id"]}
+    seen = {"FAKE_NAME": None, "NCCL_ALGO": "Ring", "RANK": None, MARK: bench.events("start")[1]["id"]}
+    assert right["env"] == seen
     versions = json.loads((plan / "plan.json").read_text())["versions"]["candidate"]
     assert versions["torch"] is None
     assert "manifest of each run" in versions["reason"]

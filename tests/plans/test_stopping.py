@@ -5,16 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
-import secrets
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
 
-from aorta.plans import launching
 from tests.plans.conftest import Bench
 from tests.runs import ROOT, environment
 
@@ -161,35 +158,3 @@ def test_a_launch_that_lasts_too_long_is_ended_and_repeated(bench: Bench) -> Non
     assert "reference/00: ended after timeout_s=6 in" in err
     assert bench.launched == ["reference/00", "reference/00", "candidate/00"]
     assert gone(hanging(bench)["rank"])
-
-
-def test_what_does_not_heed_a_signal_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "GRACE_S", 0.5)
-    deaf = "trap '' TERM; echo deaf; while :; do sleep 0.1; done"
-    ended = launching.launch(
-        ["sh", "-c", deaf],
-        id_=secrets.token_hex(8),
-        folder=tmp_path,
-        environment={"PATH": "/usr/bin:/bin"},
-        log=tmp_path / "log",
-        stop=launching.Stop(),
-        timeout_s=0.5,
-        tick=lambda: None,
-    )
-    assert (ended.exit_code, ended.timed_out) == (128 + signal.SIGKILL, True)
-    assert (tmp_path / "log").read_text() == "deaf\n"
-
-
-def test_only_marked_processes_are_ended() -> None:
-    command = ["sleep", "600"]
-    one, two = secrets.token_hex(8), secrets.token_hex(8)  # tests of another checkout may run beside these
-    mine = subprocess.Popen(command, env={"PATH": "/usr/bin:/bin", launching.MARK: one})
-    other = subprocess.Popen(command, env={"PATH": "/usr/bin:/bin", launching.MARK: two})
-    try:
-        assert launching.end_marked(one) == 1
-        assert gone(mine.pid)
-        assert other.poll() is None
-    finally:
-        for process in (mine, other):
-            process.kill()
-            process.wait()

@@ -17,7 +17,7 @@ from aorta.sweep.folder import JOURNAL
 from aorta.sweep.journal import read_sweep
 from aorta.sweep.launching import TorchrunJobs
 from tests.analysis.builders import header, metrics, step, write_rank
-from tests.sweep.test_process import wait_for
+from tests.processes.test_launching import wait_for
 
 # Notes its words; then does what `x=` says.
 PROGRAM = """

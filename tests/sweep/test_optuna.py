@@ -164,8 +164,7 @@ def test_a_bucket_size_is_found_on_an_emulated_fabric(sweep, tmp_path):
     words += ["hydra.launcher.metric=job_step_ms", "fabric=emulated", "fabric.inter_bandwidth_gb_per_s=0.02"]
     done, found = sweep(*words)
     assert done.returncode == 0, done.stderr
-    values = {job.words: job.ended.value for job in found.jobs}
     best = yaml.safe_load((tmp_path / "sweep" / "optimization_results.yaml").read_text())
     assert best["best_value"] == min(job.ended.value for job in found.jobs)
-    (lowest, *_) = (words for words, value in values.items() if value == best["best_value"])
+    (lowest, *_) = (job.words for job in found.jobs if job.ended.value == best["best_value"])
     assert f"{KEY}={best['best_params'][KEY]}" in lowest

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import statistics
 import subprocess
@@ -13,10 +15,30 @@ import psutil
 import pytest
 
 from aorta.sweep.journal import read_sweep
+from tests.processes.test_launching import gone, wait_for
 from tests.runs import ROOT, environment, record
 from tests.sweep.conftest import command
 
 pytestmark = pytest.mark.dist
+
+
+def first_job(process, folder):
+    """Once both ranks of the first job have ended a step: all that the sweep has started."""
+    for _ in range(600):
+        if all((folder / f"rank_{rank}_metrics.jsonl").exists() and record(folder, rank).steps for rank in (0, 1)):
+            return psutil.Process(process.pid).children(recursive=True)
+        time.sleep(0.1)
+    return pytest.fail("the first job did not start")
+
+
+def alive(processes, within_s=0.0):
+    """Those that have not ended by then."""
+    until = time.monotonic() + within_s
+    while True:
+        left = [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+        if not left or time.monotonic() > until:
+            return left
+        time.sleep(0.1)
 
 
 def test_each_job_is_a_launch_of_its_own_under_torchrun(sweep, tmp_path):
@@ -53,6 +75,22 @@ def test_a_failed_job_is_recorded_and_the_sweep_goes_on(sweep, tmp_path):
     assert found.jobs[1].ended.reason
 
 
+def test_a_sweep_taken_up_again_runs_what_is_not_done(sweep, tmp_path):
+    words = ("training.start_step=3,null", "parallel=none")
+    first = sweep(*words)[1]
+    kept = record(tmp_path / "sweep" / "01").header.run_id
+    done, again = sweep(*words, "hydra.launcher.resume=true")
+    assert done.returncode == 5
+    assert "1 of 2 jobs failed: 00 (" in done.stderr
+    assert [job.status for job in again.jobs] == ["failed", "done"]
+    assert again.jobs[1] == first.jobs[1]
+    assert again.jobs[0].ended.seconds != first.jobs[0].ended.seconds
+    assert record(tmp_path / "sweep" / "01").header.run_id == kept
+    refused, _ = sweep("training.start_step=4,null", "parallel=none", "hydra.launcher.resume=true")
+    assert refused.returncode == 1
+    assert "holds another sweep" in refused.stderr
+
+
 def test_a_second_sweep_moves_the_first_to_history(sweep, tmp_path):
     first = sweep("training.max_steps=2,3", "parallel=none")[1]
     second = sweep("training.max_steps=4", "parallel=none")[1]
@@ -79,22 +117,63 @@ def test_a_signal_ends_the_job_of_the_moment_cleanly_and_starts_no_other(tmp_pat
     )
     try:
         folder = tmp_path / "sweep" / "00"
-        for _ in range(600):
-            if all((folder / f"rank_{rank}_metrics.jsonl").exists() and record(folder, rank).steps for rank in (0, 1)):
-                break
-            time.sleep(0.1)
-        else:
-            pytest.fail("the first job did not start")
-        started = psutil.Process(process.pid).children(recursive=True)
+        started = first_job(process, folder)
         process.send_signal(number)
         said = process.communicate(timeout=90)[1]
     finally:
         process.kill()
     assert process.returncode == 128 + number, said
     assert len(started) >= 3  # torchrun and two ranks
-    assert not [each for each in started if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    assert not alive(started)
     assert {record(folder, rank).footer.reason for rank in (0, 1)} == {"signal"}
     assert not (tmp_path / "sweep" / "01").exists()
+    assert [job.status for job in read_sweep(tmp_path / "sweep").jobs] == ["stopped", "not run"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent died")
+def test_a_sweep_killed_outright_leaves_no_job_running(tmp_path):
+    words = ["training.max_steps=100000,100001", "training.epochs=100000", "hydra.launcher.nproc=2"]
+    process = subprocess.Popen(
+        command(tmp_path, *words), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment()
+    )
+    try:
+        folder = tmp_path / "sweep" / "00"
+        started = first_job(process, folder)
+    finally:
+        process.kill()
+        process.wait()
+    assert len(started) >= 3  # torchrun and two ranks
+    left = alive(started, within_s=60)
+    for each in left:
+        each.kill()
+    assert not left
+    assert {record(folder, rank).footer.reason for rank in (0, 1)} == {"signal"}  # torchrun heard of it in time
+    assert [job.status for job in read_sweep(tmp_path / "sweep").jobs] == ["not run", "not run"]
+
+
+def test_a_terminal_that_was_closed_costs_neither_the_journal_nor_the_exit_code(tmp_path):
+    starter = tmp_path / "start.sh"
+    starter.write_text("#!/bin/sh\necho $$ > part && mv part pid\nexec sleep 600\n")
+    starter.chmod(0o755)
+    mine, its = pty.openpty()
+    process = subprocess.Popen(
+        command(tmp_path, f"hydra.launcher.command=[{starter}]", "training.max_steps=2,3"),
+        cwd=tmp_path,
+        stderr=its,
+        stdout=its,
+        env=environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup round the tests
+    )
+    os.close(its)
+    try:
+        wait_for(tmp_path / "pid")
+        os.close(mine)  # what is written from now on fails with EIO
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(60) == 128 + signal.SIGHUP
+    finally:
+        process.kill()
+        process.wait()
+    assert gone(int((tmp_path / "pid").read_text()))
     assert [job.status for job in read_sweep(tmp_path / "sweep").jobs] == ["stopped", "not run"]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from aorta.analysis.amounts import size_name
 from aorta.analysis.rpc.rows import Operator
 from aorta.telemetry.rpc import Call
 
@@ -92,7 +93,7 @@ def render(rows: list[Row], names: dict[int, str], *, memory: bool) -> str:
             str(row.node),
             names.get(row.node, "-"),
         )
-        cells.append((*line, _bytes(row.allocated_bytes)) if memory else line)
+        cells.append((*line, size_name(row.allocated_bytes)) if memory else line)
     widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
     lines = [
         "  ".join(_cell(text, width, column) for column, (text, width) in enumerate(zip(line, widths, strict=True)))
@@ -114,10 +115,3 @@ def _time(ns: float) -> str:
     if ns >= 1e9:
         return f"{ns / 1e9:.3f}s"
     return f"{ns / 1e6:.3f}ms" if ns >= 1e6 else f"{ns / 1e3:.3f}us"
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count} B"

@@ -1,10 +1,9 @@
 """One launch as a process group of its own: started, waited for, stopped, and nothing of it left behind.
 
-Enters: a command line, a log file. Leaves: how it ended. Must not: know what a plan is, or end a process that does not
-carry the launch's own mark.
+Enters: a command line. Leaves: how it ended. Must not: know what it starts, print, or end a process of another launch.
 
 torchrun puts its ranks into sessions of their own, so that no process group reaches them: it passes SIGTERM and SIGINT
-on. Where it was killed itself, the ranks are found by a variable in their environment.
+on. Where it was killed itself, the ranks are found by a variable in their environment (`marks`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -24,17 +23,10 @@ from typing import Final
 
 import psutil
 
-from aorta.errors import SIGNAL_EXIT_BASE
+from aorta.errors import SIGNAL_EXIT_BASE, ToolMissing
+from aorta.processes.marks import GRACE_S, MARK, end_marked
 
-MARK: Final = "AORTA_PLAN_LAUNCH"
-"""Variable that holds the id of a launch in all its processes."""
-GRACE_S: Final = 45.0
-"""From the request to stop to SIGKILL: torchrun kills its ranks 30 s after its own signal (docs/running.md)."""
 _POLL_S: Final = 0.5
-_SETTLE_S: Final = 2.0
-"""Helpers of multiprocessing end by themselves a moment after their parent."""
-_LAST_LINES: Final = 20
-_TAIL_BYTES: Final = 16_384
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
@@ -49,7 +41,10 @@ class Ended:
 
 
 class Stop:
-    """The signal that asked the runner to stop, if any; while a launch runs, it gets the signal too."""
+    """The signal that asked to stop, if any; while a launch runs, it is told too.
+
+    The launch stands in a session of its own, so that Ctrl-C on a terminal reaches it once, through here.
+    """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -57,10 +52,12 @@ class Stop:
         self.process: subprocess.Popen[bytes] | None = None
 
     def pass_on(self, number: int) -> None:
-        """Send a signal to the process group of the launch, if one runs."""
+        """Send a signal to the process group of the launch, if one runs. SIGHUP goes on as SIGTERM: ranks that heed
+        one end after their step, and know nothing of a terminal.
+        """
         if self.process is not None and self.process.poll() is None:
             with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
+                os.killpg(self.process.pid, signal.SIGTERM if number == signal.SIGHUP else number)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.signal is None:
@@ -79,26 +76,36 @@ class Stop:
                 signal.signal(number, handler)
 
 
+def _nothing() -> None:
+    pass
+
+
 def launch(
     command: Sequence[str],
     *,
     id_: str,
-    folder: Path,
     environment: Mapping[str, str],
-    log: Path,
     stop: Stop,
-    timeout_s: float | None,
-    tick: Callable[[], None],
+    folder: Path | None = None,
+    log: Path | None = None,
+    timeout_s: float | None = None,
+    grace_s: float = GRACE_S,
+    tick: Callable[[], None] = _nothing,
 ) -> Ended:
-    """Run `command` to its end; its words go to `log`.
+    """Run `command` to its end.
 
     Args:
-        id_: unique; set as `MARK`. folder: where it runs. environment: all of it. timeout_s: after which it is stopped
-            like by a signal. tick: called now and then.
+        id_: unique; set as `MARK`. environment: all of it. folder: where it runs; None: here. log: where its words go;
+            None: where ours go. timeout_s: after which it is stopped like by a signal. grace_s: from then to SIGKILL.
+            tick: called now and then.
+
+    Raises:
+        ToolMissing: the program is not there, or is none.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    with log.open("wb") as words:
+    with nullcontext() if log is None else log.open("wb") as words:
         try:
             process = subprocess.Popen(
                 command,
@@ -106,26 +113,30 @@ def launch(
                 env={**environment, MARK: id_},
                 stdin=subprocess.DEVNULL,
                 stdout=words,
-                stderr=subprocess.STDOUT,
+                stderr=None if words is None else subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=_end_with_parent(),
             )
-        except OSError as error:  # as a shell would: not there, or not a program
-            words.write(f"cannot run {command[0]}: {error.strerror or error}\n".encode())
-            return Ended(127 if isinstance(error, FileNotFoundError) else 126, time.monotonic() - began, False, 0)
+        except OSError as error:
+            raise ToolMissing(f"{command[0]}: cannot be started: {error.strerror or error}") from error
         stop.process = process
-        if stop.signal is not None:  # it came while the process was being made
-            stop.pass_on(stop.signal)
-        timed_out = _wait(process, began, timeout_s, stop, tick)
-        stop.process = None
+        try:
+            if stop.signal is not None:  # it came while the process was being made
+                stop.pass_on(stop.signal)
+            timed_out = _wait(process, began, timeout_s, grace_s, stop, tick)
+        except BaseException:  # an error of ours: still nothing may be left
+            _wait(process, began, 0.0, grace_s, stop, _nothing)
+            end_marked(id_, grace_s)
+            raise
+        finally:
+            stop.process = None
     seconds = time.monotonic() - began
-    code = process.returncode
-    return Ended(code if code >= 0 else SIGNAL_EXIT_BASE - code, seconds, timed_out, end_marked(id_))
+    return Ended(_shell_code(process.returncode), seconds, timed_out, end_marked(id_, grace_s))
 
 
 def run_to_end(command: Sequence[str]) -> int:
-    """Run what follows a plan, its words where ours go; signals are passed on. Returns its exit code, 128 + n where a
-    signal ended it, be it by way of its own handler.
+    """Run a program that is no launch, its words where ours go; signals are passed on. Returns its exit code, 128 + n
+    where a signal ended it, be it by way of its own handler.
     """
     stop = Stop()
     with stop.on_signals():
@@ -137,12 +148,22 @@ def run_to_end(command: Sequence[str]) -> int:
         code = stop.process.wait()
     if code and stop.signal is not None:
         return SIGNAL_EXIT_BASE + stop.signal
+    return _shell_code(code)
+
+
+def _shell_code(code: int) -> int:
     return code if code >= 0 else SIGNAL_EXIT_BASE - code
 
 
 def _wait(
-    process: subprocess.Popen[bytes], began: float, timeout_s: float | None, stop: Stop, tick: Callable[[], None]
+    process: subprocess.Popen[bytes],
+    began: float,
+    timeout_s: float | None,
+    grace_s: float,
+    stop: Stop,
+    tick: Callable[[], None],
 ) -> bool:
+    """Until it has ended; returns whether the timeout stopped it."""
     asked_s: float | None = None
     while True:
         with suppress(subprocess.TimeoutExpired):
@@ -153,45 +174,22 @@ def _wait(
             asked_s = now
             stop.pass_on(signal.SIGTERM)
         since = stop.asked_s if stop.asked_s is not None else asked_s
-        if since is not None and now - since > GRACE_S:
+        if since is not None and now - since > grace_s:
+            _kill_descendants(process)
             stop.pass_on(signal.SIGKILL)
         tick()
 
 
-def end_marked(id_: str, grace_s: float = GRACE_S) -> int:
-    """End whatever still carries the mark of a launch; returns how many processes it was."""
-    left = _marked(id_)
-    if left:
-        _, left = psutil.wait_procs(left, _SETTLE_S)
-    for process in left:
-        with suppress(psutil.Error):
-            process.terminate()
-    _, stubborn = psutil.wait_procs(left, grace_s)
-    for process in stubborn:
-        with suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(stubborn, _SETTLE_S)
-    return len(left)
-
-
-def last_lines(log: Path) -> list[str]:
-    """The end of what a launch said."""
-    with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        return file.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
-
-
-def _marked(id_: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # another user's, or gone by now
-            if process.environ().get(MARK) == id_ and process.pid != os.getpid():
-                found.append(process)
-    return found
+def _kill_descendants(process: subprocess.Popen[bytes]) -> None:
+    """Ranks have sessions of their own, and a program may have taken the mark from what it started."""
+    with suppress(psutil.Error):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                child.kill()
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """What a new process does first on Linux: ask for SIGTERM when the runner dies, be it by SIGKILL."""
+    """What a new process does first on Linux: ask for SIGTERM when its parent dies, be it by SIGKILL."""
     if not sys.platform.startswith("linux"):
         return None
     library = ctypes.CDLL(None, use_errno=True)

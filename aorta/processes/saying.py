@@ -1,6 +1,6 @@
-"""Words for whoever started a plan, who may have closed the terminal meanwhile.
+"""Words for whoever started us, who may have closed the terminal meanwhile.
 
-Must not: let a plan lose its exit code or its journal over words that nobody can read.
+Must not: let a plan or a sweep lose its exit code or its journal over words that nobody can read.
 """
 
 from __future__ import annotations
