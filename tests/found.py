@@ -11,6 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
 MODULES = len(sys.modules)
 
 import numpy  # noqa: E402
@@ -48,7 +49,7 @@ def main(folder: str) -> None:
         "name": __name__,
         "main": sys.modules["__main__"].__dict__ is globals(),
         "cwd": str(Path.cwd()),
-        "signals": [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
+        "signals": [str(signal.getsignal(number)) for number in SIGNALS],
         "gc": [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()],
         "switch_interval": sys.getswitchinterval(),
         "hooks": [sys.gettrace() is None, sys.getprofile() is None, threading.active_count(), threads],

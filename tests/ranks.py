@@ -148,6 +148,10 @@ def _be(target: str | Path, words: Sequence[str], place: Mapping[str, str], said
         opened = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(opened, number)
         os.close(opened)
+    # torchrun handles these, so they begin anew in its ranks, also where a shell had them ignored (`nohup`, `&`).
+    for signal_number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(signal_number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(place)
     # As a process of its own draws them when it imports these (Python does so itself after a fork).
