@@ -1,4 +1,8 @@
-"""Start `train.py` as a user would, in processes of its own, and read back what it left."""
+"""Start `train.py`, or a program of the tests, in processes of its own, and read back what it left.
+
+Several ranks are forked (`tests.ranks`) unless a test asks for torchrun: how a run is launched and how it ends is known
+of the real launcher only.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 from aorta.telemetry.reader import RankRecord, read_rank
+from tests.ranks import forked
 
+Launcher = Literal["fork", "torchrun"]
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = (
     "training.max_steps=8",
@@ -30,32 +37,62 @@ def environment(**extra: str) -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"} | extra
 
 
-def command(ranks: int, *words: str, torchrun: tuple[str, ...] = ()) -> list[str]:
-    """The command line: plain Python for one rank, torchrun for several."""
-    script = [str(ROOT / "train.py"), *words]
-    if ranks == 1:
-        return [sys.executable, *script]
+def torchrun(ranks: int, *words: str, options: tuple[str, ...] = ()) -> list[str]:
+    """The command line of the real launcher; `words` begin with a script, or with `-m` and a module."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    return [*launcher, *torchrun, *script]
+    return [*launcher, *options, *words]
 
 
-def train(folder: Path, *words: str, ranks: int = 2, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+def command(ranks: int, *words: str, options: tuple[str, ...] = ()) -> list[str]:
+    """The command line of `train.py`: plain Python for one rank, torchrun for several."""
+    script = [str(ROOT / "train.py"), *words]
+    return [sys.executable, *script] if ranks == 1 else torchrun(ranks, *script, options=options)
+
+
+def train(
+    folder: Path, *words: str, ranks: int = 2, timeout_s: float = 120, launcher: Launcher = "fork"
+) -> subprocess.CompletedProcess[str]:
     """A small run in `folder`; later words win over the small sizes. Fails the test when the run fails."""
-    done = attempt(folder, *words, ranks=ranks, timeout_s=timeout_s)
+    return succeeded(attempt(folder, *words, ranks=ranks, timeout_s=timeout_s, launcher=launcher))
+
+
+def attempt(
+    folder: Path, *words: str, ranks: int = 2, timeout_s: float = 120, launcher: Launcher = "fork"
+) -> subprocess.CompletedProcess[str]:
+    """Like `train`, but the run may fail."""
+    return job(*SMALL, f"training.output_dir={folder}", *words, ranks=ranks, timeout_s=timeout_s, launcher=launcher)
+
+
+def job(
+    *words: str, ranks: int = 2, timeout_s: float = 120, launcher: Launcher = "fork"
+) -> subprocess.CompletedProcess[str]:
+    """`train.py` with these words and no others; it may fail."""
+    if ranks > 1 and launcher == "fork":
+        return forked(ROOT / "train.py", *words, ranks=ranks, environment=environment(), timeout_s=timeout_s)
+    return finished(command(ranks, *words), timeout_s)
+
+
+def program(
+    module: str, *words: str, ranks: int = 2, timeout_s: float = 240, launcher: Launcher = "fork"
+) -> subprocess.CompletedProcess[str]:
+    """A module of the tests on several ranks; it may fail."""
+    own = environment(PYTHONPATH=str(ROOT))
+    if launcher == "fork":
+        return forked(module, *words, ranks=ranks, environment=own, timeout_s=timeout_s)
+    return finished(torchrun(ranks, "-m", module, *words), timeout_s, own)
+
+
+def finished(words: list[str], timeout_s: float, own: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """A command line, run to its end in `own` environment."""
+    return subprocess.run(
+        words, capture_output=True, text=True, env=own or environment(), timeout=timeout_s, check=False
+    )
+
+
+def succeeded(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """The same; fails the test, with all that was said, unless the exit code is 0."""
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
-
-
-def attempt(folder: Path, *words: str, ranks: int = 2, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-    """Like `train`, but the run may fail."""
-    return subprocess.run(
-        command(ranks, *SMALL, f"training.output_dir={folder}", *words),
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=timeout_s,
-        check=False,
-    )
 
 
 def record(folder: Path, rank: int = 0) -> RankRecord:

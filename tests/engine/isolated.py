@@ -1,4 +1,4 @@
-"""Run as a script by torchrun: trainings with isolated baselines and without, one after another, in one launch.
+"""Run on every rank: trainings with isolated baselines and without, one after another, in one launch.
 
 Arguments: a folder, then names of `CASES`. Each case leaves `FOLDER/CASE-with`, those of `COMPARED` also
 `FOLDER/CASE-without`, all trained on for two more steps behind the record, and `FOLDER/CASE.rank_<r>.json`: digests of

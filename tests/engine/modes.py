@@ -1,4 +1,4 @@
-"""Run as a script by torchrun: the same training once in every mode, one after another, in one launch.
+"""Run on every rank: the same training once in every mode, one after another, in one launch.
 
 Arguments: a folder, the steps of a run, then words for `train.py`. Each mode leaves its own run in `FOLDER/MODE`; the
 first is `off`. With `compile` among the words, the modes are run again with compiled blocks, in `FOLDER/MODE-compiled`.

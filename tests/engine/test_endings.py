@@ -17,11 +17,11 @@ from tests.runs import SMALL, attempt, command, environment, losses, record, tra
 pytestmark = pytest.mark.dist
 
 
-def start(folder: Path, *words: str, ranks: int = 2, torchrun: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+def start(folder: Path, *words: str, ranks: int = 2, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     """A long run in the background."""
     long = ("training.max_steps=2000", "training.epochs=1000", f"training.output_dir={folder}")
     return subprocess.Popen(
-        command(ranks, *SMALL, *long, *words, torchrun=torchrun),
+        command(ranks, *SMALL, *long, *words, options=options),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -41,9 +41,9 @@ def wait_for_steps(folder: Path, count: int, rank: int = 0, timeout_s: float = 6
 
 
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    train(tmp_path, "parallel=fsdp", "training.checkpoint_interval=3")
+    train(tmp_path, "parallel=fsdp", "training.checkpoint_interval=3", launcher="torchrun")
     whole = losses(tmp_path)
-    train(tmp_path, "parallel=fsdp", "training.start_step=6")
+    train(tmp_path, "parallel=fsdp", "training.start_step=6", launcher="torchrun")
     assert [step.global_step for step in record(tmp_path).steps] == [6, 7]
     assert losses(tmp_path) == whole[6:]
 
@@ -105,7 +105,7 @@ def test_a_killed_rank_is_named_by_the_other(tmp_path: Path) -> None:
 
 def test_a_restart_resumes_and_keeps_both_attempts(tmp_path: Path) -> None:
     words = ("training.checkpoint_interval=4", "training.max_steps=60")
-    run = start(tmp_path, *words, torchrun=("--max-restarts", "1"))
+    run = start(tmp_path, *words, options=("--max-restarts", "1"))
     os.kill(wait_for_steps(tmp_path, 9, rank=1), signal.SIGKILL)
     _, stderr = run.communicate(timeout=90)
     assert run.returncode == 0, stderr
@@ -135,7 +135,7 @@ def test_a_full_disk_ends_all_ranks_and_names_the_one_that_met_it(tmp_path: Path
 
 def test_a_folder_that_cannot_be_made_names_the_rank(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = attempt(tmp_path / "file" / "run")
+    done = attempt(tmp_path / "file" / "run", launcher="torchrun")
     assert done.returncode != 0
     assert "rank 0: cannot prepare" in done.stderr
     assert "training.output_dir=DIR" in done.stderr

@@ -6,15 +6,13 @@ The modes of one strategy run one after another in one launch (`modes.py`); what
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.engine.modes import MODES
-from tests.runs import ROOT, environment, losses, record, train
+from tests.runs import losses, program, record, succeeded, train
 from tests.witness import PROFILED, profiler_rows
 
 pytestmark = pytest.mark.dist
@@ -50,17 +48,7 @@ SLOW = {
 
 def run_modes(folder: Path, ranks: int, words: Sequence[str]) -> list[str]:
     """Every mode in one launch; the names of the runs in `folder`."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    done = subprocess.run(
-        [*launcher, "-m", "tests.engine.modes", str(folder), *TINY, *PROFILED, *words],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        cwd=ROOT,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    succeeded(program("tests.engine.modes", str(folder), *TINY, *PROFILED, *words, ranks=ranks))
     return [mode + suffix for suffix in ("", "-compiled")[: 1 + ("compile" in words)] for mode in MODES]
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +17,7 @@ from aorta.analysis.readers.run_folder import load_run
 from aorta.telemetry.schema import Step
 from tests.engine.isolated import CASES, COMPARED, SLOW
 from tests.engine.test_endings import start, wait_for_steps
-from tests.runs import ROOT, attempt, environment, record, train
+from tests.runs import attempt, program, record, succeeded, train
 
 pytestmark = pytest.mark.dist
 FOUR = ("hsdp", "fsdp_tp")
@@ -29,17 +27,8 @@ EVERY = [pytest.param(name, marks=pytest.mark.slow) if name in FOUR else name fo
 STEPS = 3
 
 
-def launch(folder: Path, ranks: int, *names: str) -> subprocess.CompletedProcess[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    return subprocess.run(
-        [*launcher, "-m", "tests.engine.isolated", str(folder), *names],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        cwd=ROOT,
-        timeout=280,
-        check=False,
-    )
+def launch(folder: Path, ranks: int, *names: str) -> None:
+    succeeded(program("tests.engine.isolated", str(folder), *names, ranks=ranks, timeout_s=280))
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         ranks, names = (4, FOUR) if name in FOUR else (2, TWO)
         if ranks not in launched:
             launched.add(ranks)
-            done = launch(made, ranks, *names)
-            assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+            launch(made, ranks, *names)
         return made
 
     return of
@@ -172,8 +160,7 @@ def test_the_report_has_both_metrics_or_says_why_not(folder: Path, name: str) ->
 
 @pytest.mark.slow
 def test_the_same_of_further_forms(tmp_path: Path) -> None:
-    done = launch(tmp_path, 2, *SLOW)
-    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    launch(tmp_path, 2, *SLOW)
     for name in SLOW:
         check_put_back(tmp_path, name)
         check_compute_only(tmp_path, name)
@@ -201,7 +188,8 @@ def test_a_signal_during_a_phase_ends_it_on_all_ranks_after_the_same_step(tmp_pa
 
 
 def test_a_rank_that_fails_in_a_phase_leaves_nobody_waiting(tmp_path: Path) -> None:
-    done = launch(tmp_path, 2, "fail")  # a hang would be the launch's timeout
+    # A hang would be the launch's timeout.
+    done = program("tests.engine.isolated", str(tmp_path), "fail", timeout_s=280, launcher="torchrun")
     assert done.returncode != 0
     kept = [record(tmp_path, rank) for rank in (0, 1)]
     for one in kept:

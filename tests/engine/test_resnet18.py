@@ -16,32 +16,24 @@ from torch.nn.functional import mse_loss
 from aorta.analysis.merge.command import merge_traces
 from aorta.workload.resnet18 import ResNet18
 from tests.capture.windows import files_below, numbers, read
-from tests.runs import ROOT, command, environment, losses, record
+from tests.runs import ROOT, Launcher, environment, job, losses, record, succeeded
 
 SMALL = ("workload.batch_size=2", "workload.image_size=64", "training.max_steps=20", "training.device=cpu")
 BLOCKS = ["stem", *(f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)), "fc"]
 
 
-def train(folder: Path, *words: str, ranks: int = 2) -> str:
+def train(folder: Path, *words: str, ranks: int = 2, launcher: Launcher = "fork") -> str:
     """What the run said on its standard error."""
-    done = subprocess.run(
-        command(ranks, *SMALL, f"training.output_dir={folder}", *words),
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stderr
+    words = (*SMALL, f"training.output_dir={folder}", *words)
+    return succeeded(job(*words, ranks=ranks, timeout_s=200, launcher=launcher)).stderr
 
 
 @pytest.fixture(scope="module")
 def tutorial(tmp_path_factory):
     """The experiment, with baselines behind it and a checkpoint in the middle; its folder and its words."""
     folder = tmp_path_factory.mktemp("tutorial")
-    said = train(folder, "experiment=tutorial", "baseline=true", "baseline.steps=2", "training.checkpoint_interval=10")
-    return folder, said
+    words = ("experiment=tutorial", "baseline=true", "baseline.steps=2", "training.checkpoint_interval=10")
+    return folder, train(folder, *words, launcher="torchrun")  # a clean end is the real one
 
 
 @pytest.mark.dist

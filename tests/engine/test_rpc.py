@@ -15,7 +15,7 @@ from aorta.analysis.rpc.command import rpc_report
 from aorta.analysis.rpc.reading import read_run
 from aorta.analysis.rpc.rows import read_rows
 from tests.analysis.merge.traces import load, problems
-from tests.runs import ROOT, command, environment
+from tests.runs import ROOT, environment, job, succeeded
 
 pytestmark = pytest.mark.dist
 THREADS = (1, 4, 16)
@@ -23,7 +23,7 @@ THREADS = (1, 4, 16)
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """The command itself: 20 windows of 3 calls, with 1, 4 and 16 server threads; the second on a skewed clock."""
+    """20 windows of 3 calls, with 1, 4 and 16 server threads; the second on a skewed clock."""
     folder = tmp_path_factory.mktemp("rpc")
     for threads in THREADS:
         words = [
@@ -38,10 +38,7 @@ def runs(tmp_path_factory) -> Path:
         ]
         if threads == 4:
             words += ["clock.fake_offset_ns=123456789", "clock.fake_drift_ppm=80"]
-        done = subprocess.run(
-            command(2, *words), capture_output=True, text=True, env=environment(), timeout=240, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        succeeded(job(*words, timeout_s=240))
     return folder
 
 

@@ -83,7 +83,7 @@ def test_E8_a_folder_that_is_not_empty_stops_every_rank_before_anything_is_writt
     there = tmp_path / "y" / "torch_traces"
     there.mkdir(parents=True)
     (there / "old.json").write_text("mine")
-    done = attempt(tmp_path, "profiling=composer", ON, "label=y", timeout_s=200)
+    done = attempt(tmp_path, "profiling=composer", ON, "label=y", timeout_s=200, launcher="torchrun")
     assert done.returncode != 0
     assert done.stderr.count("FileExistsError: ") >= 2  # each of the two says it
     assert "old.json exists" in done.stderr

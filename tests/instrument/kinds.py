@@ -1,4 +1,4 @@
-"""Run as a script by torchrun on two ranks: one call of every form of collective, each as a step of its own.
+"""Run on two ranks: one call of every form of collective, each as a step of its own.
 
 Argument: a folder, which gets `rank_<r>.json`: name -> the step's collectives and coverage, and what went wrong.
 """

@@ -1,4 +1,4 @@
-"""Run as a script by torchrun on two ranks: every form of collective for real, and answered by the stand-in.
+"""Run on two ranks: every form of collective for real, and answered by the stand-in.
 
 Argument: a folder, which gets `rank_<r>.json`: name -> the operators it made, and what went wrong with the stand-in.
 Also: autograd through the stand-in, and a rehearsed sequence replayed.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.runs import ROOT, environment
+from tests.runs import program, succeeded
 
 pytestmark = pytest.mark.dist
 
@@ -54,17 +52,7 @@ UNCOVERED = (
 
 def told_by(module: str, folder: Path, *words: str) -> list[dict[str, Any]]:
     """What the two ranks of `python -m MODULE FOLDER` wrote down."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [*launcher, "-m", module, str(folder), *words],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        cwd=ROOT,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    succeeded(program(module, str(folder), *words, timeout_s=120))
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -1,4 +1,4 @@
-"""The pipeline of `program`, followed by its isolated baselines, on the same emulated link; run by torchrun.
+"""The pipeline of `program`, followed by its isolated baselines, on the same emulated link.
 
 Enters: a folder and the cases as JSON. Leaves: one folder a case with the record of each rank. Nothing here computes
 what is expected.

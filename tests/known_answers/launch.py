@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tests.known_answers.program import VALUES, Case
-from tests.runs import ROOT, environment
+from tests.runs import program, succeeded
 
 
 def link(transfer_ms: float) -> dict[str, Any]:
@@ -31,14 +29,4 @@ def launch(folder: Path, cases: list[Case], program: str = "tests.known_answers.
 
 def start(module: str, *words: str) -> None:
     """Run a module on two ranks."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [*launcher, "-m", module, *words],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment(PYTHONPATH=str(ROOT)),
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    succeeded(program(module, *words))

@@ -1,4 +1,4 @@
-"""Two ranks, DDP and FSDP2, real gloo collectives of 64 MiB beside blocks that sleep, under torch.profiler; torchrun.
+"""Two ranks, DDP and FSDP2, real gloo collectives of 64 MiB beside blocks that sleep, under torch.profiler.
 
 Enters: a folder. Leaves: `<strategy>_<rank>.trace.json` of the profiler and `<strategy>/` with the record of each rank,
 of the same steps. Nothing here is compared.

@@ -1,4 +1,4 @@
-"""Two ranks of blocks with an exact duration, on an emulated link with an exact duration; run by torchrun.
+"""Two ranks of blocks with an exact duration, on an emulated link with an exact duration.
 
 Enters: a folder and the cases as JSON. Leaves: one folder a case with the record of each rank. A block sleeps in its
 backward pass; its parameter's gradient is ready when it wakes. Nothing here computes what is expected.

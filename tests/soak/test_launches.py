@@ -17,7 +17,7 @@ LAUNCHES = 30
 def test_launches_neither_hang_nor_abort(tmp_path: Path, strategy: str) -> None:
     for launch in range(LAUNCHES):
         folder = tmp_path / str(launch)
-        train(folder, f"parallel={strategy}", "training.timeout_s=60", ranks=4, timeout_s=240)
+        train(folder, f"parallel={strategy}", "training.timeout_s=60", ranks=4, timeout_s=240, launcher="torchrun")
         for rank in range(4):
             steps = record(folder, rank).steps
             assert len(steps) == 8
