@@ -25,7 +25,7 @@ class TinySteps:
     """
 
     def __init__(self, writer: RecordWriter, rank: int, world_size: int) -> None:
-        self.instrument = Instrument(CPU, "dedicated", rank, world_size, read_clocks(), writer.write)
+        self.instrument = Instrument(CPU, "dedicated", rank, world_size, read_clocks(), writer.write, native=True)
         self._blocks = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(8)])
         self.instrument.watch([(f"layer_{number}", block) for number, block in enumerate(self._blocks)])
         self._tensor, self._input = torch.ones(1), torch.ones(4)
