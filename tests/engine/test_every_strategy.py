@@ -52,11 +52,11 @@ def run_modes(folder: Path, ranks: int, words: Sequence[str]) -> list[str]:
     return [mode + suffix for suffix in ("", "-compiled")[: 1 + ("compile" in words)] for mode in MODES]
 
 
-def check(folder: Path, ranks: int, runs: Sequence[str]) -> None:
+def check(folder: Path, ranks: int, runs: Sequence[str], steps: int) -> None:
     """The three runs of one form against each other and against the profiler."""
     for rank in range(ranks):
         plain = losses(folder / runs[0], rank)
-        assert len(plain) == 7
+        assert len(plain) == steps
         assert None not in plain
         norms = [step.grad_norm for step in record(folder / runs[0], rank).steps]
         for run in runs[1:]:
@@ -97,10 +97,10 @@ def check_groups(folder: Path, ranks: int) -> None:
         assert [seq for seq, *_ in calls[0]] == list(range(len(calls[0])))
 
 
-def check_case(folder: Path, ranks: int, words: Sequence[str]) -> None:
+def check_case(folder: Path, ranks: int, words: Sequence[str], steps: int = 7) -> None:
     runs = run_modes(folder, ranks, words)
     for first in range(0, len(runs), len(MODES)):
-        check(folder, ranks, runs[first : first + len(MODES)])
+        check(folder, ranks, runs[first : first + len(MODES)], steps)
         check_groups(folder / runs[first + 1], ranks)
 
 
@@ -113,6 +113,15 @@ def test_every_mode_trains_alike_and_sees_everything(tmp_path: Path, name: str) 
 @pytest.mark.parametrize("name", SLOW)
 def test_every_mode_trains_alike_compiled(tmp_path: Path, name: str) -> None:
     check_case(tmp_path, *SLOW[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_fifty_steps_are_alike(tmp_path: Path, name: str) -> None:
+    """K4 as it is written: small differences would grow."""
+    ranks, words = CASES[name]
+    plain = [word for word in words if word != "compile"]
+    check_case(tmp_path, ranks, (*plain, "training.max_steps=50", "dataset.num_samples=2048"), steps=50)
 
 
 def mean_losses(folder: Path, ranks: Sequence[int]) -> list[float]:
