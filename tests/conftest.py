@@ -1,0 +1,13 @@
+"""For all tests: what they start hears signals, also where a shell had them ignored (`nohup`, `&`).
+
+A program starts with the signals ignored that its parent ignores, and many tests send one. A handler, even one that
+does nothing, is not passed on: the tests themselves still ignore what they were told to ignore.
+"""
+
+from __future__ import annotations
+
+import signal
+
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, lambda _number, _frame: None)
