@@ -12,15 +12,10 @@ from aorta.telemetry.schema import EndSource
 
 
 class Completion(Protocol):
-    """Filled in without Python (`native/host_tap.cpp`)."""
+    """Known without Python (`native.tap`)."""
 
-    @property
-    def end_ns(self) -> int:
-        """When the collective ended, on the clock of `time.perf_counter_ns`; 0 until it has."""
-
-    @property
-    def source(self) -> EndSource:
-        """Who noticed, once it has."""
+    def ended(self) -> tuple[int, EndSource] | None:
+        """When the collective ended, on the clock of `time.perf_counter_ns`, and who noticed; None until it has."""
 
 
 @dataclass(slots=True)
@@ -49,8 +44,8 @@ class Issued:
     def look(self) -> bool:
         """Whether its end is known, asking the backend's own stamp, if there is one."""
         completion = self.completion  # another thread may take it away meanwhile
-        if self.end is None and completion is not None and (end_ns := completion.end_ns):
-            self.end, self.end_source = end_ns, completion.source
+        if self.end is None and completion is not None and (ended := completion.ended()):
+            self.end, self.end_source = ended
             self.has_completed = self.completion = None
         return self.end is not None
 

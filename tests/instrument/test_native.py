@@ -309,7 +309,8 @@ def test_many_threads_at_once(tap: Tap) -> None:
 
 def test_another_thread_may_note_the_end_between_two_looks() -> None:
     class Ended:
-        end_ns, source = 7, "future"
+        def ended(self) -> tuple[int, str]:
+            return 7, "future"
 
     class Raced(Issued):
         """Its completion is there once: the thread that stamps has taken it away by the second time."""
@@ -331,7 +332,8 @@ def test_another_thread_may_note_the_end_between_two_looks() -> None:
 
 def test_the_first_to_notice_counts() -> None:
     class Ended:
-        end_ns, source = 7, "future"
+        def ended(self) -> tuple[int, str]:
+            return 7, "future"
 
     issued = Issued("allreduce", "world", 0, 4, "float32", 5, completion=Ended())  # type: ignore[arg-type]
     issued.stamp("wait")  # the caller came later

@@ -56,16 +56,15 @@ class End {
     // In one word, so that nobody reads the moment of one and the source of the other.
     both_.compare_exchange_strong(unknown, now_ns() * 2 + source, std::memory_order_acq_rel);
   }
-  bool known() const { return both_.load(std::memory_order_acquire) != 0; }
-  int64_t ns() const { return both_.load(std::memory_order_acquire) / 2; }
-  const char* source() const { return both_.load(std::memory_order_acquire) % 2 == WAIT ? "wait" : "future"; }
+  // Twice the moment, and the source in the last bit; 0 until it is known.
+  int64_t both() const { return both_.load(std::memory_order_acquire); }
 
  private:
   std::atomic<int64_t> both_{0};
 };
 
 struct Collective {
-  const Operator* op;  // lives as long as the tap
+  size_t op;  // by number
   std::string group;
   int64_t seq;
   int64_t bytes;
@@ -149,7 +148,7 @@ class TimedWork final : public Work {
   bool wait(std::chrono::milliseconds timeout) override {
     const std::lock_guard<std::mutex> held(once_);
     if (!waited_.load(std::memory_order_acquire)) {
-      const bool blocked = !end_->known();
+      const bool blocked = end_->both() == 0;
       const int64_t begin_ns = now_ns();
       const auto stood = [&] {
         if (blocked) {
@@ -219,9 +218,9 @@ const at::Tensor* first_tensor(c10::ArrayRef<IValue> values) {
 // The name of a collective in torch.profiler's trace (`labels.py`), while a profiler is on.
 class Label {
  public:
-  explicit Label(const Collective& collective) {
+  Label(const Operator& op, const Collective& collective) {
     if (auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) {
-      text_ = "comm:" + collective.op->kind + "#" + std::to_string(collective.seq) + " group=" + collective.group;
+      text_ = "comm:" + op.kind + "#" + std::to_string(collective.seq) + " group=" + collective.group;
       scope_.emplace(std::move(*callbacks));
       scope_->before(std::string_view(text_));
     }
@@ -280,22 +279,22 @@ class Tap : public std::enable_shared_from_this<Tap> {
   void begin() { step_->begin(); }
   void settle() { step_->settle(); }
 
-  // (kind, group, seq, bytes, dtype, issue_ns, point_to_point, waiters, end) of each collective, and (begin, end) of
-  // each stall, in nanoseconds.
+  // (operator, group, seq, bytes, dtype, issue_ns, waiters, end) of each collective, and (begin, end) of each stall, in
+  // nanoseconds. An end is a number where it is known (see End), else what will know it: objects cost the reader most.
   py::tuple end() {
     auto [collectives, stalls] = step_->end();
     py::list rows;
     for (Collective& row : collectives) {
+      const int64_t both = row.end->both();
       rows.append(py::make_tuple(
-          row.op->kind,
+          row.op,
           row.group,
           row.seq,
           row.bytes,
           row.dtype,
           row.issue_ns,
-          row.op->point_to_point,
           row.waiters,
-          std::move(row.end)));
+          both != 0 ? py::object(py::int_(both)) : py::cast(std::move(row.end))));
     }
     return py::make_tuple(rows, stalls);
   }
@@ -304,9 +303,9 @@ class Tap : public std::enable_shared_from_this<Tap> {
     const Operator& op = operators_[index].second;
     const auto arguments = torch::jit::last(*stack, handle.schema().arguments().size());
     Group& group = group_of(arguments[op.group_at].toCustomClass<ProcessGroup>());
-    const Collective row = issued(op, group, arguments);
+    const Collective row = issued(index, group, arguments);
     {
-      const Label label(row);
+      const Label label(op, row);
       handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     }
     if (const int64_t returned_ns = now_ns(); returned_ns - row.issue_ns > enqueue_ns_) {
@@ -333,11 +332,12 @@ class Tap : public std::enable_shared_from_this<Tap> {
     std::vector<bool> futureless;    // by operator
   };
 
-  Collective issued(const Operator& op, Group& group, c10::ArrayRef<IValue> arguments) {
+  Collective issued(size_t index, Group& group, c10::ArrayRef<IValue> arguments) {
+    const Operator& op = operators_[index].second;
     const at::Tensor* tensor = first_tensor(arguments);
     TORCH_CHECK_NOT_IMPLEMENTED(
         tensor == nullptr || tensor->is_cpu(), "a collective of device tensors in a run on the CPU");
-    Collective row{&op, group.name, 0, 0, std::nullopt, 0, 1, std::make_shared<End>()};
+    Collective row{index, group.name, 0, 0, std::nullopt, 0, 1, std::make_shared<End>()};
     if (op.argument) {
       row.bytes = bytes_in(arguments[*op.argument]) * (op.one_part ? group.size : 1);
       if (tensor != nullptr) {
@@ -415,8 +415,7 @@ void Kernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torc
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   pybind11::class_<End, std::shared_ptr<End>>(module, "End")
-      .def_property_readonly("end_ns", &End::ns)
-      .def_property_readonly("source", &End::source);
+      .def("both", &End::both);
   pybind11::class_<Operator>(module, "Operator")
       .def(
           pybind11::init<std::string, int64_t, std::optional<int64_t>, bool, bool, bool>(),

@@ -17,8 +17,24 @@ from aorta.instrument.collectives import ENQUEUE_NS, dtype_name, group_seen
 from aorta.instrument.issued import Group, Issued
 from aorta.instrument.operators import OPERATORS, position_of_group
 from aorta.instrument.seam import check_torch, counts_point_to_point
+from aorta.telemetry.schema import EndSource
 
 _CPU = torch.device("cpu")
+
+
+def ended(both: int) -> tuple[int, EndSource]:
+    """When a collective ended, and who noticed, of the number in which the compiled tap keeps the two."""
+    return both >> 1, "wait" if both & 1 else "future"
+
+
+class Completion:
+    """Of a collective that was under way when it was handed over."""
+
+    def __init__(self, end: Any) -> None:
+        self._end = end
+
+    def ended(self) -> tuple[int, EndSource] | None:
+        return ended(both) if (both := self._end.both()) else None
 
 
 class NativeTap:
@@ -44,6 +60,8 @@ class NativeTap:
         check_torch()
         self._groups, self._on_issue, self._on_stall = groups, on_issue, on_stall
         self._counts_point_to_point: dict[str, bool] = {}
+        here = {name: operator for name, operator in OPERATORS.items() if hasattr(torch.ops.c10d, name)}
+        self._operators = tuple(here.values())
         operators = [
             (
                 name,
@@ -56,8 +74,7 @@ class NativeTap:
                     point_to_point=operator.point_to_point,
                 ),
             )
-            for name, operator in OPERATORS.items()
-            if hasattr(torch.ops.c10d, name)
+            for name, operator in here.items()
         ]
         self._tap: Any = module.Tap(operators, ENQUEUE_NS, self._saw)
 
@@ -81,21 +98,18 @@ class NativeTap:
         if self._tap is None:
             return
         rows, stalls = self._tap.end()
-        for kind, group, seq, size, dtype, issue_ns, point_to_point, waiters, end in rows:
-            self._on_issue(
-                Issued(
-                    kind=kind,
-                    group=group,
-                    seq=seq,
-                    bytes=size,
-                    dtype=None if dtype is None else dtype_name(dtype),
-                    issue_ns=issue_ns,
-                    number=None if point_to_point else seq,
-                    waiters=waiters,
-                    counted=not point_to_point or self._counts_point_to_point[group],
-                    completion=end,
-                )
-            )
+        for number, group, seq, size, dtype, issue_ns, waiters, end in rows:
+            operator = self._operators[number]
+            alone = operator.point_to_point
+            named = None if dtype is None else dtype_name(dtype)
+            issued = Issued(operator.kind, group, seq, size, named, issue_ns, None if alone else seq, waiters=waiters)
+            if alone:
+                issued.counted = self._counts_point_to_point[group]
+            if isinstance(end, int):
+                issued.end, issued.end_source = ended(end)
+            else:
+                issued.completion = Completion(end)
+            self._on_issue(issued)
         for begin_ns, end_ns in stalls:
             self._on_stall(begin_ns, end_ns)
 
