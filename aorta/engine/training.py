@@ -226,9 +226,8 @@ class Training:
 
     def _manifest(self, folder: RunFolder, model: Spread, clocks: ClockSync | None, devices: DeviceSampler) -> None:
         facts = rank_facts(self.topology, self.device, devices.facts())
-        if self.config.instrument.mode is not Mode.off:
-            emulated = isinstance(self.config.fabric, EmulatedFabric)
-            facts |= host_tap(self.device, wanted=self.config.instrument.native, emulated=emulated)
+        asked, emulated = self.config.instrument, isinstance(self.config.fabric, EmulatedFabric)
+        facts |= host_tap(self.device, asked.mode.value, wanted=asked.native, emulated=emulated)
         ranks = self.peers.gather("facts", facts)
         warnings = self._knobs(model)
         for warning in warnings if self.topology.rank == 0 else ():

@@ -43,10 +43,9 @@ class Issued:
 
     def look(self) -> bool:
         """Whether its end is known, asking the backend's own stamp, if there is one."""
-        completion = self.completion  # another thread may take it away meanwhile
-        if self.end is None and completion is not None and (ended := completion.ended()):
+        if self.end is None and self.completion is not None and (ended := self.completion.ended()):
             self.end, self.end_source = ended
-            self.has_completed = self.completion = None
+            self.completion = None
         return self.end is not None
 
     def stamp(self, source: EndSource) -> None:

@@ -71,18 +71,18 @@ class TimedWork(dist._Work):
         self._work, self._wait, self._kept, self._repeatable = work, wait, kept, repeatable
         self._waiters = waiters
         self._once = threading.Lock()
-        self._waited = False
+        self._waited, self._answer = False, True
         kept.hold(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         with self._once:
             if self._repeatable or not self._waited:
-                self._wait(lambda: self._work.wait() if timeout is None else self._work.wait(timeout))
+                self._answer = self._wait(lambda: self._work.wait() if timeout is None else self._work.wait(timeout))
                 self._waited = True
             self._waiters -= 1
             if self._waiters <= 0:
                 self._kept.release(self)
-        return True
+        return self._answer
 
     def synchronize(self) -> None:
         self.wait()

@@ -81,7 +81,7 @@ def _attempt(plan: Plan, one: Launch, attempt: int, journal: Journal, stop: Stop
     # Before the process is made: a runner that is killed now leaves word of what to look for.
     journal.write(journals.START, **about, command=hide(command), log=str(log.relative_to(plan.output)))
     progress.started(one.name)
-    ended = _launched(plan, one, about["id"], log, stop, progress)
+    ended = _launched(plan, one, command, about["id"], log, stop, progress)
     run_id, missing = run_of(plan.run_folder(one))
     outcome, why = _judge(ended, missing, stop, plan.timeout_s)
     kept = None if outcome == journals.DONE else put_aside(plan, one, outcome)
@@ -101,11 +101,13 @@ def _attempt(plan: Plan, one: Launch, attempt: int, journal: Journal, stop: Stop
     return None if why is None else f"{why} ({log})"
 
 
-def _launched(plan: Plan, one: Launch, id_: str, log: Path, stop: Stop, progress: Progress) -> Ended:
+def _launched(
+    plan: Plan, one: Launch, command: list[str], id_: str, log: Path, stop: Stop, progress: Progress
+) -> Ended:
     """A program that is not there is a launch that failed, as it would be in a shell."""
     try:
         return launch(
-            plan.command(one),
+            command,
             id_=id_,
             environment={**own_environment(), **one.side.environment},
             stop=stop,

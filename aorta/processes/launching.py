@@ -52,12 +52,16 @@ class Stop:
         self.process: subprocess.Popen[bytes] | None = None
 
     def pass_on(self, number: int) -> None:
-        """Send a signal to the process group of the launch, if one runs. SIGHUP goes on as SIGTERM: ranks that heed
-        one end after their step, and know nothing of a terminal.
+        """Send a signal to the launch, if one runs: to its first process alone, which knows what to do with its others
+        (a DataLoader's workers would die of it, and the rank with them). SIGKILL goes to the whole process group.
+        SIGHUP goes on as SIGTERM: ranks that heed one end after their step, and know nothing of a terminal.
         """
         if self.process is not None and self.process.poll() is None:
             with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGTERM if number == signal.SIGHUP else number)
+                if number == signal.SIGKILL:
+                    os.killpg(self.process.pid, number)
+                else:
+                    self.process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.signal is None:
@@ -100,7 +104,7 @@ def launch(
             tick: called now and then.
 
     Raises:
-        ToolMissing: the program is not there, or is none.
+        ToolMissing: the program cannot be started, or not in that folder.
     """
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -137,6 +141,9 @@ def launch(
 def run_to_end(command: Sequence[str]) -> int:
     """Run a program that is no launch, its words where ours go; signals are passed on. Returns its exit code, 128 + n
     where a signal ended it, be it by way of its own handler.
+
+    Raises:
+        OSError: it cannot be started.
     """
     stop = Stop()
     with stop.on_signals():

@@ -109,7 +109,7 @@ def open_record(
     clocks = ClockSynchronisation(Clock(), peers, topology, run)
     measured = clocks.at_start()
     devices = device_sampler(Telemetry(devices=Devices[settings.devices]), device)
-    facts = rank_facts(topology, device, devices.facts()) | host_tap(device, wanted=True, emulated=False)
+    facts = rank_facts(topology, device, devices.facts()) | host_tap(device, settings.mode, wanted=True, emulated=False)
     ranks = peers.gather("facts", facts)
     warnings = _knobs(settings.mode, device)
     for warning in warnings if topology.rank == 0 else ():

@@ -19,9 +19,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from aorta.config.arguments import quoted
 from aorta.config.multirun import Batch, Job, Stopped, TorchrunConf
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, InputError, RunIncomplete
-from aorta.processes import launching as processes
 from aorta.processes.environment import own_environment
-from aorta.processes.launching import Stop
+from aorta.processes.launching import Ended as LaunchEnded
+from aorta.processes.launching import Stop, launch
 from aorta.processes.saying import say
 from aorta.sweep import journal as journals
 from aorta.sweep.folder import JOURNAL, hold, job_name, make_room
@@ -156,7 +156,7 @@ class TorchrunJobs:
         self._say(f"job {name}: {said}")
         folder = [quoted("training.output_dir", str(self._folder)), quoted("label", name)]
         words = [*self._options, *own, *folder, "hydra.mode=RUN"]
-        ended = processes.launch(
+        ended = launch(
             [*self._command(options), *words],
             id_=mark_of(self._folder, name),
             environment=own_environment(),
@@ -174,7 +174,7 @@ class TorchrunJobs:
             return Ended(name, "failed", ended.exit_code, ended.seconds, None, why)
         return self._done(name, ended, options.metric)
 
-    def _done(self, name: str, ended: processes.Ended, metric: str) -> Ended:
+    def _done(self, name: str, ended: LaunchEnded, metric: str) -> Ended:
         result = read_result(self._folder / name)
         value, reason = result.of(metric)
         if not result.readable:  # it says that it ran, and left nothing to read

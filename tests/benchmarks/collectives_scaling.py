@@ -36,7 +36,7 @@ def worker(words: Any) -> dict[str, dict[str, float]]:
     found: dict[str, dict[int, list[int]]] = {arm: {size: [] for size in SIZES} for arm in ("on", "off")}
     with process_group(topology, CPU, 120), tempfile.TemporaryDirectory() as folder:
         writer = RecordWriter(Path(folder) / "record.jsonl", topology.rank)
-        steps = TinySteps(writer, topology.rank, topology.world_size)
+        steps = TinySteps(writer, topology.rank, topology.world_size, native=not words.python)
         for turn in range(words.rounds):
             for arm in ("on", "off") if turn % 2 == 0 else ("off", "on"):
                 with nullcontext() if arm == "on" else steps.instrument.paused():
@@ -50,12 +50,14 @@ def worker(words: Any) -> dict[str, dict[str, float]]:
 
 def measure(words: Any) -> int:
     """One launch."""
-    found = plans.launch("tests.benchmarks.collectives_scaling", 1, "--rounds", str(words.rounds))
+    found = plans.launch(
+        "tests.benchmarks.collectives_scaling", 1, "--rounds", str(words.rounds), *plans.tap_words(words)
+    )
     cost = {size: (found["on"][str(size)] - found["off"][str(size)]) / 1e3 for size in SIZES}
     steep = [size for size in SIZES if size >= 100]
     exponent = float(np.polyfit(np.log(steep), np.log([cost[size] for size in steep]), 1)[0])
     each = {size: cost[size] / size for size in SIZES}
-    figures = {"us_per_step": cost, "us_per_collective": each, "exponent": exponent}
+    figures = {"host_tap": plans.host_tap(words), "us_per_step": cost, "us_per_collective": each, "exponent": exponent}
     targets = {"exponent <= 1.15": exponent <= 1.15, "1,000 against 100 <= 1.5": each[1_000] <= 1.5 * each[100]}
     return plans.say("collectives_scaling", figures, targets)
 
@@ -64,6 +66,7 @@ def main() -> int:
     """Parse, launch, print."""
     parser = plans.arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=6 if "--quick" in sys.argv else 30)
+    plans.choose_tap(parser)
     return plans.run(parser, measure, worker)
 
 

@@ -28,7 +28,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from aorta.instrument.native.build import compiled
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
 from aorta.telemetry.writer import RecordWriter
@@ -79,12 +78,12 @@ def measure(words: Any) -> int:
     """All launches, interleaved: strategies and modes take turns, so that a busy spell hits them alike."""
     plan = [(strategy, mode) for strategy in words.strategies for mode in words.modes]
     found: dict[tuple[str, str], list[list[dict[str, tuple[float, float]]]]] = {case: [] for case in plan}
-    sizes = ("--pairs", str(words.pairs), "--steps", str(words.steps), *(["--python"] if words.python else []))
+    sizes = ("--pairs", str(words.pairs), "--steps", str(words.steps), *plans.tap_words(words))
     for turn in range(words.launches):
         for strategy, mode in plan if turn % 2 == 0 else plan[::-1]:
             case = ("--strategy", strategy, "--mode", mode)
             found[strategy, mode].append(plans.launch("tests.benchmarks.instrument_cost", 2, *case, *sizes))
-    figures: dict[str, Any] = {"host_tap": compiled(CPU, wanted=not words.python, emulated=False)[1]}
+    figures: dict[str, Any] = {"host_tap": plans.host_tap(words)}
     targets = {}
     for (strategy, mode), launches in found.items():
 
@@ -117,7 +116,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=6 if quick else 20)
     parser.add_argument("--strategy")
     parser.add_argument("--mode")
-    parser.add_argument("--python", action="store_true", help="without the compiled part, though it is built")
+    plans.choose_tap(parser)
     return plans.run(parser, measure, worker)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from aorta.instrument.native.build import compiled
 from tests.runs import ROOT, environment
 
 RESAMPLES = 5_000
@@ -31,6 +32,21 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="a smaller plan, to see that it works")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)  # set by `launch`: where rank 0 answers
     return parser
+
+
+def choose_tap(parser: argparse.ArgumentParser) -> None:
+    """The word for a benchmark of what the compiled tap changes."""
+    parser.add_argument("--python", action="store_true", help="without the compiled part, though it is built")
+
+
+def tap_words(words: Any) -> list[str]:
+    """For the ranks."""
+    return ["--python"] if words.python else []
+
+
+def host_tap(words: Any) -> str:
+    """What times collectives here, in words."""
+    return compiled(torch.device("cpu"), wanted=not words.python, emulated=False)[1]
 
 
 def launch(module: str, ranks: int, *words: str, timeout_s: float = 1800) -> Any:

@@ -35,12 +35,17 @@ def worker(words: Any) -> list[int]:
         path = Path(folder) / "record.jsonl"
         writer = RecordWriter(path, topology.rank)
         if words.tiny:
-            steps = TinySteps(writer, topology.rank, topology.world_size)
+            steps = TinySteps(writer, topology.rank, topology.world_size, native=not words.python)
             for _ in range(words.steps):
                 steps.step(COLLECTIVES)
             steps.close()
         else:
-            loop = Loop(("training.device=cpu", "parallel=fsdp"), topology, torch.device("cpu"), writer.write)
+            loop = Loop(
+                ("training.device=cpu", "parallel=fsdp", f"instrument.native={not words.python}"),
+                topology,
+                torch.device("cpu"),
+                writer.write,
+            )
             for _ in range(words.steps):
                 loop.step()
             loop.finish()
@@ -50,9 +55,11 @@ def worker(words: Any) -> list[int]:
 
 def measure(words: Any) -> int:
     """Both regimes."""
-    tiny = plans.launch("tests.benchmarks.record_size", 1, "--tiny", "--steps", str(words.steps))
-    real = plans.launch("tests.benchmarks.record_size", 2, "--steps", str(words.steps))
+    sizes = ("--steps", str(words.steps), *plans.tap_words(words))
+    tiny = plans.launch("tests.benchmarks.record_size", 1, "--tiny", *sizes)
+    real = plans.launch("tests.benchmarks.record_size", 2, *sizes)
     figures = {
+        "host_tap": plans.host_tap(words),
         "collectives": COLLECTIVES,
         "bytes_per_step": {"median": median(tiny), "max": max(tiny)},
         "fsdp_bytes_per_step": {"median": median(real), "max": max(real)},
@@ -65,6 +72,7 @@ def main() -> int:
     parser = plans.arguments(__doc__)
     parser.add_argument("--steps", type=int, default=5 if "--quick" in sys.argv else 20)
     parser.add_argument("--tiny", action="store_true")
+    plans.choose_tap(parser)
     return plans.run(parser, measure, worker)
 
 

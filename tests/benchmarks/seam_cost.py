@@ -35,7 +35,6 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.instrument import Instrument
-from aorta.instrument.native.build import compiled
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.seam import Seam
@@ -121,14 +120,14 @@ def worker(words: Any) -> list[dict[str, dict[str, float]]]:
 
 def measure(words: Any) -> int:
     """Worlds of one and two."""
-    figures: dict[str, Any] = {"host_tap": compiled(CPU, wanted=not words.python, emulated=False)[1]}
+    figures: dict[str, Any] = {"host_tap": plans.host_tap(words)}
     targets = {}
     for ranks in (1, 2):
         halves = plans.launch(
             "tests.benchmarks.seam_cost",
             ranks,
             *("--halves", str(words.halves), "--calls", str(words.calls)),
-            *(["--python"] if words.python else []),
+            *plans.tap_words(words),
         )
 
         def us(pick: Callable[[dict[str, dict[str, float]]], float], halves: Any = halves) -> dict[str, float]:
@@ -158,7 +157,7 @@ def main() -> int:
     parser = plans.arguments(__doc__)
     parser.add_argument("--halves", type=int, default=4 if "--quick" in sys.argv else 20)
     parser.add_argument("--calls", type=int, default=200)
-    parser.add_argument("--python", action="store_true", help="without the compiled part, though it is built")
+    plans.choose_tap(parser)
     return plans.run(parser, measure, worker)
 
 

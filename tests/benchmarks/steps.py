@@ -21,11 +21,11 @@ class TinySteps:
     """Steps of a given number of all-reduces and one block range for each.
 
     Args:
-        writer: takes the record. rank, world_size: of this process.
+        writer: takes the record. rank, world_size: of this process. native: with the compiled tap, where it is built.
     """
 
-    def __init__(self, writer: RecordWriter, rank: int, world_size: int) -> None:
-        self.instrument = Instrument(CPU, "dedicated", rank, world_size, read_clocks(), writer.write, native=True)
+    def __init__(self, writer: RecordWriter, rank: int, world_size: int, *, native: bool) -> None:
+        self.instrument = Instrument(CPU, "dedicated", rank, world_size, read_clocks(), writer.write, native=native)
         self._blocks = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(8)])
         self.instrument.watch([(f"layer_{number}", block) for number, block in enumerate(self._blocks)])
         self._tensor, self._input = torch.ones(1), torch.ones(4)

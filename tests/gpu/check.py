@@ -130,7 +130,7 @@ class _EarlyEnds:
 
     def __init__(self, loop: Loop) -> None:
         instrument = loop.instrument
-        tap, self._clock = instrument._handler, instrument._clock
+        tap, self._clock = instrument._tap, instrument.clock
         assert isinstance(tap, DeviceTap)
         self._marks: dict[tuple[str, int], Any] = {}
         right = tap._ended_on

@@ -22,8 +22,10 @@ from typing import Any, Final
 import torch
 
 from aorta.errors import ToolMissing
+from aorta.telemetry.schema import InstrumentMode
 
 SOURCE: Final = Path(__file__).with_name("host_tap.cpp")
+HEADER: Final = SOURCE.with_name("step.hpp")
 BUILD_COMMAND: Final = "python -m aorta.instrument.native"
 
 
@@ -35,7 +37,7 @@ def library() -> Path:
         RuntimeError: there is no home folder to look in.
     """
     torch_build = (torch.__version__, str(torch.version.git_version), str(torch._C._GLIBCXX_USE_CXX11_ABI))
-    made_from = (SOURCE.read_text(), *torch_build, sys.version)
+    made_from = (SOURCE.read_text(), HEADER.read_text(), *torch_build, sys.version)
     digest = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "aorta" / f"host_tap_{digest}{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -81,9 +83,11 @@ def compiled(device: torch.device, *, wanted: bool, emulated: bool) -> tuple[Any
     return module, "native" if why_not is None else f"python: {why_not}"
 
 
-def host_tap(device: torch.device, *, wanted: bool, emulated: bool) -> dict[str, str]:
-    """A rank's entry in the manifest: what times its collectives; nothing on an accelerator."""
-    return {"host_tap": compiled(device, wanted=wanted, emulated=emulated)[1]} if device.type == "cpu" else {}
+def host_tap(device: torch.device, mode: InstrumentMode, *, wanted: bool, emulated: bool) -> dict[str, str]:
+    """A rank's entry in the manifest: what times its collectives; nothing on an accelerator, or where nothing does."""
+    if device.type != "cpu" or mode == "off":
+        return {}
+    return {"host_tap": compiled(device, wanted=wanted, emulated=emulated)[1]}
 
 
 def build() -> Path:

@@ -1,0 +1,175 @@
+// What is remembered of collectives while a step runs: when each ended, and when a caller stood waiting.
+//
+// Enters: moments, from whatever thread. Leaves: the rows and stalls of a step. Must not: touch a Python object; wait for a
+// backend's work more than once, or without being asked.
+
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace aorta {
+
+using c10d::Work;
+using Future = c10::ivalue::Future;
+
+// The clock of Python's time.perf_counter_ns() on Linux: CLOCK_MONOTONIC.
+inline int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// When a collective ended, and who noticed first: the backend's future, or its caller's wait.
+class End {
+ public:
+  enum Source : int64_t { FUTURE = 0, WAIT = 1 };
+
+  void stamp(Source source) {
+    int64_t unknown = 0;
+    // In one word, so that nobody reads the moment of one and the source of the other.
+    both_.compare_exchange_strong(unknown, now_ns() * 2 + source, std::memory_order_acq_rel);
+  }
+  // Twice the moment, and the source in the last bit; 0 until it is known.
+  int64_t both() const { return both_.load(std::memory_order_acquire); }
+
+ private:
+  std::atomic<int64_t> both_{0};
+};
+
+struct Collective {
+  size_t op;  // by number
+  std::string group;
+  int64_t seq;
+  int64_t bytes;
+  std::optional<at::ScalarType> dtype;
+  int64_t issue_ns;
+  int64_t waiters;
+  std::shared_ptr<End> end;
+};
+
+using Stalls = std::vector<std::pair<int64_t, int64_t>>;
+
+// What happens in one step. Written from any thread; between two steps nothing is noted down.
+class Step {
+ public:
+  void begin() {
+    const std::lock_guard<std::mutex> held(mutex_);
+    collectives_.clear();
+    stalls_.clear();
+    under_way_.clear();
+    open_ = true;
+  }
+
+  std::pair<std::vector<Collective>, Stalls> end() {
+    const std::lock_guard<std::mutex> held(mutex_);
+    open_ = false;
+    under_way_.clear();
+    return {std::exchange(collectives_, {}), std::exchange(stalls_, {})};
+  }
+
+  // Numbered and noted down in one go: rows are in the order in which they were issued.
+  void issue(Collective& row, int64_t& count) {
+    const std::lock_guard<std::mutex> held(mutex_);
+    row.seq = count++;
+    row.issue_ns = now_ns();
+    if (open_) {
+      collectives_.push_back(row);
+    }
+  }
+
+  void stall(int64_t begin_ns, int64_t end_ns) {
+    const std::lock_guard<std::mutex> held(mutex_);
+    if (open_) {
+      stalls_.emplace_back(begin_ns, end_ns);
+    }
+  }
+
+  void watch(const c10::intrusive_ptr<Future>& future, const std::shared_ptr<End>& end) {
+    const std::lock_guard<std::mutex> held(mutex_);
+    if (open_) {
+      under_way_.emplace_back(c10::weak_intrusive_ptr<Future>(future), end);
+    }
+  }
+
+  // A future wakes those who wait before it calls back: who goes on because collectives are over says so here.
+  void settle() {
+    const std::lock_guard<std::mutex> held(mutex_);
+    for (const auto& [future, end] : under_way_) {
+      const auto alive = future.lock();
+      if (alive && alive->completed()) {
+        end->stamp(End::FUTURE);
+      }
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  bool open_ = false;
+  std::vector<Collective> collectives_;
+  Stalls stalls_;
+  std::vector<std::pair<c10::weak_intrusive_ptr<Future>, std::shared_ptr<End>>> under_way_;
+};
+
+// Stands for the backend's work, and remembers when its caller stood waiting.
+class TimedWork final : public Work {
+ public:
+  TimedWork(c10::intrusive_ptr<Work> work, std::shared_ptr<End> end, std::shared_ptr<Step> step)
+      : Work(-1, work->retrieveOpType()), work_(std::move(work)), end_(std::move(end)), step_(std::move(step)) {}
+
+  // gloo's reduce-scatter copies its result out inside its wait, and a second one copies again (R6): others that wait
+  // for the same handle only wait for the first.
+  bool wait(std::chrono::milliseconds timeout) override {
+    const std::lock_guard<std::mutex> held(once_);
+    if (!waited_.load(std::memory_order_acquire)) {
+      const bool blocked = end_->both() == 0;
+      const int64_t begin_ns = now_ns();
+      const auto stood = [&] {
+        if (blocked) {
+          step_->stall(begin_ns, now_ns());
+        }
+      };
+      try {
+        answer_ = work_->wait(timeout);
+      } catch (...) {  // of a timeout, perhaps: that is not the end
+        stood();
+        throw;
+      }
+      end_->stamp(End::WAIT);
+      stood();
+      waited_.store(true, std::memory_order_release);
+    }
+    return answer_;
+  }
+
+  void synchronize() override { work_->synchronize(); }
+  void blockCurrentStream() override { work_->blockCurrentStream(); }
+  bool isCompleted() override { return waited_.load(std::memory_order_acquire) || work_->isCompleted(); }
+  bool isSuccess() const override { return work_->isSuccess(); }
+  std::exception_ptr exception() const override { return work_->exception(); }
+  std::vector<at::Tensor> result() override { return work_->result(); }
+  int sourceRank() const override { return work_->sourceRank(); }
+  c10::intrusive_ptr<Future> getFuture() override { return work_->getFuture(); }
+  c10::intrusive_ptr<Future> getFutureResult() override { return work_->getFutureResult(); }
+  void abort() override { work_->abort(); }
+  float getDuration() const override { return work_->getDuration(); }
+  uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
+
+ private:
+  const c10::intrusive_ptr<Work> work_;
+  const std::shared_ptr<End> end_;
+  const std::shared_ptr<Step> step_;
+  std::mutex once_;
+  bool answer_ = true;
+  std::atomic<bool> waited_{false};
+};
+
+}  // namespace aorta
