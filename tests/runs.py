@@ -27,6 +27,8 @@ SMALL = (
     "telemetry.warmup_steps=2",
 )
 """A run that takes a second or two once its processes are up."""
+HANGS_S = 600.0
+"""A limit that only a hang reaches: a busy machine may take many times as long as one that is idle."""
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -50,21 +52,21 @@ def command(ranks: int, *words: str, options: tuple[str, ...] = ()) -> list[str]
 
 
 def train(
-    folder: Path, *words: str, ranks: int = 2, timeout_s: float = 120, launcher: Launcher = "fork"
+    folder: Path, *words: str, ranks: int = 2, timeout_s: float = HANGS_S, launcher: Launcher = "fork"
 ) -> subprocess.CompletedProcess[str]:
     """A small run in `folder`; later words win over the small sizes. Fails the test when the run fails."""
     return succeeded(attempt(folder, *words, ranks=ranks, timeout_s=timeout_s, launcher=launcher))
 
 
 def attempt(
-    folder: Path, *words: str, ranks: int = 2, timeout_s: float = 120, launcher: Launcher = "fork"
+    folder: Path, *words: str, ranks: int = 2, timeout_s: float = HANGS_S, launcher: Launcher = "fork"
 ) -> subprocess.CompletedProcess[str]:
     """Like `train`, but the run may fail."""
     return job(*SMALL, f"training.output_dir={folder}", *words, ranks=ranks, timeout_s=timeout_s, launcher=launcher)
 
 
 def job(
-    *words: str, ranks: int = 2, timeout_s: float = 120, launcher: Launcher = "fork"
+    *words: str, ranks: int = 2, timeout_s: float = HANGS_S, launcher: Launcher = "fork"
 ) -> subprocess.CompletedProcess[str]:
     """`train.py` with these words and no others; it may fail."""
     if ranks > 1 and launcher == "fork":
@@ -73,7 +75,7 @@ def job(
 
 
 def program(
-    module: str, *words: str, ranks: int = 2, timeout_s: float = 240, launcher: Launcher = "fork"
+    module: str, *words: str, ranks: int = 2, timeout_s: float = HANGS_S, launcher: Launcher = "fork"
 ) -> subprocess.CompletedProcess[str]:
     """A module of the tests on several ranks; it may fail."""
     own = environment(PYTHONPATH=str(ROOT))

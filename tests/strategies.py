@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from aorta.telemetry.schema import Anchor, Footer, Header, Step
 from aorta.timeline.classes import KINDS
 
-# No deadlines: on a shared machine they test the machine.
-settings.register_profile("gate", deadline=None, derandomize=True, max_examples=200)
-settings.register_profile("soak", deadline=None, max_examples=20_000, suppress_health_check=[HealthCheck.too_slow])
+# No deadlines, and no limit for drawing examples: on a shared machine they test the machine.
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("gate", UNTIMED, derandomize=True, max_examples=200)
+settings.register_profile("soak", UNTIMED, max_examples=20_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 RANGE = range(-3, 41)

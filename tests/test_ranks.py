@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes.test_launching import gone
 from tests.ranks import forked
 from tests.runs import environment, program, succeeded
 
@@ -22,8 +23,14 @@ import os, signal, subprocess, sys, time
 rank, ready = os.environ["RANK"], os.path.join(os.path.dirname(__file__), "ready")
 
 
+def say(*words, to=sys.stdout):
+    # One write, for ranks share a file: `print` makes one of each word where Python does not buffer.
+    to.write(" ".join(map(str, words)) + "\\n")
+    to.flush()
+
+
 def hang(*others):
-    print(os.getpid(), *others, flush=True)
+    say(os.getpid(), *others)
     open(ready, "w").close()
     time.sleep(600)
 
@@ -52,9 +59,7 @@ def lives(pid: int) -> bool:
 
 
 def test_each_rank_is_given_its_words_and_is_heard(tmp_path: Path) -> None:
-    done = run(
-        tmp_path, "print(rank, __name__, *sys.argv[1:])\nprint('late', rank, file=sys.stderr)", "a", "b c", ranks=3
-    )
+    done = run(tmp_path, "say(rank, __name__, *sys.argv[1:])\nsay('late', rank, to=sys.stderr)", "a", "b c", ranks=3)
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == [f"{rank} __main__ a b c" for rank in range(3)]
     assert sorted(done.stderr.splitlines()) == [f"late {rank}" for rank in range(3)]
@@ -82,14 +87,14 @@ def test_a_rank_that_will_not_end_is_ended_with_what_it_started(tmp_path: Path) 
     assert "exit codes by rank: [-9, 3]" in done.stderr
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2
-    assert not any(map(lives, pids))
+    assert all(map(gone, pids))  # whoever takes in the child of a rank may take its time
 
 
 def test_a_launch_that_takes_too_long_leaves_nobody_and_says_what_it_said(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired) as late:
-        run(tmp_path, "signal.signal(15, signal.SIG_IGN)\nhang()", timeout_s=2)
-    assert time.monotonic() - began < 30
+        run(tmp_path, "signal.signal(15, signal.SIG_IGN)\nhang()", timeout_s=10)
+    assert time.monotonic() - began < 60
     pids = late.value.output.split()
     assert len(pids) == 2
     assert pids[0] in late.value.__notes__[0]
@@ -102,7 +107,7 @@ def test_the_server_s_and_the_caller_s_environment_are_their_own(
     monkeypatch.setenv("AORTA_TEST", "mine")
     monkeypatch.setenv("WORLD_SIZE", "5")  # of a launch that started pytest
     before = dict(os.environ)
-    done = run(tmp_path, "print(os.environ['AORTA_TEST'], os.environ['WORLD_SIZE'])")
+    done = run(tmp_path, "say(os.environ['AORTA_TEST'], os.environ['WORLD_SIZE'])")
     assert done.stdout.splitlines() == ["mine 2"] * 2
     assert dict(os.environ) == before
 

@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from tests.runs import ROOT, SMALL, environment, record
+from tests.runs import HANGS_S, ROOT, SMALL, environment, record
 
 pytestmark = pytest.mark.dist
 
 
-def ended(processes, timeout_s=120):
+def ended(processes):
     """Each process's code and words; none is left running."""
     try:
-        said = [process.communicate(timeout=timeout_s)[0] for process in processes]
+        said = [process.communicate(timeout=HANGS_S)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -29,7 +29,7 @@ def command(script, *words):
         capture_output=True,
         text=True,
         env=environment(),
-        timeout=120,
+        timeout=HANGS_S,
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -20,7 +20,7 @@ def main(folder: str) -> None:
     clock_sync._COMES_S = 4.0
     topology = read_topology()
     start_logging(topology.rank, topology.world_size)
-    words = ("workload=rpc", "workload.windows=3", "workload.calls=7", "workload.timeout_s=5", "label=dies")
+    words = ("workload=rpc", "workload.windows=3", "workload.calls=7", "workload.timeout_s=12", "label=dies")
     base = ("profiling.enabled=true", "training.device=cpu", "training.timeout_s=60", f"training.output_dir={folder}")
     if topology.rank == 1:
         WorkerWindow.stop = lambda self, path: os.kill(os.getpid(), signal.SIGKILL)

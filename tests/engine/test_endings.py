@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from aorta.telemetry.reader import read_rank
-from tests.runs import SMALL, attempt, command, environment, losses, record, train
+from tests.runs import SMALL, attempt, command, environment, finished, losses, record, train
 
 pytestmark = pytest.mark.dist
+PATIENCE_S = 200.0
+"""For what takes a second or two, with a run under way that would go on."""
 
 
 def start(folder: Path, *words: str, ranks: int = 2, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
@@ -29,7 +31,7 @@ def start(folder: Path, *words: str, ranks: int = 2, options: tuple[str, ...] = 
     )
 
 
-def wait_for_steps(folder: Path, count: int, rank: int = 0, timeout_s: float = 60) -> int:
+def wait_for_steps(folder: Path, count: int, rank: int = 0, timeout_s: float = PATIENCE_S) -> int:
     """Wait until a rank wrote `count` steps; its process id."""
     path = folder / f"rank_{rank}_metrics.jsonl"
     deadline = time.monotonic() + timeout_s
@@ -67,7 +69,7 @@ def test_sigterm_ends_after_a_step_with_143(tmp_path: Path) -> None:
     run = start(tmp_path, ranks=1)
     wait_for_steps(tmp_path, 3)
     run.send_signal(signal.SIGTERM)
-    run.communicate(timeout=30)
+    run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 128 + signal.SIGTERM
     kept = record(tmp_path)
     assert kept.problems == []
@@ -80,7 +82,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> N
     run = start(tmp_path)
     wait_for_steps(tmp_path, 3, rank=0)
     os.kill(wait_for_steps(tmp_path, 3, rank=1), signal.SIGINT)
-    run.communicate(timeout=60)
+    run.communicate(timeout=PATIENCE_S)
     ends = [record(tmp_path, rank) for rank in (0, 1)]
     assert [e.problems for e in ends] == [[], []]
     assert [e.footer.reason if e.footer else None for e in ends] == ["signal", "signal"]
@@ -90,7 +92,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> N
 def test_a_killed_rank_is_named_by_the_other(tmp_path: Path) -> None:
     run = start(tmp_path, "training.timeout_s=20")
     os.kill(wait_for_steps(tmp_path, 3, rank=1), signal.SIGKILL)
-    _, stderr = run.communicate(timeout=60)
+    _, stderr = run.communicate(timeout=PATIENCE_S)
     assert run.returncode != 0
     assert "rank 0: a collective failed because of a peer: rank 1 left no word: killed, or hanging" in stderr
     survivor = record(tmp_path, 0)
@@ -104,10 +106,10 @@ def test_a_killed_rank_is_named_by_the_other(tmp_path: Path) -> None:
 
 
 def test_a_restart_resumes_and_keeps_both_attempts(tmp_path: Path) -> None:
-    words = ("training.checkpoint_interval=4", "training.max_steps=60")
+    words = ("training.checkpoint_interval=4", "training.max_steps=200")  # far from its end when a rank is killed
     run = start(tmp_path, *words, options=("--max-restarts", "1"))
     os.kill(wait_for_steps(tmp_path, 9, rank=1), signal.SIGKILL)
-    _, stderr = run.communicate(timeout=90)
+    _, stderr = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 0, stderr
     (first,) = (tmp_path / "history").iterdir()
     now, then = record(tmp_path), read_rank(first / "rank_0_metrics.jsonl")
@@ -115,7 +117,7 @@ def test_a_restart_resumes_and_keeps_both_attempts(tmp_path: Path) -> None:
     assert then.header.run_id == now.header.run_id
     assert now.header.start_step > 0
     assert now.header.start_step % 4 == 0
-    assert [s.global_step for s in now.steps] == list(range(now.header.start_step, 60))
+    assert [s.global_step for s in now.steps] == list(range(now.header.start_step, 200))
     assert len(then.steps) >= 8
 
 
@@ -123,7 +125,7 @@ def test_a_full_disk_ends_all_ranks_and_names_the_one_that_met_it(tmp_path: Path
     # A limit on file size is what a test can set without a disk of its own; write() fails in the same way.
     limited = ["bash", "-c", 'ulimit -f 48 && exec "$@"', "limited"]
     words = command(2, *SMALL, "training.max_steps=400", "training.epochs=1000", f"training.output_dir={tmp_path}")
-    done = subprocess.run(limited + words, capture_output=True, text=True, env=environment(), timeout=90, check=False)
+    done = finished(limited + words, PATIENCE_S)
     assert done.returncode != 0
     assert "cannot write its record" in done.stderr
     assert "File too large" in done.stderr
@@ -147,7 +149,7 @@ def test_the_manifest_holds_no_secret(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         env=environment(HF_TOKEN="secret-1", NCCL_DEBUG="WARN", NCCL_AUTH_TOKEN="secret-2"),
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     assert "secret" not in (tmp_path / "run.json").read_text() + done.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from aorta.telemetry.schema import Step
 from tests.engine.modes import MODES
 from tests.runs import losses, program, record, succeeded, train
 from tests.witness import PROFILED, profiler_rows
@@ -140,11 +141,16 @@ def test_ranks_that_share_layers_train_like_one(tmp_path: Path) -> None:
     assert losses(tmp_path / "tp") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
     assert [step.grad_norm for step in tp] == pytest.approx([step.grad_norm for step in one], rel=1e-3)
     # Waiting inside a block, in C++, is seen, and is not its computation (R5).
-    last = tp[-1]
-    assert (last.overlap["compute_stall_ms"] or 0) > 0.5 * (last.overlap["exposed_comm_ms"] or 0) > 0
-    spans = {(span.block, span.phase): span for span in last.compute}
+    assert any(waits_inside_a_block(step) for step in tp if not step.warmup)  # others may hold up a step
+
+
+def waits_inside_a_block(step: Step) -> bool:
+    """Most of what is exposed is waited for inside blocks, some of it in the forward pass of a layer."""
+    spans = {(span.block, span.phase): span for span in step.compute}
     layer = spans["encoder.0", "forward"]
-    assert any(layer.start_ns <= stall.start_ns < stall.end_ns <= layer.end_ns for stall in last.stalls)
+    return (step.overlap["compute_stall_ms"] or 0) > 0.5 * (step.overlap["exposed_comm_ms"] or 0) > 0 and any(
+        layer.start_ns <= stall.start_ns < stall.end_ns <= layer.end_ns for stall in step.stalls
+    )
 
 
 @pytest.mark.slow
@@ -169,6 +175,6 @@ def test_many_small_steps_do_not_hang(tmp_path: Path, strategy: str) -> None:
     words = (*TINY, "training.max_steps=500", "training.gradient_accumulation=1", "dataset.num_samples=4000")
     # The watchdog: a collective that does not end within 60 s fails the run; 500 steps may take longer than that.
     words = (*words, "workload.num_layers=1", "training.batch_size=2", "training.timeout_s=60")
-    train(tmp_path, *words, f"parallel={strategy}", timeout_s=240)
+    train(tmp_path, *words, f"parallel={strategy}")
     assert len(record(tmp_path).steps) == 500
     assert json.loads((tmp_path / "run.json").read_text())["warnings"] == []

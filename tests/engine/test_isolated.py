@@ -16,7 +16,7 @@ from aorta.analysis.aggregate import Dataset, aggregate
 from aorta.analysis.readers.run_folder import load_run
 from aorta.telemetry.schema import Step
 from tests.engine.isolated import CASES, COMPARED, SLOW
-from tests.engine.test_endings import start, wait_for_steps
+from tests.engine.test_endings import PATIENCE_S, start, wait_for_steps
 from tests.runs import attempt, program, record, succeeded, train
 
 pytestmark = pytest.mark.dist
@@ -28,7 +28,7 @@ STEPS = 3
 
 
 def launch(folder: Path, ranks: int, *names: str) -> None:
-    succeeded(program("tests.engine.isolated", str(folder), *names, ranks=ranks, timeout_s=280))
+    succeeded(program("tests.engine.isolated", str(folder), *names, ranks=ranks))
 
 
 @pytest.fixture(scope="module")
@@ -170,11 +170,11 @@ def test_the_same_of_further_forms(tmp_path: Path) -> None:
 def test_a_signal_during_a_phase_ends_it_on_all_ranks_after_the_same_step(tmp_path: Path) -> None:
     run = start(tmp_path, "training.max_steps=4", "baseline=true", "baseline.steps=100000")
     try:
-        os.kill(wait_for_steps(tmp_path, 12, timeout_s=200), signal.SIGTERM)
-        run.communicate(timeout=60)
+        os.kill(wait_for_steps(tmp_path, 12), signal.SIGTERM)
+        run.communicate(timeout=PATIENCE_S)
     finally:
         run.terminate()  # the launcher ends its ranks
-        run.wait(timeout=60)
+        run.wait(timeout=PATIENCE_S)
     kept = [record(tmp_path, rank) for rank in (0, 1)]
     for one in kept:
         assert one.footer is not None
@@ -189,7 +189,7 @@ def test_a_signal_during_a_phase_ends_it_on_all_ranks_after_the_same_step(tmp_pa
 
 def test_a_rank_that_fails_in_a_phase_leaves_nobody_waiting(tmp_path: Path) -> None:
     # A hang would be the launch's timeout.
-    done = program("tests.engine.isolated", str(tmp_path), "fail", timeout_s=280, launcher="torchrun")
+    done = program("tests.engine.isolated", str(tmp_path), "fail", launcher="torchrun")
     assert done.returncode != 0
     kept = [record(tmp_path, rank) for rank in (0, 1)]
     for one in kept:

@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 from aorta.analysis.merge.command import merge_traces
 from aorta.workload.resnet18 import ResNet18
 from tests.capture.windows import files_below, numbers, read
-from tests.runs import ROOT, Launcher, environment, job, losses, record, succeeded
+from tests.runs import HANGS_S, ROOT, Launcher, environment, job, losses, record, succeeded
 
 SMALL = ("workload.batch_size=2", "workload.image_size=64", "training.max_steps=20", "training.device=cpu")
 BLOCKS = ["stem", *(f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)), "fc"]
@@ -25,7 +25,7 @@ BLOCKS = ["stem", *(f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block 
 def train(folder: Path, *words: str, ranks: int = 2, launcher: Launcher = "fork") -> str:
     """What the run said on its standard error."""
     words = (*SMALL, f"training.output_dir={folder}", *words)
-    return succeeded(job(*words, ranks=ranks, timeout_s=200, launcher=launcher)).stderr
+    return succeeded(job(*words, ranks=ranks, launcher=launcher)).stderr
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_B13_two_nodes_with_folders_of_their_own(tmp_path):
         for node in ("0", "1")
     ]
     try:
-        said = [node.communicate(timeout=250)[1] for node in nodes]
+        said = [node.communicate(timeout=HANGS_S)[1] for node in nodes]
     finally:
         for node in nodes:
             with suppress(ProcessLookupError):

@@ -21,10 +21,10 @@ CASES = [
 
 @pytest.mark.parametrize(("strategy", "ranks"), CASES)
 def test_a_resumed_run_continues_bit_identically(tmp_path: Path, strategy: str, ranks: int) -> None:
-    train(tmp_path, *WORDS, f"parallel={strategy}", ranks=ranks, timeout_s=240)
+    train(tmp_path, *WORDS, f"parallel={strategy}", ranks=ranks)
     whole = [record(tmp_path, rank).steps for rank in range(ranks)]
     assert [step.global_step for step in whole[0]] == list(range(6))
-    train(tmp_path, *WORDS, f"parallel={strategy}", "training.start_step=3", ranks=ranks, timeout_s=240)
+    train(tmp_path, *WORDS, f"parallel={strategy}", "training.start_step=3", ranks=ranks)
     for rank in range(ranks):
         resumed = record(tmp_path, rank)
         assert resumed.header.start_step == 3

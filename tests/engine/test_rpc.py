@@ -15,7 +15,7 @@ from aorta.analysis.rpc.command import rpc_report
 from aorta.analysis.rpc.reading import read_run
 from aorta.analysis.rpc.rows import read_rows
 from tests.analysis.merge.traces import load, problems
-from tests.runs import ROOT, environment, job, succeeded
+from tests.runs import HANGS_S, ROOT, environment, job, succeeded
 
 pytestmark = pytest.mark.dist
 THREADS = (1, 4, 16)
@@ -38,7 +38,7 @@ def runs(tmp_path_factory) -> Path:
         ]
         if threads == 4:
             words += ["clock.fake_offset_ns=123456789", "clock.fake_drift_ppm=80"]
-        succeeded(job(*words, timeout_s=240))
+        succeeded(job(*words))
     return folder
 
 
@@ -137,7 +137,7 @@ def test_C9_a_worker_that_dies_before_it_saves_leaves_the_rest(tmp_path, capsys)
         )
         for r in range(3)
     ]
-    said = [worker.communicate(timeout=240)[0] for worker in workers]
+    said = [worker.communicate(timeout=HANGS_S)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, -9, 0], "\n".join(said)
     assert "worker worker1 (rank 1) gave no sign of saved/0" in said[0]
     folder = tmp_path / "dies"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,19 +29,17 @@ def one(store, rank=1, size=3, timeout_s=0.1, *words):
     return RpcRun(run, place(rank, size), torch.device("cpu"), Peers(store, rank, size, timeout_s))
 
 
-def test_a_driver_that_lives_is_waited_for_beyond_the_timeout(store):
-    signs, over = 60, threading.Event()  # 60 signs of 10 ms, with a timeout of 100 ms
+def test_a_driver_that_lives_is_waited_for_beyond_the_timeout(store, monkeypatch):
+    signs, now = 60, [0.0]  # 60 signs of 10 ms, with a timeout of 100 ms; on a clock set by hand
 
-    def drive():
-        for _ in range(signs):
-            store.add("rpc/beat", 1)
-            over.wait(0.01)
-        store.set("rpc/ended/0", '"done"')
+    def drive(_):
+        now[0] += 0.01
+        if store.add("rpc/beat", 1) > signs:
+            store.set("rpc/ended/0", '"done"')
 
-    driver = threading.Thread(target=drive)
-    driver.start()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=drive))
     assert one(store)._listen("ended/0") == "done"
-    driver.join()
+    assert now[0] == pytest.approx(0.61)
 
 
 def test_a_driver_that_is_silent_is_named(store):
@@ -63,7 +62,10 @@ def test_the_driver_gives_signs_of_life(store, monkeypatch):
     with one(store, rank=0)._beating():
         while store.add("rpc/beat", 0) < 3:
             pass
-    assert not any(thread.name == "aorta-rpc-beat" for thread in threading.enumerate())
+    for thread in threading.enumerate():
+        if thread.name == "aorta-rpc-beat":  # it has been told; it is waited for as long as a beat lasts
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 def test_a_driver_that_cannot_write_its_trace_lets_the_workers_go(store, tmp_path, monkeypatch):

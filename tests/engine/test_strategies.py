@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.known_answers.again import undisturbed
 from tests.runs import losses, record, train
 
 pytestmark = pytest.mark.dist
@@ -34,21 +35,30 @@ def test_fsdp_gathers_twice_and_scatters_once_per_block(tmp_path: Path) -> None:
         assert gathered == 2 * scattered
 
 
-def test_ddp_hides_part_of_its_all_reduce_and_none_without_overlap(tmp_path: Path) -> None:
+def test_ddp_hides_part_of_its_all_reduce_and_none_without_overlap(tmp_path_factory: pytest.TempPathFactory) -> None:
     # The default sizes: a small model's all-reduce can end before the next block begins to compute.
     sizes = ("workload.model_dim=128", "workload.num_layers=4", "workload.mlp_hidden_dim=512", "training.max_steps=16")
-    train(tmp_path / "on", "parallel.overlap=true", *sizes)
-    train(tmp_path / "off", "parallel.overlap=false", *sizes)
+
+    def measure(folder: Path) -> Path:
+        train(folder / "on", "parallel.overlap=true", *sizes)
+        return folder
+
+    def hides(folder: Path) -> None:
+        for rank in (0, 1):
+            on = [s for s in record(folder / "on", rank).steps if not s.warmup]
+            assert sum(s.overlap["compute_allreduce_ms"] or 0 for s in on) > 0
+            assert sum(s.overlap["overlap_ratio"] or 0 for s in on) / len(on) > 0.1
+
+    folder = undisturbed(tmp_path_factory, "hides", measure, hides)
+    hides(folder)
+    train(folder / "off", "parallel.overlap=false", *sizes)
     for rank in (0, 1):
-        on = [s for s in record(tmp_path / "on", rank).steps if not s.warmup]
-        off = [s for s in record(tmp_path / "off", rank).steps if not s.warmup]
-        assert sum(s.overlap["compute_allreduce_ms"] or 0 for s in on) > 0
-        assert sum(s.overlap["overlap_ratio"] or 0 for s in on) / len(on) > 0.1
+        on, off = ([s for s in record(folder / name, rank).steps if not s.warmup] for name in ("on", "off"))
         assert all(s.overlap["overlap_ratio"] == 0 for s in off)
         assert all(s.overlap["exposed_allreduce_ms"] == s.overlap["allreduce_ms"] for s in off)
         # The same buckets, the same arithmetic: only the time moved.
         assert [(c.kind, c.bytes) for c in on[-1].collectives] == [(c.kind, c.bytes) for c in off[-1].collectives]
-    assert losses(tmp_path / "on") == losses(tmp_path / "off")
+    assert losses(folder / "on") == losses(folder / "off")
 
 
 def test_fsdp_hides_something_and_nothing_without_overlap(tmp_path: Path) -> None:

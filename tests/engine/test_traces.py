@@ -83,7 +83,7 @@ def test_E8_a_folder_that_is_not_empty_stops_every_rank_before_anything_is_writt
     there = tmp_path / "y" / "torch_traces"
     there.mkdir(parents=True)
     (there / "old.json").write_text("mine")
-    done = attempt(tmp_path, "profiling=composer", ON, "label=y", timeout_s=200, launcher="torchrun")
+    done = attempt(tmp_path, "profiling=composer", ON, "label=y", launcher="torchrun")
     assert done.returncode != 0
     assert done.stderr.count("FileExistsError: ") >= 2  # each of the two says it
     assert "old.json exists" in done.stderr
@@ -129,6 +129,7 @@ def test_E16_paths_are_listed_by_rank_newest_last():
 def test_what_is_slow_to_arrive_is_waited_for_once(tmp_path, monkeypatch, alone):
     settings = preset("aorta", upload_wait_s=0.05)
     profiler, release = loop(tmp_path / "traces", settings, 5), threading.Event()
+    assert profiler.saver.drain(60)  # nothing else is under way
     profiler.saver.call(lambda: release.wait(60) and None)
     waits = []
     monkeypatch.setattr(profiler.saver, "drain", lambda limit_s: waits.append(limit_s))

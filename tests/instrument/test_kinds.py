@@ -52,7 +52,7 @@ UNCOVERED = (
 
 def told_by(module: str, folder: Path, *words: str) -> list[dict[str, Any]]:
     """What the two ranks of `python -m MODULE FOLDER` wrote down."""
-    succeeded(program(module, str(folder), *words, timeout_s=120))
+    succeeded(program(module, str(folder), *words))
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -22,6 +22,7 @@ from aorta.instrument.issued import Group, Issued
 from aorta.instrument.links import DelayedWork, HostLinks, Link, Tally, Transfer, sleep_until
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.seam import Seam
+from tests.known_answers.again import attempted
 
 MS = 1_000_000
 
@@ -133,6 +134,11 @@ def test_a_wait_that_outlasts_the_emulation_is_the_end(arrivals: tuple[Arrivals,
 
 
 def test_sleeping_is_precise_and_lets_others_run() -> None:
+    attempted(sleep_while_another_counts)  # on a busy machine both may be without a core
+    sleep_until(0)
+
+
+def sleep_while_another_counts() -> None:
     counted, stop = [0], threading.Event()
 
     def count() -> None:
@@ -143,11 +149,11 @@ def test_sleeping_is_precise_and_lets_others_run() -> None:
     thread.start()
     end = time.perf_counter_ns() + 20 * MS
     sleep_until(end)
-    assert time.perf_counter_ns() >= end
+    woken = time.perf_counter_ns()
     stop.set()
     thread.join()
+    assert woken >= end
     assert counted[0] > 1000
-    sleep_until(0)
 
 
 # --- at the seam

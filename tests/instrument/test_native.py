@@ -26,10 +26,13 @@ from aorta.instrument.native import build as native
 from aorta.instrument.native.__main__ import main
 from aorta.instrument.native.tap import NativeTap
 from aorta.telemetry.clock import read_clocks
+from tests.known_answers.again import attempted
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13
 CPU = torch.device("cpu")
 HELD_S = 0.3
+PATIENCE_S = 30.0
+"""For what comes at once, unless the machine is busy."""
 THREADS, CALLS = 4, 50
 ATTEMPTS = 100
 """A collective of one rank may be over at once."""
@@ -105,7 +108,7 @@ def test_marks_are_on_the_clock_of_every_other_mark(tap: Tap) -> None:
     after = time.perf_counter_ns()
     tap.hand_over()
     (row,) = tap.rows
-    deadline = time.perf_counter() + HELD_S
+    deadline = time.perf_counter() + PATIENCE_S
     while not row.look() and time.perf_counter() < deadline:
         time.sleep(0.001)
     assert row.end is not None
@@ -114,7 +117,14 @@ def test_marks_are_on_the_clock_of_every_other_mark(tap: Tap) -> None:
 
 
 def test_the_end_is_seen_while_the_interpreter_is_busy(tap: Tap) -> None:
-    """A callback in Python comes when the lock is free again: the same collective, noticed in both ways."""
+    """A callback in Python comes when the lock is free again: the same collective, noticed in both ways.
+
+    While the lock is held the collective ends only where its thread gets a core.
+    """
+    attempted(lambda: see_the_end_of_one(tap))
+
+
+def see_the_end_of_one(tap: Tap) -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(10 * HELD_S)
     try:
@@ -131,7 +141,9 @@ def test_the_end_is_seen_while_the_interpreter_is_busy(tap: Tap) -> None:
         while time.perf_counter() < deadline:
             pass
         freed_ns = time.perf_counter_ns()
-        time.sleep(0.01)
+        deadline = time.perf_counter() + PATIENCE_S
+        while not called_back and time.perf_counter() < deadline:
+            time.sleep(0.001)
         work.wait()
         tap.hand_over()
         row = tap.rows[-1]
@@ -172,7 +184,7 @@ def test_a_handle_may_go_before_it_has_ended(tap: Tap) -> None:
     dist.barrier()
     tap.hand_over()
     assert [row.kind for row in tap.rows][-2:] == ["allgather", "barrier"]
-    deadline = time.perf_counter() + HELD_S
+    deadline = time.perf_counter() + PATIENCE_S
     while not tap.rows[-2].look() and time.perf_counter() < deadline:
         time.sleep(0.001)
     assert tap.rows[-2].end_source == "future"

@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 import pytest
 import torch.distributed as dist
 
 from aorta.errors import PeerFailed
+from aorta.launch import patience
 from aorta.launch.patience import gather_when_done
 from aorta.launch.peers import Peers
 
 
-def test_a_busy_rank_is_waited_for_beyond_the_timeout():
-    store, beats, answers = dist.HashStore(), [0], {}
+class Rounds:
+    """A clock for two ranks: it moves on when both of them sleep, by as long as they sleep."""
+
+    def __init__(self):
+        self.now = 0.0
+        self._both = threading.Barrier(2, action=self._go_on)
+
+    def _go_on(self):
+        self.now += 0.01
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        assert seconds == 0.01
+        with suppress(threading.BrokenBarrierError):
+            self._both.wait(60)
+
+    def over(self):
+        """The other one sleeps alone from now on, and not for long."""
+        self._both.abort()
+
+
+def test_a_busy_rank_is_waited_for_beyond_the_timeout(monkeypatch):
+    store, beats, answers, clock = dist.HashStore(), [0], {}, Rounds()
+    monkeypatch.setattr(patience, "time", clock)
 
     def busy():
         beats[0] += 1
@@ -21,7 +47,10 @@ def test_a_busy_rank_is_waited_for_beyond_the_timeout():
 
     def run(rank, is_busy):
         peers = Peers(store, rank, 2, timeout_s=0.1)
-        answers[rank] = gather_when_done(peers, "key", is_busy, lambda: {"rank": rank}, beat_s=0.01)
+        try:
+            answers[rank] = gather_when_done(peers, "key", is_busy, lambda: {"rank": rank}, beat_s=0.01)
+        finally:
+            clock.over()
 
     threads = [threading.Thread(target=run, args=(0, lambda: False)), threading.Thread(target=run, args=(1, busy))]
     for thread in threads:
@@ -30,6 +59,7 @@ def test_a_busy_rank_is_waited_for_beyond_the_timeout():
         thread.join(60)
     assert answers == {0: [{"rank": 0}, {"rank": 1}], 1: [{"rank": 0}, {"rank": 1}]}
     assert beats[0] == 60
+    assert clock.now == pytest.approx(0.59)  # between the beats
 
 
 def test_a_silent_rank_is_named():

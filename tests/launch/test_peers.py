@@ -43,14 +43,14 @@ def test_a_world_of_one_needs_nobody(world):
 
 
 def test_waiting_has_an_end_and_names_the_missing(world):
-    world.timeout_s = 0.2
+    world.timeout_s = 1.0
     outcomes = world(4, lambda peers: peers.gather("facts", 1) if peers.rank in (0, 2) else None)
     for rank in (0, 2):
         assert isinstance(outcomes[rank], PeerFailed)
-        assert str(outcomes[rank]).startswith(f"rank {rank} waited 0.2 s for 'facts' from rank 1, rank 3 (")
+        assert str(outcomes[rank]).startswith(f"rank {rank} waited 1 s for 'facts' from rank 1, rank 3 (")
         assert "training.timeout_s" in str(outcomes[rank])
     outcomes = world(2, lambda peers: peers.from_rank_zero("x", 1) if peers.rank else None)
-    assert "waited 0.2 s for 'x' from rank 0" in str(outcomes[1])
+    assert "waited 1 s for 'x' from rank 0" in str(outcomes[1])
 
 
 def diagnoses(world, words, grace_s):
@@ -79,8 +79,8 @@ MET = ("connection closed", False)
         ([[MET], [("NaN", True)]], 20.0, "rank 2 failed: NaN"),
         ([[("b", True)], [("a", True)]], 20.0, "rank 1 failed: b; rank 2 failed: a"),
         ([[0.1, ("slow to say", True)]], 20.0, "rank 1 failed: slow to say"),
-        ([[]], 0.1, "rank 1 left no word: killed, or hanging"),
-        ([[MET], [], [("NaN", True)]], 0.2, "rank 3 failed: NaN; rank 2 left no word: killed, or hanging"),
+        ([[]], 1.0, "rank 1 left no word: killed, or hanging"),
+        ([[MET], [], [("NaN", True)]], 1.0, "rank 3 failed: NaN; rank 2 left no word: killed, or hanging"),
         ([[MET], [MET]], 20.0, "no rank reported an error of its own"),
     ],
     ids=["own error", "only the culprit", "two culprits", "late word", "silence", "mixed", "nobody's fault"],
@@ -88,7 +88,7 @@ MET = ("connection closed", False)
 def test_a_diagnosis_names_the_culprit(world, words, grace_s, expected):
     begin = time.monotonic()
     assert diagnoses(world, words, grace_s) == expected
-    assert time.monotonic() - begin < 5, "it waits no longer than it needs to"
+    assert time.monotonic() - begin < 15, "it waits no longer than it needs to"
 
 
 def test_a_dead_store_is_said_and_waited_for_by_nobody():

@@ -68,13 +68,17 @@ def test_a_signal_wakes_a_rank_that_waits_for_the_others():
     store.set("stop/asked", str(int(INT)))
     while not store.check(["stop/at/0"]):
         time.sleep(0.001)
-    timers = [
-        threading.Timer(0.03, os.kill, (os.getpid(), TERM)),
-        threading.Timer(0.08, store.set, ("stop/at/1", "4")),
-    ]
+
+    def others():
+        time.sleep(0.03)
+        os.kill(os.getpid(), TERM)
+        until = time.monotonic() + 10  # less than the agreement waits
+        while agreement.stopped_by is None and time.monotonic() < until:
+            time.sleep(0.001)
+        store.set("stop/at/1", "4")
+
     with stop_on_signals(agreement) as signals:
-        for timer in timers:
-            timer.start()
+        threading.Thread(target=others).start()
         assert agreement.may_start(4)
         assert not agreement.may_start(5)
         assert signals.received is TERM

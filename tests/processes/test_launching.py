@@ -58,7 +58,7 @@ launch([sys.executable, "-c", sleeping], id_=sys.argv[1], environment=os.environ
 
 
 def wait_for(path: Path) -> None:
-    for _ in range(3000):
+    for _ in range(20_000):
         if path.exists():
             return
         time.sleep(0.01)
@@ -157,7 +157,7 @@ def test_what_does_not_heed_a_stop_is_killed(tmp_path: Path) -> None:
         stop=Stop(),
         folder=tmp_path,
         log=tmp_path / "log",
-        timeout_s=0.5,
+        timeout_s=5,  # it is deaf by then
         grace_s=0.5,
     )
     assert (ended.exit_code, ended.timed_out) == (128 + signal.SIGKILL, True)

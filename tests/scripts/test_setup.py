@@ -112,7 +112,17 @@ def test_check_runs_its_stages_in_order_and_passes_words_to_pytest(sh, repo):
         ["-m", "pytest"],
     ]
     assert [call["argv"][2:] for call in result.calls[-2:]] == [
-        ["--hypothesis-profile=ci", "-m", "not dist and not slow and not gpu", "-n", "2", "-k", "a name"],
+        [
+            "--hypothesis-profile=ci",
+            "-m",
+            "not dist and not slow and not gpu",
+            "-n",
+            "2",
+            "--dist",
+            "loadgroup",
+            "-k",
+            "a name",
+        ],
         ["--hypothesis-profile=ci", "-m", "dist and not slow and not gpu", "-k", "a name"],
     ]
     assert {call["env"]["OMP_NUM_THREADS"] for call in result.calls} == {"1"}

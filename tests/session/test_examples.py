@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aorta.telemetry.reader import RankRecord
-from tests.runs import ROOT, environment, record
+from tests.runs import HANGS_S, ROOT, environment, record
 
 pytestmark = pytest.mark.dist
 
@@ -29,7 +29,7 @@ def run(script: Path, *words: str) -> dict[tuple[int, int], float]:
         capture_output=True,
         text=True,
         env=environment(PYTHONPATH=str(ROOT)),
-        timeout=120,
+        timeout=HANGS_S,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
@@ -54,7 +54,7 @@ def report(*runs: tuple[Path, str]) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         env=environment(),
-        timeout=120,
+        timeout=HANGS_S,
         check=False,
     )
 

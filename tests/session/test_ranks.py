@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT, environment, record
+from tests.runs import HANGS_S, ROOT, environment, record
 
 pytestmark = pytest.mark.dist
 
@@ -44,7 +44,7 @@ def test_two_recordings_of_one_group_and_a_rank_that_fails(tmp_path: Path) -> No
         )
         for rank in (0, 1)
     ]
-    errors = [process.communicate(timeout=120)[1] for process in ranks]
+    errors = [process.communicate(timeout=HANGS_S)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [1, 1]
     assert "ValueError: bad batch" in errors[1]
 

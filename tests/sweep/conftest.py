@@ -11,7 +11,7 @@ import pytest
 
 from aorta.sweep.journal import Sweep, read_sweep
 from tests.config.conftest import door
-from tests.runs import ROOT, SMALL, environment
+from tests.runs import HANGS_S, ROOT, SMALL, environment
 
 __all__ = ["door"]
 
@@ -27,7 +27,7 @@ def sweep(tmp_path: Path) -> Callable[..., tuple[subprocess.CompletedProcess[str
 
     def run(*words: str, name: str = "sweep") -> tuple[subprocess.CompletedProcess[str], Sweep]:
         done = subprocess.run(
-            command(tmp_path, *words), capture_output=True, text=True, env=environment(), cwd=tmp_path, timeout=300
+            command(tmp_path, *words), capture_output=True, text=True, env=environment(), cwd=tmp_path, timeout=HANGS_S
         )
         assert (tmp_path / name / "sweep.jsonl").exists(), done.stderr
         return done, read_sweep(tmp_path / name)

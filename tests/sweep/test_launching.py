@@ -99,10 +99,10 @@ def test_batches_add_to_one_journal(tmp_path, jobs):
 
 
 def test_a_job_that_does_not_end_in_time_has_failed(tmp_path, jobs):
-    jobs.launch(batch(tmp_path, "hang", "5", timeout_s=0.5))
+    jobs.launch(batch(tmp_path, "hang", "5", timeout_s=5.0))  # the second starts Python in it, and ends
     ended = [job.ended for job in read_sweep(tmp_path / "sweep").jobs]
     assert [(each.status, each.reason) for each in ended] == [
-        ("failed", "not done after 0.5 s"),
+        ("failed", "not done after 5.0 s"),
         ("failed", "exit code 5"),
     ]
 

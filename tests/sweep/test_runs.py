@@ -20,11 +20,14 @@ from tests.runs import ROOT, environment, record
 from tests.sweep.conftest import command
 
 pytestmark = pytest.mark.dist
+PATIENCE_S = 200.0
+"""For what takes some seconds."""
 
 
 def first_job(process, folder):
     """Once both ranks of the first job have ended a step: all that the sweep has started."""
-    for _ in range(600):
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
         if all((folder / f"rank_{rank}_metrics.jsonl").exists() and record(folder, rank).steps for rank in (0, 1)):
             return psutil.Process(process.pid).children(recursive=True)
         time.sleep(0.1)
@@ -119,7 +122,7 @@ def test_a_signal_ends_the_job_of_the_moment_cleanly_and_starts_no_other(tmp_pat
         folder = tmp_path / "sweep" / "00"
         started = first_job(process, folder)
         process.send_signal(number)
-        said = process.communicate(timeout=90)[1]
+        said = process.communicate(timeout=PATIENCE_S)[1]
     finally:
         process.kill()
     assert process.returncode == 128 + number, said
@@ -169,7 +172,7 @@ def test_a_terminal_that_was_closed_costs_neither_the_journal_nor_the_exit_code(
         wait_for(tmp_path / "pid")
         os.close(mine)  # what is written from now on fails with EIO
         process.send_signal(signal.SIGHUP)
-        assert process.wait(60) == 128 + signal.SIGHUP
+        assert process.wait(PATIENCE_S) == 128 + signal.SIGHUP
     finally:
         process.kill()
         process.wait()
@@ -183,7 +186,7 @@ def test_a_sweep_inside_torchrun_is_refused(tmp_path):
         capture_output=True,
         text=True,
         env=environment() | {"WORLD_SIZE": "2", "RANK": "0"},
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 1
     assert "--multirun inside torchrun" in done.stderr

@@ -44,7 +44,9 @@ def test_a_truncated_last_line_is_left_out_and_named(record, header, step):
 
 
 @given(st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_a_record_cut_anywhere_keeps_every_whole_line(record, header, step, footer, data):
     whole = [header, step(0), step(1), footer]
     text = record(*whole).read_bytes()

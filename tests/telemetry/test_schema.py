@@ -28,7 +28,9 @@ def test_every_line_survives_the_round_trip_and_fits_one_line(line):
 
 
 @given(strategies.headers, strategies.st.lists(strategies.steps | strategies.anchors, max_size=4), strategies.footers)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_a_whole_file_survives_the_round_trip(tmp_path, header, body, footer):
     header = msgspec.structs.replace(header, schema_version=1)
     path = tmp_path / RANK_FILE.format(rank=3)

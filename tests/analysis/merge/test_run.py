@@ -22,7 +22,7 @@ def folder(tmp_path_factory) -> Path:
     """One launch for all of this file."""
     path = tmp_path_factory.mktemp("run")
     skew = (f"clock.fake_offset_ns={OFFSET_NS}", f"clock.fake_drift_ppm={DRIFT_PPM}")
-    train(path, "training.max_steps=12", "profiling.enabled=true", *skew, timeout_s=300)
+    train(path, "training.max_steps=12", "profiling.enabled=true", *skew)
     return path
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ pytest.importorskip("bokeh", reason="the extra 'html' is not installed")
 pytest.importorskip("selenium", reason="selenium is not installed")
 
 from bokeh.palettes import Cividis256
+from selenium.common.exceptions import TimeoutException
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
@@ -34,6 +36,7 @@ from tests.analysis.page.test_page import hostile_run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
+PATIENCE_S = 60
 pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install chromium"),
     pytest.mark.skipif(DRIVER is None, reason="no chromedriver: apt-get install chromium-driver"),
@@ -78,7 +81,9 @@ def opened(browser: Chrome, path: Path) -> Chrome:
     browser.get_log("browser")
     browser.get_log("performance")
     browser.get(path.as_uri())
-    WebDriverWait(browser, 60).until(lambda it: it.find_element(By.TAG_NAME, "html").get_attribute("data-ready"))
+    WebDriverWait(browser, PATIENCE_S).until(
+        lambda it: it.find_element(By.TAG_NAME, "html").get_attribute("data-ready")
+    )
     return browser
 
 
@@ -91,7 +96,7 @@ def asked(browser: Chrome, code: str) -> Any:
 
 def settled(browser: Chrome, code: str) -> None:
     """Wait until an expression is true."""
-    WebDriverWait(browser, 20).until(lambda it: asked(it, code))
+    WebDriverWait(browser, PATIENCE_S).until(lambda it: asked(it, code))
 
 
 def requests(browser: Chrome) -> list[str]:
@@ -163,7 +168,7 @@ def test_the_policy_is_in_force(browser: Chrome, report: Path) -> None:
         said.extend(each for each in complaints(browser) if "Content Security Policy" in each)
         return len(said) >= 3
 
-    WebDriverWait(browser, 10).until(three_times)
+    WebDriverWait(browser, PATIENCE_S).until(three_times)
     assert asked(browser, "window.ran === undefined")
 
 
@@ -258,19 +263,26 @@ def test_a_map_shows_each_rank_where_its_axis_says(browser: Chrome, tmp_path: Pa
     opened(browser, path)
     Select(browser.find_element(By.ID, "map-metric")).select_by_value("step_ms")
     clicked(browser, "#map-stretched")
-    colors = [
-        browser.execute_async_script(
-            "const [rank, done] = arguments, view = Bokeh.index.find_one_by_id(data.roots['map-0']);"
-            "const canvas = view.canvas_view.primary.canvas, ratio = canvas.width / view.bbox.width;"
-            "const [x, y] = [view.frame.x_scale.compute(1.5), view.frame.y_scale.compute(rank)];"
-            "requestAnimationFrame(() => requestAnimationFrame(() => done("
-            "[...canvas.getContext('2d').getImageData(x * ratio, y * ratio, 1, 1).data].slice(0, 3))))",
-            rank,
-        )
-        for rank in range(2)
-    ]
-    ends = (Cividis256[0], Cividis256[-1])
-    assert colors == [[int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in ends]
+    ends = [[int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in (Cividis256[0], Cividis256[-1])]
+    seen: list[list[int]] = []
+
+    def drawn(browser: Chrome) -> bool:
+        """Bokeh draws when it comes to it."""
+        seen[:] = [
+            browser.execute_script(
+                "const [rank] = arguments, view = Bokeh.index.find_one_by_id(data.roots['map-0']);"
+                "const canvas = view.canvas_view.primary.canvas, ratio = canvas.width / view.bbox.width;"
+                "const [x, y] = [view.frame.x_scale.compute(1.5), view.frame.y_scale.compute(rank)];"
+                "return [...canvas.getContext('2d').getImageData(x * ratio, y * ratio, 1, 1).data].slice(0, 3)",
+                rank,
+            )
+            for rank in range(2)
+        ]
+        return seen == ends
+
+    with suppress(TimeoutException):
+        WebDriverWait(browser, PATIENCE_S).until(drawn)
+    assert seen == ends
 
 
 def test_tables_sort_by_a_column_and_back(browser: Chrome, report: Path) -> None:

@@ -206,7 +206,9 @@ PIECES = (
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4))
 def test_any_mutation_is_read_or_refused(tmp_path: Path, seed: int, changes: int) -> None:
     generator = random.Random(seed)

@@ -36,7 +36,7 @@ from tests.strategies import junk, millionths
 
 CLASSIFIER = NameClassifier()
 CORPUS = sorted((Path(__file__).parent / "corpus").iterdir())
-FEW = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def read_bytes(kind: str, data: bytes, name: str, folder: Path) -> list[Trace]:
