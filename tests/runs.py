@@ -6,12 +6,12 @@ of the real launcher only.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Literal
 
+from aorta.processes.environment import own_environment
 from aorta.telemetry.reader import RankRecord, read_rank
 from tests.ranks import forked
 
@@ -33,10 +33,7 @@ HANGS_S = 600.0
 
 def environment(**extra: str) -> dict[str, str]:
     """The caller's environment without anything a launcher left there; one thread a rank, as two cores want it."""
-    kept = {
-        k: v for k, v in os.environ.items() if not k.startswith(("TORCHELASTIC", "RANK", "WORLD", "LOCAL_", "MASTER"))
-    }
-    return kept | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"} | extra
+    return own_environment() | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"} | extra
 
 
 def torchrun(ranks: int, *words: str, options: tuple[str, ...] = ()) -> list[str]:

@@ -49,10 +49,10 @@ class Issued:
         return self.end is not None
 
     def stamp(self, source: EndSource) -> None:
-        """It has ended by now, on the host's clock; the first to notice counts."""
-        if not self.look():
+        """It has ended by now, on the host's clock; the first to notice counts. Not for one with a `completion`."""
+        if self.end is None:
             self.end, self.end_source = time.perf_counter_ns(), source
-            self.has_completed = self.completion = None
+            self.has_completed = None
 
     def on_completion(self, _future: Any) -> None:
         """The backend's future is done."""

@@ -1,11 +1,10 @@
-"""The compiled tap: whose clock it marks on, that it does not wait for the interpreter, and life without it.
+"""The compiled tap: whose clock it marks on, what it counts, and that it does not wait for the interpreter.
 
 What it sees is what the tap in Python sees: `test_seam` and `test_kinds` run with both.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 import warnings
@@ -19,13 +18,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aorta.errors import ToolMissing
-from aorta.instrument.instrument import Instrument
 from aorta.instrument.issued import Group, Issued
-from aorta.instrument.native import build as native
-from aorta.instrument.native.__main__ import main
+from aorta.instrument.native.build import load
 from aorta.instrument.native.tap import NativeTap
-from aorta.telemetry.clock import read_clocks
 from tests.known_answers.again import attempted
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13
@@ -40,7 +35,7 @@ ATTEMPTS = 100
 
 @pytest.fixture(scope="module")
 def module() -> Any:
-    found, why_not = native.load()
+    found, why_not = load()
     if found is None:
         pytest.skip(f"the compiled part is {why_not}")
     return found
@@ -53,15 +48,6 @@ def alone(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-
-
-@pytest.fixture
-def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Nothing is built there."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    native.load.cache_clear()
-    yield tmp_path
-    native.load.cache_clear()
 
 
 @pytest.fixture
@@ -79,7 +65,6 @@ class Tap:
         self.stalls: list[tuple[int, int]] = []
         self._tap = NativeTap(module, {}, self.rows.append, lambda begin, end: self.stalls.append((begin, end)))
         self._looking = self._tap.open(torch.device("cpu"), lambda: None)
-
         self._tap.begin()
 
     def hand_over(self) -> None:
@@ -317,95 +302,3 @@ def test_many_threads_at_once(tap: Tap) -> None:
     for group in groups:
         assert [row.seq for row in tap.rows if row.group == group.group_name] == list(range(CALLS))
     assert [row.issue_ns for row in tap.rows] == sorted(row.issue_ns for row in tap.rows)
-
-
-def test_another_thread_may_note_the_end_between_two_looks() -> None:
-    class Ended:
-        def ended(self) -> tuple[int, str]:
-            return 7, "future"
-
-    class Raced(Issued):
-        """Its completion is there once: the thread that stamps has taken it away by the second time."""
-
-        left = [Ended()]
-
-        @property  # type: ignore[override]
-        def completion(self) -> Any:
-            return self.left.pop() if self.left else None
-
-        @completion.setter
-        def completion(self, _: Any) -> None:
-            pass
-
-    issued = Raced("allreduce", "world", 0, 4, "float32", 5)
-    assert issued.look()
-    assert issued.end == 7
-
-
-def test_the_first_to_notice_counts() -> None:
-    class Ended:
-        def ended(self) -> tuple[int, str]:
-            return 7, "future"
-
-    issued = Issued("allreduce", "world", 0, 4, "float32", 5, completion=Ended())  # type: ignore[arg-type]
-    issued.stamp("wait")  # the caller came later
-    assert (issued.end, issued.end_source) == (7, "future")
-
-
-def test_without_it_the_reason_is_said_and_nothing_fails(somewhere_else: Path) -> None:
-    not_built = f"python: not built; {native.BUILD_COMMAND} does it"
-    assert native.compiled(CPU, wanted=True, emulated=False) == (None, not_built)
-    assert native.host_tap(CPU, wanted=True, emulated=False) == {"host_tap": not_built}
-    Instrument(CPU, "observe", 0, 1, read_clocks(), lambda step: None, native=True).close()
-
-
-def test_where_it_is_not_used(module: Any) -> None:
-    assert native.compiled(CPU, wanted=True, emulated=False) == (module, "native")
-    assert native.compiled(CPU, wanted=False, emulated=False) == (None, "python: instrument.native=false")
-    assert native.compiled(CPU, wanted=True, emulated=True) == (None, "python: the fabric is emulated")
-    assert native.compiled(torch.device("cuda"), wanted=True, emulated=False)[0] is None
-    assert native.host_tap(torch.device("cuda"), wanted=True, emulated=False) == {}
-
-
-def test_a_library_of_another_build_is_left_alone(somewhere_else: Path) -> None:
-    path = native.library()
-    path.parent.mkdir()
-    path.write_bytes(b"no library")
-    module, why_not = native.load()
-    assert module is None
-    assert str(path) in str(why_not)
-
-
-@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), RuntimeError("no home directory")])
-def test_a_home_that_cannot_be_looked_into_is_a_reason(
-    somewhere_else: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    if isinstance(error, OSError):
-        monkeypatch.setattr(Path, "stat", fail)
-    else:
-        monkeypatch.delenv("XDG_CACHE_HOME")
-        monkeypatch.setattr(Path, "home", fail)
-    assert native.compiled(CPU, wanted=True, emulated=False) == (None, f"python: cannot be looked for: {error}")
-    assert main() == 1
-    assert capsys.readouterr().err == f"error: {error}\n"
-
-
-def test_a_build_that_fails_says_so(
-    somewhere_else: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (somewhere_else / "aorta").write_text("a file where the folder should be")
-    assert main() in (1, 127)  # 127: no compiler on this machine
-    assert capsys.readouterr().err.startswith("error: ")
-    assert native.compiled(CPU, wanted=True, emulated=False)[1].startswith("python: cannot be looked for: [Errno 20]")
-
-
-def test_no_compiler(somewhere_else: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("PATH", os.devnull)
-    with pytest.raises(ToolMissing, match="ninja not found"):
-        native.build()
-    assert main() == 127
-    assert "Install g++ and ninja" in capsys.readouterr().err
-    assert list(somewhere_else.rglob("*.so")) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -72,7 +71,6 @@ class Bench:
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
-            preexec_fn=_heed,
         )
 
     def _always(self, words: tuple[str, ...]) -> list[str]:
@@ -99,12 +97,6 @@ class Bench:
                 return found
             time.sleep(0.1)
         raise AssertionError(f"still not: {condition}")
-
-
-def _heed() -> None:
-    """Signals that whoever started the tests ignores (nohup, a shell's &) would be ignored by the command too."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture

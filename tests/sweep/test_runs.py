@@ -165,7 +165,6 @@ def test_a_terminal_that_was_closed_costs_neither_the_journal_nor_the_exit_code(
         stderr=its,
         stdout=its,
         env=environment(),
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup round the tests
     )
     os.close(its)
     try:

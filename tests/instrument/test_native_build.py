@@ -1,0 +1,94 @@
+"""The compiled tap's library: where it lies, why it is not used, and life without it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from aorta.errors import ToolMissing
+from aorta.instrument.instrument import Instrument
+from aorta.instrument.native import build as native
+from aorta.instrument.native.__main__ import main
+from aorta.telemetry.clock import read_clocks
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Nothing is built there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native.load.cache_clear()
+    yield tmp_path
+    native.load.cache_clear()
+
+
+def test_without_it_the_reason_is_said_and_nothing_fails(somewhere_else: Path) -> None:
+    not_built = f"python: not built; {native.BUILD_COMMAND} does it"
+    assert native.compiled(CPU, wanted=True, emulated=False) == (None, not_built)
+    assert native.host_tap(CPU, "observe", wanted=True, emulated=False) == {"host_tap": not_built}
+    Instrument(CPU, "observe", 0, 1, read_clocks(), lambda step: None, native=True).close()
+
+
+def test_where_it_is_used() -> None:
+    module, why_not = native.load()
+    if module is not None:
+        assert native.compiled(CPU, wanted=True, emulated=False) == (module, "native")
+    else:
+        assert native.compiled(CPU, wanted=True, emulated=False) == (None, f"python: {why_not}")
+
+
+def test_where_it_is_not_used() -> None:
+    assert native.compiled(CPU, wanted=False, emulated=False) == (None, "python: instrument.native=false")
+    assert native.compiled(CPU, wanted=True, emulated=True) == (None, "python: the fabric is emulated")
+    assert native.compiled(torch.device("cuda"), wanted=True, emulated=False)[0] is None
+    assert native.host_tap(torch.device("cuda"), "observe", wanted=True, emulated=False) == {}
+    assert native.host_tap(CPU, "off", wanted=True, emulated=False) == {}
+
+
+def test_a_library_of_another_build_is_left_alone(somewhere_else: Path) -> None:
+    path = native.library()
+    path.parent.mkdir()
+    path.write_bytes(b"no library")
+    module, why_not = native.load()
+    assert module is None
+    assert str(path) in str(why_not)
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), RuntimeError("no home directory")])
+def test_a_home_that_cannot_be_looked_into_is_a_reason(
+    somewhere_else: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    if isinstance(error, OSError):
+        monkeypatch.setattr(Path, "stat", fail)
+    else:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(Path, "home", fail)
+    assert native.compiled(CPU, wanted=True, emulated=False) == (None, f"python: cannot be looked for: {error}")
+    assert main() == 1
+    assert capsys.readouterr().err == f"error: {error}\n"
+
+
+def test_a_build_that_fails_says_so(
+    somewhere_else: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (somewhere_else / "aorta").write_text("a file where the folder should be")
+    assert main() in (1, 127)  # 127: no compiler on this machine
+    assert capsys.readouterr().err.startswith("error: ")
+    assert native.compiled(CPU, wanted=True, emulated=False)[1].startswith("python: cannot be looked for: [Errno 20]")
+
+
+def test_no_compiler(somewhere_else: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    with pytest.raises(ToolMissing, match="ninja not found"):
+        native.build()
+    assert main() == 127
+    assert "Install g++ and ninja" in capsys.readouterr().err
+    assert list(somewhere_else.rglob("*.so")) == []
