@@ -121,7 +121,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for process in reversed(started):
             process.terminate()
         for process in started:
-            process.wait(30)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:  # it waits for one of the others, which has gone
+                process.kill()
+                process.wait()
         quiet["stderr"].close()
 
 
