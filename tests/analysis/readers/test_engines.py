@@ -118,14 +118,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             client.wait_for_workers(2, timeout=100)
         yield address
     finally:
-        for process in reversed(started):
-            process.terminate()
         for process in started:
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:  # it waits for one of the others, which has gone
-                process.kill()
-                process.wait()
+            process.kill()  # asked to end, one now and then waits for another that has gone
+            process.wait()
         quiet["stderr"].close()
 
 
