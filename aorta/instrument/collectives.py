@@ -20,7 +20,7 @@ from aorta.instrument.clock import Clock, Mark
 from aorta.instrument.issued import Group, Issued
 from aorta.instrument.labels import labelled
 from aorta.instrument.links import HostLinks
-from aorta.instrument.operators import OPERATORS, Operator, is_async, position_of_async_op, position_of_group
+from aorta.instrument.operators import OPERATORS, Operator, is_async, offered, position_of_async_op, position_of_group
 from aorta.instrument.seam import (
     Original,
     Seam,
@@ -104,8 +104,7 @@ class HostTap:
         self._count: dict[str, int] = {}
         self._calls = {
             name: _Call(operator, position_of_group(name), position_of_async_op(name))
-            for name, operator in OPERATORS.items()
-            if hasattr(torch.ops.c10d, name)
+            for name, operator in offered().items()
         }
         # By identity, which asks neither C++ for a name nor for a size; the groups stay alive until `close`.
         self._members: dict[dist.ProcessGroup, _Member] = {}

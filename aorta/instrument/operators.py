@@ -67,6 +67,11 @@ OPERATORS: dict[str, Operator] = {
 """Operator name -> what it is. The dispatcher is asked at start which of them this torch has."""
 
 
+def offered() -> dict[str, Operator]:
+    """Those of `OPERATORS` that this torch has."""
+    return {name: operator for name, operator in OPERATORS.items() if hasattr(torch.ops.c10d, name)}
+
+
 def _bytes(tensors: Any) -> int:
     if isinstance(tensors, torch.Tensor):
         return tensors.numel() * tensors.element_size()

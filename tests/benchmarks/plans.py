@@ -110,10 +110,10 @@ def machine() -> dict[str, Any]:
 
 
 def say(benchmark: str, figures: dict[str, Any], targets: dict[str, bool]) -> int:
-    """Print the JSON object; 0 when every target is met, else 1."""
-    met = all(targets.values())
+    """Print the JSON object; 0 when every target is met, else 1. Without targets `met` is null, and it is 0."""
+    met = all(targets.values()) if targets else None
     print(json.dumps({"benchmark": benchmark, **figures, "targets": targets, "met": met, "machine": machine()}))  # noqa: T201
-    return 0 if met else 1
+    return 1 if met is False else 0
 
 
 def run(parser: argparse.ArgumentParser, measure: Callable[[Any], int], work: Callable[[Any], Any]) -> int:

@@ -7,15 +7,15 @@ the path of a collective (but once for each process group).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from aorta.instrument.clock import Mark
-from aorta.instrument.collectives import ENQUEUE_NS, dtype_name, group_seen
+from aorta.instrument.collectives import ENQUEUE_NS, Looking, dtype_name, group_seen
 from aorta.instrument.issued import Group, Issued
-from aorta.instrument.operators import OPERATORS, position_of_group
+from aorta.instrument.operators import offered, position_of_group
 from aorta.instrument.seam import check_torch, counts_point_to_point
 from aorta.telemetry.schema import EndSource
 
@@ -60,7 +60,7 @@ class NativeTap:
         check_torch()
         self._groups, self._on_issue, self._on_stall = groups, on_issue, on_stall
         self._counts_point_to_point: dict[str, bool] = {}
-        here = {name: operator for name, operator in OPERATORS.items() if hasattr(torch.ops.c10d, name)}
+        here = offered()
         self._operators = tuple(here.values())
         operators = [
             (
@@ -78,10 +78,10 @@ class NativeTap:
         ]
         self._tap: Any = module.Tap(operators, ENQUEUE_NS, self._saw)
 
-    def open(self, _device: torch.device, _on_captured: Callable[[], None]) -> Any:
-        """Look at every collective until the answer's `close` is called. There is no capture on a CPU."""
+    def open(self, _device: torch.device, _on_captured: Callable[[], None]) -> Looking:
+        """Look at every collective until the answer is closed. There is no capture on a CPU."""
         self._tap.open()
-        return self._tap
+        return cast(Looking, self._tap)
 
     def begin(self) -> None:
         """Note down what happens from here on."""

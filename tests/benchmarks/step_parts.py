@@ -1,0 +1,126 @@
+"""Where the instrument's processor time in a step goes: `python -m tests.benchmarks.step_parts`.
+
+Regime: that of `instrument_cost` (two gloo ranks, the engine's own step of the ranking workload, cold caches). A part
+is the training thread's own processor time (`time.thread_time_ns`) inside the functions named in `PARTS`, summed over
+a step, as the median over the steps of rank 0. Collectives themselves are `seam_cost`'s. A part may hold others: `end`
+is the whole end of a step, `line`, `write` and `handed_over` are in it.
+
+Prints one JSON object last, in microseconds a step. There is no target: it explains those of `instrument_cost`.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from aorta.instrument.backward import BackwardEnds
+from aorta.instrument.compute import BlockRanges
+from aorta.instrument.native.tap import NativeTap
+from aorta.instrument.reading import StepReader
+from aorta.instrument.recorder import StepRecorder
+from aorta.launch.process_group import process_group
+from aorta.launch.topology import read_topology
+from aorta.telemetry.writer import RecordWriter
+from tests.benchmarks import plans
+from tests.benchmarks.instrument_cost import CPU, WORDS
+from tests.loop import Loop
+
+PARTS: tuple[tuple[str, type, str], ...] = (
+    ("begin", StepRecorder, "begin"),
+    ("end", StepRecorder, "end"),
+    ("line", StepReader, "line"),
+    ("write", RecordWriter, "write"),
+    ("handed_over", NativeTap, "end"),
+    ("backward_ranges", BlockRanges, "_open_backward"),
+    ("backward_end", BackwardEnds, "_nodes_ran"),
+)
+HOOKS = ("register_forward_pre_hook", "register_forward_hook")
+"""Through which `BlockRanges` comes to blocks: the part `forward_hooks`."""
+
+
+class Parts:
+    """Processor nanoseconds of each part since `take`."""
+
+    def __init__(self) -> None:
+        self._spent: dict[str, int] = {}
+
+    def take(self) -> dict[str, int]:
+        spent, self._spent = self._spent, {}
+        return spent
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            begin = time.thread_time_ns()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._spent[part] = self._spent.get(part, 0) + time.thread_time_ns() - begin
+
+        return call
+
+    def watch(self) -> None:
+        """In this process, from now on."""
+        for part, owner, name in PARTS:
+            setattr(owner, name, self.timed(part, getattr(owner, name)))
+        for name in HOOKS:
+            setattr(torch.nn.Module, name, self._registering(getattr(torch.nn.Module, name)))
+
+    def _registering(self, register: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: torch.nn.Module, hook: Callable[..., Any], **options: Any) -> Any:
+            ours = hook.__module__ == BlockRanges.__module__
+            return register(module, self.timed("forward_hooks", hook) if ours else hook, **options)
+
+        return call
+
+
+def worker(words: Any) -> dict[str, float]:
+    """One rank: part -> microseconds a step."""
+    parts, topology = Parts(), read_topology()
+    parts.watch()
+    with process_group(topology, CPU, 300), tempfile.TemporaryDirectory() as folder:
+        writer = RecordWriter(Path(folder) / "record.jsonl", topology.rank)
+        chosen = [word.format(strategy=words.strategy) for word in WORDS] + [f"instrument.native={not words.python}"]
+        loop = Loop((*chosen,), topology, CPU, writer.write)
+        for _ in range(6):
+            loop.step()
+        parts.take()
+        steps = []
+        for _ in range(words.steps):
+            loop.step()
+            steps.append(parts.take())
+        loop.finish()
+        writer.close()
+    return {
+        part: median(step.get(part, 0) for step in steps) / 1e3 for part in sorted({p for step in steps for p in step})
+    }
+
+
+def measure(words: Any) -> int:
+    """A launch for each strategy."""
+    figures: dict[str, Any] = {"host_tap": plans.host_tap(words)}
+    for strategy in ("ddp", "fsdp"):
+        said = ("--strategy", strategy, "--steps", str(words.steps), *plans.tap_words(words))
+        found = plans.launch("tests.benchmarks.step_parts", 2, *said)
+        alone = ("begin", "end", "forward_hooks", "backward_ranges", "backward_end")
+        figures[f"{strategy}_us"] = found | {"all": sum(found.get(part, 0) for part in alone)}
+    return plans.say("step_parts", figures, {})
+
+
+def main() -> int:
+    """Parse, launch, print."""
+    parser = plans.arguments(__doc__)
+    parser.add_argument("--steps", type=int, default=10 if "--quick" in sys.argv else 40)
+    parser.add_argument("--strategy")
+    plans.choose_tap(parser)
+    return plans.run(parser, measure, worker)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
