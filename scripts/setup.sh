@@ -16,7 +16,9 @@ say() { printf 'setup.sh: %s\n' "$*" >&2; }
 fail() { say "$@" && exit 1; }
 
 # A stamp holds all that an environment is made from. Its first line is the place: an environment cannot be moved.
-inputs() { printf '%s\n' "$root" && cat -- "$root/pyproject.toml" "$root/constraints.txt" "$script"; }
+inputs() {
+    printf '%s\n' "$root" && cat -- "$root/pyproject.toml" "$root/constraints.txt" "$script" "$root"/aorta/instrument/native/*.?pp
+}
 ready() { [[ -x $python ]] && inputs | cmp -s - "$venv/$1.stamp"; }
 
 moved() {
@@ -103,6 +105,13 @@ if ! ready dev && ! { [[ $extras == run ]] && ready run; }; then
     if [[ ! -e $venv/bin/torchrun ]]; then
         printf '#!/bin/sh\nexec "%s" -m torch.distributed.run "$@"\n' "$python" >"$venv/bin/torchrun"
         chmod +x "$venv/bin/torchrun"
+    fi
+    # What times collectives from C++. Without it they are timed from Python: nothing stops here for the lack of it.
+    if command -v "${CXX:-c++}" >/dev/null; then
+        say "compiling the instrument (a minute)"
+        "$python" -m aorta.instrument.native >/dev/null || say "not compiled: collectives will be timed from Python"
+    else
+        say "no C++ compiler: collectives will be timed from Python, which costs more"
     fi
     rm -f -- "$unfinished"
     inputs >"$venv/$extras.stamp"

@@ -25,6 +25,7 @@ from aorta.telemetry.schema import (
     MANIFEST_FILE,
     SCHEMA_VERSION,
     Anchor,
+    DeviceClockFacts,
     DeviceTelemetry,
     Footer,
     Header,
@@ -183,7 +184,8 @@ class Record:
 
     def complete(self, instrument: Instrument, ending: Ending) -> None:
         """The footer of a loop that ended as it should, or by a signal."""
-        self._foot(instrument, ending, 0 if ending.signal is None else SIGNAL_EXIT_BASE + ending.signal, None)
+        code = 0 if ending.signal is None else SIGNAL_EXIT_BASE + ending.signal
+        self._foot(instrument, ending, code, None, instrument.clock.facts())
 
     def fail(self, instrument: Instrument, ending: Ending, code: int, error: str) -> None:
         """The last steps that can be read, and a footer that says `error`; never raises over it."""
@@ -194,7 +196,14 @@ class Record:
         except RecordWriteError as problem:
             _log.error("the record ends without a footer: %s", problem)
 
-    def _foot(self, instrument: Instrument, ending: Ending, code: int, error: str | None) -> None:
+    def _foot(
+        self,
+        instrument: Instrument,
+        ending: Ending,
+        code: int,
+        error: str | None,
+        device_clock: DeviceClockFacts | None = None,
+    ) -> None:
         self.writer.write(
             Footer(
                 reason=ending.reason,
@@ -204,5 +213,6 @@ class Record:
                 groups={name: list(group.ranks) for name, group in instrument.groups.items()},
                 signal=None if ending.signal is None else ending.signal.name,
                 error=error,
+                device_clock=device_clock,
             )
         )

@@ -25,7 +25,6 @@ from aorta.instrument.seam import (
     Original,
     Seam,
     Work,
-    collects,
     counts_point_to_point,
     first_tensor,
     group_in,
@@ -51,10 +50,13 @@ class _Call(NamedTuple):
 
 
 class _Member(NamedTuple):
-    """A process group as the tap needs it at every call."""
+    """A process group as the tap needs it at every call. `on_device`: its collectives of device tensors are ordered by
+    streams.
+    """
 
     name: str
     size: int
+    on_device: bool
 
 
 class Looking(Protocol):
@@ -70,9 +72,9 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def group_seen(process_group: dist.ProcessGroup, device: torch.device) -> Group:
-    """A process group as the record needs it; `device`: what its collectives compute on."""
-    return Group(tuple(dist.get_process_group_ranks(process_group)), worker_threads(process_group, device))
+def group_seen(process_group: dist.ProcessGroup) -> Group:
+    """A process group as the record needs it."""
+    return Group(tuple(dist.get_process_group_ranks(process_group)), worker_threads(process_group, _CPU))
 
 
 class HostTap:
@@ -115,7 +117,8 @@ class HostTap:
         operator, group_at, async_at = self._calls[name]
         tensor = first_tensor(args)
         process_group = group_in(args[group_at])
-        group, size = self._member(process_group, tensor)
+        member = self._member(process_group)
+        group = member.name
         # Not every rank sends or receives: counted by themselves, they leave the numbers of collectives equal on all.
         counter = f"{group}/{operator.kind}" if operator.point_to_point else group
         seq = self._count.get(counter, 0)
@@ -126,7 +129,7 @@ class HostTap:
             kind=operator.kind,
             group=group,
             seq=seq,
-            bytes=operator.full_array_bytes(args, size),
+            bytes=operator.full_array_bytes(args, member.size),
             dtype=None if tensor is None or operator.argument is None else dtype_name(tensor.dtype),
             issue_ns=time.perf_counter_ns(),
             number=None if operator.point_to_point else seq,
@@ -137,18 +140,16 @@ class HostTap:
         )
         self._on_issue(issued)
         original = labelled(issued.kind, seq, group, original)
-        if on_host:
+        if on_host or not member.on_device:
             return self._on_host(name, issued, original)
-        if collects(process_group):
-            # The batch's kernels go out together when it ends, past the seam, behind the stream that is current then:
-            # moved to another one, this part would not be waited for. Its end is not known, and coverage says so.
-            issued.start = self.clock.mark()
-            return original()
         return self._on_device(issued, args, is_async(args, async_at), original)
 
     def open(self, device: torch.device, on_captured: Callable[[], None]) -> Looking:
         """Look at every collective until the answer is closed; `on_captured`: see `Seam`."""
         return Seam(OPERATORS, device, self, on_captured)
+
+    def begin(self) -> None:
+        """A step begins."""
 
     def close(self) -> None:
         """No collective will pass any more."""
@@ -160,15 +161,18 @@ class HostTap:
         if self._links is not None and on_host:
             self._links.be_late()
 
-    def _member(self, group: dist.ProcessGroup, tensor: torch.Tensor | None) -> _Member:
+    def _member(self, group: dist.ProcessGroup) -> _Member:
         member = self._members.get(group)
         if member is None:
-            member = self._members[group] = _Member(group.group_name, group.size())
-            self._groups[member.name] = group_seen(group, tensor.device if tensor is not None else _CPU)
+            member = self._members[group] = _Member(group.group_name, group.size(), self._orders_streams(group))
+            self._groups[member.name] = group_seen(group)
         return member
 
+    def _orders_streams(self, _group: dist.ProcessGroup) -> bool:
+        return False
+
     def _on_host(self, name: str, issued: Issued, original: Original) -> Any:
-        transfer = None
+        transfer, in_place = None, False
         if self._links is not None:
             transfer = self._links.arrive(issued, self._groups[issued.group].ranks)
         result = original()
@@ -182,25 +186,32 @@ class HostTap:
         if self._links is not None and transfer is not None:
             work = cast(Work, self._links.carry(transfer, work))
         else:
-            self._notice_end(name, issued, work)
-        return with_work(result, TimedWork(work, partial(self._wait, issued), self._kept, issued.waiters))
+            in_place = self._notice_end(name, issued, work)
+        wait = partial(self._wait, issued)
+        return with_work(result, TimedWork(work, wait, self._kept, issued.waiters, in_place=in_place))
 
-    def _notice_end(self, name: str, issued: Issued, work: Work) -> None:
-        """By the backend's future. Where it has none the caller's wait is all there is; asked for in vain once for
-        each operator of a group, since the answer is an exception, the dearest thing on this path.
+    def _notice_end(self, name: str, issued: Issued, work: Work) -> bool:
+        """By the backend's future; returns whether it has one. Where it has none the caller's wait is all there is;
+        asked for in vain once for each operator of a group, since the answer is an exception, the dearest thing on
+        this path.
         """
         kind_of_work = (issued.group, name)
-        if kind_of_work in self._futureless:
-            return
+        if kind_of_work in self._futureless or self._completes_early(issued):
+            return False
         try:
             future = work.get_future()
         except RuntimeError:
             self._futureless.add(kind_of_work)
-            return
+            return False
         issued.has_completed = future.done
         future.add_done_callback(issued.on_completion)
+        return True
 
-    def _wait(self, issued: Issued, inner: Callable[[], bool]) -> bool:
+    def _completes_early(self, _issued: Issued) -> bool:
+        """Whether its future completes before it has ended."""
+        return False
+
+    def _wait(self, issued: Issued, inner: Callable[[], bool], _limited: bool) -> bool:
         """How the caller waits: timed as a stall, and as the end where nothing else told it. A caller that comes when
         the collective has ended is not blocked.
         """

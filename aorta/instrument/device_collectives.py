@@ -1,30 +1,56 @@
 """Collectives of device tensors: on a stream of our own (`dedicated`, R2), or timed beside another (`observe`, R3).
 
-Enters and leaves: as in `collectives`. Must not: change a value, an exception, a dtype or an order; wait on the host
-for a device.
+A stall is time in which the stream that *computes* stood waiting. A strategy's own communication stream waits for its
+collectives as well (FSDP's do), and nothing computes there: such a wait is none. Must not: change a value, an
+exception, a dtype or an order; wait on the host for a device, unless the caller's own call does.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Any, cast
 
+import torch
+import torch.distributed as dist
+
 from aorta.instrument.clock import Clock, Mark
-from aorta.instrument.collectives import HostTap
+from aorta.instrument.collectives import HostTap, Looking
 from aorta.instrument.issued import Group, Issued
 from aorta.instrument.links import DelayedOnDevice, DeviceLink, HostLinks
-from aorta.instrument.seam import Original, Work, with_work, work_in
-from aorta.instrument.streams import Streams
+from aorta.instrument.seam import Coalescing, Original, Watches, Work, orders_streams, with_work, work_in
+from aorta.instrument.streams import DeviceStreams, StreamWaits
 from aorta.instrument.works import TimedWork
 
 
+class _Lent:
+    """An event for as long as somebody may wait for it; then `pool` has it again."""
+
+    def __init__(self, event: torch.Event, pool: deque[torch.Event]) -> None:
+        self.event, self._pool = event, pool
+
+    def __del__(self) -> None:
+        self._pool.append(self.event)
+
+
+@dataclass
+class _Batch:
+    """What a backend has collected since it was asked to, and the tensors of it."""
+
+    rows: list[Issued] = field(default_factory=list)
+    alive: list[Any] = field(default_factory=list)
+
+
 class DeviceTap(HostTap):
-    """CUDA/HIP backends; collectives of CPU tensors beside them are timed as on a CPU.
+    """Accelerators; collectives of CPU tensors beside them are timed as on a CPU.
 
     Args:
+        on_wait: called with two marks between which the stream that computes may have stood waiting.
         dedicated: run collectives on our own stream of their group; otherwise leave them where they are and let that
-            stream only wait, for the timing.
+            stream only wait, for the timing. Sends and receives are always left: a side stream a group would run those
+            of opposite directions one after another, and two ranks would wait for each other.
         device_link: of the emulated fabric, for collectives of device tensors; None = the real one.
     """
 
@@ -34,82 +60,210 @@ class DeviceTap(HostTap):
         groups: dict[str, Group],
         on_issue: Callable[[Issued], None],
         on_stall: Callable[[Mark, Mark], None],
-        streams: Streams,
+        on_wait: Callable[[Mark, Mark], None],
+        streams: DeviceStreams,
+        device: torch.device,
         *,
         dedicated: bool,
         links: HostLinks | None = None,
         device_link: DeviceLink | None = None,
     ) -> None:
         super().__init__(clock, groups, on_issue, on_stall, links)
+        self._on_wait, self._device = on_wait, device
         self._streams, self._dedicated, self._device_link = streams, dedicated, device_link
-        self._under_way: deque[Issued] = deque()
+        self._held: deque[Issued] = deque()
+        self._batches: dict[str, _Batch] = {}
+        self._launches = itertools.count()
+        self._done_events: deque[torch.Event] = deque()
+
+    def open(self, device: torch.device, on_captured: Callable[[], None]) -> Looking:
+        seam = super().open(device, on_captured)
+        coalescing = Coalescing(self._batch_begins, self._batch_ends)
+        return Watches(seam, coalescing, StreamWaits(device, self._streams, self.clock.mark, self._on_wait))
+
+    def begin(self) -> None:
+        self._streams.compute = self._streams.current()
+        self._let_go()
 
     def _on_device(self, issued: Issued, args: tuple[Any, ...], asynchronous: bool, original: Original) -> Any:
-        self._let_go()
-        if self._dedicated:
-            return self._moved(issued, args, asynchronous, original)
+        if (batch := self._batches.get(issued.group)) is not None:
+            batch.rows.append(issued)
+            batch.alive.append(args)
+            return original()  # launched when the batch ends
+        if issued.number is None:
+            return self._watched(issued, args, (issued.group, issued.kind, args[2:]), original)
+        issued.communicator = issued.group
+        if self._dedicated and (side := self._streams.side(issued.group)) is not None:
+            return self._moved(issued, args, side, asynchronous, original)
         if asynchronous:
-            return self._watched(issued, args, original)
-        # The backend runs it on the caller's own stream: two marks there bracket it.
-        issued.start = self.clock.mark()
-        result = original()
-        if (work := work_in(result)) is not None:
-            work.wait()
-        self._delay(issued)
-        issued.end, issued.end_source = self.clock.mark(), "event"
-        return result
+            return self._watched(issued, args, issued.group, original)
+        return self._bracketed(issued, original)
 
-    def _moved(self, issued: Issued, args: tuple[Any, ...], asynchronous: bool, original: Original) -> Any:
+    def _moved(
+        self, issued: Issued, args: tuple[Any, ...], side: torch.Stream, asynchronous: bool, original: Original
+    ) -> Any:
         """Run it on our stream (R2), whichever stream the backend would have taken."""
-        side = self._streams.of_group(issued.group)
-        side.wait_stream(self._streams.current())  # the inputs must be ready (W2)
+        self._streams.order(self._streams.current(), side)  # the inputs must be ready (W2)
         with self._streams.use(side):
             issued.start = self.clock.mark()
             result = original()
             work = work_in(result)
-            if work is None and asynchronous:
-                return result  # part of a batch, which is issued later and past the seam: its end is not known
-            done = self._ended_on(side, issued, work, args)
+            self._end(work, [issued])
+            done = self._done(side)
+        if asynchronous:
+            self._hold(issued, args)
+        else:
+            # Behind this wait the caller's stream is where it would be had the backend used it.
+            self._join(done)
+        return result if work is None else with_work(result, self._handle(issued, work, side, done))
 
-        def join(_inner: Callable[[], bool] | None = None) -> bool:
-            begin = self.clock.mark()
-            self._streams.current().wait_event(done)  # this collective only, not what was issued behind it
-            self._on_stall(begin, self.clock.mark())
-            return True
-
-        if not asynchronous:
-            join()
-        if work is None:
-            return result
-        timed = TimedWork(self._delayed(side, work, done), join, self._kept, issued.waiters, repeatable=True)
-        return with_work(result, timed)
-
-    def _watched(self, issued: Issued, args: tuple[Any, ...], original: Original) -> Any:
+    def _watched(self, issued: Issued, args: tuple[Any, ...], key: Hashable, original: Original) -> Any:
         """Leave it on the backend's stream and let ours wait beside it, for the marks (R3)."""
-        side = self._streams.of_group(issued.group)
-        side.wait_stream(self._streams.current())
+        side = self._streams.side(("beside", key))
+        if side is None:
+            return original()  # no stream is left to time it on: it has no end, and coverage says so
+        self._streams.order(self._streams.current(), side)
         with self._streams.use(side):
             issued.start = self.clock.mark()
         result = original()
         work = work_in(result)
-        if work is None:
-            return result  # part of a batch, as above
+        if work is None:  # the backend ran it on the caller's stream after all
+            self._end(None, [issued])
+            return result
         with self._streams.use(side):
-            done = self._ended_on(side, issued, work, args)
+            self._end(work, [issued])
+        self._hold(issued, args)
+        return with_work(result, self._handle(issued, work, side))
 
-        def wait(inner: Callable[[], bool]) -> bool:
-            begin = self.clock.mark()
-            outcome = inner()
-            if self._device_link is not None:
-                self._streams.current().wait_event(done)  # the backend's stream knows nothing of the emulated time
+    def _bracketed(self, issued: Issued, original: Original) -> Any:
+        """The backend runs it on the caller's own stream: two marks there bracket it."""
+        computes = self._streams.computes()
+        begin = self.clock.mark() if computes else None  # a mark is given back once for each that uses it
+        issued.start = self.clock.mark()
+        result = original()
+        self._end(work_in(result), [issued])
+        if computes:
             self._on_stall(begin, self.clock.mark())
+        return result
+
+    # --- collected into one launch -----------------------------------------------------------------------------------
+
+    def _batch_begins(self, group: dist.ProcessGroup) -> None:
+        if self._member(group).on_device:
+            self._batches[self._member(group).name] = _Batch()
+
+    def _batch_ends(self, group: dist.ProcessGroup, launch: Callable[[], Work | None]) -> Work | None:
+        name = self._member(group).name
+        batch = self._batches.pop(name, None)
+        if batch is None or not batch.rows:
+            return launch()
+        number = next(self._launches)
+        computes = self._streams.computes()
+        begin = self.clock.mark() if computes else None
+        for issued in batch.rows:
+            issued.communicator, issued.launch, issued.start = name, number, self.clock.mark()
+        work = launch()
+        if work is None:  # synchronous: on the caller's stream
+            self._end(None, batch.rows)
+            if computes:
+                self._on_stall(begin, self.clock.mark())
+            return None
+        if begin is not None:
+            self.clock.release(begin)
+        side = self._streams.side(("beside", name))
+        if side is None:
+            return work
+        with self._streams.use(side):
+            self._end(work, batch.rows)
+        self._hold(batch.rows[-1], batch.alive)
+        return self._handle(batch.rows[-1], work, side)
+
+    # --- ends, and who waits for them --------------------------------------------------------------------------------
+
+    def _end(self, work: Work | None, rows: list[Issued]) -> None:
+        """Mark the end on the current stream."""
+        if work is not None:
+            work.wait()  # makes the stream wait, not the host; without it this would be the end of the launch (W1)
+        for issued in rows:
+            self._delay(issued)
+        for issued in rows:
+            issued.end, issued.end_source = self.clock.mark(), "event"
+
+    def _done(self, side: torch.Stream) -> _Lent:
+        """An event behind everything on `side` that is its caller's alone. The end mark's own goes back to the clock
+        when the step is read, which may be before the caller waits.
+        """
+        event = self._done_events.popleft() if self._done_events else torch.Event(device=self._device)
+        event.record(side)
+        return _Lent(event, self._done_events)
+
+    def _join(self, done: _Lent) -> None:
+        """The caller's stream waits: for this collective only, not for what was issued behind it."""
+        self._stalling(lambda: done.event.wait(self._streams.current()))
+
+    def _stalling(self, wait: Callable[[], Any]) -> Any:
+        """Have the caller's stream wait; a stall, where that is the one that computes."""
+        if not self._streams.computes():
+            return wait()
+        begin = self.clock.mark()
+        outcome = wait()
+        self._on_stall(begin, self.clock.mark())
+        return outcome
+
+    def _handle(self, issued: Issued, work: Work, side: torch.Stream, done: _Lent | None = None) -> TimedWork:
+        """What the caller gets. Its wait is for `done`, or the backend's where the collective was left where it is."""
+        if self._device_link is not None:  # the backend's stream and future know nothing of the emulated time
+            done = done or self._done(side)
+            with self._streams.use(side):
+                work = cast(Work, DelayedOnDevice(work, done.event, self._device_link.devices))
+
+        def wait(inner: Callable[[], bool], limited: bool) -> bool:
+            outcome = True
+            if done is None:
+                outcome = bool(self._stalling(inner))
+            else:
+                if limited:
+                    outcome = inner()  # with a limit of time the host waits, and may be told of a failure
+                self._join(done)
+            issued.alive = None  # what the caller's stream does next comes behind it, as with the backend's own wait
             return outcome
 
-        timed = TimedWork(self._delayed(side, work, done), wait, self._kept, issued.waiters, repeatable=True)
-        return with_work(result, timed)
+        return TimedWork(work, wait, self._kept, issued.waiters, repeatable=True, in_place=True)
+
+    def _hold(self, issued: Issued, alive: Any) -> None:
+        """Keep tensors until somebody has waited, or the device has passed: our own wait, for the mark, made the
+        backend let go of them (W3). They hold memory that a sharded model counts on: not longer.
+        """
+        issued.alive = alive
+        self._held.append(issued)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        while self._held:
+            oldest = self._held[0]
+            if oldest.alive is not None and oldest.end is not None and self.clock.read_ns(oldest.end) is None:
+                return
+            self._held.popleft().alive = None
+
+    # --- beside the device's -----------------------------------------------------------------------------------------
+
+    def _orders_streams(self, group: dist.ProcessGroup) -> bool:
+        try:
+            return orders_streams(group, self._device)
+        except RuntimeError:  # a group of CPU tensors only
+            return False
+
+    def _completes_early(self, issued: Issued) -> bool:
+        # A barrier of a device's group: its future is ordered by streams, its wait by the host.
+        return issued.kind == "barrier" and self._on_device_by_name(issued.group)
+
+    def _on_device_by_name(self, group: str) -> bool:
+        return any(member.on_device for member in self._members.values() if member.name == group)
 
     def _host_stall(self, begin: Mark, end: Mark) -> None:
         """The host waits for a collective of CPU tensors; the compute stream does not."""
+
+    # --- the emulated fabric -----------------------------------------------------------------------------------------
 
     def _be_late(self, *, on_host: bool) -> None:
         super()._be_late(on_host=on_host)
@@ -120,29 +274,3 @@ class DeviceTap(HostTap):
         """The emulated time, behind the backend's collective on the current stream."""
         if self._device_link is not None:
             self._device_link.delay(issued, self._groups[issued.group].ranks)
-
-    def _delayed(self, side: Any, work: Work, done: Any) -> Work:
-        """What the caller's handle stands for: with an emulated fabric, its future too must wait for `side`."""
-        if self._device_link is None:
-            return work
-        with self._streams.use(side):
-            return cast(Work, DelayedOnDevice(work, done, self._device_link.devices))
-
-    def _ended_on(self, side: Any, issued: Issued, work: Any, args: tuple[Any, ...]) -> Any:
-        """Mark the end on `side`, which is current; returns an event that nobody else records again."""
-        if work is not None:
-            work.wait()  # makes `side` wait, not the host; without it the end event would time the launch (W1)
-        self._delay(issued)
-        issued.end, issued.end_source = self.clock.mark(), "event"
-        # Waiting released the backend's own references, and synchronous ones hold none (W3).
-        issued.alive = args
-        self._under_way.append(issued)
-        return side.record_event()
-
-    def _let_go(self) -> None:
-        """Drop the tensors of collectives that have ended: they hold memory that a sharded model counts on."""
-        while self._under_way:
-            oldest = self._under_way[0]
-            if oldest.alive is not None and self.clock.read_ns(oldest.end) is None:
-                return
-            self._under_way.popleft().alive = None

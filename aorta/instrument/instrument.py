@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -22,8 +22,9 @@ from aorta.instrument.compute import BlockRanges
 from aorta.instrument.device_collectives import DeviceTap
 from aorta.instrument.fabric import Fabric
 from aorta.instrument.issued import Group
-from aorta.instrument.links import DeviceLink, HostLinks, stream_sleep
+from aorta.instrument.links import DeviceLink, HostLinks, StreamSleep
 from aorta.instrument.native.build import compiled
+from aorta.instrument.native.device_tap import NativeDeviceClock, NativeDeviceTap
 from aorta.instrument.native.tap import NativeTap
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.reading import StepReader
@@ -47,7 +48,7 @@ class Instrument:
         rank, world_size: of this process.
         anchor: places MONOTONIC in wall-clock time.
         sink: takes finished steps in order.
-        stream_priority: of dedicated streams (CUDA/HIP).
+        stream_priority: of dedicated streams on an accelerator; None: that of the stream a collective was issued on.
         fabric: delays collectives as another network would; None = the real one.
         native: on a CPU, the compiled tap where it has been built (`native.build`).
 
@@ -63,12 +64,13 @@ class Instrument:
         world_size: int,
         anchor: ClockReading,
         sink: Callable[[Step], None],
-        stream_priority: int = 0,
+        stream_priority: int | None = None,
         fabric: Fabric | None = None,
         *,
         native: bool = False,
     ) -> None:
-        clock = clock_for(device)
+        module, _ = compiled(device, wanted=native and mode != "off", emulated=fabric is not None)
+        clock = NativeDeviceClock(module, device) if module and device.type != "cpu" else clock_for(device)
         self.groups: dict[str, Group] = {}
         self.recorder = StepRecorder(
             clock,
@@ -83,7 +85,7 @@ class Instrument:
         self._endings = BackwardEnds(clock, self._ranges.backward_ran, self.recorder.on_backward_tail)
         self._outputs: list[nn.Module] = []
         # The tap outlives a pause: it counts collectives, and holds on to those that are under way.
-        self._tap = None if mode == "off" else self._make_tap(device, stream_priority, fabric, native=native)
+        self._tap = None if mode == "off" else self._make_tap(device, stream_priority, fabric, module)
         self._seam: Looking | None = None
         self._switch_interval_s = sys.getswitchinterval()
         if self._tap is None:
@@ -175,24 +177,40 @@ class Instrument:
         sys.setswitchinterval(self._switch_interval_s)
 
     def _make_tap(
-        self, device: torch.device, stream_priority: int, fabric: Fabric | None, *, native: bool
+        self, device: torch.device, stream_priority: int | None, fabric: Fabric | None, module: Any | None
     ) -> HostTap | NativeTap:
         clock, recorder = self.clock, self.recorder
-        module, _ = compiled(device, wanted=native, emulated=fabric is not None)
+        dedicated = self._mode == "dedicated"
+        if isinstance(clock, NativeDeviceClock):
+            recorder.quiet_tap = NativeDeviceTap(
+                module,
+                clock,
+                self.groups,
+                recorder.on_issue,
+                recorder.on_stall,
+                recorder.on_wait,
+                device,
+                dedicated=dedicated,
+                priority=stream_priority,
+            )
+            return recorder.quiet_tap
         if module is not None:
-            tap = NativeTap(module, self.groups, recorder.on_issue, recorder.on_stall)
-            recorder.quiet_tap = tap
-            return tap
+            recorder.quiet_tap = NativeTap(module, self.groups, recorder.on_issue, recorder.on_stall)
+            return recorder.quiet_tap
         links = None if fabric is None else HostLinks(fabric)
         if device.type == "cpu":
             return HostTap(clock, self.groups, recorder.on_issue, recorder.on_stall, links)
-        return DeviceTap(
+        on_device = DeviceTap(
             clock,
             self.groups,
             recorder.on_issue,
             recorder.on_stall,
+            recorder.on_wait,
             DeviceStreams(device, stream_priority),
-            dedicated=self._mode == "dedicated",
+            device,
+            dedicated=dedicated,
             links=links,
-            device_link=None if fabric is None else DeviceLink(fabric, [device], stream_sleep(device)),
+            device_link=None if fabric is None else DeviceLink(fabric, [device], StreamSleep(device)),
         )
+        recorder.on_begin = on_device.begin
+        return on_device

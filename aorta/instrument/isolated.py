@@ -55,12 +55,13 @@ class StandIn:
             )
         self._make_work: Callable[[Any], Work] = make
         self._clock, self._on_stall = clock, on_stall
-        self._compute = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._device = device
+        self._compute = None if device.type == "cpu" else torch.accelerator.current_stream(device)
 
     def __call__(self, name: str, args: tuple[Any, ...], _original: Original) -> Any:
         """The seam's handler; raises KeyError for an operator that `operators.OPERATORS` does not know."""
         copy, group = COPIES[name], group_in(args[position_of_group(name)])
-        blocks = self._compute is None or torch.cuda.current_stream() == self._compute
+        blocks = self._compute is None or torch.accelerator.current_stream(self._device) == self._compute
         begin = self._clock.mark() if blocks else None
         if copy is not None:
             with torch.no_grad():
@@ -74,7 +75,7 @@ class StandIn:
 
     def _done(self, written: list[torch.Tensor]) -> Work:
         """A handle in C++ alone, which nobody has to keep alive; its future remembers the streams of the copies."""
-        devices = list({tensor.device for tensor in written if tensor.device.type == "cuda"})
+        devices = list({tensor.device for tensor in written if tensor.device.type != "cpu"})
         future: torch.futures.Future[Any] = torch.futures.Future(devices=cast(Any, devices) or None)
         future.set_result(written)
         return self._make_work(future)

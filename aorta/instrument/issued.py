@@ -22,7 +22,9 @@ class Completion(Protocol):
 class Issued:
     """One collective, while it is under way. `start` is None where it has to be derived from the backend's order.
     `number` counts what all ranks of a group take part in, so it is the same on each; None for send and receive.
-    `counted`: the backend's own counter has it.
+    `counted`: the backend's own counter has it. `communicator`: runs one collective after another; None where it does
+    not say when this one could begin (a start of None is derived otherwise, sends and receives have one of their own).
+    `launch`: those with the same one were launched together.
     """
 
     kind: str
@@ -37,6 +39,8 @@ class Issued:
     end_source: EndSource | None = None
     waiters: int = 1
     counted: bool = True
+    communicator: str | None = None
+    launch: int | None = None
     alive: Any = field(default=None, repr=False)
     has_completed: Callable[[], bool] | None = field(default=None, repr=False)
     completion: Completion | None = field(default=None, repr=False)

@@ -36,6 +36,7 @@ from aorta.instrument.arrivals import Arrivals
 from aorta.instrument.fabric import Fabric
 from aorta.instrument.issued import Issued
 from aorta.instrument.seam import Work
+from aorta.launch.cuda import spin
 from aorta.timeline.classes import LOCKSTEP
 
 _log = logging.getLogger(__name__)
@@ -46,6 +47,9 @@ _POLL_S = 1e-4
 _CLOSE_S = 2.0
 _CALIBRATION_CYCLES = 20_000_000
 """About 10 ms at 2 GHz: long against the 0.5 us to which events resolve."""
+_CALIBRATIONS = 5
+_LONG_ENOUGH_NS = 100_000
+"""Of a spin that is measured again: the same 0.5 us are then 0.5 %."""
 
 
 @dataclass
@@ -231,12 +235,12 @@ class HostLinks:
 
 
 class DeviceLink:
-    """The emulated fabric on a CUDA/HIP stream: it keeps the stream busy behind the backend's collective.
+    """The emulated fabric on an accelerator's stream: it keeps the stream busy behind the backend's collective.
 
     Args:
         fabric: what a collective costs.
         devices: whose streams a future must order; that of the run.
-        sleep: keeps the current stream busy for so many nanoseconds; `stream_sleep` of a device.
+        sleep: keeps the current stream busy for so many nanoseconds; a `StreamSleep`.
     """
 
     def __init__(self, fabric: Fabric, devices: list[torch.device | str | int], sleep: Callable[[int], None]) -> None:
@@ -274,21 +278,39 @@ class DelayedOnDevice:
         return getattr(self._work, name)
 
 
-def stream_sleep(device: torch.device) -> Callable[[int], None]:
-    """A kernel that spins for so many nanoseconds on the current stream, on one thread of the device.
+class StreamSleep:
+    """Keeps the current stream of `device` busy for so many nanoseconds, on one thread of the device.
 
-    `torch.cuda._sleep` counts cycles of the device's clock, so their length is measured once, with the device warm.
+    A spin is counted in cycles of the device's clock, which moves with power and temperature. Its length is measured
+    once, with the device warm, as the shortest of several: what else happens only makes one longer. From then on one
+    spin at a time is measured again, without waiting for it, and the next ones follow the clock.
     """
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    with torch.cuda.device(device):
-        _spin(_CALIBRATION_CYCLES)
-        begin.record()
-        _spin(_CALIBRATION_CYCLES)
-        end.record()
-        end.synchronize()  # before the first step
-    cycles_per_ns = _CALIBRATION_CYCLES / (begin.elapsed_time(end) * 1e6)
-    return lambda duration_ns: _spin(round(duration_ns * cycles_per_ns))
 
+    def __init__(self, device: torch.device) -> None:
+        self._begin, self._end = (torch.Event(device=device, enable_timing=True) for _ in range(2))
+        self._measured_cycles = 0
+        spin(_CALIBRATION_CYCLES)
+        lengths_ms = []
+        for _ in range(_CALIBRATIONS):
+            self._timed(_CALIBRATION_CYCLES)
+            self._end.synchronize()  # before the first step
+            lengths_ms.append(self._begin.elapsed_time(self._end))
+        self._measured_cycles = 0
+        self._cycles_per_ns = _CALIBRATION_CYCLES / (min(lengths_ms) * 1e6)
 
-def _spin(cycles: int) -> None:
-    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+    def __call__(self, duration_ns: int) -> None:
+        cycles = round(duration_ns * self._cycles_per_ns)
+        if self._measured_cycles and self._end.query():
+            length_ns = self._begin.elapsed_time(self._end) * 1e6
+            self._cycles_per_ns = self._measured_cycles / length_ns
+            self._measured_cycles = 0
+        if not self._measured_cycles and duration_ns >= _LONG_ENOUGH_NS:
+            self._timed(cycles)
+        else:
+            spin(cycles)
+
+    def _timed(self, cycles: int) -> None:
+        self._measured_cycles = cycles
+        self._begin.record()
+        spin(cycles)
+        self._end.record()

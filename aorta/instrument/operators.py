@@ -89,6 +89,11 @@ def position_of_group(name: str) -> int:
     return next(i for i, argument in enumerate(_arguments(name)) if str(argument.type).endswith("ProcessGroup"))
 
 
+def position_of_peer(name: str) -> int | None:
+    """Where the other rank stands among the arguments of a send or a receive; None where there is none."""
+    return next((i for i, argument in enumerate(_arguments(name)) if argument.name in ("dst", "src")), None)
+
+
 def _arguments(name: str) -> Any:
     return getattr(torch.ops.c10d, name).default._schema.arguments
 

@@ -59,6 +59,7 @@ class OpenStep:
     collectives: list[Issued] = field(default_factory=list)
     stalls: list[tuple[Mark, Mark]] = field(default_factory=list)
     tails: list[tuple[Mark, Mark]] = field(default_factory=list)
+    waits: list[tuple[Mark, Mark]] = field(default_factory=list)
     compute: list[Range] = field(default_factory=list)
     aux: list[Range] = field(default_factory=list)
     loss: Scalar | None = None
@@ -86,6 +87,7 @@ class StepReader:
         self._clock, self._rank, self._world_size = clock, rank, world_size
         self._groups, self._anchor = groups, anchor
         self._lanes: dict[str, Lanes] = {}
+        self._communicators: dict[str, tuple[int | None, int, int]] = {}
         self._spilling: list[tuple[str, Interval]] = []
 
     def line(self, step: OpenStep) -> Step:
@@ -99,8 +101,10 @@ class StepReader:
         compute = self._ranges(step.compute)
         aux = self._ranges(step.aux)
         everywhere = merge(span for spans in comm.values() for span in spans)
-        tails = intersect(merge(self._spans(step.tails)), everywhere)
-        stalls = merge([*self._spans(step.stalls), *tails])
+        waits = self._spans(step.waits)
+        # A strategy's ending that waits by itself, in calls that are seen, does other work between them.
+        tails = [tail for tail in self._spans(step.tails) if not any(tail[0] <= begin <= tail[1] for begin, _ in waits)]
+        stalls = merge([*self._spans(step.stalls), *intersect(merge([*tails, *waits]), everywhere)])
         overlap = measure_window(
             window,
             compute=[(low, high) for _, low, high in compute],
@@ -170,6 +174,8 @@ class StepReader:
         if start_ns is None and end_ns is not None:
             lanes = self._lanes.setdefault(issued.group, Lanes(self._groups[issued.group].lanes))
             start_ns = lanes.start_ns(issued.issue_ns, end_ns)
+        if issued.communicator is not None and start_ns is not None and end_ns is not None:
+            start_ns = self._in_turn(issued.communicator, issued.launch, start_ns, end_ns)
         return Collective(
             kind=issued.kind,
             group=issued.group,
@@ -181,6 +187,14 @@ class StepReader:
             end_ns=None if end_ns is None else end_ns - origin_ns,
             end_source=issued.end_source,
         )
+
+    def _in_turn(self, communicator: str, launch: int | None, start_ns: int, end_ns: int) -> int:
+        """A communicator runs one launch after another, whatever streams they are on: until then it is in the queue."""
+        before_launch, before_ns, free_at_ns = self._communicators.get(communicator, (None, 0, 0))
+        if launch is None or launch != before_launch:
+            before_ns = free_at_ns
+        self._communicators[communicator] = (launch, before_ns, max(free_at_ns, end_ns))
+        return min(max(start_ns, before_ns), end_ns)
 
     def _communication(self, rows: list[Collective], window: Interval) -> dict[str, list[Interval]]:
         """Kind -> absolute intervals that touch this window, those that began in an earlier step included."""

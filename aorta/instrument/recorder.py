@@ -52,6 +52,7 @@ class StepRecorder:
 
     Attributes:
         unseen: why the steps that begin now are not looked at; None when they are.
+        on_begin: called when a step begins, on the thread and the stream that train.
         quiet_tap: if any, notices collectives without Python; it tells of them when it is asked.
         steps_written: how many the sink has got.
     """
@@ -69,6 +70,7 @@ class StepRecorder:
         self._unread: deque[OpenStep] = deque()
         self.unseen: Unseen | None = None
         self.quiet_tap: QuietTap | None = None
+        self.on_begin: Callable[[], None] = lambda: None
         self._captured = 0
         self.steps_written = 0
 
@@ -88,6 +90,7 @@ class StepRecorder:
         """A step begins here; one that was under way is not recorded."""
         self._current = None
         self._clock.new_epoch()
+        self.on_begin()
         begun = OpenStep(facts, self._clock.mark(), self._issued_by_backends(), self.unseen)
         if self.quiet_tap is not None:
             self.quiet_tap.begin()
@@ -134,6 +137,13 @@ class StepRecorder:
         """The caller stood between these marks, waiting for a collective."""
         if self._current is not None:
             self._current.stalls.append((begin, end))
+
+    def on_wait(self, begin: Mark, end: Mark) -> None:
+        """Between these marks the stream that computes may have stood waiting for one of the strategy's: what of it
+        coincides with communication is a stall.
+        """
+        if self._current is not None:
+            self._current.waits.append((begin, end))
 
     def on_captured(self) -> None:
         """A collective became part of a CUDA graph; from now on it may run whenever that graph is replayed."""

@@ -91,8 +91,8 @@ class Rehearsal:
     _last_use: dict[tuple[int, int], tuple[int, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.current_stream is None and self.device.type == "cuda":
-            self.current_stream = lambda: torch.cuda.current_stream(self.device)
+        if self.current_stream is None and self.device.type != "cpu":
+            self.current_stream = lambda: torch.accelerator.current_stream(self.device)
 
     def __call__(self, name: str, args: tuple[Any, ...], original: Original) -> Any:
         """The seam's handler."""
@@ -104,7 +104,7 @@ class Rehearsal:
         if work is None:  # synchronous on NCCL: the caller's stream runs on behind it, and nobody waits
             return result
 
-        def wait(inner: Callable[[], bool]) -> bool:
+        def wait(inner: Callable[[], bool], _limited: bool) -> bool:
             self.events.append(Wait(number, self._stream()))
             return inner()
 
@@ -158,7 +158,7 @@ class Replay:
 
     def run(self) -> None:
         """Issue everything once; when this returns, all of it is complete (on an accelerator: in stream order)."""
-        main = torch.cuda.current_stream() if self._streams else None
+        main = torch.accelerator.current_stream(self._streams[0].device) if self._streams else None
         for stream in self._streams:
             stream.wait_stream(main)
         works: list[Work | None] = []
@@ -188,7 +188,7 @@ class Replay:
 
 
 def _on(stream: Any) -> Any:
-    return nullcontext() if stream is None else torch.cuda.stream(stream)
+    return nullcontext() if stream is None else stream
 
 
 def _without_memory(arguments: Any) -> Any:

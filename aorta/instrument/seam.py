@@ -10,22 +10,27 @@ Must not: measure anything, or decide what to do with a call.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
 
 from aorta.errors import InstrumentError
+from aorta.launch.cuda import is_capturing
 
 Original: TypeAlias = Callable[[], Any]
 Handler: TypeAlias = Callable[[str, tuple[Any, ...], Original], Any]
 """Takes an operator's name, its arguments and a call of the original; returns what the caller shall get."""
 
 Work: TypeAlias = dist.Work
-_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
+
+STREAM_ORDERED = ("nccl", "xccl", "hccl")
+"""Backends whose `wait()` makes the current stream wait and not the host (RCCL calls itself nccl)."""
+_BLOCKING_WAIT = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
 
 
 class Seam:
@@ -53,10 +58,10 @@ class Seam:
         capturing: Callable[[], bool] | None = None,
     ) -> None:
         check_torch()
-        key = getattr(torch._C.DispatchKey, _KEYS[device.type])
+        key = _dispatch_key(device.type)
         self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-        if capturing is None and device.type == "cuda":
-            capturing = torch.cuda.is_current_stream_capturing
+        if capturing is None and device.type != "cpu":
+            capturing = is_capturing
         self.operators = tuple(name for name in operators if hasattr(torch.ops.c10d, name))
         with warnings.catch_warnings():
             # torch warns that a kernel is overridden: that is the purpose.
@@ -85,7 +90,7 @@ def _kernel(
     costs several times what a tight loop says (docs/measurements.md): so each device gets only what it needs.
     """
     original = overload._op_dk
-    host_key = getattr(torch._C.DispatchKey, _KEYS["cpu"])
+    host_key = _dispatch_key("cpu")
 
     def on_host(_keyset: Any, *args: Any, **kwargs: Any) -> Any:
         return handler(name, args, partial(original, host_key, *args, **kwargs))
@@ -100,6 +105,10 @@ def _kernel(
         return handler(name, args, partial(original, key, *args, **kwargs))
 
     return on_host if own_key == host_key and capturing is None else beside_a_device
+
+
+def _dispatch_key(device_type: str) -> Any:
+    return getattr(torch._C.DispatchKey, torch._C._dispatch_key_for_device(device_type))
 
 
 def first_tensor(arguments: Any) -> torch.Tensor | None:
@@ -139,9 +148,13 @@ def all_groups() -> list[dist.ProcessGroup]:
     return list(dist.distributed_c10d._world.pg_map)
 
 
-def collects(group: dist.ProcessGroup) -> bool:
-    """Whether the group's operations are being collected into a batch (`_coalescing_manager`, `batch_isend_irecv`)."""
-    return group in dist.distributed_c10d._world.pg_coalesce_state
+def orders_streams(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether who waits for the group's work on `device` waits on the device, and the host goes on.
+
+    Where the host waits (gloo on device tensors, NCCL's blocking wait), nothing may be waited for but by the caller.
+    """
+    blocking = any(os.environ.get(name, "").strip() == "1" for name in _BLOCKING_WAIT)
+    return not blocking and group._get_backend(device).name() in STREAM_ORDERED
 
 
 def issued_by(group: dist.ProcessGroup) -> int | None:
@@ -174,6 +187,62 @@ def worker_threads(group: dist.ProcessGroup, device: torch.device) -> int:
         return 1
 
 
+class Coalescing:
+    """The two calls between which a backend collects operations into one launch, for as long as the object is open.
+
+    `_coalescing_manager(device=...)` and `batch_isend_irecv` make them, from Python; no operator is dispatched.
+
+    Args:
+        on_start: called with the group before it begins to collect.
+        on_end: given the group and the call that launches what was collected; returns what the caller shall get.
+    """
+
+    def __init__(
+        self,
+        on_start: Callable[[dist.ProcessGroup], None],
+        on_end: Callable[[dist.ProcessGroup, Callable[[], Work | None]], Work | None],
+    ) -> None:
+        start, end = dist.ProcessGroup._start_coalescing, dist.ProcessGroup._end_coalescing
+        self._originals: dict[str, Any] = {"_start_coalescing": start, "_end_coalescing": end}
+
+        def start_coalescing(group: dist.ProcessGroup, *args: Any) -> None:
+            start(group, *args)
+            on_start(group)
+
+        def end_coalescing(group: dist.ProcessGroup, *args: Any) -> Work | None:
+            return on_end(group, lambda: cast("Work | None", end(group, *args)))
+
+        self._put({"_start_coalescing": start_coalescing, "_end_coalescing": end_coalescing})
+
+    def close(self) -> None:
+        """Put torch back as it was."""
+        self._put(self._originals)
+
+    @staticmethod
+    def _put(methods: dict[str, Any]) -> None:
+        for name, method in methods.items():
+            setattr(dist.ProcessGroup, name, method)
+
+
+class Closes(Protocol):
+    """Something that was put on torch."""
+
+    def close(self) -> None:
+        """Put torch back as it was."""
+
+
+class Watches:
+    """Everything that is put on torch while collectives are looked at, taken off together."""
+
+    def __init__(self, *watches: Closes) -> None:
+        self._watches = watches
+
+    def close(self) -> None:
+        """Put torch back as it was."""
+        for watch in reversed(self._watches):
+            watch.close()
+
+
 def when_backward_ends(callback: Callable[[], None]) -> None:
     """From inside a backward pass: run `callback` when its last node has run, before DDP's and FSDP's own endings
     that are asked for later.
@@ -203,7 +272,7 @@ def _missing_names() -> list[str]:
     needed: list[tuple[str, Any, str]] = [
         ("torch.library.Library._destroy", torch.library.Library, "_destroy"),
         ("torch._C.DispatchKey.CPU", torch._C.DispatchKey, "CPU"),
-        ("torch._C.DispatchKey.CUDA", torch._C.DispatchKey, "CUDA"),
+        ("torch._C._dispatch_key_for_device", torch._C, "_dispatch_key_for_device"),
         ("torch.distributed.Work.unbox", dist.Work, "unbox"),
         ("torch.distributed.Work.boxed", dist.Work, "boxed"),
         ("torch.distributed.ProcessGroup.unbox", dist.ProcessGroup, "unbox"),
@@ -223,7 +292,8 @@ def _missing_names() -> list[str]:
         ),
         ("Backend.name", torch._C._distributed_c10d.Backend, "name"),
         ("distributed_c10d._world.pg_map", dist.distributed_c10d._world, "pg_map"),
-        ("distributed_c10d._world.pg_coalesce_state", dist.distributed_c10d._world, "pg_coalesce_state"),
+        ("ProcessGroup._start_coalescing", dist.ProcessGroup, "_start_coalescing"),
+        ("ProcessGroup._end_coalescing", dist.ProcessGroup, "_end_coalescing"),
     ]
     if dist.is_gloo_available():
         needed.append(("ProcessGroupGloo._Options._threads", dist.ProcessGroupGloo._Options, "_threads"))  # type: ignore[attr-defined]

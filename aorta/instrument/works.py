@@ -7,6 +7,7 @@ result out inside `wait()`, and a second wait copies again (R6).
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,26 +25,55 @@ class KeptAlive:
 
     A Python caller holds the handle itself; a C++ caller holds only its C++ half, and waiting on that after the Python
     half is gone would never end. A handle is let go once it was waited for. DDP never waits (it keeps the future and
-    drops the handle), so beyond `capacity` the oldest completed ones go as well.
+    drops the handle): a handle that has completed and is held here alone lets go of the backend's work, whose outputs
+    it would keep alive, and beyond `capacity` the oldest go as well.
     """
 
     def __init__(self, capacity: int = 1024) -> None:
         self._capacity = capacity
-        self._look_at = capacity + 1
-        self._works: OrderedDict[int, TimedWork] = OrderedDict()
+        self._full: OrderedDict[int, TimedWork] = OrderedDict()
+        self._completed: OrderedDict[int, TimedWork] = OrderedDict()
 
     def hold(self, work: TimedWork) -> None:
-        """Keep `work` until it was waited for, or `capacity` newer ones have come and it has completed."""
-        self._works[id(work)] = work
-        if len(self._works) >= self._look_at:
-            while len(self._works) > self._capacity and next(iter(self._works.values())).is_completed():
-                self._works.popitem(last=False)
-            # Asking the oldest goes through C++: not with every collective of a reducer that never waits.
-            self._look_at = len(self._works) + 1 + self._capacity // 8
+        """Keep `work` until it was waited for, or has completed and `capacity` newer ones have come."""
+        self._look_at_oldest()
+        self._full[id(work)] = work
 
     def release(self, work: TimedWork) -> None:
         """`work` was waited for."""
-        self._works.pop(id(work), None)
+        if self._full.pop(id(work), None) is None:
+            self._completed.pop(id(work), None)
+
+    def __len__(self) -> int:
+        return len(self._full) + len(self._completed)
+
+    def _look_at_oldest(self) -> None:
+        while self._full:
+            number, oldest = next(iter(self._full.items()))
+            # Of a handle that somebody else in Python holds the rest may be asked for yet.
+            if sys.getrefcount(oldest) > _HELD_HERE_ALONE or not oldest.is_completed():
+                return
+            oldest.let_go()
+            self._completed[number] = self._full.pop(number)
+            if len(self._completed) > self._capacity:
+                self._completed.popitem(last=False)
+
+
+_HELD_HERE_ALONE = 3
+"""References to a handle that `KeptAlive` alone holds, as it counts them: its dictionary's, a name's, the call's."""
+
+
+class _Done:
+    """In the place of a backend's work that has completed and that nobody in Python can ask any more."""
+
+    def wait(self, _timeout: timedelta | None = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
 
 
 class TimedWork(dist._Work):
@@ -51,59 +81,74 @@ class TimedWork(dist._Work):
 
     Args:
         work: the backend's handle.
-        wait: how to wait; gets a function that waits on the backend's handle. Called once, unless `repeatable`.
+        wait: how to wait; gets a function that waits on the backend's handle, and whether the caller set a limit of
+            time. Called once, unless `repeatable`.
         kept: holds this handle until it was waited for.
         waiters: how often it may be waited for. A functional collective of several tensors shares one handle, and each
             tensor's first use waits on it in C++.
         repeatable: a device's wait orders streams, so it is due on every stream that asks; gloo's must not be repeated.
+        in_place: its outputs are there when it has completed; gloo's reduce-scatter puts them there in its wait.
     """
 
     def __init__(
         self,
         work: Work,
-        wait: Callable[[Callable[[], bool]], bool],
+        wait: Callable[[Callable[[], bool], bool], bool],
         kept: KeptAlive,
         waiters: int = 1,
         *,
         repeatable: bool = False,
+        in_place: bool = False,
     ) -> None:
         super().__init__()
-        self._work, self._wait, self._kept, self._repeatable = work, wait, kept, repeatable
-        self._waiters = waiters
+        self._work: Any = work
+        self._wait, self._kept, self._repeatable = wait, kept, repeatable
+        self._waiters, self._in_place = waiters, in_place
         self._once = threading.Lock()
         self._waited, self._answer = False, True
         kept.hold(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        limited = bool(timeout)  # C++ callers say "no limit" with a length of 0
         with self._once:
             if self._repeatable or not self._waited:
-                self._answer = self._wait(lambda: self._work.wait() if timeout is None else self._work.wait(timeout))
+                self._answer = self._wait(
+                    lambda: bool(self._work.wait(timeout) if limited else self._work.wait()), limited
+                )
                 self._waited = True
             self._waiters -= 1
             if self._waiters <= 0:
                 self._kept.release(self)
         return self._answer
 
+    def let_go(self) -> None:
+        """It has completed, and only C++ may still wait for it: what can only be asked in Python is not needed."""
+        if self._in_place:
+            self._work = _Done()
+
     def synchronize(self) -> None:
         self.wait()
 
     def block_current_stream(self) -> None:
-        self._work.block_current_stream()
+        if self._repeatable:
+            self.wait()
+        else:
+            self._work.block_current_stream()
 
     def is_completed(self) -> bool:
-        return (self._waited and not self._repeatable) or self._work.is_completed()
+        return (self._waited and not self._repeatable) or bool(self._work.is_completed())
 
     def is_success(self) -> bool:
-        return self._work.is_success()
+        return bool(self._work.is_success())
 
     def exception(self) -> Any:
         return self._work.exception()
 
     def result(self) -> list[torch.Tensor]:
-        return self._work.result()
+        return list(self._work.result())
 
     def source_rank(self) -> int:
-        return self._work.source_rank()
+        return int(self._work.source_rank())
 
     def get_future(self) -> Any:
         return self._work.get_future()

@@ -52,7 +52,7 @@ class Settings:
     mode: InstrumentMode
     warmup_steps: int
     start_step: int
-    stream_priority: int
+    stream_priority: int | None
     devices: str
 
     def __post_init__(self) -> None:

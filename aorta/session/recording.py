@@ -114,7 +114,7 @@ def record(
     mode: InstrumentMode = "dedicated",
     warmup_steps: int = Telemetry().warmup_steps,
     start_step: int = 0,
-    stream_priority: int = InstrumentSettings().stream_priority,
+    stream_priority: int | None = InstrumentSettings().stream_priority,
     timeout_s: float = Training().timeout_s,
     devices: str = Telemetry().devices.name,
 ) -> Iterator[Recording]:
@@ -134,7 +134,7 @@ def record(
         mode: "dedicated", "observe" or "off" (docs/measuring.md, R2 and R3).
         warmup_steps: first steps that reports leave out (W21).
         start_step: global step of the first one, after a resume.
-        stream_priority: of dedicated streams (CUDA/HIP).
+        stream_priority: of dedicated streams on an accelerator; None: of the stream a collective was issued on.
         timeout_s: seconds that one rank waits for the others to begin recording.
         devices: where samples of temperature, power, clocks and use come from, as `telemetry.devices`; "off" for none.
 

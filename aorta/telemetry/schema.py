@@ -215,6 +215,17 @@ class Anchor(msgspec.Struct, tag_field="record", tag="anchor", frozen=True):
     clock: ClockReading
 
 
+class DeviceClockFacts(msgspec.Struct, frozen=True):
+    """How well device events were placed on the host's clock: half the width of the host's bracket round the event
+    that all others are measured from, the same of one at the end, and how far the two time lines had moved apart by
+    then (device minus host); null where it could not be read.
+    """
+
+    bound_at_start_ns: int
+    bound_at_end_ns: int
+    drift_ns: int | None
+
+
 class Footer(msgspec.Struct, tag_field="record", tag="footer", frozen=True):
     """Last line. A file without one belongs to a process that was killed."""
 
@@ -225,6 +236,7 @@ class Footer(msgspec.Struct, tag_field="record", tag="footer", frozen=True):
     groups: dict[str, list[int]] = {}
     signal: str | None = None
     error: str | None = None
+    device_clock: DeviceClockFacts | None = None
 
 
 Line: TypeAlias = Header | Step | Anchor | Footer

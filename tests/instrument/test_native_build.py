@@ -45,8 +45,6 @@ def test_where_it_is_used() -> None:
 def test_where_it_is_not_used() -> None:
     assert native.compiled(CPU, wanted=False, emulated=False) == (None, "python: instrument.native=false")
     assert native.compiled(CPU, wanted=True, emulated=True) == (None, "python: the fabric is emulated")
-    assert native.compiled(torch.device("cuda"), wanted=True, emulated=False)[0] is None
-    assert native.host_tap(torch.device("cuda"), "observe", wanted=True, emulated=False) == {}
     assert native.host_tap(CPU, "off", wanted=True, emulated=False) == {}
 
 
@@ -87,8 +85,8 @@ def test_a_build_that_fails_says_so(
 
 def test_no_compiler(somewhere_else: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PATH", os.devnull)
-    with pytest.raises(ToolMissing, match="ninja not found"):
+    with pytest.raises(ToolMissing, match=r"c\+\+ not found"):
         native.build()
     assert main() == 127
-    assert "Install g++ and ninja" in capsys.readouterr().err
+    assert "Install g++" in capsys.readouterr().err
     assert list(somewhere_else.rglob("*.so")) == []

@@ -151,28 +151,64 @@ def test_a_torch_without_a_needed_name_is_refused_by_name(monkeypatch: pytest.Mo
 def test_a_backend_work_is_waited_for_once() -> None:
     calls = []
     work = dist.all_reduce(torch.ones(1), async_op=True)
-    timed = TimedWork(work, lambda inner: calls.append(inner()) or True, KeptAlive())
+    timed = TimedWork(work, lambda inner, _limited: calls.append(inner()) or True, KeptAlive())
     timed.wait()
     timed.wait()
     timed.synchronize()
     assert calls == [True]
 
 
-def test_handles_are_kept_until_waited_for_or_outnumbered() -> None:
+def _handle(kept: KeptAlive, tensor: torch.Tensor, *, in_place: bool = True) -> TimedWork:
+    """Of a collective that has completed."""
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    return TimedWork(work, lambda inner, _limited: inner(), kept, in_place=in_place)
+
+
+def test_a_handle_that_was_waited_for_is_not_kept() -> None:
+    kept = KeptAlive()
+    work = _handle(kept, torch.ones(1))
+    assert len(kept) == 1
+    work.wait()
+    assert len(kept) == 0
+
+
+def test_a_handle_that_nobody_in_python_has_lets_go_of_its_outputs_when_it_has_completed() -> None:
+    kept = KeptAlive()
+    tensor = torch.ones(1)
+    before = tensor._use_count()
+    _handle(kept, tensor)
+    held_by_one = tensor._use_count() - before
+    assert held_by_one > 0
+    for _ in range(20):
+        _handle(kept, tensor)
+    mine = _handle(kept, tensor)
+    assert tensor._use_count() - before <= held_by_one
+    for _ in range(3):
+        _handle(kept, tensor)
+    assert torch.equal(mine.result()[0], tensor)  # somebody has it: nothing of it is gone
+
+
+def test_a_handle_whose_wait_moves_data_keeps_the_backends_work() -> None:
+    kept = KeptAlive()
+    _handle(kept, torch.ones(1), in_place=False)
+    _handle(kept, torch.ones(1), in_place=False)
+    oldest = next(iter(kept._completed.values()))
+    assert oldest.result()[0].numel() == 1
+    assert oldest.wait()
+
+
+def test_beyond_the_capacity_the_oldest_that_have_completed_go() -> None:
     kept = KeptAlive(capacity=2)
-    works = [TimedWork(dist.all_reduce(torch.ones(1), async_op=True), lambda inner: inner(), kept) for _ in range(2)]
-    works[0].wait()
-    assert list(kept._works.values()) == [works[1]]
-    for work in works:
-        work._work.wait()
-    works += [TimedWork(dist.barrier(async_op=True), lambda inner: inner(), kept) for _ in range(2)]
-    assert list(kept._works.values()) == works[2:]
+    for _ in range(9):
+        _handle(kept, torch.ones(1))
+    assert len(kept) == 3
 
 
 def test_a_devices_wait_is_repeated_for_every_stream_that_asks() -> None:
     calls = []
     work = dist.all_reduce(torch.ones(1), async_op=True)
-    timed = TimedWork(work, lambda inner: calls.append(inner()) or True, KeptAlive(), repeatable=True)
+    timed = TimedWork(work, lambda inner, _limited: calls.append(inner()) or True, KeptAlive(), repeatable=True)
     timed.wait()
     timed.wait()
     assert calls == [True, True]

@@ -113,9 +113,10 @@ class Instrument:
 
     # dedicated = collectives on streams of their own; observe = timed where they run; off = not seen
     mode: Mode = Mode.dedicated
-    # priority of the dedicated streams (CUDA/HIP; lower number = more urgent)
-    stream_priority: int = 0
-    # on a CPU: time collectives in C++, where `python -m aorta.instrument.native` has built that; false: from Python
+    # priority of the dedicated streams of an accelerator (lower number = more urgent); null = that of the stream the
+    # collective was issued on, so that moving it changes nothing for the device's scheduler
+    stream_priority: int | None = None
+    # time collectives in C++, where that has been built; false: from Python
     native: bool = True
 
 

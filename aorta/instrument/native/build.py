@@ -1,4 +1,4 @@
-"""`host_tap.cpp` -> a module of this Python: built by `python -m aorta.instrument.native`, loaded where it is there.
+"""`host_tap.cpp` -> a module of this Python: built by set-up where there is a compiler, loaded where it is there.
 
 Enters: the source beside this file, and torch's own headers and build tool. Leaves: one shared library in
 `$XDG_CACHE_HOME/aorta` (`~/.cache/aorta`), named after all it was made from. Must not: build anything unless asked to,
@@ -25,7 +25,9 @@ from aorta.errors import ToolMissing
 from aorta.telemetry.schema import InstrumentMode
 
 SOURCE: Final = Path(__file__).with_name("host_tap.cpp")
-HEADER: Final = SOURCE.with_name("step.hpp")
+HEADERS: Final = tuple(
+    SOURCE.with_name(name) for name in ("device.hpp", "device_clock.hpp", "host_clock.hpp", "step.hpp")
+)
 BUILD_COMMAND: Final = "python -m aorta.instrument.native"
 
 
@@ -37,7 +39,7 @@ def library() -> Path:
         RuntimeError: there is no home folder to look in.
     """
     torch_build = (torch.__version__, str(torch.version.git_version), str(torch._C._GLIBCXX_USE_CXX11_ABI))
-    made_from = (SOURCE.read_text(), HEADER.read_text(), *torch_build, sys.version)
+    made_from = (*(source.read_text() for source in (SOURCE, *HEADERS)), *torch_build, sys.version)
     digest = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "aorta" / f"host_tap_{digest}{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -73,19 +75,19 @@ def compiled(device: torch.device, *, wanted: bool, emulated: bool) -> tuple[Any
     Args:
         device: the run's. wanted: the configuration asks for it. emulated: the fabric is, which is Python's business.
     """
-    if device.type != "cpu":
-        return None, "python: the device times its collectives"
     if not wanted:
         return None, "python: instrument.native=false"
     if emulated:
         return None, "python: the fabric is emulated"
     module, why_not = load()
+    if module is not None and device.type != "cpu" and not module.SERVES_DEVICES:
+        return None, f"python: torch {torch.__version__} does not say in C++ whether a stream is being captured"
     return module, "native" if why_not is None else f"python: {why_not}"
 
 
 def host_tap(device: torch.device, mode: InstrumentMode, *, wanted: bool, emulated: bool) -> dict[str, str]:
-    """A rank's entry in the manifest: what times its collectives; nothing on an accelerator, or where nothing does."""
-    if device.type != "cpu" or mode == "off":
+    """A rank's entry in the manifest: what times its collectives; nothing where nothing does."""
+    if mode == "off":
         return {}
     return {"host_tap": compiled(device, wanted=wanted, emulated=emulated)[1]}
 
@@ -94,19 +96,21 @@ def build() -> Path:
     """Compile it; returns where it is. Does nothing where it is built already.
 
     Raises:
-        ToolMissing: no C++ compiler, or no ninja.
+        ToolMissing: no C++ compiler.
         RuntimeError: torch's build tool failed; its words are in the message. Or there is no home folder.
         OSError: the folder it belongs into cannot be written.
     """
     path = library()
     if path.exists():
         return path
-    missing = [tool for tool in (os.environ.get("CXX", "c++"), "ninja") if shutil.which(tool) is None]
-    if missing:
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None:
         raise ToolMissing(
-            f"{' and '.join(missing)} not found: needed to build {SOURCE.name}. Install g++ and ninja, or go without: "
-            "collectives are then timed from Python, which costs more"
+            f"{compiler} not found: needed to build {SOURCE.name}. Install g++, or go without: collectives are then "
+            "timed from Python, which costs more"
         )
+    # torch's build tool looks for ninja on the PATH, which an environment that is not activated is not on.
+    os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
     from torch.utils import cpp_extension
 
     path.parent.mkdir(parents=True, exist_ok=True)

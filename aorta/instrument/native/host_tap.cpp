@@ -1,7 +1,7 @@
-// Collectives of CPU tensors, seen at the dispatcher and timed without Python: no interpreter lock, and no interpreter.
+// Collectives, seen at the dispatcher and timed without Python: no interpreter lock, and no interpreter.
 //
-// The same as `aorta/instrument/seam.py` and `collectives.py` do (docs/measuring.md, R1 and R6), for the case that is
-// nothing but host time. Enters: calls of `c10d::*` operators. Leaves: what each was, when it was issued, when it ended
+// The same as `aorta/instrument/seam.py`, `collectives.py` and `device_collectives.py` do (docs/measuring.md, R1 to R3
+// and R6), but for an emulated fabric. Enters: calls of `c10d::*` operators. Leaves: what each was, when it was issued, when it ended
 // and when its caller stood waiting, for Python to take once a step. Must not: touch a Python object on a backend's
 // thread; wait for a backend's work more than once, or without being asked.
 
@@ -15,20 +15,27 @@
 #include <vector>
 
 #include <ATen/record_function.h>
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
+#include "device.hpp"
 #include "step.hpp"
 
 namespace {
 
 using aorta::Collective;
+using aorta::Device;
+using aorta::DeviceClock;
+using aorta::DeviceWork;
 using aorta::End;
 using aorta::Future;
+using aorta::NO_MARK;
 using aorta::now_ns;
+using aorta::Span;
 using aorta::Step;
 using aorta::TimedWork;
 using c10::IValue;
@@ -43,6 +50,8 @@ struct Operator {
   bool one_part;                    // only the root is given the full array
   bool coalesced;                   // several tensors share one work handle
   bool point_to_point;
+  std::optional<int64_t> async_at;  // whether the caller goes on without waiting; none: it always does
+  std::optional<int64_t> peer_at;   // the other rank of a send or a receive
 };
 
 int64_t bytes_in(const IValue& value) {
@@ -103,8 +112,15 @@ class Kernel final : public c10::OperatorKernel {
 // Counts collectives for as long as it lives; looks at them while it is open.
 class Tap : public std::enable_shared_from_this<Tap> {
  public:
-  Tap(const std::vector<std::pair<std::string, Operator>>& operators, int64_t enqueue_ns, py::function on_group)
-      : operators_(operators), enqueue_ns_(enqueue_ns), on_group_(std::move(on_group)) {}
+  // `on_group` is called with each group that is new, and says whether streams order its collectives on the device.
+  Tap(const std::vector<std::pair<std::string, Operator>>& operators,
+      int64_t enqueue_ns,
+      py::function on_group,
+      std::shared_ptr<Device> device)
+      : operators_(operators), enqueue_ns_(enqueue_ns), on_group_(std::move(on_group)), device_(std::move(device)) {
+    device_key_ = device_ ? c10::computeDispatchKey(std::nullopt, std::nullopt, device_->clock().device())
+                          : c10::DispatchKey::CPU;
+  }
 
   // The last to hold it may be a thread without the interpreter lock.
   ~Tap() {
@@ -132,16 +148,24 @@ class Tap : public std::enable_shared_from_this<Tap> {
 
   void close() { library_.reset(); }
 
-  void begin() { step_->begin(); }
+  void begin() {
+    if (device_) {
+      device_->begin();
+    }
+    step_->begin();
+  }
+  // How many collectives were left to the capture of a graph since the last call.
+  int64_t take_captured() { return captured_.exchange(0); }
   void settle() { step_->settle(); }
 
-  // (operator, group, seq, bytes, dtype, issue_ns, waiters, end) of each collective, and (begin, end) of each stall, in
-  // nanoseconds. An end is a number where it is known (see End), else what will know it: objects cost the reader most.
+  // (operator, group, seq, bytes, dtype, issue_ns, waiters, end) of each collective on the host, and (begin, end) of each
+  // stall, in nanoseconds. An end is a number where it is known (see End), else what will know it: objects cost the reader
+  // most. Of one on a device the end is (start mark, end mark, launch, whether it has a communicator of its own).
   py::tuple end() {
     auto [collectives, stalls] = step_->end();
     py::list rows;
     for (Collective& row : collectives) {
-      const int64_t both = row.end->both();
+      const int64_t both = row.span ? 0 : row.end->both();
       rows.append(py::make_tuple(
           row.op,
           row.group,
@@ -150,7 +174,10 @@ class Tap : public std::enable_shared_from_this<Tap> {
           row.dtype,
           row.issue_ns,
           row.waiters,
-          both != 0 ? py::object(py::int_(both)) : py::cast(std::move(row.end))));
+          row.span    ? py::object(py::make_tuple(
+                            row.span->start, row.span->end, row.span->launch, row.span->own_communicator))
+          : both != 0 ? py::object(py::int_(both))
+                      : py::cast(std::move(row.end))));
     }
     return py::make_tuple(rows, stalls);
   }
@@ -159,25 +186,91 @@ class Tap : public std::enable_shared_from_this<Tap> {
     const Operator& op = operators_[index].second;
     const auto arguments = torch::jit::last(*stack, handle.schema().arguments().size());
     Group& group = group_of(arguments[op.group_at].toCustomClass<ProcessGroup>());
-    const Collective row = issued(index, group, arguments);
-    {
-      const Label label(op, row);
-      handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    const at::Tensor* tensor = first_tensor(arguments);
+    const bool on_host = tensor != nullptr && tensor->is_cpu();
+    const c10::DispatchKeySet key(on_host ? c10::DispatchKey::CPU : device_key_);
+    if (device_ && aorta::is_capturing(device_->current())) {
+      ++captured_;
+      handle.redispatchBoxed(key, stack);
+      return;
     }
-    if (const int64_t returned_ns = now_ns(); returned_ns - row.issue_ns > enqueue_ns_) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        device_ || tensor == nullptr || on_host, "a collective of device tensors in a run on the CPU");
+    const bool on_device = tensor != nullptr && !on_host && group.on_device;
+    Collective row = issued(index, group, arguments, tensor, on_device);
+    const auto original = [&] {
+      const Label label(op, row);
+      handle.redispatchBoxed(key, stack);
+      const IValue& result = stack->back();
+      return result.isNone() ? c10::intrusive_ptr<Work>() : result.toCustomClass<Work>();
+    };
+    if (on_device) {
+      std::vector<IValue> tensors(arguments.begin(), arguments.end());
+      if (auto work = on_device_stream(op, group, row, std::move(tensors), original)) {
+        stack->back() = IValue(std::move(work));
+      }
+      return;
+    }
+    auto work = original();
+    if (const int64_t returned_ns = now_ns(); !device_ && returned_ns - row.issue_ns > enqueue_ns_) {
       step_->stall(row.issue_ns, returned_ns);
     }
-    IValue& result = stack->back();
-    auto work = result.isNone() ? c10::intrusive_ptr<Work>() : result.toCustomClass<Work>();
     if (!work) {  // it is over, and there is nothing to wait for
       row.end->stamp(End::WAIT);
       return;
     }
-    notice_end(index, group, row, *work);
-    result = IValue(c10::intrusive_ptr<Work>(c10::make_intrusive<TimedWork>(std::move(work), row.end, step_)));
+    // The future of a barrier of a device's group is ordered by streams and completes at once; its wait is the host's.
+    if (!(group.on_device && !op.argument)) {
+      notice_end(index, group, row, *work);
+    }
+    // The host may wait beside a device; the stream that computes does not.
+    const auto stalls = device_ ? nullptr : step_;
+    stack->back() = IValue(c10::intrusive_ptr<Work>(c10::make_intrusive<TimedWork>(std::move(work), row.end, stalls)));
+  }
+
+  // The backend collects what comes into one launch.
+  void batch_begins(const c10::intrusive_ptr<ProcessGroup>& process_group) {
+    Group& group = group_of(process_group);
+    if (group.on_device) {
+      group.batch = std::make_shared<Batch>();
+    }
+  }
+
+  // `launch` is the backend's; what it returns, or what stands for it.
+  c10::intrusive_ptr<Work> batch_ends(
+      const c10::intrusive_ptr<ProcessGroup>& process_group,
+      const std::function<c10::intrusive_ptr<Work>()>& launch) {
+    Group& group = group_of(process_group);
+    const auto batch = std::exchange(group.batch, nullptr);
+    if (!batch || batch->spans.empty()) {
+      return launch();
+    }
+    const int64_t number = launches_++;
+    for (const auto& span : batch->spans) {
+      span->launch = number;
+      span->start = marked();
+    }
+    auto work = launch();
+    if (!work) {  // synchronous: on the caller's stream
+      device_->stalling(*step_, [&] { ended(batch->spans); });
+      return work;
+    }
+    const auto side = device_->side("beside " + group.name);
+    if (!side) {
+      return work;
+    }
+    const auto done = waited_beside(*side, *work, batch->spans);
+    auto held = device_->hold(std::move(batch->tensors), done);
+    return c10::make_intrusive<DeviceWork>(std::move(work), device_, step_, nullptr, std::move(held));
   }
 
  private:
+  // What a backend has collected since it was asked to.
+  struct Batch {
+    std::vector<std::shared_ptr<Span>> spans;
+    std::vector<IValue> tensors;
+  };
+
   using Counts = std::unordered_map<std::string, int64_t>;  // by kind for sends and receives, else under ""
 
   struct Group {
@@ -186,14 +279,19 @@ class Tap : public std::enable_shared_from_this<Tap> {
     int64_t size;
     std::shared_ptr<Counts> counts;  // of its name, as ranks match them, whichever group bears it
     std::vector<bool> futureless;    // by operator
+    bool on_device;                  // streams order its collectives of device tensors
+    std::shared_ptr<Batch> batch;    // what is being collected, if anything
   };
 
-  Collective issued(size_t index, Group& group, c10::ArrayRef<IValue> arguments) {
+  Collective issued(
+      size_t index, Group& group, c10::ArrayRef<IValue> arguments, const at::Tensor* tensor, bool on_device) {
     const Operator& op = operators_[index].second;
-    const at::Tensor* tensor = first_tensor(arguments);
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        tensor == nullptr || tensor->is_cpu(), "a collective of device tensors in a run on the CPU");
-    Collective row{index, group.name, 0, 0, std::nullopt, 0, 1, std::make_shared<End>()};
+    Collective row{index, group.name, 0, 0, std::nullopt, 0, 1, nullptr, nullptr};
+    if (on_device) {
+      row.span = std::make_shared<Span>();
+    } else {
+      row.end = std::make_shared<End>();
+    }
     if (op.argument) {
       row.bytes = bytes_in(arguments[*op.argument]) * (op.one_part ? group.size : 1);
       if (tensor != nullptr) {
@@ -208,6 +306,122 @@ class Tap : public std::enable_shared_from_this<Tap> {
     return row;
   }
 
+  aorta::Mark marked() { return step_->is_open() ? device_->clock().mark() : NO_MARK; }
+
+  void ended(const std::vector<std::shared_ptr<Span>>& spans) {
+    for (const auto& span : spans) {
+      span->end = marked();
+    }
+  }
+
+  // Let `side` wait for the backend's work, and mark the end there; an event behind it that is the caller's alone.
+  aorta::OrderEvents::Lent waited_beside(
+      const c10::Stream& side, Work& work, const std::vector<std::shared_ptr<Span>>& spans) {
+    const c10::StreamGuard on(side);
+    work.wait();  // makes `side` wait, not the host; without it this would be the end of the launch (W1)
+    ended(spans);
+    return device_->done(side);
+  }
+
+  // A collective of device tensors; returns what stands for the backend's work, if it gave one.
+  template <class Original>
+  c10::intrusive_ptr<Work> on_device_stream(
+      const Operator& op, Group& group, Collective& row, std::vector<IValue> tensors, const Original& original) {
+    if (group.batch) {  // launched when the batch ends
+      group.batch->spans.push_back(row.span);
+      group.batch->tensors.insert(group.batch->tensors.end(), tensors.begin(), tensors.end());
+      original();
+      return nullptr;
+    }
+    const c10::Stream caller = device_->current();
+    if (op.point_to_point) {
+      row.span->own_communicator = true;
+      const int64_t peer = op.peer_at ? tensors[*op.peer_at].toInt() : -1;
+      return watched("beside " + op.kind + std::to_string(peer) + " " + group.name, caller, row, tensors, original);
+    }
+    const bool asynchronous = !op.async_at || tensors[*op.async_at].toBool();
+    if (device_->dedicated()) {
+      if (const auto side = device_->side(group.name)) {
+        return moved(*side, caller, row, std::move(tensors), asynchronous, original);
+      }
+    }
+    if (asynchronous) {
+      return watched("beside " + group.name, caller, row, tensors, original);
+    }
+    // The backend runs it on the caller's own stream: two marks there bracket it.
+    device_->stalling(*step_, [&] {
+      row.span->start = marked();
+      if (const auto work = original()) {
+        work->wait();
+      }
+      ended({row.span});
+    });
+    return nullptr;
+  }
+
+  // On our stream (R2), whichever the backend would have taken.
+  template <class Original>
+  c10::intrusive_ptr<Work> moved(
+      const c10::Stream& side,
+      const c10::Stream& caller,
+      Collective& row,
+      std::vector<IValue> tensors,
+      bool asynchronous,
+      const Original& original) {
+    device_->order(caller, side);  // the inputs must be ready (W2)
+    c10::intrusive_ptr<Work> work;
+    aorta::OrderEvents::Lent done;
+    {
+      const c10::StreamGuard on(side);
+      row.span->start = marked();
+      work = original();
+      if (work) {
+        work->wait();
+      }
+      ended({row.span});
+      done = device_->done(side);
+    }
+    std::shared_ptr<aorta::Held> held;
+    if (asynchronous) {
+      held = device_->hold(std::move(tensors), done);
+    } else {
+      // Behind this wait the caller's stream is where it would be had the backend used it.
+      device_->stalling(*step_, [&] { done->block(caller); });
+    }
+    if (!work) {
+      return work;
+    }
+    return c10::make_intrusive<DeviceWork>(std::move(work), device_, step_, std::move(done), std::move(held));
+  }
+
+  // Left on the backend's stream, with ours beside it for the marks (R3).
+  template <class Original>
+  c10::intrusive_ptr<Work> watched(
+      const std::string& key,
+      const c10::Stream& caller,
+      Collective& row,
+      std::vector<IValue>& tensors,
+      const Original& original) {
+    const auto side = device_->side(key);
+    if (!side) {
+      original();  // no stream is left to time it on: it has no end, and coverage says so
+      return nullptr;
+    }
+    device_->order(caller, *side);
+    {
+      const c10::StreamGuard on(*side);
+      row.span->start = marked();
+    }
+    auto work = original();
+    if (!work) {  // the backend ran it on the caller's stream after all
+      ended({row.span});
+      return work;
+    }
+    const auto done = waited_beside(*side, *work, {row.span});
+    auto held = device_->hold(std::move(tensors), done);
+    return c10::make_intrusive<DeviceWork>(std::move(work), device_, step_, nullptr, std::move(held));
+  }
+
   Group& group_of(const c10::intrusive_ptr<ProcessGroup>& group) {
     {
       const std::lock_guard<std::mutex> held(groups_mutex_);
@@ -219,14 +433,21 @@ class Tap : public std::enable_shared_from_this<Tap> {
     // Asked for without the lock: a group implemented in Python takes the interpreter's.
     const std::string name = group->getGroupName();
     const int64_t size = group->getSize();
+    bool on_device = false;
     {
       const py::gil_scoped_acquire interpreter;
-      on_group_(group);
+      on_device = on_group_(group).cast<bool>();
     }
     const std::lock_guard<std::mutex> held(groups_mutex_);
     auto& counts = counts_.try_emplace(name, std::make_shared<Counts>()).first->second;
     Group fresh{
-        c10::weak_intrusive_ptr<ProcessGroup>(group), name, size, counts, std::vector<bool>(operators_.size())};
+        c10::weak_intrusive_ptr<ProcessGroup>(group),
+        name,
+        size,
+        counts,
+        std::vector<bool>(operators_.size()),
+        on_device,
+        nullptr};
     return groups_.try_emplace(group.get(), std::move(fresh)).first->second;
   }
 
@@ -253,6 +474,10 @@ class Tap : public std::enable_shared_from_this<Tap> {
   const std::vector<std::pair<std::string, Operator>> operators_;
   const int64_t enqueue_ns_;
   py::function on_group_;
+  const std::shared_ptr<Device> device_;
+  c10::DispatchKey device_key_ = c10::DispatchKey::CPU;
+  std::atomic<int64_t> captured_{0};
+  std::atomic<int64_t> launches_{0};
   const std::shared_ptr<Step> step_ = std::make_shared<Step>();
   std::mutex groups_mutex_;
   std::unordered_map<const ProcessGroup*, Group> groups_;
@@ -274,18 +499,57 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("both", &End::both);
   pybind11::class_<Operator>(module, "Operator")
       .def(
-          pybind11::init<std::string, int64_t, std::optional<int64_t>, bool, bool, bool>(),
+          pybind11::init<
+              std::string,
+              int64_t,
+              std::optional<int64_t>,
+              bool,
+              bool,
+              bool,
+              std::optional<int64_t>,
+              std::optional<int64_t>>(),
           pybind11::arg("kind"),
           pybind11::arg("group_at"),
           pybind11::arg("argument"),
           pybind11::arg("one_part"),
           pybind11::arg("coalesced"),
-          pybind11::arg("point_to_point"));
+          pybind11::arg("point_to_point"),
+          pybind11::arg("async_at"),
+          pybind11::arg("peer_at"));
+  module.attr("SERVES_DEVICES") = aorta::says_capturing<c10::Stream>;
+  module.def("use_clock", [](uintptr_t address) { aorta::other_clock = reinterpret_cast<int64_t (*)()>(address); });
+  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  pybind11::class_<DeviceClock, std::shared_ptr<DeviceClock>>(module, "DeviceClock")
+      .def(pybind11::init<c10::Device>(), Unlocked())
+      .def("mark", &DeviceClock::mark)
+      .def("new_epoch", &DeviceClock::new_epoch)
+      .def("read_ns", &DeviceClock::read_ns)
+      .def("release", &DeviceClock::release)
+      .def("facts", &DeviceClock::facts, Unlocked())
+      .def("events", &DeviceClock::events);
+  pybind11::class_<Device, std::shared_ptr<Device>>(module, "Device")
+      .def(pybind11::init([](std::shared_ptr<DeviceClock> clock,
+                             bool dedicated,
+                             std::optional<int> priority,
+                             py::function priority_of_current) {
+        auto held = std::make_shared<py::function>(std::move(priority_of_current));
+        return std::make_shared<Device>(std::move(clock), dedicated, priority, [held] {
+          const py::gil_scoped_acquire interpreter;
+          return (*held)().cast<int>();
+        });
+      }));
   pybind11::class_<Tap, std::shared_ptr<Tap>>(module, "Tap")
-      .def(pybind11::init<const std::vector<std::pair<std::string, Operator>>&, int64_t, py::function>())
+      .def(pybind11::init<
+           const std::vector<std::pair<std::string, Operator>>&,
+           int64_t,
+           py::function,
+           std::shared_ptr<Device>>())
       .def("open", &Tap::open)
       .def("close", &Tap::close)
       .def("begin", &Tap::begin)
+      .def("take_captured", &Tap::take_captured)
+      .def("batch_begins", &Tap::batch_begins, Unlocked())
+      .def("batch_ends", &Tap::batch_ends, Unlocked())
       .def("settle", &Tap::settle)
       .def("end", &Tap::end);
 }

@@ -17,16 +17,12 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "host_clock.hpp"
+
 namespace aorta {
 
 using c10d::Work;
 using Future = c10::ivalue::Future;
-
-// The clock of Python's time.perf_counter_ns() on Linux: CLOCK_MONOTONIC.
-inline int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 // When a collective ended, and who noticed first: the backend's future, or its caller's wait.
 class End {
@@ -45,6 +41,14 @@ class End {
   std::atomic<int64_t> both_{0};
 };
 
+// Of a collective on a device: marks of its start and end (0: none), and which launch it was part of, if a batch's.
+struct Span {
+  int64_t start = 0;
+  int64_t end = 0;
+  std::optional<int64_t> launch;
+  bool own_communicator = false;  // an unbatched send or receive
+};
+
 struct Collective {
   size_t op;  // by number
   std::string group;
@@ -53,7 +57,8 @@ struct Collective {
   std::optional<at::ScalarType> dtype;
   int64_t issue_ns;
   int64_t waiters;
-  std::shared_ptr<End> end;
+  std::shared_ptr<End> end;    // of one on the host
+  std::shared_ptr<Span> span;  // of one on a device
 };
 
 using Stalls = std::vector<std::pair<int64_t, int64_t>>;
@@ -74,6 +79,11 @@ class Step {
     open_ = false;
     under_way_.clear();
     return {std::exchange(collectives_, {}), std::exchange(stalls_, {})};
+  }
+
+  bool is_open() const {
+    const std::lock_guard<std::mutex> held(mutex_);
+    return open_;
   }
 
   // Numbered and noted down in one go: rows are in the order in which they were issued.
@@ -112,7 +122,7 @@ class Step {
   }
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   bool open_ = false;
   std::vector<Collective> collectives_;
   Stalls stalls_;
@@ -122,6 +132,7 @@ class Step {
 // Stands for the backend's work, and remembers when its caller stood waiting.
 class TimedWork final : public Work {
  public:
+  // `step`: where its stalls are noted down, if anywhere.
   TimedWork(c10::intrusive_ptr<Work> work, std::shared_ptr<End> end, std::shared_ptr<Step> step)
       : Work(-1, work->retrieveOpType()), work_(std::move(work)), end_(std::move(end)), step_(std::move(step)) {}
 
@@ -133,7 +144,7 @@ class TimedWork final : public Work {
       const bool blocked = end_->both() == 0;
       const int64_t begin_ns = now_ns();
       const auto stood = [&] {
-        if (blocked) {
+        if (blocked && step_) {
           step_->stall(begin_ns, now_ns());
         }
       };

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from aorta.instrument.clock import Mark
 from aorta.instrument.collectives import ENQUEUE_NS, Looking, dtype_name, group_seen
 from aorta.instrument.issued import Group, Issued
-from aorta.instrument.operators import offered, position_of_group
+from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
 from aorta.instrument.seam import check_torch, counts_point_to_point
 from aorta.telemetry.schema import EndSource
 
@@ -45,6 +45,7 @@ class NativeTap:
         groups: filled with every process group as it is first seen, by name.
         on_issue: given each collective, in issue order. on_stall: given two marks between which the caller waited.
             Both are called from `end` only.
+        device: the module's, for a run on an accelerator.
 
     Raises:
         InstrumentError: see `seam.check_torch`.
@@ -56,6 +57,7 @@ class NativeTap:
         groups: dict[str, Group],
         on_issue: Callable[[Issued], None],
         on_stall: Callable[[Mark, Mark], None],
+        device: Any | None = None,
     ) -> None:
         check_torch()
         self._groups, self._on_issue, self._on_stall = groups, on_issue, on_stall
@@ -72,11 +74,13 @@ class NativeTap:
                     one_part=operator.one_part,
                     coalesced=operator.coalesced,
                     point_to_point=operator.point_to_point,
+                    async_at=position_of_async_op(name),
+                    peer_at=position_of_peer(name),
                 ),
             )
             for name, operator in here.items()
         ]
-        self._tap: Any = module.Tap(operators, ENQUEUE_NS, self._saw)
+        self._tap: Any = module.Tap(operators, ENQUEUE_NS, self._saw, device)
 
     def open(self, _device: torch.device, _on_captured: Callable[[], None]) -> Looking:
         """Look at every collective until the answer is closed. There is no capture on a CPU."""
@@ -108,16 +112,22 @@ class NativeTap:
             if isinstance(end, int):
                 issued.end, issued.end_source = ended(end)
             else:
-                issued.completion = Completion(end)
+                self._tell_end(issued, end)
             self._on_issue(issued)
         for begin_ns, end_ns in stalls:
             self._on_stall(begin_ns, end_ns)
+
+    def _tell_end(self, issued: Issued, end: Any) -> None:
+        """Of a collective that has not ended yet, as far as is known."""
+        issued.completion = Completion(end)
 
     def close(self) -> None:
         """No collective will pass any more: let go of the compiled half, which knows this one."""
         self._tap = None
 
-    def _saw(self, process_group: dist.ProcessGroup) -> None:
+    def _saw(self, process_group: dist.ProcessGroup) -> bool:
+        """A new group; returns whether streams order its collectives."""
         name = process_group.group_name
-        self._groups[name] = group_seen(process_group, _CPU)
+        self._groups[name] = group_seen(process_group)
         self._counts_point_to_point[name] = counts_point_to_point(process_group, _CPU)
+        return False

@@ -1,0 +1,249 @@
+// Collectives of device tensors: the same as `device_collectives.py` and `streams.py` do, without Python (docs/measuring.md,
+// R2 and R3). The rules and their reasons are told there.
+//
+// Enters: calls of the backend. Leaves: marks round them, and handles whose waits are noted down. Must not: change an
+// order; wait on the host for a device, unless the caller's own call does; touch a Python object on a collective's path
+// (but once for each stream that is new).
+
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <c10/core/StreamGuard.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "device_clock.hpp"
+#include "step.hpp"
+
+namespace aorta {
+
+// Events that order streams, each for as long as somebody may wait for it.
+class OrderEvents : public std::enable_shared_from_this<OrderEvents> {
+ public:
+  explicit OrderEvents(c10::DeviceType type) : type_(type) {}
+
+  using Lent = std::shared_ptr<c10::Event>;
+
+  Lent recorded(const c10::Stream& stream) {
+    std::unique_ptr<c10::Event> event;
+    {
+      const std::lock_guard<std::mutex> held(mutex_);
+      if (!free_.empty()) {
+        event = std::move(free_.back());
+        free_.pop_back();
+      }
+    }
+    if (!event) {
+      event = std::make_unique<c10::Event>(type_);
+    }
+    event->record(stream);
+    return {event.release(), [pool = shared_from_this()](c10::Event* gone) {
+              const std::lock_guard<std::mutex> held(pool->mutex_);
+              pool->free_.emplace_back(gone);
+            }};
+  }
+
+ private:
+  const c10::DeviceType type_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<c10::Event>> free_;
+};
+
+// Tensors that the backend has let go of because we waited for it, until the caller has waited or the device has passed.
+struct Held {
+  std::mutex mutex;
+  std::vector<c10::IValue> tensors;
+  OrderEvents::Lent done;
+
+  void let_go() {
+    std::vector<c10::IValue> gone;  // freed without the lock
+    const std::lock_guard<std::mutex> held(mutex);
+    gone.swap(tensors);
+  }
+  bool over() {
+    const std::lock_guard<std::mutex> held(mutex);
+    return tensors.empty() || done->query();
+  }
+};
+
+class Device {
+ public:
+  Device(
+      std::shared_ptr<DeviceClock> clock,
+      bool dedicated,
+      std::optional<int> priority,
+      std::function<int()> priority_of_current)
+      : clock_(std::move(clock)),
+        dedicated_(dedicated),
+        priority_(priority),
+        priority_of_current_(std::move(priority_of_current)),
+        guard_(clock_->device().type()),
+        orders_(std::make_shared<OrderEvents>(clock_->device().type())),
+        compute_(clock_->current()) {}
+
+  DeviceClock& clock() { return *clock_; }
+  bool dedicated() const { return dedicated_; }
+  c10::Stream current() const { return clock_->current(); }
+  bool computes() const { return current() == compute_; }
+
+  void begin() {
+    compute_ = current();
+    let_go();
+  }
+
+  // Our stream for `key` with the caller's priority; none where the device hands out one a second time.
+  std::optional<c10::Stream> side(const std::string& key) {
+    const c10::Stream caller = current();
+    const int priority = priority_ ? *priority_ : priority_of(caller);
+    const std::lock_guard<std::mutex> held(mutex_);
+    const auto found = sides_.find({key, priority});
+    if (found != sides_.end()) {
+      return found->second;
+    }
+    std::optional<c10::Stream> fresh = guard_.getNewStream(clock_->device(), priority);
+    bool taken = *fresh == compute_ || *fresh == caller;
+    for (const auto& [_, other] : sides_) {
+      taken = taken || (other && *other == *fresh);
+    }
+    if (taken) {
+      fresh.reset();
+    }
+    sides_.emplace(std::pair{key, priority}, fresh);
+    return fresh;
+  }
+
+  // What comes on `after` waits for what is on `before` now.
+  void order(const c10::Stream& before, const c10::Stream& after) { orders_->recorded(before)->block(after); }
+
+  OrderEvents::Lent done(const c10::Stream& stream) { return orders_->recorded(stream); }
+
+  // Have the caller's stream wait; a stall, where that is the one that computes.
+  template <class Wait>
+  void stalling(Step& step, Wait wait) {
+    if (!computes() || !step.is_open()) {
+      wait();
+      return;
+    }
+    const Mark begin = clock_->mark();
+    wait();
+    step.stall(begin, clock_->mark());
+  }
+
+  std::shared_ptr<Held> hold(std::vector<c10::IValue> tensors, OrderEvents::Lent done) {
+    auto held = std::make_shared<Held>();
+    held->tensors = std::move(tensors);
+    held->done = std::move(done);
+    {
+      const std::lock_guard<std::mutex> locked(mutex_);
+      held_.push_back(held);
+    }
+    let_go();
+    return held;
+  }
+
+ private:
+  int priority_of(const c10::Stream& stream) {
+    {
+      const std::lock_guard<std::mutex> held(mutex_);
+      const auto found = priorities_.find(stream.id());
+      if (found != priorities_.end()) {
+        return found->second;
+      }
+    }
+    const int priority = priority_of_current_();
+    const std::lock_guard<std::mutex> held(mutex_);
+    return priorities_.emplace(stream.id(), priority).first->second;
+  }
+
+  void let_go() {
+    while (true) {
+      std::shared_ptr<Held> oldest;
+      {
+        const std::lock_guard<std::mutex> locked(mutex_);
+        if (held_.empty() || !held_.front()->over()) {
+          return;
+        }
+        oldest = std::move(held_.front());
+        held_.pop_front();
+      }
+      oldest->let_go();
+    }
+  }
+
+  const std::shared_ptr<DeviceClock> clock_;
+  const bool dedicated_;
+  const std::optional<int> priority_;
+  const std::function<int()> priority_of_current_;
+  const c10::impl::VirtualGuardImpl guard_;
+  const std::shared_ptr<OrderEvents> orders_;
+  c10::Stream compute_;
+  std::mutex mutex_;
+  std::map<std::pair<std::string, int>, std::optional<c10::Stream>> sides_;
+  std::map<c10::StreamId, int> priorities_;
+  std::deque<std::shared_ptr<Held>> held_;
+};
+
+// Stands for the backend's work on a device. Its wait is for `done`, or, without that, the backend's own; either orders
+// streams, so it is due on every stream that asks.
+class DeviceWork final : public Work {
+ public:
+  DeviceWork(
+      c10::intrusive_ptr<Work> work,
+      std::shared_ptr<Device> device,
+      std::shared_ptr<Step> step,
+      OrderEvents::Lent done,
+      std::shared_ptr<Held> held)
+      : Work(-1, work->retrieveOpType()),
+        work_(std::move(work)),
+        device_(std::move(device)),
+        step_(std::move(step)),
+        done_(std::move(done)),
+        held_(std::move(held)) {}
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    bool answer = true;
+    if (!done_) {
+      device_->stalling(*step_, [&] { answer = work_->wait(timeout); });
+    } else {
+      if (timeout != kNoTimeout) {
+        answer = work_->wait(timeout);  // the host waits, and may be told of a failure
+      }
+      device_->stalling(*step_, [&] { done_->block(device_->current()); });
+    }
+    if (held_) {
+      held_->let_go();  // what the caller's stream does next comes behind it, as with the backend's own wait
+    }
+    return answer;
+  }
+
+  void synchronize() override { wait(kNoTimeout); }
+  void blockCurrentStream() override { wait(kNoTimeout); }
+  bool isCompleted() override { return work_->isCompleted(); }
+  bool isSuccess() const override { return work_->isSuccess(); }
+  std::exception_ptr exception() const override { return work_->exception(); }
+  std::vector<at::Tensor> result() override { return work_->result(); }
+  int sourceRank() const override { return work_->sourceRank(); }
+  c10::intrusive_ptr<Future> getFuture() override { return work_->getFuture(); }
+  c10::intrusive_ptr<Future> getFutureResult() override { return work_->getFutureResult(); }
+  void abort() override { work_->abort(); }
+  float getDuration() const override { return work_->getDuration(); }
+  uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
+
+ private:
+  const c10::intrusive_ptr<Work> work_;
+  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<Step> step_;
+  const OrderEvents::Lent done_;
+  const std::shared_ptr<Held> held_;
+};
+
+}  // namespace aorta

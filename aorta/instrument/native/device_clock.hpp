@@ -1,0 +1,212 @@
+// Moments on an accelerator's own time line: the same as `DeviceClock` in clock.py, without Python.
+//
+// A mark is a number: on the host's clock it is a moment in nanoseconds and positive, on the device an event of the pool
+// and negative; 0 is none. Must not: wait for the device, or touch a Python object.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <tuple>
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "host_clock.hpp"
+
+namespace aorta {
+
+using Mark = int64_t;
+constexpr Mark NO_MARK = 0;
+
+// Streams say so since torch 2.13; with an older one devices are served from Python (`SERVES_DEVICES`).
+template <class AnyStream>
+constexpr bool says_capturing = requires(const AnyStream& stream) { stream.is_capturing(); };
+
+template <class AnyStream>
+bool is_capturing(const AnyStream& stream) {
+  if constexpr (says_capturing<AnyStream>) {
+    return stream.is_capturing();
+  } else {
+    return false;
+  }
+}
+
+class DeviceClock {
+ public:
+  explicit DeviceClock(c10::Device device) : device_(device), guard_(device.type()) {
+    const Placed origin = placed();
+    origin_bound_ns_ = origin.bound_ns;
+    epochs_.push_back({origin.slot, 0, origin.at_ns});
+  }
+
+  c10::Stream current() const { return guard_.getStream(device_); }
+  c10::Device device() const { return device_; }
+
+  Mark mark() {
+    const c10::Stream stream = current();
+    if (is_capturing(stream)) {
+      return NO_MARK;
+    }
+    const std::lock_guard<std::mutex> held(mutex_);
+    const size_t slot = recorded(stream);
+    slots_[slot].epoch = first_epoch_ + epochs_.size() - 1;
+    ++epochs_.back().marks;
+    return -static_cast<Mark>(slot) - 1;
+  }
+
+  void new_epoch() {
+    const c10::Stream stream = current();
+    if (is_capturing(stream)) {
+      return;
+    }
+    const std::lock_guard<std::mutex> held(mutex_);
+    epochs_.push_back({recorded(stream), 0, std::nullopt});
+    forget_epochs();
+  }
+
+  std::optional<int64_t> read_ns(Mark mark) {
+    if (mark >= 0) {
+      return mark;
+    }
+    const std::lock_guard<std::mutex> held(mutex_);
+    const Slot& slot = slots_[static_cast<size_t>(-mark - 1)];
+    const size_t at = slot.epoch - first_epoch_;
+    const std::optional<int64_t> start_ns = start_of(at);
+    if (!start_ns || !slot.event.query()) {
+      return std::nullopt;
+    }
+    return *start_ns + elapsed_ns(epochs_[at].slot, static_cast<size_t>(-mark - 1));
+  }
+
+  void release(Mark mark) {
+    if (mark >= 0) {
+      return;
+    }
+    const std::lock_guard<std::mutex> held(mutex_);
+    const size_t slot = static_cast<size_t>(-mark - 1);
+    --epochs_[slots_[slot].epoch - first_epoch_].marks;
+    free_.push_back(slot);
+    forget_epochs();
+  }
+
+  // Bounds at the start and now, and how far the two time lines have moved apart. The device has nothing to do.
+  std::tuple<int64_t, int64_t, std::optional<int64_t>> facts() {
+    const Placed again = placed();
+    new_epoch();
+    const std::lock_guard<std::mutex> held(mutex_);
+    const auto start_ns = start_of(epochs_.size() - 1);
+    std::optional<int64_t> drift_ns;
+    if (start_ns) {
+      drift_ns = *start_ns + elapsed_ns(epochs_.back().slot, again.slot) - again.at_ns;
+    }
+    free_.push_back(again.slot);
+    return {origin_bound_ns_, again.bound_ns, drift_ns};
+  }
+
+  size_t events() {
+    const std::lock_guard<std::mutex> held(mutex_);
+    return slots_.size();
+  }
+
+ private:
+  static constexpr int BRACKETS = 20;
+
+  struct Slot {
+    c10::Event event;
+    size_t epoch;
+  };
+
+  struct Epoch {
+    size_t slot;
+    int64_t marks;  // that are measured from it and not released
+    std::optional<int64_t> start_ns;
+  };
+
+  struct Placed {
+    size_t slot;
+    int64_t at_ns;
+    int64_t bound_ns;
+  };
+
+  // Of several short brackets of the host's clock round an event the narrowest: see `clock.placed`.
+  Placed placed() {
+    std::optional<Placed> best;
+    for (int i = 0; i < BRACKETS; ++i) {
+      const c10::Stream stream = current();
+      const int64_t before_ns = now_ns();
+      size_t slot = 0;
+      {
+        const std::lock_guard<std::mutex> held(mutex_);
+        slot = recorded(stream);
+      }
+      while (!slots_[slot].event.query()) {
+      }
+      const int64_t after_ns = now_ns();
+      const Placed found{slot, before_ns + (after_ns - before_ns) / 2, (after_ns - before_ns + 1) / 2};
+      if (!best || found.bound_ns < best->bound_ns) {
+        if (best) {
+          free_.push_back(best->slot);
+        }
+        best = found;
+      } else {
+        free_.push_back(slot);
+      }
+    }
+    return *best;
+  }
+
+  size_t recorded(const c10::Stream& stream) {
+    if (free_.empty()) {
+      slots_.push_back({c10::Event(device_.type(), c10::EventFlag::BACKEND_DEFAULT), 0});
+      free_.push_back(slots_.size() - 1);
+    }
+    const size_t slot = free_.front();
+    free_.pop_front();
+    slots_[slot].event.record(stream);
+    return slot;
+  }
+
+  // `elapsedTime` answers in float32 milliseconds, on every accelerator so far.
+  int64_t elapsed_ns(size_t from, size_t to) {
+    return std::llrint(slots_[from].event.elapsedTime(slots_[to].event) * 1e6);
+  }
+
+  // When the epoch at this place in `epochs_` began; places those before it on the way.
+  std::optional<int64_t> start_of(size_t at) {
+    size_t known = at;
+    while (!epochs_[known].start_ns) {
+      --known;  // the first one's is always known
+    }
+    for (; known < at; ++known) {
+      if (!slots_[epochs_[known + 1].slot].event.query()) {
+        return std::nullopt;
+      }
+      epochs_[known + 1].start_ns = *epochs_[known].start_ns + elapsed_ns(epochs_[known].slot, epochs_[known + 1].slot);
+    }
+    return epochs_[at].start_ns;
+  }
+
+  // Nothing is measured from the oldest any more, and the one behind it is placed.
+  void forget_epochs() {
+    while (epochs_.size() > 1 && epochs_.front().marks == 0 && epochs_[1].start_ns) {
+      free_.push_back(epochs_.front().slot);
+      epochs_.pop_front();
+      ++first_epoch_;
+    }
+  }
+
+  const c10::Device device_;
+  const c10::impl::VirtualGuardImpl guard_;
+  std::mutex mutex_;
+  std::deque<Slot> slots_;  // a deque: what is in it stays where it is
+  std::deque<size_t> free_;
+  std::deque<Epoch> epochs_;
+  size_t first_epoch_ = 0;
+  int64_t origin_bound_ns_ = 0;
+};
+
+}  // namespace aorta

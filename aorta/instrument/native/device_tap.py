@@ -1,0 +1,110 @@
+"""The compiled tap on an accelerator: collectives are issued, marked, waited for and ended without Python.
+
+The rules are those of `device_collectives` and are told there; both serve the same tests. Must not: be on the path of a
+collective (but once for each process group, each stream, and each batch that a backend collects).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from aorta.instrument.clock import Mark
+from aorta.instrument.collectives import Looking
+from aorta.instrument.issued import Group, Issued
+from aorta.instrument.native.tap import NativeTap
+from aorta.instrument.seam import Coalescing, Watches, counts_point_to_point, orders_streams
+from aorta.instrument.streams import DeviceStreams, StreamWaits
+from aorta.telemetry.schema import DeviceClockFacts
+
+
+class NativeDeviceClock:
+    """What `clock.DeviceClock` is; a mark is a number, negative where it is an event.
+
+    Args:
+        module: of `build.load`. device: whose streams are marked.
+    """
+
+    def __init__(self, module: Any, device: torch.device) -> None:
+        self._device = device
+        torch.accelerator.synchronize(device)  # before the first step; with `facts` the only rendezvous of a run
+        self.compiled = module.DeviceClock(device)
+        self.new_epoch: Callable[[], None] = self.compiled.new_epoch
+        self._mark: Callable[[], int] = self.compiled.mark
+        self.read_ns: Callable[[int], int | None] = self.compiled.read_ns
+        self.release: Callable[[int], None] = self.compiled.release
+
+    def mark(self) -> Mark | None:
+        return self._mark() or None
+
+    def drain(self) -> None:
+        torch.accelerator.synchronize(self._device)
+
+    def facts(self) -> DeviceClockFacts:
+        self.drain()
+        return DeviceClockFacts(*self.compiled.facts())
+
+
+class NativeDeviceTap(NativeTap):
+    """What `device_collectives.DeviceTap` is, without an emulated fabric.
+
+    Args:
+        on_wait: called with two marks between which the stream that computes may have stood waiting.
+        on_captured: called with each collective that was left to the capture of a graph.
+        priority: of our own streams; None: that of the stream a collective was issued on.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        clock: NativeDeviceClock,
+        groups: dict[str, Group],
+        on_issue: Callable[[Issued], None],
+        on_stall: Callable[[Mark, Mark], None],
+        on_wait: Callable[[Mark, Mark], None],
+        device: torch.device,
+        *,
+        dedicated: bool,
+        priority: int | None = None,
+    ) -> None:
+        self._streams, self._device, self._clock, self._on_wait = DeviceStreams(device), device, clock, on_wait
+        compiled = module.Device(clock.compiled, dedicated, priority, self._streams.priority)
+        super().__init__(module, groups, on_issue, on_stall, compiled)
+
+    def open(self, device: torch.device, on_captured: Callable[[], None]) -> Looking:
+        self._on_captured = on_captured
+        seam = super().open(device, on_captured)
+        coalescing = Coalescing(self._tap.batch_begins, self._tap.batch_ends)
+        return Watches(seam, coalescing, StreamWaits(device, self._streams, self._clock.mark, self._on_wait))
+
+    def begin(self) -> None:
+        self._streams.compute = self._streams.current()
+        super().begin()
+
+    def end(self) -> None:
+        if self._tap is not None:
+            for _ in range(self._tap.take_captured()):
+                self._on_captured()
+        super().end()
+
+    def _tell_end(self, issued: Issued, end: Any) -> None:
+        if not isinstance(end, tuple):
+            super()._tell_end(issued, end)
+            return
+        start, issued.end, issued.launch, own_communicator = end
+        issued.start, issued.end_source = start or None, "event" if issued.end else None
+        issued.end = issued.end or None
+        issued.communicator = None if own_communicator else issued.group
+
+    def _saw(self, process_group: dist.ProcessGroup) -> bool:
+        super()._saw(process_group)
+        try:
+            ordered = orders_streams(process_group, self._device)
+            counted = counts_point_to_point(process_group, self._device)
+        except RuntimeError:  # a group of CPU tensors only
+            return False
+        self._counts_point_to_point[process_group.group_name] = counted
+        return ordered
