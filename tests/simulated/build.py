@@ -1,0 +1,107 @@
+"""`native/*.cpp` -> one shared library: `python -m tests.simulated.build`, once for a set of sources, torch and Python.
+
+The library stands in `$XDG_CACHE_HOME/aorta` (`~/.cache/aorta`), named after all it was made from. It has to be loaded
+before torch is imported, so whoever only wants its path does not import torch either. Must not: build unless asked to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+NATIVE: Final = Path(__file__).with_name("native")
+MODULE: Final = "aorta_simulated_device"
+BUILD_COMMAND: Final = "python -m tests.simulated.build"
+TORCH: Final = "2.13.0"
+"""The one whose private names this was written against; another one may have moved them."""
+FLAGS: Final = ("-std=c++20", "-O1", "-g0", "-fPIC", "-Wall", "-Werror", "-DUSE_C10D_GLOO", "-DUSE_DISTRIBUTED")
+
+
+def _torch_folder() -> Path:
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def sources() -> list[Path]:
+    """What is compiled, the longest first."""
+    return sorted(NATIVE.glob("*.cpp"), key=lambda path: (-path.stat().st_size, path.name))
+
+
+def library() -> Path:
+    """Where the library for these sources, this torch and this Python is, or would be."""
+    made_from = [path.read_text() for path in (*sources(), *sorted(NATIVE.glob("*.hpp")))]
+    made_from += [importlib.metadata.version("torch"), str(_torch_folder()), sys.version, *FLAGS]
+    digest = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "aorta" / f"{MODULE}_{digest}{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+
+def why_not() -> str | None:
+    """Why this machine cannot have the device, in words; None where it can.
+
+    Known without torch, and without building anything.
+    """
+    version = importlib.metadata.version("torch")
+    if version.split("+")[0] != TORCH:
+        return f"the simulated device is written for torch {TORCH}, this is {version}"
+    if (_torch_folder() / "lib" / "libtorch_cuda.so").exists() or (_torch_folder() / "lib" / "libtorch_hip.so").exists():
+        return "the simulated device needs a CPU build of torch: this one brings devices of its own"
+    if library().exists():
+        return None
+    compiler = os.environ.get("CXX", "c++")
+    return None if shutil.which(compiler) else f"no C++ compiler ({compiler}) to build the simulated device with"
+
+
+def build() -> Path:
+    """Compile it, as many sources at once as there are processors; does nothing where it is built already.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        RuntimeError: it cannot be built here, or the compiler refused; with its words.
+    """
+    path = library()
+    if path.exists():
+        return path
+    reason = why_not()
+    if reason is not None:
+        raise RuntimeError(reason)
+    torch = _torch_folder()
+    folders = (torch / "include", torch / "include/torch/csrc/api/include", sysconfig.get_paths()["include"])
+    flags = [*FLAGS, *(word for folder in folders for word in ("-isystem", str(folder)))]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        objects = [Path(folder, source.stem + ".o") for source in sources()]
+        commands = [
+            [*flags, "-c", str(source), "-o", str(made)] for source, made in zip(sources(), objects, strict=True)
+        ]
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(_compile, commands))
+        made = Path(folder, path.name)
+        libraries = ["-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10", f"-L{torch / 'lib'}"]
+        _compile(["-shared", *map(str, objects), "-o", str(made), *libraries, f"-Wl,-rpath,{torch / 'lib'}"])
+        made.replace(path)  # in one step: another process may be loading
+    return path
+
+
+def _compile(words: list[str]) -> None:
+    done = subprocess.run([os.environ.get("CXX", "c++"), *words], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"the compiler failed:\n{done.stderr}")
+
+
+if __name__ == "__main__":
+    print(build())  # noqa: T201 what this command is for

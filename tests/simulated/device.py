@@ -1,0 +1,283 @@
+"""What a test sets, and what it reads: the simulated device's own account.
+
+    from tests.simulated import device
+
+    device.reset()
+    device.lengths(matmul=(50_000, 0))
+    ...
+    device.no_races()
+    rows = device.timeline()
+
+Everything set holds for what is launched later. Times are nanoseconds of the host's clock (`host_ns`), virtual or real.
+Must not: be imported in a process without the device and then used; each call says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from tests.simulated import load
+
+Kind = Literal["op", "collective", "copy", "sleep", "memset"]
+CLASSES = ("matmul", "elementwise", "copy_h2d", "copy_d2h", "copy_d2d", "memset")
+
+
+class Row(NamedTuple):
+    """One kernel, copy or collective as the device ran it. `stream` is the stream's `stream_id`; 0 is the default."""
+
+    id: int
+    device: int
+    stream: int
+    kind: Kind
+    name: str
+    start_ns: int
+    end_ns: int
+    bytes: int
+    group: str
+    """Of a collective: its group's name."""
+    seq: int
+    """Of a collective: ProcessGroupNCCL's number; point-to-point has a count of its own. Otherwise -1."""
+
+
+class Wait(NamedTuple):
+    """A stretch [begin, end) in which a stream stood still for something on another one."""
+
+    device: int
+    stream: int
+    begin_ns: int
+    end_ns: int
+    on_device: int
+    on_stream: int
+    on_row: int
+    """`Row.id` of the last row of that stream before the event; -1: none."""
+    why: Literal["event", "communicator"]
+
+
+class Side(NamedTuple):
+    """One of two accesses to the same bytes."""
+
+    name: str
+    device: int
+    stream: int
+    write: bool
+    begin: int
+    end: int
+
+
+class Race(NamedTuple):
+    """Two accesses without an order between them, one of them a write. `first` was issued first."""
+
+    first: Side
+    second: Side
+    begin: int
+    end: int
+    times: int
+    """How often the same pair was seen."""
+
+
+class Counters(NamedTuple):
+    """Since the last `reset` (memory: `live_bytes` is what is allocated now)."""
+
+    host_synchronisations: Mapping[str, int]
+    """By what waited: device, stream, event, work, barrier, an operator's name, ..."""
+    blocking_calls: int
+    """Operators for whose values the host waited."""
+    events_created: int
+    streams_created: int
+    kernels: Mapping[tuple[int, int], int]
+    """By device and stream."""
+    live_bytes: int
+    peak_bytes: int
+
+
+# ---- set ------------------------------------------------------------------------------------------------------------
+def defaults() -> None:
+    """All settings as at the start."""
+    load.native().default_settings()
+
+
+def lengths(
+    *, operators: Mapping[str, tuple[int, float]] | None = None, **classes: tuple[int, float]
+) -> None:
+    """How long operators take: (fixed ns, ns per KiB written).
+
+    Args:
+        operators: by name, "aten::mm", "memcpy_h2d", ...; these win over classes.
+        classes: matmul, elementwise, copy_h2d, copy_d2h, copy_d2d, memset.
+    """
+    for name, (fixed_ns, ns_per_kib) in classes.items():
+        if name not in CLASSES:
+            raise ValueError(f"no class of operators: {name}")
+        load.native().set_class_length(name, fixed_ns, ns_per_kib)
+    for name, (fixed_ns, ns_per_kib) in (operators or {}).items():
+        load.native().set_operator_length(name, fixed_ns, ns_per_kib)
+
+
+def collective_lengths(**kinds: tuple[int, float]) -> None:
+    """How long collectives take: (fixed ns, ns per byte), where the bytes are the larger of inputs and outputs.
+
+    Args:
+        kinds: allreduce, allgather, reducescatter, broadcast, reduce, gather, scatter, alltoall, barrier, send, recv, or
+            default for all that are not set. What is coalesced takes the fixed part of its first call once.
+    """
+    for kind, (fixed_ns, ns_per_byte) in kinds.items():
+        load.native().set_collective_length(kind, fixed_ns, ns_per_byte)
+
+
+def costs(*, launch_ns: int | None = None, event_ns: int | None = None) -> None:
+    """What a launch, and recording or waiting for an event, cost the virtual host."""
+    _numbers(launch_cost_ns=launch_ns, event_cost_ns=event_ns)
+
+
+def queue_depth(tasks: int) -> None:
+    """How many tasks a stream takes before a launch waits (1024)."""
+    _numbers(queue_depth=tasks)
+
+
+def real_delays(*, operator_ns: int | None = None, collective_ns: int | None = None) -> None:
+    """Really sleep in the stream's thread, in either mode: who does not wait then reads poison."""
+    _numbers(real_operator_ns=operator_ns, real_collective_ns=collective_ns)
+
+
+def pool_streams(number: int) -> None:
+    """How many streams of a priority there are before the first comes again (32, as CUDA's pool has)."""
+    _numbers(pool_streams=number)
+
+
+def polling_orders(on: bool) -> None:
+    """Whether a query that said yes counts as an order for later launches (no: see native/races.hpp)."""
+    load.native().set_switch("polling_orders", on)
+
+
+def serial_point_to_point(on: bool) -> None:
+    """Unbatched send and receive on the group's own communicator, as NCCL does in eager mode (no)."""
+    load.native().set_switch("serial_point_to_point", on)
+
+
+def poison(on: bool) -> None:
+    """Whether memory that is given out again is filled with NaN (yes)."""
+    load.native().set_switch("poison", on)
+
+
+def advance_host(by_ns: int) -> None:
+    """The host computes for so long. Does nothing in wall time."""
+    load.native().advance_host(by_ns)
+
+
+def fail_next_collective(group: Any = None, message: str = "injected", *, at_issue: bool = False) -> None:
+    """The next collective of a group fails on this rank.
+
+    On the device, its Work's `wait` and every later call of the group raise DistBackendError; without a Work, the host's
+    next synchronisation does. Its peers wait for ever, until they abort.
+
+    Args:
+        group: the default one if None. at_issue: the call itself raises, and nothing is launched.
+    """
+    fault = load.native().Fault
+    _backend(group).fault_next(fault.REFUSES_ISSUE if at_issue else fault.FAILS, message)
+
+
+def dead_peer(group: Any = None) -> None:
+    """The next collective of a group never ends on this rank, until the group is aborted."""
+    _backend(group).fault_next(load.native().Fault.PEER_IS_DEAD, "")
+
+
+# ---- read -----------------------------------------------------------------------------------------------------------
+def is_virtual() -> bool:
+    """Whether time is virtual."""
+    return bool(load.native().is_virtual())
+
+
+def host_ns() -> int:
+    """The host's clock."""
+    return int(load.native().host_ns())
+
+
+def host_clock_address() -> int:
+    """Address of a C function `int64_t now(void)` that reads it, for compiled code."""
+    return int(load.native().host_clock_address())
+
+
+def event_ns(event: Any) -> int:
+    """When an event happened; to the nanosecond, unlike `elapsed_time`."""
+    return int(load.native().event_ns(event.event_id))
+
+
+def timeline(device: int | None = None, *, kind: str | None = None, name: str | None = None) -> list[Row]:
+    """What has run, in the order of starts; of one device, one kind, one name."""
+    rows = [Row(**row) for row in load.native().timeline()]
+    rows.sort(key=lambda row: (row.start_ns, row.id))
+    return [
+        row
+        for row in rows
+        if (device is None or row.device == device)
+        and (kind is None or row.kind == kind)
+        and (name is None or row.name == name)
+    ]
+
+
+def waits() -> list[Wait]:
+    """Where streams stood still, in the order of begins."""
+    return sorted((Wait(**row) for row in load.native().waits()), key=lambda wait: (wait.begin_ns, wait.stream))
+
+
+def races() -> list[Race]:
+    """What the race checker has found since the last `reset`."""
+    return [
+        Race(Side(**race["first"]), Side(**race["second"]), race["begin"], race["end"], race["times"])
+        for race in load.native().races()
+    ]
+
+
+def no_races() -> None:
+    """Fails the test with all that was found."""
+    found = races()
+    assert not found, f"{len(found)} races:\n" + "\n".join(map(describe, found))
+
+
+def describe(race: Race) -> str:
+    """A race in words."""
+
+    def side(one: Side) -> str:
+        return f"{'writes' if one.write else 'reads'} in {one.name} on stream {one.stream} of device {one.device}"
+
+    return f"{side(race.first)}; {side(race.second)}; {race.end - race.begin} bytes, {race.times} times"
+
+
+def counters(device: int = 0) -> Counters:
+    """The device's counts."""
+    native = load.native()
+    live, peak, _allocations = native.memory(device)
+    counts = native.counts("")
+    return Counters(
+        native.counts("host_synchronisation:"),
+        counts.get("blocking_calls", 0),
+        counts.get("events_created", 0),
+        counts.get("streams_created", 0),
+        native.kernels(),
+        live,
+        peak,
+    )
+
+
+def reset() -> None:
+    """Let everything queued finish, then forget what was seen; settings, clocks and memory stay, the peak begins anew."""
+    native = load.native()
+    native.reset()
+    for index in range(native.device_count()):
+        native.reset_peak(index)
+
+
+def _numbers(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None:
+            load.native().set_number(name, value)
+
+
+def _backend(group: Any) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    group = dist.group.WORLD if group is None else group
+    return group._get_backend(torch.device("cuda"))

@@ -1,0 +1,301 @@
+"""The names of `torch.cuda`, and of the process group, that a CPU build of torch leaves empty.
+
+Only what programs and torch itself ask of a device is here; what is missing raises where torch's own CPU build would.
+Must not: be imported before the library is loaded.
+"""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+GIB = 1 << 30
+TOTAL_BYTES = 8 * GIB
+SYNC_DEBUG = {"default": 0, "warn": 1, "error": 2}
+
+
+def fill_in(native: Any) -> None:
+    """Everything, once."""
+    names = {**_streams(native), **_devices(native), **_memory(native), **_random(native), **_capture(native)}
+    # torch.cuda hands on what its inner modules define: both have to say the same.
+    inner = (torch.cuda.streams, torch.cuda.memory, torch.cuda.random, torch.cuda.graphs)
+    for name, value in names.items():
+        setattr(torch.cuda, name, value)
+        for module in inner:
+            if hasattr(module, name):
+                setattr(module, name, value)
+    for name, value in _private(native).items():
+        setattr(torch._C, name, value)
+    torch.cuda._initialized = True
+    torch.backends.cuda.is_built = lambda: True
+    nvtx: Any = torch.cuda.nvtx
+    nvtx.range_push = nvtx.range_pop = nvtx.mark = lambda *_words: None
+    _storage(native)
+    _process_group(native)
+    if native.is_virtual():
+        _clock(native)
+
+
+def _index(native: Any, device: Any = None) -> int:
+    if device is None:
+        return int(native.current_device())
+    if isinstance(device, int):
+        return device if device >= 0 else int(native.current_device())
+    index = torch.device(device).index
+    return int(native.current_device()) if index is None else index
+
+
+def _streams(native: Any) -> dict[str, Any]:
+    class Stream(torch.Stream):
+        def __new__(cls, device: Any = None, priority: int = 0, **known: int) -> Any:
+            if known:
+                return super().__new__(cls, **known)
+            return super().__new__(cls, device=torch.device("cuda", _index(native, device)), priority=priority)
+
+        @property
+        def cuda_stream(self) -> int:
+            return int(self.stream_id)
+
+        @property
+        def priority(self) -> int:
+            return int(native.stream_priority(self.device_index, self.stream_id))
+
+        @classmethod
+        def priority_range(cls) -> tuple[int, int]:
+            return (0, -3)
+
+        def record_event(self, event: Any = None) -> Any:
+            event = Event() if event is None else event
+            event.record(self)
+            return event
+
+    class Event(torch.Event):
+        def __new__(
+            cls,
+            enable_timing: bool = False,
+            blocking: bool = False,
+            interprocess: bool = False,
+            external: bool = False,
+        ) -> Any:
+            return super().__new__(cls, "cuda", enable_timing=enable_timing)
+
+        def elapsed_time(self, end_event: Any) -> float:  # torch's own takes no subclass
+            return float(native.elapsed_ms(self.event_id, end_event.event_id))
+
+    def known(index: int, stream_id: int) -> Any:
+        return Stream(stream_id=stream_id, device_index=index, device_type=1)
+
+    class StreamContext:
+        def __init__(self, stream: Any) -> None:
+            self.stream = stream
+
+        def __enter__(self) -> None:
+            if self.stream is not None:
+                self.device = native.exchange_device(self.stream.device_index)
+                self.before = native.exchange_stream(self.stream.device_index, self.stream.stream_id)
+
+        def __exit__(self, *_error: object) -> None:
+            if self.stream is not None:
+                native.exchange_stream(self.stream.device_index, self.before)
+                native.exchange_device(self.device)
+
+    def current_stream(device: Any = None) -> Any:
+        index = _index(native, device)
+        return known(index, native.current_stream(index))
+
+    def set_stream(stream: Any) -> None:
+        if stream is not None:
+            native.exchange_stream(stream.device_index, stream.stream_id)
+
+    return {
+        "Stream": Stream,
+        "Event": Event,
+        "StreamContext": StreamContext,
+        "stream": StreamContext,
+        "current_stream": current_stream,
+        "default_stream": lambda device=None: known(_index(native, device), 0),
+        "set_stream": set_stream,
+        "_sleep": lambda cycles: native.sleep(int(cycles)),  # a cycle is a nanosecond
+    }
+
+
+def _devices(native: Any) -> dict[str, Any]:
+    class Device:
+        def __init__(self, device: Any) -> None:
+            self.idx = -1 if device is None else _index(native, device)
+            self.prev_idx = -1
+
+        def __enter__(self) -> None:
+            self.prev_idx = native.exchange_device(self.idx)
+
+        def __exit__(self, *_error: object) -> None:
+            native.exchange_device(self.prev_idx)
+
+    def properties(device: Any = None) -> SimpleNamespace:
+        index = _index(native, device)
+        return SimpleNamespace(
+            name="Simulated",
+            total_memory=TOTAL_BYTES,
+            major=9,
+            minor=0,
+            multi_processor_count=1,
+            uuid=f"simulated-{index}",
+            gcnArchName="simulated",
+            pci_bus_id=0,
+            pci_device_id=index,
+            pci_domain_id=0,
+        )
+
+    def set_device(device: Any) -> None:
+        native.exchange_device(_index(native, device))
+
+    return {
+        "device": Device,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": lambda: None,
+        "_lazy_init": lambda: None,
+        "_is_compiled": lambda: True,
+        "_is_in_bad_fork": lambda: False,
+        "device_count": native.device_count,
+        "current_device": native.current_device,
+        "set_device": set_device,
+        "_exchange_device": native.exchange_device,
+        "_maybe_exchange_device": native.exchange_device,
+        "synchronize": lambda device=None: native.synchronize(_index(native, device)),
+        "set_sync_debug_mode": lambda mode: native.set_sync_debug(SYNC_DEBUG.get(mode, mode)),
+        "get_sync_debug_mode": native.sync_debug,
+        "get_device_name": lambda device=None: "Simulated",
+        "get_device_properties": properties,
+        "get_device_capability": lambda device=None: (9, 0),
+        "is_bf16_supported": lambda *_words, **_more: True,
+        "can_device_access_peer": lambda device, peer: True,
+    }
+
+
+def _memory(native: Any) -> dict[str, Any]:
+    def live(device: Any = None) -> int:
+        return int(native.memory(_index(native, device))[0])
+
+    def peak(device: Any = None) -> int:
+        return int(native.memory(_index(native, device))[1])
+
+    def stats(device: Any = None) -> dict[str, int]:
+        current, highest, allocations = native.memory(_index(native, device))
+        return {
+            "allocated_bytes.all.current": current,
+            "allocated_bytes.all.peak": highest,
+            "reserved_bytes.all.current": current,
+            "reserved_bytes.all.peak": highest,
+            "allocation.all.allocated": allocations,
+            "num_alloc_retries": 0,
+            "num_ooms": 0,
+        }
+
+    return {
+        "memory_allocated": live,
+        "memory_reserved": live,
+        "max_memory_allocated": peak,
+        "max_memory_reserved": peak,
+        "memory_stats": stats,
+        "reset_peak_memory_stats": lambda device=None: native.reset_peak(_index(native, device)),
+        "mem_get_info": lambda device=None: (TOTAL_BYTES - live(device), TOTAL_BYTES),
+        "empty_cache": lambda: None,
+    }
+
+
+def _random(native: Any) -> dict[str, Any]:
+    def seed_all(seed: int) -> None:
+        for index in range(native.device_count()):
+            native.seed(index, int(seed))
+
+    def set_state(state: torch.Tensor, device: Any = "cuda") -> None:
+        native.set_generator_state(_index(native, device), state.cpu())
+
+    return {
+        "manual_seed": lambda seed: native.seed(native.current_device(), int(seed)),
+        "manual_seed_all": seed_all,
+        "get_rng_state": lambda device="cuda": native.generator_state(_index(native, device)),
+        "set_rng_state": set_state,
+    }
+
+
+def _capture(native: Any) -> dict[str, Any]:
+    class CUDAGraph:
+        """Kernels are kept in place of run, and run one behind another in the stream of the replay."""
+
+        def __init__(self, keep_graph: bool = False) -> None:
+            self._graph = native.Graph()
+
+        def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+            self._graph.begin()
+
+        def capture_end(self) -> None:
+            self._graph.end()
+
+        def replay(self) -> None:
+            self._graph.replay()
+
+        def reset(self) -> None:
+            self._graph = native.Graph()
+
+        def pool(self) -> tuple[int, int]:
+            return (0, 0)
+
+    return {
+        "CUDAGraph": CUDAGraph,
+        "graph_pool_handle": lambda: (0, 0),
+        "is_current_stream_capturing": native.is_capturing,
+    }
+
+
+def _private(native: Any) -> dict[str, Any]:
+    def current(device: Any) -> tuple[int, int, int]:
+        index = _index(native, device)
+        return (native.current_stream(index), index, 1)
+
+    return {
+        "_cuda_isCurrentStreamCapturing": native.is_capturing,
+        "_cuda_getCurrentStream": current,
+        "_cuda_getCurrentRawStream": lambda device: native.current_stream(_index(native, device)),
+        "_cuda_getDevice": native.current_device,
+        "_cuda_setDevice": native.exchange_device,
+        "_cuda_getDeviceCount": native.device_count,
+        "_cuda_synchronize": lambda: native.synchronize(native.current_device()),
+    }
+
+
+def _storage(native: Any) -> None:
+    """A CPU build cannot resize a storage of another device: FSDP does."""
+    storage: Any = torch.UntypedStorage
+    resize = storage.resize_
+
+    def resized(self: Any, size: int) -> Any:
+        if self.device.type != "cuda":
+            return resize(self, size)
+        native.resize_storage(torch.empty(0, dtype=torch.uint8, device=self.device).set_(self), int(size))
+        return self
+
+    storage.resize_ = resized
+
+
+def _process_group(native: Any) -> None:
+    module: Any = distributed_c10d
+    package: Any = dist
+    module.ProcessGroupNCCL = package.ProcessGroupNCCL = native.ProcessGroupNCCL
+    module._NCCL_AVAILABLE = True
+    nccl: Any = torch.cuda.nccl
+    nccl.version = lambda: (2, 0, 0)
+
+
+def _clock(native: Any) -> None:
+    """The clocks that AORTA and its tests read follow the virtual host; all others stay real."""
+    clocks: Any = time
+    real = time.clock_gettime_ns
+    clocks.perf_counter_ns = native.host_ns
+    clocks.clock_gettime_ns = lambda clock: native.host_ns() if clock == time.CLOCK_MONOTONIC else real(clock)

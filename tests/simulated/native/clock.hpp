@@ -1,0 +1,69 @@
+// Time as the simulated device knows it: one clock of the host, and how long everything takes.
+//
+// In virtual time nothing depends on how fast this machine is: the host's clock moves only when the program launches,
+// waits or is told to move, and every length is set. In wall time the same program runs against CLOCK_MONOTONIC.
+// Must not: know streams, tensors or Python.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace sim {
+
+enum class Mode { Virtual, Wall };
+
+// Read once from AORTA_SIMULATED_DEVICE ("wall", or anything else for virtual time).
+Mode mode();
+inline bool is_virtual() { return mode() == Mode::Virtual; }
+
+// All ranks start at the same virtual moment, so that what they say about time can be compared.
+constexpr int64_t VIRTUAL_ORIGIN_NS = 1'000'000'000'000;
+
+int64_t real_now_ns();  // CLOCK_MONOTONIC, in either mode
+int64_t host_now_ns();
+void advance_host_ns(int64_t by_ns);          // virtual time only; does nothing in wall time
+void advance_host_to_ns(int64_t moment_ns);   // never backwards
+void sleep_until_real_ns(int64_t moment_ns);
+
+struct Length {
+  int64_t fixed_ns = 0;
+  double ns_per_kib = 0;
+  int64_t of(int64_t bytes) const { return fixed_ns + static_cast<int64_t>(ns_per_kib * static_cast<double>(bytes) / 1024.0); }
+};
+
+struct CollectiveLength {
+  int64_t fixed_ns = 0;
+  double ns_per_byte = 0;
+};
+
+// What a test may set. Read when something is launched, never later: a change cannot reach back.
+struct Settings {
+  std::map<std::string, Length> classes;    // matmul, elementwise, copy_h2d, copy_d2h, copy_d2d, memset
+  std::map<std::string, Length> operators;  // by name ("aten::mm"); these win over classes
+  std::map<std::string, CollectiveLength> collectives;  // by kind; "default" for the rest
+  int64_t launch_cost_ns = 1'000;
+  int64_t event_cost_ns = 0;
+  int64_t queue_depth = 1024;
+  int64_t real_operator_ns = 0;    // really slept in the stream's thread, whatever the clock
+  int64_t real_collective_ns = 0;  // the same, before a collective writes its outputs
+  int64_t pool_streams = 32;       // streams of one priority before they are handed out again, as CUDA's pool has
+  bool polling_orders = false;     // whether a query that said yes orders later launches, see races.hpp
+  bool serial_point_to_point = false;  // unbatched send and receive on the group's own communicator (eager NCCL)
+  bool poison = true;
+};
+
+// Callers hold the lock for as long as they use what they got.
+struct LockedSettings {
+  std::unique_lock<std::mutex> lock;
+  Settings& values;
+  Settings* operator->() { return &values; }
+};
+LockedSettings settings();
+void default_settings();
+
+int64_t length_of(const std::string& kind, const std::string& name, int64_t bytes);
+CollectiveLength collective_length(const std::string& kind);
+
+}  // namespace sim
