@@ -1,7 +1,6 @@
 """A range round every step that nsys and rocprofv3 show: `iteration#<global_step>`, as in torch.profiler's traces.
 
-On ROCm builds `torch.cuda.nvtx` is ROCTx, so one call serves both. Where no tool listens, and none was asked for,
-nothing is called at all. Must not: fail a step.
+Where no tool listens, and none was asked for, nothing is called at all. Must not: fail a step.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
+from aorta.launch import cuda
 from aorta.launch.tracers import tracer_present
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class StepMarkers:
         tracer = tracer_present(environment)
         self.on = asked if asked is not None else tracer is not None
         self._open = False
-        if self.on and not self._works():
+        if self.on and not cuda.has_ranges():
             self.on = False
             why = "profiling.nvtx=true" if asked else f"{tracer} traces this process, but"
             _log.warning("%s: this torch (%s) has neither NVTX nor ROCTx: steps are not marked", why, torch.__version__)
@@ -43,14 +43,14 @@ class StepMarkers:
         """A step begins here; a range that is open ends."""
         self.end()
         if self.on:
-            torch.cuda.nvtx.range_push(MARK.format(step=global_step))  # type: ignore[no-untyped-call]
+            cuda.begin_range(MARK.format(step=global_step))
             self._open = True
 
     def end(self) -> None:
         """The open range, if any, ends here."""
         if self._open:
             self._open = False
-            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+            cuda.end_range()
 
     @contextmanager
     def _range(self, global_step: int) -> Iterator[None]:
@@ -59,11 +59,3 @@ class StepMarkers:
             yield
         finally:
             self.end()
-
-    @staticmethod
-    def _works() -> bool:
-        try:
-            torch.cuda.nvtx.mark("aorta")  # type: ignore[no-untyped-call]
-        except RuntimeError:  # what torch's stub raises in a build without it
-            return False
-        return True

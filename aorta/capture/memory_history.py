@@ -9,9 +9,8 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-import torch
-
 from aorta.capture.packing import PART
+from aorta.launch import cuda
 
 MAX_ENTRIES = 100_000
 """Allocations and frees kept; some hundred bytes each, with their stacks."""
@@ -21,13 +20,13 @@ class MemoryHistory:
     """Recording of one window at a time; does nothing where there is no device or it was not asked for."""
 
     def __init__(self, wanted: bool) -> None:
-        self._on = wanted and torch.cuda.is_available() and hasattr(torch.cuda.memory, "_record_memory_history")
+        self._on = wanted and cuda.has_memory_history()
         self.running = False
 
     def start(self) -> None:
         """Begin with a window."""
         if self._on:
-            torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES)
+            cuda.begin_memory_history(MAX_ENTRIES)
             self.running = True
 
     def dump(self, target: Path) -> None:
@@ -39,7 +38,7 @@ class MemoryHistory:
         part = target.with_name(target.name + PART)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            torch.cuda.memory._dump_snapshot(str(part))  # type: ignore[no-untyped-call]
+            cuda.write_memory_history(part)
             part.replace(target)
         finally:
             self.stop()
@@ -50,4 +49,4 @@ class MemoryHistory:
         """Record no longer."""
         if self.running:
             self.running = False
-            torch.cuda.memory._record_memory_history(enabled=None)
+            cuda.end_memory_history()

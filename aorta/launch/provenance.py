@@ -20,6 +20,7 @@ import psutil
 import torch
 
 import aorta
+from aorta.launch.cuda import nccl_version
 from aorta.launch.hiding import SECRET, hide
 from aorta.launch.run_folder import RunFolder
 from aorta.launch.topology import Topology, device_name, platform_of
@@ -127,7 +128,7 @@ def _versions() -> dict[str, str | None]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
-        "nccl": _nccl_version(),
+        "nccl": nccl_version(),
     }
     return versions | {name: metadata.version(name) for name in ("hydra-core", "omegaconf", "msgspec")}
 
@@ -148,9 +149,3 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return text.strip()
-
-
-def _nccl_version() -> str | None:
-    if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
-        return None
-    return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
