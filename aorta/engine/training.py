@@ -211,6 +211,11 @@ class Training:
         settings = self.config.fabric
         if not isinstance(settings, EmulatedFabric):
             return None
+        if platform_of(self.device) == "other":
+            raise ConfigError(
+                f"fabric=emulated: delays on {self.device.type} cannot be emulated: torch has a kernel that only takes "
+                "time for CUDA and HIP alone; use fabric=none, or training.device=cpu"
+            )
         folder = stack.enter_context(meeting_place(self.peers))
         return Fabric(settings, self.topology.rank, self.topology.world_size, folder)
 

@@ -18,6 +18,7 @@ _OFF = frozenset({"", "0", "false", "no", "off"})
 
 _SERIALISING: dict[Platform, tuple[str, ...]] = {
     "cpu": (),
+    "other": (),
     "cuda": ("CUDA_LAUNCH_BLOCKING",),
     # A HIP build of torch and the runtime below it read both names.
     "rocm": ("AMD_SERIALIZE_KERNEL", "AMD_SERIALIZE_COPY", "HIP_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING"),
@@ -37,10 +38,11 @@ def knob_warnings(environment: Mapping[str, str], platform: Platform, streams: i
 
     Args:
         environment: names and values as the process started with them.
-        platform: where the run computes; nothing here matters on a CPU.
+        platform: where the run computes; nothing here matters on a CPU, and what matters on
+            an accelerator other than CUDA's and HIP's is not known.
         streams: accelerator streams that the run will use at once.
     """
-    return [] if platform == "cpu" else list(_found(environment, platform, streams))
+    return [] if platform in ("cpu", "other") else list(_found(environment, platform, streams))
 
 
 def _found(environment: Mapping[str, str], platform: Platform, streams: int) -> Iterator[str]:
