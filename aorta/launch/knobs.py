@@ -51,7 +51,8 @@ def knobs_found(environment: Mapping[str, str], platform: Platform, streams: int
         platform: where the run computes; nothing here matters on a CPU, and what matters on
             an accelerator other than CUDA's and HIP's is not known.
         streams: accelerator streams that the run will use at once.
-        timing_events: whether the run records events that tell the time, as every mode of the instrument but `off` does.
+        timing_events: whether the run records events that tell the time, as every mode of the instrument but `off`
+            does.
     """
     return [] if platform in ("cpu", "other") else list(_found(environment, platform, streams, timing_events))
 
