@@ -16,8 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import Any, Self, cast
 
-import torch
-from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerAction, profile, record_function
 
 from aorta.capture.memory_history import MemoryHistory
 from aorta.capture.naming import STEP_BASE, Window
@@ -27,6 +26,7 @@ from aorta.capture.saver import Job, Output, Saver
 from aorta.capture.schedule import Action, Schedule
 from aorta.capture.summary import tables
 from aorta.config.schema import Naming
+from aorta.launch.accelerator import profiled
 
 _log = logging.getLogger(__name__)
 _ACTIONS = {
@@ -56,7 +56,7 @@ class Recording(profile):
         self._memory = MemoryHistory(settings.memory_filename is not None)
         self._times = [time.monotonic()] * 3  # the loop, the epoch, the step began
         super().__init__(
-            activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else []),
+            activities=profiled(),
             schedule=lambda step: _ACTIONS[self._plan(step)],
             on_trace_ready=lambda _: self._ready(),
             record_shapes=settings.record_shapes,
@@ -157,7 +157,7 @@ class Recording(profile):
 
     def _log_tables(self) -> None:
         averages = self._last.key_averages()
-        device = ProfilerActivity.CUDA in self.activities
+        device = len(self.activities) > 1  # the host, and an accelerator
         for table in tables(averages, self._settings.summary_rows, memory=self._settings.profile_memory, device=device):
             _log.info("%s", table)
         self._last = None

@@ -10,9 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch._C._profiler import _ExperimentalConfig
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
+
+from aorta.launch.accelerator import profiled
 
 OPTIONS = ("record_shapes", "profile_memory", "with_stack", "with_flops")
 """What the driver decides for all workers (C6)."""
@@ -24,7 +25,7 @@ class WorkerWindow:
     def __init__(self, options: dict[str, bool], worker: dict[str, Any]) -> None:
         self._worker = worker
         self._profiler: Any = profile(
-            activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else []),
+            activities=profiled(),
             # Server threads run what is called: without this none of it is seen (torch 2.13: 0 of 44 calls).
             experimental_config=_ExperimentalConfig(profile_all_threads=True),
             acc_events=True,

@@ -28,6 +28,7 @@ from aorta.config.schema import NAMES, Config, Mode
 from aorta.errors import ConfigError
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+DEVICE = re.compile(r"[a-z][a-z0-9_]*")
 RESERVED_LABELS = frozenset({"history", "logs", "checkpoints", "torch_profiler"})
 HOW_TO_BUILD = (
     "the configuration file does not build on AORTA's: begin it with\n  defaults:\n    - default\n    - _self_"
@@ -110,6 +111,11 @@ def _broken_rules(config: Config) -> Iterator[str]:
             f"label={label!r}: a label is a folder name of at most 64 letters, digits, '.', '_' and '-' that begins "
             f"with a letter or digit, does not end in .json or .jsonl and is none of "
             f"{', '.join(sorted(RESERVED_LABELS))}"
+        )
+    if not DEVICE.fullmatch(training.device):
+        yield (
+            f"training.device={training.device!r}: must be auto, cpu, or the type of an accelerator as torch names it "
+            "(cuda, xpu, ...), without a number: the local rank chooses the device"
         )
     yield from at_least(
         1,

@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from aorta.config.groups.choices import Algorithm, BackwardPrefetch, Device, DType, Mode, Precision, Sharding, Wording
+from aorta.config.groups.choices import Algorithm, BackwardPrefetch, DType, Mode, Precision, Sharding, Wording
 from aorta.config.groups.fabric import EmulatedFabric, Fabric
 from aorta.config.groups.loop import (
     Baseline,
@@ -50,7 +50,6 @@ __all__ = [
     "DType",
     "Dataloader",
     "Dataset",
-    "Device",
     "Devices",
     "EmulatedFabric",
     "Fabric",

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from aorta.errors import ConfigError, RunIncomplete
+from aorta.launch.accelerator import random_states, set_random_states
 
 _NAME = re.compile(r"^step_(\d+)$")
 
@@ -62,22 +63,20 @@ class Checkpoints:
         )
         self.schedule.load_state_dict(state["schedule"])
         self.scaler.load_state_dict(state["scaler"])
-        random = state[f"random_{dist.get_rank()}"]
-        torch.set_rng_state(random["cpu"])
-        if "device" in random:
-            torch.cuda.set_rng_state(random["device"])
+        set_random_states(state[f"random_{dist.get_rank()}"], self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.module.parameters()).device
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.module, self.optimizer)
-        random = {"cpu": torch.get_rng_state()}
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            random["device"] = torch.cuda.get_rng_state()
         return {
             "model": model,
             "optimizer": optimizer,
             "schedule": self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
-            f"random_{dist.get_rank()}": random,  # dropout differs between ranks
+            f"random_{dist.get_rank()}": random_states(self._device),  # dropout differs between ranks
         }
 
 

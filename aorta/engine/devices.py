@@ -10,7 +10,8 @@ from aorta.capture.devices.choice import open_source
 from aorta.capture.devices.identity import identify
 from aorta.capture.devices.sampler import DeviceSampler
 from aorta.config.schema import Telemetry
-from aorta.launch.topology import device_name, platform_of
+from aorta.launch.accelerator import device_name
+from aorta.launch.topology import platform_of
 
 _log = logging.getLogger(__name__)
 

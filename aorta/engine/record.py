@@ -16,10 +16,11 @@ import torch
 
 from aorta.errors import SIGNAL_EXIT_BASE, AortaError, RecordWriteError
 from aorta.instrument.instrument import Instrument
+from aorta.launch.accelerator import device_name
 from aorta.launch.peers import Peers
 from aorta.launch.provenance import Asked
 from aorta.launch.run_folder import RunFolder, write_manifest
-from aorta.launch.topology import Topology, device_name, platform_of
+from aorta.launch.topology import Topology, default_label, platform_of
 from aorta.telemetry.clock import boot_id, read_clocks
 from aorta.telemetry.schema import (
     MANIFEST_FILE,
@@ -30,11 +31,19 @@ from aorta.telemetry.schema import (
     Footer,
     Header,
     InstrumentMode,
+    Platform,
     Step,
+    Timer,
 )
 from aorta.telemetry.writer import RecordWriter
 
 _log = logging.getLogger(__name__)
+_TIMERS: dict[Platform, Timer] = {
+    "cpu": "perf_counter",
+    "cuda": "cuda_event",
+    "rocm": "cuda_event",
+    "other": "device_event",
+}
 
 
 @dataclass
@@ -59,11 +68,10 @@ def header_of(
     device_telemetry: DeviceTelemetry | None,
 ) -> Header:
     """The first line of one rank's record, of this moment."""
-    kind = platform_of(device)
     return Header(
         schema_version=SCHEMA_VERSION,
         run_id=folder.run_id,
-        label=asked.label or kind,
+        label=asked.label or default_label(device),
         attempt=folder.attempt,
         rank=topology.rank,
         world_size=topology.world_size,
@@ -72,11 +80,11 @@ def header_of(
         host=topology.host,
         pid=topology.pid,
         boot_id=boot_id(),
-        platform=kind,
+        platform=platform_of(device),
         device=device_name(device),
         backend=backend,
         parallel=parallel,
-        timer="perf_counter" if device.type == "cpu" else "cuda_event",
+        timer=_TIMERS[platform_of(device)],
         instrument_mode=mode,
         manifest_hash=asked.manifest_hash,
         start_step=start_step,

@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from aorta.launch.accelerator import random_states, set_random_states
+
 
 @contextmanager
 def put_back(
@@ -35,7 +37,8 @@ def put_back(
     ]
     states = _optimizer_state(optimizer)
     others = copy.deepcopy(schedule.state_dict()), copy.deepcopy(scaler.state_dict())
-    generators = _random_states()
+    device = next(module.parameters()).device
+    generators = random.getstate(), random_states(device)
     yield
     with torch.no_grad():
         for tensor, value in zip(tensors, saved, strict=True):
@@ -46,7 +49,8 @@ def put_back(
     optimizer.zero_grad(set_to_none=True)
     schedule.load_state_dict(others[0])
     scaler.load_state_dict(others[1])
-    _set_random_states(generators)
+    random.setstate(generators[0])
+    set_random_states(generators[1], device)
 
 
 def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Any]]:
@@ -80,17 +84,3 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to("cpu", copy=True)
-
-
-def _random_states() -> dict[str, Any]:
-    states = {"python": random.getstate(), "cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states["device"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _set_random_states(states: dict[str, Any]) -> None:
-    random.setstate(states["python"])
-    torch.set_rng_state(states["cpu"])
-    if "device" in states:
-        torch.cuda.set_rng_state(states["device"])

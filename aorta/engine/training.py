@@ -38,7 +38,7 @@ from aorta.instrument.native.build import host_tap
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.seam import all_groups
 from aorta.launch.clock_sync import ClockSynchronisation
-from aorta.launch.knobs import knob_warnings
+from aorta.launch.knobs import Knob, knobs_found
 from aorta.launch.peers import Peers
 from aorta.launch.process_group import backend_for
 from aorta.launch.provenance import Asked, build_manifest, rank_facts
@@ -211,27 +211,33 @@ class Training:
         settings = self.config.fabric
         if not isinstance(settings, EmulatedFabric):
             return None
+        if platform_of(self.device) == "other":
+            raise ConfigError(
+                f"fabric=emulated: delays on {self.device.type} cannot be emulated: torch has a kernel that only takes "
+                "time for CUDA and HIP alone; use fabric=none, or training.device=cpu"
+            )
         folder = stack.enter_context(meeting_place(self.peers))
         return Fabric(settings, self.topology.rank, self.topology.world_size, folder)
 
-    def _knobs(self, model: Spread) -> list[str]:
+    def _knobs(self, model: Spread) -> list[Knob]:
         """Settings of the environment that get in the way of this run."""
         groups = len(all_groups())
         streams = 1 + model.streams + groups  # compute, the strategy's, the backend's
-        if self.config.instrument.mode is not Mode.off:
+        looking = self.config.instrument.mode is not Mode.off
+        if looking:
             streams += groups  # ours
         if not self.config.dataset.on_device:
             streams += 1  # copies to the device
-        return knob_warnings(os.environ, platform_of(self.device), streams)
+        return knobs_found(os.environ, platform_of(self.device), streams, timing_events=looking)
 
     def _manifest(self, folder: RunFolder, model: Spread, clocks: ClockSync | None, devices: DeviceSampler) -> None:
         facts = rank_facts(self.topology, self.device, devices.facts())
         asked, emulated = self.config.instrument, isinstance(self.config.fabric, EmulatedFabric)
         facts |= host_tap(self.device, asked.mode.value, wanted=asked.native, emulated=emulated)
         ranks = self.peers.gather("facts", facts)
-        warnings = self._knobs(model)
-        for warning in warnings if self.topology.rank == 0 else ():
-            _log.warning(warning)
+        knobs = self._knobs(model)
+        for knob in knobs if self.topology.rank == 0 else ():
+            _log.log(knob.level, knob.text)
         plan = {
             "strategy": self.config.parallel.strategy,
             "parameters": sum(p.numel() for p in model.module.parameters()),
@@ -245,7 +251,7 @@ class Training:
                 **build_manifest(self._asked(), folder, self.topology, self.device, backend, ranks, plan),
                 "clock_sync": clocks and clocks.summary(),
                 **self.traces.facts(),
-                "warnings": warnings,
+                "warnings": [knob.text for knob in knobs],
             },
         )
 

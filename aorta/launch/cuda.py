@@ -7,6 +7,9 @@ another type, except where a function says what it answers there.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -24,6 +27,19 @@ def is_capturing() -> bool:
     """Whether the current stream is being captured into a graph; False in a build without CUDA and HIP."""
     built = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
     return built and torch.cuda.is_current_stream_capturing()
+
+
+@contextmanager
+def no_synchronisation() -> Iterator[None]:
+    """For a `with` block: an operator of torch that waits for the device raises RuntimeError instead."""
+    with warnings.catch_warnings():
+        # torch says once a process that this is a prototype, which is no news to who asks for it.
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype", category=UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def nccl_version() -> str | None:

@@ -1,13 +1,16 @@
 """Environment settings that silently change what is measured, found at the start of a run.
 
 Enters: the environment, the platform and how many streams the run will use. Leaves: one sentence for each setting that
-gets in the way: what it is, what it does to the measurement, what to do. Must not: change a setting (it would come too
+gets in the way: what it is, what it does to the measurement, what to do; an error where the measurement itself destroys
+what it measures. Must not: change a setting (it would come too
 late, W18) or refuse to run: somebody may want to measure just that.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from aorta.telemetry.schema import Platform
 
@@ -18,6 +21,7 @@ _OFF = frozenset({"", "0", "false", "no", "off"})
 
 _SERIALISING: dict[Platform, tuple[str, ...]] = {
     "cpu": (),
+    "other": (),
     "cuda": ("CUDA_LAUNCH_BLOCKING",),
     # A HIP build of torch and the runtime below it read both names.
     "rocm": ("AMD_SERIALIZE_KERNEL", "AMD_SERIALIZE_COPY", "HIP_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING"),
@@ -32,45 +36,69 @@ _WITH_NCCL = {
 }
 
 
-def knob_warnings(environment: Mapping[str, str], platform: Platform, streams: int) -> list[str]:
+class Knob(NamedTuple):
+    """One setting that gets in the way, and the level of `logging` at which to say so."""
+
+    text: str
+    level: int = logging.WARNING
+
+
+def knobs_found(environment: Mapping[str, str], platform: Platform, streams: int, *, timing_events: bool) -> list[Knob]:
     """What in the environment changes the measurement on this platform.
 
     Args:
         environment: names and values as the process started with them.
-        platform: where the run computes; nothing here matters on a CPU.
+        platform: where the run computes; nothing here matters on a CPU, and what matters on
+            an accelerator other than CUDA's and HIP's is not known.
         streams: accelerator streams that the run will use at once.
+        timing_events: whether the run records events that tell the time, as every mode of the instrument but `off`
+            does.
     """
-    return [] if platform == "cpu" else list(_found(environment, platform, streams))
+    return [] if platform in ("cpu", "other") else list(_found(environment, platform, streams, timing_events))
 
 
-def _found(environment: Mapping[str, str], platform: Platform, streams: int) -> Iterator[str]:
+def _found(environment: Mapping[str, str], platform: Platform, streams: int, timing_events: bool) -> Iterator[Knob]:
     def on(name: str) -> bool:
         return environment.get(name, "").strip().lower() not in _OFF
 
     for name in _SERIALISING[platform]:
         if on(name):
-            yield f"{name}={environment[name]}: kernels run one after another, so nothing can overlap; unset it"
+            yield Knob(f"{name}={environment[name]}: kernels run one after another, so nothing can overlap; unset it")
     for name, reason in _WITH_NCCL.items():
         if on(name):
-            yield f"{name}={environment[name]}: {reason}"
+            yield Knob(f"{name}={environment[name]}: {reason}")
     if on("NCCL_LAUNCH_MODE"):
-        yield (
+        yield Knob(
             f"NCCL_LAUNCH_MODE={environment['NCCL_LAUNCH_MODE']}: NCCL waits for other launches before its own, which "
             "moves collectives in time; unset it"
         )
-    if platform == "cuda" and environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip() == "1":
-        yield (
+    if platform == "cuda" and one_connection(environment):
+        yield Knob(
             "CUDA_DEVICE_MAX_CONNECTIONS=1: all streams share one hardware queue, so FSDP's collectives wait for the "
             "kernels launched before them and cannot overlap; unset it"
         )
+        if timing_events:
+            # github.com/pytorch/pytorch/issues/143890, github.com/NVIDIA/TransformerEngine/issues/1353 and
+            # github.com/volcengine/veScale/issues/46: either alone leaves some overlap, both together leave none.
+            yield Knob(
+                "CUDA_DEVICE_MAX_CONNECTIONS=1 together with AORTA's timing events: with one hardware queue such "
+                "events stop kernels of two streams from running at once, so the run measured here is not the run "
+                "without AORTA, and its overlap is no finding; unset it, or take instrument.mode=off",
+                logging.ERROR,
+            )
     if platform == "rocm":
         queues = _hardware_queues(environment)
         if streams > queues:
-            yield (
+            yield Knob(
                 f"GPU_MAX_HW_QUEUES={queues}: this run uses {streams} streams; those beyond {queues} share a queue, "
                 f"where they wait for each other; set GPU_MAX_HW_QUEUES={streams} before the start, or take "
                 "instrument.mode=off to see the run without AORTA's own streams"
             )
+
+
+def one_connection(environment: Mapping[str, str]) -> bool:
+    """Whether all streams of a CUDA device share one hardware queue."""
+    return environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip() == "1"
 
 
 def _hardware_queues(environment: Mapping[str, str]) -> int:

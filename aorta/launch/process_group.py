@@ -6,6 +6,7 @@ whatever happens inside.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,13 +16,16 @@ import torch
 import torch.distributed as dist
 
 from aorta.errors import ConfigError, PeerFailed
+from aorta.launch.accelerator import default_backend
 from aorta.launch.peers import Peers
 from aorta.launch.topology import Topology
 
+_log = logging.getLogger(__name__)
+
 
 def backend_for(device: torch.device) -> str:
-    """`gloo` on a CPU; on an accelerator NCCL (RCCL on ROCm) with gloo beside it for CPU tensors."""
-    return "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    """`gloo` on a CPU; on an accelerator its own (NCCL, RCCL on ROCm), with gloo beside it for CPU tensors."""
+    return "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{default_backend(device)}"
 
 
 @contextmanager
@@ -41,7 +45,7 @@ def process_group(topology: Topology, device: torch.device, timeout_s: float) ->
             rank=topology.rank,
             world_size=topology.world_size,
             timeout=timeout,
-            device_id=device if device.type == "cuda" else None,
+            device_id=None if device.type == "cpu" else device,
         )
     except ValueError as error:
         raise ConfigError(
@@ -54,8 +58,23 @@ def process_group(topology: Topology, device: torch.device, timeout_s: float) ->
         ) from error
     try:
         yield Peers(dist.PrefixStore("aorta", store), topology.rank, topology.world_size, timeout_s)
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        if device.type == "cpu":
+            dist.destroy_process_group()
+        else:
+            _abort()
+        raise
+    dist.destroy_process_group()
+
+
+def _abort() -> None:
+    """Close every group behind an error: on an accelerator, closing in order waits for the kernels that were issued,
+    and those may wait for a peer that is dead. gloo has nothing of the kind to wait for.
+    """
+    try:
+        dist.distributed_c10d._abort_process_group()
+    except Exception as error:  # noqa: BLE001  the error that brought us here is the one to be told
+        _log.warning("the process group could not be aborted and is left to the end of the process: %s", error)
 
 
 def _store(topology: Topology, timeout: timedelta) -> dist.Store:

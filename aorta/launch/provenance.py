@@ -20,10 +20,11 @@ import psutil
 import torch
 
 import aorta
+from aorta.launch.accelerator import device_name
 from aorta.launch.cuda import nccl_version
 from aorta.launch.hiding import SECRET, hide
 from aorta.launch.run_folder import RunFolder
-from aorta.launch.topology import Topology, device_name, platform_of
+from aorta.launch.topology import Topology, default_label, platform_of
 from aorta.launch.watched import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES
 from aorta.telemetry.schema import SCHEMA_VERSION
 
@@ -89,7 +90,7 @@ def build_manifest(
         "run_id": folder.run_id,
         "attempt": folder.attempt,
         "elastic_run_id": topology.elastic_run_id,
-        "label": asked.label or kind,
+        "label": asked.label or default_label(device),
         "created_unix_ns": time.time_ns(),
         "manifest_hash": asked.manifest_hash,
         "world_size": topology.world_size,

@@ -5,6 +5,7 @@ Enters: the environment torchrun sets (a world of one without it). Must not: ini
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -13,9 +14,12 @@ from dataclasses import dataclass
 import torch
 
 from aorta.config.resolve import environment_number
-from aorta.config.schema import Device
 from aorta.errors import ConfigError
+from aorta.launch import cuda
+from aorta.launch.accelerator import lacks_backend, lacks_streams
 from aorta.telemetry.schema import Platform
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,35 +64,68 @@ def read_topology(environment: Mapping[str, str] = os.environ) -> Topology:
     )
 
 
-def select_device(wanted: Device, local_rank: int) -> torch.device:
+def select_device(wanted: str, local_rank: int) -> torch.device:
     """The device of this rank, made current.
 
+    Args:
+        wanted: `training.device`: `auto`, `cpu`, or the type of an accelerator as torch names it.
+
     Raises:
-        ConfigError: `cuda` was asked for and is not there, or there are fewer devices than local ranks.
+        ConfigError: that accelerator is not there or lacks what the measurement needs, or there are fewer devices than
+            local ranks.
     """
-    available = torch.cuda.is_available()
-    if wanted is Device.cuda and not available:
-        raise ConfigError("training.device=cuda: torch sees no CUDA or HIP device; use training.device=auto or cpu")
-    if wanted is Device.cpu or not available:
+    there = None if wanted == "cpu" else torch.accelerator.current_accelerator(check_available=True)
+    if wanted not in ("auto", "cpu") and (there is None or there.type != wanted):
+        raise ConfigError(_not_there(wanted, there))
+    if there is None:
         return torch.device("cpu")
-    count = torch.cuda.device_count()
+    count = torch.accelerator.device_count()
     if local_rank >= count:
         raise ConfigError(
             f"local rank {local_rank} has no device: torch sees {count}; start at most {count} processes a node "
             "(--nproc_per_node), or set training.device=cpu"
         )
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
+    device = torch.device(there.type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    if missing := [*lacks_streams(device), *lacks_backend(device)]:
+        why = f"AORTA cannot measure on {device.type}: {', '.join(missing)}"
+        if wanted == "auto":
+            _log.warning("training.device=auto: %s; this run computes on the CPU", why)
+            return torch.device("cpu")
+        raise ConfigError(
+            f"training.device={wanted}: {why}; it needs streams, events that tell the time and a backend of "
+            "torch.distributed on the device, as cuda (CUDA and HIP) and xpu have them; use training.device=cpu"
+        )
     return device
 
 
 def platform_of(device: torch.device) -> Platform:
-    """`rocm` for a HIP build, `cuda` for a CUDA build, `cpu` otherwise."""
+    """`rocm` for a HIP build, `cuda` for a CUDA build, `cpu`, and `other` for every other accelerator."""
     if device.type == "cpu":
         return "cpu"
+    if device.type != cuda.TYPE:
+        return "other"
     return "rocm" if torch.version.hip else "cuda"
 
 
-def device_name(device: torch.device) -> str:
-    """The device as its vendor calls it."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+def default_label(device: torch.device) -> str:
+    """What a run is called that has no label: its platform, or the type of an accelerator that has none of its own."""
+    platform = platform_of(device)
+    return device.type if platform == "other" else platform
+
+
+def _not_there(wanted: str, there: torch.device | None) -> str:
+    if wanted == cuda.TYPE:
+        return "training.device=cuda: torch sees no CUDA or HIP device; use training.device=auto or cpu"
+    try:
+        torch.device(wanted)
+    except RuntimeError:
+        return (
+            f"training.device={wanted}: torch {torch.__version__} knows no device of that type; allowed are auto, cpu, "
+            "cuda (CUDA and HIP) and any other accelerator this torch is built for, as xpu"
+        )
+    seen = "no accelerator" if there is None else f"{there.type} only"
+    return (
+        f"training.device={wanted}: torch {torch.__version__} sees {seen} on this machine; use training.device=auto or "
+        "cpu, or install the torch that is built for it"
+    )

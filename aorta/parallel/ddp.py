@@ -21,7 +21,7 @@ def spread(model: nn.Module, settings: DDP, precision: Precision, device: torch.
     bucket_cap_mb = settings.bucket_cap_mb or default_bucket_mb(model)
     wrapped = DistributedDataParallel(
         model,
-        device_ids=[device.index] if device.type == "cuda" else None,
+        device_ids=None if device.type == "cpu" else [device.index],
         bucket_cap_mb=bucket_cap_mb,
         gradient_as_bucket_view=settings.gradient_as_bucket_view,
         find_unused_parameters=settings.find_unused_parameters,
@@ -61,7 +61,7 @@ class ReduceAfterBackward:
         # DDP itself multiplies by 1/n rather than dividing; done the same way, the gradients are bit-identical.
         gradients = bucket.buffer().mul_(1.0 / dist.get_world_size())
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
-            devices=[self._device] if self._device.type == "cuda" else None
+            devices=None if self._device.type == "cpu" else [self._device]
         )
         self._waiting.append((gradients, future))
         if bucket.is_last():

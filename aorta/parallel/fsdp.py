@@ -45,14 +45,14 @@ def spread(
     sharded = [block for _, block in blocks if isinstance(block, FSDPModule)]  # all: fully_shard changed their class
     if settings.overlap:
         prefetch(sharded, settings.forward_prefetch, settings.backward_prefetch)
-        # On CUDA/HIP FSDP overlaps through streams of its own. On a CPU there are none, and only an asynchronous
+        # On an accelerator FSDP overlaps through streams of its own. On a CPU there are none, and only an asynchronous
         # all-gather can run beside compute.
         root._set_unshard_async_op(device.type == "cpu")
     else:
         prefetch(sharded, 0, 0)
         for module in (*sharded, root):
             module.set_custom_reduce_scatter(WaitedReduceScatter(device))  # type: ignore[arg-type]  # same shape
-            if mesh.ndim > 1 and device.type == "cuda":
+            if mesh.ndim > 1 and device.type != "cpu":
                 module.set_all_reduce_hook(_wait_for_all_reduce(device))
     return Spread(
         model,
@@ -86,7 +86,7 @@ class WaitedReduceScatter:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._compute = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._compute = None if device.type == "cpu" else torch.accelerator.current_stream(device)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for its input or output."""
@@ -102,14 +102,14 @@ class WaitedReduceScatter:
     ) -> dist.Work | None:
         work: dist.Work | None = _reduce_scatter(output_tensor, input_tensor, op, group, async_op)
         if self._compute is not None:
-            self._compute.wait_stream(torch.cuda.current_stream())
+            self._compute.wait_stream(torch.accelerator.current_stream())
         return work
 
 
 def _wait_for_all_reduce(device: torch.device) -> Callable[[torch.Tensor], None]:
     """Called on the stream of the all-reduce behind each one."""
-    compute = torch.cuda.current_stream(device)
-    return lambda _gradients: compute.wait_stream(torch.cuda.current_stream())
+    compute = torch.accelerator.current_stream(device)
+    return lambda _gradients: compute.wait_stream(torch.accelerator.current_stream())
 
 
 def _data_rank(mesh: DeviceMesh) -> int:

@@ -55,7 +55,7 @@ def spread(model: nn.Module, blocks: Blocks, settings: FSDP1, precision: Precisi
             mixed_precision=MixedPrecision(param_dtype=param_dtype, reduce_dtype=reduce_dtype),
             device_id=device,
         )
-    if not settings.overlap and device.type == "cuda":
+    if not settings.overlap and device.type != "cpu":
         assert wrapped.process_group is not None  # the default group
         wrapped.register_comm_hook(default_hooks.DefaultState(wrapped.process_group), _waited_reduce_scatter(device))
     return Spread(
@@ -80,10 +80,10 @@ def _views(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _waited_reduce_scatter(device: torch.device) -> Any:
     """FSDP's own reduce-scatter, which it issues on a stream of its own, waited for by the compute stream."""
-    compute = torch.cuda.current_stream(device)
+    compute = torch.accelerator.current_stream(device)
 
     def reduce(state: default_hooks.DefaultState, gradient: torch.Tensor, shard: torch.Tensor) -> None:
         default_hooks.reduce_scatter_hook(state, gradient, shard)
-        compute.wait_stream(torch.cuda.current_stream())
+        compute.wait_stream(torch.accelerator.current_stream())
 
     return reduce

@@ -27,7 +27,7 @@ from aorta.errors import ConfigError
 from aorta.instrument.native.build import host_tap
 from aorta.instrument.seam import all_groups
 from aorta.launch.clock_sync import ClockSynchronisation
-from aorta.launch.knobs import knob_warnings
+from aorta.launch.knobs import Knob, knobs_found
 from aorta.launch.peers import Peers
 from aorta.launch.provenance import Asked, build_manifest, rank_facts
 from aorta.launch.run_folder import RunFolder, prepare
@@ -111,9 +111,9 @@ def open_record(
     devices = device_sampler(Telemetry(devices=Devices[settings.devices]), device)
     facts = rank_facts(topology, device, devices.facts()) | host_tap(device, settings.mode, wanted=True, emulated=False)
     ranks = peers.gather("facts", facts)
-    warnings = _knobs(settings.mode, device)
-    for warning in warnings if topology.rank == 0 else ():
-        _log.warning(warning)
+    knobs = _knobs(settings.mode, device)
+    for knob in knobs if topology.rank == 0 else ():
+        _log.log(knob.level, knob.text)
     plan = {"blocks": [name for name, _ in blocks], "parameters": sum(p.numel() for p in model.parameters())}
     publish_manifest(
         run,
@@ -121,7 +121,7 @@ def open_record(
         lambda: {
             **build_manifest(asked, run, topology, device, backend, ranks, plan),
             "clock_sync": measured and measured.summary(),
-            "warnings": warnings,
+            "warnings": [knob.text for knob in knobs],
             "reasons": _unknown(config),
         },
     )
@@ -140,10 +140,11 @@ def open_record(
     return run, Record.open(run, peers, header), clocks, devices
 
 
-def _knobs(mode: InstrumentMode, device: torch.device) -> list[str]:
+def _knobs(mode: InstrumentMode, device: torch.device) -> list[Knob]:
     """Settings of the environment that get in the way; of the caller's streams only those that must exist count."""
     groups = len(all_groups())
-    return knob_warnings(os.environ, platform_of(device), 1 + groups * (1 if mode == "off" else 2))
+    looking = mode != "off"
+    return knobs_found(os.environ, platform_of(device), 1 + groups * (2 if looking else 1), timing_events=looking)
 
 
 def _unknown(config: Mapping[str, Any]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.recorder import StepRecorder
 from aorta.instrument.scalars import Scalar
+from aorta.launch.accelerator import lacks_streams
 from aorta.session.blocks import chosen_blocks, find_blocks, refuse_compiled_in_place
 from aorta.session.opening import Settings, open_record
 from aorta.session.place import meet
@@ -127,7 +128,7 @@ def record(
         folder: of this run alone; relative to the current directory.
         model: what is called in the forward pass.
         blocks: modules to bracket, by name or themselves; None = by the rule in `aorta.session.blocks`.
-        label: what reports call the run; None = the platform (cpu, cuda, rocm).
+        label: what reports call the run; None = the platform (cpu, cuda, rocm, or the type of another accelerator).
         workload: what is trained, for the manifest (JSON types); runs whose workloads differ are not compared
             silently.
         parallel: the strategy's name, for the record ("ddp", "fsdp", ...).
@@ -210,12 +211,19 @@ def _ended_by(error: BaseException) -> tuple[int, str]:
 
 def _device_of(model: nn.Module) -> torch.device:
     devices = sorted({str(parameter.device) for parameter in model.parameters()} or {"cpu"})
-    if len(devices) > 1 or torch.device(devices[0]).type not in ("cpu", "cuda"):
+    device = torch.device(devices[0])
+    if len(devices) > 1 or device.type == "meta":
         raise ConfigError(
-            f"aorta.record: the model's parameters are on {', '.join(devices)}; they must be on one CPU or CUDA/HIP "
-            "device: move the model there first"
+            f"aorta.record: the model's parameters are on {', '.join(devices)}; they must be on one CPU or one "
+            "accelerator: move the model there first"
         )
-    return torch.device(devices[0])
+    if device.type != "cpu" and (missing := list(lacks_streams(device))):
+        raise ConfigError(
+            f"aorta.record: the model's parameters are on {device}, where AORTA cannot measure: {', '.join(missing)}; "
+            "it needs streams of its own and events that tell the time: move the model to a device that has them, or "
+            "to the CPU"
+        )
+    return device
 
 
 def _scalar(name: str, value: Number | None) -> Scalar | None:

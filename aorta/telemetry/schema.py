@@ -21,7 +21,8 @@ MANIFEST_FILE: Final = "run.json"
 HISTORY_DIR: Final = "history"
 
 InstrumentMode: TypeAlias = Literal["dedicated", "observe", "off"]
-Platform: TypeAlias = Literal["cpu", "cuda", "rocm"]
+Platform: TypeAlias = Literal["cpu", "cuda", "rocm", "other"]
+Timer: TypeAlias = Literal["cuda_event", "device_event", "perf_counter"]
 Phase: TypeAlias = Literal["train", "compute_only", "comm_only"]
 """What a step is part of: the training, or one of the isolated baselines behind it (docs/measuring.md, R10)."""
 EndSource: TypeAlias = Literal["event", "future", "wait", "emulated"]
@@ -156,7 +157,7 @@ class Header(msgspec.Struct, tag_field="record", tag="header", frozen=True):
     device: str
     backend: str | None
     parallel: str
-    timer: Literal["cuda_event", "perf_counter"]
+    timer: Timer
     instrument_mode: InstrumentMode
     manifest_hash: str
     start_step: int

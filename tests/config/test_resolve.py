@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from aorta.config.resolve import NOT_IN_HASH, environment_number, resolve, steps_planned
-from aorta.config.schema import FSDP, Device, Precision
+from aorta.config.schema import FSDP, Precision
 from aorta.errors import ConfigError
 
 
@@ -117,6 +117,17 @@ def test_a_label_that_would_leave_the_folder_or_meet_a_file_of_the_record_is_ref
     assert f"label={label!r}: a label is a folder name" in str(refused.value)
 
 
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "xpu", "privateuseone"])
+def test_any_type_of_device_is_taken(composed, device):
+    assert resolve(composed(f"training.device={device}")).config.training.device == device
+
+
+@pytest.mark.parametrize("device", ["'cuda:1'", "CUDA", "''", "1"])
+def test_a_device_that_is_no_type_is_refused(rules, device):
+    (rule,) = rules(f"training.device={device}")
+    assert "must be auto, cpu, or the type of an accelerator as torch names it" in rule
+
+
 @pytest.mark.parametrize("label", ["cuda", "rocm-6.4", "A", "9", "x" * 64, "a.b_c-d", None])
 def test_a_label_that_is_a_folder_name_is_taken(composed, label):
     config = composed()
@@ -148,7 +159,7 @@ def test_typed_and_plain_form(composed):
     )
     assert isinstance(resolved.config.parallel, FSDP)
     assert resolved.config.training.mixed_precision is Precision.bf16
-    assert resolved.config.training.device is Device.auto
+    assert resolved.config.training.device == "auto"
     assert resolved.config.training.output_dir == "x"
     assert json.loads(json.dumps(resolved.plain)) == resolved.plain
     assert resolved.plain["training"]["mixed_precision"] == "bf16"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
 from aorta.engine.baselines import Baselines
+from aorta.launch import cuda
 from aorta.launch.topology import read_topology
 from aorta.telemetry.schema import Step
 from tests.gpu.device import MODES, needs_gpu
@@ -44,24 +47,25 @@ def test_no_step_waits_for_the_device(
         caught.setattr(torch.cuda, "synchronize", forbidden)
         caught.setattr(torch.cuda.Event, "synchronize", forbidden)
         caught.setattr(torch.cuda.Stream, "synchronize", forbidden)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with cuda.no_synchronisation():
             for _ in range(10):
                 one.step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
     one.finish()
     assert len(lines) == 13
     assert all(line.loss is not None for line in lines)
 
 
 def test_the_check_notices_a_synchronisation(device: torch.device) -> None:
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with pytest.raises(RuntimeError, match="synchroniz"):
-            torch.ones(1, device=device).item()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with cuda.no_synchronisation(), pytest.raises(RuntimeError, match="synchroniz"):
+        torch.ones(1, device=device).item()
+
+
+def test_no_warning_of_torch_s_is_left_over(device: torch.device) -> None:
+    """torch warns once a process that this mode is a prototype, and a warning is an error in tests."""
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as said, cuda.no_synchronisation():
+            warnings.simplefilter("always")
+        assert said == []
 
 
 @pytest.mark.parametrize("mode", ["dedicated", "observe"])

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from aorta.gpu_check import races
 from aorta.instrument.clock import DeviceClock
 from aorta.instrument.device_collectives import DeviceTap
 from aorta.instrument.issued import Group
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.seam import Seam
 from aorta.instrument.streams import DeviceStreams
-from tests.gpu import races
 from tests.gpu.device import default_group, needs_gpu
 
 pytestmark = [

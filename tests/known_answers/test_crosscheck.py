@@ -15,9 +15,9 @@ from statistics import median
 
 import pytest
 
+from aorta.gpu_check.kernels import Interval, Window, pooled_ratio
 from aorta.telemetry.reader import read_rank
 from aorta.telemetry.schema import Collective, Step
-from tests.gpu.kernels import Interval, Window, pooled_ratio
 from tests.known_answers.again import undisturbed
 from tests.known_answers.launch import start
 from tests.known_answers.profiled import BLOCKS, MARK, PROFILED, STRATEGIES

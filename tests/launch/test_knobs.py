@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
 import pytest
 
-from aorta.launch.knobs import knob_warnings
+from aorta.launch.knobs import Knob, knobs_found
 
 WARNED = [
     ("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, 3, r"CUDA_DEVICE_MAX_CONNECTIONS=1: .* one hardware queue.*; unset"),
@@ -35,15 +36,26 @@ SILENT = [
 
 @pytest.mark.parametrize(("platform", "environment", "streams", "sentence"), WARNED)
 def test_a_setting_that_changes_the_measurement_is_named(platform, environment, streams, sentence):
-    (warning,) = knob_warnings(environment, platform, streams)
+    ((warning, level),) = knobs_found(environment, platform, streams, timing_events=False)
     assert re.fullmatch(sentence + ".*", warning)
+    assert level == logging.WARNING
 
 
 @pytest.mark.parametrize(("platform", "environment", "streams"), SILENT)
 def test_what_changes_nothing_is_not_complained_of(platform, environment, streams):
-    assert knob_warnings(environment, platform, streams) == []
+    assert knobs_found(environment, platform, streams, timing_events=True) == []
 
 
 def test_all_of_them_are_told():
     both = {"CUDA_LAUNCH_BLOCKING": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    assert len(knob_warnings(both, "cuda", 2)) == 2
+    assert len(knobs_found(both, "cuda", 2, timing_events=False)) == 2
+
+
+def test_one_hardware_queue_with_timing_events_is_an_error_of_its_own():
+    one = {"CUDA_DEVICE_MAX_CONNECTIONS": " 1 "}
+    warning, error = knobs_found(one, "cuda", 3, timing_events=True)
+    assert [warning] == knobs_found(one, "cuda", 3, timing_events=False)
+    assert error == Knob(error.text, logging.ERROR)
+    assert "together with AORTA's timing events" in error.text
+    assert "its overlap is no finding; unset it, or take instrument.mode=off" in error.text
+    assert knobs_found({"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, "cuda", 9, timing_events=True) == []

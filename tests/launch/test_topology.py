@@ -7,9 +7,10 @@ import os
 import pytest
 import torch
 
-from aorta.config.schema import Device
 from aorta.errors import ConfigError
-from aorta.launch.topology import device_name, platform_of, read_topology, select_device
+from aorta.launch import accelerator, topology
+from aorta.launch.accelerator import device_name
+from aorta.launch.topology import default_label, platform_of, read_topology, select_device
 
 
 def variables(rank, world_size, local_rank, local_world_size, **others):
@@ -58,49 +59,106 @@ def test_a_rank_outside_the_world(rank, world_size):
 
 @pytest.fixture
 def two_devices(monkeypatch):
-    """torch with two accelerators; gives the devices made current."""
-    current: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", current.append)
-    return current
+    """torch with two CUDA devices; gives the numbers of those made current."""
+    return accelerators(monkeypatch, "cuda", 2)
 
 
 @pytest.fixture
 def no_device(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
+
+
+def accelerators(monkeypatch: pytest.MonkeyPatch, kind: str, count: int) -> list[int]:
+    current: list[int] = []
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device(kind))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", current.append)
+    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda _name: True)
+    return current
+
+
+def no_streams(*_args: object, **_words: object) -> None:
+    raise RuntimeError("Backend doesn't support it")
 
 
 def test_the_local_rank_chooses_the_device(two_devices):
     place = read_topology(variables(9, 16, 1, 2))
-    assert select_device(Device.auto, place.local_rank) == torch.device("cuda", 1)
-    assert two_devices == [torch.device("cuda", 1)]
+    assert select_device("auto", place.local_rank) == torch.device("cuda", 1)
+    assert two_devices == [1]
 
 
 def test_B11_on_a_second_node_the_local_rank_chooses_too(two_devices, monkeypatch):
     for name, value in variables(9, 16, 1, 8).items():
         monkeypatch.setenv(name, value)
     place = read_topology()
-    assert (place.rank, select_device(Device.auto, place.local_rank).index) == (9, 1)
-    assert two_devices == [torch.device("cuda", 1)]
+    assert (place.rank, select_device("auto", place.local_rank).index) == (9, 1)
+    assert two_devices == [1]
 
 
 def test_more_local_ranks_than_devices(two_devices):
     with pytest.raises(ConfigError, match=r"local rank 2 has no device: torch sees 2; start at most 2 .*device=cpu"):
-        select_device(Device.cuda, 2)
+        select_device("cuda", 2)
     assert two_devices == []
 
 
 def test_a_cpu_is_used_where_asked_for_or_where_there_is_nothing_else(two_devices, request):
-    assert select_device(Device.cpu, 5) == torch.device("cpu")
+    assert select_device("cpu", 5) == torch.device("cpu")
     request.getfixturevalue("no_device")
-    assert select_device(Device.auto, 5) == torch.device("cpu")
+    assert select_device("auto", 5) == torch.device("cpu")
     assert two_devices == []
 
 
 def test_a_device_that_is_not_there(no_device):
     with pytest.raises(ConfigError, match=r"training\.device=cuda: torch sees no CUDA or HIP device"):
-        select_device(Device.cuda, 0)
+        select_device("cuda", 0)
+
+
+def test_an_accelerator_is_taken_by_its_type(monkeypatch):
+    current = accelerators(monkeypatch, "xpu", 2)
+    monkeypatch.setattr(topology, "lacks_streams", lambda _device: iter(()))
+    assert select_device("xpu", 1) == torch.device("xpu", 1)
+    assert select_device("auto", 0) == torch.device("xpu", 0)
+    assert current == [1, 0]
+    with pytest.raises(ConfigError, match=r"training\.device=cuda: torch sees no CUDA or HIP device"):
+        select_device("cuda", 0)
+    assert (platform_of(torch.device("xpu", 0)), default_label(torch.device("xpu", 0))) == ("other", "xpu")
+
+
+def test_an_accelerator_without_what_is_needed_is_refused_by_name(monkeypatch, caplog):
+    accelerators(monkeypatch, "mps", 1)
+    monkeypatch.setattr(torch, "Stream", no_streams)
+    monkeypatch.setattr(torch, "Event", no_streams)
+    with pytest.raises(ConfigError) as refused:
+        select_device("mps", 0)
+    assert str(refused.value) == (
+        "training.device=mps: AORTA cannot measure on mps: it has no streams, its events do not tell the time, "
+        "torch.distributed exchanges its tensors through the host (gloo); it needs streams, events that tell the time "
+        "and a backend of torch.distributed on the device, as cuda (CUDA and HIP) and xpu have them; use "
+        "training.device=cpu"
+    )
+    assert refused.value.exit_code == 1
+    assert select_device("auto", 0) == torch.device("cpu")
+    assert "training.device=auto: AORTA cannot measure on mps: it has no streams" in caplog.text
+
+
+def test_one_stream_is_none_to_move_collectives_to(monkeypatch):
+    only = object()
+    monkeypatch.setattr(torch, "Stream", lambda _device: only)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda _device: only)
+    assert next(accelerator.lacks_streams(torch.device("mps", 0))) == "it has one stream only"
+
+
+def test_a_torch_built_without_the_backend_is_refused(monkeypatch, two_devices):
+    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name != "nccl")
+    with pytest.raises(ConfigError, match=r"training\.device=cuda: .*built without nccl, its backend"):
+        select_device("cuda", 0)
+
+
+def test_a_device_that_torch_does_not_know(no_device):
+    with pytest.raises(ConfigError, match=r"training\.device=tpu: torch .* knows no device of that type; allowed are"):
+        select_device("tpu", 0)
+    with pytest.raises(ConfigError, match=r"training\.device=xpu: torch .* sees no accelerator on this machine; use"):
+        select_device("xpu", 0)
 
 
 @pytest.mark.parametrize(("hip", "expected"), [(None, "cuda"), ("6.4.0", "rocm")])
@@ -108,4 +166,5 @@ def test_the_platform_is_the_build_s(monkeypatch, hip, expected):
     monkeypatch.setattr(torch.version, "hip", hip)
     assert platform_of(torch.device("cuda", 0)) == expected
     assert platform_of(torch.device("cpu")) == "cpu"
+    assert default_label(torch.device("cpu")) == "cpu"
     assert device_name(torch.device("cpu")) == "cpu"

@@ -34,6 +34,7 @@ COUNTERS: Final[Mapping[str, str]] = {
     "in its windows",
     "kernels_unlinked": "kernels without a host operation or launch in the trace",
     "comm_unlinked": "communication without the operation or call that issued it",
+    "comm_copies": "copies that a collective launched; they are communication, moved by copy engines without a kernel",
     "outside_steps": "rows that start outside of every step; they count for the whole trace only",
     "same_stream_overlap": "rows that start before the one before them on their stream has ended",
     "same_stream_overlap_ns": "nanoseconds in which rows of one stream overlap",
@@ -49,6 +50,7 @@ _SAID: Final = (
     "unknown_kind",
     "kernels_unlinked",
     "comm_unlinked",
+    "comm_copies",
     "outside_steps",
     "same_stream_overlap",
 )

@@ -24,6 +24,7 @@ BEST: dict[str, tuple[str, ...]] = {
     "cuda": ("nvml",),
     "rocm": ("amdsmi", "amd-smi", "rocm-smi"),
     "cpu": ("psutil",),
+    "other": (),
 }
 """In order of preference: libraries before programs, what is maintained before what is not."""
 UNASKED_PROGRAM_INTERVAL_S = 5.0
@@ -66,4 +67,4 @@ def open_source(asked: Devices, interval_s: float, identity: Identity, keep_word
         is_program = source.min_interval_s >= 1
         least = UNASKED_PROGRAM_INTERVAL_S if unasked and is_program else source.min_interval_s
         return Opened(source, max(interval_s, least))
-    return Opened(problem="; ".join(problems))
+    return Opened(problem="; ".join(problems) or "no source is known for this kind of device")

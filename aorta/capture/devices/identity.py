@@ -37,10 +37,10 @@ class Identity:
 def identify(device: torch.device, environment: Mapping[str, str] = os.environ) -> Identity:
     """The identity of torch's `device`."""
     platform = platform_of(device)
-    if platform == "cpu":
+    if platform not in _VISIBLE:
         return Identity(platform)
     ordinal = device.index or 0
-    properties = torch.cuda.get_device_properties(device)
+    properties = torch.get_device_module(device).get_device_properties(device)
     uuid = getattr(properties, "uuid", None)
     return Identity(
         platform, _pci(properties), str(uuid) if uuid else None, physical_index(platform, ordinal, environment)

@@ -13,14 +13,6 @@ class Precision(Enum):
     none = "none"
 
 
-class Device(Enum):
-    """Where the run computes; `auto` takes the accelerator where there is one."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
 class Wording(Enum):
     """Progress lines: of overlap, or those of a profiling tutorial, which also says when each rank starts and ends."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aorta.config.groups.choices import Device, Mode, Precision, Wording
+from aorta.config.groups.choices import Mode, Precision, Wording
 
 
 @dataclass
@@ -37,8 +37,9 @@ class Training:
     checkpoint_interval: int | None = None
     # seed of initialisation, dropout and sampling
     seed: int = 42
-    # where to compute
-    device: Device = Device.auto
+    # where to compute: auto, cpu, cuda (CUDA and HIP), or the type of another accelerator as torch names it (xpu);
+    # auto takes the accelerator where there is one that AORTA can measure on, else the CPU
+    device: str = "auto"
     # seconds after which a collective that does not end fails the run
     timeout_s: float = 300.0
 

@@ -167,3 +167,75 @@ def test_every_collective_of_a_real_gloo_trace_is_found_with_its_kind():
     expected |= dict.fromkeys(("barrier", "broadcast", "reduce", "send"), 1)
     assert {kind: found.count(kind) for kind in set(found)} == expected
     assert trace.counters.get("comm_unlinked", 0) == 0
+
+
+PEER = "Memcpy PtoP (Device -> Device)"
+
+
+def copy(name: str, ts: int, dur: int, external: int | None = None, cat: str = "gpu_memcpy", **args: object):
+    given = args if external is None else {"External_id": external, **args}
+    return event(cat, name, ts, dur, 0, 20, bytes=4096, **given)
+
+
+def parameters(external: int):
+    host = event("cpu_op", "record_param_comms", 1, 1, 4242, 4242)
+    host["args"] = {"External id": external, **PARAMETERS}
+    return host
+
+
+@pytest.mark.parametrize("on_copy", [True, False])
+def test_copies_that_a_collective_launched_are_communication(on_copy):
+    """A collective by copy engines: a copy a peer, no kernel; and one copy that is the program's own."""
+    copies = [copy(PEER, 10, 5, 9), copy("Memcpy DtoD (Device -> Device)", 12, 6, 9)]
+    if on_copy:
+        for row in copies:
+            row["args"] |= PARAMETERS
+    trace = read([*copies, copy(PEER, 30, 4, 11), kernel(GEMM, 0, 15), *([] if on_copy else [parameters(9)])])
+    assert rows(trace, Class.COMM) == [
+        (PEER, BASE_NS + 10_000, BASE_NS + 15_000),
+        ("Memcpy DtoD (Device -> Device)", BASE_NS + 12_000, BASE_NS + 18_000),
+    ]
+    table = trace.intervals
+    ours = table.cls == Class.COMM
+    assert {KINDS[code] for code in table.kind[ours]} == {"allgather"}
+    assert {table.groups[code] for code in table.group[ours]} == {"7"}
+    # None of the copies is the whole collective, nor the only row of its number.
+    assert (set(table.bytes[ours].tolist()), set(table.seq[ours].tolist())) == ({NULL}, {NULL})
+    assert table.bytes[table.cls == Class.COPY].tolist() == [4096]
+    assert trace.counters["comm_copies"] == 2
+    assert trace.unseen is None
+    measured = whole(trace)
+    assert (measured.comm_ns, measured.hidden_ns, measured.copy_ns) == (8000, 5000, 4000)
+
+
+def test_what_a_collective_copies_from_the_host_or_fills_is_no_communication():
+    others = [
+        copy("Memcpy HtoD (Pageable -> Device)", 10, 5, 9),
+        copy("Memcpy DtoH (Device -> Pinned)", 20, 5, 9),
+        copy("CopyHostToDevice", 30, 5, 9),
+        copy("Memset (Device)", 40, 5, 9, cat="gpu_memset"),
+    ]
+    trace = read([parameters(9), *others])
+    assert set(trace.intervals.cls.tolist()) == {Class.COPY}
+    assert "comm_copies" not in trace.counters
+
+
+def test_a_copy_that_nothing_says_anything_of_stays_a_copy():
+    trace = read([parameters(9), copy(PEER, 10, 5), copy(PEER, 20, 5, 12), kernel(GEMM, 0, 5)])
+    assert (rows(trace, Class.COMM), trace.unseen) == ([], None)
+
+
+def test_copies_named_on_the_command_line_are_communication():
+    trace = read([copy(PEER, 10, 5, 12), copy("Memcpy DtoD (Device -> Device)", 20, 5)], patterns=["PtoP"])
+    assert [name for name, *_ in rows(trace, Class.COMM)] == [PEER]
+
+
+def test_with_symmetric_memory_a_copy_that_nothing_names_leaves_communication_unknown():
+    symmetric = event("cpu_op", "symm_mem::_low_contention_all_gather", 0, 9, 4242, 4242)
+    events = [symmetric, kernel(ALLREDUCE, 0, 5), kernel(GEMM, 0, 5)]
+    assert read(events).unseen is None  # kernels of symmetric memory have names
+    assert read([*events, copy("Memcpy HtoD (Pinned -> Device)", 10, 5, 12)]).unseen is None
+    assert read([*events, parameters(9), copy(PEER, 10, 5, 9)]).unseen is None
+    why = read([*events, copy(PEER, 10, 5, 12)]).unseen
+    assert why is not None
+    assert "symmetric memory was used, and of 1 copies between devices the trace does not say" in why

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import numpy as np
 
+from aorta.analysis.traces.kineto.copies import SYMMETRIC, between_devices
 from aorta.analysis.traces.kineto.structs import Arguments, DigitEvent, Event, Number
 from aorta.analysis.traces.kineto.times import from_digits, from_floats, imprecise, usable
 from aorta.analysis.traces.names import NameClassifier
@@ -90,6 +91,9 @@ class EventColumns:
         self.mark_kinds = Interner()
         self._parameter_texts: list[bytes] = []
         self.linked: dict[int, Arguments] = {}
+        self.copies: dict[int, Arguments | int] = {}
+        """Copies between devices, as `copies.launched_by_collectives` takes them."""
+        self.symmetric = False
         self.label_arguments: dict[int, Arguments] = {}
         self.operator_arguments: dict[int, Arguments] = {}
         self.counters: Counter[str] = Counter()
@@ -113,6 +117,7 @@ class EventColumns:
         roles = self._roles
         for name in {event.name for event in kept} - roles.keys():
             roles[name] = _role(name)
+            self.symmetric = self.symmetric or (isinstance(name, str) and name.startswith(SYMMETRIC))
         wanted = _ROLES if self.host_work else _ROLES_BESIDE_DEVICE
         host = [event for event in kept if roles[event.name] in wanted and event.cat in HOST]
         if not self.exact and (any(map(imprecise, work)) or any(map(imprecise, host))):
@@ -143,8 +148,11 @@ class EventColumns:
         names = [code_of[event.name] for event in events]
         devices, streams = [event.pid for event in events], [event.tid for event in events]
         sizes = [NULL] * len(events)
-        of_name, copy, compute = self.classes, int(Class.COPY), int(Class.COMPUTE)
-        classes = [copy if event.cat in COPIES else of_name[code] for event, code in zip(events, names, strict=True)]
+        of_name, copy, compute, comm = self.classes, int(Class.COPY), int(Class.COMPUTE), int(Class.COMM)
+        classes = [
+            copy if event.cat in COPIES and of_name[code] != comm else of_name[code]
+            for event, code in zip(events, names, strict=True)
+        ]
         texts = [bytes(event.args) for event in events]
         for at, (cls, text) in enumerate(zip(classes, texts, strict=True)):
             if b"xternal id" not in text and cls != copy:
@@ -154,8 +162,10 @@ class EventColumns:
             arguments = _arguments(text)
             if cls == copy:
                 sizes[at] = max(integer(arguments.bytes), NULL)
-            elif arguments.collective is not None or cls == Class.COMM:
-                classes[at] = int(Class.COMM)  # its host operator says so, whatever its name
+                if between_devices(str(events[at].name)):
+                    self.copies[first + at] = arguments if arguments.collective is not None else external_id(arguments)
+            elif arguments.collective is not None or cls == comm:
+                classes[at] = comm  # its host operator says so, whatever its name
                 self.linked[first + at] = arguments
         if not all(map(_plain, devices)) or not all(map(_plain, streams)):
             for at, text in enumerate(texts):
@@ -282,6 +292,11 @@ def _arguments(raw: msgspec.Raw | bytes) -> Arguments:
         return _ARGUMENTS.decode(raw) or _NOTHING
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _NOTHING
+
+
+def external_id(arguments: Arguments) -> int:
+    """What a row on a device shares with the operator of the host that launched it, or `NULL`."""
+    return integer(arguments.external if arguments.external is not None else arguments.external_old)
 
 
 def integer(value: Number) -> int:

@@ -14,7 +14,8 @@ import numpy as np
 
 from aorta.analysis.traces.kineto.chunks import EventPieces, Metadata
 from aorta.analysis.traces.kineto.collectives import CollectiveColumns, from_arguments, group_ranks
-from aorta.analysis.traces.kineto.events import EventColumns, Rows, integer
+from aorta.analysis.traces.kineto.copies import launched_by_collectives, unknown
+from aorta.analysis.traces.kineto.events import EventColumns, Rows, external_id
 from aorta.analysis.traces.kineto.host import host_intervals
 from aorta.analysis.traces.kineto.times import LARGEST_NS
 from aorta.analysis.traces.names import NameClassifier, kind_of
@@ -126,6 +127,7 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
         counters={name: count for name, count in counters.items() if count or name == "events"},
         notes=tuple(notes),
         copies_observed=on_device,
+        unseen=unknown(len(columns.copies) - counters["comm_copies"], columns.symmetric),
     )
 
 
@@ -133,12 +135,18 @@ def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColum
     """Rows of all devices; communication gets its parameters from its own arguments or from its host operator."""
     device = columns.device
     names = columns.names.strings
+    of_host = columns.parameters() if columns.linked or columns.copies else {}
+    copies = launched_by_collectives(columns.copies, of_host)
+    columns.counters["comm_copies"] += len(copies)
+    moved = np.fromiter(copies, np.int64, len(copies))
+    cls = device["cls"].copy()
+    cls[moved] = int(Class.COMM)
     table = intervals(
         start_ns=device.start,
         end_ns=device.end,
         device=np.clip(device["device"], NULL, np.iinfo(np.int32).max),
         stream=device["stream"],
-        cls=device["cls"],
+        cls=cls,
         bytes=device["bytes"],
         name=device["name"],
         names=names,
@@ -150,15 +158,16 @@ def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColum
     known = {row: arguments for row, arguments in columns.linked.items() if arguments.collective is not None}
     unlinked = len(columns.linked) - len(known)
     if unlinked:
-        of_host = columns.parameters()
         for row, arguments in columns.linked.items():
             if arguments.collective is None:
-                external = integer(arguments.external if arguments.external is not None else arguments.external_old)
+                external = external_id(arguments)
                 if external != NULL and external in of_host:
                     known[row] = of_host[external]
                     unlinked -= 1
     columns.counters["comm_unlinked"] += unlinked
-    from_arguments(collectives, known)
+    from_arguments(collectives, known | copies)
+    # One collective may be many copies: none of them is the whole, nor the only one of its number.
+    collectives.seq[moved] = collectives.bytes[moved] = NULL
     return table, collectives
 
 

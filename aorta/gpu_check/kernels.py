@@ -1,7 +1,7 @@
 """What a profiler's trace says of the same steps: communication and compute by kernel, per step.
 
 Enters: a Chrome trace of torch.profiler, and windows in wall-clock nanoseconds. Leaves: intervals and durations,
-compared with the record's by `tests.gpu.check`. Pure. Must not: use anything the telemetry uses to decide what is
+compared with the record's by `case`. Pure. Must not: use anything the telemetry uses to decide what is
 communication; it reads names of kernels, unanchored (docs/measuring.md, W12), by category (W13).
 """
 
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Interval = tuple[int, int]
+Pair = tuple[Interval, Interval]
+"""A collective as the record has it, and its kernel; both in nanoseconds of the Unix epoch."""
 COMMUNICATION = re.compile(r"nccl|rccl|msccl|cross_device_reduce", re.IGNORECASE)
 WAITS = {"cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"} | {
     "hipDeviceSynchronize",
@@ -61,13 +63,22 @@ def windows(trace: dict[str, Any], steps: Sequence[Interval], device: int) -> li
     return found
 
 
-def matched(telemetry_ns: Sequence[Sequence[int]], kernels: Sequence[Window]) -> list[tuple[int, int]] | None:
-    """(telemetry, kernel) durations of each collective in order of start; None where the counts of a step differ."""
-    pairs = []
-    for durations, window in zip(telemetry_ns, kernels, strict=True):
-        if len(durations) != len(window.comm):
+def busy_share(seen: Sequence[Window], steps: Sequence[Interval]) -> float | None:
+    """Of the time of all steps, the share in which a kernel ran; None where no kernel was seen."""
+    lengths = [
+        sum(max(0, min(end, high) - max(start, low)) for start, end in union([*window.comm, *window.compute]))
+        for window, (low, high) in zip(seen, steps, strict=True)
+    ]
+    return sum(lengths) / sum(high - low for low, high in steps) if any(lengths) else None
+
+
+def matched(telemetry: Sequence[Sequence[Interval]], kernels: Sequence[Window]) -> list[Pair] | None:
+    """Each collective of the record with its kernel, in order of start; None where the counts of a step differ."""
+    pairs: list[Pair] = []
+    for own, window in zip(telemetry, kernels, strict=True):
+        if len(own) != len(window.comm):
             return None
-        pairs += [(own, end - start) for own, (start, end) in zip(durations, window.comm, strict=True)]
+        pairs += zip(sorted(own), window.comm, strict=True)
     return pairs
 
 

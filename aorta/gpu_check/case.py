@@ -1,0 +1,151 @@
+"""One strategy on one rank: what the record says beside what torch.profiler's kernels say of the same steps.
+
+Enters: a strategy, an open process group and a device. Leaves: rows (docs/measuring.md, K2 and R4): the overlap ratio;
+each collective's duration, start and end; what the instrumentation costs; that no step waits for the device. Must not:
+use anything of the record to decide what is communication in the trace.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import profile
+
+from aorta.engine.loop import Loop
+from aorta.gpu_check.kernels import Interval, busy_share, matched, pooled_ratio, windows
+from aorta.gpu_check.table import Row, Verdict, busy_row, collective_rows, ratio_row, time_row
+from aorta.launch import cuda
+from aorta.launch.accelerator import profiled
+from aorta.launch.topology import Topology
+from aorta.telemetry.schema import Step
+
+WARM_UP, PROFILED = 10, 6
+BLOCK, PAIRS = 10, 10
+"""Steps of one block whose time is taken, and how often blocks with and without the instrument are compared."""
+MOST_COST = 1.01
+
+
+def chosen(strategy: str, words: Sequence[str]) -> tuple[str, ...]:
+    """The configuration of one case: the full-size workload, changed by the caller's words."""
+    return (
+        "experiment=full",
+        "training.device=cuda",
+        "instrument.mode=dedicated",
+        *words,
+        f"parallel={strategy}",
+    )
+
+
+class Case:
+    """One strategy on one rank."""
+
+    def __init__(self, strategy: str, topology: Topology, device: torch.device, words: Sequence[str]) -> None:
+        self.name, self.device = strategy, device
+        self.lines: list[Step] = []
+        self.loop = Loop(chosen(strategy, words), topology, device, self.lines.append)
+
+    def rows(self) -> list[Row]:
+        """Everything there is to say; the order matters: the profiler slows what comes behind it."""
+        for _ in range(WARM_UP):
+            self.loop.step()
+        waits = self._no_synchronisation()
+        cost, block_ms = self._cost()
+        trace = self._profiled()
+        self.loop.finish()
+        own = self.lines[-PROFILED:]
+        steps = [(line.t_start_ns, line.t_end_ns) for line in own]
+        seen = windows(trace, steps, self.device.index or 0)
+        share = busy_share(seen, steps)
+        hidden, comm = (_total(own, name) for name in ("compute_comm_ms", "comm_ms"))
+        ratio = hidden / comm if hidden is not None and comm else None
+        complete = sum(line.coverage.complete for line in own)
+        found = f"{median(pair[0] for pair in cost):.4f} (off again: {median(pair[1] for pair in cost):.4f})"
+        return [
+            busy_row(self.name, share),
+            ratio_row(self.name, ratio, pooled_ratio(seen), share),
+            *collective_rows(self.name, matched([_intervals(line) for line in own], seen), share),
+            time_row(
+                self.name,
+                "step time, instrumented / off",
+                f"{found}, {block_ms:.1f} ms a step",
+                f"<= {MOST_COST}",
+                share,
+                median(pair[0] for pair in cost) <= MOST_COST,
+            ),
+            _row(self.name, "coverage", f"{complete} of {len(own)} steps", "all", complete == len(own)),
+            waits,
+            _row(self.name, "host waits in the trace", str(sum(w.host_waits for w in seen)), "for information", None),
+        ]
+
+    def _no_synchronisation(self) -> Row:
+        torch.accelerator.synchronize()
+        found = "none"
+        try:
+            with cuda.no_synchronisation():
+                for _ in range(PROFILED):
+                    self.loop.step()
+        except RuntimeError as error:
+            found = str(error).splitlines()[0]
+        return _row(self.name, f"synchronisations in {PROFILED} steps", found, "none", found == "none")
+
+    def _cost(self) -> tuple[list[tuple[float, float]], float]:
+        """(on / off, off again / off) of each pair of blocks, and the milliseconds of a step of the last one off."""
+        pairs, off_ms = [], 0.0
+        for turn in range(PAIRS):
+            arms = ("off", "on", "again") if turn % 2 == 0 else ("again", "on", "off")
+            block = {arm: self._block_ms(on=arm == "on") for arm in arms}
+            off_ms = block["off"]
+            pairs.append((block["on"] / off_ms, block["again"] / off_ms))
+        return pairs, off_ms
+
+    def _block_ms(self, *, on: bool) -> float:
+        with nullcontext() if on else self.loop.instrument.paused():
+            self.loop.step()
+            torch.accelerator.synchronize()
+            begin = time.perf_counter_ns()
+            for _ in range(BLOCK):
+                self.loop.step()
+            torch.accelerator.synchronize()
+        taken = torch.tensor([(time.perf_counter_ns() - begin) / 1e6 / BLOCK])
+        dist.all_reduce(taken, dist.ReduceOp.MAX)
+        return float(taken)
+
+    def _profiled(self) -> dict[str, Any]:
+        with profile(activities=profiled(), acc_events=True) as profiler:
+            for _ in range(PROFILED):
+                self.loop.step()
+            torch.accelerator.synchronize()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            profiler.export_chrome_trace(str(path))
+            trace: dict[str, Any] = json.loads(path.read_text())
+        return trace
+
+
+def _row(case: str, what: str, found: str, bound: str, passed: bool | None) -> Row:
+    verdict = Verdict.INFORMATION if passed is None else Verdict.OK if passed else Verdict.FAILED
+    return Row(case, what, found, bound, verdict)
+
+
+def _intervals(line: Step) -> list[Interval]:
+    """The collectives of a step that have an end, in nanoseconds of the Unix epoch."""
+    begin = line.t_start_ns
+    return [
+        (begin + row.start_ns, begin + row.end_ns)
+        for row in line.collectives
+        if row.start_ns is not None and row.end_ns is not None
+    ]
+
+
+def _total(lines: list[Step], name: str) -> float | None:
+    values = [line.overlap[name] for line in lines]
+    return None if None in values else sum(value for value in values if value is not None)

@@ -1,0 +1,97 @@
+"""`python -m aorta.gpu_check [--json FILE] [WORD...]`: one process a device, one table, one exit code.
+
+Enters: words of train.py, which go to every run. Leaves: the table on stdout and the same as JSON. torchrun ends with 1
+whatever its ranks end with, so the code comes from that file. Must not: touch a device in this process.
+
+Exit 0: nothing failed, and at least one comparison of times was judged. 1: a check failed, there is no device, or a
+word is wrong. 4: nothing failed, but no comparison of times could be judged. 5: a rank ended before the table was made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from hydra.errors import HydraException
+
+from aorta.engine.loop import ROOT, resolved
+from aorta.errors import AortaError, ConfigError, RunIncomplete
+from aorta.gpu_check.case import chosen
+from aorta.gpu_check.table import Report
+
+DEFAULT_JSON = ROOT / "artifacts" / "gpu_check.json"
+NO_DEVICE = "torch sees no CUDA or HIP device on this machine, so nothing was checked. Run it where there is one"
+
+
+def main(words: Sequence[str]) -> int:
+    """Check, and return the exit code."""
+    asked = _arguments(words)
+    try:
+        count = processes(os.environ, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+        for strategy in asked.strategies:
+            _check_words(chosen(strategy, asked.words))
+        report = checked(asked.json.resolve(), count, asked.strategies, asked.words)
+    except AortaError as error:
+        sys.stderr.write(f"gpu_check: {error}\n")
+        return error.exit_code
+    sys.stdout.write(f"the same as JSON: {asked.json}\n")
+    return report.exit_code
+
+
+def processes(environment: Mapping[str, str], devices: int) -> int:
+    """How many ranks: NPROC, else one a device.
+
+    Raises:
+        ConfigError: there is no device, or NPROC is no number of processes.
+    """
+    if not devices:
+        raise ConfigError(NO_DEVICE)
+    text = environment.get("NPROC") or str(devices)
+    if not text.isdecimal() or not 1 <= int(text) <= devices:
+        raise ConfigError(f"NPROC={text!r}: must be a whole number of processes, 1 to {devices}: torch sees {devices}")
+    return int(text)
+
+
+def checked(path: Path, count: int, strategies: Sequence[str], words: Sequence[str]) -> Report:
+    """Run the ranks, which print the table and write `path`.
+
+    Raises:
+        RunIncomplete: they ended without it.
+    """
+    path.unlink(missing_ok=True)  # an earlier one must not answer for this
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
+    command = [*launch, "--module", "aorta.gpu_check.ranks", str(path), ",".join(strategies), *words]
+    ranks = subprocess.Popen(command, env={"OMP_NUM_THREADS": "1", **os.environ})
+    try:
+        code = ranks.wait()
+    except KeyboardInterrupt:
+        ranks.wait()  # the terminal has told them as well
+        raise
+    if code or not path.exists():
+        raise RunIncomplete(f"the ranks ended with {code} before the table was made; what they said is above")
+    return msgspec.json.decode(path.read_bytes(), type=Report)
+
+
+def _check_words(words: Sequence[str]) -> None:
+    try:
+        resolved(*words)
+    except HydraException as error:
+        raise ConfigError(str(error).splitlines()[0]) from error
+
+
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__, formatter_class=_AsWritten)
+    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="FILE", help="default: %(default)s")
+    parser.add_argument("--strategies", type=lambda text: text.split(","), default=["ddp", "fsdp"], metavar="NAME,...")
+    parser.add_argument("words", nargs="*", metavar="WORD", help="for train.py, as training.batch_size=4")
+    return parser.parse_args(words)
+
+
+class _AsWritten(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    pass

@@ -1,0 +1,80 @@
+"""The check that users run, on one device, with a model so small that no time can be judged."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from aorta.gpu_check import case, races, ranks
+from aorta.gpu_check.table import Report, Verdict
+from aorta.launch import cuda
+from tests.gpu.device import needs_gpu
+
+pytestmark = [
+    pytest.mark.gpu,
+    needs_gpu,
+    # FSDP warns that the scorer returns a view; nothing is written into it.
+    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning"),
+    # torch 2.13 renamed these functions, and says so; 2.11 knows the old names only.
+    pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning"),
+]
+SMALL = (
+    "training.mixed_precision=none",
+    "training.batch_size=2",
+    "dataset.sequence_length=16",
+    "dataset.num_samples=1024",
+    "workload.model_dim=64",
+    "workload.num_heads=2",
+    "workload.num_layers=2",
+    "workload.mlp_hidden_dim=64",
+    "workload.vocab_size=100",
+)
+
+
+class Deaf:
+    """A handle that forgets to wait."""
+
+    def __init__(self, work: object) -> None:
+        self.work = work
+
+    def wait(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("kind", races.KINDS)
+def test_the_races_notice_a_handle_that_does_not_wait(device: torch.device, kind: str) -> None:
+    busy, right = torch.Stream(device), races.KINDS[kind]
+
+    def delay() -> None:
+        with busy:
+            cuda.spin(races.SLEEP_CYCLES)
+
+    deaf = dataclasses.replace(right, issue=lambda result, source: Deaf(right.issue(result, source)))
+    assert races.late_consumer(right, device, delay, busy)
+    assert not races.late_consumer(deaf, device, delay, busy)
+    torch.accelerator.synchronize()
+
+
+def test_the_whole_table_of_one_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "CUDA_DEVICE_MAX_CONNECTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(case, "PAIRS", 1)
+    monkeypatch.setattr(case, "BLOCK", 2)
+    report = ranks.main(tmp_path / "check.json", ["ddp", "fsdp"], SMALL)
+    assert report is not None
+    assert msgspec.json.decode((tmp_path / "check.json").read_bytes(), type=Report) == report
+    (rows,) = report.rows
+    failed = [row for row in rows if row.verdict is Verdict.FAILED]
+    assert failed == []
+    assert {row.case for row in rows} == {"knobs", "race", "ddp", "fsdp"} - ({"knobs"} if torch.version.hip else set())
+    assert all(row.verdict is Verdict.OK for row in rows if row.case == "race")
+    # The host sets the pace of so small a model, so nothing may be said of its times.
+    assert {row.verdict for row in rows if row.is_time} == {Verdict.NOT_JUDGED}
+    assert report.exit_code == 4
+    assert capsys.readouterr().out.splitlines()[-1].endswith("(exit code 4)")

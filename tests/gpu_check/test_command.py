@@ -1,0 +1,127 @@
+"""The command round the table: what it refuses, what it starts, whose exit code it takes. Without a device."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import torch
+
+from aorta.errors import ConfigError, RunIncomplete
+from aorta.gpu_check import command, ranks
+from aorta.gpu_check.table import Report, Verdict
+from tests.runs import ROOT
+
+WRITES = """
+import sys
+from pathlib import Path
+path, code = Path(sys.argv[1]), int(sys.argv[2])
+if code < 10:
+    path.write_text('{"facts": {}, "rows": [], "verdict": "", "exit_code": %d}' % code)
+sys.exit(0 if code < 10 else 1)
+"""
+
+
+@pytest.fixture
+def a_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """What is started in place of torchrun: a program that writes a report; gives its words."""
+    words: list[str] = []
+    real = subprocess.Popen
+
+    def start(given, **keywords):
+        words[:] = given
+        return real([sys.executable, "-c", WRITES, given[given.index("aorta.gpu_check.ranks") + 1], given[-1]])
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    return words
+
+
+def test_without_a_device_the_check_says_so_and_ends_with_1(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert command.main([]) == 1
+    assert capsys.readouterr().err.strip() == f"gpu_check: {command.NO_DEVICE}"
+
+
+@pytest.mark.parametrize(("text", "expected"), [(None, 4), ("", 4), ("2", 2)])
+def test_one_process_a_device_unless_told_otherwise(text, expected):
+    assert command.processes({} if text is None else {"NPROC": text}, 4) == expected
+
+
+@pytest.mark.parametrize("text", ["0", "x", "-1", "5"])
+def test_a_number_of_processes_that_cannot_be(text):
+    with pytest.raises(ConfigError, match=rf"NPROC='{text}': must be a whole number of processes, 1 to 4"):
+        command.processes({"NPROC": text}, 4)
+
+
+def test_a_wrong_word_is_refused_before_anything_starts(a_device, launched, capsys, tmp_path):
+    assert command.main(["--json", str(tmp_path / "x.json"), "training.batch_size=0"]) == 1
+    assert "training.batch_size=0" in capsys.readouterr().err
+    assert launched == []
+
+
+def test_a_word_that_hydra_refuses_is_refused_too(a_device, launched, capsys, tmp_path):
+    assert command.main(["--json", str(tmp_path / "x.json"), "training.batchsize=1"]) == 1
+    assert "batchsize" in capsys.readouterr().err
+    assert launched == []
+
+
+@pytest.mark.parametrize("code", [0, 1, 4])
+def test_the_exit_code_is_the_report_s(a_device, launched, monkeypatch, tmp_path, code, capsys):
+    monkeypatch.setattr(command, "resolved", lambda *_: None)
+    monkeypatch.delenv("NPROC", raising=False)
+    path = tmp_path / "x.json"
+    assert command.main(["--json", str(path), "--strategies", "ddp", str(code)]) == code
+    assert launched[-3:] == [str(path), "ddp", str(code)]
+    assert launched[launched.index("--nproc_per_node") + 1] == "2"
+    assert capsys.readouterr().out == f"the same as JSON: {path}\n"
+
+
+def test_ranks_that_end_early_do_not_leave_an_older_report_to_answer(launched, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text('{"facts": {}, "rows": [], "verdict": "", "exit_code": 0}')
+    with pytest.raises(RunIncomplete, match="ended with 1 before the table was made"):
+        command.checked(path, 2, ["ddp"], ["10"])
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict", "found"),
+    [(None, Verdict.OK, "not set"), ("8", Verdict.OK, "=8"), ("1", Verdict.FAILED, "=1")],
+)
+def test_one_hardware_queue_for_all_streams_has_a_row_of_its_own(value, verdict, found):
+    environment = {} if value is None else {"CUDA_DEVICE_MAX_CONNECTIONS": value}
+    first, *others = ranks.knob_rows(environment, "cuda")
+    assert (first.what, first.found, first.verdict) == ("CUDA_DEVICE_MAX_CONNECTIONS", found, verdict)
+    assert [row.verdict for row in others] == ([Verdict.INFORMATION] if value == "1" else [])
+
+
+def test_other_settings_that_change_the_answer_are_told():
+    (row,) = ranks.knob_rows({"GPU_MAX_HW_QUEUES": "2"}, "rocm")
+    assert row.what == "GPU_MAX_HW_QUEUES=2"
+    assert "share a queue" in row.found
+
+
+def test_it_runs_where_no_developer_s_tools_are():
+    """In a fresh interpreter in which pytest and hypothesis cannot be imported."""
+    program = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('pytest', 'hypothesis', 'tests')))\n"
+        "import aorta.gpu_check.command, aorta.gpu_check.ranks\n"
+        "print(sorted(name for name in sys.modules if name.startswith('tests.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_a_report_has_plain_json_types():
+    report = Report({"words": ["a=1"]}, [ranks.knob_rows({}, "cuda")], "passed", 0)
+    plain = msgspec.json.decode(msgspec.json.encode(report))
+    assert plain["rows"][0][0]["verdict"] == "ok"

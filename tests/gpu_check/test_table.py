@@ -1,0 +1,123 @@
+"""The table: what is judged, what is not and why, and the exit code. Stand-in data."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from aorta.gpu_check.kernels import Pair
+from aorta.gpu_check.table import (
+    BUSY_SHARE,
+    PLACE_NS,
+    Report,
+    Row,
+    Verdict,
+    busy_row,
+    collective_rows,
+    ratio_row,
+    render,
+    report_of,
+)
+
+FACTS = {"world_size": 2, "device": "Stand-in", "torch": "2.13.0", "nccl": "2.27.3"}
+GOOD = Row("ddp", "coverage", "6 of 6 steps", "all", Verdict.OK)
+BAD = Row("fsdp", "synchronisations", "2 waits", "none", Verdict.FAILED)
+INFO = Row("ddp", "host waits", "3", "for information", Verdict.INFORMATION)
+TIME = Row("ddp", "overlap ratio", "0.5 / 0.5", "within 0.02", Verdict.OK, is_time=True)
+UNJUDGED = Row("ddp", "overlap ratio", "0.5 / 0.7", "within 0.02", Verdict.NOT_JUDGED, "device only 41 % busy", True)
+
+
+@pytest.mark.parametrize(
+    ("own", "kernels", "share", "verdict"),
+    [
+        (0.5, 0.515, 0.95, Verdict.OK),
+        (0.5, 0.53, BUSY_SHARE, Verdict.FAILED),
+        (0.5, 0.53, 0.89, Verdict.NOT_JUDGED),
+        (0.5, 0.53, None, Verdict.NOT_JUDGED),
+        (None, 0.5, 0.95, Verdict.NOT_JUDGED),
+        (0.5, None, 0.95, Verdict.NOT_JUDGED),
+    ],
+)
+def test_ratios_agree_within_two_hundredths_where_the_device_is_busy(own, kernels, share, verdict):
+    assert ratio_row("ddp", own, kernels, share).verdict is verdict
+
+
+def test_a_device_that_waits_for_the_host_is_said_in_per_cent():
+    assert busy_row("ddp", 0.931).verdict is Verdict.OK
+    assert (busy_row("ddp", 0.412).verdict, busy_row("ddp", 0.412).why) == (Verdict.NOT_JUDGED, "device only 41% busy")
+    assert ratio_row("ddp", 0.5, 0.7, 0.412).why == "device only 41% busy"
+    assert busy_row("ddp", None).why == "the profiler saw no kernel"
+
+
+def collective(kernel_ns: int, *, start: int = 0, end: int = 0, at: int = 10**9) -> Pair:
+    """A kernel of that length, and a record whose start and end lie so much behind its."""
+    return (at + start, at + kernel_ns + end), (at, at + kernel_ns)
+
+
+def verdicts(pairs: list[Pair] | None, share: float | None = 0.95) -> dict[str, Verdict]:
+    return {row.what.partition(",")[0]: row.verdict for row in collective_rows("ddp", pairs, share)}
+
+
+@pytest.mark.parametrize(
+    ("pair", "failed"),
+    [
+        (collective(1_000_000, end=15_000), set()),
+        (collective(1_000_000, start=-25_000), {"collective"}),  # it waited in a queue: longer, and not wrong to begin
+        (collective(1_000_000, start=25_000), {"collective", "start"}),
+        (collective(10_000, end=9_000, start=9_000), set()),
+        (collective(10_000, end=-11_000), {"collective", "end"}),  # an end taken before the wait (W1)
+    ],
+)
+def test_durations_ends_and_starts_are_held_to_the_kernels(pair, failed):
+    exact = [collective(1_000_000)] * 4  # they say what the clocks are apart: nothing
+    found = verdicts([*exact, pair])
+    assert {name for name, verdict in found.items() if verdict is Verdict.FAILED} == failed
+    assert Verdict.NOT_JUDGED not in found.values()
+
+
+def test_what_the_clocks_are_apart_is_taken_off_and_has_a_bound_of_its_own():
+    shifted = [collective(1_000_000, start=PLACE_NS, end=PLACE_NS)] * 3
+    assert set(verdicts(shifted).values()) == {Verdict.OK}
+    shifted = [collective(1_000_000, start=-PLACE_NS - 1, end=-PLACE_NS - 1)] * 3
+    assert [name for name, verdict in verdicts(shifted).items() if verdict is Verdict.FAILED] == ["clocks"]
+
+
+@pytest.mark.parametrize(("pairs", "why"), [(None, "differ in number"), ([], "no collective ran a kernel")])
+def test_without_pairs_nothing_is_judged(pairs, why):
+    rows = collective_rows("ddp", pairs, 0.95)
+    assert [row.verdict for row in rows] == [Verdict.NOT_JUDGED] * 4
+    assert all(why in (row.why or "") for row in rows)
+    assert [row.bound for row in rows] == ["within 200 us", *["max(2 % of the kernel, 10 us)"] * 3]
+
+
+@pytest.mark.parametrize(
+    ("rows", "code", "begins"),
+    [
+        ([GOOD, TIME, INFO], 0, "passed: 2 of 2 checks passed, 0 not judged, 1 to know"),
+        ([GOOD, TIME, UNJUDGED], 0, "passed: 2 of 2 checks passed, 1 not judged"),
+        ([GOOD, BAD, TIME], 1, "FAILED: 2 of 3 checks passed"),
+        ([BAD, UNJUDGED], 1, "FAILED: 0 of 1"),
+        ([GOOD, UNJUDGED], 4, "inconclusive: 1 of 1 checks passed, 1 not judged"),
+        ([], 4, "inconclusive: 0 of 0"),
+    ],
+)
+def test_the_exit_code_says_what_was_found(rows, code, begins):
+    report = report_of(FACTS, [[], rows])  # it may be any rank's
+    assert report.exit_code == code
+    assert report.verdict.startswith(begins)
+
+
+def test_every_row_of_every_rank_is_shown_with_its_bound():
+    text = render(report_of(FACTS, [[GOOD, UNJUDGED], [BAD, INFO]])).splitlines()
+    assert text[0] == "2 x Stand-in, torch 2.13.0, NCCL 2.27.3"
+    assert text[1].split() == ["rank", "case", "what", "found", "bound"]
+    assert [line.split()[0] for line in text[2:6]] == ["0", "0", "1", "1"]
+    assert text[3].endswith("within 0.02      not judged: device only 41 % busy")
+    assert text[4].endswith("FAILED")
+    assert len({line.index(cell) for line, cell in zip(text[2:5], ("all", "within", "none"), strict=True)}) == 1
+    assert text[-1].endswith("(exit code 1)")
+
+
+def test_the_report_is_read_back_as_it_was_written():
+    report = report_of(FACTS, [[GOOD, UNJUDGED, TIME]])
+    assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
