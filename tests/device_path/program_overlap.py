@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from tests.simulated import device as simulated
 
+from aorta.instrument.native.build import load
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import Topology, read_topology
 from aorta.telemetry.schema import Step
@@ -47,16 +48,25 @@ def main() -> None:
     topology = read_topology()
     device = torch.device("cuda", topology.local_rank)
     torch.cuda.set_device(device)
+    one_clock()
     with process_group(topology, device, 300):
         told = [{"name": case.name, "steps": seen(case, topology, device)} for case in cases]
     (folder / f"rank_{topology.rank}.json").write_text(json.dumps(told))
 
 
+def one_clock() -> None:
+    """The compiled tap reads the virtual host's clock too."""
+    module, why_not = load()
+    assert module is not None, why_not
+    module.use_clock(simulated.host_clock_address())
+
+
 def seen(case: Case, topology: Topology, device: torch.device) -> list[dict[str, Any]]:
     """Each step of a case after the warm-up: the record's numbers, the device's, and both of every collective."""
     # Only the mathematics of blocks takes time: what else runs on the computing stream is no computation of the model.
-    simulated.lengths(default_ns=0, overrides=dict.fromkeys(MATH, 23_000))
-    simulated.collective_lengths(fixed_ns=90_000, ns_per_byte=0.5)
+    simulated.lengths(**dict.fromkeys(simulated.CLASSES, (0, 0.0)), operators=dict.fromkeys(MATH, (23_000, 0.0)))
+    simulated.costs(launch_ns=0)
+    simulated.collective_lengths(default=(90_000, 0.5))
     lines: list[Step] = []
     one = Loop((*SHAPE, *case.words), topology, device, lines.append)
     for _ in range(WARM_UP):

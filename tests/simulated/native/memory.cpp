@@ -70,6 +70,8 @@ void give_back(void* context) {
     protect(block->accesses, protected_streams);
     given.accesses = std::move(block->accesses);
     given.polled = polled_clock();
+    // Nobody gets the bytes before these have passed, and with them all that they waited for.
+    for (const auto& user : users) join(given.polled, *user->before);
   }
   auto& all = pool();
   std::lock_guard<std::mutex> held(all.mutex);
