@@ -31,7 +31,7 @@ NO_DEVICE = "torch sees no CUDA or HIP device on this machine, so nothing was ch
 
 def main(words: Sequence[str]) -> int:
     """Check, and return the exit code."""
-    asked = _arguments(words)
+    asked = parse(words)
     try:
         count = processes(os.environ, torch.cuda.device_count() if torch.cuda.is_available() else 0)
         for strategy in asked.strategies:
@@ -85,7 +85,8 @@ def _check_words(words: Sequence[str]) -> None:
         raise ConfigError(str(error).splitlines()[0]) from error
 
 
-def _arguments(words: Sequence[str]) -> argparse.Namespace:
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """`json`, `strategies` and train.py's `words`."""
     parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__, formatter_class=_AsWritten)
     parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="FILE", help="default: %(default)s")
     parser.add_argument("--strategies", type=lambda text: text.split(","), default=["ddp", "fsdp"], metavar="NAME,...")
