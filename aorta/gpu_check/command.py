@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-import torch
 from hydra.errors import HydraException
 
 from aorta.engine.loop import ROOT, resolved
 from aorta.errors import AortaError, ConfigError, RunIncomplete
 from aorta.gpu_check.case import chosen
 from aorta.gpu_check.table import Report
+from aorta.launch import cuda
 
 DEFAULT_JSON = ROOT / "artifacts" / "gpu_check.json"
 NO_DEVICE = "torch sees no CUDA or HIP device on this machine, so nothing was checked. Run it where there is one"
@@ -33,7 +33,7 @@ def main(words: Sequence[str]) -> int:
     """Check, and return the exit code."""
     asked = parse(words)
     try:
-        count = processes(os.environ, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+        count = processes(os.environ, cuda.device_count())
         for strategy in asked.strategies:
             _check_words(chosen(strategy, asked.words))
         report = checked(asked.json.resolve(), count, asked.strategies, asked.words)
