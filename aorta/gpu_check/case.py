@@ -29,7 +29,7 @@ from aorta.launch.topology import Topology
 from aorta.telemetry.schema import Step
 
 WARM_UP, PROFILED = 10, 6
-BLOCK, PAIRS = 10, 10
+BLOCK, PAIRS = 20, 10
 """Steps of one block whose time is taken, and how often blocks with and without the instrument are compared."""
 MOST_COST = 1.01
 

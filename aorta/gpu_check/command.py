@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-import torch
 from hydra.errors import HydraException
 
 from aorta.engine.loop import ROOT, resolved
 from aorta.errors import AortaError, ConfigError, RunIncomplete
 from aorta.gpu_check.case import chosen
 from aorta.gpu_check.table import Report
+from aorta.launch import cuda
 
 DEFAULT_JSON = ROOT / "artifacts" / "gpu_check.json"
 NO_DEVICE = "torch sees no CUDA or HIP device on this machine, so nothing was checked. Run it where there is one"
@@ -31,9 +31,9 @@ NO_DEVICE = "torch sees no CUDA or HIP device on this machine, so nothing was ch
 
 def main(words: Sequence[str]) -> int:
     """Check, and return the exit code."""
-    asked = _arguments(words)
+    asked = parse(words)
     try:
-        count = processes(os.environ, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+        count = processes(os.environ, cuda.device_count())
         for strategy in asked.strategies:
             _check_words(chosen(strategy, asked.words))
         report = checked(asked.json.resolve(), count, asked.strategies, asked.words)
@@ -85,7 +85,8 @@ def _check_words(words: Sequence[str]) -> None:
         raise ConfigError(str(error).splitlines()[0]) from error
 
 
-def _arguments(words: Sequence[str]) -> argparse.Namespace:
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """`json`, `strategies` and train.py's `words`."""
     parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__, formatter_class=_AsWritten)
     parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="FILE", help="default: %(default)s")
     parser.add_argument("--strategies", type=lambda text: text.split(","), default=["ddp", "fsdp"], metavar="NAME,...")

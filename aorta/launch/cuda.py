@@ -18,6 +18,11 @@ TYPE = "cuda"
 """The type of CUDA's and HIP's devices, as torch names both."""
 
 
+def device_count() -> int:
+    """Devices that torch sees; 0 in a build without CUDA and HIP."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def spin(cycles: int) -> None:
     """Keep the current stream busy for so many cycles of the device's clock, which its power management moves."""
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]

@@ -17,6 +17,8 @@ from aorta.analysis.rpc import command as rpc
 from aorta.analysis.traces.command import _parser as trace_words
 from aorta.clusters import command as gather
 from aorta.config.door import main
+from aorta.gpu_check import command as gpu_check
+from aorta.gpu_check.case import chosen
 from aorta.plans import command as plans
 from aorta.plans.reading import read_plan
 from aorta.sweep import command as sweep
@@ -93,6 +95,13 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
             script = next(place for place, word in enumerate(rest) if not word.startswith("-"))
             assert (ROOT / rest[script]).is_file()
             compose(rest[script + 1 :], tmp_path, monkeypatch)
+        case ["bash", "scripts/gpu_check.sh", *rest]:
+            asked = gpu_check.parse(rest)
+            for strategy in asked.strategies:
+                compose(list(chosen(strategy, asked.words)), tmp_path, monkeypatch)
+        case [".venv/bin/python", "-m", "pip", "install", *rest]:
+            places = [word for word in rest if word.startswith("https:")]
+            assert all(place.startswith("https://download.pytorch.org/whl/") for place in places)
         case ["bash", script, *rest]:
             assert (ROOT / script).is_file()
             arguments = [word for word in rest if word != "--dry-run"]
@@ -102,7 +111,7 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
             if arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
                 assert (ROOT / arguments.pop(0)).is_file()
             compose(arguments, tmp_path, monkeypatch)
-        case ["source", ".venv/bin/activate"] | ["jq", *_]:
+        case ["source", ".venv/bin/activate"] | ["jq", *_] | ["python3", "-m", "venv", ".venv"]:
             pass
         case ["scripts/check", *_]:
             assert (ROOT / "scripts" / "check").is_file()

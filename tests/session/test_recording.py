@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,6 +18,7 @@ from torch import nn
 import aorta
 from aorta.errors import ConfigError
 from aorta.launch.clock_sync import ClockSynchronisation
+from aorta.session import recording
 from aorta.telemetry.schema import Footer
 from tests.runs import ROOT, environment, record
 
@@ -216,6 +219,19 @@ def test_refused_before_anything_is_written(tmp_path, model, changes, words):
     with pytest.raises(ConfigError, match=words), aorta.record(tmp_path / "run", model=model, **changes):
         pass
     assert not (tmp_path / "run").exists()
+
+
+def test_a_device_on_which_nothing_can_be_measured_is_refused_by_name(monkeypatch):
+    def on(*devices: str) -> Any:
+        return SimpleNamespace(parameters=lambda: [SimpleNamespace(device=torch.device(name)) for name in devices])
+
+    monkeypatch.setattr(recording, "lacks_streams", lambda device: iter(["it has no streams"] * (device.type == "mps")))
+    assert recording._device_of(on("xpu:1", "xpu:1")) == torch.device("xpu:1")
+    with pytest.raises(ConfigError, match=r"are on mps:0, where AORTA cannot measure: it has no streams; it needs"):
+        recording._device_of(on("mps:0"))
+    for several in (("cpu", "cuda:0"), ("cuda:0", "cuda:1"), ("meta",)):
+        with pytest.raises(ConfigError, match="they must be on one CPU or one accelerator: move the model there first"):
+            recording._device_of(on(*several))
 
 
 def test_ranks_promised_but_not_there(tmp_path, model, monkeypatch):

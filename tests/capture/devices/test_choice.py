@@ -56,3 +56,8 @@ def test_a_source_asked_for_is_not_replaced_by_another(bare):
     opened = open_source(Devices.nvml, 1.0, CPU)
     assert opened.source is None
     assert "nvidia-ml-py is not installed" in str(opened.problem)
+
+
+def test_an_accelerator_that_no_source_knows_is_told_so(bare):
+    opened = open_source(Devices.auto, 1.0, Identity("other"))
+    assert (opened.source, opened.problem) == (None, "no source is known for this kind of device")
