@@ -261,6 +261,11 @@ def counters(device: int = 0) -> Counters:
     )
 
 
+def pending() -> dict[tuple[int, int], list[str]]:
+    """What each stream (device, stream) is at, and what is queued behind it: for a program that hangs."""
+    return dict(load.native().pending())
+
+
 def reset() -> None:
     """Let everything queued finish, then forget what was seen; settings, clocks and memory stay, the peak begins anew."""
     native = load.native()

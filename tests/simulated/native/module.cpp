@@ -183,6 +183,14 @@ void define_record(py::module_& m) {
     }
     return rows;
   });
+  m.def("pending", [] {
+    std::map<std::pair<int, int64_t>, std::vector<std::string>> found;
+    for (auto* stream : sim::streams_of(-1)) {
+      auto tasks = stream->pending();
+      if (!tasks.empty()) found[{stream->device, stream->id}] = std::move(tasks);
+    }
+    return found;
+  });
   m.def("counts", &sim::counts);
   m.def("kernels", [] {
     std::map<std::pair<int, int64_t>, int64_t> found;

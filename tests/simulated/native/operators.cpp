@@ -51,8 +51,11 @@ bool needs_values(const std::string& name) {
 // ---- arguments ------------------------------------------------------------------------------------------------------
 at::Tensor argument(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_cuda()) return host_alias(tensor);
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
-  return tensor.detach().clone();  // the host's values as they are at the launch
+  // The host's values as they are at the launch; and never the caller's own tensor: Python may hang on it, whose lock a
+  // stream's thread would have to wait for when it lets go.
+  auto values = tensor.detach().clone();
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) values.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return values;
 }
 
 at::Tensor meta_of(const at::Tensor& tensor) {

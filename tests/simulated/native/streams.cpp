@@ -221,15 +221,40 @@ void Stream::serve() {
       changed_.wait(held, [&] { return !queue_.empty(); });
       task = std::move(queue_.front());
       queue_.pop_front();
+      at_ = task.words();
     }
     execute(task);
     task = Task{};  // what it holds is let go before it counts as done
     {
       std::lock_guard<std::mutex> held(mutex_);
       ++done_;
+      at_.clear();
     }
     changed_.notify_all();
   }
+}
+
+std::string Stream::Task::words() const {
+  switch (kind) {
+    case Kind::Kernel: {
+      const auto of_group = what.group.empty() ? "" : " " + std::to_string(what.sequence) + " of group " + what.group;
+      return what.name + of_group;
+    }
+    case Kind::Housekeeping: return "poison";
+    case Kind::Record: return "event";
+    case Kind::Wait:
+      return std::string("waits (") + why + ") for stream " + std::to_string(moment->stream->id) + " of device " +
+             std::to_string(moment->stream->device);
+  }
+  return "";
+}
+
+std::vector<std::string> Stream::pending() {
+  std::lock_guard<std::mutex> held(mutex_);
+  std::vector<std::string> found;
+  if (!at_.empty()) found.push_back(at_);
+  for (const auto& task : queue_) found.push_back(task.words());
+  return found;
 }
 
 // Only this thread writes end_ns_ and last_row_; the lock is for those who read them.

@@ -103,6 +103,7 @@ class Stream {
   VectorClock& clock(); // with issue_mutex(); brought up to what the host knows
 
   int64_t kernels() const { return kernels_; }
+  std::vector<std::string> pending();  // what it is at, and what is queued behind, in words
   void forget_kernels();  // restarts the count; after drain()
 
  private:
@@ -113,6 +114,7 @@ class Stream {
     Run run;
     SharedMoment moment;
     const char* why = "";
+    std::string words() const;
   };
   friend class Graph;
   void push(Task task);
@@ -123,6 +125,7 @@ class Stream {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Task> queue_;
+  std::string at_;  // in words; empty: idle
   uint64_t pushed_ = 0, done_ = 0;
   bool served_ = false;
   int64_t end_ns_ = 0, last_row_ = -1;
