@@ -25,7 +25,7 @@ from aorta.errors import ToolMissing
 from aorta.telemetry.schema import InstrumentMode
 
 SOURCE: Final = Path(__file__).with_name("host_tap.cpp")
-HEADER: Final = SOURCE.with_name("step.hpp")
+HEADERS: Final = tuple(SOURCE.with_name(name) for name in ("intervals.hpp", "ranges.hpp", "step.hpp"))
 BUILD_COMMAND: Final = "python -m aorta.instrument.native"
 
 
@@ -37,7 +37,7 @@ def library() -> Path:
         RuntimeError: there is no home folder to look in.
     """
     torch_build = (torch.__version__, str(torch.version.git_version), str(torch._C._GLIBCXX_USE_CXX11_ABI))
-    made_from = (SOURCE.read_text(), HEADER.read_text(), *torch_build, sys.version)
+    made_from = (*(source.read_text() for source in (SOURCE, *HEADERS)), *torch_build, sys.version)
     digest = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "aorta" / f"host_tap_{digest}{sysconfig.get_config_var('EXT_SUFFIX')}"

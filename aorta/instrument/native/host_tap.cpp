@@ -5,7 +5,10 @@
 // and when its caller stood waiting, for Python to take once a step. Must not: touch a Python object on a backend's
 // thread; wait for a backend's work more than once, or without being asked.
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -21,6 +24,8 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
+#include "intervals.hpp"
+#include "ranges.hpp"
 #include "step.hpp"
 
 namespace {
@@ -87,6 +92,66 @@ class Label {
   std::optional<at::RecordFunction> scope_;
 };
 
+// Of one step, once it is over.
+struct Noted {
+  std::vector<Collective> collectives;
+  aorta::Stalls stalls;
+};
+
+// (operator, group, seq, bytes, dtype, issue_ns, waiters, end_ns, source) of each collective, and (begin, end) of each
+// stall, in nanoseconds. Where an end is not known yet it is none, and the source is what will know it.
+py::tuple rows_of(const Noted& noted) {
+  const std::array<py::str, 2> sources{py::str("future"), py::str("wait")};
+  std::unordered_map<std::string, py::str> groups;
+  py::list rows(noted.collectives.size());
+  for (size_t at = 0; at < noted.collectives.size(); ++at) {
+    const Collective& row = noted.collectives[at];
+    const int64_t both = row.end->both();
+    rows[at] = py::make_tuple(
+        row.op,
+        groups.try_emplace(row.group, row.group).first->second,
+        row.seq,
+        row.bytes,
+        row.dtype,
+        row.issue_ns,
+        row.waiters,
+        both != 0 ? py::object(py::int_(End::moment_ns(both))) : py::none(),
+        both != 0 ? py::object(sources[End::source(both)]) : py::cast(row.end));
+  }
+  return py::make_tuple(rows, noted.stalls);
+}
+
+// (block, backward, start_ns, end_ns) of each pass that ended, and (begin, end) of each ending of a backward pass.
+py::tuple passes_of(const aorta::Passes& passes) {
+  py::list rows;
+  for (const aorta::Pass& pass : passes.all) {
+    if (pass.end_ns != 0) {
+      rows.append(py::make_tuple(pass.block, pass.backward, pass.start_ns, pass.end_ns));
+    }
+  }
+  return py::make_tuple(rows, passes.tails);
+}
+
+// How many collectives the group's backends themselves have counted, as `seam.issued_by`; none where one keeps no count.
+std::optional<uint64_t> issued_by(const c10::intrusive_ptr<ProcessGroup>& group) {
+  try {
+    std::vector<const c10d::Backend*> backends;
+    uint64_t sum = 0;
+    for (const c10::Device& device : group->getDeviceTypes()) {
+      const auto backend = group->getBackend(device.type());
+      if (std::find(backends.begin(), backends.end(), backend.get()) == backends.end()) {
+        backends.push_back(backend.get());
+        sum += backend->getSequenceNumberForGroup();
+      }
+    }
+    return sum;
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  } catch (const std::runtime_error&) {
+    return std::nullopt;
+  }
+}
+
 class Tap;
 
 // Between the dispatcher's BackendSelect key and the backend, for one operator.
@@ -132,27 +197,14 @@ class Tap : public std::enable_shared_from_this<Tap> {
 
   void close() { library_.reset(); }
 
-  void begin() { step_->begin(); }
-  void settle() { step_->settle(); }
+  const std::shared_ptr<Step>& step() const { return step_; }
 
-  // (operator, group, seq, bytes, dtype, issue_ns, waiters, end) of each collective, and (begin, end) of each stall, in
-  // nanoseconds. An end is a number where it is known (see End), else what will know it: objects cost the reader most.
-  py::tuple end() {
+  void begin() { step_->begin(); }
+
+  // What happened since `begin`; nothing more is noted down. Python is told of it when there is time (`rows_of`).
+  std::unique_ptr<Noted> end() {
     auto [collectives, stalls] = step_->end();
-    py::list rows;
-    for (Collective& row : collectives) {
-      const int64_t both = row.end->both();
-      rows.append(py::make_tuple(
-          row.op,
-          row.group,
-          row.seq,
-          row.bytes,
-          row.dtype,
-          row.issue_ns,
-          row.waiters,
-          both != 0 ? py::object(py::int_(both)) : py::cast(std::move(row.end))));
-    }
-    return py::make_tuple(rows, stalls);
+    return std::make_unique<Noted>(Noted{std::move(collectives), std::move(stalls)});
   }
 
   void collective(size_t index, const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
@@ -241,9 +293,9 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
     try {
       const auto future = work.getFuture();
-      step_->watch(future, row.end);
+      row.end->watch(future);
       // uses_future=false: it is not looked at, so no stream is switched for the callback.
-      future->addCallback([end = row.end](Future&) { end->stamp(End::FUTURE); }, /*uses_future=*/false);
+      future->addCallback([end = row.end](Future&) { end->called_back(); }, /*uses_future=*/false);
     } catch (const std::exception&) {
       const std::lock_guard<std::mutex> held(groups_mutex_);
       group.futureless[index] = true;
@@ -271,7 +323,13 @@ void Kernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torc
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   pybind11::class_<End, std::shared_ptr<End>>(module, "End")
-      .def("both", &End::both);
+      .def("ended", [](const End& end) -> std::optional<std::pair<int64_t, const char*>> {
+        const int64_t both = end.both();
+        if (both == 0) {
+          return std::nullopt;
+        }
+        return std::make_pair(End::moment_ns(both), End::source(both) == End::WAIT ? "wait" : "future");
+      });
   pybind11::class_<Operator>(module, "Operator")
       .def(
           pybind11::init<std::string, int64_t, std::optional<int64_t>, bool, bool, bool>(),
@@ -286,6 +344,36 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("open", &Tap::open)
       .def("close", &Tap::close)
       .def("begin", &Tap::begin)
-      .def("settle", &Tap::settle)
       .def("end", &Tap::end);
+  pybind11::class_<Noted>(module, "Noted").def("rows", &rows_of);
+  module.def("issued_by", &issued_by);
+
+  using aorta::Ranges;
+  pybind11::class_<aorta::Passes>(module, "Passes").def("rows", &passes_of);
+  pybind11::class_<Ranges, std::shared_ptr<Ranges>>(module, "Ranges")
+      .def(pybind11::init([](const Tap& tap) { return std::make_shared<Ranges>(tap.step()); }))
+      .def("begin", &Ranges::begin)
+      .def("end", &Ranges::end)
+      .def("look", &Ranges::look)
+      .def("ignore", &Ranges::ignore)
+      .def("add_block", &Ranges::add_block)
+      .def("before_forward", [](std::shared_ptr<Ranges> ranges, size_t block) {
+        return aorta::hook<aorta::before_forward>("before_forward", std::move(ranges), block);
+      })
+      .def("after_forward", [](std::shared_ptr<Ranges> ranges, size_t block) {
+        return aorta::hook<aorta::after_forward>("after_forward", std::move(ranges), block);
+      })
+      .def("after_watched_forward", [](std::shared_ptr<Ranges> ranges) {
+        return aorta::hook<aorta::after_watched_forward>("after_watched_forward", std::move(ranges));
+      });
+
+  using aorta::Spans;
+  pybind11::class_<Spans>(module, "Spans");
+  module.def("pairs", [](const Spans& spans) { return spans.all; });
+  module.def("lane", &aorta::lane);
+  module.def("unite", &aorta::unite);
+  module.def("intersect", &aorta::intersect);
+  module.def("subtract", &aorta::subtract);
+  module.def("measure", &aorta::measure);
+  module.def("tile", &aorta::tile);
 }
