@@ -1,7 +1,7 @@
 """The compiled operations on intervals, for the window of a live step.
 
 Enters: `build.load`'s module. Leaves: an `Algebra` that gives what `overlap.PAIRS` gives, for nanoseconds that fit in
-int64 (tests/timeline/test_compiled.py). Must not: define a metric.
+int64 (tests/instrument/test_native_algebra.py). Must not: define a metric.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -367,13 +366,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         return aorta::hook<aorta::after_watched_forward>("after_watched_forward", std::move(ranges));
       });
 
-  using aorta::Spans;
-  pybind11::class_<Spans>(module, "Spans");
-  module.def("pairs", [](const Spans& spans) { return spans.all; });
-  module.def("lane", &aorta::lane);
-  module.def("unite", &aorta::unite);
-  module.def("intersect", &aorta::intersect);
-  module.def("subtract", &aorta::subtract);
-  module.def("measure", &aorta::measure);
-  module.def("tile", &aorta::tile);
+  aorta::define_algebra(module);
 }

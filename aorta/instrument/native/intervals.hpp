@@ -1,13 +1,12 @@
 // The algebra of `aorta/timeline/intervals.py`, compiled: the operations that `overlap.measure_window` is made of.
 //
 // Enters: lists of (start, end) pairs of Python. Leaves: `Spans`, opaque to Python, equal to what `intervals` gives for the
-// same pairs (tests/timeline/test_compiled.py). Must not: know what an interval stands for, or what a metric is.
+// same pairs (tests/instrument/test_native_algebra.py). Must not: know what an interval stands for, or what a metric is.
 
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -58,8 +57,46 @@ inline Spans merged(std::vector<Interval> any) {
   return spans;
 }
 
+// Spans as Python sees them, and functions of them. A step takes some thirty calls: they go past pybind11, whose own part
+// of each is several times that of the algebra.
+struct SpansObject {
+  PyObject_HEAD
+  Spans spans;
+};
+
+inline PyTypeObject* spans_type = nullptr;
+
+inline PyObject* given(Spans spans) {
+  auto* object = PyObject_New(SpansObject, spans_type);
+  if (object == nullptr) {
+    throw py::error_already_set();
+  }
+  new (&object->spans) Spans(std::move(spans));
+  return reinterpret_cast<PyObject*>(object);
+}
+
+inline bool are_spans(PyObject* value) { return Py_TYPE(value) == spans_type; }
+
+inline const Spans& spans_of(PyObject* value) {
+  if (!are_spans(value)) {
+    throw py::type_error("not what lane, union, intersect or subtract gave");
+  }
+  return reinterpret_cast<SpansObject*>(value)->spans;
+}
+
+template <typename F>
+void each(PyObject* values, F&& look) {
+  const auto items = py::reinterpret_steal<py::object>(PySequence_Fast(values, "not a sequence or an iterable"));
+  if (!items) {
+    throw py::error_already_set();
+  }
+  for (Py_ssize_t at = 0; at < PySequence_Fast_GET_SIZE(items.ptr()); ++at) {
+    look(PySequence_Fast_GET_ITEM(items.ptr(), at));
+  }
+}
+
 // The parts of any intervals that lie inside the window.
-inline Spans lane(const py::object& raw, const std::pair<int64_t, int64_t>& window) {
+inline Spans lane(PyObject* raw, const Interval& window) {
   std::vector<Interval> inside;
   const auto clip = [&](const Interval& span) {
     if (span.second < span.first) {
@@ -70,28 +107,22 @@ inline Spans lane(const py::object& raw, const std::pair<int64_t, int64_t>& wind
       inside.push_back(cut);
     }
   };
-  if (py::isinstance<Spans>(raw)) {
-    for (const Interval& span : raw.cast<const Spans&>().all) {
+  if (are_spans(raw)) {
+    for (const Interval& span : spans_of(raw).all) {
       clip(span);
     }
   } else {
-    const auto items =
-        py::reinterpret_steal<py::object>(PySequence_Fast(raw.ptr(), "intervals are a sequence or an iterable"));
-    if (!items) {
-      throw py::error_already_set();
-    }
-    for (Py_ssize_t at = 0; at < PySequence_Fast_GET_SIZE(items.ptr()); ++at) {
-      clip(pair_of(PySequence_Fast_GET_ITEM(items.ptr(), at)));
-    }
+    each(raw, [&](PyObject* span) { clip(pair_of(span)); });
   }
   return merged(std::move(inside));
 }
 
-inline Spans unite(const std::vector<const Spans*>& parts) {
+inline Spans unite(PyObject* parts) {
   std::vector<Interval> any;
-  for (const Spans* part : parts) {
-    any.insert(any.end(), part->all.begin(), part->all.end());
-  }
+  each(parts, [&](PyObject* part) {
+    const auto& spans = spans_of(part).all;
+    any.insert(any.end(), spans.begin(), spans.end());
+  });
   return merged(std::move(any));
 }
 
@@ -135,13 +166,26 @@ inline int64_t measure(const Spans& spans) {
   return length;
 }
 
+inline py::list pairs(const Spans& spans) {
+  py::list rows(spans.all.size());
+  for (size_t at = 0; at < spans.all.size(); ++at) {
+    rows[at] = py::make_tuple(spans.all[at].first, spans.all[at].second);
+  }
+  return rows;
+}
+
 // Stretches of the window in which the set of active lanes does not change: (start, end, mask), in order.
-inline py::list tile(const std::pair<int64_t, int64_t>& window, const std::map<int, const Spans*>& lanes) {
+inline py::list tile(const Interval& window, PyObject* lanes) {
+  if (!PyDict_Check(lanes)) {
+    throw py::type_error("lanes are a dict of bit -> spans");
+  }
   std::vector<std::pair<int64_t, uint64_t>> edges{{window.first, 0}, {window.second, 0}};
-  for (const auto& [bit, lane] : lanes) {
-    for (const Interval& span : lane->all) {
-      edges.emplace_back(span.first, uint64_t{1} << bit);
-      edges.emplace_back(span.second, uint64_t{1} << bit);
+  PyObject *bit = nullptr, *lane = nullptr;
+  for (Py_ssize_t at = 0; PyDict_Next(lanes, &at, &bit, &lane);) {
+    const uint64_t mask = uint64_t{1} << integer(bit);
+    for (const Interval& span : spans_of(lane).all) {
+      edges.emplace_back(span.first, mask);
+      edges.emplace_back(span.second, mask);
     }
   }
   std::sort(edges.begin(), edges.end());
@@ -168,6 +212,67 @@ inline py::list tile(const std::pair<int64_t, int64_t>& window, const std::map<i
     rows[at] = py::make_tuple(tiles[at].start, tiles[at].end, tiles[at].mask);
   }
   return rows;
+}
+
+// A function of the module: `count` arguments by position; no exception leaves it as one of C++.
+template <Py_ssize_t count, PyObject* (*function)(PyObject* const*)>
+PyObject* call(PyObject* /*module*/, PyObject* const* arguments, Py_ssize_t given_count) {
+  try {
+    if (given_count != count) {
+      throw py::type_error("wrong number of arguments");
+    }
+    return function(arguments);
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const py::builtin_exception& error) {
+    error.set_error();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+inline PyObject* call_lane(PyObject* const* taken) { return given(lane(taken[0], pair_of(taken[1]))); }
+inline PyObject* call_unite(PyObject* const* taken) { return given(unite(taken[0])); }
+inline PyObject* call_intersect(PyObject* const* taken) {
+  return given(intersect(spans_of(taken[0]), spans_of(taken[1])));
+}
+inline PyObject* call_subtract(PyObject* const* taken) {
+  return given(subtract(spans_of(taken[0]), spans_of(taken[1])));
+}
+inline PyObject* call_measure(PyObject* const* taken) { return PyLong_FromLongLong(measure(spans_of(taken[0]))); }
+inline PyObject* call_tile(PyObject* const* taken) { return tile(pair_of(taken[0]), taken[1]).release().ptr(); }
+inline PyObject* call_pairs(PyObject* const* taken) { return pairs(spans_of(taken[0])).release().ptr(); }
+
+inline void free_spans(PyObject* self) {
+  PyTypeObject* const type = Py_TYPE(self);
+  reinterpret_cast<SpansObject*>(self)->spans.~Spans();
+  PyObject_Free(self);
+  Py_DECREF(type);
+}
+
+template <Py_ssize_t count, PyObject* (*function)(PyObject* const*)>
+PyMethodDef method(const char* name) {
+  return {name, reinterpret_cast<PyCFunction>(&call<count, function>), METH_FASTCALL, nullptr};
+}
+
+inline void define_algebra(py::module_& module) {
+  static PyType_Slot slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(&free_spans)}, {0, nullptr}};
+  static PyType_Spec spec{
+      "aorta.Spans", sizeof(SpansObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+  spans_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  static PyMethodDef methods[] = {
+      method<2, call_lane>("lane"),
+      method<1, call_unite>("unite"),
+      method<2, call_intersect>("intersect"),
+      method<2, call_subtract>("subtract"),
+      method<1, call_measure>("measure"),
+      method<2, call_tile>("tile"),
+      method<1, call_pairs>("pairs"),
+      {nullptr, nullptr, 0, nullptr}};
+  if (spans_type == nullptr || PyModule_AddFunctions(module.ptr(), methods) != 0) {
+    throw py::error_already_set();
+  }
 }
 
 }  // namespace aorta
