@@ -76,6 +76,10 @@ class Loop:
         number, self.steps_done = self.steps_done, self.steps_done + 1
         self.step_of_training.run(self._batches, StepFacts(0, number, number, lr=0.0, warmup=False))
 
+    def unrecorded(self) -> None:
+        """One step of the training, without the recorder."""
+        self.step_of_training.unrecorded(self._batches)
+
     def finish(self) -> None:
         """Write the last steps and take everything off."""
         self.instrument.recorder.finish()

@@ -6,7 +6,7 @@ have arrived: hooks go behind FSDP's own. Must not: change a tensor, or touch th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import nn
 from aorta.instrument.clock import Clock, Mark
 
 
-@dataclass
+@dataclass(slots=True)
 class Range:
     """One pass of one block, between two marks; `end` is None while it is open."""
 
@@ -46,34 +46,36 @@ class BlockRanges:
         gradient of its inputs; a block whose inputs need none (an embedding) closes when the backward pass has run.
         """
         forward: list[Range] = []
+        clock = self._clock
+
+        def last_gradient(_gradient: torch.Tensor) -> None:
+            if name in self._backward:
+                self._backward.pop(name).end = clock.mark()
+
+        def open_backward(_gradient: Any) -> None:
+            self._open_backward(name)
 
         def before_forward(_module: nn.Module, args: Any, kwargs: Any) -> None:
-            inputs = list(needing_gradient((args, kwargs)))
-            left = [len(inputs)]
-
-            def input_gradient(_gradient: torch.Tensor) -> None:
-                left[0] -= 1
-                if left[0] == 0 and name in self._backward:
-                    self._backward.pop(name).end = self._clock.mark()
-
-            for tensor in inputs:
-                tensor.register_hook(input_gradient)  # type: ignore[no-untyped-call]
+            inputs = needing_gradient(args)
+            if kwargs:
+                inputs += needing_gradient(kwargs)
+            if inputs:
+                closes = last_gradient if len(inputs) == 1 else _last_of(len(inputs), last_gradient)
+                for tensor in inputs:
+                    tensor.register_hook(closes)  # type: ignore[no-untyped-call]
             forward.append(self._opened(name, "forward"))
 
-        def after_forward(_module: nn.Module, _args: Any, _output: Any) -> None:
-            forward.pop().end = self._clock.mark()
-
-        def prepare_backward(_module: nn.Module, _args: Any, output: Any) -> None:
+        def after_forward(_module: nn.Module, _args: Any, output: Any) -> None:
+            forward.pop().end = clock.mark()
             for tensor in needing_gradient(output):
-                # Before its node, and so behind all hooks of the tensor, whenever they were put on: FSDP1 waits for the
+                # Before its node, and so behind all hooks of the tensor, whenever they were put on: FSDP waits for the
                 # block's parameters in one that comes later than this (R5).
                 before = tensor.register_hook if tensor.grad_fn is None else tensor.grad_fn.register_prehook
-                before(lambda _gradient: self._open_backward(name))
+                before(open_backward)
 
         self._handles += [
             block.register_forward_pre_hook(before_forward, with_kwargs=True),
             block.register_forward_hook(after_forward, prepend=True),
-            block.register_forward_hook(prepare_backward),
         ]
 
     def backward_ran(self) -> None:
@@ -98,13 +100,24 @@ class BlockRanges:
             self._backward[name] = self._opened(name, "backward")
 
 
-def needing_gradient(values: Any) -> Iterator[torch.Tensor]:
+def needing_gradient(values: Any) -> list[torch.Tensor]:
     """Tensors in nested containers that a backward pass will reach."""
     if isinstance(values, torch.Tensor):
-        if values.requires_grad:
-            yield values
-    elif isinstance(values, dict):
-        yield from needing_gradient(list(values.values()))
-    elif isinstance(values, list | tuple):
-        for item in values:
-            yield from needing_gradient(item)
+        return [values] if values.requires_grad else []
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, list | tuple):
+        return []
+    return [tensor for value in values for tensor in needing_gradient(value)]
+
+
+def _last_of(count: int, reached: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    """A hook of `count` gradients, which hands on the last of them."""
+    left = [count]
+
+    def came(gradient: torch.Tensor) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            reached(gradient)
+
+    return came

@@ -23,16 +23,18 @@ from aorta.instrument.device_collectives import DeviceTap
 from aorta.instrument.fabric import Fabric
 from aorta.instrument.issued import Group
 from aorta.instrument.links import DeviceLink, HostLinks, StreamSleep
-from aorta.instrument.native.build import compiled
+from aorta.instrument.native.algebra import compiled_algebra
+from aorta.instrument.native.build import compiled, load
 from aorta.instrument.native.device_tap import NativeDeviceClock, NativeDeviceTap
+from aorta.instrument.native.ranges import NativeEnds, NativeRanges
 from aorta.instrument.native.tap import NativeTap
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.reading import StepReader
-from aorta.instrument.recorder import StepRecorder
+from aorta.instrument.recorder import TOGETHER, StepRecorder
 from aorta.instrument.seam import Handler, Seam, all_groups, issued_by
 from aorta.instrument.streams import DeviceStreams
 from aorta.telemetry.schema import ClockReading, InstrumentMode, Step
-from aorta.timeline.overlap import Unseen
+from aorta.timeline.overlap import PAIRS, Unseen
 
 SWITCH_INTERVAL_S = 1e-4
 """How long a backend's completion callback may wait for the interpreter lock before the training thread must hand it
@@ -50,7 +52,8 @@ class Instrument:
         sink: takes finished steps in order.
         stream_priority: of dedicated streams on an accelerator; None: that of the stream a collective was issued on.
         fabric: delays collectives as another network would; None = the real one.
-        native: on a CPU, the compiled tap where it has been built (`native.build`).
+        native: the compiled parts where they have been built (`native.build`), which notice collectives and blocks
+            and measure steps.
 
     Raises:
         InstrumentError: this torch lacks what the interception needs.
@@ -71,21 +74,32 @@ class Instrument:
     ) -> None:
         module, _ = compiled(device, wanted=native and mode != "off", emulated=fabric is not None)
         clock = NativeDeviceClock(module, device) if module and device.type != "cpu" else clock_for(device)
+        built = load()[0] if native else None
+        counted = issued_by if built is None else built.issued_by
         self.groups: dict[str, Group] = {}
         self.recorder = StepRecorder(
             clock,
-            StepReader(clock, rank, world_size, self.groups, anchor),
-            lambda: {id(group): issued_by(group) for group in all_groups()},
+            StepReader(
+                clock, rank, world_size, self.groups, anchor, PAIRS if built is None else compiled_algebra(built)
+            ),
+            lambda: {id(group): counted(group) for group in all_groups()},
             sink,
+            together=TOGETHER,
         )
         self._device, self.clock, self._mode = device, clock, mode
-        self._ranges = BlockRanges(clock, self.recorder.on_range)
-        self._blocks: list[tuple[str, nn.Module]] = []
-        # DDP waits for its collectives behind the last node, on futures in C++ where no handle of ours is asked.
-        self._endings = BackwardEnds(clock, self._ranges.backward_ran, self.recorder.on_backward_tail)
-        self._outputs: list[nn.Module] = []
         # The tap outlives a pause: it counts collectives, and holds on to those that are under way.
         self._tap = None if mode == "off" else self._make_tap(device, stream_priority, fabric, module)
+        self._blocks: list[tuple[str, nn.Module]] = []
+        self._outputs: list[nn.Module] = []
+        self._ranges: BlockRanges | NativeRanges
+        # DDP waits for its collectives behind the last node, on futures in C++ where no handle of ours is asked.
+        self._endings: BackwardEnds | NativeEnds
+        if isinstance(self._tap, NativeTap):
+            self._ranges = self._tap.ranges
+            self._endings = NativeEnds(self._ranges)
+        else:
+            self._ranges = BlockRanges(clock, self.recorder.on_range)
+            self._endings = BackwardEnds(clock, self._ranges.backward_ran, self.recorder.on_backward_tail)
         self._seam: Looking | None = None
         self._switch_interval_s = sys.getswitchinterval()
         if self._tap is None:
@@ -110,11 +124,13 @@ class Instrument:
         if self._seam is None:
             yield
             return
+        self.recorder.catch_up()  # what was seen is read and written before, what was not seen behind it
         self._look_away()
         self.recorder.unseen = Unseen("the instrument was paused: nothing was looked at", compute=True)
         try:
             yield
         finally:
+            self.recorder.catch_up()
             self.recorder.unseen = None
             self._look()
 
@@ -182,25 +198,17 @@ class Instrument:
         clock, recorder = self.clock, self.recorder
         dedicated = self._mode == "dedicated"
         if isinstance(clock, NativeDeviceClock):
-            recorder.quiet_tap = NativeDeviceTap(
-                module,
-                clock,
-                self.groups,
-                recorder.on_issue,
-                recorder.on_stall,
-                recorder.on_wait,
-                device,
-                dedicated=dedicated,
-                priority=stream_priority,
+            recorder.quiet_tap = on_device = NativeDeviceTap(
+                module, clock, self.groups, recorder.on_wait, device, dedicated=dedicated, priority=stream_priority
             )
-            return recorder.quiet_tap
+            return on_device
         if module is not None:
-            recorder.quiet_tap = NativeTap(module, self.groups, recorder.on_issue, recorder.on_stall)
-            return recorder.quiet_tap
+            recorder.quiet_tap = tap = NativeTap(module, self.groups)
+            return tap
         links = None if fabric is None else HostLinks(fabric)
         if device.type == "cpu":
             return HostTap(clock, self.groups, recorder.on_issue, recorder.on_stall, links)
-        on_device = DeviceTap(
+        from_python = DeviceTap(
             clock,
             self.groups,
             recorder.on_issue,
@@ -212,5 +220,5 @@ class Instrument:
             links=links,
             device_link=None if fabric is None else DeviceLink(fabric, [device], StreamSleep(device)),
         )
-        recorder.on_begin = on_device.begin
-        return on_device
+        recorder.on_begin = from_python.begin
+        return from_python

@@ -20,7 +20,7 @@ class Lanes:
 
     def start_ns(self, issue_ns: int, end_ns: int) -> int:
         """Start of the next collective in order, and take its lane until `end_ns`."""
-        lane = min(range(len(self._free_at_ns)), key=self._free_at_ns.__getitem__)
-        start = min(max(issue_ns, self._free_at_ns[lane]), end_ns)
-        self._free_at_ns[lane] = end_ns
+        free_at_ns = min(self._free_at_ns)
+        start = min(max(issue_ns, free_at_ns), end_ns)
+        self._free_at_ns[self._free_at_ns.index(free_at_ns)] = end_ns
         return start

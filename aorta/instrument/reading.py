@@ -7,8 +7,9 @@ itself (that is `aorta.timeline`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from aorta.instrument.clock import Clock, Mark
 from aorta.instrument.compute import Range
@@ -27,8 +28,11 @@ from aorta.telemetry.schema import (
     Stall,
     Step,
 )
-from aorta.timeline.intervals import Interval, clip, intersect, merge
-from aorta.timeline.overlap import Unseen, measure_window
+from aorta.timeline.intervals import Interval
+from aorta.timeline.overlap import PAIRS, Algebra, Unseen, measure_lanes
+
+Pass: TypeAlias = tuple[str, str, int, int]
+"""A range that has been read: its block, its phase, and from when to when, in nanoseconds of the clock."""
 
 _NO_TRAINING = "a comm_only step trains nothing"
 
@@ -45,9 +49,22 @@ class StepFacts:
     phase: Phase = "train"
 
 
-@dataclass
+@dataclass(frozen=True)
+class Told:
+    """What was noted down of a step without Python. `passes` are ranges of blocks, read already; `ranges` are not."""
+
+    collectives: list[Issued] = field(default_factory=list)
+    stalls: list[tuple[Mark, Mark]] = field(default_factory=list)
+    passes: list[Pass] = field(default_factory=list)
+    tails: list[tuple[Mark, Mark]] = field(default_factory=list)
+    ranges: list[Range] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class OpenStep:
-    """One step's marks, while it is under way or not yet read; `unseen` says why it is not looked at, if it is not."""
+    """One step's marks, while it is under way or not yet read; `unseen` says why it is not looked at, if it is not.
+    `tell` has more of them, if anything was noted down without Python.
+    """
 
     facts: StepFacts
     start: Mark
@@ -61,9 +78,21 @@ class OpenStep:
     tails: list[tuple[Mark, Mark]] = field(default_factory=list)
     waits: list[tuple[Mark, Mark]] = field(default_factory=list)
     compute: list[Range] = field(default_factory=list)
+    passes: list[Pass] = field(default_factory=list)
     aux: list[Range] = field(default_factory=list)
     loss: Scalar | None = None
     grad_norm: Scalar | None = None
+    tell: Callable[[], Told] | None = None
+
+    def hear(self) -> None:
+        """Take in what was noted down without Python."""
+        if self.tell is not None:
+            told, self.tell = self.tell(), None
+            self.collectives += told.collectives
+            self.stalls += told.stalls
+            self.passes += told.passes
+            self.tails += told.tails
+            self.compute += told.ranges
 
 
 class StepReader:
@@ -74,6 +103,7 @@ class StepReader:
         rank, world_size: of this process.
         groups: process groups seen so far, by name (kept up to date by the tap).
         anchor: places MONOTONIC in wall-clock time.
+        algebra: what the window is measured with; every one gives the same.
     """
 
     def __init__(
@@ -83,9 +113,10 @@ class StepReader:
         world_size: int,
         groups: Mapping[str, Group],
         anchor: ClockReading,
+        algebra: Algebra[Iterable[Interval], Any] = PAIRS,
     ) -> None:
         self._clock, self._rank, self._world_size = clock, rank, world_size
-        self._groups, self._anchor = groups, anchor
+        self._groups, self._anchor, self._algebra = groups, anchor, algebra
         self._lanes: dict[str, Lanes] = {}
         self._communicators: dict[str, tuple[int | None, int, int]] = {}
         self._spilling: list[tuple[str, Interval]] = []
@@ -98,19 +129,24 @@ class StepReader:
         window = (start_ns, end_ns)
         rows = [self._row(issued, start_ns) for issued in step.collectives]
         comm = self._communication(rows, window)
-        compute = self._ranges(step.compute)
+        compute = [*self._ranges(step.compute), *step.passes]
         aux = self._ranges(step.aux)
-        everywhere = merge(span for spans in comm.values() for span in spans)
+        algebra = self._algebra
+        stalls = algebra.lane(self._spans(step.stalls), window)
         waits = self._spans(step.waits)
         # A strategy's ending that waits by itself, in calls that are seen, does other work between them.
         tails = [tail for tail in self._spans(step.tails) if not any(tail[0] <= begin <= tail[1] for begin, _ in waits)]
-        stalls = merge([*self._spans(step.stalls), *intersect(merge([*tails, *waits]), everywhere)])
-        overlap = measure_window(
+        if tails or waits:
+            everywhere = algebra.lane([span for spans in comm.values() for span in spans], window)
+            stalls = algebra.union([stalls, algebra.intersect(algebra.lane([*tails, *waits], window), everywhere)])
+        overlap, _ = measure_lanes(
+            algebra,
             window,
-            compute=[(low, high) for _, low, high in compute],
+            compute=[(low, high) for _, _, low, high in compute],
             comm=comm,
             stalls=stalls,
-            aux=[(low, high) for _, low, high in aux],
+            aux=[(low, high) for _, _, low, high in aux],
+            tiled=True,
         )
         coverage = self._coverage(step, rows)
         unseen = step.unseen
@@ -154,38 +190,38 @@ class StepReader:
             concurrency=dict.fromkeys(("mean", "max")) if unseen else {**overlap.concurrency()},
             coverage=coverage,
             active_segments=[
-                ActiveSegment(part.start_ns - start_ns, part.end_ns - start_ns, part.streams)
-                for part in (() if blind else overlap.segments)
+                ActiveSegment(low - start_ns, high - start_ns, streams)
+                for low, high, streams in (() if blind else overlap.tiles)
             ],
             collectives=rows,
             compute=[
-                ComputeRange(span.block, span.phase, low - start_ns, high - start_ns) for span, low, high in compute
+                ComputeRange(block, phase, low - start_ns, high - start_ns) for block, phase, low, high in compute
             ],
-            stalls=[Stall(low - start_ns, high - start_ns) for low, high in clip(stalls, window)],
-            aux=[AuxRange(span.block, low - start_ns, high - start_ns) for span, low, high in aux],
+            stalls=[Stall(low - start_ns, high - start_ns) for low, high in algebra.pairs(stalls)],
+            aux=[AuxRange(name, low - start_ns, high - start_ns) for name, _, low, high in aux],
             phase=step.facts.phase,
             reasons=reasons,
         )
 
     def _row(self, issued: Issued, origin_ns: int) -> Collective:
-        start_ns, end_ns = self._read(issued.start), self._read(issued.end)
+        issue_ns, start_ns, end_ns = issued.issue_ns, self._read(issued.start), self._read(issued.end)
         if end_ns is not None:
             issued.alive = None
-        if start_ns is None and end_ns is not None:
-            lanes = self._lanes.setdefault(issued.group, Lanes(self._groups[issued.group].lanes))
-            start_ns = lanes.start_ns(issued.issue_ns, end_ns)
-        if issued.communicator is not None and start_ns is not None and end_ns is not None:
-            start_ns = self._in_turn(issued.communicator, issued.launch, start_ns, end_ns)
+            if start_ns is None:
+                start_ns = self._lanes_of(issued.group).start_ns(issue_ns, end_ns)
+            elif issued.communicator is not None:
+                start_ns = self._in_turn(issued.communicator, issued.launch, start_ns, end_ns)
+            end_ns -= origin_ns
         return Collective(
-            kind=issued.kind,
-            group=issued.group,
-            seq=issued.seq,
-            bytes=issued.bytes,
-            dtype=issued.dtype,
-            issue_ns=issued.issue_ns - origin_ns,
-            start_ns=None if start_ns is None else start_ns - origin_ns,
-            end_ns=None if end_ns is None else end_ns - origin_ns,
-            end_source=issued.end_source,
+            issued.kind,
+            issued.group,
+            issued.seq,
+            issued.bytes,
+            issued.dtype,
+            issue_ns - origin_ns,
+            None if start_ns is None else start_ns - origin_ns,
+            end_ns,
+            issued.end_source,
         )
 
     def _in_turn(self, communicator: str, launch: int | None, start_ns: int, end_ns: int) -> int:
@@ -195,6 +231,11 @@ class StepReader:
             before_ns = free_at_ns
         self._communicators[communicator] = (launch, before_ns, max(free_at_ns, end_ns))
         return min(max(start_ns, before_ns), end_ns)
+
+    def _lanes_of(self, group: str) -> Lanes:
+        if group not in self._lanes:
+            self._lanes[group] = Lanes(self._groups[group].lanes)
+        return self._lanes[group]
 
     def _communication(self, rows: list[Collective], window: Interval) -> dict[str, list[Interval]]:
         """Kind -> absolute intervals that touch this window, those that began in an earlier step included."""
@@ -238,9 +279,9 @@ class StepReader:
             total += after - before
         return total
 
-    def _ranges(self, spans: list[Range]) -> list[tuple[Range, int, int]]:
-        read = [(span, self._read(span.start), self._read(span.end)) for span in spans]
-        return [(span, low, high) for span, low, high in read if low is not None and high is not None]
+    def _ranges(self, spans: list[Range]) -> list[Pass]:
+        read = [(span.block, span.phase, self._read(span.start), self._read(span.end)) for span in spans]
+        return [(block, phase, low, high) for block, phase, low, high in read if low is not None and high is not None]
 
     def _spans(self, marks: list[tuple[Mark, Mark]]) -> list[Interval]:
         read = [(self._read(begin), self._read(end)) for begin, end in marks]
@@ -248,8 +289,8 @@ class StepReader:
 
     def _read(self, mark: Mark | None) -> int | None:
         """Read a mark for the last time; its event goes back to the pool once it has happened."""
-        if mark is None:
-            return None
+        if mark is None or type(mark) is int:  # the host's clock: its own reading, whatever the clock of the run
+            return mark
         value = self._clock.read_ns(mark)
         if value is not None:
             self._clock.release(mark)

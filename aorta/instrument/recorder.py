@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Protocol
 
 from aorta.instrument.clock import Clock, Mark
 from aorta.instrument.compute import Range
 from aorta.instrument.issued import Issued
-from aorta.instrument.reading import OpenStep, StepFacts, StepReader
+from aorta.instrument.reading import OpenStep, StepFacts, StepReader, Told
 from aorta.instrument.scalars import Scalar
 from aorta.telemetry.schema import Step
 from aorta.timeline.overlap import Unseen
@@ -24,21 +24,46 @@ from aorta.timeline.overlap import Unseen
 MAX_STEPS_LATE = 8
 """Steps that may stay unread for a collective that does not end; then coverage says what is missing."""
 
+TOGETHER = 8
+"""Steps read at once in a run. The model empties the processor's caches, so that most of what reading one step costs is
+fetching the code that reads it: the steps that follow cost a half to a third (docs/measurements.md)."""
+
+LOOK_AFTER_S = 1.0
+"""A run that is killed loses no more than the steps of about this long; a step that takes longer is read at once."""
+
 FINISH_GRACE_S = 2.0
 """How long the last steps are waited for once the device has nothing left to do."""
 
 
 class QuietTap(Protocol):
-    """Notices collectives and stalls while a step runs, and tells of them behind it (`native.tap`)."""
+    """Notices collectives, stalls and passes while a step runs, and tells of them behind it (`native.tap`)."""
 
     def begin(self) -> None:
         """Note down what happens from here on."""
 
-    def settle(self) -> None:
-        """The training thread goes on because collectives are over."""
+    def end(self) -> Callable[[], Told]:
+        """Note down nothing more; the answer tells what happened since `begin`."""
 
-    def end(self) -> None:
-        """Tell `on_issue` and `on_stall`, and note down nothing more."""
+    def abandon(self) -> None:
+        """Note down nothing more, and forget what happened since `begin`."""
+
+
+class _Aux:
+    """A range of work that is neither compute nor communication, in the step that was under way when it began."""
+
+    __slots__ = ("_clock", "_name", "_span", "_step")
+
+    def __init__(self, clock: Clock, step: OpenStep | None, name: str) -> None:
+        self._clock, self._step, self._name = clock, step, name
+
+    def __enter__(self) -> None:
+        if self._step is not None:
+            self._span = Range(self._name, "aux", self._clock.mark())
+            self._step.aux.append(self._span)
+
+    def __exit__(self, *_how: object) -> None:
+        if self._step is not None:
+            self._span.end = self._clock.mark()
 
 
 class StepRecorder:
@@ -49,11 +74,12 @@ class StepRecorder:
         reader: makes a line of a step's marks.
         issued_by_backends: identity of each process group -> how many collectives its backend counted (R8).
         sink: takes finished steps in order.
+        together: so many steps are read at once, or what there is when the last look is `LOOK_AFTER_S` ago.
 
     Attributes:
         unseen: why the steps that begin now are not looked at; None when they are.
         on_begin: called when a step begins, on the thread and the stream that train.
-        quiet_tap: if any, notices collectives without Python; it tells of them when it is asked.
+        quiet_tap: if any, notices collectives and blocks without Python; it tells of them when it is asked.
         steps_written: how many the sink has got.
     """
 
@@ -63,6 +89,7 @@ class StepRecorder:
         reader: StepReader,
         issued_by_backends: Callable[[], dict[int, int | None]],
         sink: Callable[[Step], None],
+        together: int = 1,
     ) -> None:
         self._clock, self._reader = clock, reader
         self._issued_by_backends, self._sink = issued_by_backends, sink
@@ -71,7 +98,7 @@ class StepRecorder:
         self.unseen: Unseen | None = None
         self.quiet_tap: QuietTap | None = None
         self.on_begin: Callable[[], None] = lambda: None
-        self._captured = 0
+        self._captured, self._together, self._looked_s = 0, together, time.monotonic()
         self.steps_written = 0
 
     # --- while a step runs -------------------------------------------------------------------------------------------
@@ -103,30 +130,21 @@ class StepRecorder:
         done.captured = self._captured
         done.end, done.issued_after = self._clock.mark(), self._issued_by_backends()
         if self.quiet_tap is not None:
-            self.quiet_tap.end()
+            done.tell = self.quiet_tap.end()
         self._unread.append(done)
         self._current = None
-        self._read_what_happened()
+        if len(self._unread) >= self._together or time.monotonic() - self._looked_s > LOOK_AFTER_S:
+            self.catch_up()
 
     def abandon(self) -> None:
         """The step that is under way, if any, is not recorded."""
         abandoned, self._current = self._current, None
         if abandoned is not None and self.quiet_tap is not None:
-            self.quiet_tap.end()
+            self.quiet_tap.abandon()
 
-    @contextmanager
-    def aux(self, name: str) -> Iterator[None]:
+    def aux(self, name: str) -> AbstractContextManager[None]:
         """Work that is neither compute nor communication."""
-        step = self._current
-        if step is None:
-            yield
-            return
-        span = Range(name, "aux", self._clock.mark())
-        step.aux.append(span)
-        try:
-            yield
-        finally:
-            span.end = self._clock.mark()
+        return _Aux(self._clock, self._current, name)
 
     def on_issue(self, issued: Issued) -> None:
         """A collective is about to be issued."""
@@ -163,8 +181,6 @@ class StepRecorder:
         if self._current is None:
             return
         self._current.tails.append((begin, end))
-        if self.quiet_tap is not None:
-            self.quiet_tap.settle()
         for issued in self._current.collectives:
             # The training thread goes on because they are done; their callbacks may still wait for the interpreter.
             if issued.has_completed is not None and issued.has_completed():
@@ -197,16 +213,24 @@ class StepRecorder:
         while self._unread and self._readable(self._unread[0], late=True):
             self._write(self._unread.popleft())
 
-    def _read_what_happened(self) -> None:
+    def catch_up(self) -> None:
+        """Write the steps that have happened."""
+        self._looked_s = time.monotonic()
         while self._unread and self._readable(self._unread[0], late=len(self._unread) > MAX_STEPS_LATE):
             self._write(self._unread.popleft())
 
     def _readable(self, step: OpenStep, *, late: bool) -> bool:
         """The step has ended on the device, and so have its collectives, unless it is too late to wait for those."""
-        for issued in step.collectives:
-            issued.look()
-        ends = [step.end] if late else [step.end, *(issued.end for issued in step.collectives)]
-        return all(end is not None and self._clock.read_ns(end) is not None for end in ends)
+        step.hear()
+        if not self._happened(step.end):
+            return False
+        ended = True
+        for issued in step.collectives:  # all are asked, so that an end is known as soon as it can be
+            ended &= issued.look() and self._happened(issued.end)
+        return ended or late
+
+    def _happened(self, mark: Mark | None) -> bool:
+        return mark is not None and ((type(mark) is int and mark > 0) or self._clock.read_ns(mark) is not None)
 
     def _write(self, step: OpenStep) -> None:
         self._sink(self._reader.line(step))

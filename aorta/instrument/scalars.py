@@ -6,20 +6,21 @@ import torch
 
 
 class Scalar:
-    """A copy of a one-element tensor.
+    """The value of a one-element tensor, as it is now.
 
     On CUDA/HIP it is copied to page-locked memory in the current stream; `read` must come after that point of the
     stream is known to have been passed (the recorder reads a step only after its end mark).
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        value = tensor.detach()
-        if value.device.type == "cpu":
-            self._copy = value.clone()
+        self._copy: torch.Tensor | None = None
+        if tensor.is_cpu:
+            self._value = float(tensor.item())
         else:
+            value = tensor.detach()
             self._copy = torch.empty_like(value, device="cpu", pin_memory=True)
             self._copy.copy_(value, non_blocking=True)
 
     def read(self) -> float:
         """The value."""
-        return float(self._copy)
+        return self._value if self._copy is None else float(self._copy)

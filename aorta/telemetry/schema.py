@@ -3,7 +3,8 @@
 Every line is a JSON object tagged by `record`. Dense parts are arrays of rows whose columns are the fields of the
 `array_like` structs below, in that order; the header repeats the column names, so a file explains itself.
 Offsets inside a step are integer nanoseconds after that step's `start_mono_ns`. Unknown is null with a reason in
-`reasons`, never 0. Must not: compute a metric (that is `aorta.timeline`).
+`reasons`, never 0. Rows of numbers and words cannot be part of a cycle, so the garbage collector is not told of them
+(`gc=False`): a run makes a hundred in every step. Must not: compute a metric (that is `aorta.timeline`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ClockReading(msgspec.Struct, frozen=True):
     uncertainty_ns: int
 
 
-class Collective(msgspec.Struct, array_like=True, frozen=True):
+class Collective(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One collective on one rank. `start_ns` is the later of its issue and the end of the one before it on its link;
     `start_ns - issue_ns` is the time it was queued. `seq` counts per (group, rank) from 0; sends and receives, in which
     not every rank takes part, are each counted by themselves. `bytes` is the full array (all-to-all: one rank's send
@@ -58,7 +59,7 @@ class Collective(msgspec.Struct, array_like=True, frozen=True):
     end_source: EndSource | None
 
 
-class ComputeRange(msgspec.Struct, array_like=True, frozen=True):
+class ComputeRange(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One pass of one block. `phase` is "forward" or "backward"; stalls inside it are not yet taken out."""
 
     block: str
@@ -67,14 +68,14 @@ class ComputeRange(msgspec.Struct, array_like=True, frozen=True):
     end_ns: int
 
 
-class Stall(msgspec.Struct, array_like=True, frozen=True):
+class Stall(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A stretch in which the compute stream (on a CPU the training thread) stood blocked on a collective."""
 
     start_ns: int
     end_ns: int
 
 
-class AuxRange(msgspec.Struct, array_like=True, frozen=True):
+class AuxRange(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Work that is neither compute nor communication: data, clipping, optimizer, loss read."""
 
     name: str
@@ -107,7 +108,7 @@ class DeviceTelemetry(msgspec.Struct, frozen=True):
     problem: str | None = None
 
 
-class ActiveSegment(msgspec.Struct, array_like=True, frozen=True):
+class ActiveSegment(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A stretch in which the set of active lanes does not change; bit i of `streams` is `Header.streams[i]`.
     The segments of a step tile its window.
     """

@@ -6,9 +6,11 @@ for the same intervals (tests/timeline/test_columns.py). Must not: define a metr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from aorta.timeline import arrays
 from aorta.timeline.arrays import Spans
-from aorta.timeline.intervals import Interval
+from aorta.timeline.intervals import Interval, Tile
 from aorta.timeline.overlap import Algebra
 
 
@@ -16,10 +18,17 @@ def _lane(raw: Spans, window: Interval) -> Spans:
     return arrays.merge(arrays.clip(raw, window))
 
 
-COLUMNS: Algebra[Spans, Spans] = Algebra(_lane, arrays.union, arrays.intersect, arrays.subtract, arrays.measure)
+def _tile(window: Interval, lanes: Mapping[int, Spans]) -> list[Tile]:
+    stretches, masks = arrays.tile(window, lanes)
+    return list(zip(stretches.start.tolist(), stretches.end.tolist(), masks.tolist(), strict=True))
+
+
+COLUMNS: Algebra[Spans, Spans] = Algebra(
+    _lane, arrays.union, arrays.intersect, arrays.subtract, arrays.measure, _tile, arrays.pairs
+)
 """Raw intervals as columns."""
 
 MERGED_COLUMNS: Algebra[Spans, Spans] = Algebra(
-    arrays.cut, arrays.union, arrays.intersect, arrays.subtract, arrays.measure
+    arrays.cut, arrays.union, arrays.intersect, arrays.subtract, arrays.measure, _tile, arrays.pairs
 )
 """Lanes that were merged once, for many windows of one trace: clipping a merged lane leaves it merged."""

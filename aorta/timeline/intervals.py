@@ -6,12 +6,14 @@ Enters: any iterable of `(start, end)` pairs, in any order. Leaves: sorted, disj
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from aorta.errors import IntervalError
 
 Interval: TypeAlias = tuple[int, int]
+Tile: TypeAlias = tuple[int, int, int]
+"""`(start, end, mask)`: a stretch, and which lanes are active in it."""
 
 
 def merge(intervals: Iterable[Interval]) -> list[Interval]:
@@ -24,7 +26,7 @@ def merge(intervals: Iterable[Interval]) -> list[Interval]:
     last_start, last_end = 0, None
     for start, end in sorted(intervals):
         if end < start:
-            raise _inverted(start, end)
+            raise inverted(start, end)
         if end == start:
             continue
         if last_end is not None and start <= last_end:
@@ -81,7 +83,7 @@ def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
     inside: list[Interval] = []
     for start, end in intervals:
         if end < start:
-            raise _inverted(start, end)
+            raise inverted(start, end)
         start, end = max(start, low), min(end, high)
         if start < end:
             inside.append((start, end))
@@ -93,5 +95,31 @@ def measure(merged: Iterable[Interval]) -> int:
     return sum(end - start for start, end in merged)
 
 
-def _inverted(start: int, end: int) -> IntervalError:
+def tile(window: Interval, lanes: Mapping[int, Iterable[Interval]]) -> list[Tile]:
+    """Stretches of the window in which the set of active lanes does not change, and that set as a mask.
+
+    Args:
+        lanes: bit -> merged intervals inside the window. The stretches are contiguous, idle ones included.
+    """
+    edges: dict[int, int] = {window[0]: 0, window[1]: 0}
+    for bit, lane in lanes.items():
+        mask = 1 << bit
+        for start, end in lane:
+            edges[start] = edges.get(start, 0) ^ mask
+            edges[end] = edges.get(end, 0) ^ mask
+    tiles: list[Tile] = []
+    active, begun = 0, window[0]
+    for now in sorted(edges):
+        if toggled := edges[now]:
+            if now > begun:
+                tiles.append((begun, now, active))
+                begun = now
+            active ^= toggled
+    if window[1] > begun:
+        tiles.append((begun, window[1], active))
+    return tiles
+
+
+def inverted(start: int, end: int) -> IntervalError:
+    """What every implementation of this algebra says of an interval that ends before it starts."""
     return IntervalError(f"interval [{start}, {end}) ends before it starts; an end must be >= its start")

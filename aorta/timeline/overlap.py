@@ -8,14 +8,15 @@ milliseconds of the record. Must not: know where intervals came from.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
 
 from aorta.timeline import intervals
 from aorta.timeline.classes import ALWAYS_SHOWN, AUX, COMPUTE, COPY, KINDS, STREAMS, UNKNOWN_KIND
-from aorta.timeline.intervals import Interval
+from aorta.timeline.intervals import Interval, Tile
 
 NS_PER_MS = 1_000_000
+_BIT = {lane: bit for bit, lane in enumerate(STREAMS)}
 Raw = TypeVar("Raw")
 Merged = TypeVar("Merged")
 
@@ -30,16 +31,14 @@ _NOT_OBSERVED = {
 OF_UNKNOWN_KIND = "communication of unknown kind in this window: what is known of each kind is a lower bound"
 
 
-@dataclass(frozen=True)
-class KindOverlap:
+class KindOverlap(NamedTuple):
     """Union time of one kind of collective, and the part of it that lies inside compute, in ns."""
 
     total_ns: int
     hidden_ns: int
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """A stretch of the window in which the set of active lanes does not change. Bits follow `classes.STREAMS`."""
 
     start_ns: int
@@ -71,7 +70,12 @@ class Overlap:
     stall_ns: int | None
     kinds: Mapping[str, KindOverlap] = field(default_factory=dict)
     unknown_kind_ns: int = 0
-    segments: tuple[Segment, ...] = ()
+    tiles: Sequence[Tile] = ()
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The tiles of the window, by name."""
+        return tuple(Segment(*tile) for tile in self.tiles)
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -146,17 +150,18 @@ class Overlap:
 
     def concurrency(self) -> dict[str, float]:
         """Time-weighted mean and the maximum of the number of lanes active at once; 0 for an empty window."""
-        weighted = sum((part.end_ns - part.start_ns) * part.streams.bit_count() for part in self.segments)
+        lanes_ns = self.compute_ns + (self.copy_ns or 0) + (self.aux_ns or 0)
+        lanes_ns += sum(part.total_ns for part in self.kinds.values())
         return {
-            "mean": weighted / self.window_ns if self.window_ns else 0.0,
-            "max": float(max((part.streams.bit_count() for part in self.segments), default=0)),
+            "mean": lanes_ns / self.window_ns if self.window_ns else 0.0,
+            "max": float(max((lanes.bit_count() for lanes in {lanes for _, _, lanes in self.tiles}), default=0)),
         }
 
 
 @dataclass(frozen=True)
 class Algebra(Generic[Raw, Merged]):
-    """The operations that the definition of a window needs, on whatever holds the intervals. `lane` clips raw
-    intervals to a window and merges them; the others take and give merged ones.
+    """The operations that the definition of a window needs, on whatever holds the intervals. `lane` clips raw intervals
+    to a window and merges them; the others take merged ones. `tile` is `intervals.tile`, `pairs` is for who reads them.
     """
 
     lane: Callable[[Raw, Interval], Merged]
@@ -164,6 +169,8 @@ class Algebra(Generic[Raw, Merged]):
     intersect: Callable[[Merged, Merged], Merged]
     subtract: Callable[[Merged, Merged], Merged]
     measure: Callable[[Merged], int]
+    tile: Callable[[Interval, Mapping[int, Merged]], list[Tile]]
+    pairs: Callable[[Merged], list[Interval]]
 
 
 def _lane(spans: Iterable[Interval], window: Interval) -> list[Interval]:
@@ -175,7 +182,7 @@ def _union(parts: Sequence[list[Interval]]) -> list[Interval]:
 
 
 PAIRS: Algebra[Iterable[Interval], list[Interval]] = Algebra(
-    _lane, _union, intervals.intersect, intervals.subtract, intervals.measure
+    _lane, _union, intervals.intersect, intervals.subtract, intervals.measure, intervals.tile, list
 )
 """Lists of `(start, end)` pairs: exact for integers of any size, and quick for the few intervals of a live step."""
 
@@ -190,8 +197,7 @@ def measure_window(
     copy: Iterable[Interval] | None = None,
 ) -> Overlap:
     """Measure one window of a live step, segments included. Arguments and errors as `measure_lanes`."""
-    measured, lanes = measure_lanes(PAIRS, window, compute=compute, comm=comm, stalls=stalls, aux=aux, copy=copy)
-    return replace(measured, segments=tuple(_segments(window, lanes)))
+    return measure_lanes(PAIRS, window, compute=compute, comm=comm, stalls=stalls, aux=aux, copy=copy, tiled=True)[0]
 
 
 def measure_lanes(
@@ -204,6 +210,7 @@ def measure_lanes(
     stalls: Raw | None = None,
     aux: Raw | None = None,
     copy: Raw | None = None,
+    tiled: bool = False,
 ) -> tuple[Overlap, dict[str, Merged]]:
     """Measure one window: the definition. Also gives the lanes as they were measured, by name.
 
@@ -216,6 +223,7 @@ def measure_lanes(
         stalls: when the compute stream (on a CPU the training thread) stood blocked on a collective.
         aux: optimizer, clipping, loss read, data. copy: memory copies and fills. Each of these three is None where
             nobody looks for it.
+        tiled: with the tiles of the window, which cost as much as all the rest.
 
     Raises:
         IntervalError: the window or an interval ends before it starts.
@@ -252,28 +260,10 @@ def measure_lanes(
         stall_ns=None if stalls is None else total(stalled),
         kinds={kind: KindOverlap(total(lanes[kind]), total(common(lanes[kind], lanes[COMPUTE]))) for kind in comm},
         unknown_kind_ns=total(lanes[UNKNOWN_KIND]) if UNKNOWN_KIND in lanes else 0,
+        tiles=algebra.tile(window, {_BIT[name]: lanes[name] for name in lanes.keys() & _BIT}) if tiled else (),
     )
     return measured, lanes
 
 
 def _ms(length_ns: int | None) -> float | None:
     return None if length_ns is None else length_ns / NS_PER_MS
-
-
-def _segments(window: Interval, lanes: Mapping[str, list[Interval]]) -> list[Segment]:
-    """Tile the window: sorted, contiguous, first to last nanosecond, idle stretches included."""
-    edges: dict[int, int] = {window[0]: 0, window[1]: 0}
-    for bit, lane in enumerate(STREAMS):
-        for start, end in lanes.get(lane, ()):
-            edges[start] = edges.get(start, 0) ^ (1 << bit)
-            edges[end] = edges.get(end, 0) ^ (1 << bit)
-    tiles: list[Segment] = []
-    active, before = 0, window[0]
-    for now in sorted(edges):
-        if now > before and (not tiles or tiles[-1].streams != active):
-            tiles.append(Segment(before, now, active))
-        elif now > before:
-            tiles[-1] = Segment(tiles[-1].start_ns, now, active)
-        active ^= edges[now]
-        before = now
-    return tiles

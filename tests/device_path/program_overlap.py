@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.simulated import device as simulated
 
 from aorta.instrument.native.build import load
 from aorta.launch.process_group import process_group
@@ -20,6 +19,7 @@ from aorta.launch.topology import Topology, read_topology
 from aorta.telemetry.schema import Step
 from tests.device_path.witness import truth_of
 from tests.loop import Loop
+from tests.simulated import device as simulated
 
 SHAPE = (
     "training.device=cuda",

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.simulated import device as simulated
 
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
 from aorta.telemetry.clock import read_clocks
 from aorta.telemetry.schema import InstrumentMode, Step
 from tests.device_path.witness import truth_of
+from tests.simulated import device as simulated
 
 ELEMENTS = 4096
 COMPUTE_NS = 40_000

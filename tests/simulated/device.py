@@ -97,9 +97,7 @@ def defaults() -> None:
     load.native().default_settings()
 
 
-def lengths(
-    *, operators: Mapping[str, tuple[int, float]] | None = None, **classes: tuple[int, float]
-) -> None:
+def lengths(*, operators: Mapping[str, tuple[int, float]] | None = None, **classes: tuple[int, float]) -> None:
     """How long operators take: (fixed ns, ns per KiB written).
 
     Args:

@@ -25,9 +25,7 @@ from aorta.errors import ToolMissing
 from aorta.telemetry.schema import InstrumentMode
 
 SOURCE: Final = Path(__file__).with_name("host_tap.cpp")
-HEADERS: Final = tuple(
-    SOURCE.with_name(name) for name in ("device.hpp", "device_clock.hpp", "host_clock.hpp", "step.hpp")
-)
+HEADERS: Final = tuple(sorted(SOURCE.parent.glob("*.hpp")))
 BUILD_COMMAND: Final = "python -m aorta.instrument.native"
 
 

@@ -91,6 +91,7 @@ class Device {
         compute_(clock_->current()) {}
 
   DeviceClock& clock() { return *clock_; }
+  const std::shared_ptr<DeviceClock>& shared_clock() const { return clock_; }
   bool dedicated() const { return dedicated_; }
   c10::Stream current() const { return clock_->current(); }
   bool computes() const { return current() == compute_; }

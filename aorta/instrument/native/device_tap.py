@@ -14,8 +14,10 @@ import torch.distributed as dist
 
 from aorta.instrument.clock import Mark
 from aorta.instrument.collectives import Looking
+from aorta.instrument.compute import Range
 from aorta.instrument.issued import Group, Issued
 from aorta.instrument.native.tap import NativeTap
+from aorta.instrument.reading import Told
 from aorta.instrument.seam import Coalescing, Watches, counts_point_to_point, orders_streams
 from aorta.instrument.streams import DeviceStreams, StreamWaits
 from aorta.telemetry.schema import DeviceClockFacts
@@ -62,8 +64,6 @@ class NativeDeviceTap(NativeTap):
         module: Any,
         clock: NativeDeviceClock,
         groups: dict[str, Group],
-        on_issue: Callable[[Issued], None],
-        on_stall: Callable[[Mark, Mark], None],
         on_wait: Callable[[Mark, Mark], None],
         device: torch.device,
         *,
@@ -72,7 +72,8 @@ class NativeDeviceTap(NativeTap):
     ) -> None:
         self._streams, self._device, self._clock, self._on_wait = DeviceStreams(device), device, clock, on_wait
         compiled = module.Device(clock.compiled, dedicated, priority, self._streams.priority)
-        super().__init__(module, groups, on_issue, on_stall, compiled)
+        super().__init__(module, groups, compiled)
+        self._on_captured: Callable[[], None] = lambda: None
 
     def open(self, device: torch.device, on_captured: Callable[[], None]) -> Looking:
         self._on_captured = on_captured
@@ -84,17 +85,27 @@ class NativeDeviceTap(NativeTap):
         self._streams.compute = self._streams.current()
         super().begin()
 
-    def end(self) -> None:
+    def end(self) -> Callable[[], Told]:
         if self._tap is not None:
             for _ in range(self._tap.take_captured()):
                 self._on_captured()
-        super().end()
+        return super().end()
 
-    def _tell_end(self, issued: Issued, end: Any) -> None:
-        if not isinstance(end, tuple):
-            super()._tell_end(issued, end)
+    def abandon(self) -> None:
+        if self._tap is not None:
+            self._tap.let_go(self._tap.end())
+            self.ranges.forget()
+
+    def _with_passes(self, collectives: list[Issued], stalls: list[tuple[Mark, Mark]], noted: Any) -> Told:
+        passes, tails = self.ranges.told(noted)
+        ranges = [Range(block, phase, start or None, end or None) for block, phase, start, end in passes]
+        return Told(collectives, stalls, [], tails, ranges)
+
+    def _tell_end(self, issued: Issued, source: Any) -> None:
+        if not isinstance(source, tuple):
+            super()._tell_end(issued, source)
             return
-        start, issued.end, issued.launch, own_communicator = end
+        start, issued.end, issued.launch, own_communicator = source
         issued.start, issued.end_source = start or None, "event" if issued.end else None
         issued.end = issued.end or None
         issued.communicator = None if own_communicator else issued.group

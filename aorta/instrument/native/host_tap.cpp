@@ -5,6 +5,8 @@
 // and when its caller stood waiting, for Python to take once a step. Must not: touch a Python object on a backend's
 // thread; wait for a backend's work more than once, or without being asked.
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -23,6 +25,8 @@
 #include <torch/library.h>
 
 #include "device.hpp"
+#include "intervals.hpp"
+#include "ranges.hpp"
 #include "step.hpp"
 
 namespace {
@@ -96,6 +100,70 @@ class Label {
   std::optional<at::RecordFunction> scope_;
 };
 
+// Of one step, once it is over.
+struct Noted {
+  std::vector<Collective> collectives;
+  aorta::Stalls stalls;
+};
+
+// (operator, group, seq, bytes, dtype, issue_ns, waiters, end_ns, source) of each collective, and (begin, end) of each
+// stall, in nanoseconds. Where an end is not known yet it is none, and the source is what will know it. Of a collective
+// on a device the end is none, and the source (start mark, end mark, launch, whether it has a communicator of its own).
+py::tuple rows_of(const Noted& noted) {
+  const std::array<py::str, 2> sources{py::str("future"), py::str("wait")};
+  std::unordered_map<std::string, py::str> groups;
+  py::list rows(noted.collectives.size());
+  for (size_t at = 0; at < noted.collectives.size(); ++at) {
+    const Collective& row = noted.collectives[at];
+    const int64_t both = row.span ? 0 : row.end->both();
+    rows[at] = py::make_tuple(
+        row.op,
+        groups.try_emplace(row.group, row.group).first->second,
+        row.seq,
+        row.bytes,
+        row.dtype,
+        row.issue_ns,
+        row.waiters,
+        both != 0 ? py::object(py::int_(End::moment_ns(both))) : py::none(),
+        row.span    ? py::object(py::make_tuple(
+                          row.span->start, row.span->end, row.span->launch, row.span->own_communicator))
+        : both != 0 ? py::object(sources[End::source(both)])
+                    : py::cast(row.end));
+  }
+  return py::make_tuple(rows, noted.stalls);
+}
+
+// (block, backward, start, end) of each pass that ended (on a device, of each), and (begin, end) of each ending of a backward pass.
+py::tuple passes_of(const aorta::Passes& passes) {
+  py::list rows;
+  for (const aorta::Pass& pass : passes.all) {
+    if (pass.end_ns != 0 || pass.start_ns < 0) {
+      rows.append(py::make_tuple(pass.block, pass.backward, pass.start_ns, pass.end_ns));
+    }
+  }
+  return py::make_tuple(rows, passes.tails);
+}
+
+// How many collectives the group's backends themselves have counted, as `seam.issued_by`; none where one keeps no count.
+std::optional<uint64_t> issued_by(const c10::intrusive_ptr<ProcessGroup>& group) {
+  try {
+    std::vector<const c10d::Backend*> backends;
+    uint64_t sum = 0;
+    for (const c10::Device& device : group->getDeviceTypes()) {
+      const auto backend = group->getBackend(device.type());
+      if (std::find(backends.begin(), backends.end(), backend.get()) == backends.end()) {
+        backends.push_back(backend.get());
+        sum += backend->getSequenceNumberForGroup();
+      }
+    }
+    return sum;
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  } catch (const std::runtime_error&) {
+    return std::nullopt;
+  }
+}
+
 class Tap;
 
 // Between the dispatcher's BackendSelect key and the backend, for one operator.
@@ -148,38 +216,40 @@ class Tap : public std::enable_shared_from_this<Tap> {
 
   void close() { library_.reset(); }
 
+  const std::shared_ptr<Step>& step() const { return step_; }
+  std::shared_ptr<DeviceClock> clock() const { return device_ ? device_->shared_clock() : nullptr; }
+
   void begin() {
     if (device_) {
       device_->begin();
     }
+    let_go(*end());  // of a step that was abandoned
     step_->begin();
   }
   // How many collectives were left to the capture of a graph since the last call.
   int64_t take_captured() { return captured_.exchange(0); }
-  void settle() { step_->settle(); }
 
-  // (operator, group, seq, bytes, dtype, issue_ns, waiters, end) of each collective on the host, and (begin, end) of each
-  // stall, in nanoseconds. An end is a number where it is known (see End), else what will know it: objects cost the reader
-  // most. Of one on a device the end is (start mark, end mark, launch, whether it has a communicator of its own).
-  py::tuple end() {
+  // What happened since `begin`; nothing more is noted down. Python is told of it when there is time (`rows_of`).
+  std::unique_ptr<Noted> end() {
     auto [collectives, stalls] = step_->end();
-    py::list rows;
-    for (Collective& row : collectives) {
-      const int64_t both = row.span ? 0 : row.end->both();
-      rows.append(py::make_tuple(
-          row.op,
-          row.group,
-          row.seq,
-          row.bytes,
-          row.dtype,
-          row.issue_ns,
-          row.waiters,
-          row.span    ? py::object(py::make_tuple(
-                            row.span->start, row.span->end, row.span->launch, row.span->own_communicator))
-          : both != 0 ? py::object(py::int_(both))
-                      : py::cast(std::move(row.end))));
+    return std::make_unique<Noted>(Noted{std::move(collectives), std::move(stalls)});
+  }
+
+  // Give the marks of what nobody will read back to the clock.
+  void let_go(const Noted& noted) {
+    if (!device_) {
+      return;
     }
-    return py::make_tuple(rows, stalls);
+    for (const Collective& row : noted.collectives) {
+      if (row.span) {
+        device_->clock().release(row.span->start);
+        device_->clock().release(row.span->end);
+      }
+    }
+    for (const auto& [begin, end] : noted.stalls) {
+      device_->clock().release(begin);
+      device_->clock().release(end);
+    }
   }
 
   void collective(size_t index, const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
@@ -462,9 +532,9 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
     try {
       const auto future = work.getFuture();
-      step_->watch(future, row.end);
+      row.end->watch(future);
       // uses_future=false: it is not looked at, so no stream is switched for the callback.
-      future->addCallback([end = row.end](Future&) { end->stamp(End::FUTURE); }, /*uses_future=*/false);
+      future->addCallback([end = row.end](Future&) { end->called_back(); }, /*uses_future=*/false);
     } catch (const std::exception&) {
       const std::lock_guard<std::mutex> held(groups_mutex_);
       group.futureless[index] = true;
@@ -496,7 +566,13 @@ void Kernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torc
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   pybind11::class_<End, std::shared_ptr<End>>(module, "End")
-      .def("both", &End::both);
+      .def("ended", [](const End& end) -> std::optional<std::pair<int64_t, const char*>> {
+        const int64_t both = end.both();
+        if (both == 0) {
+          return std::nullopt;
+        }
+        return std::make_pair(End::moment_ns(both), End::source(both) == End::WAIT ? "wait" : "future");
+      });
   pybind11::class_<Operator>(module, "Operator")
       .def(
           pybind11::init<
@@ -547,9 +623,32 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("open", &Tap::open)
       .def("close", &Tap::close)
       .def("begin", &Tap::begin)
+      .def("let_go", &Tap::let_go)
       .def("take_captured", &Tap::take_captured)
       .def("batch_begins", &Tap::batch_begins, Unlocked())
       .def("batch_ends", &Tap::batch_ends, Unlocked())
-      .def("settle", &Tap::settle)
       .def("end", &Tap::end);
+  pybind11::class_<Noted>(module, "Noted").def("rows", &rows_of);
+  module.def("issued_by", &issued_by);
+
+  using aorta::Ranges;
+  pybind11::class_<aorta::Passes>(module, "Passes").def("rows", &passes_of);
+  pybind11::class_<Ranges, std::shared_ptr<Ranges>>(module, "Ranges")
+      .def(pybind11::init([](const Tap& tap) { return std::make_shared<Ranges>(tap.step(), tap.clock()); }))
+      .def("begin", &Ranges::begin)
+      .def("end", &Ranges::end)
+      .def("look", &Ranges::look)
+      .def("ignore", &Ranges::ignore)
+      .def("add_block", &Ranges::add_block)
+      .def("before_forward", [](std::shared_ptr<Ranges> ranges, size_t block) {
+        return aorta::hook<aorta::before_forward>("before_forward", std::move(ranges), block);
+      })
+      .def("after_forward", [](std::shared_ptr<Ranges> ranges, size_t block) {
+        return aorta::hook<aorta::after_forward>("after_forward", std::move(ranges), block);
+      })
+      .def("after_watched_forward", [](std::shared_ptr<Ranges> ranges) {
+        return aorta::hook<aorta::after_watched_forward>("after_watched_forward", std::move(ranges));
+      });
+
+  aorta::define_algebra(module);
 }

@@ -36,9 +36,38 @@ class End {
   }
   // Twice the moment, and the source in the last bit; 0 until it is known.
   int64_t both() const { return both_.load(std::memory_order_acquire); }
+  static int64_t moment_ns(int64_t both) { return both >> 1; }
+  static Source source(int64_t both) { return (both & 1) != 0 ? WAIT : FUTURE; }
+
+  // Looked at by `settle` until it has called back.
+  void watch(const c10::intrusive_ptr<Future>& future) {
+    const std::lock_guard<std::mutex> held(mutex_);
+    future_ = c10::weak_intrusive_ptr<Future>(future);
+  }
+
+  // The future called back. It is let go of here: even a weak hold on it keeps its value, and so the collective's tensors.
+  void called_back() {
+    stamp(FUTURE);
+    const std::lock_guard<std::mutex> held(mutex_);
+    future_.reset();
+  }
+
+  // A future wakes those who wait before it calls back.
+  void settle() {
+    c10::intrusive_ptr<Future> alive;  // let go of behind the lock
+    {
+      const std::lock_guard<std::mutex> held(mutex_);
+      alive = future_.lock();
+    }
+    if (alive && alive->completed()) {
+      stamp(FUTURE);
+    }
+  }
 
  private:
   std::atomic<int64_t> both_{0};
+  std::mutex mutex_;
+  c10::weak_intrusive_ptr<Future> future_{c10::intrusive_ptr<Future>()};
 };
 
 // Of a collective on a device: marks of its start and end (0: none), and which launch it was part of, if a batch's.
@@ -70,14 +99,12 @@ class Step {
     const std::lock_guard<std::mutex> held(mutex_);
     collectives_.clear();
     stalls_.clear();
-    under_way_.clear();
     open_ = true;
   }
 
   std::pair<std::vector<Collective>, Stalls> end() {
     const std::lock_guard<std::mutex> held(mutex_);
     open_ = false;
-    under_way_.clear();
     return {std::exchange(collectives_, {}), std::exchange(stalls_, {})};
   }
 
@@ -103,20 +130,12 @@ class Step {
     }
   }
 
-  void watch(const c10::intrusive_ptr<Future>& future, const std::shared_ptr<End>& end) {
-    const std::lock_guard<std::mutex> held(mutex_);
-    if (open_) {
-      under_way_.emplace_back(c10::weak_intrusive_ptr<Future>(future), end);
-    }
-  }
-
-  // A future wakes those who wait before it calls back: who goes on because collectives are over says so here.
+  // The caller goes on because collectives are over: those that are end here at the latest.
   void settle() {
     const std::lock_guard<std::mutex> held(mutex_);
-    for (const auto& [future, end] : under_way_) {
-      const auto alive = future.lock();
-      if (alive && alive->completed()) {
-        end->stamp(End::FUTURE);
+    for (const Collective& row : collectives_) {
+      if (row.end->both() == 0) {
+        row.end->settle();
       }
     }
   }
@@ -126,7 +145,6 @@ class Step {
   bool open_ = false;
   std::vector<Collective> collectives_;
   Stalls stalls_;
-  std::vector<std::pair<c10::weak_intrusive_ptr<Future>, std::shared_ptr<End>>> under_way_;
 };
 
 // Stands for the backend's work, and remembers when its caller stood waiting.

@@ -1,12 +1,14 @@
 """The compiled tap: collectives of CPU tensors, timed without the interpreter, and handed over once a step.
 
-Enters: `build.load`'s module. Leaves: `Issued` rows and stalls, in the order in which they happened. Must not: be on
+Enters: `build.load`'s module. Leaves: `Issued` rows and stalls, and passes of blocks (`ranges`), in the order in which
+they happened. Must not: be on
 the path of a collective (but once for each process group).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -15,26 +17,12 @@ import torch.distributed as dist
 from aorta.instrument.clock import Mark
 from aorta.instrument.collectives import ENQUEUE_NS, Looking, dtype_name, group_seen
 from aorta.instrument.issued import Group, Issued
+from aorta.instrument.native.ranges import NativeRanges
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
+from aorta.instrument.reading import Told
 from aorta.instrument.seam import check_torch, counts_point_to_point
-from aorta.telemetry.schema import EndSource
 
 _CPU = torch.device("cpu")
-
-
-def ended(both: int) -> tuple[int, EndSource]:
-    """When a collective ended, and who noticed, of the number in which the compiled tap keeps the two."""
-    return both >> 1, "wait" if both & 1 else "future"
-
-
-class Completion:
-    """Of a collective that was under way when it was handed over."""
-
-    def __init__(self, end: Any) -> None:
-        self._end = end
-
-    def ended(self) -> tuple[int, EndSource] | None:
-        return ended(both) if (both := self._end.both()) else None
 
 
 class NativeTap:
@@ -43,8 +31,6 @@ class NativeTap:
     Args:
         module: of `build.load`.
         groups: filled with every process group as it is first seen, by name.
-        on_issue: given each collective, in issue order. on_stall: given two marks between which the caller waited.
-            Both are called from `end` only.
         device: the module's, for a run on an accelerator.
 
     Raises:
@@ -55,12 +41,10 @@ class NativeTap:
         self,
         module: Any,
         groups: dict[str, Group],
-        on_issue: Callable[[Issued], None],
-        on_stall: Callable[[Mark, Mark], None],
         device: Any | None = None,
     ) -> None:
         check_torch()
-        self._groups, self._on_issue, self._on_stall = groups, on_issue, on_stall
+        self._groups = groups
         self._counts_point_to_point: dict[str, bool] = {}
         here = offered()
         self._operators = tuple(here.values())
@@ -81,6 +65,7 @@ class NativeTap:
             for name, operator in here.items()
         ]
         self._tap: Any = module.Tap(operators, ENQUEUE_NS, self._saw, device)
+        self.ranges = NativeRanges(module, self._tap)
 
     def open(self, _device: torch.device, _on_captured: Callable[[], None]) -> Looking:
         """Look at every collective until the answer is closed. There is no capture on a CPU."""
@@ -91,35 +76,40 @@ class NativeTap:
         """Note down what happens from here on."""
         if self._tap is not None:
             self._tap.begin()
+            self.ranges.begin()
 
-    def settle(self) -> None:
-        """The caller goes on because collectives are over: those that are end here at the latest."""
-        if self._tap is not None:
-            self._tap.settle()
-
-    def end(self) -> None:
-        """Give what happened since `begin` to the callbacks, and note down nothing more; nothing once it is closed."""
+    def end(self) -> Callable[[], Told]:
+        """Note down nothing more; the answer tells what happened since `begin`. Nothing once it is closed."""
         if self._tap is None:
-            return
-        rows, stalls = self._tap.end()
-        for number, group, seq, size, dtype, issue_ns, waiters, end in rows:
-            operator = self._operators[number]
-            alone = operator.point_to_point
-            named = None if dtype is None else dtype_name(dtype)
-            issued = Issued(operator.kind, group, seq, size, named, issue_ns, None if alone else seq, waiters=waiters)
-            if alone:
-                issued.counted = self._counts_point_to_point[group]
-            if isinstance(end, int):
-                issued.end, issued.end_source = ended(end)
-            else:
-                self._tell_end(issued, end)
-            self._on_issue(issued)
-        for begin_ns, end_ns in stalls:
-            self._on_stall(begin_ns, end_ns)
+            return Told
+        return partial(self._told, self._tap.end(), self.ranges.end())
 
-    def _tell_end(self, issued: Issued, end: Any) -> None:
-        """Of a collective that has not ended yet, as far as is known."""
-        issued.completion = Completion(end)
+    def abandon(self) -> None:
+        """Note down nothing more, and forget what happened since `begin`."""
+        self.end()
+
+    def _told(self, noted: Any, passes: Any) -> Told:
+        rows, stalls = noted.rows()
+        collectives, operators = [], self._operators
+        for number, group, seq, size, dtype, issue_ns, waiters, end_ns, source in rows:
+            operator = operators[number]
+            name = None if dtype is None else dtype_name(dtype)
+            if end_ns is None:
+                issued = Issued(operator.kind, group, seq, size, name, issue_ns, seq, None, None, None, waiters)
+                self._tell_end(issued, source)
+            else:
+                issued = Issued(operator.kind, group, seq, size, name, issue_ns, seq, None, end_ns, source, waiters)
+            if operator.point_to_point:
+                issued.number, issued.counted = None, self._counts_point_to_point[group]
+            collectives.append(issued)
+        return self._with_passes(collectives, stalls, passes)
+
+    def _with_passes(self, collectives: list[Issued], stalls: list[tuple[Mark, Mark]], noted: Any) -> Told:
+        return Told(collectives, stalls, *self.ranges.told(noted))
+
+    def _tell_end(self, issued: Issued, source: Any) -> None:
+        """Of a collective whose end is not known yet."""
+        issued.completion = source
 
     def close(self) -> None:
         """No collective will pass any more: let go of the compiled half, which knows this one."""

@@ -1,0 +1,193 @@
+"""What the instrumentation costs a step, to a fifth of a per cent: `python -m tests.benchmarks.instrument_share`.
+
+Regime: that of `instrument_cost` (two gloo ranks, the engine's own step of the ranking workload, steps of 100 ms or
+more), but what is compared is what both ranks' processes spent on a step, of all their threads: instructions where the
+kernel counts them, and processor time. Neither sees who else has the cores; processor time does see who else fills
+caches and shares a physical core, so it is compared between neighbours. Inside one launch two arms take turns:
+
+    off on off'   off on off'  ...      off: paused, and no recorder; on: everything, the record written to a file
+
+in blocks of three steps, of which the first is dropped (caches after the change). A ratio is that of an `on` block to
+the mean of its neighbours, so that drift cancels; the figure is the trimmed mean of all (a fifth at either end), with
+the standard error of a bootstrap over them. off'/off, its order turned over every other time, is the A/A. Steps are
+read several at once (`recorder.TOGETHER`), which would be in one block of four: reading and writing are counted where
+they happen, left out of their block, and added by the step.
+
+On a CPU `observe` and `dedicated` are the same code (`Instrument` makes the same tap for both), so one is run unless
+`--modes` says otherwise.
+
+Prints one JSON object last; exit 1 when a ratio is above 1.01, or its standard error above 0.002: then the machine was
+too busy for the figure to mean anything. Both are asked of instructions where they are counted, else of processor time.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from aorta.instrument.recorder import TOGETHER
+from aorta.launch.process_group import process_group
+from aorta.launch.topology import read_topology
+from aorta.telemetry.writer import RecordWriter
+from tests.benchmarks import plans
+from tests.benchmarks.counters import Counters
+from tests.benchmarks.instrument_cost import CPU, WORDS
+from tests.loop import Loop
+
+MEASURED = 2
+"""Steps of a block, behind one that is dropped."""
+TRIMMED = 0.2
+WHAT = ("cpu_ns", "instructions")
+RATIO, ERROR = 1.01, 0.002
+
+
+class Spent:
+    """Of this process, apart from what was spent reading and writing the record."""
+
+    def __init__(self, loop: Loop, counters: Counters) -> None:
+        self._loop, self._counters = loop, counters
+        self.reading = np.zeros(2, np.int64)
+        self._recorder = loop.instrument.recorder
+        self._catch_up: Callable[[], None] = self._recorder.catch_up
+        self._recorder.catch_up = self._counted_catch_up  # type: ignore[method-assign]
+
+    def on(self) -> Any:
+        """A recorded step, without what was read and written at its end."""
+        before, reading = self._now(), self.reading.copy()
+        self._loop.step()
+        return self._now() - before - (self.reading - reading)
+
+    def off(self) -> Any:
+        """A step of the training alone; the instrument is paused."""
+        before = self._now()
+        self._loop.unrecorded()
+        return self._now() - before
+
+    def _now(self) -> Any:
+        return np.array(self._counters.read())
+
+    def _counted_catch_up(self) -> None:
+        # In a run that is never paused that many are read at once.
+        if len(self._recorder._unread) >= TOGETHER:
+            before = self._now()
+            self._catch_up()
+            self.reading += self._now() - before
+
+
+def worker(words: Any) -> dict[str, Any]:
+    """One rank of one launch: of each triple and block what a step of both ranks spent, and what reading one did."""
+    counters, topology = Counters(), read_topology()
+    with process_group(topology, CPU, 300), tempfile.TemporaryDirectory() as folder:
+        writer = RecordWriter(Path(folder) / "record.jsonl", topology.rank)
+        chosen = [word.format(strategy=words.strategy) for word in WORDS]
+        chosen += [f"instrument.mode={words.mode}", f"instrument.native={not words.python}"]
+        loop = Loop((*chosen,), topology, CPU, writer.write)
+        spent = Spent(loop, counters)
+        for _ in range(2 * TOGETHER):
+            loop.step()
+        spent.reading[:], begun, triples, recorded = 0, time.monotonic(), [], 0
+        while _both(time.monotonic() - begun < words.seconds):
+            with loop.instrument.paused():
+                before = _block(spent.off)
+            between = _block(spent.on)
+            with loop.instrument.paused():
+                after = _block(spent.off)
+            triples.append([before, between, after])
+            recorded += 1 + MEASURED
+        reading = _of_both(spent.reading / recorded)
+        loop.instrument.recorder.finish()
+        loop.instrument.close()
+        writer.close()
+        return {"triples": [[_of_both(block) for block in triple] for triple in triples], "reading": reading} | {
+            "why_not": counters.why_not
+        }
+
+
+def _block(step: Callable[[], Any]) -> Any:
+    step()
+    return sum(step() for _ in range(MEASURED)) / MEASURED
+
+
+def _of_both(figures: Any) -> list[float]:
+    total = torch.tensor(figures, dtype=torch.float64)
+    dist.all_reduce(total)
+    return [float(figure) for figure in total]
+
+
+def _both(goes_on: bool) -> bool:
+    return min(_of_both([float(goes_on)])) == dist.get_world_size()
+
+
+def trimmed_mean(ratios: Any, seed: int = 0) -> dict[str, float]:
+    """Mean without the fifths at either end, and its standard error, by a bootstrap."""
+
+    def inner(drawn: Any) -> Any:
+        cut = int(TRIMMED * drawn.shape[-1])
+        return np.sort(drawn, axis=-1)[..., cut : drawn.shape[-1] - cut].mean(axis=-1)
+
+    drawn = np.random.default_rng(seed).choice(ratios, size=(plans.RESAMPLES, len(ratios)))
+    return {"ratio": float(inner(ratios)), "standard_error": float(inner(drawn).std())}
+
+
+def compare(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """What was found of one case, by what was counted; null where it was not."""
+    triples = np.array([triple for answer in answers for triple in answer["triples"]])  # triple, block, what
+    reading = np.mean([answer["reading"] for answer in answers], axis=0)
+    figures: dict[str, Any] = {"triples": len(triples)}
+    for index, what in enumerate(WHAT):
+        off, on, again = triples[:, :, index].T
+        if (off <= 0).any():
+            figures[what] = None
+            continue
+        added = float(reading[index] / np.median(off))
+        found = trimmed_mean(2 * on / (off + again))
+        turned = np.where(np.arange(len(off)) % 2 == 0, again / off, off / again)
+        figures[what] = found | {"ratio": found["ratio"] + added, "reading": added, "aa": trimmed_mean(turned)}
+        figures[what]["step_of_both_ranks"] = float(np.median(off))
+    return figures
+
+
+def measure(words: Any) -> int:
+    """Launches, interleaved: cases take turns, so that a busy spell hits them alike."""
+    plan = [(strategy, mode) for strategy in words.strategies for mode in words.modes]
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {case: [] for case in plan}
+    for turn in range(words.launches):
+        for strategy, mode in plan if turn % 2 == 0 else plan[::-1]:
+            case = ("--strategy", strategy, "--mode", mode, "--seconds", str(words.seconds), *plans.tap_words(words))
+            found[strategy, mode].append(plans.launch("tests.benchmarks.instrument_share", 2, *case))
+    figures: dict[str, Any] = {"host_tap": plans.host_tap(words)}
+    targets = {}
+    for (strategy, mode), answers in found.items():
+        case = f"{strategy}.{mode}"
+        figures[case] = compare(answers)
+        figures["instructions"] = "counted" if figures[case]["instructions"] else answers[0]["why_not"]
+        judged = figures[case]["instructions"] or figures[case]["cpu_ns"]
+        targets[f"{case} ratio <= {RATIO}"] = judged["ratio"] <= RATIO
+        targets[f"{case} standard error <= {ERROR}"] = judged["standard_error"] <= ERROR
+    return plans.say("instrument_share", figures, targets)
+
+
+def main() -> int:
+    """Parse, launch, print."""
+    parser = plans.arguments(__doc__)
+    quick = "--quick" in sys.argv
+    parser.add_argument("--strategies", nargs="+", default=["ddp", "fsdp"])
+    parser.add_argument("--modes", nargs="+", default=["dedicated"])
+    parser.add_argument("--launches", type=int, default=1 if quick else 2)
+    parser.add_argument("--seconds", type=float, default=15 if quick else 105, help="of a launch's steps")
+    parser.add_argument("--strategy")
+    parser.add_argument("--mode")
+    plans.choose_tap(parser)
+    return plans.run(parser, measure, worker)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
