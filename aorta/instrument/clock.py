@@ -21,6 +21,14 @@ from aorta.telemetry.schema import DeviceClockFacts
 Mark: TypeAlias = Any
 """Opaque: only the clock that made it can read it. None: none could be taken (a graph is being captured)."""
 
+
+def on_host(mark: Mark) -> bool:
+    """Whether a mark is its own reading, of the host's clock, whatever clock the run has: a collective of CPU tensors
+    beside a device's has such marks. (The compiled clock's marks of a device are negative numbers.)
+    """
+    return type(mark) is int and mark > 0
+
+
 BRACKETS = 20
 """How often an event is put between two readings of the host's clock to place the device's: the narrowest is kept."""
 
@@ -141,8 +149,8 @@ class DeviceClock:
             self._epoch = _Epoch(self._event(), self._epoch, None, self._pool)
 
     def read_ns(self, mark: Mark) -> int | None:
-        if isinstance(mark, int):
-            return mark  # taken on the host: a collective of CPU tensors beside the device's
+        if on_host(mark):
+            return int(mark)
         event, epoch = mark
         start_ns = _start_of(epoch)
         if start_ns is None or not event.query():
@@ -150,7 +158,7 @@ class DeviceClock:
         return start_ns + round(float(epoch.event.elapsed_time(event)) * 1e6)
 
     def release(self, mark: Mark) -> None:
-        if mark is not None and not isinstance(mark, int):
+        if mark is not None and not on_host(mark):
             self._pool.append(mark[0])
 
     def drain(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from aorta.instrument.clock import Clock, Mark
+from aorta.instrument.clock import Clock, Mark, on_host
 from aorta.instrument.compute import Range
 from aorta.instrument.issued import Group, Issued
 from aorta.instrument.lanes import Lanes
@@ -289,8 +289,8 @@ class StepReader:
 
     def _read(self, mark: Mark | None) -> int | None:
         """Read a mark for the last time; its event goes back to the pool once it has happened."""
-        if mark is None or type(mark) is int:  # the host's clock: its own reading, whatever the clock of the run
-            return mark
+        if mark is None or on_host(mark):
+            return None if mark is None else int(mark)
         value = self._clock.read_ns(mark)
         if value is not None:
             self._clock.release(mark)

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Protocol
 
-from aorta.instrument.clock import Clock, Mark
+from aorta.instrument.clock import Clock, Mark, on_host
 from aorta.instrument.compute import Range
 from aorta.instrument.issued import Issued
 from aorta.instrument.reading import OpenStep, StepFacts, StepReader, Told
@@ -230,7 +230,7 @@ class StepRecorder:
         return ended or late
 
     def _happened(self, mark: Mark | None) -> bool:
-        return mark is not None and ((type(mark) is int and mark > 0) or self._clock.read_ns(mark) is not None)
+        return mark is not None and (on_host(mark) or self._clock.read_ns(mark) is not None)
 
     def _write(self, step: OpenStep) -> None:
         self._sink(self._reader.line(step))

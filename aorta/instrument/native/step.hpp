@@ -134,7 +134,7 @@ class Step {
   void settle() {
     const std::lock_guard<std::mutex> held(mutex_);
     for (const Collective& row : collectives_) {
-      if (row.end->both() == 0) {
+      if (row.end && row.end->both() == 0) {
         row.end->settle();
       }
     }
