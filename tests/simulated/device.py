@@ -181,6 +181,18 @@ def dead_peer(group: Any = None) -> None:
     _backend(group).fault_next(load.native().Fault.PEER_IS_DEAD, "")
 
 
+def begin_capture() -> Any:
+    """From now on kernels are kept in place of run, until `end_capture`; the graph, which can be replayed."""
+    graph = load.native().Graph()
+    graph.begin()
+    return graph
+
+
+def end_capture(graph: Any) -> None:
+    """The other end of `begin_capture`."""
+    graph.end()
+
+
 # ---- read -----------------------------------------------------------------------------------------------------------
 def is_virtual() -> bool:
     """Whether time is virtual."""

@@ -291,6 +291,16 @@ def _process_group(native: Any) -> None:
     module._NCCL_AVAILABLE = True
     nccl: Any = torch.cuda.nccl
     nccl.version = lambda: (2, 0, 0)
+    group: Any = dist.ProcessGroup
+    register = group._register_backend
+
+    def registered(self: Any, device: torch.device, kind: Any, backend: Any) -> None:
+        if device.type == "cuda" and isinstance(backend, dist.ProcessGroupGloo):
+            # Of a kind of its own: a group has one backend of each kind, whatever devices it is for.
+            kind, backend = group.BackendType.CUSTOM, native.staged(backend)
+        register(self, device, kind, backend)
+
+    group._register_backend = registered
 
 
 def _clock(native: Any) -> None:

@@ -73,8 +73,9 @@ void Link::say(std::vector<Message>& messages, int lane) {
   std::vector<WorkPointer> works;
   std::vector<at::Tensor> heard;
   for (auto& message : messages) {
-    std::vector<at::Tensor> said{at::tensor({message.mine.ready_ns, message.mine.length_ns}, at::kLong)};
-    std::vector<at::Tensor> theirs{at::zeros({2}, at::kLong)};
+    std::vector<at::Tensor> said{
+        at::tensor({message.mine.ready_ns, message.mine.length_ns, message.bytes.numel()}, at::kLong)};
+    std::vector<at::Tensor> theirs{at::zeros({3}, at::kLong)};
     heard.push_back(theirs[0]);
     works.push_back(inner_->send(said, message.peer, tag(lane, message.sends ? SENDER_SAYS : RECEIVER_SAYS)));
     works.push_back(inner_->recv(theirs, message.peer, tag(lane, message.sends ? RECEIVER_SAYS : SENDER_SAYS)));
@@ -82,6 +83,8 @@ void Link::say(std::vector<Message>& messages, int lane) {
   finish_messages(works);
   for (size_t i = 0; i < messages.size(); ++i) {
     const auto* said = heard[i].const_data_ptr<int64_t>();
+    TORCH_CHECK(said[2] == messages[i].bytes.numel(), "a ", messages[i].mine.kind, " of ", messages[i].bytes.numel(),
+                " bytes meets one of ", said[2]);
     messages[i].theirs = {messages[i].mine.kind, said[0], said[1]};
   }
 }

@@ -10,6 +10,7 @@
 #include "memory.hpp"
 #include "operators.hpp"
 #include "process_group.hpp"
+#include "staged.hpp"
 #include "streams.hpp"
 
 namespace py = pybind11;
@@ -210,6 +211,7 @@ void define_record(py::module_& m) {
 void define_process_group(py::module_& m) {
   using sim::SimulatedNccl;
   using Options = SimulatedNccl::Options;
+  m.def("staged", &sim::staged);
   auto group = py::class_<SimulatedNccl, Held<SimulatedNccl>, c10d::Backend>(m, "ProcessGroupNCCL");
   py::class_<Options, Held<Options>, c10d::Backend::Options>(group, "Options")
       .def(py::init([](bool high) {

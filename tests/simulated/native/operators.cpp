@@ -117,15 +117,12 @@ bool writes(const c10::Argument& argument) {
 }
 
 // ---- launching ------------------------------------------------------------------------------------------------------
-void delay_operator() {
-  if (const auto delay_ns = settings()->real_operator_ns) sleep_until_real_ns(real_now_ns() + delay_ns);
-}
-
 void launch(const std::string& kind, const std::string& length_class, const std::string& name, int64_t bytes,
             const std::vector<Touched>& touched, std::function<void()> compute) {
   const auto length_ns = length_of(length_class, name, bytes);
-  current_stream().launch({kind, name, length_ns, bytes}, touched, [compute = std::move(compute), length_ns](int64_t start_ns) {
-    delay_operator();
+  const auto delay_ns = settings()->real_operator_ns;
+  current_stream().launch({kind, name, length_ns, bytes}, touched, [=, compute = std::move(compute)](int64_t start_ns) {
+    if (delay_ns > 0) sleep_until_real_ns(real_now_ns() + delay_ns);
     compute();
     return start_ns + length_ns;
   });

@@ -26,7 +26,8 @@ class SimulatedWork final : public c10d::Work {
   Stream* stream = nullptr;
   SharedMoment done;  // none while its kernel waits for the end of coalescing: it then orders nothing, as with NCCL
   std::shared_ptr<Shelf> shelf = std::make_shared<Shelf>();
-  std::shared_ptr<Failure> failure;
+  std::shared_ptr<Failure> failure, group_failure;
+  std::shared_ptr<Link> link;
   c10::intrusive_ptr<c10::ivalue::Future> future;
   Tensors outputs;
   uint64_t sequence = 0;
@@ -51,7 +52,12 @@ class SimulatedWork final : public c10d::Work {
     } else if (is_barrier) {
       synchronize_stream(current_stream(stream->device), "barrier", /*by_operator=*/true);
     }
-    if (auto error = exception()) std::rethrow_exception(error);
+    if (auto error = exception()) {
+      // As NCCL does, so that nothing waits for the others any more.
+      group_failure->set(failure->get());
+      link->abort();
+      std::rethrow_exception(error);
+    }
     return true;
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future; }
@@ -231,6 +237,7 @@ SharedMoment SimulatedNccl::launch(Communicator& by, Stream& on, std::vector<Cal
   }
   on.wait(by.last, "communicator", /*orders=*/false);
   const auto lane = by.lane;
+  const auto delay_ns = settings()->real_collective_ns;
   on.launch({"collective", name, length_ns, bytes, getGroupUid(), static_cast<int64_t>(sequence)}, touched,
             [=, link = link_, group_failure = failure_, said = fault_message_](int64_t start_ns) mutable {
               try {
@@ -247,7 +254,7 @@ SharedMoment SimulatedNccl::launch(Communicator& by, Stream& on, std::vector<Cal
                   end_ns = std::max(end_ns, std::max(start_ns, one.theirs.ready_ns) +
                                                 std::max(one.mine.length_ns, one.theirs.length_ns));
                 }
-                if (const auto delay_ns = settings()->real_collective_ns) sleep_until_real_ns(real_now_ns() + delay_ns);
+                if (delay_ns > 0) sleep_until_real_ns(real_now_ns() + delay_ns);
                 for (const auto& transfer : transfers) transfer(*link);
                 link->move(messages, lane);
                 return end_ns;
@@ -275,6 +282,8 @@ WorkPointer SimulatedNccl::finished_work(c10d::OpType type, Stream& on, SharedMo
   work->stream = &on;
   work->done = std::move(done);
   work->failure = failure;
+  work->group_failure = failure_;
+  work->link = link_;
   work->outputs = outputs;
   work->sequence = sequence;
   work->blocking = blocking_wait_;
@@ -307,7 +316,7 @@ WorkPointer SimulatedNccl::collective(c10d::OpType type, bool asynchronous, Call
   const auto outputs = call.outputs;
   auto failure = asynchronous ? std::make_shared<Failure>() : nullptr;
   if (group_.active) {
-    if (group_.calls.empty() || group_.point_to_point) ++collectives_;
+    if (!std::exchange(group_.collective, true)) ++collectives_;
     group_.asynchronous = asynchronous;
     group_.device = device;
     group_.calls.push_back(std::move(call));
@@ -325,7 +334,6 @@ WorkPointer SimulatedNccl::collective(c10d::OpType type, bool asynchronous, Call
 }
 
 WorkPointer SimulatedNccl::fused(c10d::OpType type, bool asynchronous, std::vector<Call> calls) {
-  TORCH_CHECK(!group_.active, "a coalesced collective between start and end of coalescing");
   Tensors tensors, outputs;
   for (const auto& call : calls) {
     tensors.insert(tensors.end(), call.inputs.begin(), call.inputs.end());
@@ -343,6 +351,16 @@ WorkPointer SimulatedNccl::fused(c10d::OpType type, bool asynchronous, std::vect
   const auto sequence = ++collectives_;
   auto failure = asynchronous ? std::make_shared<Failure>() : nullptr;
   const auto name = calls.front().kind + "_coalesced";
+  if (group_.active) {
+    // NCCL launches at the end of the outermost group, yet the end of this Work is recorded now: before the kernel.
+    group_.collective = true;
+    group_.asynchronous = asynchronous;
+    group_.device = device;
+    for (auto& call : calls) group_.calls.push_back(std::move(call));
+    auto too_early = on.record();
+    if (!asynchronous) return nullptr;
+    return finished_work(type, on, std::move(too_early), sequence, outputs, tensors, failure, true);
+  }
   auto done = launch(by, on, std::move(calls), name, sequence, failure);
   if (!asynchronous) return nullptr;
   return finished_work(type, on, std::move(done), sequence, outputs, tensors, failure, true);

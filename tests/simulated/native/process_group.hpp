@@ -108,7 +108,7 @@ class SimulatedNccl final : public c10d::Backend {
     int lane = 0;
   };
   struct Group {  // between start and end of coalescing
-    bool active = false, asynchronous = false, point_to_point = false;
+    bool active = false, asynchronous = false, collective = false, point_to_point = false;
     int device = -1;
     std::vector<Call> calls;
     Tensors stashed;

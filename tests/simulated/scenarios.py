@@ -1,0 +1,341 @@
+"""What several ranks do on the simulated device, and what they then say of it (`programs.scenario`).
+
+Times are in microseconds since the scenario began on this rank: all ranks begin at the same virtual moment.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from aorta.launch.process_group import process_group
+from aorta.launch.topology import read_topology
+from tests.loop import Loop
+from tests.simulated import device
+from tests.simulated.programs import SAYS
+
+US = 1_000
+SMALL = ("training.device=cuda", "workload.num_layers=2", "dataset.num_samples=256", "training.log_interval=1")
+
+
+def begin() -> int:
+    """All ranks at one virtual moment, with lengths that are easy to add: 100 us each kernel and collective."""
+    dist.barrier()
+    device.defaults()
+    device.costs(launch_ns=0)
+    device.lengths(elementwise=(100 * US, 0), matmul=(100 * US, 0), memset=(0, 0))
+    device.collective_lengths(default=(100 * US, 0))
+    device.reset()
+    start_ns = device.host_ns()
+    # Hosts may be apart after the barrier; the later one is where both go on.
+    latest = torch.tensor(start_ns)
+    dist.all_reduce(latest, op=dist.ReduceOp.MAX)
+    device.advance_host(int(latest) - start_ns)
+    return int(latest)
+
+
+def rows(origin_ns: int, kind: str = "collective") -> list[tuple[str, float, float]]:
+    """Name, start and end of what ran."""
+    torch.cuda.synchronize()
+    return [
+        (row.name, (row.start_ns - origin_ns) / US, (row.end_ns - origin_ns) / US) for row in device.timeline(kind=kind)
+    ]
+
+
+def tensor(value: float = 1.0) -> torch.Tensor:
+    return torch.full((1024,), value, device="cuda")
+
+
+def ready_times(rank: int) -> Any:
+    """Rank 1 is ready 500 us later: both end together, rank 0's kernel has waited inside."""
+    x = tensor(rank + 1.0)
+    torch.cuda.synchronize()
+    origin = begin()
+    torch.cuda._sleep(rank * 500 * US)
+    dist.all_reduce(x)
+    y = x * 2
+    return {"rows": rows(origin), "then": rows(origin, "op"), "value": y[0].item()}
+
+
+def asynchronous(rank: int) -> Any:
+    """On the group's own stream; the current one goes on, and waits where it is told to."""
+    x = tensor(rank + 1.0)
+    z = tensor()
+    torch.cuda.synchronize()
+    origin = begin()
+    device.collective_lengths(default=(300 * US, 0))
+    work = dist.all_reduce(x, async_op=True)
+    assert work is not None
+    z.mul_(2)
+    done_before = device.host_ns() - origin
+    work.wait()
+    waited = device.host_ns() - origin
+    x.mul_(2)
+    found = rows(origin, "op")
+    return {
+        "rows": rows(origin),
+        "ops": found,
+        "host_us": [done_before, waited],
+        "value": x[0].item(),
+        "waits": [[(w.begin_ns - origin) / US, (w.end_ns - origin) / US, w.why] for w in device.waits()],
+    }
+
+
+def one_communicator_from_two_streams(rank: int) -> Any:
+    """Two collectives on two streams of the caller's: the second waits for the first."""
+    x, y = tensor(1.0), tensor(2.0)
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    origin = begin()
+    dist.all_reduce(x)
+    with torch.cuda.stream(side):
+        dist.all_reduce(y)
+    found = rows(origin)
+    return {"rows": found, "values": [x[0].item(), y[0].item()], "why": [wait.why for wait in device.waits()]}
+
+
+def two_groups_side_by_side(rank: int) -> Any:
+    """Communicators of two groups do not wait for each other."""
+    other = dist.new_group([0, 1])
+    x, y = tensor(1.0), tensor(2.0)
+    torch.cuda.synchronize()
+    origin = begin()
+    works = [dist.all_reduce(x, async_op=True), dist.all_reduce(y, group=other, async_op=True)]
+    for work in works:
+        assert work is not None
+        work.wait()
+    return {"rows": rows(origin)}
+
+
+def point_to_point(rank: int) -> Any:
+    """A send and a receive between the same two ranks, unbatched: at the same time; rank 1 is ready 200 us later."""
+    x, y = tensor(rank + 1.0), tensor(0.0)
+    torch.cuda.synchronize()
+    origin = begin()
+    torch.cuda._sleep(rank * 200 * US)
+    works = [dist.isend(x, 1 - rank), dist.irecv(y, 1 - rank)]
+    for work in works:
+        assert work is not None
+        work.wait()
+    y.mul_(10)
+    found = rows(origin)
+    sequences = sorted(row.seq for row in device.timeline(kind="collective"))
+    return {"rows": sorted(found), "value": y[0].item(), "sequences": sequences}
+
+
+def batched(rank: int) -> Any:
+    """A batch is one kernel."""
+    x, y = tensor(rank + 1.0), tensor(0.0)
+    torch.cuda.synchronize()
+    origin = begin()
+    torch.cuda._sleep(rank * 200 * US)
+    ops = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, y, 1 - rank)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    y.mul_(10)
+    return {"rows": rows(origin), "value": y[0].item()}
+
+
+def coalesced(rank: int) -> Any:
+    """What is coalesced is launched at the end, as one, and counted once."""
+    tensors = [tensor(rank + 1.0 + i) for i in range(3)]
+    outs = [torch.empty(2048, device="cuda") for _ in range(2)]
+    torch.cuda.synchronize()
+    origin = begin()
+    group = dist.group.WORLD
+    assert group is not None
+    before = group._get_sequence_number_for_group()
+    with dist._coalescing_manager(async_ops=True) as manager:  # the fast path: one operator
+        for one in tensors:
+            dist.all_reduce(one)
+    manager.wait()
+    middle = group._get_sequence_number_for_group()
+    with dist._coalescing_manager(device=torch.device("cuda", rank)):  # NCCL's own grouping, synchronous
+        for out, one in zip(outs, tensors, strict=False):
+            dist.all_gather_into_tensor(out, one)
+    after = group._get_sequence_number_for_group()
+    values = [one[0].item() for one in tensors] + [out[1500].item() for out in outs]
+    return {"rows": rows(origin), "values": values, "counted": [middle - before, after - middle]}
+
+
+def split(rank: int) -> Any:
+    """Two groups of two, split from a group that is bound to a device."""
+    own = dist.split_group(None, [[0, 1], [2, 3]])
+    assert own is not None
+    x = tensor(rank + 1.0)
+    torch.cuda.synchronize()
+    origin = begin()
+    torch.cuda._sleep(rank * 100 * US)
+    dist.all_reduce(x, group=own)
+    return {"rows": rows(origin), "value": x[0].item(), "size": own.size()}
+
+
+def every_kind(rank: int) -> Any:
+    """Values of each collective, with a real delay: who does not wait reads poison."""
+    device.real_delays(collective_ns=20_000_000)
+    cuda, size = torch.device("cuda", rank), dist.get_world_size()
+    x = torch.arange(4.0, device=cuda) + 10 * rank
+    found: dict[str, list[float]] = {}
+
+    def keep(name: str, result: torch.Tensor) -> None:
+        found[name] = (result * 1).tolist()
+
+    for op in ("SUM", "AVG", "MAX", "MIN", "PRODUCT"):
+        y = x.clone()
+        dist.all_reduce(y, op=getattr(dist.ReduceOp, op))
+        keep(f"all_reduce {op}", y)
+    y = x.clone()
+    dist.broadcast(y, 1)
+    keep("broadcast", y)
+    y = x.clone()
+    dist.reduce(y, 0)
+    keep("reduce", y if rank == 0 else x)
+    out = torch.empty(4 * size, device=cuda)
+    dist.all_gather_into_tensor(out, x)
+    keep("all_gather_into_tensor", out)
+    outs = [torch.empty(4, device=cuda) for _ in range(size)]
+    dist.all_gather(outs, x)
+    keep("all_gather", torch.cat(outs))
+    out = torch.empty(4 // size, device=cuda)
+    dist.reduce_scatter_tensor(out, x)
+    keep("reduce_scatter_tensor", out)
+    dist.reduce_scatter(out, list(x.clone().chunk(size)))
+    keep("reduce_scatter", out)
+    out = torch.empty(4, device=cuda)
+    dist.all_to_all_single(out, x)
+    keep("all_to_all_single", out)
+    sizes = [[1, 3], [2, 1]][rank], [[1, 2], [3, 1]][rank]
+    out = torch.empty(sum(sizes[1]), device=cuda)
+    dist.all_to_all_single(out, x[: sum(sizes[0])].contiguous(), sizes[1], sizes[0])
+    keep("all_to_all_single uneven", out)
+    outs = [torch.empty(2, device=cuda) for _ in range(size)]
+    dist.all_to_all(outs, list(x.clone().chunk(size)))
+    keep("all_to_all", torch.cat(outs))
+    gathered = [torch.empty(4, device=cuda) for _ in range(size)] if rank == 0 else None
+    dist.gather(x, gathered, 0)
+    keep("gather", torch.cat(gathered) if gathered is not None else x)
+    out = torch.empty(2, device=cuda)
+    dist.scatter(out, list(x.clone().chunk(size)) if rank == 1 else None, 1)
+    keep("scatter", out)
+    half = x.to(torch.bfloat16)
+    dist.all_reduce(half)
+    keep("all_reduce bfloat16", half)
+    dist.barrier()
+    device.no_races()
+    return found
+
+
+def shared_wait(rank: int) -> Any:
+    """A future is complete at once and orders whoever waits for it."""
+    device.real_delays(collective_ns=20_000_000)
+    x = tensor(rank + 1.0)
+    work = dist.all_reduce(x, async_op=True)
+    assert work is not None
+    future = work.get_future()
+    done = future.done()
+    future.wait()
+    value = (x * 1)[0].item()
+    device.no_races()
+    return {"done": done, "value": value}
+
+
+def missing_wait(rank: int, direction: str) -> Any:
+    """The caller does not wait for the result, or overwrites the input, or gives the memory away."""
+    x = tensor(rank + 1.0)
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    device.reset()
+    work = None
+    if direction == "output":
+        work = dist.all_reduce(x, async_op=True)
+        x.mul_(2)
+    elif direction == "input":
+        with torch.cuda.stream(side):
+            side.wait_stream(torch.cuda.default_stream())
+            y = torch.full((1024,), 2.0, device="cuda")
+        dist.broadcast(y, 0)  # on the default stream, which does not wait for `side`
+    elif direction == "memory":
+        with torch.cuda.stream(side):
+            y = x * 2  # read on `side`, given back below while that may still run
+        del x
+        torch.empty(1024, device="cuda")
+    torch.cuda.synchronize()
+    if work is not None:
+        work.wait()
+    return [device.describe(race) for race in device.races()]
+
+
+def failing(rank: int, how: str) -> Any:
+    """A collective that fails, and a peer that is dead."""
+    x = tensor()
+    torch.cuda.synchronize()
+    said = ""
+    if how == "issue":
+        if rank == 0:
+            device.fail_next_collective(message="refused", at_issue=True)
+            try:
+                dist.all_reduce(x)
+            except dist.DistBackendError as error:
+                said = str(error)
+        dist.all_reduce(x)  # the group goes on
+        return {"said": said, "value": x[0].item()}
+    if how == "device":
+        device.fail_next_collective(message="link down")
+    else:
+        device.dead_peer()
+    work = dist.all_reduce(x, async_op=True)
+    assert work is not None
+    try:
+        work.wait(timedelta(seconds=2))
+    except dist.DistBackendError as error:
+        said = str(error)
+    again = ""
+    try:
+        dist.all_reduce(x)
+    except dist.DistBackendError as error:
+        again = str(error)
+    group = dist.group.WORLD
+    assert group is not None
+    group._get_backend(torch.device("cuda")).abort()
+    torch.cuda.synchronize()  # the kernel was taken off the device
+    return {"said": said, "again": again}
+
+
+def training(rank: int, strategy: str, steps: str) -> Any:
+    """The engine's own steps: losses, races, and every row of the timeline."""
+    lines: list[Any] = []
+    words = (*SMALL, f"parallel={strategy}", "instrument.mode=off")
+    loop = Loop(words, read_topology(), torch.device("cuda", rank), lines.append)
+    for _ in range(int(steps)):
+        loop.step()
+    torch.cuda.synchronize()
+    loop.finish()
+    spans = [(row.stream, row.name, row.start_ns, row.end_ns) for row in device.timeline()]
+    return {
+        "losses": [line.loss for line in lines],
+        "races": [device.describe(race) for race in device.races()],
+        "collectives": len(device.timeline(kind="collective")),
+        "spans": spans,
+    }
+
+
+def main(name: str, *words: str) -> None:
+    """One scenario, in the process group that a run on a card has."""
+    topology = read_topology()
+    rank = topology.rank
+    cuda = torch.device("cuda", topology.local_rank)
+    torch.cuda.set_device(cuda)
+    function: Callable[..., Any] = globals()[name]
+    with process_group(topology, cuda, 300):
+        result = function(rank, *words)
+    sys.stdout.write(SAYS + json.dumps((rank, result)) + "\n")  # one write: ranks share a file
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

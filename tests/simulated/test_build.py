@@ -1,0 +1,55 @@
+"""Where the device cannot be had, that is said; and who asks for it gets it or an error, never the CPU in silence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runs import ROOT, environment
+from tests.simulated import build, load
+
+
+def python(text: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A Python that finds the device's `sitecustomize`."""
+    own = {**environment(PYTHONPATH=str(load.SITE)), **variables}
+    words = [sys.executable, "-c", text]
+    return subprocess.run(words, cwd=ROOT, env=own, capture_output=True, text=True, timeout=600, check=False)
+
+
+def test_another_torch_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "TORCH", "1.0")
+    assert "is written for torch 1.0" in (build.why_not() or "")
+
+
+def test_no_compiler_is_a_reason_and_a_library_that_is_built_needs_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no C++ compiler (no-such-compiler)" in (build.why_not() or "")
+    with pytest.raises(RuntimeError, match="no C"):
+        build.build()
+    build.library().parent.mkdir()
+    build.library().touch()
+    assert build.why_not() is None
+    assert build.build() == build.library()
+
+
+def test_a_process_that_asks_for_what_is_not_built_ends(tmp_path: Path) -> None:
+    done = python("import torch", AORTA_SIMULATED_DEVICE="virtual", XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode != 0
+    assert build.BUILD_COMMAND in done.stderr
+
+
+def test_a_word_that_is_no_mode_ends_the_process() -> None:
+    done = python("pass", AORTA_SIMULATED_DEVICE="yes")
+    assert done.returncode != 0
+    assert "it is one of virtual, wall" in done.stderr
+
+
+def test_a_process_that_does_not_ask_does_not_get_it() -> None:
+    done = python("import torch; print(torch.cuda.is_available())", AORTA_SIMULATED_DEVICE="")
+    assert done.stdout.strip() == "False"

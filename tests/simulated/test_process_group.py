@@ -1,0 +1,142 @@
+"""NCCL's contract on two and four ranks: exact times, values, order, failures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simulated.programs import needs_device, scenario
+
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+
+
+@pytest.fixture(params=["idle", "busy"])
+def machine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A second process that uses a whole processor, or none."""
+    if request.param == "idle":
+        yield "idle"
+        return
+    with subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) as loop:
+        try:
+            yield "busy"
+        finally:
+            loop.kill()
+
+
+def test_a_collective_starts_when_its_rank_is_ready_and_ends_on_all_at_once(machine: str) -> None:
+    first, second = scenario("ready_times")
+    assert first["rows"] == [["allreduce", 0, 600]]
+    assert second["rows"] == [["allreduce", 500, 600]]
+    assert first["then"] == second["then"] == [["aten::mul", 600, 700]]
+    assert first["value"] == second["value"] == 6
+
+
+def test_an_asynchronous_one_lets_the_caller_go_on_and_waits_on_the_device(machine: str) -> None:
+    for rank in scenario("asynchronous"):
+        assert rank["rows"] == [["allreduce", 0, 300]]
+        assert rank["ops"] == [["aten::mul", 0, 100], ["aten::mul", 300, 400]]
+        assert rank["host_us"] == [0, 0]
+        assert rank["waits"] == [[100, 300, "event"]]
+        assert rank["value"] == 6
+
+
+def test_one_communicator_runs_in_order_whatever_the_streams() -> None:
+    for rank in scenario("one_communicator_from_two_streams"):
+        assert rank["rows"] == [["allreduce", 0, 100], ["allreduce", 100, 200]]
+        assert rank["why"] == ["communicator"]
+        assert rank["values"] == [2, 4]
+
+
+def test_two_groups_run_side_by_side() -> None:
+    for rank in scenario("two_groups_side_by_side"):
+        assert rank["rows"] == [["allreduce", 0, 100], ["allreduce", 0, 100]]
+
+
+def test_a_send_and_a_receive_run_side_by_side() -> None:
+    first, second = scenario("point_to_point")
+    assert first["rows"] == [["recv", 0, 300], ["send", 0, 300]]
+    assert second["rows"] == [["recv", 200, 300], ["send", 200, 300]]
+    assert (first["value"], second["value"]) == (20, 10)
+    assert first["sequences"] == [1, 2]
+
+
+def test_a_batch_is_one_kernel() -> None:
+    first, second = scenario("batched")
+    assert (first["rows"], second["rows"]) == ([["coalesced", 0, 300]], [["coalesced", 200, 300]])
+    assert (first["value"], second["value"]) == (20, 10)
+
+
+def test_what_is_coalesced_is_launched_as_one_and_counted_once() -> None:
+    for rank in scenario("coalesced"):
+        assert rank["rows"] == [["allreduce_coalesced", 0, 100], ["coalesced", 100, 200]]
+        assert rank["counted"] == [1, 1]
+        assert rank["values"] == [3, 5, 7, 3, 5]
+
+
+def test_a_group_can_be_split() -> None:
+    ranks = scenario("split", ranks=4)
+    assert [rank["rows"] for rank in ranks] == [
+        [["allreduce", 0, 200]],
+        [["allreduce", 100, 200]],
+        [["allreduce", 200, 400]],
+        [["allreduce", 300, 400]],
+    ]
+    assert [rank["value"] for rank in ranks] == [3, 3, 7, 7]
+
+
+def test_every_kind_has_the_values_that_it_should() -> None:
+    zero, one = scenario("every_kind")
+    a, b = [0.0, 1.0, 2.0, 3.0], [10.0, 11.0, 12.0, 13.0]
+    both = [x + y for x, y in zip(a, b, strict=True)]
+    for rank, own in ((zero, a), (one, b)):
+        assert rank["all_reduce SUM"] == both
+        assert rank["all_reduce AVG"] == [x / 2 for x in both]
+        assert rank["all_reduce MAX"] == b
+        assert rank["all_reduce MIN"] == a
+        assert rank["all_reduce PRODUCT"] == [x * y for x, y in zip(a, b, strict=True)]
+        assert rank["all_reduce bfloat16"] == both
+        assert rank["broadcast"] == b
+        assert rank["reduce"] == (both if own is a else b)
+        assert rank["all_gather_into_tensor"] == rank["all_gather"] == a + b
+        mine = slice(0, 2) if own is a else slice(2, 4)
+        assert rank["reduce_scatter_tensor"] == rank["reduce_scatter"] == both[mine]
+        assert rank["all_to_all_single"] == rank["all_to_all"] == a[mine] + b[mine]
+        assert rank["gather"] == (a + b if own is a else b)
+        assert rank["scatter"] == b[mine]
+    assert zero["all_to_all_single uneven"] == [0.0, 10.0, 11.0]
+    assert one["all_to_all_single uneven"] == [1.0, 2.0, 3.0, 12.0]
+
+
+def test_a_future_is_complete_at_once_and_orders_who_waits_for_it() -> None:
+    for rank in scenario("shared_wait"):
+        assert rank == {"done": True, "value": 3}
+
+
+@pytest.mark.parametrize(
+    ("direction", "words"),
+    [
+        ("output", ("writes in allreduce", "writes in aten::mul")),
+        ("input", ("writes in aten::fill_", "in broadcast")),
+        ("memory", ("reads in aten::mul", "writes in memory given out again")),
+    ],
+)
+def test_a_missing_wait_is_a_race(direction: str, words: tuple[str, str]) -> None:
+    for races in scenario("missing_wait", direction):
+        assert any(all(word in race for word in words) for race in races), races
+
+
+@pytest.mark.parametrize("how", ["device", "peer"])
+def test_a_collective_that_fails_says_so_and_so_does_the_group_from_then_on(how: str) -> None:
+    said = "link down" if how == "device" else "timed out"
+    for rank in scenario("failing", how):
+        assert said in rank["said"]
+        assert said in rank["again"]
+
+
+def test_a_call_that_is_refused_leaves_the_group_whole() -> None:
+    zero, one = scenario("failing", "issue")
+    assert (zero["said"], one["said"]) == ("refused", "")
+    assert zero["value"] == one["value"] == 2

@@ -1,0 +1,272 @@
+"""Streams and events in virtual time, to the nanosecond, on a machine as busy as it likes."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.simulated import device
+from tests.simulated.programs import needs_device
+
+pytestmark = [pytest.mark.simulated, needs_device]
+US = 1_000
+
+
+@pytest.fixture(params=["idle", "busy"])
+def machine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A second process that uses a whole processor, or none."""
+    if request.param == "idle":
+        yield "idle"
+        return
+    with subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) as loop:
+        try:
+            yield "busy"
+        finally:
+            loop.kill()
+
+
+@pytest.fixture
+def origin() -> int:
+    """Now, with lengths that are easy to add: 100 us each kernel, nothing for a launch."""
+    torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    device.costs(launch_ns=0)
+    device.lengths(elementwise=(100 * US, 0), matmul=(100 * US, 0), memset=(0, 0))
+    device.reset()
+    return device.host_ns()
+
+
+def spans(origin_ns: int, kind: str | None = None) -> list[tuple[int, str, int, int]]:
+    """Stream, name, start and end in us."""
+    torch.cuda.synchronize()
+    return [
+        (row.stream, row.name, (row.start_ns - origin_ns) // US, (row.end_ns - origin_ns) // US)
+        for row in device.timeline(kind=kind)
+    ]
+
+
+def test_kernels_of_a_stream_queue_behind_one_another(machine: str, origin: int) -> None:
+    x = torch.ones(8, device="cuda")
+    for _ in range(3):
+        x.mul_(2)
+    assert spans(origin, "op") == [(0, "aten::mul", 100 * n, 100 * n + 100) for n in range(3)]
+    assert x[0].item() == 8
+
+
+def test_a_stream_starts_behind_the_event_it_waits_for(machine: str, origin: int) -> None:
+    x = torch.ones(8, device="cuda")
+    side = torch.cuda.Stream()
+    event = torch.cuda.Event()
+    torch.cuda._sleep(70 * US)
+    x.mul_(2)
+    event.record()
+    torch.cuda._sleep(1_000 * US)  # behind the event: not waited for
+    side.wait_event(event)
+    with torch.cuda.stream(side):
+        y = x * 2
+    assert sorted(spans(origin)) == [
+        (0, "aten::fill_", 0, 0),
+        (0, "aten::mul", 70, 170),
+        (0, "sleep", 0, 70),
+        (0, "sleep", 170, 1170),
+        (side.stream_id, "aten::mul", 170, 270),
+    ]
+    (wait,) = device.waits()
+    assert ((wait.begin_ns - origin) // US, (wait.end_ns - origin) // US, wait.why) == (0, 170, "event")
+    (row,) = [row for row in device.timeline() if row.id == wait.on_row]
+    assert (wait.on_stream, row.name) == (0, "aten::mul")
+    assert y[0].item() == 4
+    device.no_races()
+
+
+def test_events_tell_exact_times_and_elapsed_time_is_float32(machine: str, origin: int) -> None:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    torch.cuda._sleep(123_456_789)
+    end.record()
+    end.synchronize()
+    assert device.event_ns(end) - device.event_ns(begin) == 123_456_789
+    assert begin.elapsed_time(end) == torch.tensor(123.456789, dtype=torch.float32).item()
+    assert device.host_ns() - origin == 123_456_789
+
+
+def test_the_host_goes_on_until_it_waits(machine: str, origin: int) -> None:
+    torch.cuda._sleep(500 * US)
+    assert device.host_ns() == origin
+    device.advance_host(200 * US)
+    torch.cuda._sleep(1 * US)
+    torch.cuda.synchronize()
+    assert device.host_ns() - origin == 501 * US
+    device.advance_host(99 * US)
+    torch.cuda._sleep(1 * US)
+    assert spans(origin)[-1] == (0, "sleep", 600, 601)
+    assert device.counters().host_synchronisations == {"device": 2}
+
+
+def test_a_launch_costs_the_host_and_an_event_does_not(origin: int) -> None:
+    device.costs(launch_ns=3 * US)
+    torch.cuda._sleep(1)
+    torch.cuda.Event().record()
+    torch.cuda._sleep(1)
+    assert device.host_ns() - origin == 6 * US
+    assert spans(origin) == [(0, "sleep", 3, 3), (0, "sleep", 6, 6)]
+
+
+def test_a_full_queue_holds_the_host_up(machine: str, origin: int) -> None:
+    device.queue_depth(4)
+    for _ in range(4):
+        torch.cuda._sleep(100 * US)
+    assert device.host_ns() == origin
+    torch.cuda._sleep(100 * US)  # waits for the first one
+    assert device.host_ns() - origin == 100 * US
+    torch.cuda._sleep(100 * US)
+    assert device.host_ns() - origin == 200 * US
+    assert device.counters().host_synchronisations == {}
+
+
+def test_lengths_are_by_class_by_size_and_by_name(origin: int) -> None:
+    x = torch.ones(256, device="cuda")  # 1 KiB
+    device.lengths(elementwise=(10 * US, 2 * US), operators={"aten::sin": (7 * US, 0)})
+    x.mul_(2)
+    torch.sin(x)
+    lengths = {name: end - start for _, name, start, end in spans(origin, "op")}
+    assert lengths == {"aten::mul": 12, "aten::sin": 7}
+
+
+def test_a_copy_to_the_host_waits_and_one_to_page_locked_memory_does_not(origin: int) -> None:
+    x = torch.ones(8, device="cuda")
+    device.lengths(copy_d2h=(50 * US, 0))
+    torch.cuda._sleep(100 * US)
+    pinned = torch.empty(8, pin_memory=True)
+    pinned.copy_(x, non_blocking=True)
+    assert device.host_ns() == origin
+    assert x.cpu().tolist() == [1] * 8
+    assert device.host_ns() - origin == 200 * US
+    assert pinned.tolist() == [1] * 8
+
+
+def test_synchronising_operators_are_refused_in_debug_mode(origin: int) -> None:
+    x = torch.ones(8, device="cuda")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # once a process torch says that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        x.mul_(2)
+        with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
+            x[0].item()
+        with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
+            x.nonzero()
+        torch.cuda.synchronize()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_events_of_two_devices_and_without_timing_are_refused(origin: int) -> None:
+    timed, plain, other = torch.cuda.Event(enable_timing=True), torch.cuda.Event(), torch.cuda.Event(enable_timing=True)
+    with pytest.raises(RuntimeError, match="recorded"):
+        timed.elapsed_time(plain)
+    timed.record()
+    plain.record()
+    with torch.cuda.device(1):
+        other.record()
+        with pytest.raises(RuntimeError, match="does not match"):
+            timed.record(torch.cuda.current_stream(1))
+    torch.cuda.synchronize(0)
+    torch.cuda.synchronize(1)
+    with pytest.raises(RuntimeError, match="enable_timing"):
+        timed.elapsed_time(plain)
+    with pytest.raises(RuntimeError, match="devices"):
+        timed.elapsed_time(other)
+
+
+def test_an_event_that_has_not_happened_has_no_time(origin: int) -> None:
+    device.real_delays(operator_ns=200_000_000)
+    x = torch.ones(8, device="cuda")
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    x.mul_(2)
+    end.record()
+    assert not end.query()
+    with pytest.raises(RuntimeError, match="not ready"):
+        begin.elapsed_time(end)
+    end.synchronize()
+    assert end.query()
+
+
+def test_the_generic_classes_work_on_the_same_streams(origin: int) -> None:
+    assert torch.accelerator.current_accelerator() == torch.device("cuda")
+    assert torch.accelerator.device_count() == torch.cuda.device_count()
+    side = torch.Stream("cuda", priority=-1)
+    begin, end = torch.Event("cuda", enable_timing=True), torch.Event("cuda", enable_timing=True)
+    before = torch.accelerator.current_stream()
+    torch.accelerator.set_stream(side)
+    try:
+        assert torch.cuda.current_stream() == side
+        begin.record()
+        torch.cuda._sleep(40 * US)
+        end.record()
+    finally:
+        torch.accelerator.set_stream(before)
+    torch.accelerator.synchronize()
+    assert begin.elapsed_time(end) == torch.tensor(0.04).item()
+    with torch.accelerator.device_index(1):
+        assert torch.accelerator.current_device_index() == 1
+    assert spans(origin) == [(side.stream_id, "sleep", 0, 40)]
+
+
+def test_streams_remember_their_priority_and_come_from_a_pool(origin: int) -> None:
+    assert torch.cuda.Stream(priority=-1).priority == -1
+    device.pool_streams(2)
+    ids = [torch.cuda.Stream(priority=-2).stream_id for _ in range(4)]
+    assert ids[:2] == ids[2:]
+    assert ids[0] != ids[1]
+
+
+def test_two_devices_have_their_own_streams_and_copies_wait_for_both(origin: int) -> None:
+    x = torch.ones(8, device="cuda:0")
+    torch.cuda._sleep(50 * US)
+    with torch.cuda.device(1):
+        torch.cuda._sleep(80 * US)
+        device.lengths(copy_d2d=(10 * US, 0))
+        y = x.to("cuda:1")
+        z = y * 2
+    assert z.tolist() == [2] * 8
+    torch.cuda.synchronize(1)
+    found = [(row.device, row.name, (row.start_ns - origin) // US) for row in device.timeline() if row.name != "sleep"]
+    assert (0, "aten::copy_", 80) in found
+    assert (1, "aten::mul", 90) in found
+    device.no_races()
+
+
+def test_a_captured_kernel_runs_when_it_is_replayed(origin: int) -> None:
+    x = torch.zeros(4, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    event = torch.cuda.Event()
+    graph.capture_begin()
+    x.add_(1)
+    event.record()
+    assert torch.cuda.is_current_stream_capturing()
+    with pytest.raises(RuntimeError, match="capturing"):
+        torch.cuda.synchronize()
+    graph.capture_end()
+    assert not torch.cuda.is_current_stream_capturing()
+    with pytest.raises(RuntimeError, match="capturing stream"):
+        event.query()
+    assert x.tolist() == [0] * 4
+    graph.replay()
+    graph.replay()
+    assert x.tolist() == [2] * 4
+
+
+def test_the_clocks_of_the_host_are_the_virtual_one(origin: int) -> None:
+    device.advance_host(5 * US)
+    assert time.perf_counter_ns() == time.clock_gettime_ns(time.CLOCK_MONOTONIC) == device.host_ns()
+    read = ctypes.CFUNCTYPE(ctypes.c_int64)(device.host_clock_address())
+    assert read() == device.host_ns()

@@ -1,0 +1,48 @@
+"""Torch's own strategies on the device: no race, the values of the CPU, the same virtual time every time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import job, losses, succeeded
+from tests.simulated.programs import needs_device, scenario
+
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+STRATEGIES = (("ddp", 2), ("fsdp", 2), ("fsdp1", 2), ("tp", 2), ("hsdp", 4), ("fsdp_tp", 4))
+SMALL = (
+    "training.max_steps=3",
+    "dataset.num_samples=256",
+    "workload.num_layers=2",
+    "workload.model_dim=64",
+    "workload.mlp_hidden_dim=128",
+    "workload.vocab_size=500",
+    "telemetry.warmup_steps=1",
+    "instrument.mode=off",
+)
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), STRATEGIES)
+def test_no_strategy_of_torchs_own_has_a_race(strategy: str, ranks: int) -> None:
+    results: list[Any] = scenario("training", strategy, "4", ranks=ranks)
+    for rank in results:
+        assert rank["races"] == []
+        assert rank["collectives"] > 0
+        assert all(loss is not None for loss in rank["losses"])
+
+
+def test_virtual_times_are_the_same_every_time() -> None:
+    once, again = (scenario("training", "fsdp", "2") for _ in range(2))
+    assert [rank["spans"] for rank in once] == [rank["spans"] for rank in again]
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), STRATEGIES)
+def test_the_script_trains_under_torchrun(tmp_path: Path, strategy: str, ranks: int) -> None:
+    words = (*SMALL, f"parallel={strategy}")
+    on_device = (f"training.output_dir={tmp_path / 'cuda'}", "training.device=cuda")
+    succeeded(job(*words, *on_device, ranks=ranks, launcher="torchrun"))
+    succeeded(job(*words, f"training.output_dir={tmp_path / 'cpu'}", "training.device=cpu", ranks=ranks))
+    for rank in range(ranks):
+        assert losses(tmp_path / "cuda", rank) == pytest.approx(losses(tmp_path / "cpu", rank), rel=1e-4)
