@@ -1,0 +1,64 @@
+"""Two ranks train five hundred small steps on the simulated device: what grows?
+
+Enters: a folder, and the words of each case in an argument. Leaves: `rank_<r>.json`: live bytes, events and unread steps at three
+moments of each case. Run by `test_training`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aorta.launch.process_group import process_group
+from aorta.launch.topology import Topology, read_topology
+from tests.device_path.program_overlap import SHAPE, one_clock
+from tests.loop import Loop
+from tests.simulated import device as simulated
+
+LOOKS = (50, 275, 500)
+
+
+def main() -> None:
+    """Every case."""
+    folder, cases = Path(sys.argv[1]), sys.argv[2:]
+    topology = read_topology()
+    device = torch.device("cuda", topology.local_rank)
+    torch.cuda.set_device(device)
+    one_clock()
+    with process_group(topology, device, 300):
+        told = {case: looks(tuple(case.split()), topology, device) for case in cases}
+    (folder / f"rank_{topology.rank}.json").write_text(json.dumps(told))
+
+
+def looks(words: tuple[str, ...], topology: Topology, device: torch.device) -> list[dict[str, Any]]:
+    """What there is at each of `LOOKS`."""
+    written = 0
+
+    def count(_line: object) -> None:
+        nonlocal written
+        written += 1
+
+    one = Loop((*SHAPE, "workload.num_layers=1", *words), topology, device, count)
+    found = []
+    for number in range(1, max(LOOKS) + 1):
+        one.step()
+        if number in LOOKS:
+            counters = simulated.counters(device.index)
+            found.append(
+                {
+                    "live_bytes": counters.live_bytes,
+                    "events": counters.events_created,
+                    "streams": counters.streams_created,
+                    "unread": number - written,
+                }
+            )
+    one.finish()
+    return found
+
+
+if __name__ == "__main__":
+    main()

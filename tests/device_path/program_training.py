@@ -1,0 +1,75 @@
+"""Several ranks train on the simulated device in each mode, with collectives that really take long.
+
+Enters: a folder, the strategies, how many steps. Leaves: `rank_<r>.json`: strategy -> mode and tap -> losses, gradient
+norms, peak bytes, what the host waited for. Run by `test_training`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aorta.launch.process_group import process_group
+from aorta.launch.topology import Topology, read_topology
+from aorta.telemetry.schema import Step
+from tests.device_path.program_overlap import SHAPE, one_clock
+from tests.loop import Loop
+from tests.simulated import device as simulated
+
+ARMS = {
+    "off": ("instrument.mode=off",),
+    "observe, compiled": ("instrument.mode=observe",),
+    "dedicated, compiled": ("instrument.mode=dedicated",),
+    "observe, python": ("instrument.mode=observe", "instrument.native=false"),
+    "dedicated, python": ("instrument.mode=dedicated", "instrument.native=false"),
+}
+SLOW_NS = 20_000_000
+"""A collective really takes so long: who does not wait for one reads what was there before."""
+WARM_UP = 2
+
+
+def main() -> None:
+    """Every strategy, in every mode."""
+    folder, strategies, steps = Path(sys.argv[1]), sys.argv[2].split(","), int(sys.argv[3])
+    topology = read_topology()
+    device = torch.device("cuda", topology.local_rank)
+    torch.cuda.set_device(device)
+    one_clock()
+    with process_group(topology, device, 300):
+        told = {
+            strategy: {
+                arm: trained((f"parallel={strategy}", *words), topology, device, steps) for arm, words in ARMS.items()
+            }
+            for strategy in strategies
+        }
+    (folder / f"rank_{topology.rank}.json").write_text(json.dumps(told))
+
+
+def trained(words: tuple[str, ...], topology: Topology, device: torch.device, steps: int) -> dict[str, Any]:
+    """One run from the same seed."""
+    lines: list[Step] = []
+    one = Loop((*SHAPE, "workload.num_layers=2", *words), topology, device, lines.append)
+    for _ in range(WARM_UP):
+        one.step()
+    simulated.reset()
+    simulated.real_delays(collective_ns=SLOW_NS)
+    for _ in range(steps):
+        one.step()
+    counters = simulated.counters(device.index)
+    one.finish()
+    simulated.real_delays(collective_ns=0)
+    simulated.no_races()
+    return {
+        "losses": [line.loss for line in lines],
+        "grad_norms": [line.grad_norm for line in lines],
+        "peak_bytes": counters.peak_bytes,
+        "host_synchronisations": dict(counters.host_synchronisations),
+    }
+
+
+if __name__ == "__main__":
+    main()

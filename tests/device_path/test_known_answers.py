@@ -1,0 +1,105 @@
+"""K1 and K3 (docs/measuring.md) on the simulated device: lengths that are known by construction, to the nanosecond."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from aorta.analysis.frames import collective_rows
+from aorta.analysis.matching import matched
+from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.report import write_report
+from aorta.telemetry.reader import read_rank
+from tests.device_path.launch import on_devices
+from tests.known_answers.test_pipeline import TABLE, flow_shop
+from tests.simulated.programs import needs_device
+
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+ARMS = [(mode, native) for mode, native in product(("dedicated", "observe"), (True, False))]
+C_NS, D_NS = 500_000, 300_000
+LATE_NS = (0, 120_000, 700_000)
+BLOCKS = 5
+
+
+def _arm(mode: str, native: bool) -> str:
+    return f"{mode}-{'compiled' if native else 'python'}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All cases, one after another in one launch. A millisecond of the table is ten microseconds here."""
+    root = Path(tmp_path_factory.mktemp("known"))
+    cases = []
+    for mode, native in ARMS:
+        arm = {"mode": mode, "native": native}
+        for known in TABLE:
+            lengths = {"compute_ns": round(known.c * 1e4), "transfer_ns": round(known.d * 1e4)}
+            shape = {"way": known.way, "blocks": known.blocks, "owner": known.owner}
+            cases.append({"name": f"{known.name}-{_arm(mode, native)}", **arm, **lengths, **shape})
+        for way, late_ns in product(("waited", "queued"), LATE_NS):
+            lengths = {"compute_ns": C_NS, "transfer_ns": D_NS, "late_ns": late_ns}
+            cases.append(
+                {"name": f"{way}-{late_ns}-{_arm(mode, native)}", "way": way, "blocks": BLOCKS, **arm, **lengths}
+            )
+    on_devices("tests.device_path.program_known", root, json.dumps(cases))
+    return root
+
+
+@pytest.mark.parametrize("arm", [_arm(*arm) for arm in ARMS])
+@pytest.mark.parametrize("known", TABLE, ids=lambda known: known.name)
+def test_a_pipeline_by_construction(folder: Path, known: object, arm: str) -> None:
+    case = next(one for one in TABLE if one is known)
+    expected = flow_shop(case.way, case.c / 100, case.d / 100, case.owner, case.blocks)
+    for rank in (0, 1):
+        steps = [
+            s for s in read_rank(folder / f"{case.name}-{arm}" / f"rank_{rank}_metrics.jsonl").steps if not s.warmup
+        ]
+        assert steps
+        for step in steps:
+            assert step.coverage.complete
+            ratio = expected["overlap_ratio"]
+            assert step.overlap["overlap_ratio"] == pytest.approx(ratio, abs=1e-9)
+            lengths = {name: value for name, value in expected.items() if name != "overlap_ratio"}
+            measured = {name: step.overlap[name] for name in lengths}
+            assert measured == pytest.approx(lengths, abs=1.1e-6, rel=0)
+
+
+def expected_durations(way: str, late_ns: int) -> list[tuple[int, int]]:
+    """What each rank's collectives must last: by recursion over a link that serves one at a time, in order."""
+    durations, free, ready = [], 0, [0, 0]
+    for _ in range(BLOCKS):
+        ready = [ready[0] + C_NS, ready[1] + C_NS + late_ns]
+        starts = [max(moment, free) for moment in ready]
+        free = max(*ready, free) + D_NS
+        durations.append((free - starts[0], free - starts[1]))
+        if way == "waited":
+            ready = [free, free]
+    return durations
+
+
+@pytest.mark.parametrize("arm", [_arm(*arm) for arm in ARMS])
+@pytest.mark.parametrize("late_ns", LATE_NS)
+@pytest.mark.parametrize("way", ["waited", "queued"])
+def test_a_straggler_costs_its_peer_waiting_and_no_transfer(folder: Path, way: str, late_ns: int, arm: str) -> None:
+    run = load_run(folder / f"{way}-{late_ns}-{arm}")
+    rows: pd.DataFrame = matched(collective_rows(run), run)
+    rows = rows[~rows["warmup"]]
+    expected = expected_durations(way, late_ns)
+    assert rows["transfer_ms"].to_numpy() * 1e6 == pytest.approx(D_NS, abs=1.1)
+    for rank in (0, 1):
+        of_rank = rows[rows["rank"] == rank].sort_values(["global_step", "seq"])
+        waited = of_rank["wait_ms"].to_numpy() * 1e6
+        wanted = [duration[rank] - D_NS for duration in expected]
+        assert waited == pytest.approx(wanted * (len(waited) // BLOCKS), abs=1.1)
+
+
+@pytest.mark.parametrize("arm", [_arm(*arm) for arm in ARMS])
+def test_the_report_names_the_straggler(folder: Path, tmp_path: Path, arm: str) -> None:
+    report = write_report({"x": folder / f"waited-{LATE_NS[-1]}-{arm}"}, tmp_path)
+    (entry,) = report.summary["datasets"]["x"]["stragglers"]
+    assert entry["rank"] == 1, entry
+    assert entry["late_ms"] == pytest.approx(LATE_NS[-1] / 1e6, abs=1e-5)

@@ -1,0 +1,110 @@
+"""The record of a real training against the simulated device's own timeline, in virtual time: to the nanosecond.
+
+Known by construction: only the mathematics of blocks takes time on the computing stream, collectives take what the test
+sets, and the device says when each ran. Under any load of the machine the answer is the same, so nothing is retried.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.device_path.launch import on_devices
+from tests.simulated.programs import needs_device
+
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+RATIO, LENGTH_NS = 0.001, 1_000
+MODES, TAPS = ("dedicated", "observe"), ("compiled", "python")
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to train."""
+
+    strategy: str
+    mode: str
+    tap: str
+    accumulation: int = 1
+    ranks: int = 2
+
+    @property
+    def name(self) -> str:
+        return f"{self.strategy}-{self.mode}-{self.tap}" + ("-accumulating" if self.accumulation > 1 else "")
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        native = str(self.tap == "compiled").lower()
+        return (
+            f"parallel={self.strategy}",
+            f"instrument.mode={self.mode}",
+            f"instrument.native={native}",
+            f"training.gradient_accumulation={self.accumulation}",
+        )
+
+
+WAYS = [
+    *(Way(strategy, mode, tap) for strategy, mode, tap in product(("ddp", "fsdp1", "fsdp", "tp"), MODES, TAPS)),
+    *(Way(strategy, mode, "compiled", accumulation=2) for strategy, mode in product(("ddp", "fsdp1", "fsdp"), MODES)),
+    *(Way(strategy, mode, tap, ranks=4) for strategy, mode, tap in product(("hsdp", "fsdp_tp"), MODES, TAPS)),
+]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[dict[str, Any]]]]:
+    """Of each way the steps of each rank; one launch for two ranks and one for four."""
+    found: dict[str, list[list[dict[str, Any]]]] = {}
+    for ranks in (2, 4):
+        ways = [way for way in WAYS if way.ranks == ranks]
+        cases = json.dumps([{"name": way.name, "words": way.words} for way in ways])
+        folder = Path(tmp_path_factory.mktemp("overlap"))
+        by_rank = on_devices("tests.device_path.program_overlap", folder, cases, ranks=ranks)
+        for number, way in enumerate(ways):
+            found[way.name] = [cases_of_rank[number]["steps"] for cases_of_rank in by_rank]
+    return found
+
+
+every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+
+
+@every_way
+def test_every_collective_starts_and_ends_where_the_devices_own_does(told: dict[str, Any], way: Way) -> None:
+    for steps in told[way.name]:
+        for step in steps:
+            assert step["coverage"]
+            assert step["collectives"]
+            for kind, start_ns, own_start_ns, end_ns, own_end_ns in step["collectives"]:
+                assert (start_ns - own_start_ns, end_ns - own_end_ns) == (0, 0), kind
+
+
+@every_way
+def test_ratio_and_lengths_are_the_devices_own(told: dict[str, Any], way: Way) -> None:
+    for steps in told[way.name]:
+        for step in steps:
+            overlap, truth = step["overlap"], step["truth"]
+            assert overlap["overlap_ratio"] == pytest.approx(truth["ratio"], abs=RATIO)
+            lengths = {
+                "compute_ms": truth["compute_ns"],
+                "comm_ms": truth["comm_ns"],
+                "compute_comm_ms": truth["hidden_ns"],
+                "exposed_comm_ms": truth["comm_ns"] - truth["hidden_ns"],
+                "compute_stall_ms": truth["stall_ns"],
+            }
+            for metric, length_ns in lengths.items():
+                assert overlap[metric] * 1e6 == pytest.approx(length_ns, abs=LENGTH_NS), metric
+
+
+@every_way
+def test_the_answer_is_no_trivial_one(told: dict[str, Any], way: Way) -> None:
+    """Sharded and replicated strategies hide a good part, and stall; tensor parallelism hides nothing."""
+    for steps in told[way.name]:
+        for step in steps:
+            if way.strategy == "tp":
+                assert step["truth"]["ratio"] == 0
+            else:
+                assert 0.1 < step["truth"]["ratio"] < 0.95
+            assert step["truth"]["stall_ns"] > 0

@@ -1,0 +1,76 @@
+"""What the instrument must leave as it is on a device: values, memory, and a host that never waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.device_path.launch import on_devices
+from tests.simulated.programs import needs_device
+
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+STRATEGIES = {2: ("ddp", "fsdp1", "fsdp", "tp"), 4: ("hsdp", "fsdp_tp")}
+STEPS = "3"
+STEADY = (
+    "parallel=ddp instrument.mode=dedicated",
+    "parallel=fsdp instrument.mode=dedicated",
+    "parallel=fsdp instrument.mode=observe instrument.native=false",
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Strategy -> of each rank, mode -> what came of it."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for ranks, strategies in STRATEGIES.items():
+        folder = Path(tmp_path_factory.mktemp("trained"))
+        by_rank = on_devices("tests.device_path.program_training", folder, ",".join(strategies), STEPS, ranks=ranks)
+        for strategy in strategies:
+            found[strategy] = [rank[strategy] for rank in by_rank]
+    return found
+
+
+every_strategy = pytest.mark.parametrize("strategy", [one for some in STRATEGIES.values() for one in some])
+
+
+@every_strategy
+def test_losses_and_gradient_norms_are_those_without_the_instrument(trained: dict[str, Any], strategy: str) -> None:
+    """Bit for bit, with collectives of 20 ms: a missing wait would read poison."""
+    for rank in trained[strategy]:
+        off = rank["off"]
+        assert all(loss == loss for loss in off["losses"])
+        for arm, found in rank.items():
+            assert found["losses"] == off["losses"], arm
+            assert found["grad_norms"] == off["grad_norms"], arm
+
+
+@every_strategy
+def test_peak_memory_is_that_without_the_instrument(trained: dict[str, Any], strategy: str) -> None:
+    for rank in trained[strategy]:
+        for arm, found in rank.items():
+            assert found["peak_bytes"] <= 1.01 * rank["off"]["peak_bytes"], arm
+
+
+@every_strategy
+def test_the_host_never_waits_for_the_device(trained: dict[str, Any], strategy: str) -> None:
+    for rank in trained[strategy]:
+        for arm, found in rank.items():
+            assert found["host_synchronisations"] == rank["off"]["host_synchronisations"] == {}, arm
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[dict[str, int]]]]:
+    return on_devices("tests.device_path.program_steady", Path(tmp_path_factory.mktemp("steady")), *STEADY)
+
+
+@pytest.mark.parametrize("case", STEADY)
+def test_nothing_grows_over_five_hundred_steps(steady: list[dict[str, Any]], case: str) -> None:
+    for rank in steady:
+        early, middle, late = rank[case]
+        assert early["live_bytes"] == middle["live_bytes"] == late["live_bytes"]
+        assert early["streams"] == middle["streams"] == late["streams"]
+        # What the strategy makes for itself in a step it makes in every step.
+        assert late["events"] - middle["events"] <= middle["events"] - early["events"]
+        assert late["unread"] <= 16
