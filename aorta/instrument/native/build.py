@@ -25,7 +25,7 @@ from aorta.errors import ToolMissing
 from aorta.telemetry.schema import InstrumentMode
 
 SOURCE: Final = Path(__file__).with_name("host_tap.cpp")
-HEADERS: Final = tuple(SOURCE.with_name(name) for name in ("intervals.hpp", "ranges.hpp", "step.hpp"))
+HEADERS: Final = tuple(SOURCE.with_name(f"{name}.hpp") for name in ("hooks", "intervals", "ranges", "step", "told"))
 BUILD_COMMAND: Final = "python -m aorta.instrument.native"
 
 
