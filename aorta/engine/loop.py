@@ -18,6 +18,7 @@ from aorta.engine.optimization import make_optimizer, make_scaler, make_schedule
 from aorta.engine.step import TrainStep
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
+from aorta.instrument.recorder import TOGETHER
 from aorta.launch.topology import Topology
 from aorta.parallel.strategies import spread
 from aorta.telemetry.clock import read_clocks
@@ -59,6 +60,7 @@ class Loop:
             sink,
             config.instrument.stream_priority,
             native=config.instrument.native,
+            together=TOGETHER,
         )
         loss = task.loss()
         self.instrument.watch([*blocks, ("loss", loss)])

@@ -36,6 +36,7 @@ from aorta.instrument.fabric import Fabric
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.native.build import host_tap
 from aorta.instrument.reading import StepFacts
+from aorta.instrument.recorder import TOGETHER
 from aorta.instrument.seam import all_groups
 from aorta.launch.clock_sync import ClockSynchronisation
 from aorta.launch.knobs import Knob, knobs_found
@@ -130,6 +131,7 @@ class Training:
                     config.instrument.stream_priority,
                     self._fabric(stack),
                     native=config.instrument.native,
+                    together=TOGETHER,
                 )
             )
             loss = self.task.loss()

@@ -30,7 +30,7 @@ from aorta.instrument.native.ranges import NativeEnds, NativeRanges
 from aorta.instrument.native.tap import NativeTap
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.reading import StepReader
-from aorta.instrument.recorder import TOGETHER, StepRecorder
+from aorta.instrument.recorder import StepRecorder
 from aorta.instrument.seam import Handler, Seam, all_groups, issued_by
 from aorta.instrument.streams import DeviceStreams
 from aorta.telemetry.schema import ClockReading, InstrumentMode, Step
@@ -54,6 +54,8 @@ class Instrument:
         fabric: delays collectives as another network would; None = the real one.
         native: the compiled parts where they have been built (`native.build`), which notice collectives and blocks
             and measure steps.
+        together: on a CPU, how many steps are read at once (`recorder.TOGETHER`, where nobody but SIGKILL ends a run
+            with steps unread).
 
     Raises:
         InstrumentError: this torch lacks what the interception needs.
@@ -71,6 +73,7 @@ class Instrument:
         fabric: Fabric | None = None,
         *,
         native: bool = False,
+        together: int = 1,
     ) -> None:
         module, _ = compiled(device, wanted=native and mode != "off", emulated=fabric is not None)
         clock = NativeDeviceClock(module, device) if module and device.type != "cpu" else clock_for(device)
@@ -84,7 +87,8 @@ class Instrument:
             ),
             lambda: {id(group): counted(group) for group in all_groups()},
             sink,
-            together=TOGETHER,
+            # Until it has been read, a step on a device keeps its events, and its collectives' tensors (R2).
+            together=together if device.type == "cpu" else 1,
         )
         self._device, self.clock, self._mode = device, clock, mode
         # The tap outlives a pause: it counts collectives, and holds on to those that are under way.

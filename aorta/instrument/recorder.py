@@ -25,8 +25,9 @@ MAX_STEPS_LATE = 8
 """Steps that may stay unread for a collective that does not end; then coverage says what is missing."""
 
 TOGETHER = 8
-"""Steps read at once in a run. The model empties the processor's caches, so that most of what reading one step costs is
-fetching the code that reads it: the steps that follow cost a half to a third (docs/measurements.md)."""
+"""Steps read at once where the engine runs the loop, which writes what is left when a signal ends it. The model empties
+the processor's caches, so that most of what reading one step costs is fetching the code that reads it
+(docs/measurements.md)."""
 
 LOOK_AFTER_S = 1.0
 """A run that is killed loses no more than the steps of about this long; a step that takes longer is read at once."""

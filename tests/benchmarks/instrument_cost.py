@@ -5,9 +5,10 @@ Inside one launch three arms alternate in blocks of 20 steps, in palindromes so 
 
     off on off'  off' on off  ...        off: the instrument is paused, nothing of it is on the path (`mode=off`)
 
-A step is timed from its start to the start of what follows, so reading, encoding and writing the record count; a job's
-step is the slowest rank's. The first two steps of a block are dropped (caches after the change). A pair is the medians
-of an `on` (or `off'`) block and the `off` block of the same half; the figure is the median ratio over all pairs with a
+A step is timed from its start to the start of what follows; a job's step is the slowest rank's. The first two steps of
+a block are dropped (caches after the change), and its figure is the median of the others. Reading, encoding and writing
+the record, which happens for several steps at once, is timed where it happens, and its share of a step added. A pair is
+an `on` (or `off'`) block and the `off` block of the same half; the figure is the median ratio over all pairs with a
 hierarchical bootstrap interval, beside that of off'/off, the A/A interval: what this machine calls equal. The
 processor time rank 0 spent on a step is compared in the same way (`cpu`): it does not see who else uses the cores.
 
@@ -25,6 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -32,6 +34,7 @@ from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
 from aorta.telemetry.writer import RecordWriter
 from tests.benchmarks import plans
+from tests.benchmarks.reading import Reading
 from tests.loop import Loop
 
 CPU = torch.device("cpu")
@@ -48,30 +51,35 @@ def worker(words: Any) -> list[dict[str, tuple[float, float]]]:
         chosen = [word.format(strategy=words.strategy) for word in WORDS]
         chosen += [f"instrument.mode={words.mode}", f"instrument.native={not words.python}"]
         loop = Loop((*chosen,), topology, CPU, writer.write)
+        reading = Reading(loop.instrument.recorder, _now_ns)
         for _ in range(10):
             loop.step()
+        loop.instrument.recorder.catch_up()
         halves = []
         for half in range(words.pairs):
             blocks = {}
             for arm in ARMS if half % 2 == 0 else ARMS[::-1]:
                 with nullcontext() if arm == "on" else loop.instrument.paused():
-                    blocks[arm] = _block_ms(loop, words.steps)
+                    blocks[arm] = _block_ms(loop, reading, words.steps)
             halves.append(blocks)
         loop.finish()
         writer.close()
     return halves
 
 
-def _block_ms(loop: Loop, steps: int) -> tuple[float, float]:
-    wall, cpu = [], []
-    for _ in range(steps):
-        begin, begin_cpu = time.perf_counter_ns(), time.process_time_ns()
-        loop.step()
-        wall.append((time.perf_counter_ns() - begin) / 1e6)
-        cpu.append((time.process_time_ns() - begin_cpu) / 1e6)
-    slowest = torch.tensor(wall)
+def _now_ns() -> Any:
+    return np.array([time.perf_counter_ns(), time.process_time_ns()])
+
+
+def _block_ms(loop: Loop, reading: Reading, steps: int) -> tuple[float, float]:
+    read = reading.spent
+    taken = np.array([reading.outside(loop.step) for _ in range(steps)])
+    loop.instrument.recorder.catch_up()
+    share = (reading.spent - read) / steps
+    slowest = torch.from_numpy(np.append(taken[:, 0], share[0]))
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return median(slowest[DROPPED:].tolist()), median(cpu[DROPPED:])
+    *wall, read_wall = slowest.tolist()
+    return (median(wall[DROPPED:]) + read_wall) / 1e6, (median(taken[DROPPED:, 1]) + share[1]) / 1e6
 
 
 def measure(words: Any) -> int:

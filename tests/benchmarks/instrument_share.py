@@ -40,6 +40,7 @@ from aorta.telemetry.writer import RecordWriter
 from tests.benchmarks import plans
 from tests.benchmarks.counters import Counters
 from tests.benchmarks.instrument_cost import CPU, WORDS
+from tests.benchmarks.reading import Reading
 from tests.loop import Loop
 
 MEASURED = 2
@@ -47,39 +48,6 @@ MEASURED = 2
 TRIMMED = 0.2
 WHAT = ("cpu_ns", "instructions")
 RATIO, ERROR = 1.01, 0.002
-
-
-class Spent:
-    """Of this process, apart from what was spent reading and writing the record."""
-
-    def __init__(self, loop: Loop, counters: Counters) -> None:
-        self._loop, self._counters = loop, counters
-        self.reading = np.zeros(2, np.int64)
-        self._recorder = loop.instrument.recorder
-        self._catch_up: Callable[[], None] = self._recorder.catch_up
-        self._recorder.catch_up = self._counted_catch_up  # type: ignore[method-assign]
-
-    def on(self) -> Any:
-        """A recorded step, without what was read and written at its end."""
-        before, reading = self._now(), self.reading.copy()
-        self._loop.step()
-        return self._now() - before - (self.reading - reading)
-
-    def off(self) -> Any:
-        """A step of the training alone; the instrument is paused."""
-        before = self._now()
-        self._loop.unrecorded()
-        return self._now() - before
-
-    def _now(self) -> Any:
-        return np.array(self._counters.read())
-
-    def _counted_catch_up(self) -> None:
-        # In a run that is never paused that many are read at once.
-        if len(self._recorder._unread) >= TOGETHER:
-            before = self._now()
-            self._catch_up()
-            self.reading += self._now() - before
 
 
 def worker(words: Any) -> dict[str, Any]:
@@ -90,30 +58,31 @@ def worker(words: Any) -> dict[str, Any]:
         chosen = [word.format(strategy=words.strategy) for word in WORDS]
         chosen += [f"instrument.mode={words.mode}", f"instrument.native={not words.python}"]
         loop = Loop((*chosen,), topology, CPU, writer.write)
-        spent = Spent(loop, counters)
+        # In a run that is never paused that many are read at once.
+        reading = Reading(loop.instrument.recorder, lambda: np.array(counters.read()), least=TOGETHER)
         for _ in range(2 * TOGETHER):
             loop.step()
-        spent.reading[:], begun, triples, recorded = 0, time.monotonic(), [], 0
+        before_all, begun, triples = reading.spent, time.monotonic(), []
         while _both(time.monotonic() - begun < words.seconds):
             with loop.instrument.paused():
-                before = _block(spent.off)
-            between = _block(spent.on)
+                before = _block(reading, loop.unrecorded)
+            between = _block(reading, loop.step)
             with loop.instrument.paused():
-                after = _block(spent.off)
+                after = _block(reading, loop.unrecorded)
             triples.append([before, between, after])
-            recorded += 1 + MEASURED
-        reading = _of_both(spent.reading / recorded)
+        recorded = len(triples) * (1 + MEASURED)
+        of_reading = _of_both((reading.spent - before_all) / recorded)
         loop.instrument.recorder.finish()
         loop.instrument.close()
         writer.close()
-        return {"triples": [[_of_both(block) for block in triple] for triple in triples], "reading": reading} | {
+        return {"triples": [[_of_both(block) for block in triple] for triple in triples], "reading": of_reading} | {
             "why_not": counters.why_not
         }
 
 
-def _block(step: Callable[[], Any]) -> Any:
+def _block(reading: Reading, step: Callable[[], None]) -> Any:
     step()
-    return sum(step() for _ in range(MEASURED)) / MEASURED
+    return sum(reading.outside(step) for _ in range(MEASURED)) / MEASURED
 
 
 def _of_both(figures: Any) -> list[float]:

@@ -1,7 +1,7 @@
 """Two ranks train five hundred small steps on the simulated device: what grows?
 
-Enters: a folder, and the words of each case in an argument. Leaves: `rank_<r>.json`: live bytes, events and unread steps at three
-moments of each case. Run by `test_training`.
+Enters: a folder, and the words of each case in an argument of its own. Leaves: `rank_<r>.json`: live bytes, events and
+unread steps at three moments of each case. Run by `test_training`.
 """
 
 from __future__ import annotations

@@ -57,7 +57,9 @@ def test_peak_memory_is_that_without_the_instrument(trained: dict[str, Any], str
 def test_the_host_never_waits_for_the_device(trained: dict[str, Any], strategy: str) -> None:
     for rank in trained[strategy]:
         for arm, found in rank.items():
-            assert found["host_synchronisations"] == rank["off"]["host_synchronisations"] == {}, arm
+            assert found["host_synchronisations"] == rank["off"]["host_synchronisations"], arm
+        if strategy != "fsdp1":  # whose own limit of all-gathers in flight waits on the host
+            assert rank["off"]["host_synchronisations"] == {}
 
 
 @pytest.fixture(scope="module")

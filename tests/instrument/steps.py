@@ -58,7 +58,7 @@ class SetClock:
 class Rig:
     """A recorder over a clock that is set by hand. Collectives count as issued by the backend, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, together: int = 1) -> None:
         self.clock, self.lines = SetClock(), list[Step]()
         self.counted: dict[int, int | None] = {1: 0}
         self.recorder = StepRecorder(
@@ -66,6 +66,7 @@ class Rig:
             StepReader(self.clock, 0, 2, {"0": Group((0, 1), 1)}, ANCHOR),  # type: ignore[arg-type]
             lambda: dict(self.counted),
             self.lines.append,
+            together,
         )
         self.steps_begun = 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from aorta.instrument.issued import Group, Issued
 from aorta.instrument.native.build import load
 from aorta.instrument.native.tap import NativeTap
+from aorta.instrument.seam import all_groups, issued_by
 from tests.known_answers.again import attempted
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13
@@ -210,6 +212,26 @@ def test_every_collective_has_its_label_in_the_profilers_trace(tap: Tap) -> None
     group = tap.rows[0].group
     labels = [event.name for event in profiler.events() if event.name.startswith("comm:")]
     assert labels == [f"comm:allreduce#1 group={group}", f"comm:broadcast#2 group={group}"]
+
+
+def test_a_collective_that_is_over_keeps_no_tensor_while_the_step_goes_on(tap: Tap) -> None:
+    tensor = torch.ones(4)
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    work.wait()
+    kept = weakref.ref(tensor)
+    del tensor, work
+    until = time.monotonic() + PATIENCE_S
+    while kept() is not None and time.monotonic() < until:
+        time.sleep(0.001)  # its callback is on its way
+    assert kept() is None
+
+
+def test_a_backend_s_count_is_the_one_that_python_is_told(module: Any, alone: None) -> None:
+    for issued in range(3):
+        (group,) = all_groups()
+        assert module.issued_by(group) == issued_by(group) == issued
+        dist.all_reduce(torch.ones(2))
 
 
 def test_between_two_steps_it_counts_and_notes_nothing_down(tap: Tap) -> None:

@@ -5,8 +5,6 @@
 // and when its caller stood waiting, for Python to take once a step. Must not: touch a Python object on a backend's
 // thread; wait for a backend's work more than once, or without being asked.
 
-#include <algorithm>
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -25,9 +23,11 @@
 #include <torch/library.h>
 
 #include "device.hpp"
+#include "hooks.hpp"
 #include "intervals.hpp"
 #include "ranges.hpp"
 #include "step.hpp"
+#include "told.hpp"
 
 namespace {
 
@@ -38,6 +38,7 @@ using aorta::DeviceWork;
 using aorta::End;
 using aorta::Future;
 using aorta::NO_MARK;
+using aorta::Noted;
 using aorta::now_ns;
 using aorta::Span;
 using aorta::Step;
@@ -99,70 +100,6 @@ class Label {
   std::string text_;  // outlives the scope, which looks at it
   std::optional<at::RecordFunction> scope_;
 };
-
-// Of one step, once it is over.
-struct Noted {
-  std::vector<Collective> collectives;
-  aorta::Stalls stalls;
-};
-
-// (operator, group, seq, bytes, dtype, issue_ns, waiters, end_ns, source) of each collective, and (begin, end) of each
-// stall, in nanoseconds. Where an end is not known yet it is none, and the source is what will know it. Of a collective
-// on a device the end is none, and the source (start mark, end mark, launch, whether it has a communicator of its own).
-py::tuple rows_of(const Noted& noted) {
-  const std::array<py::str, 2> sources{py::str("future"), py::str("wait")};
-  std::unordered_map<std::string, py::str> groups;
-  py::list rows(noted.collectives.size());
-  for (size_t at = 0; at < noted.collectives.size(); ++at) {
-    const Collective& row = noted.collectives[at];
-    const int64_t both = row.span ? 0 : row.end->both();
-    rows[at] = py::make_tuple(
-        row.op,
-        groups.try_emplace(row.group, row.group).first->second,
-        row.seq,
-        row.bytes,
-        row.dtype,
-        row.issue_ns,
-        row.waiters,
-        both != 0 ? py::object(py::int_(End::moment_ns(both))) : py::none(),
-        row.span    ? py::object(py::make_tuple(
-                          row.span->start, row.span->end, row.span->launch, row.span->own_communicator))
-        : both != 0 ? py::object(sources[End::source(both)])
-                    : py::cast(row.end));
-  }
-  return py::make_tuple(rows, noted.stalls);
-}
-
-// (block, backward, start, end) of each pass that ended (on a device, of each), and (begin, end) of each ending of a backward pass.
-py::tuple passes_of(const aorta::Passes& passes) {
-  py::list rows;
-  for (const aorta::Pass& pass : passes.all) {
-    if (pass.end_ns != 0 || pass.start_ns < 0) {
-      rows.append(py::make_tuple(pass.block, pass.backward, pass.start_ns, pass.end_ns));
-    }
-  }
-  return py::make_tuple(rows, passes.tails);
-}
-
-// How many collectives the group's backends themselves have counted, as `seam.issued_by`; none where one keeps no count.
-std::optional<uint64_t> issued_by(const c10::intrusive_ptr<ProcessGroup>& group) {
-  try {
-    std::vector<const c10d::Backend*> backends;
-    uint64_t sum = 0;
-    for (const c10::Device& device : group->getDeviceTypes()) {
-      const auto backend = group->getBackend(device.type());
-      if (std::find(backends.begin(), backends.end(), backend.get()) == backends.end()) {
-        backends.push_back(backend.get());
-        sum += backend->getSequenceNumberForGroup();
-      }
-    }
-    return sum;
-  } catch (const c10::Error&) {
-    return std::nullopt;
-  } catch (const std::runtime_error&) {
-    return std::nullopt;
-  }
-}
 
 class Tap;
 
@@ -628,11 +565,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("batch_begins", &Tap::batch_begins, Unlocked())
       .def("batch_ends", &Tap::batch_ends, Unlocked())
       .def("end", &Tap::end);
-  pybind11::class_<Noted>(module, "Noted").def("rows", &rows_of);
-  module.def("issued_by", &issued_by);
+  pybind11::class_<Noted>(module, "Noted").def("rows", &aorta::rows_of);
+  module.def("issued_by", &aorta::issued_by);
 
   using aorta::Ranges;
-  pybind11::class_<aorta::Passes>(module, "Passes").def("rows", &passes_of);
+  pybind11::class_<aorta::Passes>(module, "Passes").def("rows", &aorta::passes_of);
   pybind11::class_<Ranges, std::shared_ptr<Ranges>>(module, "Ranges")
       .def(pybind11::init([](const Tap& tap) { return std::make_shared<Ranges>(tap.step(), tap.clock()); }))
       .def("begin", &Ranges::begin)

@@ -1,7 +1,7 @@
-// The algebra of `aorta/timeline/intervals.py`, compiled: the operations that `overlap.measure_window` is made of.
+// The algebra of `aorta/timeline/intervals.py`, compiled: the operations that `overlap.measure_lanes` is made of.
 //
-// Enters: lists of (start, end) pairs of Python. Leaves: `Spans`, opaque to Python, equal to what `intervals` gives for the
-// same pairs (tests/instrument/test_native_algebra.py). Must not: know what an interval stands for, or what a metric is.
+// Enters: lists of (start, end) pairs of Python. Leaves: `Spans`, opaque to Python, equal to what `intervals` gives for
+// the same pairs (tests/instrument/test_native_algebra.py). Must not: know what an interval stands for, or a metric.
 
 #pragma once
 
@@ -57,8 +57,8 @@ inline Spans merged(std::vector<Interval> any) {
   return spans;
 }
 
-// Spans as Python sees them, and functions of them. A step takes some thirty calls: they go past pybind11, whose own part
-// of each is several times that of the algebra.
+// Spans as Python sees them, and functions of them. A step takes some thirty calls: they go past pybind11, whose own
+// part of each is several times that of the algebra.
 struct SpansObject {
   PyObject_HEAD
   Spans spans;

@@ -1,34 +1,27 @@
 // When blocks computed and a backward pass ended, marked without Python, on the host's clock or a device's.
 //
-// The same as `aorta/instrument/compute.py` and `backward.py` do (docs/measuring.md, R5). Enters: forward hooks of modules, as C functions, and gradients on their way through the graph. Leaves: the
-// passes of blocks and the endings of backward passes, for Python to take once a step. Must not: change a gradient, or
-// touch a Python object in a backward pass.
+// The same as `aorta/instrument/compute.py` and `backward.py` do (docs/measuring.md, R5). Enters: what the hooks see
+// (`hooks.hpp`). Leaves: the passes of blocks and the endings of backward passes of a step. Must not: touch a Python
+// object.
 
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include "device_clock.hpp"
 #include "step.hpp"
 
 namespace aorta {
-
-using torch::autograd::FunctionPreHook;
-using torch::autograd::variable_list;
 
 // One pass of one block, in nanoseconds or, on a device, as marks; the end is 0 while it is open.
 struct Pass {
@@ -191,160 +184,5 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   std::vector<std::vector<size_t>> forward_;      // by block: those that are open, in `passes_`
   std::vector<std::optional<size_t>> backward_;
 };
-
-// In front of a node of the graph, and left out of what compiled autograd compiles: it only looks.
-class Looks : public FunctionPreHook {
- public:
-  explicit Looks(std::shared_ptr<Ranges> ranges) : ranges_(std::move(ranges)) {}
-  variable_list operator()(const variable_list& gradients) final {
-    look();
-    return gradients;
-  }
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const final {}
-  virtual void look() = 0;
-
- protected:
-  const std::shared_ptr<Ranges> ranges_;
-};
-
-class OpensBackward final : public Looks {
- public:
-  OpensBackward(std::shared_ptr<Ranges> ranges, size_t block) : Looks(std::move(ranges)), block_(block) {}
-  void look() override { ranges_->begin_backward(block_); }
-
- private:
-  const size_t block_;
-};
-
-// With the last of `left` gradients.
-class ClosesBackward final : public Looks {
- public:
-  ClosesBackward(std::shared_ptr<Ranges> ranges, size_t block, std::shared_ptr<std::atomic<int64_t>> left)
-      : Looks(std::move(ranges)), block_(block), left_(std::move(left)) {}
-  void look() override {
-    if (--*left_ == 0) {
-      ranges_->end_backward(block_);
-    }
-  }
-
- private:
-  const size_t block_;
-  const std::shared_ptr<std::atomic<int64_t>> left_;
-};
-
-class NoticesBackward final : public Looks {
- public:
-  using Looks::Looks;
-  void look() override { ranges_->gradient_came(); }
-};
-
-// Tensors in nested containers that a backward pass will reach.
-inline void add_needing_gradient(PyObject* value, std::vector<at::Tensor>& found) {
-  if (THPVariable_Check(value)) {
-    const at::Tensor& tensor = THPVariable_Unpack(value);
-    if (tensor.requires_grad()) {
-      found.push_back(tensor);
-    }
-  } else if (PyTuple_Check(value)) {
-    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(value); ++at) {
-      add_needing_gradient(PyTuple_GET_ITEM(value, at), found);
-    }
-  } else if (PyList_Check(value)) {
-    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(value); ++at) {
-      add_needing_gradient(PyList_GET_ITEM(value, at), found);
-    }
-  } else if (PyDict_Check(value)) {
-    PyObject *key = nullptr, *item = nullptr;
-    for (Py_ssize_t at = 0; PyDict_Next(value, &at, &key, &item);) {
-      add_needing_gradient(item, found);
-    }
-  }
-}
-
-// Looks at a gradient when it is there: a hook of the tensor, behind those it has, or `first`.
-template <typename Hook, typename... Arguments>
-void at_gradient(const at::Tensor& tensor, bool first, Arguments... arguments) {
-  auto hook = std::make_unique<Hook>(std::move(arguments)...);
-  if (const auto node = tensor.grad_fn()) {
-    auto& hooks = node->tensor_pre_hooks();
-    hooks.insert(first ? hooks.begin() : hooks.end(), std::move(hook));
-  } else {
-    tensor.register_hook([hook = std::shared_ptr<Hook>(std::move(hook))](const at::TensorBase&) { hook->look(); });
-  }
-}
-
-// A module's forward hook: a C function, whose self is one of these in a capsule.
-struct Hook {
-  std::shared_ptr<Ranges> ranges;
-  size_t block;
-};
-
-inline const Hook& hook_of(PyObject* capsule) {
-  return *static_cast<const Hook*>(PyCapsule_GetPointer(capsule, nullptr));
-}
-
-// (module, args, kwargs) -> None. The block's backward pass ends with the last gradient of its inputs.
-inline PyObject* before_forward(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  const Hook& hook = hook_of(self);
-  std::vector<at::Tensor> inputs;
-  for (Py_ssize_t at = 1; at < count; ++at) {
-    add_needing_gradient(arguments[at], inputs);
-  }
-  if (!inputs.empty()) {
-    const auto left = std::make_shared<std::atomic<int64_t>>(inputs.size());
-    for (const at::Tensor& input : inputs) {
-      at_gradient<ClosesBackward>(input, false, hook.ranges, hook.block, left);
-    }
-  }
-  hook.ranges->begin_forward(hook.block);
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
-// (module, args, output) -> None. The block's backward pass begins with the first gradient of its outputs, before that
-// one's node and so behind all hooks of the tensor, whenever they were put on: FSDP waits for the block's parameters in
-// one of them (R5).
-inline PyObject* after_forward(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  const Hook& hook = hook_of(self);
-  hook.ranges->end_forward(hook.block);
-  std::vector<at::Tensor> outputs;
-  add_needing_gradient(arguments[count - 1], outputs);
-  for (const at::Tensor& output : outputs) {
-    if (const auto node = output.grad_fn()) {
-      node->add_pre_hook(std::make_unique<OpensBackward>(hook.ranges, hook.block));
-    } else {
-      at_gradient<OpensBackward>(output, false, hook.ranges, hook.block);
-    }
-  }
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
-// (module, args, output) -> None. In front of the tensor's other hooks: FSDP asks for its ending with the first gradient
-// too.
-inline PyObject* after_watched_forward(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  std::vector<at::Tensor> outputs;
-  add_needing_gradient(arguments[count - 1], outputs);
-  for (const at::Tensor& output : outputs) {
-    at_gradient<NoticesBackward>(output, true, hook_of(self).ranges);
-  }
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
-inline py::object as_hook(PyMethodDef& method, std::shared_ptr<Ranges> ranges, size_t block) {
-  const py::capsule self(new Hook{std::move(ranges), block}, [](void* hook) { delete static_cast<Hook*>(hook); });
-  return py::reinterpret_steal<py::object>(
-      PyCFunction_NewEx(&method, self.ptr(), py::str("aorta.instrument.native.ranges").ptr()));
-}
-
-template <PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)>
-py::object hook(const char* name, std::shared_ptr<Ranges> ranges, size_t block = 0) {
-  static PyMethodDef method{name, reinterpret_cast<PyCFunction>(function), METH_FASTCALL, nullptr};
-  return as_hook(method, std::move(ranges), block);
-}
 
 }  // namespace aorta

@@ -1,7 +1,7 @@
 // What is remembered of collectives while a step runs: when each ended, and when a caller stood waiting.
 //
-// Enters: moments, from whatever thread. Leaves: the rows and stalls of a step. Must not: touch a Python object; wait for a
-// backend's work more than once, or without being asked.
+// Enters: moments, from whatever thread. Leaves: the rows and stalls of a step. Must not: touch a Python object; wait
+// for a backend's work more than once, or without being asked.
 
 #pragma once
 
@@ -45,7 +45,7 @@ class End {
     future_ = c10::weak_intrusive_ptr<Future>(future);
   }
 
-  // The future called back. It is let go of here: even a weak hold on it keeps its value, and so the collective's tensors.
+  // The future called back. It is let go of here: even a weak hold on it keeps its value, the collective's tensors.
   void called_back() {
     stamp(FUTURE);
     const std::lock_guard<std::mutex> held(mutex_);

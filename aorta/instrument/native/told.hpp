@@ -1,0 +1,91 @@
+// What Python is told of a step once it is over: rows of numbers and words.
+//
+// Enters: what was noted down of collectives and of blocks, and process groups. Leaves: tuples. Must not: be called
+// while the step runs.
+
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <pybind11/stl.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/utils/pybind.h>
+
+#include "ranges.hpp"
+#include "step.hpp"
+
+namespace aorta {
+
+// Of one step, once it is over.
+struct Noted {
+  std::vector<Collective> collectives;
+  Stalls stalls;
+};
+
+// (operator, group, seq, bytes, dtype, issue_ns, waiters, end_ns, source) of each collective, and (begin, end) of each
+// stall, in nanoseconds. Where an end is not known yet it is none, and the source is what will know it. Of a collective
+// on a device the end is none, and the source (start mark, end mark, launch, whether it has a communicator of its own).
+inline py::tuple rows_of(const Noted& noted) {
+  const std::array<py::str, 2> sources{py::str("future"), py::str("wait")};
+  std::unordered_map<std::string, py::str> groups;
+  py::list rows(noted.collectives.size());
+  for (size_t at = 0; at < noted.collectives.size(); ++at) {
+    const Collective& row = noted.collectives[at];
+    const int64_t both = row.span ? 0 : row.end->both();
+    rows[at] = py::make_tuple(
+        row.op,
+        groups.try_emplace(row.group, row.group).first->second,
+        row.seq,
+        row.bytes,
+        row.dtype,
+        row.issue_ns,
+        row.waiters,
+        both != 0 ? py::object(py::int_(End::moment_ns(both))) : py::none(),
+        row.span    ? py::object(py::make_tuple(
+                          row.span->start, row.span->end, row.span->launch, row.span->own_communicator))
+        : both != 0 ? py::object(sources[End::source(both)])
+                    : py::cast(row.end));
+  }
+  return py::make_tuple(rows, noted.stalls);
+}
+
+// (block, backward, start, end) of each pass that ended (on a device, of each), and (begin, end) of each ending of a
+// backward pass.
+inline py::tuple passes_of(const Passes& passes) {
+  py::list rows;
+  for (const Pass& pass : passes.all) {
+    if (pass.end_ns != 0 || pass.start_ns < 0) {
+      rows.append(py::make_tuple(pass.block, pass.backward, pass.start_ns, pass.end_ns));
+    }
+  }
+  return py::make_tuple(rows, passes.tails);
+}
+
+// How many collectives the group's backends themselves have counted, as `seam.issued_by`; none where one keeps no
+// count.
+inline std::optional<uint64_t> issued_by(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  try {
+    std::vector<const c10d::Backend*> backends;
+    uint64_t sum = 0;
+    for (const c10::Device& device : group->getDeviceTypes()) {
+      const auto backend = group->getBackend(device.type());
+      if (std::find(backends.begin(), backends.end(), backend.get()) == backends.end()) {
+        backends.push_back(backend.get());
+        sum += backend->getSequenceNumberForGroup();
+      }
+    }
+    return sum;
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  } catch (const std::runtime_error&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace aorta
