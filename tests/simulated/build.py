@@ -56,7 +56,9 @@ def why_not() -> str | None:
     version = importlib.metadata.version("torch")
     if version.split("+")[0] != TORCH:
         return f"the simulated device is written for torch {TORCH}, this is {version}"
-    if (_torch_folder() / "lib" / "libtorch_cuda.so").exists() or (_torch_folder() / "lib" / "libtorch_hip.so").exists():
+    if (_torch_folder() / "lib" / "libtorch_cuda.so").exists() or (
+        _torch_folder() / "lib" / "libtorch_hip.so"
+    ).exists():
         return "the simulated device needs a CPU build of torch: this one brings devices of its own"
     if library().exists():
         return None
