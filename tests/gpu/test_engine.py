@@ -17,6 +17,7 @@ from tests.loop import Loop
 pytestmark = [
     pytest.mark.gpu,
     needs_gpu,
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning"),
     # FSDP warns that the scorer returns a view; nothing is written into it.
     pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning"),
 ]

@@ -27,6 +27,7 @@ class Row(NamedTuple):
     """One kernel, copy or collective as the device ran it. `stream` is the stream's `stream_id`; 0 is the default."""
 
     id: int
+    """In the order of issue."""
     device: int
     stream: int
     kind: Kind
@@ -116,7 +117,7 @@ def collective_lengths(**kinds: tuple[int, float]) -> None:
     """How long collectives take: (fixed ns, ns per byte), where the bytes are the larger of inputs and outputs.
 
     Args:
-        kinds: allreduce, allgather, reducescatter, broadcast, reduce, gather, scatter, alltoall, barrier, send, recv, or
+        kinds: allreduce, allgather, reducescatter, broadcast, reduce, gather, scatter, alltoall, barrier, send, recv;
             default for all that are not set. What is coalesced takes the fixed part of its first call once.
     """
     for kind, (fixed_ns, ns_per_byte) in kinds.items():
@@ -133,9 +134,17 @@ def queue_depth(tasks: int) -> None:
     _numbers(queue_depth=tasks)
 
 
-def real_delays(*, operator_ns: int | None = None, collective_ns: int | None = None) -> None:
-    """Really sleep in the stream's thread, in either mode: who does not wait then reads poison."""
-    _numbers(real_operator_ns=operator_ns, real_collective_ns=collective_ns)
+def real_delays(
+    *, operator_ns: int | None = None, collective_ns: int | None = None, sleep_ns: int | None = None
+) -> None:
+    """Really sleep in the stream's thread, in either mode: who does not wait then reads poison.
+
+    Args:
+        operator_ns: before each operator (0). collective_ns: before each collective writes its outputs (0).
+        sleep_ns: in virtual time, `torch.cuda._sleep` really takes its length, but at most so long (50 ms): programs
+            hold a stream up with it.
+    """
+    _numbers(real_operator_ns=operator_ns, real_collective_ns=collective_ns, real_sleep_ns=sleep_ns)
 
 
 def pool_streams(number: int) -> None:
@@ -166,8 +175,8 @@ def advance_host(by_ns: int) -> None:
 def fail_next_collective(group: Any = None, message: str = "injected", *, at_issue: bool = False) -> None:
     """The next collective of a group fails on this rank.
 
-    On the device, its Work's `wait` and every later call of the group raise DistBackendError; without a Work, the host's
-    next synchronisation does. Its peers wait for ever, until they abort.
+    On the device, its Work's `wait` and every later call of the group raise DistBackendError; without a Work, the
+    host's next synchronisation raises. Its peers wait for ever, until they abort.
 
     Args:
         group: the default one if None. at_issue: the call itself raises, and nothing is launched.
@@ -277,7 +286,7 @@ def pending() -> dict[tuple[int, int], list[str]]:
 
 
 def reset() -> None:
-    """Let everything queued finish, then forget what was seen; settings, clocks and memory stay, the peak begins anew."""
+    """Let all that is queued finish, then forget what was seen. Settings, clocks and memory stay; peaks begin anew."""
     native = load.native()
     native.reset()
     for index in range(native.device_count()):

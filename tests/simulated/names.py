@@ -7,6 +7,7 @@ Must not: be imported before the library is loaded.
 from __future__ import annotations
 
 import time
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -154,6 +155,18 @@ def _devices(native: Any) -> dict[str, Any]:
     def set_device(device: Any) -> None:
         native.exchange_device(_index(native, device))
 
+    warned: list[bool] = []
+
+    def set_sync_debug_mode(mode: str | int) -> None:
+        number = SYNC_DEBUG[mode] if isinstance(mode, str) else mode
+        native.set_sync_debug(number)
+        if number and not warned:  # once a process and with the mode set, as torch does
+            warned.append(True)
+            text = (
+                "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
+            )
+            warnings.warn(text, stacklevel=2)
+
     return {
         "device": Device,
         "is_available": lambda: True,
@@ -168,7 +181,7 @@ def _devices(native: Any) -> dict[str, Any]:
         "_exchange_device": native.exchange_device,
         "_maybe_exchange_device": native.exchange_device,
         "synchronize": lambda device=None: native.synchronize(_index(native, device)),
-        "set_sync_debug_mode": lambda mode: native.set_sync_debug(SYNC_DEBUG.get(mode, mode)),
+        "set_sync_debug_mode": set_sync_debug_mode,
         "get_sync_debug_mode": native.sync_debug,
         "get_device_name": lambda device=None: "Simulated",
         "get_device_properties": properties,

@@ -129,6 +129,23 @@ def point_to_point(rank: int) -> Any:
     return {"rows": sorted(found), "value": y[0].item(), "sequences": sequences}
 
 
+def serial_point_to_point(rank: int) -> Any:
+    """The same on the group's own communicator: one behind the other."""
+    device.defaults()
+    x, y = tensor(rank + 1.0), tensor(0.0)
+    torch.cuda.synchronize()
+    origin = begin()
+    device.serial_point_to_point(True)
+    torch.cuda._sleep(rank * 200 * US)
+    ways = [lambda: dist.isend(x, 1 - rank), lambda: dist.irecv(y, 1 - rank)]
+    works = [way() for way in (ways if rank == 0 else reversed(ways))]
+    for work in works:
+        assert work is not None
+        work.wait()
+    y.mul_(10)
+    return {"rows": rows(origin), "value": y[0].item()}
+
+
 def batched(rank: int) -> Any:
     """A batch is one kernel."""
     x, y = tensor(rank + 1.0), tensor(0.0)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.runs import ROOT, environment
 from tests.simulated import build, load
+from tests.simulated.programs import needs_device
 
 
 def python(text: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -48,6 +49,22 @@ def test_a_word_that_is_no_mode_ends_the_process() -> None:
     done = python("pass", AORTA_SIMULATED_DEVICE="yes")
     assert done.returncode != 0
     assert "it is one of virtual, wall" in done.stderr
+
+
+@needs_device
+@pytest.mark.simulated
+def test_in_wall_time_a_kernel_takes_its_length_and_the_host_goes_on() -> None:
+    text = """
+import time, torch
+begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+before = time.perf_counter_ns()
+begin.record(); torch.cuda._sleep(300_000_000); end.record()
+issued = end.query()
+torch.cuda.synchronize()
+print(issued, begin.elapsed_time(end) >= 300, time.perf_counter_ns() - before >= 300_000_000)
+"""
+    done = python(text, AORTA_SIMULATED_DEVICE="wall")
+    assert done.stdout.split() == ["False", "True", "True"], done.stderr
 
 
 def test_a_process_that_does_not_ask_does_not_get_it() -> None:

@@ -63,6 +63,13 @@ def test_a_send_and_a_receive_run_side_by_side() -> None:
     assert first["sequences"] == [1, 2]
 
 
+def test_on_the_groups_own_communicator_they_run_one_behind_the_other() -> None:
+    first, second = scenario("serial_point_to_point")
+    assert first["rows"] == [["send", 0, 300], ["recv", 300, 400]]
+    assert second["rows"] == [["recv", 200, 300], ["send", 300, 400]]
+    assert (first["value"], second["value"]) == (20, 10)
+
+
 def test_a_batch_is_one_kernel() -> None:
     first, second = scenario("batched")
     assert (first["rows"], second["rows"]) == ([["coalesced", 0, 300]], [["coalesced", 200, 300]])

@@ -20,6 +20,7 @@ SMALL = (
     "workload.mlp_hidden_dim=128",
     "workload.vocab_size=500",
     "telemetry.warmup_steps=1",
+    "training.log_interval=1",
     "instrument.mode=off",
 )
 
@@ -39,7 +40,10 @@ def test_virtual_times_are_the_same_every_time() -> None:
 
 
 @pytest.mark.parametrize(("strategy", "ranks"), STRATEGIES)
-def test_the_script_trains_under_torchrun(tmp_path: Path, strategy: str, ranks: int) -> None:
+def test_the_script_trains_under_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, ranks: int
+) -> None:
+    monkeypatch.setenv("AORTA_SIMULATED_DEVICES", "4")
     words = (*SMALL, f"parallel={strategy}")
     on_device = (f"training.output_dir={tmp_path / 'cuda'}", "training.device=cuda")
     succeeded(job(*words, *on_device, ranks=ranks, launcher="torchrun"))

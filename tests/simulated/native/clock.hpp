@@ -30,7 +30,9 @@ void sleep_until_real_ns(int64_t moment_ns);
 struct Length {
   int64_t fixed_ns = 0;
   double ns_per_kib = 0;
-  int64_t of(int64_t bytes) const { return fixed_ns + static_cast<int64_t>(ns_per_kib * static_cast<double>(bytes) / 1024.0); }
+  int64_t of(int64_t bytes) const {
+    return fixed_ns + static_cast<int64_t>(ns_per_kib * static_cast<double>(bytes) / 1024.0);
+  }
 };
 
 struct CollectiveLength {
@@ -48,6 +50,7 @@ struct Settings {
   int64_t queue_depth = 1024;
   int64_t real_operator_ns = 0;    // really slept in the stream's thread, whatever the clock
   int64_t real_collective_ns = 0;  // the same, before a collective writes its outputs
+  int64_t real_sleep_ns = 50'000'000;  // a sleep really takes its length up to this: who does not wait is early
   int64_t pool_streams = 32;       // streams of one priority before they are handed out again, as CUDA's pool has
   bool polling_orders = false;     // whether a query that said yes orders later launches, see races.hpp
   bool serial_point_to_point = false;  // unbatched send and receive on the group's own communicator (eager NCCL)

@@ -31,8 +31,6 @@ Held<c10d::Backend> gloo(const Held<c10d::Store>& store, int rank, int size, std
       .cast<Held<c10d::Backend>>();
 }
 
-sim::Block* block_at(const at::Tensor& tensor) { return sim::block_of(tensor.storage().data_ptr()); }
-
 // Numbers are drawn when a stream comes to them: the generator is the host's again when nothing is queued. On a card it
 // needs no such wait, so none is counted and no clock moves.
 void drain(int device) {
@@ -76,7 +74,8 @@ void define_settings(py::module_& m) {
     const std::map<std::string, int64_t*> numbers{
         {"launch_cost_ns", &held->launch_cost_ns},     {"event_cost_ns", &held->event_cost_ns},
         {"queue_depth", &held->queue_depth},           {"real_operator_ns", &held->real_operator_ns},
-        {"real_collective_ns", &held->real_collective_ns}, {"pool_streams", &held->pool_streams}};
+        {"real_collective_ns", &held->real_collective_ns},
+        {"real_sleep_ns", &held->real_sleep_ns},       {"pool_streams", &held->pool_streams}};
     *numbers.at(name) = value;
   });
   m.def("set_switch", [](const std::string& name, bool on) {
@@ -104,10 +103,6 @@ void define_devices(py::module_& m) {
   m.def("stream_priority", [](int device, int64_t id) { return sim::stream_of(device, id).priority; });
   m.def("synchronize", [](int device) { sim::synchronize_device(device, "device"); }, Unlocked());
   m.def("set_sync_debug", [](int mode) {
-    if (mode != 0) {
-      TORCH_WARN_ONCE(
-          "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations");
-    }
     sim::set_warning(&warn_from_device);
     sim::set_sync_debug(mode);
   });
@@ -115,8 +110,12 @@ void define_devices(py::module_& m) {
   m.def(
       "sleep",
       [](int64_t length_ns) {
-        sim::current_stream().launch({"sleep", "sleep", length_ns}, {},
-                                     [length_ns](int64_t start_ns) { return start_ns + length_ns; });
+        // In wall time the stream's thread sleeps for the length of whatever it runs.
+        const auto really_ns = sim::is_virtual() ? std::min(length_ns, int64_t{sim::settings()->real_sleep_ns}) : 0;
+        sim::current_stream().launch({"sleep", "sleep", length_ns}, {}, [=](int64_t start_ns) {
+          if (really_ns > 0) sim::sleep_until_real_ns(sim::real_now_ns() + really_ns);
+          return start_ns + length_ns;
+        });
       },
       Unlocked());
   m.def("elapsed_ms", [](uintptr_t one, uintptr_t other) {
@@ -147,10 +146,6 @@ void define_devices(py::module_& m) {
   m.def("resize_storage", [](const at::Tensor& tensor, int64_t bytes) {
     sim::resize_storage(tensor.storage().unsafeGetStorageImpl(), static_cast<size_t>(bytes), tensor.device().index());
   }, Unlocked());
-  m.def("stream_of_memory", [](const at::Tensor& tensor) {
-    auto* block = block_at(tensor);
-    return block == nullptr ? int64_t{-1} : block->own->id;
-  });
   py::class_<sim::Graph, std::shared_ptr<sim::Graph>>(m, "Graph")
       .def(py::init<>())
       .def("begin", &sim::Graph::begin)
@@ -237,7 +232,8 @@ void define_process_group(py::module_& m) {
       .def("perform_nocolor_split", [](const SimulatedNccl&, const at::Device&) {})
       .def("comm_split_count", &SimulatedNccl::splits)
       .def("_is_initialized", &SimulatedNccl::connected)
-      .def("_set_default_timeout", [](SimulatedNccl& self, std::chrono::milliseconds timeout) { self.setTimeout(timeout); })
+      .def("_set_default_timeout",
+           [](SimulatedNccl& self, std::chrono::milliseconds timeout) { self.setTimeout(timeout); })
       .def("_group_start", [](const SimulatedNccl&) {})
       .def("_group_end", [](const SimulatedNccl&) {})
       .def("get_error", &SimulatedNccl::getError)

@@ -470,7 +470,8 @@ WorkPointer SimulatedNccl::reduce_scatter(Tensors& outputs, std::vector<Tensors>
                                           const c10d::ReduceScatterOptions& options) {
   return collective(
       c10d::OpType::REDUCE_SCATTER, options.asyncOp,
-      {"reducescatter", inputs.at(0), outputs, reduce_scatter_transfer(outputs.at(0), inputs.at(0), options.reduceOp), {}});
+      {"reducescatter", inputs.at(0), outputs,
+       reduce_scatter_transfer(outputs.at(0), inputs.at(0), options.reduceOp), {}});
 }
 
 WorkPointer SimulatedNccl::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -478,7 +479,11 @@ WorkPointer SimulatedNccl::_reduce_scatter_base(at::Tensor& output, at::Tensor& 
   TORCH_CHECK(input.numel() == output.numel() * getSize(),
               "input tensor must be the same size as output size times world size");
   return collective(c10d::OpType::_REDUCE_SCATTER_BASE, options.asyncOp,
-                    {"reducescatter", {input}, {output}, reduce_scatter_transfer(output, {input}, options.reduceOp), {}});
+                    {"reducescatter",
+                     {input},
+                     {output},
+                     reduce_scatter_transfer(output, {input}, options.reduceOp),
+                     {}});
 }
 
 WorkPointer SimulatedNccl::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -512,7 +517,11 @@ WorkPointer SimulatedNccl::alltoall_base(at::Tensor& output, at::Tensor& input, 
 WorkPointer SimulatedNccl::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
   const auto into = flattened(outputs);
   return collective(c10d::OpType::GATHER, options.asyncOp,
-                    {"gather", inputs, into, gather_transfer(into, inputs.at(0), static_cast<int>(options.rootRank)), {}});
+                    {"gather",
+                     inputs,
+                     into,
+                     gather_transfer(into, inputs.at(0), static_cast<int>(options.rootRank)),
+                     {}});
 }
 
 WorkPointer SimulatedNccl::scatter(Tensors& outputs, std::vector<Tensors>& inputs,

@@ -1,11 +1,11 @@
 // A process group called "nccl" that keeps the contract of torch's ProcessGroupNCCL towards streams.
 //
-// - asyncOp=false: the kernel runs on the caller's current stream, and there is no Work. asyncOp=true and point-to-point:
-//   on the group's own stream, which waits for the caller's; `wait()` makes the current stream wait, never the host
-//   (unless it is given a timeout, or belongs to a barrier); tensors are stashed until then.
+// - asyncOp=false: the kernel runs on the caller's current stream, and there is no Work. asyncOp=true and
+//   point-to-point: on the group's own stream, which waits for the caller's; `wait()` makes the current stream wait,
+//   never the host (unless it is given a timeout, or belongs to a barrier); tensors are stashed until then.
 // - A Work's future completes at once and carries the end of the kernel as an event.
-// - One communicator runs its kernels one after another, on whatever streams they are. Unbatched sends and receives have
-//   communicators of their own.
+// - One communicator runs its kernels one after another, on whatever streams they are. Unbatched sends and receives
+//   have communicators of their own.
 // - What is issued between startCoalescing and endCoalescing is launched at the end, as one.
 //
 // In time a kernel starts when its own rank is ready (NCCL's spins until its peers are) and ends on all ranks at once.

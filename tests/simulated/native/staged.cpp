@@ -72,7 +72,8 @@ class StagedGloo final : public c10d::Backend {
       return work;
     });
   }
-  WorkPointer allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+  WorkPointer allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                        const c10d::AllgatherOptions& options) override {
     return stage(c10d::OpType::ALLGATHER, inputs, outputs.at(0), [=, gloo = gloo_](Tensors& in, Tensors& out) {
       std::vector<Tensors> lists{out};
       return gloo->allgather(lists, in, options);

@@ -25,7 +25,6 @@ struct Record {
   std::vector<BlockedRow> blocked;
   std::map<std::string, int64_t> counts;
   std::string error;
-  int64_t next_id = 0;
 };
 Record& record_of_device() {
   static auto* kept = new Record;
@@ -67,7 +66,9 @@ size_t next_number(Stream* stream) {
 void forbidden_while_debugging(const char* name) {
   const int mode = sync_debug_mode;
   TORCH_CHECK(mode != 2, "called a synchronizing CUDA operation: ", name);
-  if (mode == 1 && warning.load() != nullptr) warning.load()(std::string("called a synchronizing CUDA operation: ") + name);
+  if (mode == 1 && warning.load() != nullptr) {
+    warning.load()(std::string("called a synchronizing CUDA operation: ") + name);
+  }
 }
 
 }  // namespace
@@ -121,7 +122,10 @@ void Stream::launch(const Description& what, const std::vector<Touched>& touched
   auto& ordered = clock();
   ++ordered[number];
   for (const auto& one : touched) access(*one.block, one.region, one.write, number, ordered, what.name);
-  push({Task::Kind::Kernel, host_now_ns(), what, std::move(run), nullptr});
+  Task task{Task::Kind::Kernel, host_now_ns(), what, std::move(run), nullptr};
+  static int64_t issued = 0;  // with issue_mutex()
+  task.id = issued++;
+  push(std::move(task));
 }
 
 void Stream::housekeeping(std::function<void()> run) {
@@ -295,7 +299,7 @@ void Stream::execute(Task& task) {
   if (task.kind == Task::Kind::Kernel) {
     auto& record = record_of_device();
     std::lock_guard<std::mutex> held(record.mutex);
-    row = record.next_id++;
+    row = task.id;
     record.rows.push_back({row, device, id, task.what, arrived_ns, end_ns});
   }
   std::lock_guard<std::mutex> held(mutex_);

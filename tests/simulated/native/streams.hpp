@@ -54,7 +54,7 @@ struct Description {
 };
 
 struct Row {
-  int64_t id;
+  int64_t id;  // in the order of issue
   int device;
   int64_t stream;
   Description what;
@@ -114,6 +114,7 @@ class Stream {
     Run run;
     SharedMoment moment;
     const char* why = "";
+    int64_t id = -1;  // of its row
     std::string words() const;
   };
   friend class Graph;
@@ -160,7 +161,7 @@ void set_warning(void (*warn)(const std::string&));
 void rethrow_asynchronous_error();
 void asynchronous_error(const std::string& what);
 
-// ---- graph capture: tasks are kept in place of run, and run when the graph is replayed -------------------------------
+// ---- graph capture: tasks are kept in place of run, and run when the graph is replayed ------------------------------
 class Graph {
  public:
   void begin();
