@@ -8,8 +8,9 @@ of the default group must run the same check.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,11 +22,25 @@ SLEEP_CYCLES = 50_000_000
 ELEMENTS = 1 << 22
 
 
+class Handle(Protocol):
+    """What a caller waits for: its stream then waits, not the host."""
+
+    def wait(self) -> object: ...
+
+
+Call = Callable[[torch.Tensor, torch.Tensor, bool], dist.Work | None]
+"""Result, source, whether asynchronous."""
+
+
 @dataclass(frozen=True)
 class Kind:
-    """A collective from one tensor into another, and what it makes of equal values on `n` ranks."""
+    """A collective from one tensor into another, and what it makes of equal values on `n` ranks.
 
-    issue: Callable[[torch.Tensor, torch.Tensor], dist.Work | None]
+    Attributes:
+        issue: its answer has to be waited for; None: a synchronous call, behind which nobody waits.
+    """
+
+    issue: Callable[[torch.Tensor, torch.Tensor], Handle | None]
     result_elements: Callable[[int], int]
     result_value: Callable[[float, int], float]
 
@@ -38,19 +53,62 @@ class Kind:
         return bool((result == self.result_value(value, dist.get_world_size())).all().item())
 
 
-KINDS = {
-    "all_gather": Kind(
-        lambda result, source: dist.all_gather_into_tensor(result, source, async_op=True),
+class _Event:
+    """As FSDP waits for a collective on a stream of its own: for an event of that stream."""
+
+    def __init__(self, stream: torch.Stream) -> None:
+        self._event = torch.Event(device=stream.device)
+        self._event.record(stream)
+
+    def wait(self) -> None:
+        self._event.wait(torch.accelerator.current_stream(self._event.device))
+
+
+@cache
+def _own_stream(device: torch.device) -> torch.Stream:
+    return torch.Stream(device)
+
+
+def _asynchronous(call: Call) -> Callable[[torch.Tensor, torch.Tensor], Handle | None]:
+    return lambda result, source: call(result, source, True)
+
+
+def _synchronous(call: Call) -> Callable[[torch.Tensor, torch.Tensor], Handle | None]:
+    return lambda result, source: call(result, source, False)
+
+
+def _on_its_own_stream(call: Call) -> Callable[[torch.Tensor, torch.Tensor], Handle | None]:
+    def issue(result: torch.Tensor, source: torch.Tensor) -> Handle:
+        own = _own_stream(result.device)
+        own.wait_stream(torch.accelerator.current_stream(result.device))
+        with own:
+            call(result, source, False)
+        for tensor in (result, source):
+            tensor.record_stream(own)
+        return _Event(own)
+
+    return issue
+
+
+_CALLS: dict[str, tuple[Call, Callable[[int], int], Callable[[float, int], float]]] = {
+    "all_gather": (
+        lambda result, source, asynchronous: dist.all_gather_into_tensor(result, source, async_op=asynchronous),
         lambda n: ELEMENTS * n,
         lambda value, _n: value,
     ),
-    "reduce_scatter": Kind(
-        lambda result, source: dist.reduce_scatter_tensor(
-            result, source[: result.numel() * dist.get_world_size()], async_op=True
+    "reduce_scatter": (
+        lambda result, source, asynchronous: dist.reduce_scatter_tensor(
+            result, source[: result.numel() * dist.get_world_size()], async_op=asynchronous
         ),
         lambda n: ELEMENTS // n,
         lambda value, n: value * n,
     ),
+}
+_WAYS = {"": _asynchronous, ", synchronous": _synchronous, ", synchronous on its own stream": _on_its_own_stream}
+KINDS = {
+    f"{name}{way}": Kind(issued(call), elements, value)
+    for name, (call, elements, value) in _CALLS.items()
+    for way, issued in _WAYS.items()
 }
 
 
@@ -65,43 +123,49 @@ def slow_producer(kind: Kind, device: torch.device) -> bool:
     return kind.is_right(result, 3)
 
 
-def late_consumer(
-    kind: Kind, device: torch.device, delay: Callable[[], None], issuer: torch.Stream | None = None
-) -> bool:
-    """The collective is held up: who waits for it must not read the result before.
+def late_consumer(kind: Kind, device: torch.device, busy: torch.Stream) -> bool:
+    """The collective is held up: who comes behind it must not read the result before.
 
     Args:
-        delay: puts a long kernel in front of the collective: on the stream that will run it, or on `issuer`.
-        issuer: the stream that issues the collective, which then waits for it; None = the current one, which reads.
+        busy: another stream than the current one, of the same priority.
     """
     source, result = torch.full((ELEMENTS,), 5.0, device=device), kind.result(device)
     torch.accelerator.synchronize()
-    delay()
-    with issuer or nullcontext():
-        work = kind.issue(result, source)
-    _wait(work)
+    hold_up(busy)
+    _wait(kind.issue(result, source))
     return kind.is_right(result.clone(), 5)
 
 
-def memory_pressure(
-    kind: Kind, device: torch.device, delay: Callable[[], None], issuer: torch.Stream | None = None
-) -> bool:
+def memory_pressure(kind: Kind, device: torch.device, busy: torch.Stream) -> bool:
     """The caller drops the input while the collective is held up, and the allocator is asked for the same size at once
     and often: the input's memory must not be given away (W3).
+
+    Args:
+        busy: another stream than the current one, of the same priority.
     """
     result = kind.result(device)
     source = torch.full((ELEMENTS,), 7.0, device=device)
     torch.accelerator.synchronize()
-    delay()
-    with issuer or nullcontext():
-        work = kind.issue(result, source)
+    hold_up(busy)
+    handle = kind.issue(result, source)
     del source
     garbage = [torch.full((ELEMENTS,), -2.0, device=device) for _ in range(8)]
-    _wait(work)
+    _wait(handle)
     right = kind.is_right(result, 7)
     return right and len(garbage) == 8
 
 
-def _wait(work: dist.Work | None) -> None:
-    assert work is not None
-    work.wait()
+def hold_up(busy: torch.Stream) -> None:
+    """What the default group does next comes late, whoever issues it: behind a collective whose stream is busy. (A
+    synchronous one that is left on its caller's own stream may come in time, and nobody can be too early for it.)
+    """
+    with busy:
+        source = torch.zeros(1, device=busy.device)
+        result = torch.zeros(dist.get_world_size(), device=busy.device)
+        cuda.spin(SLEEP_CYCLES)
+        _wait(dist.all_gather_into_tensor(result, source, async_op=True))
+
+
+def _wait(handle: Handle | None) -> None:
+    if handle is not None:
+        handle.wait()

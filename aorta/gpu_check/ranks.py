@@ -23,6 +23,7 @@ from aorta.gpu_check import races
 from aorta.gpu_check.case import Case
 from aorta.gpu_check.table import Report, Row, Verdict, render, report_of
 from aorta.instrument.instrument import Instrument
+from aorta.instrument.reading import StepFacts
 from aorta.launch import cuda
 from aorta.launch.accelerator import device_name
 from aorta.launch.knobs import knobs_found, one_connection
@@ -81,22 +82,18 @@ def knob_rows(environment: Mapping[str, str], platform: Platform) -> list[Row]:
 
 
 def race_rows(device: torch.device) -> list[Row]:
-    """K7, with collectives on dedicated streams; they are issued from a stream that is busy, so they come late."""
+    """K7, with collectives on dedicated streams, through the tap that a run would have here."""
     busy = torch.Stream(device)
-
-    def delay() -> None:
-        with busy:
-            cuda.spin(races.SLEEP_CYCLES)
-
     checks = {
         "slow producer": lambda kind: races.slow_producer(kind, device),
-        "late consumer": lambda kind: races.late_consumer(kind, device, delay, busy),
-        "memory pressure": lambda kind: races.memory_pressure(kind, device, delay, busy),
+        "late consumer": lambda kind: races.late_consumer(kind, device, busy),
+        "memory pressure": lambda kind: races.memory_pressure(kind, device, busy),
     }
     rank, size = dist.get_rank(), dist.get_world_size()
-    with Instrument(device, "dedicated", rank, size, read_clocks(), lambda _: None):
-        found = {f"{check}, {kind}": checks[check](races.KINDS[kind]) for check in checks for kind in races.KINDS}
-        torch.accelerator.synchronize()
+    with Instrument(device, "dedicated", rank, size, read_clocks(), lambda _: None, native=True) as instrument:
+        with instrument.recorder.step(StepFacts(0, 0, 0, 0.0, warmup=False)):
+            found = {f"{check}, {kind}": checks[check](races.KINDS[kind]) for check in checks for kind in races.KINDS}
+        instrument.recorder.finish()
     return [
         Row("race", name, "right" if good else "WRONG VALUES", "right values", Verdict.OK if good else Verdict.FAILED)
         for name, good in found.items()

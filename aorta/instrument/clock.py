@@ -166,8 +166,8 @@ class DeviceClock:
 
     def facts(self) -> DeviceClockFacts:
         self.drain()
+        self.new_epoch()  # before it, so that it has happened too when `placed` returns
         again = placed(self._new_event)
-        self.new_epoch()
         chained_ns = self.read_ns((again.event, self._epoch))
         drift_ns = None if chained_ns is None else chained_ns - again.at_ns
         return DeviceClockFacts(self._origin.bound_ns, again.bound_ns, drift_ns)

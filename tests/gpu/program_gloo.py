@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
+from aorta.launch import cuda
 from aorta.telemetry.clock import read_clocks
 from aorta.telemetry.schema import Step
 
@@ -34,7 +35,7 @@ def main() -> int:
             for number in range(5):
                 with instrument.recorder.step(StepFacts(0, number, number, 0.0, warmup=False)):
                     tensor = torch.zeros(1 << 20, device=DEVICE)
-                    torch.cuda._sleep(20_000_000)
+                    cuda.spin(20_000_000)
                     tensor.fill_(rank + 1)
                     work = dist.all_reduce(tensor, async_op=True)
                     assert work is not None

@@ -1,20 +1,23 @@
-"""K7: slow producers, late consumers, memory pressure; and that the checks would notice."""
+"""K7: slow producers, late consumers, memory pressure, under both taps; and that the checks would notice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 
 from aorta.gpu_check import races
-from aorta.instrument.clock import DeviceClock
 from aorta.instrument.device_collectives import DeviceTap
-from aorta.instrument.issued import Group
-from aorta.instrument.operators import OPERATORS
-from aorta.instrument.seam import Seam
+from aorta.instrument.instrument import Instrument
+from aorta.instrument.native.device_tap import NativeDeviceClock
+from aorta.instrument.reading import StepFacts
 from aorta.instrument.streams import DeviceStreams
-from tests.gpu.device import default_group, needs_gpu
+from aorta.telemetry.clock import read_clocks
+from aorta.telemetry.schema import InstrumentMode, Step
+from tests.gpu.device import compiled_part, needs_gpu, noticed, simulated_only
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,66 +25,87 @@ pytestmark = [
     # torch 2.13 renamed these functions, and says so; 2.11 knows the old names only.
     pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning"),
 ]
+SYNCHRONOUS = [kind for kind in races.KINDS if "synchronous" in kind]
+FREED_LATER = simulated_only("a card's allocator may still be asking whether the stream has passed")
+ASYNCHRONOUS = [kind for kind in races.KINDS if kind not in SYNCHRONOUS]
 
 
-class Unordered(torch.cuda.Stream):
-    """A stream that forgets to wait: what W2 is."""
+@contextmanager
+def one_step(device: torch.device, mode: InstrumentMode, *, native: bool) -> Iterator[list[Step]]:
+    """A recorded step, and its line behind it."""
+    lines: list[Step] = []
+    with Instrument(device, mode, 0, 1, read_clocks(), lines.append, native=native) as instrument:
+        assert isinstance(instrument.clock, NativeDeviceClock) == native
+        with instrument.recorder.step(StepFacts(0, 0, 0, 0.0, warmup=False)):
+            yield lines
+        instrument.recorder.finish()
 
-    def wait_stream(self, stream: torch.cuda.Stream) -> None:
-        pass
 
-
-class UnorderedStreams(DeviceStreams):
-    def of_group(self, group: str) -> torch.cuda.Stream:
-        return self._of_group.setdefault(group, Unordered(self._device))
-
-
-def tap_over(streams: DeviceStreams, *, dedicated: bool) -> DeviceTap:
-    groups: dict[str, Group] = {}
-    return DeviceTap(DeviceClock(), groups, lambda _: None, lambda _begin, _end: None, streams, dedicated=dedicated)
+@pytest.fixture(params=[False, True], ids=["python", "native"])
+def native(request: pytest.FixtureRequest) -> bool:
+    return compiled_part(wanted=request.param) is not None
 
 
 @pytest.fixture(params=["dedicated", "observe"])
-def streams(request: pytest.FixtureRequest, device: torch.device) -> Iterator[DeviceStreams]:
-    streams = DeviceStreams(device)
-    seam = Seam(OPERATORS, device, tap_over(streams, dedicated=request.param == "dedicated"))
-    yield streams
-    torch.cuda.synchronize()
-    seam.close()
-
-
-@pytest.fixture
-def delay(streams: DeviceStreams) -> Callable[[], None]:
-    def held_up() -> None:
-        with torch.cuda.stream(streams.of_group(default_group())):
-            torch.cuda._sleep(races.SLEEP_CYCLES)
-
-    return held_up
+def busy(request: pytest.FixtureRequest, device: torch.device, native: bool) -> Iterator[torch.Stream]:
+    """A stream to be busy on, while a tap looks at every collective."""
+    with one_step(device, request.param, native=native) as lines:
+        yield torch.Stream(device)
+    assert lines[0].collectives, "the tap has not looked"
 
 
 @pytest.mark.parametrize("kind", races.KINDS)
-def test_a_slow_producer_is_waited_for(streams: DeviceStreams, device: torch.device, kind: str) -> None:
+def test_a_slow_producer_is_waited_for(busy: torch.Stream, device: torch.device, kind: str) -> None:
     assert races.slow_producer(races.KINDS[kind], device)
 
 
 @pytest.mark.parametrize("kind", races.KINDS)
-def test_a_consumer_waits_for_the_collective(
-    streams: DeviceStreams, device: torch.device, delay: Callable[[], None], kind: str
-) -> None:
-    assert races.late_consumer(races.KINDS[kind], device, delay)
+def test_a_consumer_waits_for_the_collective(busy: torch.Stream, device: torch.device, kind: str) -> None:
+    assert races.late_consumer(races.KINDS[kind], device, busy)
 
 
 @pytest.mark.parametrize("kind", races.KINDS)
-def test_memory_is_not_given_away_under_a_collective(
-    streams: DeviceStreams, device: torch.device, delay: Callable[[], None], kind: str
+def test_memory_is_not_given_away_under_a_collective(busy: torch.Stream, device: torch.device, kind: str) -> None:
+    assert races.memory_pressure(races.KINDS[kind], device, busy)
+
+
+def nothing(*_args: Any, **_keywords: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize("kind", races.KINDS)
+def test_the_check_notices_a_collective_that_does_not_wait_for_its_caller(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    assert races.memory_pressure(races.KINDS[kind], device, delay)
+    monkeypatch.setattr(DeviceStreams, "order", nothing)  # W2
+    with one_step(device, "dedicated", native=False):
+        assert noticed(lambda: races.slow_producer(races.KINDS[kind], device))
 
 
-def test_the_check_notices_a_stream_that_does_not_wait(device: torch.device) -> None:
-    seam = Seam(OPERATORS, device, tap_over(UnorderedStreams(device), dedicated=True))
-    try:
-        assert not races.slow_producer(races.KINDS["all_gather"], device)
-    finally:
-        torch.cuda.synchronize()
-        seam.close()
+@pytest.mark.parametrize("kind", races.KINDS)
+def test_the_check_notices_a_caller_that_does_not_wait(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(DeviceTap, "_join", nothing)
+    with one_step(device, "dedicated", native=False):
+        assert noticed(lambda: races.late_consumer(races.KINDS[kind], device, torch.Stream(device)))
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=FREED_LATER if "own stream" in kind else ()) for kind in SYNCHRONOUS]
+)
+def test_the_check_notices_a_synchronous_caller_that_goes_on_too_early_with_its_memory(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(DeviceTap, "_join", nothing)
+    with one_step(device, "dedicated", native=False):
+        assert noticed(lambda: races.memory_pressure(races.KINDS[kind], device, torch.Stream(device)))
+
+
+@pytest.mark.parametrize("kind", ASYNCHRONOUS)
+def test_the_check_notices_memory_that_is_not_kept(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(DeviceTap, "_hold", nothing)  # W3
+    with one_step(device, "dedicated", native=False):
+        assert noticed(lambda: races.memory_pressure(races.KINDS[kind], device, torch.Stream(device)))

@@ -154,6 +154,7 @@ def _devices(native: Any) -> dict[str, Any]:
 
     def set_device(device: Any) -> None:
         native.exchange_device(_index(native, device))
+        torch.empty(0, device="cuda")  # until the first tensor `torch.accelerator.synchronize` does not wait
 
     warned: list[bool] = []
 

@@ -95,8 +95,8 @@ class DeviceClock {
 
   // Bounds at the start and now, and how far the two time lines have moved apart. The device has nothing to do.
   std::tuple<int64_t, int64_t, std::optional<int64_t>> facts() {
+    new_epoch();  // before it, so that it has happened too when `placed` returns
     const Placed again = placed();
-    new_epoch();
     const std::lock_guard<std::mutex> held(mutex_);
     const auto start_ns = start_of(epochs_.size() - 1);
     std::optional<int64_t> drift_ns;

@@ -1,0 +1,56 @@
+"""A rank that fails while its device holds a collective which can never end, because a peer is dead (a program).
+
+Enters: how it ends. Leaves: an exit code; a rank that hangs is found by who started it. Run by `test_abort`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import torch
+import torch.distributed as dist
+
+from aorta.launch.process_group import process_group
+from aorta.launch.topology import read_topology
+from tests.simulated import device as simulated
+
+LOOKS_S = 1.0
+
+
+class RealError(Exception):
+    pass
+
+
+def main(how: str) -> None:
+    """`raises`: an error of the program's own. `closes`: the group is closed in order behind it, which hangs. `dies`:
+    the other rank is gone, and the device says so at the next synchronisation.
+    """
+    topology = read_topology()
+    device = torch.device("cuda", topology.local_rank)
+    torch.cuda.set_device(device)
+    with process_group(topology, device, 300):
+        x = torch.ones(8, device=device)
+        dist.all_reduce(x)
+        torch.cuda.synchronize()
+        if how == "dies":
+            if topology.rank == 1:
+                os._exit(0)
+            dist.all_reduce(x)
+            torch.cuda.synchronize()
+        simulated.dead_peer()
+        work = dist.all_reduce(x, async_op=True)
+        assert work is not None
+        work.wait()
+        if how == "closes":
+            closing = threading.Thread(target=dist.destroy_process_group, daemon=True)
+            closing.start()
+            closing.join(LOOKS_S)
+            assert closing.is_alive(), "closing in order did not wait for the kernel"
+        assert simulated.pending(), "the collective has ended"
+        raise RealError("what really happened")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
