@@ -24,6 +24,7 @@ PLACES = {
     "device telemetry object": schema.DeviceTelemetry,
     "`coverage` object": schema.Coverage,
     "clock reading object": schema.ClockReading,
+    "device clock object": schema.DeviceClockFacts,
 }
 
 

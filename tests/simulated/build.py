@@ -106,5 +106,5 @@ def _compile(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # What these commands are for: the library's path, or, without building it, why it cannot be had (nothing if it can).
+    # The library's path; or, without building it, why it cannot be had: nothing if it can.
     print((why_not() or "") if sys.argv[1:] == ["--why-not"] else build())  # noqa: T201
