@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.instrument import Instrument
+from aorta.instrument.native import build as native
 from aorta.instrument.reading import StepFacts
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
@@ -70,6 +71,8 @@ def worker(words: Any) -> dict[str, Any]:
     """The rank: every mode and tap."""
     from tests.simulated import device as simulated
 
+    module, why_not = native.load()
+    assert module is not None, why_not
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     simulated.lengths(**dict.fromkeys(simulated.CLASSES, (0, 0.0)))
