@@ -174,9 +174,13 @@ def counts_point_to_point(group: dist.ProcessGroup, device: torch.device) -> boo
     """Whether sends and receives are in the count of the backend that serves `device`.
 
     gloo counts every operation. ProcessGroupNCCL (RCCL is the same file) and ProcessGroupXCCL count them apart, and
-    tell only the count of the others; docs/decisions/0003-sequence-counters-as-coverage.md.
+    tell only the count of the others; docs/decisions/0003-sequence-counters-as-coverage.md. True of a group without a
+    backend for `device`, which sends nothing of it.
     """
-    return group._get_backend(device).name() not in ("nccl", "xccl")
+    try:
+        return group._get_backend(device).name() not in ("nccl", "xccl")
+    except RuntimeError:
+        return True
 
 
 def worker_threads(group: dist.ProcessGroup, device: torch.device) -> int:

@@ -47,8 +47,8 @@ def config_of(manifest: Manifest | None) -> Mapping[str, object]:
 
 
 def host_tap(manifest: Manifest | None) -> str | None:
-    """What timed the collectives of a CPU backend on its ranks: `native`, `python`, both joined by `, ` where ranks
-    differ; None where the manifest does not say (an accelerator, an older run).
+    """What timed the collectives of a run on its ranks: `native`, `python`, both joined by `, ` where ranks
+    differ; None where the manifest does not say (an older run).
     """
     ranks = manifest.get("topology") if manifest is not None else None
     told = [rank.get("host_tap") for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []

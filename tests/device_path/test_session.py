@@ -1,0 +1,33 @@
+"""`aorta.record` round a loop of one's own, on the simulated device: the examples of the documentation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import forked
+from tests.runs import HANGS_S, ROOT, environment, record, succeeded
+from tests.simulated.programs import needs_device
+
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+
+
+@pytest.mark.parametrize("example", ["ddp", "fsdp2"])
+def test_an_example_records_on_a_device(example: str, tmp_path: Path) -> None:
+    own = environment(PYTHONPATH=environment()["PYTHONPATH"])
+    script = ROOT / f"docs/examples/{example}.py"
+    succeeded(forked(script, str(tmp_path), ranks=2, environment=own, timeout_s=HANGS_S))
+    ranks = json.loads((tmp_path / "run.json").read_text())["topology"]
+    assert [rank["host_tap"] for rank in ranks] == ["native", "native"]
+    for rank in (0, 1):
+        written = record(tmp_path, rank)
+        assert (written.header.platform, written.header.timer) == ("cuda", "cuda_event")
+        assert written.footer is not None
+        assert written.footer.device_clock is not None
+        for step in written.steps:
+            assert step.coverage.complete, step.coverage.reason
+            assert {row.end_source for row in step.collectives} == {"event"}
+            assert step.overlap["overlap_ratio"] is not None
+            assert step.overlap["compute_stall_ms"] is not None
