@@ -8,6 +8,7 @@ Must not: import torch, so that a test file can be collected without the device.
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -23,6 +24,9 @@ def _why_not() -> str:
 
 
 needs_device = pytest.mark.skipif(not load.loaded(), reason=_why_not())
+needs_virtual_time = pytest.mark.skipif(
+    not load.loaded() or os.environ.get(load.VARIABLE) != "virtual", reason=f"{_why_not()}; or its time is real"
+)
 
 
 def scenario(name: str, *words: str, ranks: int = 2, launcher: Launcher = "fork", **variables: str) -> list[Any]:
