@@ -1,7 +1,8 @@
 """One rank of the check (torchrun starts it): the findings of all ranks become one table.
 
-Enters: where the report goes, the strategies, how many pairs of blocks are compared, train.py's words. Leaves: rank 0 prints every row of every rank and
-writes the report. Exit 0 once that is done: what was found is in the report. Must not: decide what a row says.
+Enters: where the report goes, the strategies, how many pairs of blocks are compared, train.py's words. Leaves: rank 0
+prints every row of every rank and writes the report. Exit 0 once that is done: what was found is in the report. Must
+not: decide what a row says.
 """
 
 from __future__ import annotations

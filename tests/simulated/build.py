@@ -31,7 +31,7 @@ def _torch_folder() -> Path:
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     assert spec.origin is not None
-    return Path(spec.origin).parent
+    return Path(spec.origin).resolve().parent  # an environment may be reached by two names
 
 
 def sources() -> list[Path]:

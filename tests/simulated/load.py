@@ -93,7 +93,7 @@ def _load_library() -> Path:
         raise RuntimeError(reason)
     path = library()
     if not path.exists():
-        raise RuntimeError(f"the simulated device is not built; {BUILD_COMMAND} does it")
+        raise RuntimeError(f"the simulated device is not built ({path}); {BUILD_COMMAND} does it")
     ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     return path
 
