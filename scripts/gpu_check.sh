@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One table about this machine's devices: is the telemetry right, cheap, free of waits and of races here?
 #
-#   [NPROC=2] bash scripts/gpu_check.sh [--json FILE] [--strategies ddp,fsdp] [WORD...]
+#   [NPROC=2] bash scripts/gpu_check.sh [--json FILE] [--strategies ddp,fsdp] [--pairs 10] [WORD...]
 #
 # WORDs are train.py's and go to every run, as `training.batch_size=24`. One process a device unless NPROC says
 # otherwise. Two devices or more make it meaningful: on one, NCCL only copies. Needs what scripts/setup.sh installs.

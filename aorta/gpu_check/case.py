@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -30,7 +31,9 @@ from aorta.telemetry.schema import Step
 
 WARM_UP, PROFILED = 10, 6
 BLOCK, PAIRS = 20, 10
-"""Steps of one block whose time is taken, and how often blocks with and without the instrument are compared."""
+"""Steps of one block whose time is taken, and how often blocks with and without the instrument are compared, where
+nobody says otherwise.
+"""
 MOST_COST = 1.01
 
 
@@ -46,10 +49,12 @@ def chosen(strategy: str, words: Sequence[str]) -> tuple[str, ...]:
 
 
 class Case:
-    """One strategy on one rank."""
+    """One strategy on one rank. `pairs`: how often blocks with and without the instrument are compared."""
 
-    def __init__(self, strategy: str, topology: Topology, device: torch.device, words: Sequence[str]) -> None:
-        self.name, self.device = strategy, device
+    def __init__(
+        self, strategy: str, topology: Topology, device: torch.device, words: Sequence[str], pairs: int = PAIRS
+    ) -> None:
+        self.name, self.device, self.pairs = strategy, device, pairs
         self.lines: list[Step] = []
         self.loop = Loop(chosen(strategy, words), topology, device, self.lines.append)
 
@@ -100,7 +105,7 @@ class Case:
     def _cost(self) -> tuple[list[tuple[float, float]], float]:
         """(on / off, off again / off) of each pair of blocks, and the milliseconds of a step of the last one off."""
         pairs, off_ms = [], 0.0
-        for turn in range(PAIRS):
+        for turn in range(self.pairs):
             arms = ("off", "on", "again") if turn % 2 == 0 else ("again", "on", "off")
             block = {arm: self._block_ms(on=arm == "on") for arm in arms}
             off_ms = block["off"]
@@ -120,10 +125,13 @@ class Case:
         return float(taken)
 
     def _profiled(self) -> dict[str, Any]:
-        with profile(activities=profiled(), acc_events=True) as profiler:
-            for _ in range(PROFILED):
-                self.loop.step()
-            torch.accelerator.synchronize()
+        with warnings.catch_warnings():
+            # There is one cycle, and nobody asks for its events: keeping them takes seconds.
+            warnings.filterwarnings("ignore", message=".*Profiler clears events", category=UserWarning)
+            with profile(activities=profiled()) as profiler:
+                for _ in range(PROFILED):
+                    self.loop.step()
+                torch.accelerator.synchronize()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             profiler.export_chrome_trace(str(path))

@@ -1,4 +1,4 @@
-"""`python -m aorta.gpu_check [--json FILE] [WORD...]`: one process a device, one table, one exit code.
+"""`python -m aorta.gpu_check [--json FILE] [--pairs N] [WORD...]`: one process a device, one table, one exit code.
 
 Enters: words of train.py, which go to every run. Leaves: the table on stdout and the same as JSON. torchrun ends with 1
 whatever its ranks end with, so the code comes from that file. Must not: touch a device in this process.
@@ -21,7 +21,7 @@ from hydra.errors import HydraException
 
 from aorta.engine.loop import ROOT, resolved
 from aorta.errors import AortaError, ConfigError, RunIncomplete
-from aorta.gpu_check.case import chosen
+from aorta.gpu_check.case import PAIRS, chosen
 from aorta.gpu_check.table import Report
 from aorta.launch import cuda
 
@@ -36,7 +36,7 @@ def main(words: Sequence[str]) -> int:
         count = processes(os.environ, cuda.device_count())
         for strategy in asked.strategies:
             _check_words(chosen(strategy, asked.words))
-        report = checked(asked.json.resolve(), count, asked.strategies, asked.words)
+        report = checked(asked.json.resolve(), count, asked.strategies, asked.words, asked.pairs)
     except AortaError as error:
         sys.stderr.write(f"gpu_check: {error}\n")
         return error.exit_code
@@ -58,7 +58,7 @@ def processes(environment: Mapping[str, str], devices: int) -> int:
     return int(text)
 
 
-def checked(path: Path, count: int, strategies: Sequence[str], words: Sequence[str]) -> Report:
+def checked(path: Path, count: int, strategies: Sequence[str], words: Sequence[str], pairs: int = PAIRS) -> Report:
     """Run the ranks, which print the table and write `path`.
 
     Raises:
@@ -66,7 +66,7 @@ def checked(path: Path, count: int, strategies: Sequence[str], words: Sequence[s
     """
     path.unlink(missing_ok=True)  # an earlier one must not answer for this
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
-    command = [*launch, "--module", "aorta.gpu_check.ranks", str(path), ",".join(strategies), *words]
+    command = [*launch, "--module", "aorta.gpu_check.ranks", str(path), ",".join(strategies), str(pairs), *words]
     ranks = subprocess.Popen(command, env={"OMP_NUM_THREADS": "1", **os.environ})
     try:
         code = ranks.wait()
@@ -90,8 +90,18 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__, formatter_class=_AsWritten)
     parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="FILE", help="default: %(default)s")
     parser.add_argument("--strategies", type=lambda text: text.split(","), default=["ddp", "fsdp"], metavar="NAME,...")
+    blocks = "blocks of steps compared with and without the instrument; fewer are quicker and say less"
+    parser.add_argument(
+        "--pairs", type=_at_least_one, default=PAIRS, metavar="N", help=f"{blocks}; default: %(default)s"
+    )
     parser.add_argument("words", nargs="*", metavar="WORD", help="for train.py, as training.batch_size=4")
     return parser.parse_args(words)
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 1 on")
+    return int(text)
 
 
 class _AsWritten(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):

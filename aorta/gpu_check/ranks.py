@@ -1,7 +1,8 @@
 """One rank of the check (torchrun starts it): the findings of all ranks become one table.
 
-Enters: where the report goes, the strategies, train.py's words. Leaves: rank 0 prints every row of every rank and
-writes the report. Exit 0 once that is done: what was found is in the report. Must not: decide what a row says.
+Enters: where the report goes, the strategies, how many pairs of blocks are compared, train.py's words. Leaves: rank 0
+prints every row of every rank and writes the report. Exit 0 once that is done: what was found is in the report. Must
+not: decide what a row says.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch.distributed as dist
 
 from aorta.errors import AortaError
 from aorta.gpu_check import races
-from aorta.gpu_check.case import Case
+from aorta.gpu_check.case import PAIRS, Case
 from aorta.gpu_check.table import Report, Row, Verdict, render, report_of
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
@@ -36,14 +37,14 @@ _STREAMS = 6
 """Of a rank under fsdp: compute, FSDP2's three, the backend's and ours."""
 
 
-def main(path: Path, strategies: Sequence[str], words: Sequence[str]) -> Report | None:
+def main(path: Path, strategies: Sequence[str], words: Sequence[str], pairs: int = PAIRS) -> Report | None:
     """Check; the report, on rank 0."""
     topology = read_topology()
     device = select_device(cuda.TYPE, topology.local_rank)
     with process_group(topology, device, 300) as peers:
         rows = [*knob_rows(os.environ, platform_of(device)), *race_rows(device)]
         for strategy in strategies:
-            rows += Case(strategy, topology, device, words).rows()
+            rows += Case(strategy, topology, device, words, pairs).rows()
             gc.collect()  # the model of one is not in the memory of the next
         everybody = peers.gather("rows", msgspec.to_builtins(rows))
         if topology.rank:
@@ -102,7 +103,7 @@ def race_rows(device: torch.device) -> list[Row]:
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:])
+        main(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[4:], int(sys.argv[3]))
     except AortaError as error:
         sys.stderr.write(f"gpu_check: {error}\n")
         sys.exit(error.exit_code)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from aorta.gpu_check import races
-from aorta.instrument.native.build import load as load_compiled
 from tests.gpu.device import world_of_one
 from tests.simulated import device as simulated
 from tests.simulated import load
@@ -19,9 +18,6 @@ def _no_races(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if not load.loaded():
         yield
         return
-    module, _ = load_compiled()
-    if module is not None and simulated.is_virtual():
-        module.use_clock(simulated.host_clock_address())
     # Its checker of races looks at orders, not at values that came too early: no need for large tensors.
     monkeypatch.setattr(races, "ELEMENTS", 1 << 12)
     simulated.defaults()

@@ -58,9 +58,8 @@ def test_the_whole_table_of_one_device(
 ) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "CUDA_DEVICE_MAX_CONNECTIONS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(case, "PAIRS", 1)
     monkeypatch.setattr(case, "BLOCK", 2)
-    report = ranks.main(tmp_path / "check.json", ["ddp", "fsdp"], SMALL)
+    report = ranks.main(tmp_path / "check.json", ["ddp", "fsdp"], SMALL, pairs=1)
     assert report is not None
     assert msgspec.json.decode((tmp_path / "check.json").read_bytes(), type=Report) == report
     (rows,) = report.rows

@@ -11,6 +11,7 @@ import torch
 
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.gpu_check import command, ranks
+from aorta.gpu_check.case import PAIRS
 from aorta.gpu_check.table import Report, Verdict
 from tests.runs import ROOT
 
@@ -79,9 +80,16 @@ def test_the_exit_code_is_the_report_s(a_device, launched, monkeypatch, tmp_path
     monkeypatch.delenv("NPROC", raising=False)
     path = tmp_path / "x.json"
     assert command.main(["--json", str(path), "--strategies", "ddp", str(code)]) == code
-    assert launched[-3:] == [str(path), "ddp", str(code)]
+    assert launched[-4:] == [str(path), "ddp", str(PAIRS), str(code)]
     assert launched[launched.index("--nproc_per_node") + 1] == "2"
     assert capsys.readouterr().out == f"the same as JSON: {path}\n"
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "x"])
+def test_a_number_of_pairs_that_cannot_be(text, capsys):
+    with pytest.raises(SystemExit):
+        command.parse(["--pairs", text])
+    assert "must be a whole number from 1 on" in capsys.readouterr().err
 
 
 def test_ranks_that_end_early_do_not_leave_an_older_report_to_answer(launched, tmp_path):

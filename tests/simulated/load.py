@@ -14,8 +14,8 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -24,6 +24,7 @@ from tests.simulated.build import BUILD_COMMAND, MODULE, library, why_not
 
 VARIABLE: Final = "AORTA_SIMULATED_DEVICE"
 MODES: Final = ("virtual", "wall")
+COMPILED_PART: Final = "aorta.instrument.native.build"
 SITE: Final = Path(__file__).with_name("site")
 _loaded: list[Any] = []
 
@@ -92,7 +93,7 @@ def _load_library() -> Path:
         raise RuntimeError(reason)
     path = library()
     if not path.exists():
-        raise RuntimeError(f"the simulated device is not built; {BUILD_COMMAND} does it")
+        raise RuntimeError(f"the simulated device is not built ({path}); {BUILD_COMMAND} does it")
     ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     return path
 
@@ -110,30 +111,64 @@ def _finish() -> None:
     spec.loader.exec_module(module)
     if str(torch._C._get_accelerator()) != "cuda":
         raise RuntimeError("torch was asked for its accelerator before the simulated device was there")
+    from tests.simulated import kineto
     from tests.simulated.names import fill_in
 
     fill_in(module)
     _loaded.append(module)
+    kineto.install()
+    if module.is_virtual():
+        sys.meta_path.insert(0, _Behind(COMPILED_PART, partial(_one_clock, module.host_clock_address())))
 
 
-class _BeforeTorch(importlib.abc.MetaPathFinder):
-    """Loads the library when torch is about to be imported, and the rest behind that."""
+def _one_clock(address: int, build: Any) -> None:
+    """AORTA's compiled part reads the virtual host's clock, as its Python does (`names`)."""
+    load_compiled = build.load
+
+    @cache
+    def load() -> tuple[Any | None, str | None]:
+        module, why_not = load_compiled()
+        if module is not None:
+            module.use_clock(address)
+        return module, why_not
+
+    build.load = load
+
+
+class _Behind(importlib.abc.MetaPathFinder):
+    """Calls `then` with a module when it has been imported."""
+
+    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
+        self._name, self._then = name, then
+
+    def before(self) -> None:
+        """What comes before the import."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != "torch":
+        if fullname != self._name:
             return None
         sys.meta_path.remove(self)
-        _load_library()
-        spec = importlib.util.find_spec("torch")
+        self.before()
+        spec = importlib.util.find_spec(fullname)
         assert spec is not None
         assert spec.loader is not None
         execute = spec.loader.exec_module
 
         def then_finish(module: ModuleType) -> None:
             execute(module)
-            _finish()
+            self._then(module)
 
         spec.loader.exec_module = then_finish  # type: ignore[method-assign]
         return spec
+
+
+class _BeforeTorch(_Behind):
+    """Loads the library when torch is about to be imported, and the rest behind that."""
+
+    def __init__(self) -> None:
+        super().__init__("torch", lambda _torch: _finish())
+
+    def before(self) -> None:
+        _load_library()

@@ -17,6 +17,8 @@ from torch.distributed import distributed_c10d
 
 GIB = 1 << 30
 TOTAL_BYTES = 8 * GIB
+UNIX_NS = 1_800_000_000_000_000_000
+"""The virtual host's clock began here: on all ranks at once, as its other clock."""
 SYNC_DEBUG = {"default": 0, "warn": 1, "error": 2}
 
 
@@ -321,5 +323,6 @@ def _clock(native: Any) -> None:
     """The clocks that AORTA and its tests read follow the virtual host; all others stay real."""
     clocks: Any = time
     real = time.clock_gettime_ns
+    offsets_ns = {time.CLOCK_MONOTONIC: 0, time.CLOCK_REALTIME: UNIX_NS}
     clocks.perf_counter_ns = native.host_ns
-    clocks.clock_gettime_ns = lambda clock: native.host_ns() if clock == time.CLOCK_MONOTONIC else real(clock)
+    clocks.clock_gettime_ns = lambda clock: native.host_ns() + offsets_ns[clock] if clock in offsets_ns else real(clock)

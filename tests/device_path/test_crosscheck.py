@@ -1,0 +1,144 @@
+"""K2 (docs/measuring.md) on the simulated device: record and Kineto trace about the same steps of DDP and FSDP2.
+
+In virtual time both are exact, so the bounds are: 1 us for each start and end, 0.001 for the ratio. The trace is made
+of the device's own timeline (`tests.simulated.kineto`) and read by AORTA's own reader of Kineto traces.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from aorta.analysis.traces.kineto.reader import read_kineto
+from aorta.analysis.traces.measuring import device_timelines
+from aorta.analysis.traces.names import NameClassifier
+from aorta.analysis.traces.table import KIND_CODE, Class, Trace
+from aorta.gpu_check.kernels import matched, pooled_ratio, windows
+from aorta.telemetry.schema import Collective, Step
+from aorta.timeline.overlap import Overlap
+from tests.device_path.program_kineto import STEPS
+from tests.ranks import forked
+from tests.runs import HANGS_S, environment, succeeded
+from tests.simulated.programs import needs_device
+
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+STRATEGIES = ("ddp", "fsdp")
+NEAR_NS, NEAR_RATIO = 1_000, 0.001
+CASES = [(strategy, rank) for strategy in STRATEGIES for rank in (0, 1)]
+Row = tuple[str, int, str, int, int]
+"""Kind, bytes, data type, start and end; in nanoseconds of the Unix epoch."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The same steps of one rank, by both."""
+
+    lines: list[Step]
+    trace: Trace
+    path: Path
+
+    def steps(self) -> list[tuple[Step, Overlap, list[Row]]]:
+        """Each step: its line, what the reader makes of its window, and the reader's collectives in it."""
+        (device,) = device_timelines(self.trace)
+        marks = zip(device.windows.start.tolist(), device.windows.end.tolist(), strict=True)
+        return [
+            (line, device.measure(window), self.collectives(window))
+            for line, window in zip(self.lines, marks, strict=True)
+        ]
+
+    def collectives(self, window: tuple[int, int]) -> list[Row]:
+        table, kinds = self.trace.intervals, {code: kind for kind, code in KIND_CODE.items()}
+        chosen = (table.cls == Class.COMM) & (table.start_ns >= window[0]) & (table.start_ns < window[1])
+        own = table.take(chosen)
+        columns = (own.kind, own.bytes, own.dtype, own.start_ns, own.end_ns)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return sorted(
+            ((kinds[kind], size, own.dtypes[dtype], low, high) for kind, size, dtype, low, high in rows),
+            key=lambda row: row[3:],
+        )
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Seen]:
+    folder = tmp_path_factory.mktemp("crosscheck")
+    own = environment(AORTA_SIMULATED_DEVICES="2")
+    words = (str(folder), ",".join(STRATEGIES))
+    succeeded(forked("tests.device_path.program_kineto", *words, ranks=2, environment=own, timeout_s=HANGS_S))
+    found = {}
+    for strategy, rank in CASES:
+        path = folder / strategy / f"rank{rank}.pt.trace.json"
+        lines = msgspec.json.decode((folder / strategy / f"rank_{rank}.json").read_bytes(), type=list[Step])
+        with path.open("rb") as stream:
+            found[strategy, rank] = Seen(lines, read_kineto(stream, str(path), NameClassifier()), path)
+    return found
+
+
+def in_record(line: Step) -> list[Row]:
+    origin = line.t_start_ns
+    rows = []
+    for row in line.collectives:
+        assert row.start_ns is not None
+        assert row.end_ns is not None
+        rows.append((row.kind, row.bytes or 0, row.dtype or "", origin + row.start_ns, origin + row.end_ns))
+    return sorted(rows, key=lambda row: row[3:])
+
+
+@pytest.mark.parametrize(("strategy", "rank"), CASES)
+def test_both_see_the_same_collectives(seen: dict[tuple[str, int], Seen], strategy: str, rank: int) -> None:
+    one = seen[strategy, rank]
+    assert one.trace.ranks == (rank,)
+    assert len(one.lines) == STEPS
+    for line, _, rows in one.steps():
+        assert line.coverage.complete, line.coverage.reason
+        own = in_record(line)
+        assert [row[:3] for row in rows] == [row[:3] for row in own]
+        for record, trace in zip(own, rows, strict=True):
+            assert abs(record[3] - trace[3]) <= NEAR_NS
+            assert abs(record[4] - trace[4]) <= NEAR_NS
+
+
+@pytest.mark.parametrize(("strategy", "rank"), CASES)
+def test_both_see_the_same_overlap(seen: dict[tuple[str, int], Seen], strategy: str, rank: int) -> None:
+    for line, measured, _ in seen[strategy, rank].steps():
+        own, theirs = line.overlap["overlap_ratio"], measured.overlap_ratio
+        assert own is not None
+        assert theirs is not None
+        assert 0.02 < theirs < 0.98  # something is hidden and something is not
+        assert abs(own - theirs) <= NEAR_RATIO
+        count = len(line.collectives)
+        for name, theirs_ns in (
+            ("comm_ms", measured.comm_ns),
+            ("compute_comm_ms", measured.hidden_ns),
+            ("exposed_comm_ms", measured.comm_ns - measured.hidden_ns),
+        ):
+            own_ms = line.overlap[name]
+            assert own_ms is not None
+            assert abs(own_ms * 1e6 - theirs_ns) <= count * NEAR_NS, name
+
+
+@pytest.mark.parametrize(("strategy", "rank"), CASES)
+def test_the_check_that_users_run_agrees_too(seen: dict[tuple[str, int], Seen], strategy: str, rank: int) -> None:
+    """`aorta.gpu_check` reads the trace by names of kernels alone."""
+    one = seen[strategy, rank]
+    found = windows(json.loads(one.path.read_text()), [(line.t_start_ns, line.t_end_ns) for line in one.lines], rank)
+    pairs = matched([[row[3:] for row in in_record(line)] for line in one.lines], found)
+    assert pairs
+    assert all(abs(own[1] - kernel[1]) <= NEAR_NS for own, kernel in pairs)
+    hidden, comm = (sum(line.overlap[name] or 0 for line in one.lines) for name in ("compute_comm_ms", "comm_ms"))
+    assert pooled_ratio(found) == pytest.approx(hidden / comm, abs=NEAR_RATIO)
+
+
+def test_an_end_that_is_a_hundredth_early_would_be_noticed(seen: dict[tuple[str, int], Seen]) -> None:
+    def early(row: Collective) -> Collective:
+        assert row.start_ns is not None
+        assert row.end_ns is not None
+        return msgspec.structs.replace(row, end_ns=row.end_ns - (row.end_ns - row.start_ns) // 100)
+
+    one = seen["ddp", 0]
+    lines = [msgspec.structs.replace(line, collectives=list(map(early, line.collectives))) for line in one.lines]
+    with pytest.raises(AssertionError):
+        test_both_see_the_same_collectives({("ddp", 0): replace(one, lines=lines)}, "ddp", 0)

@@ -1,0 +1,71 @@
+"""The check that users run, as they start it, on two simulated devices: what it prints, writes and ends with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from aorta.gpu_check.table import Report, Row, Verdict
+from tests.gpu.test_check import SMALL
+from tests.runs import HANGS_S, ROOT, environment
+from tests.simulated import load
+from tests.simulated.programs import needs_device
+
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+
+
+def check(path: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    own = environment(PYTHONPATH=str(load.SITE), AORTA_SIMULATED_DEVICE="virtual", AORTA_SIMULATED_DEVICES="2")
+    own |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **variables}
+    command = ["bash", "scripts/gpu_check.sh", "--json", str(path), "--strategies", "ddp", "--pairs", "1", *words]
+    return subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=HANGS_S, check=False)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Report]:
+    path = tmp_path_factory.mktemp("check") / "check.json"
+    done = check(path, *SMALL)
+    assert path.exists(), f"{done.stdout}\n{done.stderr}"
+    return done, msgspec.json.decode(path.read_bytes(), type=Report)
+
+
+def test_it_ends_with_what_the_report_says(done: tuple[subprocess.CompletedProcess[str], Report]) -> None:
+    ended, report = done
+    everything = [row for rows in report.rows for row in rows]
+    assert [row for row in everything if row.verdict is Verdict.FAILED] == []
+    judged = any(row.is_time and row.verdict is Verdict.OK for row in everything)
+    assert ended.returncode == report.exit_code == (0 if judged else 4)
+    assert f"(exit code {report.exit_code})" in ended.stdout
+    assert report.facts["world_size"] == 2
+    assert report.facts["device"] == "Simulated"
+
+
+def found(report: Report, rank: int, what: str) -> Row:
+    (row,) = [row for row in report.rows[rank] if row.what == what]
+    return row
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_has_every_row(done: tuple[subprocess.CompletedProcess[str], Report], rank: int) -> None:
+    _, report = done
+    races = [row for row in report.rows[rank] if row.case == "race"]
+    assert len(races) == 18
+    assert {row.verdict for row in races} == {Verdict.OK}
+    assert found(report, rank, "coverage").found == "6 of 6 steps"
+    assert found(report, rank, "synchronisations in 6 steps").found == "none"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_telemetry_and_kernels_say_the_same(done: tuple[subprocess.CompletedProcess[str], Report], rank: int) -> None:
+    """Through torch.profiler, with the device's rows in its trace; judged or not, they are there."""
+    _, report = done
+    telemetry, kernels = found(report, rank, "overlap ratio, telemetry / kernels").found.split(" / ")
+    assert abs(float(telemetry) - float(kernels)) <= 0.02
+    assert found(report, rank, "clocks, telemetry - profiler").found in {"+0.0 us", "-0.0 us"}
+    for what in ("collective, telemetry - kernel", "end, telemetry - kernel", "start, telemetry not behind kernel"):
+        assert found(report, rank, what).found.split(", ")[1].startswith("0 of ")
