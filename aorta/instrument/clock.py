@@ -46,7 +46,10 @@ class Clock(Protocol):
         """When the mark happened, or None if it has not yet."""
 
     def release(self, mark: Mark) -> None:
-        """The mark will not be read again."""
+        """The mark has happened, and will not be read again."""
+
+    def forget(self, mark: Mark | None) -> None:
+        """The mark will not be read, and may not have happened yet."""
 
     def drain(self) -> None:
         """Wait until every mark taken so far has happened. Synchronises: only after the last step."""
@@ -68,6 +71,9 @@ class HostClock:
         return int(mark)
 
     def release(self, mark: Mark) -> None:
+        pass
+
+    def forget(self, mark: Mark | None) -> None:
         pass
 
     def drain(self) -> None:
@@ -160,6 +166,9 @@ class DeviceClock:
     def release(self, mark: Mark) -> None:
         if mark is not None and not on_host(mark):
             self._pool.append(mark[0])
+
+    def forget(self, mark: Mark | None) -> None:
+        """Nothing: the event may still tell somebody that tensors are free (`DeviceTap`), so it is not used again."""
 
     def drain(self) -> None:
         torch.accelerator.synchronize(self._device)

@@ -50,13 +50,14 @@ class _Call(NamedTuple):
 
 
 class _Member(NamedTuple):
-    """A process group as the tap needs it at every call. `on_device`: its collectives of device tensors are ordered by
-    streams.
+    """A process group as the tap needs it at every call. `on_device`: who waits for its collectives of device tensors
+    waits on the device. `early`: those end behind their futures (`seam.ends_on_streams`).
     """
 
     name: str
     size: int
     on_device: bool
+    early: bool
 
 
 class Looking(Protocol):
@@ -140,9 +141,11 @@ class HostTap:
         )
         self._on_issue(issued)
         original = labelled(issued.kind, seq, group, original)
-        if on_host or not member.on_device:
-            return self._on_host(name, issued, original)
-        return self._on_device(issued, args, is_async(args, async_at), original)
+        asynchronous = is_async(args, async_at)
+        # A barrier is waited for by the host, whatever its backend.
+        if on_host or operator.argument is None or not (member.on_device or (member.early and not asynchronous)):
+            return self._on_host(name, issued, original, early=member.early and not on_host)
+        return self._on_device(issued, args, asynchronous, original)
 
     def open(self, device: torch.device, on_captured: Callable[[], None]) -> Looking:
         """Look at every collective until the answer is closed; `on_captured`: see `Seam`."""
@@ -164,14 +167,16 @@ class HostTap:
     def _member(self, group: dist.ProcessGroup) -> _Member:
         member = self._members.get(group)
         if member is None:
-            member = self._members[group] = _Member(group.group_name, group.size(), self._orders_streams(group))
+            member = self._members[group] = _Member(group.group_name, group.size(), *self._on_streams(group))
             self._groups[member.name] = group_seen(group)
         return member
 
-    def _orders_streams(self, _group: dist.ProcessGroup) -> bool:
-        return False
+    def _on_streams(self, _group: dist.ProcessGroup) -> tuple[bool, bool]:
+        """`_Member.on_device` and `_Member.early` of a group."""
+        return False, False
 
-    def _on_host(self, name: str, issued: Issued, original: Original) -> Any:
+    def _on_host(self, name: str, issued: Issued, original: Original, *, early: bool) -> Any:
+        """`early`: its future knows no end."""
         transfer, in_place = None, False
         if self._links is not None:
             transfer = self._links.arrive(issued, self._groups[issued.group].ranks)
@@ -185,7 +190,7 @@ class HostTap:
             return result
         if self._links is not None and transfer is not None:
             work = cast(Work, self._links.carry(transfer, work))
-        else:
+        elif not early:
             in_place = self._notice_end(name, issued, work)
         wait = partial(self._wait, issued)
         return with_work(result, TimedWork(work, wait, self._kept, issued.waiters, in_place=in_place))
@@ -196,7 +201,7 @@ class HostTap:
         this path.
         """
         kind_of_work = (issued.group, name)
-        if kind_of_work in self._futureless or self._completes_early(issued):
+        if kind_of_work in self._futureless:
             return False
         try:
             future = work.get_future()
@@ -206,10 +211,6 @@ class HostTap:
         issued.has_completed = future.done
         future.add_done_callback(issued.on_completion)
         return True
-
-    def _completes_early(self, _issued: Issued) -> bool:
-        """Whether its future completes before it has ended."""
-        return False
 
     def _wait(self, issued: Issued, inner: Callable[[], bool], _limited: bool) -> bool:
         """How the caller waits: timed as a stall, and as the end where nothing else told it. A caller that comes when

@@ -20,7 +20,16 @@ from aorta.instrument.clock import Clock, Mark
 from aorta.instrument.collectives import HostTap, Looking
 from aorta.instrument.issued import Group, Issued
 from aorta.instrument.links import DelayedOnDevice, DeviceLink, HostLinks
-from aorta.instrument.seam import Coalescing, Original, Watches, Work, orders_streams, with_work, work_in
+from aorta.instrument.seam import (
+    Coalescing,
+    Original,
+    Watches,
+    Work,
+    ends_on_streams,
+    orders_streams,
+    with_work,
+    work_in,
+)
 from aorta.instrument.streams import DeviceStreams, StreamWaits
 from aorta.instrument.works import TimedWork
 
@@ -87,6 +96,8 @@ class DeviceTap(HostTap):
 
     def _on_device(self, issued: Issued, args: tuple[Any, ...], asynchronous: bool, original: Original) -> Any:
         if (batch := self._batches.get(issued.group)) is not None:
+            # A backend counts what it launches, and launches a batch once.
+            issued.counted = issued.counted and not any(row.counted for row in batch.rows)
             batch.rows.append(issued)
             batch.alive.append(args)
             return original()  # launched when the batch ends
@@ -247,18 +258,11 @@ class DeviceTap(HostTap):
 
     # --- beside the device's -----------------------------------------------------------------------------------------
 
-    def _orders_streams(self, group: dist.ProcessGroup) -> bool:
+    def _on_streams(self, group: dist.ProcessGroup) -> tuple[bool, bool]:
         try:
-            return orders_streams(group, self._device)
+            return orders_streams(group, self._device), ends_on_streams(group, self._device)
         except RuntimeError:  # a group of CPU tensors only
-            return False
-
-    def _completes_early(self, issued: Issued) -> bool:
-        # A barrier of a device's group: its future is ordered by streams, its wait by the host.
-        return issued.kind == "barrier" and self._on_device_by_name(issued.group)
-
-    def _on_device_by_name(self, group: str) -> bool:
-        return any(member.on_device for member in self._members.values() if member.name == group)
+            return False, False
 
     def _host_stall(self, begin: Mark, end: Mark) -> None:
         """The host waits for a collective of CPU tensors; the compute stream does not."""

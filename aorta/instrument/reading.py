@@ -7,7 +7,7 @@ itself (that is `aorta.timeline`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -83,6 +83,16 @@ class OpenStep:
     loss: Scalar | None = None
     grad_norm: Scalar | None = None
     tell: Callable[[], Told] | None = None
+
+    def marks(self) -> Iterator[Mark | None]:
+        """All that were noted down through Python."""
+        yield from (self.start, self.end)
+        for issued in self.collectives:
+            yield from (issued.start, issued.end)
+        for begin, end in (*self.stalls, *self.tails, *self.waits):
+            yield from (begin, end)
+        for span in (*self.compute, *self.aux):
+            yield from (span.start, span.end)
 
     def hear(self) -> None:
         """Take in what was noted down without Python."""
@@ -288,10 +298,12 @@ class StepReader:
         return [(low, high) for low, high in read if low is not None and high is not None]
 
     def _read(self, mark: Mark | None) -> int | None:
-        """Read a mark for the last time; its event goes back to the pool once it has happened."""
+        """Read a mark for the last time."""
         if mark is None or on_host(mark):
             return None if mark is None else int(mark)
         value = self._clock.read_ns(mark)
-        if value is not None:
+        if value is None:
+            self._clock.forget(mark)
+        else:
             self._clock.release(mark)
         return value

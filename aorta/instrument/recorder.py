@@ -116,7 +116,7 @@ class StepRecorder:
 
     def begin(self, facts: StepFacts) -> None:
         """A step begins here; one that was under way is not recorded."""
-        self._current = None
+        self.abandon()
         self._clock.new_epoch()
         self.on_begin()
         begun = OpenStep(facts, self._clock.mark(), self._issued_by_backends(), self.unseen)
@@ -140,7 +140,10 @@ class StepRecorder:
     def abandon(self) -> None:
         """The step that is under way, if any, is not recorded."""
         abandoned, self._current = self._current, None
-        if abandoned is not None and self.quiet_tap is not None:
+        if abandoned is None:
+            return
+        self._forget(*abandoned.marks())
+        if self.quiet_tap is not None:
             self.quiet_tap.abandon()
 
     def aux(self, name: str) -> AbstractContextManager[None]:
@@ -156,6 +159,8 @@ class StepRecorder:
         """The caller stood between these marks, waiting for a collective."""
         if self._current is not None:
             self._current.stalls.append((begin, end))
+        else:
+            self._forget(begin, end)
 
     def on_wait(self, begin: Mark, end: Mark) -> None:
         """Between these marks the stream that computes may have stood waiting for one of the strategy's: what of it
@@ -163,6 +168,8 @@ class StepRecorder:
         """
         if self._current is not None:
             self._current.waits.append((begin, end))
+        else:
+            self._forget(begin, end)
 
     def on_captured(self) -> None:
         """A collective became part of a CUDA graph; from now on it may run whenever that graph is replayed."""
@@ -180,6 +187,7 @@ class StepRecorder:
         communication is a stall.
         """
         if self._current is None:
+            self._forget(begin, end)
             return
         self._current.tails.append((begin, end))
         for issued in self._current.collectives:
@@ -195,6 +203,11 @@ class StepRecorder:
         step.loss, step.grad_norm = loss or step.loss, grad_norm or step.grad_norm
         if lr is not None:
             step.facts = replace(step.facts, lr=lr)
+
+    def _forget(self, *marks: Mark | None) -> None:
+        """Taken outside of a step, or in one that is not recorded."""
+        for mark in marks:
+            self._clock.forget(mark)
 
     # --- afterwards --------------------------------------------------------------------------------------------------
 

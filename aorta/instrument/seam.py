@@ -154,7 +154,14 @@ def orders_streams(group: dist.ProcessGroup, device: torch.device) -> bool:
     Where the host waits (gloo on device tensors, NCCL's blocking wait), nothing may be waited for but by the caller.
     """
     blocking = any(os.environ.get(name, "").strip() == "1" for name in _BLOCKING_WAIT)
-    return not blocking and group._get_backend(device).name() in STREAM_ORDERED
+    return not blocking and ends_on_streams(group, device)
+
+
+def ends_on_streams(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether the group's work on `device` ends behind what tells of it: a future is done, and a synchronous call has
+    returned, once it is in a stream, also where `wait()` blocks the host.
+    """
+    return group._get_backend(device).name() in STREAM_ORDERED
 
 
 def issued_by(group: dist.ProcessGroup) -> int | None:

@@ -48,10 +48,13 @@ class KeptAlive:
         return len(self._full) + len(self._completed)
 
     def _look_at_oldest(self) -> None:
-        while self._full:
+        for _ in range(min(_LOOKS, len(self._full))):
             number, oldest = next(iter(self._full.items()))
-            # Of a handle that somebody else in Python holds the rest may be asked for yet.
-            if sys.getrefcount(oldest) > _HELD_HERE_ALONE or not oldest.is_completed():
+            if sys.getrefcount(oldest) > _HELD_HERE_ALONE:
+                # Somebody else in Python holds it, and may ask for the rest yet; those behind it are no less old.
+                self._full.move_to_end(number)
+                continue
+            if not oldest.is_completed():
                 return
             oldest.let_go()
             self._completed[number] = self._full.pop(number)
@@ -59,6 +62,8 @@ class KeptAlive:
                 self._completed.popitem(last=False)
 
 
+_LOOKS = 4
+"""Handles that are looked at whenever one comes: more than one, so that none is left behind."""
 _HELD_HERE_ALONE = 3
 """References to a handle that `KeptAlive` alone holds, as it counts them: its dictionary's, a name's, the call's."""
 
@@ -122,9 +127,11 @@ class TimedWork(dist._Work):
         return self._answer
 
     def let_go(self) -> None:
-        """It has completed, and only C++ may still wait for it: what can only be asked in Python is not needed."""
+        """It has completed, and only C++ may still wait for it: what can only be asked in Python is not needed, and
+        neither are the events and marks that a wait uses.
+        """
         if self._in_place:
-            self._work = _Done()
+            self._work, self._wait = _Done(), lambda inner, _limited: inner()
 
     def synchronize(self) -> None:
         self.wait()

@@ -47,6 +47,9 @@ class SetClock:
     def read_ns(self, mark: Pending | int) -> int | None:
         return mark if isinstance(mark, int) else mark.at_ns
 
+    def forget(self, mark: Pending | int | None) -> None:
+        pass
+
     def release(self, mark: Pending | int) -> None:
         if isinstance(mark, Pending):
             self.released.append(mark)

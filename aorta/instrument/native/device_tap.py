@@ -18,7 +18,7 @@ from aorta.instrument.compute import Range
 from aorta.instrument.issued import Group, Issued
 from aorta.instrument.native.tap import NativeTap
 from aorta.instrument.reading import Told
-from aorta.instrument.seam import Coalescing, Watches, counts_point_to_point, orders_streams
+from aorta.instrument.seam import Coalescing, Watches, counts_point_to_point, ends_on_streams, orders_streams
 from aorta.instrument.streams import DeviceStreams, StreamWaits
 from aorta.telemetry.schema import DeviceClockFacts
 
@@ -41,6 +41,10 @@ class NativeDeviceClock:
 
     def mark(self) -> Mark | None:
         return self._mark() or None
+
+    def forget(self, mark: Mark | None) -> None:
+        if mark is not None:
+            self.release(mark)
 
     def drain(self) -> None:
         torch.accelerator.synchronize(self._device)
@@ -74,6 +78,7 @@ class NativeDeviceTap(NativeTap):
         compiled = module.Device(clock.compiled, dedicated, priority, self._streams.priority)
         super().__init__(module, groups, compiled)
         self._on_captured: Callable[[], None] = lambda: None
+        self._counted_launch: int | None = None
 
     def open(self, device: torch.device, on_captured: Callable[[], None]) -> Looking:
         self._on_captured = on_captured
@@ -109,13 +114,17 @@ class NativeDeviceTap(NativeTap):
         issued.start, issued.end_source = start or None, "event" if issued.end else None
         issued.end = issued.end or None
         issued.communicator = None if own_communicator else issued.group
+        if issued.launch is not None and issued.kind not in ("send", "recv"):
+            # A backend counts what it launches, and launches a batch once.
+            issued.counted = issued.launch != self._counted_launch
+            self._counted_launch = issued.launch
 
-    def _saw(self, process_group: dist.ProcessGroup) -> bool:
+    def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool]:
         super()._saw(process_group)
         try:
-            ordered = orders_streams(process_group, self._device)
+            ordered = orders_streams(process_group, self._device), ends_on_streams(process_group, self._device)
             counted = counts_point_to_point(process_group, self._device)
         except RuntimeError:  # a group of CPU tensors only
-            return False
+            return False, False
         self._counts_point_to_point[process_group.group_name] = counted
         return ordered

@@ -117,7 +117,7 @@ class Kernel final : public c10::OperatorKernel {
 // Counts collectives for as long as it lives; looks at them while it is open.
 class Tap : public std::enable_shared_from_this<Tap> {
  public:
-  // `on_group` is called with each group that is new, and says whether streams order its collectives on the device.
+  // `on_group` is called with each group that is new, and says `on_device` and `early` of it.
   Tap(const std::vector<std::pair<std::string, Operator>>& operators,
       int64_t enqueue_ns,
       py::function on_group,
@@ -203,7 +203,10 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
     TORCH_CHECK_NOT_IMPLEMENTED(
         device_ || tensor == nullptr || on_host, "a collective of device tensors in a run on the CPU");
-    const bool on_device = tensor != nullptr && !on_host && group.on_device;
+    const bool asynchronous = !op.async_at || arguments[*op.async_at].toBool();
+    // A barrier is waited for by the host, whatever its backend.
+    const bool on_device =
+        tensor != nullptr && !on_host && op.argument && (group.on_device || (group.early && !asynchronous));
     Collective row = issued(index, group, arguments, tensor, on_device);
     const auto original = [&] {
       const Label label(op, row);
@@ -226,8 +229,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       row.end->stamp(End::WAIT);
       return;
     }
-    // The future of a barrier of a device's group is ordered by streams and completes at once; its wait is the host's.
-    if (!(group.on_device && !op.argument)) {
+    if (on_host || !group.early) {
       notice_end(index, group, row, *work);
     }
     // The host may wait beside a device; the stream that computes does not.
@@ -253,15 +255,21 @@ class Tap : public std::enable_shared_from_this<Tap> {
       return launch();
     }
     const int64_t number = launches_++;
+    const bool computes = device_->computes() && step_->is_open();
+    const aorta::Mark begin = computes ? device_->clock().mark() : NO_MARK;
     for (const auto& span : batch->spans) {
       span->launch = number;
       span->start = marked();
     }
     auto work = launch();
     if (!work) {  // synchronous: on the caller's stream
-      device_->stalling(*step_, [&] { ended(batch->spans); });
+      ended(batch->spans);
+      if (computes) {
+        step_->stall(begin, device_->clock().mark());
+      }
       return work;
     }
+    device_->clock().release(begin);
     const auto side = device_->side("beside " + group.name);
     if (!side) {
       return work;
@@ -286,7 +294,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
     int64_t size;
     std::shared_ptr<Counts> counts;  // of its name, as ranks match them, whichever group bears it
     std::vector<bool> futureless;    // by operator
-    bool on_device;                  // streams order its collectives of device tensors
+    bool on_device;                  // who waits for its collectives of device tensors waits on the device
+    bool early;                      // those end behind their futures (`seam.ends_on_streams`)
     std::shared_ptr<Batch> batch;    // what is being collected, if anything
   };
 
@@ -440,10 +449,10 @@ class Tap : public std::enable_shared_from_this<Tap> {
     // Asked for without the lock: a group implemented in Python takes the interpreter's.
     const std::string name = group->getGroupName();
     const int64_t size = group->getSize();
-    bool on_device = false;
+    std::pair<bool, bool> on_streams;
     {
       const py::gil_scoped_acquire interpreter;
-      on_device = on_group_(group).cast<bool>();
+      on_streams = on_group_(group).cast<std::pair<bool, bool>>();
     }
     const std::lock_guard<std::mutex> held(groups_mutex_);
     auto& counts = counts_.try_emplace(name, std::make_shared<Counts>()).first->second;
@@ -453,7 +462,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
         size,
         counts,
         std::vector<bool>(operators_.size()),
-        on_device,
+        on_streams.first,
+        on_streams.second,
         nullptr};
     return groups_.try_emplace(group.get(), std::move(fresh)).first->second;
   }

@@ -115,9 +115,9 @@ class NativeTap:
         """No collective will pass any more: let go of the compiled half, which knows this one."""
         self._tap = None
 
-    def _saw(self, process_group: dist.ProcessGroup) -> bool:
-        """A new group; returns whether streams order its collectives."""
+    def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool]:
+        """A new group; returns `on_device` and `early` of `collectives._Member`."""
         name = process_group.group_name
         self._groups[name] = group_seen(process_group)
         self._counts_point_to_point[name] = counts_point_to_point(process_group, _CPU)
-        return False
+        return False, False
