@@ -11,7 +11,14 @@ import torch
 from aorta.instrument.clock import Clock, DeviceClock
 from aorta.instrument.native.device_tap import NativeDeviceClock
 from aorta.launch import cuda
-from tests.gpu.device import compiled_part, cycles_per_ms, needs_gpu, simulated_only, standing_still
+from tests.gpu.device import (
+    compiled_part,
+    cycles_per_ms,
+    needs_gpu,
+    not_in_simulated_real_time,
+    simulated_only,
+    standing_still,
+)
 from tests.simulated import device as simulated
 from tests.simulated import load
 
@@ -78,10 +85,10 @@ def test_epochs_chain_and_are_read_in_any_order(clock: Clock) -> None:
 
 
 def test_a_mark_of_an_epoch_that_has_not_begun_is_unknown(clock: Clock, device: torch.device) -> None:
-    other = torch.cuda.Stream(device)
+    other = torch.Stream(device)
     with standing_still(device):
         clock.new_epoch()
-        with torch.cuda.stream(other):
+        with other:
             mark = clock.mark()
         other.synchronize()
         assert clock.read_ns(mark) is None
@@ -163,13 +170,12 @@ def test_the_facts_say_how_well_the_device_is_placed(clock: Clock) -> None:
 
 
 @simulated_only("a card has no exact account of when an event happened")
-def test_a_mark_is_where_the_devices_own_account_has_it(clock: Clock) -> None:
-    if not simulated.is_virtual():
-        pytest.skip("in real time the host's part of it is not exact")
+@not_in_simulated_real_time("the host's part of it is not exact")
+def test_a_mark_is_where_the_devices_own_account_has_it(clock: Clock, device: torch.device) -> None:
     for _ in range(30):
         clock.new_epoch()
         cuda.spin(777_777)
-    own = torch.cuda.Event(enable_timing=True)
+    own = torch.Event(device=device, enable_timing=True)
     mark = clock.mark()
     own.record()
     clock.drain()

@@ -38,9 +38,10 @@ def test_it_ends_with_what_the_report_says(done: tuple[subprocess.CompletedProce
     ended, report = done
     everything = [row for rows in report.rows for row in rows]
     assert [row for row in everything if row.verdict is Verdict.FAILED] == []
-    judged = any(row.is_time and row.verdict is Verdict.OK for row in everything)
-    assert ended.returncode == report.exit_code == (0 if judged else 4)
-    assert f"(exit code {report.exit_code})" in ended.stdout
+    # Virtual time: no host is slow, so all that there is to compare is judged.
+    assert {row.verdict for row in everything if row.is_time} == {Verdict.OK}
+    assert ended.returncode == report.exit_code == 0
+    assert "(exit code 0)" in ended.stdout
     assert report.facts["world_size"] == 2
     assert report.facts["device"] == "Simulated"
 
