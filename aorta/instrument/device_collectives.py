@@ -101,8 +101,8 @@ class DeviceTap(HostTap):
             batch.rows.append(issued)
             batch.alive.append(args)
             return original()  # launched when the batch ends
-        if issued.number is None:
-            return self._watched(issued, args, (issued.group, issued.kind, args[2:]), original)
+        if issued.number is None:  # one stream a peer and direction; the last argument is the tag
+            return self._watched(issued, args, (issued.group, issued.kind, args[2:-1]), original)
         issued.communicator = issued.group
         if self._dedicated and (side := self._streams.side(issued.group)) is not None:
             return self._moved(issued, args, side, asynchronous, original)

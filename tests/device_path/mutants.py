@@ -161,7 +161,7 @@ MUTANTS = (
     Mutant(
         "sends and receives share one stream of ours",
         DEVICE,
-        "(issued.group, issued.kind, args[2:])",
+        "(issued.group, issued.kind, args[2:-1])",
         "issued.group",
         "observe",
     ),
