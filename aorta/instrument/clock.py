@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -92,17 +91,23 @@ class Placed:
     bound_ns: int
 
 
-def placed(new_event: Callable[[], Any]) -> Placed:
+def timed_event(device: torch.device) -> Any:
+    """A new one. It is recorded with the stream named: by itself it takes the current device's."""
+    return torch.Event(device=device, enable_timing=True)
+
+
+def placed(device: torch.device) -> Placed:
     """An event whose place on the host's clock is known: of several short brackets the narrowest.
 
     One reading behind one wait was wrong by 1.4 and 3.3 ms on a busy host, which wakes up late; the narrowest bracket
     is wrong by at most half its width. The device should have nothing else to do.
     """
     best = None
+    stream = torch.accelerator.current_stream(device)
     for _ in range(BRACKETS):
-        event = new_event()
+        event = timed_event(device)
         before_ns = time.perf_counter_ns()
-        event.record()
+        event.record(stream)
         while not event.query():
             pass
         after_ns = time.perf_counter_ns()
@@ -134,15 +139,13 @@ class DeviceClock:
 
     Args:
         device: whose streams are marked; the current stream of *this* device, whichever device is current.
-        new_event: makes a timing event with `record() query() elapsed_time()`; None: of `device`.
     """
 
-    def __init__(self, device: torch.device, new_event: Callable[[], Any] | None = None) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._new_event = new_event or (lambda: torch.Event(device=device, enable_timing=True))
         self._pool: deque[Any] = deque()
         torch.accelerator.synchronize(device)  # before the first step; with `facts` the only rendezvous of a run
-        self._origin = placed(self._new_event)
+        self._origin = placed(device)
         self._epoch = _Epoch(self._origin.event, None, self._origin.at_ns, self._pool)
 
     def mark(self) -> Mark | None:
@@ -176,14 +179,14 @@ class DeviceClock:
     def facts(self) -> DeviceClockFacts:
         self.drain()
         self.new_epoch()  # before it, so that it has happened too when `placed` returns
-        again = placed(self._new_event)
+        again = placed(self._device)
         chained_ns = self.read_ns((again.event, self._epoch))
         drift_ns = None if chained_ns is None else chained_ns - again.at_ns
         return DeviceClockFacts(self._origin.bound_ns, again.bound_ns, drift_ns)
 
     def _event(self) -> Any:
-        event = self._pool.popleft() if self._pool else self._new_event()
-        event.record()
+        event = self._pool.popleft() if self._pool else timed_event(self._device)
+        event.record(torch.accelerator.current_stream(self._device))
         return event
 
 

@@ -299,11 +299,11 @@ class StreamSleep:
         self._cycles_per_ns = _CALIBRATION_CYCLES / (min(lengths_ms) * 1e6)
 
     def __call__(self, duration_ns: int) -> None:
-        cycles = round(duration_ns * self._cycles_per_ns)
         if self._measured_cycles and self._end.query():
             length_ns = self._begin.elapsed_time(self._end) * 1e6
             self._cycles_per_ns = self._measured_cycles / length_ns
             self._measured_cycles = 0
+        cycles = round(duration_ns * self._cycles_per_ns)
         if not self._measured_cycles and duration_ns >= _LONG_ENOUGH_NS:
             self._timed(cycles)
         else:

@@ -128,10 +128,10 @@ class StepRecorder:
         """The step that is under way ends here."""
         done = self._current
         assert done is not None  # begin comes before end
-        done.captured = self._captured
         done.end, done.issued_after = self._clock.mark(), self._issued_by_backends()
         if self.quiet_tap is not None:
-            done.tell = self.quiet_tap.end()
+            done.tell = self.quiet_tap.end()  # and says how many collectives were captured
+        done.captured = self._captured
         self._unread.append(done)
         self._current = None
         if len(self._unread) >= self._together or time.monotonic() - self._looked_s > LOOK_AFTER_S:

@@ -149,8 +149,8 @@ MUTANTS = (
     Mutant(
         "marks are taken on the default stream",
         CLOCK,
-        "else self._new_event()\n        event.record()",
-        "else self._new_event()\n        event.record(torch.cuda.default_stream(self._device))",
+        "event.record(torch.accelerator.current_stream(self._device))",
+        "event.record(torch.cuda.default_stream(self._device))",
     ),
     Mutant(
         "steps are not chained",

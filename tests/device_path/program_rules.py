@@ -1,6 +1,7 @@
-"""Two ranks go through the loop of `scenario`, in every mode and with both taps.
+"""Two ranks go through the loop of `scenario`, in every mode and with both taps, and then through all `scenes`.
 
-Enters: a folder. Leaves: `rank_<r>.json`: what each loop found wrong, and what it used. Run by `test_rules`.
+Enters: a folder. Leaves: `rank_<r>.json`: what each loop found wrong and what it used, and what each scene told. Run by
+`test_rules`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from aorta.launch.topology import read_topology
 from aorta.telemetry.schema import InstrumentMode
 from tests.device_path.program_overlap import one_clock
 from tests.device_path.scenario import groups, run, use
+from tests.device_path.scenes import play
 
 WAYS: tuple[tuple[InstrumentMode, bool], ...] = (
     ("dedicated", False),
@@ -44,6 +46,7 @@ def main() -> None:
                 "wrong": run(device, own, mode, native=native, shape=shape)[0],
                 "use": use(device, own, mode, native=native)._asdict(),
             }
+        told["scenes"] = play(device, own)
     (folder / f"rank_{topology.rank}.json").write_text(json.dumps(told))
 
 

@@ -98,6 +98,8 @@ class DeviceClock {
     new_epoch();  // before it, so that it has happened too when `placed` returns
     const Placed again = placed();
     const std::lock_guard<std::mutex> held(mutex_);
+    while (!slots_[epochs_.back().slot].event.query()) {  // a moment: nothing is in front of it
+    }
     const auto start_ns = start_of(epochs_.size() - 1);
     std::optional<int64_t> drift_ns;
     if (start_ns) {

@@ -555,7 +555,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                              bool dedicated,
                              std::optional<int> priority,
                              py::function priority_of_current) {
-        auto held = std::make_shared<py::function>(std::move(priority_of_current));
+        // The last to hold it may be a thread without the interpreter lock, or outlive the interpreter.
+        const std::shared_ptr<py::function> held(
+            new py::function(std::move(priority_of_current)), [](py::function* function) {
+              if (!Py_IsInitialized()) {
+                function->release();
+                delete function;
+                return;
+              }
+              const py::gil_scoped_acquire interpreter;
+              delete function;
+            });
         return std::make_shared<Device>(std::move(clock), dedicated, priority, [held] {
           const py::gil_scoped_acquire interpreter;
           return (*held)().cast<int>();
