@@ -412,6 +412,7 @@ def caught_up(instrument: Instrument, lines: list[Step], number: int) -> bool:
     deadline = time.monotonic() + HANGS_S
     while len(lines) < number and time.monotonic() < deadline:
         instrument.recorder.catch_up()
+        time.sleep(0.0005)  # the device's threads want the processor
     return len(lines) == number
 
 
