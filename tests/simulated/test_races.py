@@ -14,9 +14,7 @@ pytestmark = [pytest.mark.simulated, needs_device]
 def found() -> list[tuple[str, str]]:
     """Names of the two sides, allocation aside."""
     torch.cuda.synchronize()
-    return [
-        (race.first.name, race.second.name) for race in device.races() if "allocation" not in (race.first.name,)
-    ]
+    return [(race.first.name, race.second.name) for race in device.races() if "allocation" not in (race.first.name,)]
 
 
 def test_reading_what_another_stream_writes_is_a_race() -> None:
