@@ -17,7 +17,11 @@ fail() { say "$@" && exit 1; }
 
 # A stamp holds all that an environment is made from. Its first line is the place: an environment cannot be moved.
 inputs() {
-    printf '%s\n' "$root" && cat -- "$root/pyproject.toml" "$root/constraints.txt" "$script" "$root"/aorta/instrument/native/*.?pp
+    local source
+    printf '%s\n' "$root"
+    for source in "$root/pyproject.toml" "$root/constraints.txt" "$script" "$root"/aorta/instrument/native/*.?pp; do
+        if [[ -e $source ]]; then cat -- "$source"; fi
+    done
 }
 ready() { [[ -x $python ]] && inputs | cmp -s - "$venv/$1.stamp"; }
 

@@ -115,7 +115,7 @@ def test_check_runs_its_stages_in_order_and_passes_words_to_pytest(sh, repo):
         [
             "--hypothesis-profile=ci",
             "-m",
-            "not dist and not slow and not gpu",
+            "not dist and not gpu and not simulated and not slow",
             "-n",
             "2",
             "--dist",
@@ -123,11 +123,12 @@ def test_check_runs_its_stages_in_order_and_passes_words_to_pytest(sh, repo):
             "-k",
             "a name",
         ],
-        ["--hypothesis-profile=ci", "-m", "dist and not slow and not gpu", "-k", "a name"],
+        ["--hypothesis-profile=ci", "-m", "dist and not gpu and not simulated and not slow", "-k", "a name"],
     ]
     assert {call["env"]["OMP_NUM_THREADS"] for call in result.calls} == {"1"}
     assert {call["cwd"] for call in result.calls} == {str(repo)}
     assert "== shell: skipped, shellcheck is not installed" in result.out
+    assert "== tests on the simulated device: skipped, no C++ compiler" in result.out
     assert result.out.endswith("== all good\n")
 
 
@@ -140,9 +141,10 @@ def test_check_stops_at_the_first_failure_and_names_it(sh, repo):
 
 def test_words_that_match_in_one_half_of_the_tests_only_are_no_failure(sh, repo):
     ready(sh, repo)
-    words = sh("check", "-k", "a name", STANDIN_FAIL_ON="dist and not slow and not gpu", STANDIN_EXIT="5")
+    several = "dist and not gpu and not simulated and not slow"
+    words = sh("check", "-k", "a name", STANDIN_FAIL_ON=several, STANDIN_EXIT="5")
     assert (words.code, len(words.calls)) == (0, 6)
-    none = sh("check", STANDIN_FAIL_ON="dist and not slow and not gpu", STANDIN_EXIT="5")
+    none = sh("check", STANDIN_FAIL_ON=several, STANDIN_EXIT="5")
     assert none.code == 5
     assert "check: stage 'tests of several processes' failed (exit 5)" in none.err
 
