@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from aorta.instrument.labels import labelled
 from aorta.instrument.links import HostLinks
 from aorta.instrument.operators import OPERATORS, Operator, is_async, offered, position_of_async_op, position_of_group
 from aorta.instrument.seam import (
+    Looking,
     Original,
     Seam,
     Work,
@@ -58,13 +59,6 @@ class _Member(NamedTuple):
     size: int
     on_device: bool
     early: bool
-
-
-class Looking(Protocol):
-    """Collectives are looked at until it is closed."""
-
-    def close(self) -> None:
-        """Put torch back as it was."""
 
 
 @cache

@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.clock import Clock, Mark
-from aorta.instrument.collectives import HostTap, Looking
+from aorta.instrument.collectives import HostTap
 from aorta.instrument.issued import Group, Issued
 from aorta.instrument.links import DelayedOnDevice, DeviceLink, HostLinks
 from aorta.instrument.seam import (
     Coalescing,
+    Looking,
     Original,
     Watches,
     Work,

@@ -17,7 +17,7 @@ from torch import nn
 
 from aorta.instrument.backward import BackwardEnds
 from aorta.instrument.clock import clock_for
-from aorta.instrument.collectives import HostTap, Looking
+from aorta.instrument.collectives import HostTap
 from aorta.instrument.compute import BlockRanges
 from aorta.instrument.device_collectives import DeviceTap
 from aorta.instrument.fabric import Fabric
@@ -31,7 +31,7 @@ from aorta.instrument.native.tap import NativeTap
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.reading import StepReader
 from aorta.instrument.recorder import StepRecorder
-from aorta.instrument.seam import Handler, Seam, all_groups, issued_by
+from aorta.instrument.seam import Handler, Looking, Seam, all_groups, issued_by
 from aorta.instrument.streams import DeviceStreams
 from aorta.telemetry.schema import ClockReading, InstrumentMode, Step
 from aorta.timeline.overlap import PAIRS, Unseen

@@ -235,8 +235,8 @@ class Coalescing:
             setattr(dist.ProcessGroup, name, method)
 
 
-class Closes(Protocol):
-    """Something that was put on torch."""
+class Looking(Protocol):
+    """Collectives are looked at until it is closed."""
 
     def close(self) -> None:
         """Put torch back as it was."""
@@ -245,7 +245,7 @@ class Closes(Protocol):
 class Watches:
     """Everything that is put on torch while collectives are looked at, taken off together."""
 
-    def __init__(self, *watches: Closes) -> None:
+    def __init__(self, *watches: Looking) -> None:
         self._watches = watches
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from tests.device_path.launch import on_devices
 from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
-RATIO, LENGTH_NS = 0.001, 1_000
+RATIO, LENGTH_NS = 1e-9, 1
 MODES, TAPS = ("dedicated", "observe"), ("compiled", "python")
 
 

@@ -13,12 +13,11 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.clock import Mark
-from aorta.instrument.collectives import Looking
 from aorta.instrument.compute import Range
 from aorta.instrument.issued import Group, Issued
 from aorta.instrument.native.tap import NativeTap
 from aorta.instrument.reading import Told
-from aorta.instrument.seam import Coalescing, Watches, counts_point_to_point, ends_on_streams, orders_streams
+from aorta.instrument.seam import Coalescing, Looking, Watches, counts_point_to_point, ends_on_streams, orders_streams
 from aorta.instrument.streams import DeviceStreams, StreamWaits
 from aorta.telemetry.schema import DeviceClockFacts
 

@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.clock import Mark
-from aorta.instrument.collectives import ENQUEUE_NS, Looking, dtype_name, group_seen
+from aorta.instrument.collectives import ENQUEUE_NS, dtype_name, group_seen
 from aorta.instrument.issued import Group, Issued
 from aorta.instrument.native.ranges import NativeRanges
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
 from aorta.instrument.reading import Told
-from aorta.instrument.seam import check_torch, counts_point_to_point
+from aorta.instrument.seam import Looking, check_torch, counts_point_to_point
 
 _CPU = torch.device("cpu")
 
