@@ -21,21 +21,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-    from aorta.analysis.readers.run_folder import Run
+    from aorta.analysis.tables import Run
 
 __all__ = ["collectives", "device_samples", "iter_collectives", "iter_intervals", "load_run", "steps"]
 
 
 def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None = None) -> Run:
     """Read one run folder, one process a file at a time: `jobs` processes (one a core), or the workers of the Dask
-    cluster whose address `scheduler` is. Columns stand in a temporary file ($TMPDIR) as long as the `Run` is held.
+    cluster whose address `scheduler` is.
 
     Raises:
         InputError: nothing there can be read, or two runs are mixed; or the cluster does not answer.
         ToolMissing: `scheduler` is given and `distributed` is not installed.
     """
-    from aorta.analysis.readers.engines import Dask, Local
-    from aorta.analysis.readers.run_folder import load_run as load
+    from aorta.analysis.load.engines import Dask, Local
+    from aorta.analysis.load.records import load_run as load
 
     return load(path, Local(jobs) if scheduler is None else Dask(scheduler))
 
@@ -78,15 +78,15 @@ def collectives(
     steps: tuple[int, int] | None = None,
     kinds: Collection[str] | None = None,
 ) -> pd.DataFrame:
-    """One row per collective and rank, warm-up included and flagged; columns as in `frames.collective_rows` and
-    `matching.matched`. The filters (`steps`: global steps, half-open) choose rows; matching sees all ranks.
+    """One row per collective and rank, warm-up included and flagged; columns as in
+    `frames.iter_collectives`. The filters (`steps`: global steps, half-open) choose rows; matching sees all ranks.
 
     Raises:
-        InputError: as `load_run`, or more than `pieces.ROW_LIMIT` rows are left.
+        InputError: as `load_run`, or more than `frames.ROW_LIMIT` rows are left.
     """
-    from aorta.analysis.pieces import chosen
+    from aorta.analysis.frames import collectives_frame
 
-    return chosen(_loaded(run), ranks, steps, kinds)
+    return collectives_frame(_loaded(run), ranks, steps, kinds)
 
 
 def iter_collectives(run: str | Path | Run, *, steps: tuple[int, int] | None = None) -> Iterator[pd.DataFrame]:
@@ -95,9 +95,9 @@ def iter_collectives(run: str | Path | Run, *, steps: tuple[int, int] | None = N
     Raises:
         InputError: as `load_run`.
     """
-    from aorta.analysis.pieces import pieces
+    from aorta.analysis.frames import iter_collectives as frames
 
-    yield from pieces(_loaded(run), steps)
+    yield from frames(_loaded(run), steps)
 
 
 def iter_intervals(location: str | Path, *, comm_patterns: Sequence[str] = ()) -> Iterator[pd.DataFrame]:

@@ -16,14 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from aorta.analysis.across import Across, across_ranks
 from aorta.analysis.baselines import compute_slowdown, overlap_efficiency
+from aorta.analysis.collective_metrics import CollectiveMetrics, collective_metrics
 from aorta.analysis.devices import JOINED_ON, devices_entry, samples_frame
 from aorta.analysis.frames import metric_names, null_reasons, step_column, steps_frame
 from aorta.analysis.metrics import JOB_STEP, RATIO_PARTS, in_order
-from aorta.analysis.readers.run_folder import Run
-from aorta.analysis.readers.scan import Floats, Ints
 from aorta.analysis.stats import describe
+from aorta.analysis.tables import Floats, Ints, Run
 
 NOTHING_USED: Final = "no step is left after warm-up"
 NO_RANK: Final = "no rank is known: which steps belong to one job step is not known either"
@@ -67,16 +66,16 @@ class Dataset:
     @cached_property
     def ranks_used(self) -> npt.NDArray[np.int64]:
         """The rank of each rank-step that aggregates rest on."""
-        return self.run.columns.rank[self.used]
+        return self.run.rank_of_steps()[self.used]
 
     def values(self, name: str) -> npt.NDArray[np.float64]:
         """A column of `frames.steps_frame` over the rank-steps that aggregates rest on."""
         return np.asarray(step_column(self.run, name)[self.used], np.float64)
 
     @cached_property
-    def across(self) -> Across:
+    def collectives(self) -> CollectiveMetrics:
         """What is known only by matching collectives across ranks."""
-        return across_ranks(self.run)
+        return collective_metrics(self.run)
 
 
 def job_steps(frame: pd.DataFrame, ranks: Collection[int]) -> pd.Series[float]:
@@ -94,8 +93,8 @@ def aggregate(dataset: Dataset) -> dict[str, Any]:
     entry = step_entry(dataset)
     if not entry["count"]:
         return entry
-    across = dataset.across
-    return {**entry, "collectives": across.collectives, "stragglers": across.stragglers}
+    found = dataset.collectives
+    return {**entry, "collectives": found.collectives, "stragglers": found.stragglers}
 
 
 def step_entry(dataset: Dataset) -> dict[str, Any]:
@@ -114,23 +113,20 @@ def step_entry(dataset: Dataset) -> dict[str, Any]:
 
 
 def _source(run: Run) -> dict[str, Any]:
-    header = run.header
     shared = ("run_id", "label", "attempt", "world_size", "platform", "backend", "parallel", "timer", "start_step")
     return {
-        "path": str(run.path),
-        **{name: getattr(header, name) for name in shared},
-        "instrument_mode": header.instrument_mode,
-        "manifest_hash": header.manifest_hash,
-        "hosts": sorted({record.header.host for record in run.records.values()}),
+        "path": run.location,
+        **{name: getattr(run.source, name) for name in (*shared, "instrument_mode", "manifest_hash")},
+        "hosts": sorted({host for tables in run.ranks.values() if (host := tables.source.host) is not None}),
     }
 
 
 def _counts(dataset: Dataset) -> dict[str, Any]:
     read, used = len(dataset.used), int(dataset.used.sum())
     isolated = Counter[str]()
-    for stored in dataset.run.columns.ranks.values():
-        isolated.update(stored.scan.isolated)
-    warmups = sorted({record.header.warmup_steps for record in dataset.run.records.values()})
+    for tables in dataset.run.ranks.values():
+        isolated.update(tables.isolated_counts())
+    warmups = sorted({tables.source.warmup_steps or 0 for tables in dataset.run.ranks.values()})
     return {
         "rank_steps_read": read,
         "rank_steps_used": used,

@@ -11,10 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from aorta.analysis.readers.isolated import PHASES
-from aorta.analysis.readers.run_folder import Run
-from aorta.analysis.readers.scan import Floats, Ints
 from aorta.analysis.stats import describe
+from aorta.analysis.tables import PHASES, Floats, Ints, Run
 from aorta.telemetry.schema import Phase
 from aorta.timeline.overlap import NS_PER_MS
 
@@ -38,7 +36,7 @@ def overlap_efficiency(run: Run) -> dict[str, Any]:
     """
     try:
         _refuse_incomplete(run)
-        if not run.columns.row_count:
+        if not run.row_count:
             raise _NullError(NO_COMMUNICATION)
         together, compute, comm = (_wall_ms(run, phase) for phase in ("train", "compute_only", "comm_only"))
     except _NullError as why:
@@ -54,7 +52,7 @@ def compute_slowdown(run: Run) -> dict[str, Any]:
     """Overlapped compute busy time / isolated compute busy time - 1, a value a rank, from medians over its steps."""
     try:
         _refuse_incomplete(run)
-        values = {rank: _slowdown(run, rank) for rank in run.records}
+        values = {rank: _slowdown(run, rank) for rank in run.ranks}
     except _NullError as why:
         return describe([], None, {str(why): 1})
     return describe(list(values.values()), list(values))
@@ -64,7 +62,7 @@ def _refuse_incomplete(run: Run) -> None:
     """Raises:
     _NullError: there is nothing to compare with, or the slowest rank may be among those that are missing.
     """
-    if not any(stored.scan.isolated for stored in run.columns.ranks.values()):
+    if not any(tables.isolated is not None for tables in run.ranks.values()):
         raise _NullError(NO_BASELINE)
     if run.health.ranks_missing:
         missing = f"{len(run.health.ranks_missing)} of {run.health.world_size} ranks are missing"
@@ -82,7 +80,7 @@ class _Steps:
 
 
 def _wall_ms(run: Run, phase: Phase) -> float:
-    return max(float(np.median(_steps_of(run, rank, phase).wall_ns)) / NS_PER_MS for rank in run.records)
+    return max(float(np.median(_steps_of(run, rank, phase).wall_ns)) / NS_PER_MS for rank in run.ranks)
 
 
 def _slowdown(run: Run, rank: int) -> float:
@@ -99,15 +97,15 @@ def _busy_ms(run: Run, rank: int, phase: Phase) -> float:
     Raises:
         _NullError: it is known of no step; says why of the last.
     """
-    steps, scan = _steps_of(run, rank, phase), run.columns.ranks[rank].scan
-    complete = np.array([coverage.complete for coverage in scan.coverages], bool)[steps.coverage]
+    steps, of_rank = _steps_of(run, rank, phase), run.ranks[rank].steps
+    complete = np.array([coverage.complete for coverage in of_rank.coverages], bool)[steps.coverage]
     known = steps.compute_ms[complete & ~np.isnan(steps.compute_ms)]
     if len(known):
         return float(np.median(known))
     if np.isnan(steps.compute_ms[-1]):
-        reasons = scan.reasons[steps.reasons[-1]]
+        reasons = of_rank.reasons[steps.reasons[-1]]
         raise _NullError(f"{NO_COMPUTE}: {reasons.get('compute_ms', 'the record gives no reason')}")
-    coverage = scan.coverages[steps.coverage[-1]]
+    coverage = of_rank.coverages[steps.coverage[-1]]
     raise _NullError(f"{NO_COMPUTE} apart from stalls: {coverage.reason or 'coverage is incomplete'}")
 
 
@@ -116,16 +114,18 @@ def _steps_of(run: Run, rank: int, phase: Phase) -> _Steps:
     Raises:
     _NullError: no step of that phase is left.
     """
-    columns, stored = run.columns, run.columns.ranks[rank]
+    tables = run.ranks[rank]
     if phase == "train":
-        integers = {name: columns.integers_of(stored, name) for name in ("warmup", "coverage", "reasons")}
-        wall_ns = columns.integers_of(stored, "end_mono_ns") - columns.integers_of(stored, "start_mono_ns")
-        compute_ms = columns.floats_of(stored, "compute_ms")
-        used = integers["warmup"] == 0
+        steps = tables.steps
+        coverage = np.zeros(len(steps), np.int64) if steps.coverage is None else steps.coverage
+        found = _Steps(steps.length_ns, steps.column("compute_ms"), coverage, steps.reason)
+        used = ~steps.warmup
     else:
-        integers, compute_ms = columns.isolated_of(stored)
-        wall_ns = integers["wall_ns"]
-        used = (integers["warmup"] == 0) & (integers["phase"] == PHASES.index(phase))
+        isolated = tables.isolated
+        if isolated is None:
+            raise _NullError(f"rank {rank} has no {phase} step after warm-up")
+        found = _Steps(isolated.wall_ns, isolated.compute_ms, isolated.coverage, isolated.reason)
+        used = ~isolated.warmup & (isolated.phase == PHASES.index(phase))
     if not used.any():
         raise _NullError(f"rank {rank} has no {phase} step after warm-up")
-    return _Steps(wall_ns[used], compute_ms[used], integers["coverage"][used], integers["reasons"][used])
+    return _Steps(found.wall_ns[used], found.compute_ms[used], found.coverage[used], found.reasons[used])

@@ -14,8 +14,8 @@ from pathlib import Path
 from aorta.analysis.gate.command import add_gate_arguments, check_gate_options, judge, run_gate
 from aorta.analysis.gate.judging import GateResult
 from aorta.analysis.launches.rules import Rules
+from aorta.analysis.load.engines import Dask, Engine, Local
 from aorta.analysis.locate import check_label, is_location, label_of, locate
-from aorta.analysis.readers.engines import Dask, Engine, Local
 from aorta.errors import AortaError, InputError
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from aorta.analysis.aggregate import Dataset
+from aorta.analysis.load.manifest import config_of, flatten, host_tap
 from aorta.analysis.metrics import Metric, in_order, metric_named
-from aorta.analysis.readers.manifest import config_of, flatten, host_tap
-from aorta.analysis.readers.run_folder import Run
+from aorta.analysis.tables import Run
 
 VERDICT: Final = "inconclusive"
 VERDICT_REASON: Final = (
@@ -29,8 +29,6 @@ HEADER: Final = "header."
 """What facts of the header begin with; those of the configuration begin otherwise."""
 UNNOTICED: Final = "unlike configurations would not be noticed"
 ABSENT: Final = "(absent)"
-UNKNOWN: Final = "unknown"
-"""The platform of a trace that does not tell it."""
 ACROSS_PLATFORMS: Final = "only ratios are judged across platforms"
 _PLATFORM_UNKNOWN: Final = "the platform of a side is not known, and only ratios are judged across platforms"
 
@@ -51,7 +49,7 @@ def compare(
             work; keys that it does not allow are `unlike`.
     """
     left, right = before.get("overlap_ratio"), after.get("overlap_ratio")
-    platforms = reference.run.header.platform, candidate.run.header.platform
+    platforms = reference.run.source.platform, candidate.run.source.platform
     not_judged = None if judge_milliseconds else _not_judged(*platforms)
     differences = differing(facts(reference.run), facts(candidate.run))
     result: dict[str, Any] = {
@@ -76,9 +74,9 @@ def compare(
     }
 
 
-def _not_judged(left: str, right: str) -> str | None:
+def _not_judged(left: str | None, right: str | None) -> str | None:
     """Why nothing but ratios is judged; None on one platform."""
-    if UNKNOWN in (left, right):
+    if left is None or right is None:
         return _PLATFORM_UNKNOWN
     return None if left == right else ACROSS_PLATFORMS
 
@@ -157,7 +155,7 @@ def _difference(left: float | None, right: float | None) -> dict[str, Any]:
 
 def facts(run: Run) -> dict[str, object]:
     """What was run: facts of the header as `header.<name>`, leaves of the configuration as `config.<dotted key>`."""
-    header = {f"{HEADER}{name}": getattr(run.header, name) for name in _HEADER_FACTS}
+    header = {f"{HEADER}{name}": getattr(run.source, name) for name in _HEADER_FACTS}
     configuration = dict(flatten(config_of(run.manifest), "config."))
     configuration.pop(_WHERE, None)  # where a run writes says nothing of what it did
     tap = host_tap(run.manifest)
@@ -184,7 +182,7 @@ def _warnings(reference: Run, candidate: Run, differences: list[dict[str, Any]])
     for side, run in (("reference", reference), ("candidate", candidate)):
         if run.health.fabric is not None:
             warnings.append(f"EMULATED FABRIC in the {side}: its communication times are those of the emulation")
-    if reference.header.instrument_mode != candidate.header.instrument_mode:
+    if reference.source.instrument_mode != candidate.source.instrument_mode:
         warnings.append("the runs were instrumented differently, which can change what is measured (R3)")
     taps = host_tap(reference.manifest), host_tap(candidate.manifest)
     if None not in taps and taps[0] != taps[1]:
@@ -192,8 +190,8 @@ def _warnings(reference: Run, candidate: Run, differences: list[dict[str, Any]])
             f"collectives were timed by {taps[0]} in the reference, by {taps[1]} in the candidate: Python sees their "
             "ends later, and lengthens the step (R6); have the compiled part for both or for none"
         )
-    if reference.header.run_id == candidate.header.run_id:
-        warnings.append(f"both sides are the same run {reference.header.run_id!r}")
+    if reference.source.identity == candidate.source.identity:
+        warnings.append(f"both sides are the same run {reference.source.identity!r}")
     for side, run in (("reference", reference), ("candidate", candidate)):
         if run.manifest is None:
             warnings.append(f"the {side} has no manifest: {UNNOTICED}")

@@ -8,18 +8,14 @@ values. Must not: carry a value further than that, or call a device unthrottled 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import pandas as pd
 
-from aorta.analysis.readers.run_folder import Run
-from aorta.analysis.readers.scan import Scan
-from aorta.errors import InputError
-from aorta.telemetry.reader import LINE_LIMIT
-from aorta.telemetry.schema import DeviceSample, Header
+from aorta.analysis.tables import Run, Source
+from aorta.telemetry.schema import DeviceSample
 
 VALUES: Final = ("temp_c", "power_w", "sclk_mhz", "mclk_mhz", "util_pct", "mem_used_bytes")
 THROTTLED: Final = "device_throttled"
@@ -30,22 +26,11 @@ _NS_PER_S: Final = 1e9
 _DEFAULT_INTERVAL_S: Final = 1.0
 
 
-class _Line(msgspec.Struct):
-    """As much of a step's line as is needed here."""
-
-    device: list[DeviceSample]
-    reasons: dict[str, str] = {}
-
-
-_DECODER: Final = msgspec.json.Decoder(_Line)
-
-
 def samples_frame(run: Run) -> pd.DataFrame:
     """One row per sample, by rank and time: `rank`, the columns of `telemetry.schema.DeviceSample` (`throttle` a list
     or None), `failed` and, where it is, `reason`.
     """
-    stored = run.columns.ranks.items()
-    rows = [(rank, sample, why) for rank, each in stored for sample, why in _samples(each.scan)]
+    rows = [(rank, *told) for rank, tables in run.ranks.items() for told in tables.details.device_samples()]
     columns: dict[str, Any] = {"rank": pd.Series([rank for rank, _, _ in rows], dtype="int64")}
     for name in DeviceSample.__struct_fields__:
         dtype = "int64" if name.endswith("_mono_ns") else "object" if name == "throttle" else "float64"
@@ -54,21 +39,6 @@ def samples_frame(run: Run) -> pd.DataFrame:
     frame["failed"] = frame[[*VALUES, "throttle"]].isna().all(axis=1) if rows else pd.Series(dtype="bool")
     frame["reason"] = pd.Series([why for _, _, why in rows], dtype="object").where(frame["failed"], None)
     return frame.sort_values(["rank", "start_mono_ns"], kind="stable", ignore_index=True)
-
-
-def _samples(scan: Scan) -> Iterator[tuple[DeviceSample, str | None]]:
-    """Only the lines that hold samples are read again."""
-    if not scan.sample_lines:
-        return
-    try:
-        with scan.path.open("rb") as file:
-            for offset in scan.sample_lines:
-                file.seek(offset)
-                line = _DECODER.decode(file.readline(LINE_LIMIT))
-                for sample in line.device:
-                    yield sample, line.reasons.get("device")
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{scan.path}: its device samples cannot be read again ({error})") from error
 
 
 def step_columns(run: Run, steps: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
@@ -86,7 +56,7 @@ def step_columns(run: Run, steps: pd.DataFrame, samples: pd.DataFrame) -> pd.Dat
             continue
         middles = ((samples["start_mono_ns"] + samples["end_mono_ns"]) // 2).loc[places].to_numpy()
         order = np.argsort(middles, kind="stable")
-        limit = _interval_s(run.records[int(str(rank))].header) * _NS_PER_S
+        limit = _interval_s(run.ranks[int(str(rank))].source) * _NS_PER_S
         found.loc[mine.index] = _joined(mine, middles[order], values.loc[places].to_numpy()[order], limit)
     return found
 
@@ -119,8 +89,8 @@ def _throttled(samples: pd.DataFrame) -> pd.Series[float]:
     )
 
 
-def _interval_s(header: Header) -> float:
-    telemetry = header.device_telemetry
+def _interval_s(source: Source) -> float:
+    telemetry = source.device_telemetry
     return telemetry.interval_s if telemetry is not None and telemetry.interval_s else _DEFAULT_INTERVAL_S
 
 
@@ -133,13 +103,13 @@ def devices_entry(run: Run, used: pd.DataFrame, samples: pd.DataFrame) -> dict[s
     ranks: dict[str, Any] = {}
     begun, ended = used.groupby("rank")["start_mono_ns"].min(), used.groupby("rank")["end_mono_ns"].max()
     by_rank = {int(str(rank)): part for rank, part in samples.groupby("rank")}
-    for rank, record in run.records.items():
+    for rank, tables in run.ranks.items():
         mine = by_rank.get(rank, samples.iloc[:0])
         if rank in begun.index:
             mine = mine[(mine["end_mono_ns"] >= begun[rank]) & (mine["start_mono_ns"] <= ended[rank])]
         else:
             mine = mine.iloc[:0]
-        ranks[str(rank)] = _rank_entry(record.header, mine)
+        ranks[str(rank)] = _rank_entry(tables.source, mine)
     states = [entry["throttled"] for entry in ranks.values()]
     return {
         "throttled": "yes" if "yes" in states else "no" if set(states) == {"no"} else "unknown",
@@ -148,8 +118,8 @@ def devices_entry(run: Run, used: pd.DataFrame, samples: pd.DataFrame) -> dict[s
     }
 
 
-def _rank_entry(header: Header, samples: pd.DataFrame) -> dict[str, Any]:
-    telemetry = header.device_telemetry
+def _rank_entry(source: Source, samples: pd.DataFrame) -> dict[str, Any]:
+    telemetry = source.device_telemetry
     told = samples["throttle"].dropna()
     reasons = Counter(reason for sample in told for reason in sample)
     failed = samples[samples["failed"]]

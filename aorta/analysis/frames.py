@@ -1,21 +1,32 @@
-"""A run -> tables: one row a rank-step, and one row a collective on a rank.
+"""Tables of a run as pandas frames, for people and notebooks: steps, and collectives matched across ranks.
 
-Enters: a `Run`. Leaves: pandas frames; a null of the record is a missing value of the frame. Must not: measure a
-window again (its metrics come from the record), or leave out warm-up rows (they are flagged; aggregates drop them).
+Must not: fill the memory without being asked to (`iter_collectives`), compute an overlap again (its metrics come from
+the tables), or leave out warm-up rows (they are flagged; aggregates drop them).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from aorta.analysis.bandwidth import BUSBW_FACTOR, GROUP_OF_ONE, NO_BYTES, NO_SIZE, TOO_SHORT
+from aorta.analysis.collective_matching import (
+    OK,
+    REASONS,
+    CollectiveRows,
+    MatchedCollectives,
+    NumberedNames,
+    matched_pieces,
+    name_collectives,
+    rows_of,
+)
 from aorta.analysis.metrics import in_order
-from aorta.analysis.readers.run_folder import Run
-from aorta.analysis.readers.scan import KIND_METRICS, KINDS_KNOWN, LOSSES, NULL, ROW, Ints
+from aorta.analysis.tables import KIND_METRICS, KINDS_KNOWN, LOSSES, NO_TIME, UNKNOWN, Ints, Run
+from aorta.errors import InputError
 from aorta.timeline.overlap import NS_PER_MS
 
 STEP_COLUMNS = (
@@ -33,6 +44,7 @@ STEP_COLUMNS = (
     "t_end_ns",
 )
 STEP_MS = "step_ms"
+_OPTIONAL = ("epoch", "step")
 _NO_REASON = "the record gives no reason"
 
 
@@ -46,91 +58,166 @@ def steps_frame(run: Run, columns: Sequence[str] | None = None) -> pd.DataFrame:
 
 
 def step_column(run: Run, name: str) -> np.ndarray:
-    """One column of `steps_frame`."""
-    columns = run.columns
+    """One column of `steps_frame`; what the source does not have is NaN throughout."""
     if name == "rank":
-        return columns.rank
-    if name == "warmup":
-        return np.asarray(columns.integers(name) != 0)
+        return run.rank_of_steps()
     if name == STEP_MS:
-        return np.asarray((columns.integers("end_mono_ns") - columns.integers("start_mono_ns")) / NS_PER_MS)
-    return columns.integers(name) if name in STEP_COLUMNS and name not in LOSSES else columns.floats(name)
+        return run.over_ranks(lambda steps: steps.length_ns / NS_PER_MS)
+    if name in _OPTIONAL:
+        return run.over_ranks(lambda steps: _or_nan(getattr(steps, name), len(steps)))
+    if name in STEP_COLUMNS and name not in LOSSES:
+        return run.over_ranks(lambda steps: np.asarray(getattr(steps, name)))
+    return run.over_ranks(lambda steps: steps.column(name))
+
+
+def _or_nan(column: Ints | None, length: int) -> np.ndarray:
+    return np.full(length, np.nan) if column is None else column
 
 
 def metric_names(run: Run) -> list[str]:
     """Metrics that any step of the run carries, in the order of `metrics`."""
-    return in_order({name for stored in run.columns.ranks.values() for name in stored.scan.metrics})
+    return in_order({name for tables in run.ranks.values() for name in tables.steps.metrics})
 
 
 def null_reasons(run: Run, name: str) -> Counter[str]:
     """Why a metric (or `loss`) is null, and in how many of the steps that are not warm-up."""
     reasons: Counter[str] = Counter()
-    null = np.isnan(step_column(run, name)) & ~step_column(run, "warmup")
-    start = 0
-    for stored in run.columns.ranks.values():
-        mine = null[start : start + stored.scan.step_count]
-        start += len(mine)
-        if mine.any():
-            codes = run.columns.integers_of(stored, "reasons")[mine]
-            found, first, counts = np.unique(codes, return_index=True, return_counts=True)
+    others = KINDS_KNOWN if name in KIND_METRICS else KINDS_KNOWN[:1] if name != "loss" else ()
+    for tables in run.ranks.values():
+        steps = tables.steps
+        null = np.isnan(steps.column(name)) & ~steps.warmup
+        if null.any():
+            found, first, counts = np.unique(steps.reason[null], return_index=True, return_counts=True)
             for place in np.argsort(first):
-                said = stored.scan.reasons[found[place]]
-                others = KINDS_KNOWN if name in KIND_METRICS else KINDS_KNOWN[:1] if name != "loss" else ()
+                said = steps.reasons[found[place]]
                 why = next((said[key] for key in (name, *others) if said.get(key)), _NO_REASON)
                 reasons[why] += int(counts[place])
     return reasons
 
 
-def collective_rows(
-    run: Run, ranks: Collection[int] | None = None, steps: tuple[int, int] | None = None
-) -> pd.DataFrame:
-    """One row per collective and rank, in order of issue: the columns of `telemetry.schema.Collective` after `rank`,
-    `global_step` and `warmup`, then `duration_ms` and `queued_ms` (NaN where an end was not seen). The `_ns` offsets
-    count from the start of the rank's own step. `ranks` and `steps` (global steps, half-open) choose; 200 bytes a row.
+ROW_LIMIT = 2_000_000
+"""Rows of one frame, about 1 GB; a thousand ranks with a thousand steps of ten collectives have ten million."""
+FRAME_ROWS = 1 << 17
+"""Rows of one frame of `iter_collectives`: about 60 MB."""
+
+
+def iter_collectives(run: Run, steps: tuple[int, int] | None = None, rows: int = FRAME_ROWS) -> Iterator[pd.DataFrame]:
+    """The collectives of the global steps `steps` (half-open; None: all), in order of step, about `rows` at a time and
+    never less than one step of all ranks; by rank, then order of issue, in each frame.
+
+    Columns: `rank`, `global_step`, `warmup`; those of `telemetry.schema.Collective`, of which the `_ns` offsets count
+    from the start of the rank's own step; `duration_ms` and `queued_ms` (NaN where an end was not seen); and what is
+    known only across ranks: `members` (the group's ranks, None when unknown) and `group_size`, `instance` (rows of one
+    instance are the same collective on different ranks; it counts on from frame to frame), `transfer_ms`, `wait_ms`,
+    `arrival_skew_ms`, `arrival_skew_bound_ms`, `algbw_gb_per_s`, `busbw_gb_per_s`, and the reasons for nulls.
     """
-    parts = [_rows_of(run, rank, steps) for rank in run.records if ranks is None or rank in ranks]
-    full = [part for part in parts if len(part)]
-    return pd.concat(full, ignore_index=True) if full else _rows_of(run, next(iter(run.records)), (0, 0))
+    names = name_collectives(run)
+    shift = 0
+    for found, matched in matched_pieces(run, names, steps, rows):
+        yield _frame(run, names, found, matched, shift)
+        shift += len(matched.reason)
 
 
-def _rows_of(run: Run, rank: int, steps: tuple[int, int] | None) -> pd.DataFrame:
-    stored = run.columns.ranks[rank]
-    number = run.columns.integers_of(stored, "global_step")
-    ends = run.columns.integers_of(stored, "rows_end")
-    first, last = (0, len(number)) if steps is None else np.searchsorted(number, steps)
-    starts = np.concatenate([[0], ends])
-    rows = run.columns.rows(stored, int(starts[first]), int(starts[last]))
-    counts = np.diff(starts)[first:last]
-    code, seq, issue, start, end = (rows[:, place].copy() for place in range(len(ROW)))
+def collectives_frame(
+    run: Run,
+    ranks: Collection[int] | None = None,
+    steps: tuple[int, int] | None = None,
+    kinds: Collection[str] | None = None,
+) -> pd.DataFrame:
+    """The collectives that the filters leave, by rank, then order of issue. They are matched across all ranks first.
 
-    def told(place: int) -> pd.Series[Any]:
-        table = np.empty(len(stored.scan.whats), dtype=object)
-        table[:] = [what[place] for what in stored.scan.whats]
-        return pd.Series(table[code], dtype="object")
+    Raises:
+        InputError: more than `ROW_LIMIT` rows are left.
+    """
+    names = name_collectives(run)
+    nothing = rows_of(run, names, 0, 0)
+    parts, total = [_frame(run, names, nothing, None, 0)], 0
+    for frame in iter_collectives(run, steps):
+        keep = pd.Series(data=True, index=frame.index)
+        if ranks is not None:
+            keep &= frame["rank"].isin(list(ranks))
+        if kinds is not None:
+            keep &= frame["kind"].isin(list(kinds))
+        parts.append(frame[keep])
+        total += len(parts[-1])
+        if total > ROW_LIMIT:
+            raise InputError(
+                f"{run.location}: more than {ROW_LIMIT} collectives are left, of {run.row_count} in the run: choose "
+                "with ranks=, steps=, kinds=, or go through aorta.analysis.iter_collectives(...)"
+            )
+    found = pd.concat([part for part in parts if len(part)]) if total else parts[0]
+    return found.sort_values("rank", kind="stable", ignore_index=True)
 
-    return pd.DataFrame(
+
+def _frame(
+    run: Run, names: NumberedNames, rows: CollectiveRows, found: MatchedCollectives | None, shift: int
+) -> pd.DataFrame:
+    every = [name for tables in run.ranks.values() for name in tables.collectives.names]
+    members = [names.groups[group][1] or None for group in names.group.tolist()]
+    frame = pd.DataFrame(
         {
-            "rank": np.full(len(rows), rank, np.int64),
-            "global_step": np.repeat(number[first:last], counts),
-            "warmup": np.repeat(run.columns.integers_of(stored, "warmup")[first:last] != 0, counts),
-            "kind": told(0),
-            "group": told(1),
-            "seq": seq,
-            "bytes": told(2).astype("int64"),
-            "dtype": told(3),
-            "issue_ns": issue,
-            "start_ns": _nullable(start),
-            "end_ns": _nullable(end),
-            "end_source": told(4),
-            "duration_ms": _milliseconds(start, end),
-            "queued_ms": _milliseconds(issue, start),
+            "rank": rows.rank,
+            "global_step": rows.step,
+            "warmup": ~rows.used,
+            "kind": _told([name.kind for name in every], rows.name),
+            "group": _told([name.group for name in every], rows.name),
+            "seq": rows.seq,
+            "bytes": _told([name.bytes for name in every], rows.name).astype("int64"),
+            "dtype": _told([name.dtype for name in every], rows.name),
+            "issue_ns": rows.issue_ns,
+            "start_ns": _nullable(rows.start_ns),
+            "end_ns": _nullable(rows.end_ns),
+            "end_source": _told([name.end_source for name in every], rows.name),
+            "duration_ms": _milliseconds(rows.start_ns, rows.end_ns),
+            "queued_ms": _milliseconds(rows.issue_ns, rows.start_ns),
+            "members": _told(members, rows.name),
+            "group_size": _nullable(names.size[rows.name], UNKNOWN),
         }
     )
+    per_row = np.empty(0, np.int64) if found is None else found.matches.of_row
+    nothing = np.empty(0, np.int64)
+    reason, transfer_ns, longest_ns = (
+        (nothing,) * 3 if found is None else (found.reason, found.transfer_ns, found.longest_ns)
+    )
+    clear = reason[per_row] == OK
+    frame["instance"] = per_row + shift
+    frame["transfer_reason"] = _told([reason or None for reason in REASONS], reason[per_row])
+    frame["transfer_ms"] = np.where(clear, transfer_ns[per_row] / NS_PER_MS, np.nan)
+    frame["wait_ms"] = frame["duration_ms"] - frame["transfer_ms"]
+    # No rank of a lockstep kind ends before the last has come: each duration is at least that rank's lead on the last.
+    frame["arrival_skew_bound_ms"] = np.where(clear, longest_ns[per_row] / NS_PER_MS, np.nan)
+    frame["arrival_skew_ms"] = frame["arrival_skew_bound_ms"] - frame["transfer_ms"]
+    return _with_bandwidth(frame)
 
 
-def _nullable(times: Ints) -> pd.Series[int]:
-    return pd.Series(pd.arrays.IntegerArray(times, times == NULL))
+def _told(words: Sequence[object], codes: np.ndarray) -> pd.Series[Any]:
+    table = np.empty(len(words), dtype=object)
+    for place, word in enumerate(words):  # one by one: a word may be a tuple, which numpy would take for a row
+        table[place] = word
+    return pd.Series(table[codes], dtype="object")
+
+
+def _nullable(values: Ints, null: int = NO_TIME) -> pd.Series[int]:
+    return pd.Series(pd.arrays.IntegerArray(values, values == null))
 
 
 def _milliseconds(start: Ints, end: Ints) -> np.ndarray:
-    return np.where((start == NULL) | (end == NULL), np.nan, (end - start) / NS_PER_MS)
+    return np.where((start == NO_TIME) | (end == NO_TIME), np.nan, (end - start) / NS_PER_MS)
+
+
+def _with_bandwidth(frame: pd.DataFrame) -> pd.DataFrame:
+    """Add algbw and busbw in GB/s of 1e9 bytes, from `transfer_ms` alone."""
+    size = frame["group_size"].astype("float64")
+    reason = frame["transfer_reason"].copy()
+    for applies, why in (
+        (frame["bytes"] < 0, NO_SIZE),
+        (frame["bytes"] == 0, NO_BYTES),
+        (size == 1, GROUP_OF_ONE),
+        (frame["transfer_ms"] == 0, TOO_SHORT),
+    ):
+        reason = reason.mask(reason.isna() & applies, why)
+    frame["bandwidth_reason"] = reason
+    transfer_s = (frame["transfer_ms"] / 1e3).where(reason.isna())
+    frame["algbw_gb_per_s"] = frame["bytes"] / 1e9 / transfer_s
+    frame["busbw_gb_per_s"] = frame["algbw_gb_per_s"] * frame["kind"].map(BUSBW_FACTOR) * (size - 1) / size
+    return frame

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from aorta.analysis.readers.run_folder import rank_files
+from aorta.analysis.load.records import rank_files
 from aorta.analysis.sources import launch_folders
 from aorta.errors import InputError
 from aorta.telemetry.reader import LINE_LIMIT, decode_line

@@ -14,6 +14,8 @@ from aorta.timeline.classes import KINDS
 Better: TypeAlias = Literal["lower", "higher"]
 Unit: TypeAlias = Literal["ms", "ratio", "GB/s"]
 
+UNKNOWN: Final = "unknown"
+"""Word for a fact that the source does not tell."""
 JOB_STEP: Final = "job_step_ms"
 RATIO_PARTS: Final[dict[str, tuple[str, str]]] = {
     "overlap_ratio": ("compute_comm_ms", "comm_ms"),

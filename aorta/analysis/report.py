@@ -16,9 +16,9 @@ from typing import Any, Final
 from aorta.analysis.attribution.side_by_side import FILE as SIDE_BY_SIDE_FILE
 from aorta.analysis.attribution.side_by_side import draw_side_by_side
 from aorta.analysis.launches.rules import Rules
+from aorta.analysis.load.engines import Engine
 from aorta.analysis.page import PAGE_FILE, why_no_page, write_page
 from aorta.analysis.plots import Draw, pictures
-from aorta.analysis.readers.engines import Engine
 from aorta.analysis.subjects import Subject, read_subjects
 from aorta.analysis.summary import summarize
 from aorta.analysis.table import comparison_table, dataset_table, files_block, headline_block, health_block

@@ -1,28 +1,24 @@
-"""Many values of one metric -> the numbers of a summary.
+"""Many values of one metric -> the numbers of a summary, as plain JSON values in which nothing is NaN.
 
-Enters: a column of floats (NaN = null), the rank of each, and why the nulls are null; in memory, or block by block from
-a disk. Leaves: plain JSON values in which nothing is NaN. Must not: hide a null (each is counted), give a spread of
-one rank as 0, or take an approximate percentile for an exact one.
+    describe([1.0, 2.0, nan], ranks=[0, 0, 1], null_reasons={"no communication in this window": 1})
+
+Must not: hide a null (each is counted), give a spread of one rank as 0, or take an approximate percentile for an exact
+one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from aorta.analysis.readers.scan import Floats
+from aorta.analysis.tables import Floats
 
 PERCENTILE_METHOD: Final = "linear interpolation between order statistics (Hyndman and Fan type 7, numpy 'linear')"
 PERCENTILES: Final = (5, 50, 95)
 _NAMES: Final = ("median", "p5", "p95", "mean", "min", "max")
-_GATHER: Final = 1 << 17
-"""Values sorted in memory at once when percentiles are taken from blocks."""
-_BINS: Final = 1 << 14
-Blocks: TypeAlias = Callable[[], Iterable[Floats]]
-"""Gives the same blocks each time it is called; none holds a NaN."""
 
 
 def describe(
@@ -32,14 +28,9 @@ def describe(
     rank and their spread (largest minus smallest). `reason` says why there is no median.
     """
     column = np.asarray(values, np.float64)
-    known = column[~np.isnan(column)]
-    if len(known):
-        p5, median, p95 = np.percentile(known, PERCENTILES, method="linear")
-        numbers: Floats | None = np.array([median, p5, p95, known.mean(), known.min(), known.max()])
-    else:
-        numbers = None
+    count, numbers = numbers_of([column[~np.isnan(column)]])
     medians = None if ranks is None else rank_medians(column, np.asarray(ranks))
-    return entry(len(known), len(column) - len(known), numbers, medians, null_reasons)
+    return entry(count, len(column) - count, numbers, medians, null_reasons)
 
 
 def entry(
@@ -85,72 +76,12 @@ def median_or_none(values: Floats) -> float | None:
     return float(np.median(known)) if len(known) else None
 
 
-def numbers_of(blocks: Blocks) -> tuple[int, Floats | None]:
-    """How many values there are, and their median, p5, p95, mean, min and max, exactly: `numpy.percentile` of them all
-    together, though only a block and `_GATHER` values are ever in memory. Reads the blocks two or more times.
+def numbers_of(parts: Sequence[Floats]) -> tuple[int, Floats | None]:
+    """How many values there are in all parts together, none of which is NaN, and their median, p5, p95, mean, min and
+    max; None without any.
     """
-    count, total, low, high = 0, 0.0, np.inf, -np.inf
-    for block in blocks():
-        if len(block):
-            count += len(block)
-            total += float(block.sum())
-            low, high = min(low, float(block.min())), max(high, float(block.max()))
-    if not count:
+    values = np.concatenate([np.empty(0), *parts])
+    if not len(values):
         return 0, None
-    places = [percent / 100 * (count - 1) for percent in PERCENTILES]
-    wanted = sorted({min(int(place) + more, count - 1) for place in places for more in (0, 1)})
-    at = _order_statistics(blocks, wanted, low, high)
-    p5, median, p95 = (
-        _between(at[int(place)], at[min(int(place) + 1, count - 1)], place - int(place)) for place in places
-    )
-    return count, np.array([median, p5, p95, total / count, low, high])
-
-
-def _between(left: float, right: float, part: float) -> float:
-    """Interpolate as numpy does, to the last digit: it starts from the nearer end."""
-    return right - (right - left) * (1 - part) if part >= 0.5 else left + (right - left) * part
-
-
-def _order_statistics(blocks: Blocks, places: list[int], low: float, high: float) -> dict[int, float]:
-    """Place in the sorted whole -> value. Counts values in bins, and looks closer only where a place falls. `low` and
-    `high` are the least and the greatest value looked at; `before` values lie below `low`.
-    """
-    found: dict[int, float] = {}
-    spans = [(low, high, 0, places)]
-    while spans:
-        low, high, before, inside = spans.pop()
-        if low == high:
-            found |= dict.fromkeys(inside, low)
-            continue
-        counts = np.zeros(_BINS, np.int64)
-        for block in blocks():
-            counts += np.bincount(_bins(_within(block, low, high), low, high), minlength=_BINS)
-        ends = before + np.cumsum(counts)
-        bins = np.searchsorted(ends, inside, side="right")
-        for index in np.unique(bins):
-            here = [place for place, bin_ in zip(inside, bins, strict=True) if bin_ == index]
-            start = int(ends[index] - counts[index])
-            if counts[index] <= _GATHER:
-                values = np.sort(np.concatenate([*_in_bin(blocks, low, high, index)]))
-                found |= {place: float(values[place - start]) for place in here}
-            else:
-                least = [(part.min(), part.max()) for part in _in_bin(blocks, low, high, index) if len(part)]
-                span = float(min(pair[0] for pair in least)), float(max(pair[1] for pair in least))
-                spans.append((*span, start, here))
-    return found
-
-
-def _in_bin(blocks: Blocks, low: float, high: float, index: int) -> Iterator[Floats]:
-    for block in blocks():
-        part = _within(block, low, high)
-        yield part[_bins(part, low, high) == index]
-
-
-def _within(block: Floats, low: float, high: float) -> Floats:
-    return block[(block >= low) & (block <= high)]
-
-
-def _bins(values: Floats, low: float, high: float) -> npt.NDArray[np.int64]:
-    """Bin of each value: does not fall as values rise, and the least and the greatest are in different ones."""
-    # Divided first: bins per unit would be infinite where the values are that close together.
-    return ((values - low) / (high - low) * (_BINS - 1)).astype(np.int64)
+    p5, median, p95 = np.percentile(values, PERCENTILES, method="linear")
+    return len(values), np.array([median, p5, p95, values.mean(), values.min(), values.max()])

@@ -1,8 +1,8 @@
 """Which rank the others of its group wait for, where the collectives are evidence enough to name one (K3).
 
-Enters: matched collectives, piece by piece (`add`), then their waiting, rank by rank (`add_waits`). Leaves: one plain
-dictionary a process group. Must not: name a rank on a median alone, or from ranks' clocks; waiting is compared within
-one collective (docs/measuring.md, section 1).
+`Stragglers` takes matched collectives (`add`), then their waiting, rank by rank (`add_waits`), and gives one plain
+dictionary a process group (`entries`). Must not: name a rank on a median alone, or from ranks' clocks; waiting is
+compared within one collective (docs/measuring.md, section 1).
 
 In a collective that no rank may leave early, the last rank to arrive waits for nobody and its peers wait for it. So a
 straggler is the rank that waits least. Chance makes every rank the last one now and then; the rule (docs/metrics.md)
@@ -25,10 +25,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from aorta.analysis.instances import Bools, Instances, Piece
-from aorta.analysis.naming import Names
-from aorta.analysis.pools import Pools
-from aorta.analysis.readers.scan import Ints
+from aorta.analysis.collective_matching import CollectiveRows, MatchedCollectives, NumberedNames
+from aorta.analysis.tables import Bools, Floats, Ints
 from aorta.timeline.overlap import NS_PER_MS
 
 MIN_COLLECTIVES: Final = 16
@@ -40,29 +38,32 @@ MARGIN_SHARE: Final = 0.1
 class Stragglers:
     """Counts per group and rank; of the waiting itself only medians are kept. Groups go by their number in `names`."""
 
-    def __init__(self, names: Names, pools: Pools) -> None:
-        self._names, self._pools = names, pools
+    def __init__(self, names: NumberedNames) -> None:
+        self._names = names
+        self._transfers_ms: defaultdict[int, list[Floats]] = defaultdict(list)
         self._seen = np.zeros(len(names.groups), bool)
         self._collectives = np.zeros(len(names.groups), np.int64)
         self._last: defaultdict[int, Counter[int]] = defaultdict(Counter)
         self._medians: defaultdict[int, dict[int, float | None]] = defaultdict(dict)
 
-    def add(self, piece: Piece, found: Instances) -> None:
-        """Take a piece in: which rank was the last, and the transfers."""
-        group = self._names.group[piece.what[found.last]]
+    def add(self, rows: CollectiveRows, found: MatchedCollectives) -> None:
+        """Take matched rows in: which rank was the last, and the transfers."""
+        group = self._names.group[rows.name[found.last]]
         self._seen[group[found.used & (found.size > 1)]] = True
         np.add.at(self._collectives, group[found.whole], 1)
         last = found.whole & found.alone  # where several are last, none is
-        pairs, counts = np.unique(np.stack([group[last], piece.rank[found.last[last]]]), axis=1, return_counts=True)
+        pairs, counts = np.unique(np.stack([group[last], rows.rank[found.last[last]]]), axis=1, return_counts=True)
         for number, rank, count in zip(*pairs.tolist(), counts.tolist(), strict=True):
             self._last[number][rank] += count
         for number in np.unique(group[found.whole]).tolist():
             transfers = found.transfer_ns[found.whole & (group == number)]
-            self._pools.add(("straggler", number), transfers / NS_PER_MS)
+            self._transfers_ms[number].append(transfers / NS_PER_MS)
 
-    def add_waits(self, rank: int, what: Ints, wait_ns: Ints, used: Bools) -> None:
-        """Take the collectives of one rank in: `what` as `Piece.what`, and how long it waited, negative if unknown."""
-        group, size = self._names.group[what], self._names.size[what]
+    def add_waits(self, rank: int, name: Ints, wait_ns: Ints, used: Bools) -> None:
+        """Take the collectives of one rank in: `name` as `CollectiveRows.name`; how long it waited, negative if
+        unknown.
+        """
+        group, size = self._names.group[name], self._names.size[name]
         for number in np.unique(group[used & (size > 1)]).tolist():
             known = wait_ns[used & (group == number) & (wait_ns >= 0)]
             self._medians[number][rank] = float(np.median(known)) / NS_PER_MS if len(known) else None
@@ -82,9 +83,9 @@ class Stragglers:
         ]
 
     def _judge(self, number: int) -> dict[str, Any]:
-        _, numbers = self._pools.numbers(("straggler", number))
-        collectives, medians, last = int(self._collectives[number]), self._medians[number], self._last[number]
-        return judge(collectives, medians, last, 0.0 if numbers is None else float(numbers[0]))
+        parts = self._transfers_ms[number]
+        transfer_ms = float(np.median(np.concatenate(parts))) if parts else 0.0
+        return judge(int(self._collectives[number]), self._medians[number], self._last[number], transfer_ms)
 
 
 def judge(

@@ -12,8 +12,8 @@ from pathlib import Path
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.launches.rules import Rules
 from aorta.analysis.launches.sets import LaunchSet, launch_of, read_set
-from aorta.analysis.readers.engines import Engine
-from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.load.engines import Engine
+from aorta.analysis.load.records import load_run
 from aorta.analysis.sources import launch_folders, load_source
 
 
@@ -26,7 +26,7 @@ class Subject:
 
     def as_set(self) -> LaunchSet:
         """A run beside a launch set is a set of one launch."""
-        return self.launches or LaunchSet(self.dataset.run.path, (launch_of(self.dataset),), ())
+        return self.launches or LaunchSet(Path(self.dataset.run.location), (launch_of(self.dataset),), ())
 
     def datasets(self, engine: Engine | None = None) -> Iterator[Dataset]:
         """Each launch, read when it is asked for; the one run where it is no set."""

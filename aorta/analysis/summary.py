@@ -10,16 +10,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from aorta import __version__
-from aorta.analysis.aggregate import Dataset, aggregate
+from aorta.analysis.aggregate import aggregate
 from aorta.analysis.attribution.attribute import attribute
 from aorta.analysis.compare import compare
 from aorta.analysis.launches.compared import compare_launches, left_out
 from aorta.analysis.launches.rules import Rules
+from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, metric_named
-from aorta.analysis.readers.engines import Engine
 from aorta.analysis.stats import PERCENTILE_METHOD
 from aorta.analysis.subjects import Subject
-from aorta.analysis.traces.run import TraceRun
 
 SUMMARY_VERSION: Final = 1
 
@@ -40,7 +39,7 @@ def summarize(
         InputError: launches that are compared are not alike, or cannot be read again.
     """
     entries = {
-        label: aggregate(subject.dataset) | _of_traces(subject.dataset) | _of_set(subject)
+        label: aggregate(subject.dataset) | dict(subject.dataset.run.extras) | _of_set(subject)
         for label, subject in subjects.items()
     }
     summary: dict[str, Any] = {
@@ -83,15 +82,10 @@ def _of_set(subject: Subject) -> dict[str, Any]:
         return {}
     return {
         "launches": len(subject.launches.launches),
-        "representative": str(subject.dataset.run.path),
+        "representative": subject.dataset.run.location,
         "launch_set": str(subject.launches.path),
         "left_out": left_out(subject.launches),
     }
-
-
-def _of_traces(dataset: Dataset) -> dict[str, Any]:
-    """What only traces of other tools have: each as one window, costs by kind, group and size, slow-down by kernel."""
-    return {"traces": dataset.run.as_json()} if isinstance(dataset.run, TraceRun) else {}
 
 
 def _definitions(entries: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

@@ -27,8 +27,8 @@ def noise_floor(plan: Plan) -> dict[str, Any]:
         RunIncomplete: launches are missing. InputError: a run folder cannot be read.
     """
     from aorta.analysis.aggregate import Dataset, step_entry
+    from aorta.analysis.load.records import load_run
     from aorta.analysis.metrics import in_order, metric_named
-    from aorta.analysis.readers.run_folder import load_run
 
     order = list(plan.order())
     missing = [one.name for one in order if not plan.run_folder(one).is_dir()]

@@ -45,8 +45,8 @@ def check_metric(name: str, option: str) -> str:
 def read_result(folder: Path) -> Result:
     """Read one run. What cannot be read is said in the result: one bad job must not hide the others."""
     from aorta.analysis.aggregate import Dataset, step_entry
-    from aorta.analysis.readers.engines import Local
-    from aorta.analysis.readers.run_folder import load_run
+    from aorta.analysis.load.engines import Local
+    from aorta.analysis.load.records import load_run
 
     try:
         dataset = Dataset(folder.name, load_run(folder, Local(1)))

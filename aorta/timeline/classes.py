@@ -34,6 +34,9 @@ LOCKSTEP: Final = frozenset({"allreduce", "reducescatter", "allgather", "alltoal
 STREAMS: Final = (COMPUTE, *KINDS, COPY, AUX)
 """Lanes of a timeline. The position is the bit in the `streams` mask of an active segment."""
 
+NOT_COMMUNICATION: Final = frozenset({COMPUTE, COPY, AUX})
+"""Lanes of a timeline that are not a kind of collective."""
+
 ALWAYS_SHOWN: Final = (COMPUTE, "allreduce", "reducescatter", AUX)
 """Lanes whose milliseconds stand in every record even when they are 0."""
 

@@ -38,6 +38,14 @@ class KindOverlap(NamedTuple):
     hidden_ns: int
 
 
+class Exposure(NamedTuple):
+    """When one window communicated, worked, and communicated without working: merged spans."""
+
+    comm: list[Interval]
+    working: list[Interval]
+    exposed: list[Interval]
+
+
 class Segment(NamedTuple):
     """A stretch of the window in which the set of active lanes does not change. Bits follow `classes.STREAMS`."""
 
@@ -78,6 +86,11 @@ class Overlap:
         return tuple(Segment(*tile) for tile in self.tiles)
 
     @property
+    def exposed_ns(self) -> int:
+        """Communication that no computation hid."""
+        return self.comm_ns - self.hidden_ns
+
+    @property
     def overlap_ratio(self) -> float | None:
         """Hidden communication over all communication; None without communication."""
         return self.hidden_ns / self.comm_ns if self.comm_ns else None
@@ -90,7 +103,7 @@ class Overlap:
     @property
     def exposed_share(self) -> float | None:
         """Exposed communication over the window; None for an empty window."""
-        return (self.comm_ns - self.hidden_ns) / self.window_ns if self.window_ns else None
+        return self.exposed_ns / self.window_ns if self.window_ns else None
 
     def per_stream_ms(self, unseen: Unseen | None = None) -> dict[str, float | None]:
         """Union milliseconds per lane; `ALWAYS_SHOWN` lanes stand even at 0, others only when they were used."""
@@ -119,7 +132,7 @@ class Overlap:
             "aux_ms": _ms(self.aux_ns),
             "idle_ms": self.idle_ns / NS_PER_MS,
             "compute_comm_ms": self.hidden_ns / NS_PER_MS,
-            "exposed_comm_ms": (self.comm_ns - self.hidden_ns) / NS_PER_MS,
+            "exposed_comm_ms": self.exposed_ns / NS_PER_MS,
             "compute_stall_ms": _ms(self.stall_ns),
             "overlap_ratio": self.overlap_ratio,
             "overlap_over_compute": self.overlap_over_compute,
@@ -200,6 +213,21 @@ def measure_window(
     return measure_lanes(PAIRS, window, compute=compute, comm=comm, stalls=stalls, aux=aux, copy=copy, tiled=True)[0]
 
 
+def exposure(
+    window: Interval, comm: Iterable[Interval], compute: Iterable[Interval], stalls: Iterable[Interval] = ()
+) -> Exposure:
+    """When communication of a window was exposed: `measure_window` measures exactly these spans."""
+    communication, working = _lane(comm, window), _working(PAIRS, window, compute, stalls)
+    return Exposure(communication, working, intervals.subtract(communication, working))
+
+
+def _working(algebra: Algebra[Raw, Merged], window: Interval, busy: Raw | None, stalls: Raw | None) -> Merged:
+    """What ran, without what stood blocked on a collective (R5)."""
+    nothing = algebra.union([])
+    ran = nothing if busy is None else algebra.lane(busy, window)
+    return ran if stalls is None else algebra.subtract(ran, algebra.lane(stalls, window))
+
+
 def measure_lanes(
     algebra: Algebra[Raw, Merged],
     window: Interval,
@@ -237,12 +265,11 @@ def measure_lanes(
     def lane(raw: Raw | None) -> Merged:
         return nothing if raw is None else algebra.lane(raw, window)
 
-    stalled = lane(stalls)
-    lanes = {COMPUTE: algebra.subtract(lane(compute), stalled)}
+    lanes = {COMPUTE: _working(algebra, window, compute, stalls)}
     lanes |= {kind: lane(comm[kind]) for kind in sorted(comm, key=KINDS.index)}
     lanes[COPY] = lane(copy)
     # An optimizer that waits for a collective (gradient clipping on shards) is stalled, not working.
-    lanes[AUX] = algebra.subtract(lane(aux), stalled)
+    lanes[AUX] = _working(algebra, window, aux, stalls)
     if of_unknown_kind is not None:
         lanes[UNKNOWN_KIND] = lane(of_unknown_kind)
 
@@ -257,7 +284,7 @@ def measure_lanes(
         aux_ns=None if aux is None else total(lanes[AUX]),
         idle_ns=length - total(everything),
         hidden_ns=total(common(communication, lanes[COMPUTE])),
-        stall_ns=None if stalls is None else total(stalled),
+        stall_ns=None if stalls is None else total(lane(stalls)),
         kinds={kind: KindOverlap(total(lanes[kind]), total(common(lanes[kind], lanes[COMPUTE]))) for kind in comm},
         unknown_kind_ns=total(lanes[UNKNOWN_KIND]) if UNKNOWN_KIND in lanes else 0,
         tiles=algebra.tile(window, {_BIT[name]: lanes[name] for name in lanes.keys() & _BIT}) if tiled else (),

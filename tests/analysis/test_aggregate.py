@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import aorta.analysis
 from aorta.analysis.aggregate import NOTHING_USED, Dataset, aggregate
-from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.load.records import load_run
 from aorta.analysis.stats import describe
 from aorta.telemetry.schema import Coverage
 from tests.analysis.builders import collective, header, metrics, step, write_rank

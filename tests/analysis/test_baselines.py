@@ -10,7 +10,7 @@ import pytest
 import aorta.analysis
 from aorta.analysis.aggregate import Dataset, aggregate
 from aorta.analysis.launches.rules import Rules
-from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.load.records import load_run
 from aorta.analysis.report import write_report
 from aorta.analysis.subjects import read_subjects
 from aorta.analysis.summary import summarize

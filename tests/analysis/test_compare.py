@@ -10,7 +10,7 @@ import pytest
 
 from aorta.analysis.aggregate import Dataset, aggregate
 from aorta.analysis.compare import compare
-from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.load.records import load_run
 from aorta.analysis.sources import load_source
 from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
 from tests.analysis.traces.kineto_files import ALLREDUCE, document, kernel
@@ -111,10 +111,10 @@ def test_unlike_work_is_warned_of_loudly_and_other_differences_are_listed(tmp_pa
 def test_collectives_that_were_timed_in_different_ways_are_warned_of(tmp_path: Path) -> None:
     def timed(label: str, *taps: str) -> Dataset:
         made = side(tmp_path, label, metrics(20, 16, 8, 8))
-        manifest = made.run.path / "run.json"
+        manifest = Path(made.run.location) / "run.json"
         content = json.loads(manifest.read_text())
         manifest.write_text(json.dumps(content | {"topology": [{"rank": 0, "host_tap": tap} for tap in taps]}))
-        return Dataset(label, load_run(made.run.path))
+        return Dataset(label, load_run(Path(made.run.location)))
 
     native, python = timed("a", "native", "native"), timed("b", "native", "python: not built")
     found = compared(native, python)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.load.records import load_run
 from aorta.errors import InputError
 from aorta.telemetry.schema import EndSource
 from tests.analysis.builders import (
@@ -34,7 +34,7 @@ def test_a_clean_run_has_nothing_to_note(tmp_path: Path) -> None:
         write_rank(tmp_path, header(rank, 2), two_steps(rank))
     write_manifest(tmp_path, world_size=2)
     run = load_run(tmp_path)
-    assert list(run.records) == [0, 1]
+    assert list(run.ranks) == [0, 1]
     assert run.health.notes() == []
     assert run.health.as_json()["endings"] == {"0": "completed", "1": "completed"}
 
@@ -42,7 +42,7 @@ def test_a_clean_run_has_nothing_to_note(tmp_path: Path) -> None:
 def test_ranks_are_ordered_by_number_not_by_name(tmp_path: Path) -> None:
     for rank in range(11):
         write_rank(tmp_path, header(rank, 11), [])
-    assert list(load_run(tmp_path).records) == list(range(11))
+    assert list(load_run(tmp_path).ranks) == list(range(11))
 
 
 def test_missing_ranks_are_named(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_half_written_line_costs_that_line_only(tmp_path: Path) -> None:
     path = write_rank(tmp_path, header(), [step(0, 1, number, overlap=HALF) for number in range(3)], foot=None)
     path.write_bytes(path.read_bytes()[:-40])
     run = load_run(tmp_path)
-    assert [line.global_step for line in run.records[0].steps] == [0, 1]
+    assert run.ranks[0].steps.global_step.tolist() == [0, 1]
     assert any("rank_0_metrics.jsonl:4: cut off" in problem for problem in run.health.problems)
     assert "rank 0: killed (no footer)" in run.health.notes()
 
@@ -118,7 +118,7 @@ def test_a_foreign_line_is_a_problem_with_its_place(tmp_path: Path) -> None:
     path = write_rank(tmp_path, header(), [step(overlap=HALF)], foot=None)
     append(path, '{"ph": "X"}\n' + line_of(footer(1)))
     run = load_run(tmp_path)
-    assert len(run.records[0].steps) == 1
+    assert len(run.ranks[0].steps) == 1
     assert run.health.problems[0].startswith("rank_0_metrics.jsonl:3:")
 
 
@@ -126,7 +126,7 @@ def test_the_plainly_named_file_wins_over_a_padded_one(tmp_path: Path) -> None:
     write_rank(tmp_path, header(), [step(overlap=HALF)], name="rank_00_metrics.jsonl")
     write_rank(tmp_path, header(), [])
     run = load_run(tmp_path)
-    assert run.records[0].steps == []
+    assert len(run.ranks[0].steps) == 0
     assert run.health.files_left_out == (
         "rank_00_metrics.jsonl: a second record of rank 0, rank_0_metrics.jsonl is used",
     )
@@ -143,7 +143,7 @@ def test_repeated_steps_and_a_wrong_footer_are_said(tmp_path: Path) -> None:
     lines = [step(loss=1.0, overlap=HALF), step(loss=9.0, overlap=HALF)]
     write_rank(tmp_path, header(), lines, footer(5))
     run = load_run(tmp_path)
-    assert [line.loss for line in run.records[0].steps] == [1.0]
+    assert run.ranks[0].steps.losses["loss"].tolist() == [1.0]
     assert any("repeat a global step" in problem for problem in run.health.problems)
     assert any("counts 5 steps, 2 could be read" in problem for problem in run.health.problems)
 
@@ -250,11 +250,10 @@ def test_no_folder_a_file_and_only_bad_files_are_input_errors(tmp_path: Path) ->
 @pytest.mark.parametrize("now", ["", '"record":"stp",'])
 def test_a_step_that_no_longer_says_what_it_is_is_not_taken_for_one(tmp_path: Path, now: str) -> None:
     path = write_rank(tmp_path, header(), [step(overlap=HALF), step(global_step=1, overlap=HALF)])
-    record = load_run(tmp_path).records[0]
-    found = record.step(1)
-    assert found is not None
-    assert found.global_step == 1
+    record = load_run(tmp_path).ranks[0]
+    assert record.step_intervals(1) is not None
+    assert record.step_intervals(2) is None
     before, after = path.read_text().rsplit('"record":"step",', 1)
     path.write_text(before + now + after)
-    with pytest.raises(InputError, match=r"global step 1, at byte .* cannot be read whole"):
-        record.step(1)
+    with pytest.raises(InputError, match=r"global step 1, at byte .* cannot be read again"):
+        record.step_intervals(1)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.aggregate import Dataset
+from aorta.analysis.load.records import load_run
 from aorta.analysis.plots.breakdown import parts
 from aorta.analysis.plots.streams import representative_step
-from aorta.analysis.readers.run_folder import load_run
 from aorta.analysis.report import write_report
 from aorta.errors import InputError
 from tests.analysis.builders import collective, header, metrics, simulated_run, step, strict_json, write_rank

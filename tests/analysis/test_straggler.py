@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aorta.analysis.aggregate import Dataset, aggregate
-from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.load.records import load_run
 from aorta.analysis.report import write_report
 from tests.analysis.builders import collective, footer, header, metrics, step, write_rank
 

@@ -42,7 +42,7 @@ import msgspec
 import numpy as np
 import psutil
 
-from aorta.analysis.readers.engines import cores
+from aorta.analysis.load.engines import cores
 from aorta.telemetry.schema import ActiveSegment, Collective, ComputeRange, Coverage, Stall, Step
 from aorta.telemetry.writer import RecordWriter
 from aorta.timeline.overlap import measure_window
@@ -160,8 +160,8 @@ def child(what: str, folder: Path) -> dict[str, float]:
             lines = sum(pool.map(partial(parse_file, what.removeprefix("parse_")), files))
         return {"seconds": time.perf_counter() - begin, "cpu_seconds": cpu_seconds(), "lines": lines}
     from aorta.analysis.aggregate import Dataset, step_entry
-    from aorta.analysis.readers.engines import Local
-    from aorta.analysis.readers.run_folder import load_run
+    from aorta.analysis.load.engines import Local
+    from aorta.analysis.load.records import load_run
 
     marks: dict[str, float] = {}
 
@@ -174,7 +174,7 @@ def child(what: str, folder: Path) -> dict[str, float]:
     entry = step_entry(dataset)
     mark("steps")
     if what != "steps":
-        across = dataset.across
+        across = dataset.collectives
         mark("across")
         assert across.collectives[0]["transfer_ms"]["count"]
         assert across.stragglers[0]["collectives"]

@@ -22,8 +22,8 @@ import numpy as np
 
 from aorta.analysis.aggregate import Dataset, by_step
 from aorta.analysis.launches.sets import incomplete
+from aorta.analysis.load.records import load_run
 from aorta.analysis.metrics import JOB_STEP
-from aorta.analysis.readers.run_folder import load_run
 from aorta.analysis.sources import launch_folders
 from tests.runs import command, environment
 

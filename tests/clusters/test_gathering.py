@@ -76,7 +76,7 @@ def test_every_file_arrives_whole_and_the_sources_stay(gather, nodes, tmp_path):
     assert "run run-1, 4 of 4 ranks, 13 files" in out
     assert leftovers(tmp_path) == ["both"]
     run = load_run(tmp_path / "both")
-    assert (sorted(run.records), run.health.ranks_missing) == ([0, 1, 2, 3], ())
+    assert (sorted(run.ranks), run.health.ranks_missing) == ([0, 1, 2, 3], ())
 
 
 def test_a_new_folder_has_the_rights_that_folders_have_here(gather, nodes, tmp_path):

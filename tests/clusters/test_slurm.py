@@ -47,9 +47,9 @@ def test_two_nodes_are_one_run(sbatch, tmp_path):
     assert code == 0, said
     folder = tmp_path / "artifacts" / "both"
     run = load_run(folder)
-    assert (run.header.world_size, sorted(run.records)) == (4, [0, 1, 2, 3])
-    assert [run.records[rank].header.node_rank for rank in range(4)] == [0, 0, 1, 1]
-    assert [run.records[rank].header.local_rank for rank in range(4)] == [0, 1, 0, 1]
+    assert (run.source.world_size, sorted(run.ranks)) == (4, [0, 1, 2, 3])
+    assert [run.ranks[rank].source.node_rank for rank in range(4)] == [0, 0, 1, 1]
+    assert [run.ranks[rank].source.local_rank for rank in range(4)] == [0, 1, 0, 1]
     assert run.health.ranks_missing == ()
     assert json.loads((folder / "run.json").read_text())["world_size"] == 4
 
@@ -62,7 +62,7 @@ def test_disks_of_their_own_are_gathered(sbatch, tmp_path):
     copied = [int(count) for count in re.findall(r"together-nodes/\d: (\d+) files", said)]
     assert len(copied) == 2
     assert min(copied) >= 2  # each node had its own: a record and a log at least
-    assert sorted(load_run(tmp_path / "together").records) == [0, 1]
+    assert sorted(load_run(tmp_path / "together").ranks) == [0, 1]
     assert not (tmp_path / "together-nodes").exists()
     assert list(scratch.iterdir()) == []  # each had a folder of its own there: what was gathered is removed
     assert not (tmp_path / "artifacts").exists()

@@ -9,9 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from aorta.analysis.frames import collective_rows
-from aorta.analysis.matching import matched
-from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.frames import collectives_frame
+from aorta.analysis.load.records import load_run
 from aorta.analysis.report import write_report
 from aorta.telemetry.reader import read_rank
 from tests.device_path.launch import on_devices
@@ -86,7 +85,7 @@ def expected_durations(way: str, late_ns: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("way", ["waited", "queued"])
 def test_a_straggler_costs_its_peer_waiting_and_no_transfer(folder: Path, way: str, late_ns: int, arm: str) -> None:
     run = load_run(folder / f"{way}-{late_ns}-{arm}")
-    rows: pd.DataFrame = matched(collective_rows(run), run)
+    rows: pd.DataFrame = collectives_frame(run)
     rows = rows[~rows["warmup"]]
     expected = expected_durations(way, late_ns)
     assert rows["transfer_ms"].to_numpy() * 1e6 == pytest.approx(D_NS, abs=1.1)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aorta.analysis.aggregate import Dataset, aggregate
-from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.load.records import load_run
 from aorta.telemetry.schema import Step
 from tests.engine.isolated import CASES, COMPARED, SLOW
 from tests.engine.test_endings import PATIENCE_S, start, wait_for_steps

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.frames import collective_rows
-from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.frames import collectives_frame
+from aorta.analysis.load.records import load_run
 from tests.runs import losses, train
 
 pytestmark = pytest.mark.dist
@@ -38,7 +38,7 @@ def test_training_is_bit_identical_and_the_results_say_that_they_are_emulated(tm
     assert run.health.notes()[0].startswith("EMULATED FABRIC (kind=emulated, ")
     assert "straggler_rank=1, straggler_ms=2" in run.health.notes()[0]
 
-    rows = collective_rows(run)
+    rows = collectives_frame(run)
     emulated = rows[rows["end_source"] == "emulated"]
     # The least that anything costs here: one latency, less the jitter. gloo may be slower, but not every time.
     assert emulated["duration_ms"].min() >= 0.9 * LATENCY_MS

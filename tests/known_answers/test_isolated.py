@@ -13,7 +13,9 @@ from typing import NamedTuple
 import pytest
 
 from aorta.analysis.baselines import compute_slowdown, overlap_efficiency
-from aorta.analysis.readers.run_folder import Run, load_run
+from aorta.analysis.load.records import load_run
+from aorta.analysis.tables import Run
+from aorta.telemetry.reader import read_rank
 from aorta.telemetry.schema import Step
 from tests.analysis.builders import write_rank
 from tests.known_answers.again import each_undisturbed
@@ -72,14 +74,14 @@ def least_disturbed(run: Run, folder: Path) -> Run:
         for phase in PHASES
     }
     folder.mkdir()
-    for rank, record in run.records.items():
+    for rank, tables in run.ranks.items():
         lines = [step for phase in PHASES for step in steps_of(run, rank, phase, chosen[phase])]
-        write_rank(folder, record.header, lines)
+        write_rank(folder, read_rank(Path(tables.source.path)).header, lines)
     return load_run(folder)
 
 
 def steps_of(run: Run, rank: int, phase: str, number: int | None = None) -> list[Step]:
-    record = run.records[rank]
+    record = read_rank(Path(run.ranks[rank].source.path))
     return [
         step
         for step in (*record.steps, *record.isolated)

@@ -10,9 +10,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from aorta.analysis.frames import collective_rows
-from aorta.analysis.matching import matched
-from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.frames import collectives_frame
+from aorta.analysis.load.records import load_run
 from aorta.analysis.report import Report, write_report
 from tests.known_answers.again import undisturbed
 from tests.known_answers.launch import launch, link
@@ -54,7 +53,7 @@ def measure(folder: Path) -> dict[float, Seen]:
     seen = {}
     for late, case in cases.items():
         run = load_run(folder / case.name)
-        rows = matched(collective_rows(run), run)
+        rows = collectives_frame(run)
         report = write_report({"x": folder / case.name}, folder / f"report_{case.name}")
         seen[late] = Seen(rows[~rows["warmup"]], report)
     return seen

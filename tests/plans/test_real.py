@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.load.records import load_run
 from aorta.plans.journal import read_journal
 from tests.runs import ROOT, SMALL, environment
 
@@ -30,7 +30,7 @@ def test_a_plan_of_one_launch_a_side(tmp_path: Path) -> None:
     plan = tmp_path / "a plan"
     for side, overlap, fabric in (("reference", True, "none"), ("candidate", False, "emulated")):
         run = load_run(plan / side / "00")
-        assert (run.health.world_size, len(run.records[0].steps)) == (2, 8)
+        assert (run.health.world_size, len(run.ranks[0].steps)) == (2, 8)
         manifest = json.loads((plan / side / "00" / "run.json").read_text())
         assert manifest["config"]["parallel"]["overlap"] is overlap
         assert manifest["config"]["fabric"]["kind"] == fabric

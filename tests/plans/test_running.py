@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.load.records import load_run
 from aorta.plans import checking
 from aorta.plans import command as commands
 from aorta.plans import folder as folders

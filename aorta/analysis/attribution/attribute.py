@@ -12,11 +12,11 @@ from typing import Any, Final, TypeAlias
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.attribution.breakdown import Means, computing, dimensions, stragglers
 from aorta.analysis.attribution.causes import ranked
-from aorta.analysis.attribution.cells import UNTOLD, Ledger
 from aorta.analysis.attribution.flops import flops_per_rank_step, tflops
-from aorta.analysis.attribution.ledgers import ledger_of
+from aorta.analysis.attribution.keys import UNEXPLAINED, Totals
 from aorta.analysis.attribution.sentence import sentence
-from aorta.analysis.readers.engines import Engine
+from aorta.analysis.attribution.totals import totals_of
+from aorta.analysis.load.engines import Engine
 
 Launches: TypeAlias = Dataset | Iterable[Dataset]
 DEFINITION: Final = (
@@ -39,7 +39,7 @@ class _Seen:
         first = True
         for dataset in self._launches:
             if first:
-                self.parallel = dataset.run.header.parallel
+                self.parallel = dataset.run.source.parallel or ""
                 self.flops = flops_per_rank_step(dataset.run.manifest)
                 first = False
             yield dataset
@@ -57,11 +57,11 @@ def attribute(reference: Launches, candidate: Launches, engine: Engine | None = 
         InputError: a record cannot be read again.
     """
     seen = {"reference": _Seen(reference), "candidate": _Seen(candidate)}
-    ledgers = {side: ledger_of(launches, engine) for side, launches in seen.items()}
-    empty = [side for side, ledger in ledgers.items() if not ledger.sums.rank_steps]
+    totals = {side: totals_of(launches, engine) for side, launches in seen.items()}
+    empty = [side for side, side_totals in totals.items() if not side_totals.sums.rank_steps]
     if empty:
         return {"definition": DEFINITION, "sentence": None, "reason": f"{' and '.join(empty)}: {_NOTHING}"}
-    means = Means(ledgers["reference"], ledgers["candidate"])
+    means = Means(totals["reference"], totals["candidate"])
     alike = {launches.parallel for launches in seen.values()}
     found = dimensions(means, alike.pop() if len(alike) == 1 else "")
     late, blocks = stragglers(means), computing(means)
@@ -72,7 +72,7 @@ def attribute(reference: Launches, candidate: Launches, engine: Engine | None = 
         "sentence": text,
         "reason": None,
         "difference_ms": means.difference_ms,
-        **{side: _side(means, ledger, seen[side]) for side, ledger in ledgers.items()},
+        **{side: _side(means, side_totals, seen[side]) for side, side_totals in totals.items()},
         "causes": ranked(found, late, lead),
         "dimensions": found,
         "stragglers": late,
@@ -80,24 +80,24 @@ def attribute(reference: Launches, candidate: Launches, engine: Engine | None = 
     }
 
 
-def _side(means: Means, ledger: Ledger, seen: _Seen) -> dict[str, Any]:
-    sums = ledger.sums
-    compute_ms = means.ms(ledger, sums.compute_ns)
+def _side(means: Means, side_totals: Totals, seen: _Seen) -> dict[str, Any]:
+    sums = side_totals.sums
+    compute_ms = means.ms(side_totals, sums.compute_ns)
     flops, reason = seen.flops
     achieved = tflops(flops, compute_ms)
     if flops is not None and achieved is None:
         reason = "nothing was computed"
     return {
-        "launches": ledger.launches,
+        "launches": side_totals.launches,
         "rank_steps": sums.rank_steps,
         "rank_steps_left_out": sums.left_out,
-        "window_ms": means.ms(ledger, sums.window_ns),
-        "comm_ms": means.ms(ledger, sums.comm_ns),
-        "compute_comm_ms": means.ms(ledger, sums.hidden_ns),
-        "exposed_comm_ms": means.ms(ledger, sums.exposed_ns),
+        "window_ms": means.ms(side_totals, sums.window_ns),
+        "comm_ms": means.ms(side_totals, sums.comm_ns),
+        "compute_comm_ms": means.ms(side_totals, sums.hidden_ns),
+        "exposed_comm_ms": means.ms(side_totals, sums.exposed_ns),
         "exposed_comm_ns": sums.exposed_ns,
         "compute_ms": compute_ms,
-        "untold_ns": sum(length for cell, length in ledger.cells.items() if cell.kind == UNTOLD),
+        "untold_ns": sum(length for key, length in side_totals.exposed.items() if key.kind == UNEXPLAINED),
         "flops_per_rank_step": flops,
         "achieved_tflops": achieved,
         "achieved_tflops_reason": reason,

@@ -1,6 +1,6 @@
-"""Two ledgers -> the difference of their means, broken down in several ways, each of which adds up to it.
+"""Two totals -> the difference of their means, broken down in several ways, each of which adds up to it.
 
-Enters: ledgers of the reference and the candidate, both with rank-steps. Leaves: rows as plain JSON values. Must not:
+Enters: totals of the reference and the candidate, both with rank-steps. Leaves: rows as plain JSON values. Must not:
 leave a nanosecond out of a way of breaking down; what is not listed is in its last row.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
-from aorta.analysis.attribution.cells import Cell, Ledger, Place
+from aorta.analysis.attribution.keys import ExposedKey, Region, Totals
 from aorta.analysis.attribution.naming import PARTS, collective_name, group_name, order_name, place_name
 from aorta.timeline.overlap import NS_PER_MS
 
@@ -24,12 +24,12 @@ _NO_BLOCK: Final = "outside of every block"
 class Means:
     """Forms the rows: sums of nanoseconds over the rank-steps of a side, and their share of the whole difference."""
 
-    reference: Ledger
-    candidate: Ledger
+    reference: Totals
+    candidate: Totals
 
-    def ms(self, ledger: Ledger, total_ns: int) -> float:
+    def ms(self, side_totals: Totals, total_ns: int) -> float:
         """Mean over the rank-steps of one side."""
-        return total_ns / ledger.sums.rank_steps / NS_PER_MS
+        return total_ns / side_totals.sums.rank_steps / NS_PER_MS
 
     @property
     def difference_ms(self) -> float:
@@ -81,43 +81,45 @@ def dimensions(means: Means, parallel: str) -> dict[str, list[dict[str, Any]]]:
         parallel: the strategy of the runs, which says whether an all-reduce is a bucket.
     """
 
-    def by(name: str, key: Callable[[Cell], Hashable], describe: Callable[[Cell], tuple[str, dict[str, Any]]]) -> None:
-        example: dict[Hashable, Cell] = {}
+    def by(
+        name: str, of: Callable[[ExposedKey], Hashable], describe: Callable[[ExposedKey], tuple[str, dict[str, Any]]]
+    ) -> None:
+        example: dict[Hashable, ExposedKey] = {}
 
-        def summed(ledger: Ledger) -> Counter[Hashable]:
+        def summed(side_totals: Totals) -> Counter[Hashable]:
             sums: Counter[Hashable] = Counter()
-            for cell, length in ledger.cells.items():
-                sums[key(cell)] += length
-                example.setdefault(key(cell), cell)
+            for key, length in side_totals.exposed.items():
+                sums[of(key)] += length
+                example.setdefault(of(key), key)
             return sums
 
         before, after = summed(means.reference), summed(means.candidate)
-        found[name] = means.rows(name, before, after, lambda key: describe(example[key]))
+        found[name] = means.rows(name, before, after, lambda value: describe(example[value]))
 
-    def collective(cell: Cell) -> dict[str, Any]:
-        return {"kind": cell.kind, "group": cell.group, "group_size": cell.size, "bytes": cell.bytes}
+    def collective(key: ExposedKey) -> dict[str, Any]:
+        return {"kind": key.kind, "group": key.group, "group_size": key.size, "bytes": key.bytes}
 
     found: dict[str, list[dict[str, Any]]] = {}
-    by("kind", lambda cell: cell.kind, lambda cell: (cell.kind, {"kind": cell.kind}))
+    by("kind", lambda key: key.kind, lambda key: (key.kind, {"kind": key.kind}))
     by(
         "group",
-        lambda cell: (cell.group, cell.size),
-        lambda cell: (group_name(cell.group, cell.size), {"group": cell.group, "group_size": cell.size}),
+        lambda key: (key.group, key.size),
+        lambda key: (group_name(key.group, key.size), {"group": key.group, "group_size": key.size}),
     )
-    by("collective", lambda cell: cell[:4], lambda cell: (collective_name(cell), collective(cell)))
+    by("collective", lambda key: key[:4], lambda key: (collective_name(key), collective(key)))
     by(
         "order",
-        lambda cell: cell[:5],
-        lambda cell: (order_name(cell, parallel), {**collective(cell), "order": cell.order}),
+        lambda key: key[:5],
+        lambda key: (order_name(key, parallel), {**collective(key), "order": key.order}),
     )
-    by("phase", lambda cell: cell.phase, lambda cell: (place_name(Place(cell.phase, None)), {"phase": cell.phase}))
-    by("block", lambda cell: cell.block, lambda cell: (cell.block or _NO_BLOCK, {"block": cell.block}))
+    by("phase", lambda key: key.phase, lambda key: (place_name(Region(key.phase, None)), {"phase": key.phase}))
+    by("block", lambda key: key.block, lambda key: (key.block or _NO_BLOCK, {"block": key.block}))
     by(
         "place",
-        lambda cell: (cell.phase, cell.block),
-        lambda cell: (place_name(Place(cell.phase, cell.block)), {"phase": cell.phase, "block": cell.block}),
+        lambda key: (key.phase, key.block),
+        lambda key: (place_name(Region(key.phase, key.block)), {"phase": key.phase, "block": key.block}),
     )
-    by("part", lambda cell: cell.part, lambda cell: (PARTS[cell.part], {"part": cell.part}))
+    by("part", lambda key: key.part, lambda key: (PARTS[key.part], {"part": key.part}))
     found["rank"] = means.rows(
         "rank", means.reference.ranks, means.candidate.ranks, lambda rank: (f"rank {rank}", {"rank": rank})
     )
@@ -148,15 +150,15 @@ def computing(means: Means) -> list[dict[str, Any]]:
 def stragglers(means: Means) -> list[dict[str, Any]]:
     """Waiting for a rank that a side names: exposed time in which the others of its group waited for a peer. `late_ms`:
     the median over the launches of a side that name it; None where none does. `alone`: no other group of that name and
-    size waited, so that cells of the group, which hold no rank, are those of this one.
+    size waited, so that exposed of the group, which hold no rank, are those of this one.
     """
-    ledgers = {"reference": means.reference, "candidate": means.candidate}
+    totals = {"reference": means.reference, "candidate": means.candidate}
     found = []
     for late in dict.fromkeys([*means.reference.stragglers, *means.candidate.stragglers]):
-        waits = {side: ledger.waits_in(late) for side, ledger in ledgers.items()}
+        waits = {side: side_totals.waits_in(late) for side, side_totals in totals.items()}
         others = [rank for rank in late.members if rank != late.rank]
         sums = [sum(of_rank.get(rank, 0) for rank in others) for of_rank in waits.values()]
-        named = {side: ledger.stragglers[late] for side, ledger in ledgers.items()}
+        named = {side: side_totals.stragglers[late] for side, side_totals in totals.items()}
         where = " and ".join(f"the {side}" for side, launches in named.items() if launches)
         of_group = group_name(late.group, len(late.members))
         found.append(
@@ -171,8 +173,8 @@ def stragglers(means: Means) -> list[dict[str, Any]]:
                 alone=all(rank in late.members for of_rank in waits.values() for rank in of_rank),
                 launches=named,
                 late_ms={
-                    side: median(ledger.late_ms[late]) if late in ledger.late_ms else None
-                    for side, ledger in ledgers.items()
+                    side: median(side_totals.late_ms[late]) if late in side_totals.late_ms else None
+                    for side, side_totals in totals.items()
                 },
             )
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from aorta.analysis.attribution.cells import TRANSFER
+from aorta.analysis.attribution.keys import TRANSFER
 
 SHOWN_CAUSES: Final = 12
 LEAST_SHARE: Final = 0.05

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from aorta.analysis.aggregate import Dataset
-from aorta.analysis.readers.scan import Floats, Ints
+from aorta.analysis.tables import Floats, Ints
 
 EXPOSED: Final = "exposed_comm_ms"
 
@@ -66,7 +66,7 @@ class _Table:
 
 
 def _by_rank(dataset: Dataset) -> _Table:
-    known = {rank: _known(dataset, rank) for rank in dataset.run.records}
+    known = {rank: _known(dataset, rank) for rank in dataset.run.ranks}
     common = reduce(np.intersect1d, (steps for steps, _ in known.values()))
     values = np.array([mine[np.searchsorted(steps, common)] for steps, mine in known.values()])
     return _Table(list(known), common, values)
@@ -74,11 +74,10 @@ def _by_rank(dataset: Dataset) -> _Table:
 
 def _known(dataset: Dataset, rank: int) -> tuple[Ints, Floats]:
     """The global steps of a rank after warm-up whose exposed communication is known, in order, and that."""
-    columns = dataset.run.columns
-    stored = columns.ranks[rank]
-    values = columns.floats_of(stored, EXPOSED)
-    used = (columns.integers_of(stored, "warmup") == 0) & ~np.isnan(values)
-    return columns.integers_of(stored, "global_step")[used], values[used]
+    steps = dataset.run.ranks[rank].steps
+    values = steps.column(EXPOSED)
+    used = ~steps.warmup & ~np.isnan(values)
+    return steps.global_step[used], values[used]
 
 
 def _nearest(values: Floats, wanted: float) -> int:

@@ -1,6 +1,6 @@
 """Names of collectives, places and parts as a sentence uses them.
 
-Enters: parts of cells. Leaves: words. Must not: hold a number of a run.
+Enters: parts of exposed. Leaves: words. Must not: hold a number of a run.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from aorta.analysis.amounts import size_name
-from aorta.analysis.attribution.cells import TRANSFER, UNKNOWN_PART, UNTOLD, WAIT, Cell, Place
+from aorta.analysis.attribution.keys import TRANSFER, UNEXPLAINED, UNKNOWN_PART, WAIT, ExposedKey, Region
 
 PARTS: Final = {
     WAIT: "waiting for peers",
@@ -24,23 +24,23 @@ def group_name(group: str, size: int | None) -> str:
     return f"group {group!r} ({'size unknown' if size is None else f'{size} ranks'})"
 
 
-def collective_name(cell: Cell) -> str:
+def collective_name(key: ExposedKey) -> str:
     """Kind, size and group."""
-    if cell.kind == UNTOLD:
+    if key.kind == UNEXPLAINED:
         return UNTOLD_WHAT
-    return f"{cell.kind} of {size_name(cell.bytes)} on {group_name(cell.group, cell.size)}"
+    return f"{key.kind} of {size_name(key.bytes)} on {group_name(key.group, key.size)}"
 
 
-def order_name(cell: Cell, parallel: str) -> str:
+def order_name(key: ExposedKey, parallel: str) -> str:
     """Which of the step: the bucket, where DDP issues one all-reduce a bucket."""
-    if cell.kind == UNTOLD:
+    if key.kind == UNEXPLAINED:
         return UNTOLD_WHAT
-    if parallel == "ddp" and cell.kind == "allreduce":
-        return f"bucket {cell.order} ({collective_name(cell)})"
-    return f"{collective_name(cell)}, number {cell.order} of its kind in the step"
+    if parallel == "ddp" and key.kind == "allreduce":
+        return f"bucket {key.order} ({collective_name(key)})"
+    return f"{collective_name(key)}, number {key.order} of its kind in the step"
 
 
-def place_name(place: Place) -> str:
+def place_name(place: Region) -> str:
     """A pass of a block, or work beside it."""
     if place.phase is None:
         return _NO_PLACE

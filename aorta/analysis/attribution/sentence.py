@@ -1,6 +1,6 @@
 """The breakdown of a difference -> one sentence that an engineer can act on.
 
-Enters: ledgers and the rows of `breakdown`. Leaves: text, and the row it is about. Must not: form a number that no
+Enters: totals and the rows of `breakdown`. Leaves: text, and the row it is about. Must not: form a number that no
 row holds, but shares within a cause; or call a difference large or small (that is the comparison's verdict).
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from aorta.analysis.attribution.breakdown import Means
-from aorta.analysis.attribution.cells import TRANSFER, UNKNOWN_PART, WAIT, Cell, Place
+from aorta.analysis.attribution.keys import TRANSFER, UNKNOWN_PART, WAIT, ExposedKey, Region
 from aorta.analysis.attribution.naming import amount, collective_name, percent, place_name
 
 SAME: Final = 0.01
@@ -44,13 +44,13 @@ def sentence(
         row = max(waiting, key=lambda row: row["share"])
         lateness = row["late_ms"]["candidate" if total > 0 else "reference"]
         by = f", late by {amount(lateness)} in each collective" if lateness is not None else ""
-        mine = [_matching(row, "group", "group_size"), lambda cell: cell.part == WAIT]
+        mine = [_matching(row, "group", "group_size"), lambda key: key.part == WAIT]
         where = _where(means, mine) if row["alone"] else ""
         return f"{_share(row)} of {more} is {row['what']}{by}{where}.{_balance(means, found)}", row
     row, chosen = _collective(found)
     block = max(_listed(found["block"]), key=lambda row: row["share"] or 0)
     if block["block"] is not None and block["share"] >= _LEADS and row["share"] < _MUCH * block["share"]:
-        mine = [lambda cell: cell.block == block["block"]]
+        mine = [lambda key: key.block == block["block"]]
         text = f"{_share(block)} of {more} lies in {block['what']}{_of_what(means, mine)}"
         return f"{text}{_part(means, mine)}.{_balance(means, found)}", block
     mine = [chosen]
@@ -58,7 +58,7 @@ def sentence(
     return f"{text}.{_balance(means, found)}", row
 
 
-_Chosen = Callable[[Cell], bool]
+_Chosen = Callable[[ExposedKey], bool]
 
 
 def _collective(found: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any], _Chosen]:
@@ -86,16 +86,16 @@ def _listed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _matching(row: dict[str, Any], *names: str) -> _Chosen:
     fields = {"kind": "kind", "group": "group", "group_size": "size", "bytes": "bytes"}
-    return lambda cell: all(getattr(cell, fields[name]) == row[name] for name in names)
+    return lambda key: all(getattr(key, fields[name]) == row[name] for name in names)
 
 
-def _differences(means: Means, chosen: Sequence[_Chosen], key: Callable[[Cell], Any]) -> dict[Any, float]:
-    """Difference per rank-step of the chosen cells, by key."""
+def _differences(means: Means, chosen: Sequence[_Chosen], of: Callable[[ExposedKey], Any]) -> dict[Any, float]:
+    """Difference per rank-step of the exposed time that was chosen, by key."""
     sides: list[Counter[Any]] = [Counter(), Counter()]
-    for side, ledger in zip(sides, (means.reference, means.candidate), strict=True):
-        for cell, length in ledger.cells.items():
-            if all(test(cell) for test in chosen):
-                side[key(cell)] += length
+    for side, side_totals in zip(sides, (means.reference, means.candidate), strict=True):
+        for key, length in side_totals.exposed.items():
+            if all(test(key) for test in chosen):
+                side[of(key)] += length
     return {
         name: means.ms(means.candidate, sides[1][name]) - means.ms(means.reference, sides[0][name])
         for name in dict.fromkeys([*sides[0], *sides[1]])
@@ -103,14 +103,16 @@ def _differences(means: Means, chosen: Sequence[_Chosen], key: Callable[[Cell], 
 
 
 def _largest(differences: dict[Any, float], total: float) -> tuple[Any, float]:
-    """The key whose difference goes furthest with the total, and its share of all differences of the chosen cells."""
+    """The key whose difference goes furthest with the total, and its share of all differences of the exposed time that
+    was chosen.
+    """
     whole = sum(differences.values())
     name = max(differences, key=lambda key: differences[key] * (1 if total > 0 else -1))
     return name, differences[name] / whole if whole else 0.0
 
 
 def _part(means: Means, chosen: Sequence[_Chosen]) -> str:
-    part, share = _largest(_differences(means, chosen, lambda cell: cell.part), means.difference_ms)
+    part, share = _largest(_differences(means, chosen, lambda key: key.part), means.difference_ms)
     if part == UNKNOWN_PART or share < _MOST:
         return "; whether that is waiting or transfer is not known" if part == UNKNOWN_PART else ""
     said = {WAIT: "waiting for peers, not transfer", TRANSFER: "transfer, not waiting for peers"}[part]
@@ -119,9 +121,9 @@ def _part(means: Means, chosen: Sequence[_Chosen]) -> str:
 
 def _where(means: Means, chosen: Sequence[_Chosen]) -> str:
     total = means.difference_ms
-    place, share = _largest(_differences(means, chosen, lambda cell: Place(cell.phase, cell.block)), total)
-    block, of_block = _largest(_differences(means, chosen, lambda cell: cell.block), total)
-    phase, of_phase = _largest(_differences(means, chosen, lambda cell: cell.phase), total)
+    place, share = _largest(_differences(means, chosen, lambda key: Region(key.phase, key.block)), total)
+    block, of_block = _largest(_differences(means, chosen, lambda key: key.block), total)
+    phase, of_phase = _largest(_differences(means, chosen, lambda key: key.phase), total)
     if place.phase is None and share >= _MOST:
         return "; where it is exposed is not told"
     if share >= _MOST:
@@ -131,9 +133,7 @@ def _where(means: Means, chosen: Sequence[_Chosen]) -> str:
     if phase is not None and of_phase >= _MOST:
         blocks = sum(
             value * total > 0
-            for value in _differences(
-                means, [*chosen, lambda cell: cell.phase == phase], lambda cell: cell.block
-            ).values()
+            for value in _differences(means, [*chosen, lambda key: key.phase == phase], lambda key: key.block).values()
         )
         return f"; {_mostly(of_phase)} exposed in {phase}, spread over {blocks} blocks"
     return f"; the largest part ({percent(share)}) exposed in {place_name(place)}"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
@@ -16,14 +17,14 @@ from matplotlib.patheffects import withStroke
 
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.amounts import size_name
-from aorta.analysis.attribution.charging import Row, exposure
+from aorta.analysis.attribution.assign_exposed import CollectiveSpan
 from aorta.analysis.attribution.choosing import Shown, typical_step
 from aorta.analysis.plots.palette import BLUE, INK, LANE_COLORS, OTHER_KIND, PURPLE, SKY
 from aorta.analysis.plots.style import new_figure, save, tidy
+from aorta.analysis.tables import NO_TIME, Collectives, StepIntervals
 from aorta.errors import InputError
-from aorta.telemetry.schema import Step
 from aorta.timeline.intervals import Interval, clip, measure, merge
-from aorta.timeline.overlap import NS_PER_MS
+from aorta.timeline.overlap import NS_PER_MS, exposure
 
 FILE: Final = "side_by_side.png"
 SHOWN_RANKS: Final = 2
@@ -49,7 +50,7 @@ def draw_side_by_side(reference: Dataset, candidate: Dataset, path: Path, shown:
         steps = [_steps(dataset, number, ranks) for dataset, number in sides]
     except InputError as error:  # the numbers do not need what only this picture reads
         return str(error)
-    lanes = [[_Lanes(rank, step) for rank, step in found.items()] for found in steps]
+    lanes = [[_Lanes(rank, *step) for rank, step in found.items()] for found in steps]
     if any(not side for side in lanes):
         return "a side has no such step on the ranks that are shown"
     if not any(lane.rows for side in lanes for lane in side):
@@ -91,27 +92,30 @@ def draw_side_by_side(reference: Dataset, candidate: Dataset, path: Path, shown:
 class _Lanes:
     """One rank's step, laid out in rows of bars."""
 
-    def __init__(self, rank: int, step: Step) -> None:
+    def __init__(self, rank: int, step: StepIntervals, rows: Collectives) -> None:
         self.rank, self.step = rank, step
-        self.length_ns = step.end_mono_ns - step.start_mono_ns
+        self.length_ns = step.length_ns
         self.rows = [
-            Row(row.start_ns, row.end_ns, row.kind, row.group, row.bytes, order, -1)
-            for order, row in enumerate(step.collectives)
-            if row.start_ns is not None and row.end_ns is not None
+            CollectiveSpan(start, end, rows.names[name].kind, rows.names[name].group, rows.names[name].bytes, order, -1)
+            for order, (name, start, end) in enumerate(
+                zip(rows.name.tolist(), rows.start_ns.tolist(), rows.end_ns.tolist(), strict=True)
+            )
+            if NO_TIME not in (start, end)
         ]
-        blocks = [(part.start_ns, part.end_ns) for part in step.compute]
-        stalls = [(part.start_ns, part.end_ns) for part in step.stalls]
-        self.lanes = exposure((0, self.length_ns), self.rows, blocks, stalls)
+        stalls = [(part.start_ns, part.end_ns) for part in step.stalls or ()]
+        self.lanes = exposure(
+            (0, self.length_ns), [(row.start, row.end) for row in self.rows], step.computing(), stalls
+        )
         self.tracks = _tracks(self.rows)
         self.count = 2 + len(self.tracks)
         """Rows of bars: blocks, exposed, and those of collectives."""
 
 
-def _tracks(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+def _tracks(rows: Sequence[CollectiveSpan]) -> list[tuple[str, list[CollectiveSpan]]]:
     """Collectives by group, those that are in flight together one below the other."""
-    found: list[tuple[str, list[Row]]] = []
+    found: list[tuple[str, list[CollectiveSpan]]] = []
     for group in dict.fromkeys(row.group for row in rows):
-        mine: list[list[Row]] = []
+        mine: list[list[CollectiveSpan]] = []
         for row in sorted((row for row in rows if row.group == group), key=lambda row: row.start):
             free = next((track for track in mine if track[-1].end <= row.start), None)
             if free is None:
@@ -121,9 +125,15 @@ def _tracks(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     return found
 
 
-def _steps(dataset: Dataset, number: int, ranks: Sequence[int]) -> dict[int, Step]:
-    found = {rank: dataset.run.records[rank].step(number) for rank in ranks}
-    return {rank: step for rank, step in found.items() if step is not None}
+def _steps(dataset: Dataset, number: int, ranks: Sequence[int]) -> dict[int, tuple[StepIntervals, Collectives]]:
+    found = {}
+    for rank in ranks:
+        tables = dataset.run.ranks[rank]
+        step = tables.step_intervals(number)
+        if step is not None:
+            place = int(np.searchsorted(tables.steps.global_step, number))
+            found[rank] = step, tables.collectives.take(tables.steps.rows_of(place, place + 1))
+    return found
 
 
 def _draw(ax: Axes, side: Sequence[_Lanes], end_ms: float) -> None:
@@ -149,20 +159,23 @@ def _draw(ax: Axes, side: Sequence[_Lanes], end_ms: float) -> None:
 
 
 def _blocks(ax: Axes, lane: _Lanes, row: float, end_ms: float) -> None:
-    for part in lane.step.aux:
+    for part in lane.step.aux or ():
         span = (part.start_ns, part.end_ns)
         _bar(ax, span, row, PURPLE)
         _label(ax, span, row, (part.name,), end_ms)
-    for block in lane.step.compute:
+    for block in lane.step.compute or ():
         span = (block.start_ns, block.end_ns)
         backward = block.phase == "backward"
         _bar(ax, span, row, BLUE if backward else SKY, outline=True)
+    if lane.step.compute is None:
+        for span in lane.step.computing():
+            _bar(ax, span, row, SKY, outline=True)
     window = (0, lane.length_ns)
-    for stall in merge(clip(((part.start_ns, part.end_ns) for part in lane.step.stalls), window)):
+    for stall in merge(clip(((part.start_ns, part.end_ns) for part in lane.step.stalls or ()), window)):
         ax.broken_barh(
             [_ms(stall)], (row - _HEIGHT / 2, _HEIGHT), facecolors="none", edgecolors=INK, hatch="/////", linewidth=0.0
         )
-    for block in lane.step.compute:  # over the hatching
+    for block in lane.step.compute or ():  # over the hatching
         _label(ax, (block.start_ns, block.end_ns), row, (block.block,), end_ms, dark=block.phase == "backward")
 
 
@@ -176,7 +189,7 @@ def _bar(ax: Axes, span: Interval, row: float, color: str, *, outline: bool = Fa
     )
 
 
-def _names(row: Row) -> tuple[str, ...]:
+def _names(row: CollectiveSpan) -> tuple[str, ...]:
     """From the longest to the shortest; the first that fits is written."""
     short = {"allreduce": "AR", "reducescatter": "RS", "allgather": "AG", "alltoall": "A2A"}.get(row.kind, row.kind)
     return f"{row.kind} {size_name(row.bytes)}", f"{short} {size_name(row.bytes)}", short

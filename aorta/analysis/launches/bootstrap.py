@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from aorta.analysis.readers.scan import Floats, Ints
+from aorta.analysis.tables import Floats, Ints
 
 Kind: TypeAlias = Literal["difference", "quotient"]
 POOL: Final = 200

@@ -17,7 +17,7 @@ from aorta.analysis.launches.ranks import mann_whitney
 from aorta.analysis.launches.rules import LEVEL, Rules
 from aorta.analysis.launches.values import SEED, Sample
 from aorta.analysis.metrics import metric_named
-from aorta.analysis.readers.scan import Floats
+from aorta.analysis.tables import Floats
 
 _AFTER_HOLM: Final = (
     "a secondary metric is judged after Holm's correction, by the p of all others too: what could have been found is "

@@ -15,7 +15,7 @@ import numpy as np
 
 from aorta.analysis.launches.ranks import critical_u
 from aorta.analysis.launches.rules import LEAST_LAUNCHES
-from aorta.analysis.readers.scan import Floats
+from aorta.analysis.tables import Floats
 
 POWER: Final = 0.8
 CAP: Final = 64

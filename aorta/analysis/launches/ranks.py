@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from aorta.analysis.readers.scan import Floats
+from aorta.analysis.tables import Floats
 
 EXACT_UP_TO: Final = 4096
 """Pairs of launches (64 x 64) up to which the distribution of U is counted out; above, it is as good as normal."""

@@ -15,7 +15,7 @@ from aorta.analysis.aggregate import NOTHING_USED, Dataset
 from aorta.analysis.compare import HEADER, facts
 from aorta.analysis.devices import JOINED_ON, devices_entry
 from aorta.analysis.launches.values import Sample, samples
-from aorta.analysis.readers.run_folder import Run
+from aorta.analysis.tables import COMPLETED, Run
 from aorta.errors import InputError
 
 
@@ -77,7 +77,7 @@ def read_set(path: Path, folders: Sequence[Path], load: Callable[[Path], Run]) -
         except InputError as error:
             left_out.append((folder, str(error)))
             continue
-        run_id = dataset.run.header.run_id
+        run_id = dataset.run.source.identity
         why = incomplete(dataset)
         if why is None and run_id in seen:
             why = f"it is run {run_id!r} again, as in {seen[run_id]}: launches have to be independent"
@@ -102,7 +102,7 @@ def incomplete(dataset: Dataset) -> str | None:
         ranks = ", ".join(map(str, health.ranks_missing[:12]))
         return f"{len(health.ranks_missing)} of {health.world_size} ranks are missing ({ranks})"
     for rank, ending in health.endings.items():
-        if ending != "completed":
+        if ending != COMPLETED:
             return f"rank {rank}: {ending}"
     return None if dataset.used.any() else NOTHING_USED
 
@@ -111,4 +111,6 @@ def launch_of(dataset: Dataset) -> Launch:
     """What is kept of a launch."""
     devices = devices_entry(dataset.run, dataset.table(*JOINED_ON), dataset.device_samples)
     run = dataset.run
-    return Launch(run.path, run.header.run_id, samples(dataset), facts(run), tuple(devices["throttled_ranks"]))
+    return Launch(
+        Path(run.location), run.source.identity, samples(dataset), facts(run), tuple(devices["throttled_ranks"])
+    )

@@ -17,7 +17,7 @@ from aorta.analysis.aggregate import Dataset, by_step, single_values
 from aorta.analysis.frames import null_reasons
 from aorta.analysis.launches.bootstrap import step_medians
 from aorta.analysis.metrics import JOB_STEP
-from aorta.analysis.readers.scan import Floats
+from aorta.analysis.tables import Floats
 
 SEED: Final = 2027
 """Of every random choice here: the same records give the same summary."""
@@ -54,5 +54,5 @@ def _sample(dataset: Dataset, name: str) -> Sample:
             reason = max(reasons, key=reasons.__getitem__) if reasons else _NO_VALUES
         return Sample(None, np.empty(0), reason)
     values, steps = values[known], steps[known]
-    generator = np.random.default_rng([SEED, crc32(f"{dataset.run.header.run_id}/{name}".encode())])
+    generator = np.random.default_rng([SEED, crc32(f"{dataset.run.source.identity}/{name}".encode())])
     return Sample(float(np.median(values)), step_medians(values, steps, generator), None)

@@ -49,7 +49,7 @@ def page_html(datasets: Mapping[str, Dataset], summary: Mapping[str, Any]) -> st
     datasets, entries = {label: datasets[label] for label in order}, {label: entries[label] for label in order}
     spans = _spans(datasets, entries)
     series = {label: Series(dataset) for label, dataset in datasets.items()}
-    ranks = [(len(dataset.run.records), dataset.run.health.world_size) for dataset in datasets.values()]
+    ranks = [(len(dataset.run.ranks), dataset.run.health.world_size) for dataset in datasets.values()]
     maps, mapped = map_charts(series, ranks)
     charts: dict[str, list[Chart]] = {
         "effects": effect_charts(comparison) if comparison else [],

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.devices import device_line, device_notes
+from aorta.analysis.load.manifest import config_of, flatten
 from aorta.analysis.page.tables import facts_table
 from aorta.analysis.page.words import count
-from aorta.analysis.readers.manifest import config_of, flatten
 from aorta.analysis.straggler import sentences
 
 _ENVIRONMENT: Final = ("versions", "environment", "environment_differences", "host_facts", "devices", "plan", "command")

@@ -113,7 +113,7 @@ class Series:
         first_step, stride = int(self.steps[0]), max(1, int(np.gcd.reduce(np.diff(self.steps))))
         columns = (int(self.steps[-1]) - first_step) // stride + 1
         # Rows of traces that do not tell their rank have negative numbers; a world has its ranks from 0 on.
-        numbers = [*self._dataset.run.records, *np.unique(rank).tolist()]
+        numbers = [*self._dataset.run.ranks, *np.unique(rank).tolist()]
         if min(numbers) >= 0:
             numbers += [0, self._dataset.run.health.world_size - 1]
         first_rank, rows = min(numbers), max(numbers) - min(numbers) + 1

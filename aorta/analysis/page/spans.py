@@ -14,14 +14,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from aorta.analysis.aggregate import Dataset
-from aorta.analysis.frames import collective_rows
-from aorta.analysis.matching import matched
+from aorta.analysis.frames import collectives_frame
 from aorta.analysis.page.words import size
 from aorta.analysis.plots.choosing import ChosenStep, chosen_steps
-from aorta.analysis.plots.step import NOT_COMMUNICATION, exposed_of, lanes_of
+from aorta.analysis.tables import StepIntervals
 from aorta.errors import InputError
-from aorta.telemetry.schema import Step
-from aorta.timeline.classes import AUX, COMPUTE, COPY
+from aorta.timeline.classes import AUX, COMPUTE, COPY, NOT_COMMUNICATION
 from aorta.timeline.overlap import NS_PER_MS
 
 BLOCKED: Final = "blocked on a collective"
@@ -113,7 +111,7 @@ def spans_of(dataset: Dataset, budget: int, first: int, named: Sequence[int] = (
     """
     steps = chosen_steps(dataset)
     numbers = list(dict.fromkeys(step.global_step for step in steps))
-    everyone = list(dataset.run.records)
+    everyone = list(dataset.run.ranks)
     looks = [_Look(dataset, number) for number in numbers]
     each = max((len(look.spans(everyone[0])) for look in looks), default=0)
     drawn = _spread(everyone, max(1, budget // max(1, each * len(looks))), named)
@@ -147,7 +145,7 @@ class _Look:
 
     def __init__(self, dataset: Dataset, global_step: int) -> None:
         self._run, self._step = dataset.run, global_step
-        rows = matched(collective_rows(dataset.run, steps=(global_step, global_step + 1)), dataset.run)
+        rows = collectives_frame(dataset.run, steps=(global_step, global_step + 1))
         # Rows become tuples only of ranks that are drawn: of thousands of ranks few are.
         self._rows = {int(str(rank)): part for rank, part in rows.groupby("rank")}
         self._by_group = rows["group"].nunique() <= _GROUP_LANES
@@ -158,7 +156,7 @@ class _Look:
     def spans(self, rank: int) -> list[_Span]:
         """What one rank did; neighbours made one where there are more than `RANK_STEP_SPANS`."""
         try:
-            step = self._run.records[rank].step(self._step)
+            step = self._run.ranks[rank].step_intervals(self._step)
         except InputError as error:  # the numbers do not need what only this picture reads
             self.unread[rank] = str(error)
             return []
@@ -166,7 +164,7 @@ class _Look:
             return []
         rows = list(self._rows[rank].itertuples()) if rank in self._rows else []
         self.unseen[rank] = sum(1 for row in rows if _missing(row))
-        found = list(_all(step, rows, self._run.header.streams, by_group=self._by_group))
+        found = list(_all(step, rows, by_group=self._by_group))
         kept = found if len(found) <= RANK_STEP_SPANS else _joined(found, step)
         self.joined[rank] = len(found) - len(kept)
         return kept
@@ -197,24 +195,24 @@ def _missing(row: Any) -> bool:
     return bool(np.isnan(row.duration_ms))
 
 
-def _all(step: Step, rows: list[Any], streams: Sequence[str], *, by_group: bool) -> Iterator[_Span]:
+def _all(step: StepIntervals, rows: list[Any], *, by_group: bool) -> Iterator[_Span]:
     """Computation, stalls, collectives, what was exposed of them, and the rest. Where a source has only segments,
     those; a lane of it is a stream.
     """
-    lanes = lanes_of(step, streams)
+    lanes = step.active()
     if step.compute:
         for part in step.compute:
             yield _span(COMPUTE, part.phase, f"{part.block}, {part.phase}", part.start_ns, part.end_ns)
     else:
-        yield from _segments(COMPUTE, lanes.get(COMPUTE, ()))
-    for stall in step.stalls:
+        yield from _segments(COMPUTE, step.computing())
+    for stall in step.stalls or ():
         yield _span(COMPUTE, BLOCKED, BLOCKED, stall.start_ns, stall.end_ns)
     if rows:
         yield from (_collective(row, by_group=by_group) for row in rows if not _missing(row))
     else:
         for name in lanes.keys() - NOT_COMMUNICATION:
             yield from _segments(name, lanes[name])
-    for start, end in exposed_of(step, streams):
+    for start, end in step.exposed():
         yield _span(EXPOSED, EXPOSED, EXPOSED, start, end)
     if step.aux:
         for work in step.aux:
@@ -239,9 +237,9 @@ def _collective(row: Any, *, by_group: bool) -> _Span:
     return _Span(lane, row.kind, what, start, row.duration_ms, max(-1, min(int(row.seq), 2**31 - 1)), row.wait_ms)
 
 
-def _joined(spans: list[_Span], step: Step) -> list[_Span]:
+def _joined(spans: list[_Span], step: StepIntervals) -> list[_Span]:
     """Spans of one lane and kind that are less than a pixel apart, made one."""
-    close = (step.end_mono_ns - step.start_mono_ns) / NS_PER_MS * _CLOSE
+    close = step.length_ns / NS_PER_MS * _CLOSE
     made: list[_Span] = []
     for span in sorted(spans, key=lambda span: (span.lane, span.kind, span.start_ms)):
         last = made[-1] if made else None

@@ -30,10 +30,9 @@ def parts(dataset: Dataset) -> pd.DataFrame:
     where there is none; one rank is held at a time.
     """
     means: dict[int, np.ndarray] = {}
-    columns = dataset.run.columns
-    for rank, stored in columns.ranks.items():
-        steps = np.column_stack([columns.floats_of(stored, name) for name in NEEDED])
-        known = (columns.integers_of(stored, "warmup") == 0) & ~np.isnan(steps).any(axis=1)
+    for rank, tables in dataset.run.ranks.items():
+        steps = np.column_stack([tables.steps.column(name) for name in NEEDED])
+        known = ~tables.steps.warmup & ~np.isnan(steps).any(axis=1)
         if known.any():
             means[rank] = steps[known].mean(axis=0)
     rows = np.array(list(means.values())).reshape(-1, len(NEEDED))

@@ -57,6 +57,6 @@ def _ordered(dataset: Dataset) -> tuple[pd.Series[float], bool]:
     """Step times, the max over the ranks that were read, from the shortest; of equal ones the earlier step first. And
     whether they are job steps: not where ranks are missing or not known, which are still drawn.
     """
-    ranks = dataset.run.health.ranks_read or tuple(dataset.run.records)
+    ranks = dataset.run.health.ranks_read or tuple(dataset.run.ranks)
     times = job_steps(dataset.table("rank", "global_step", "step_ms"), ranks)
     return times.sort_index().sort_values(kind="stable"), by_step(dataset, JOB_STEP)[2] is None

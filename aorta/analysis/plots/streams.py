@@ -13,7 +13,6 @@ from matplotlib.patches import Patch
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.plots.choosing import chosen_steps, representative_step
 from aorta.analysis.plots.palette import INK, LANE_COLORS, OTHER_KIND
-from aorta.analysis.plots.step import exposed_of, lanes_of
 from aorta.analysis.plots.style import heading, legend, new_figure, save, tidy
 from aorta.errors import InputError
 from aorta.timeline.classes import COMPUTE
@@ -38,17 +37,16 @@ def draw_streams(dataset: Dataset, path: Path) -> str | None:
     chosen = representative_step(dataset)
     if chosen is None:
         return "no step after warm-up is on all ranks"
-    shown = list(dataset.run.records.items())[:SHOWN_RANKS]
-    streams = dataset.run.header.streams
+    shown = list(dataset.run.ranks.items())[:SHOWN_RANKS]
     try:
-        steps = {rank: step for rank, record in shown if (step := record.step(chosen)) is not None}
-        lanes = {rank: lanes_of(step, streams) for rank, step in steps.items()}
+        steps = {rank: step for rank, tables in shown if (step := tables.step_intervals(chosen)) is not None}
     except InputError as error:  # the numbers do not need what only this picture reads
         return str(error)
-    used = [name for name in streams if any(name in spans for spans in lanes.values())]
+    lanes = {rank: step.active() for rank, step in steps.items()}
+    used = [name for name in dataset.run.source.lanes if any(name in spans for spans in lanes.values())]
     if not used:
         return f"global step {chosen} has no active segments"
-    exposed = {rank: exposed_of(step, streams) for rank, step in steps.items()}
+    exposed = {rank: step.exposed() for rank, step in steps.items()}
     if any(exposed.values()):
         used.append(_EXPOSED)
     rows = len(steps) * (len(used) + 1)
@@ -61,14 +59,14 @@ def draw_streams(dataset: Dataset, path: Path) -> str | None:
             spans = exposed[rank] if name == _EXPOSED else lanes[rank].get(name, [])
             _bars(axes, spans, top + lane, INK if name == _EXPOSED else LANE_COLORS.get(name, OTHER_KIND))
             ticks.append((top + lane, _TITLES.get(name, name)))
-        _bars(axes, [(part.start_ns, part.end_ns) for part in step.stalls], _place(top, used), None)
+        _bars(axes, [(part.start_ns, part.end_ns) for part in step.stalls or ()], _place(top, used), None)
         axes.text(1.01, top + (len(used) - 1) / 2, f"rank {rank}", transform=axes.get_yaxis_transform(), va="center")
     tidy(axes)
     axes.grid(visible=False, axis="y")
     axes.set_yticks([place for place, _ in ticks], [name for _, name in ticks], fontsize=8)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(rows - 1.3, -0.7)
-    axes.set_xlim(0, max(step.end_mono_ns - step.start_mono_ns for step in steps.values()) / NS_PER_MS)
+    axes.set_xlim(0, max(step.length_ns for step in steps.values()) / NS_PER_MS)
     axes.set_xlabel("ms since the start of the step on that rank (ranks are not clock-aligned)", fontsize=9)
     patches = []
     if any(step.stalls for step in steps.values()):
@@ -76,8 +74,8 @@ def draw_streams(dataset: Dataset, path: Path) -> str | None:
     if _EXPOSED in used:
         patches.append(Patch(facecolor=INK, label="exposed: a collective runs and the rank does not compute"))
     legend(figure, [], patches)
-    more = len(dataset.run.records) - len(steps)
-    rest = f", first {SHOWN_RANKS} ranks of {len(dataset.run.records)}" if more else ""
+    more = len(dataset.run.ranks) - len(steps)
+    rest = f", first {SHOWN_RANKS} ranks of {len(dataset.run.ranks)}" if more else ""
     heading(figure, axes, dataset, f"global step {chosen}, {chosen_steps(dataset)[0].why}{rest}")
     save(figure, path)
     return None

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from aorta.analysis.aggregate import Dataset
+from aorta.analysis.metrics import UNKNOWN
 from aorta.analysis.plots.palette import FAINT, INK, QUIET
 
 WARM_UP: Final = "warm-up"
@@ -55,8 +56,9 @@ def titled(figure: Figure, top: Axes, what: str, facts: str) -> None:
 
 def heading(figure: Figure, top: Axes, dataset: Dataset, what: str) -> None:
     """Title with the facts without which a picture misleads: who, where, and whether the fabric was emulated."""
-    header, health = dataset.run.header, dataset.run.health
-    facts = f"{header.platform}, {header.parallel}, {len(health.ranks_read)} of {health.world_size} ranks"
+    source, health = dataset.run.source, dataset.run.health
+    facts = f"{source.platform or UNKNOWN}, {source.parallel or UNKNOWN}, "
+    facts += f"{len(health.ranks_read)} of {health.world_size} ranks"
     emulated = ", EMULATED FABRIC" if health.fabric is not None else ""
     titled(figure, top, f"{dataset.label}: {what}", facts + emulated)
 

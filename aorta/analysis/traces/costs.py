@@ -8,7 +8,7 @@ durations that overlap (W10), or match collectives of different ranks by their t
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from aorta.analysis.bandwidth import TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
+from aorta.analysis.collective_matching import KIND_UNKNOWN, LEAVES_EARLY, NOT_NUMBERED, match
 from aorta.analysis.traces.covering import places
 from aorta.analysis.traces.numbering import order_identifies, ordinals
 from aorta.analysis.traces.table import NULL, Class, Intervals, Trace
@@ -25,8 +26,6 @@ from aorta.timeline.classes import KINDS, LOCKSTEP, UNKNOWN_KIND
 
 NO_GROUP: Final = "its group is not in the trace"
 NO_RANKS: Final = "the ranks of its group are not in the trace"
-NO_SEQ: Final = "the trace does not number it, so it cannot be found on other ranks"
-NO_KIND: Final = "its kind is not known"
 
 
 class Key(NamedTuple):
@@ -181,36 +180,32 @@ def _transfers(key: Key, parts: list[Part]) -> tuple[Int64, str | None]:
     why = _not_comparable(key, parts)
     if why is not None or key.members is None:
         return none, why
-    durations: dict[int, dict[tuple[int, int], int]] = {}
-    for rank in key.members:
-        found = [
-            ((step, seq), length)
-            for part in parts
-            if part.rank == rank
-            for step, seq, length in zip(part.step.tolist(), part.seq.tolist(), part.duration_ns.tolist(), strict=True)
-            if seq != NULL
-        ]
-        seen = Counter(number for number, _ in found)
-        # A number that occurs twice on one rank says nothing.
-        durations[rank] = {number: length for number, length in found if seen[number] == 1}
-    common = set[tuple[int, int]].intersection(*(set(of_rank) for of_rank in durations.values()))
-    if not common:
-        missing = [rank for rank in key.members if not durations[rank]]
+    rank = np.concatenate([np.full(len(part.seq), part.rank) for part in parts])
+    numbered = np.concatenate([part.seq for part in parts]) != NULL
+    of_group = np.isin(rank, key.members) & numbered
+    order = np.flatnonzero(of_group)[np.argsort(rank[of_group], kind="stable")]
+    step, seq, duration = (
+        np.concatenate([getattr(part, name) for part in parts])[order] for name in ("step", "seq", "duration_ns")
+    )
+    found = match([step, seq], rank[order])
+    everywhere = found.once_on(len(key.members))  # a number that occurs twice on one rank says nothing
+    if not everywhere.any():
+        missing = sorted(set(key.members) - set(rank[order].tolist()))
         return none, (
             f"not in the traces of rank {', '.join(map(str, missing[:8]))}" if missing else "no number is on every rank"
         )
-    return np.array([min(durations[rank][number] for rank in key.members) for number in sorted(common)]), None
+    return np.minimum.reduceat(duration[found.order], found.starts)[everywhere], None
 
 
 def _not_comparable(key: Key, parts: list[Part]) -> str | None:
     if key.kind == UNKNOWN_KIND:
-        return NO_KIND
+        return KIND_UNKNOWN
     if key.kind not in LOCKSTEP:
-        return "a rank may end this kind early, so no rank's duration is its transfer"
+        return LEAVES_EARLY
     if key.group is None:
         return NO_GROUP
     if key.members is None:
         return NO_RANKS
     if all((part.seq == NULL).all() for part in parts):
-        return NO_SEQ
+        return NOT_NUMBERED
     return None

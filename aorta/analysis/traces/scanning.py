@@ -1,28 +1,42 @@
-"""One unit of traces -> what a report needs of it, small enough to travel between processes.
+"""One unit of traces -> the tables of its ranks, small enough to travel between processes.
 
-Enters: a `Unit`. Leaves: a `TraceScan`: for each rank and device the same columns as a record of AORTA's own
-(`readers.scan.Scan`), so that everything after it is one path; the whole trace measured as one window; and the facts
-for the health of the result. Must not: let the interval table leave the process.
+`read_trace_tables(unit)` measures each device of each trace with the definition that records are measured with
+(`aorta.timeline`), and keeps what a report needs: tables, the whole trace as one window, and facts for the health of
+the result. Must not: let the interval table leave the process, or invent what a trace does not say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Final
 
 import numpy as np
 
-from aorta.analysis.readers.scan import INTEGERS, KIND_METRICS, KINDS_KNOWN, LOSSES, ROW, UNNUMBERED, Scan, What
-from aorta.analysis.readers.scan import NULL as NO_TIME
+from aorta.analysis.tables import (
+    KIND_METRICS,
+    KINDS_KNOWN,
+    NO_TIME,
+    UNKNOWN,
+    UNNUMBERED,
+    CollectiveName,
+    Collectives,
+    CoverageFacts,
+    RankTables,
+    Segment,
+    Source,
+    StepIntervals,
+    Steps,
+    Whole,
+)
 from aorta.analysis.traces.costs import Part, parts_of
 from aorta.analysis.traces.health import Facts, facts_of, usable
 from aorta.analysis.traces.measuring import DeviceTimeline, device_timelines
 from aorta.analysis.traces.numbering import MOST_COUNTED, order_identifies, ordinals
 from aorta.analysis.traces.slowdown import Slowdown, slowdowns
-from aorta.analysis.traces.table import NULL, Class, Trace
+from aorta.analysis.traces.table import Class, Trace
 from aorta.analysis.traces.units import Unit, read_unit
-from aorta.telemetry.schema import SCHEMA_VERSION, ClockReading, Footer, Header, InstrumentMode, Platform
+from aorta.telemetry.schema import DeviceSample
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS, TRACE_STREAMS, UNKNOWN_KIND
 from aorta.timeline.intervals import Interval
@@ -30,42 +44,63 @@ from aorta.timeline.overlap import Unseen
 
 WHOLE_STEP: Final = 0
 """Number of the one window of a trace that marks no steps."""
-UNKNOWN: Final = "unknown"
-NO_BYTES: Final = -1
+UNKNOWN_GROUP: Final = "unknown"
+"""Name of the group of collectives whose group the trace does not tell."""
 END_SOURCE: Final = "trace"
 SHOWN_SLOWDOWNS: Final = 200
-_NO_CLOCK: Final = ClockReading(0, 0, 0, 0)
+_NOT_TOLD: Final = "a trace does not tell it"
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A device's whole trace as one window: flat metrics, and the reasons for those that are null."""
+class TraceDetails:
+    """`tables.Details` of a trace: rows of (start, end, mask) in ns on its clock, of all steps, by start."""
 
-    window: Interval
-    metrics: Mapping[str, float | None]
-    reasons: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class DeviceScan:
-    """One device of one rank. `segments` are rows of (start, end, mask) in ns, of all windows, by start. `trace` is the
-    place of its trace in the unit: a process may have used several devices.
-    """
-
-    rank: int
-    device: int
-    scan: Scan
-    whole: Whole
     segments: Int64
+    start_ns: Int64
+    end_ns: Int64
+
+    def step(self, place: int) -> StepIntervals:
+        """One step: which lanes were active when."""
+        start, end = int(self.start_ns[place]), int(self.end_ns[place])
+        first, last = np.searchsorted(self.segments[:, 0], (start, end))
+        rows = self.segments[first:last]
+        rows = rows[rows[:, 1] <= end]
+        segments = [Segment(low - start, high - start, mask) for low, high, mask in rows.tolist()]
+        return StepIntervals(end - start, TRACE_STREAMS, segments)
+
+    def steps(self) -> Iterator[StepIntervals]:
+        """Every step."""
+        return map(self.step, range(len(self.start_ns)))
+
+    def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
+        """A trace has none."""
+        return iter(())
+
+    def size_bytes(self) -> int:
+        """Nothing is read again."""
+        return 0
+
+    def absolute(self) -> TraceDetails:
+        """The same: it needs no file."""
+        return self
+
+
+@dataclass(frozen=True)
+class DeviceTables:
+    """One device of one rank; `trace` is the place of its trace in the unit: a process may use several devices."""
+
+    device: int
+    tables: RankTables
+    whole: Whole
     busy_ns: int
     trace: int
 
 
 @dataclass(frozen=True)
-class TraceScan:
+class UnitTables:
     """What one unit holds."""
 
-    devices: tuple[DeviceScan, ...]
+    devices: tuple[DeviceTables, ...]
     facts: tuple[Facts, ...]
     parts: tuple[Part, ...]
     slowdowns: tuple[Slowdown, ...]
@@ -73,13 +108,13 @@ class TraceScan:
     """Beyond the first `SHOWN_SLOWDOWNS` of each trace."""
 
 
-def scan_unit(unit: Unit) -> TraceScan:
+def read_trace_tables(unit: Unit) -> UnitTables:
     """Read one unit and measure it.
 
     Raises:
         InputError: it cannot be read.
     """
-    devices: list[DeviceScan] = []
+    devices: list[DeviceTables] = []
     facts: list[Facts] = []
     parts: list[Part] = []
     slow: list[Slowdown] = []
@@ -94,30 +129,31 @@ def scan_unit(unit: Unit) -> TraceScan:
         of_trace = slowdowns(clean.intervals)
         slow += of_trace[:SHOWN_SLOWDOWNS]
         left_out += len(of_trace[SHOWN_SLOWDOWNS:])
-    return TraceScan(tuple(devices), tuple(facts), tuple(parts), tuple(slow), left_out)
+    return UnitTables(tuple(devices), tuple(facts), tuple(parts), tuple(slow), left_out)
 
 
-def _device(trace: Trace, timeline: DeviceTimeline, place: int) -> DeviceScan:
+def _device(trace: Trace, timeline: DeviceTimeline, place: int) -> DeviceTables:
     unseen = Unseen(trace.unseen, trace.compute_unseen) if trace.unseen else None
     windows, steps = _windows(timeline)
     measured = [timeline.measure(window) for window in windows]
     told = [overlap.metrics(unseen) for overlap in measured]
     whole = timeline.measure(timeline.whole)
-    columns = _columns(trace, timeline, windows, steps, told)
+    collectives, counts = _collectives(trace, timeline, windows, steps)
     tiles = [timeline.segments(window) for window in windows]
     segments = np.concatenate(
         [np.zeros((0, 3), np.int64), *(np.stack([spans.start, spans.end, masks], axis=1) for spans, masks in tiles)]
     )
+    table = _steps(windows, steps, told, np.cumsum(counts))
     values, reasons = whole.metrics(unseen)
-    return DeviceScan(
-        timeline.rank,
-        timeline.device,
-        columns,
-        Whole(timeline.whole, values, reasons),
-        segments,
-        whole.window_ns - whole.idle_ns,
-        place,
+    tables = RankTables(
+        source=_source(trace, timeline),
+        steps=table,
+        collectives=collectives,
+        details=TraceDetails(segments, table.start_mono_ns, table.end_mono_ns),
+        covered=CoverageFacts(end_sources={END_SOURCE: len(collectives)}),
     )
+    busy_ns = whole.window_ns - whole.idle_ns
+    return DeviceTables(timeline.device, tables, Whole(timeline.whole, values, reasons), busy_ns, place)
 
 
 def _windows(timeline: DeviceTimeline) -> tuple[list[Interval], Int64]:
@@ -129,51 +165,28 @@ def _windows(timeline: DeviceTimeline) -> tuple[list[Interval], Int64]:
     return list(zip(starts, ends, strict=True)), steps
 
 
-def _columns(
-    trace: Trace,
-    timeline: DeviceTimeline,
+def _steps(
     windows: list[Interval],
-    steps: Int64,
+    numbers: Int64,
     told: list[tuple[dict[str, float | None], dict[str, str]]],
-) -> Scan:
-    whats, rows, counts = _collectives(trace, timeline, windows, steps)
-    names = tuple(dict.fromkeys(name for values, _ in told for name in values))
+    rows_end: Int64,
+) -> Steps:
+    names = dict.fromkeys(name for values, _ in told for name in values)
     reasons: dict[tuple[tuple[str, str], ...], int] = {}
     codes = [reasons.setdefault(tuple(said.items()), len(reasons)) for _, said in told]
     start = np.array([window[0] for window in windows], np.int64)
     end = np.array([window[1] for window in windows], np.int64)
-    numbers = {
-        "step": steps,
-        "global_step": steps,
-        "start_mono_ns": start,
-        "end_mono_ns": end,
-        "t_start_ns": start,
-        "t_end_ns": end,
-        "reasons": np.array(codes, np.int64),
-        "rows_end": np.cumsum(counts),
-    }
-    nothing = np.zeros(len(steps), np.int64)
-    integers = np.stack([numbers.get(name, nothing) for name in INTEGERS])
-    losses = np.full((len(LOSSES), len(steps)), np.nan)
-    metrics = np.array([[_value(values, name) for values, _ in told] for name in names], np.float64)
-    return Scan(
-        path=cast("Any", trace.path),  # a URL stays as it is; a report only prints it
-        header=_header(trace, timeline),
-        footer=Footer("completed", 0, len(steps), _NO_CLOCK, {k: list(v) for k, v in trace.group_ranks.items()}),
-        problems=(),
-        step_count=len(steps),
-        row_count=len(rows),
-        read_count=len(steps),
-        metrics=names,
-        whats=whats,
+    return Steps(
+        global_step=numbers,
+        warmup=np.zeros(len(windows), bool),
+        start_mono_ns=start,
+        end_mono_ns=end,
+        t_start_ns=start,
+        t_end_ns=end,
+        rows_end=rows_end,
+        reason=np.array(codes, np.int64),
         reasons=tuple(dict(said) for said in reasons),
-        coverages=(),
-        isolated={},
-        end_sources={END_SOURCE: len(rows)},
-        uncovered=0,
-        coverage_reasons={},
-        first_missed=None,
-        blob=b"".join(part.tobytes() for part in (integers, losses, metrics.reshape(len(names), len(steps)), rows)),
+        metrics={name: np.array([_value(values, name) for values, _ in told], np.float64) for name in names},
     )
 
 
@@ -187,8 +200,8 @@ def _value(values: Mapping[str, float | None], name: str) -> float:
 
 def _collectives(
     trace: Trace, timeline: DeviceTimeline, windows: list[Interval], steps: Int64
-) -> tuple[tuple[What, ...], Int64, Int64]:
-    """Collectives that start inside a window, by step, then start: rows of `scan.ROW`, and how many a step."""
+) -> tuple[Collectives, Int64]:
+    """Collectives that start inside a window, by step, then start; and how many a step."""
     table = timeline.rows
     table = table.take(table.cls == Class.COMM)
     if len(timeline.steps):
@@ -201,23 +214,26 @@ def _collectives(
     keys = np.stack([table.kind, table.group, table.bytes, table.dtype], axis=1).astype(np.int64)
     distinct, code = np.unique(keys, axis=0, return_inverse=True)
     code = code.reshape(-1)
-    whats: list[What] = [
-        (
-            KINDS[kind] if kind != NULL else UNKNOWN_KIND,
-            table.groups[group] if group != NULL else UNKNOWN,
-            size if size != NULL else NO_BYTES,
-            table.dtypes[dtype] if dtype != NULL else None,
+    names = tuple(
+        CollectiveName(
+            KINDS[kind] if kind != UNKNOWN else UNKNOWN_KIND,
+            table.groups[group] if group != UNKNOWN else UNKNOWN_GROUP,
+            size,
+            table.dtypes[dtype] if dtype != UNKNOWN else None,
             END_SOURCE,
         )
         for kind, group, size, dtype in distinct.tolist()
-    ]
+    )
     begin = np.array([window[0] for window in windows], np.int64)[place] if len(table) else table.start_ns
-    rows = np.empty((len(table), len(ROW)), np.int64)
-    rows[:, 0] = code
-    rows[:, 1] = np.where(table.seq != NULL, table.seq, _numbers(trace, place, code))
-    rows[:, 2] = NO_TIME  # when it was issued is not in the trace
-    rows[:, 3], rows[:, 4] = table.start_ns - begin, table.end_ns - begin
-    return tuple(whats), rows, np.bincount(place, minlength=len(steps)).astype(np.int64)
+    collectives = Collectives(
+        names,
+        name=code.astype(np.int32),
+        seq=np.where(table.seq != UNKNOWN, table.seq, _numbers(trace, place, code)),
+        issue_ns=np.full(len(table), NO_TIME, np.int64),  # when it was issued is not in the trace
+        start_ns=table.start_ns - begin,
+        end_ns=table.end_ns - begin,
+    )
+    return collectives, np.bincount(place, minlength=len(steps)).astype(np.int64)
 
 
 def _numbers(trace: Trace, place: Int64, code: Int64) -> Int64:
@@ -226,29 +242,22 @@ def _numbers(trace: Trace, place: Int64, code: Int64) -> Int64:
     return numbers if order_identifies(trace) else UNNUMBERED - numbers % MOST_COUNTED
 
 
-def _header(trace: Trace, timeline: DeviceTimeline) -> Header:
-    """The facts that a report prints and compares; what a trace does not say is "unknown"."""
-    return Header(
-        schema_version=SCHEMA_VERSION,
-        run_id=trace.path,
-        label=trace.format,
-        attempt=0,
+def _source(trace: Trace, timeline: DeviceTimeline) -> Source:
+    device = str(timeline.device) if timeline.device != UNKNOWN else None
+    told = {"host": trace.host, "platform": trace.platform, "device": device, "backend": trace.backend}
+    never = ("parallel", "run_id", "label", "attempt", "local_rank", "node_rank", "start_step", "warmup_steps")
+    return Source(
+        path=trace.path,
+        format=trace.format,
         rank=timeline.rank,
         world_size=trace.world_size or 0,
-        local_rank=NULL,
-        node_rank=NULL,
-        host=trace.host or UNKNOWN,
-        pid=0,
-        boot_id="",
-        platform=cast("Platform", trace.platform or UNKNOWN),
-        device=str(timeline.device) if timeline.device != NULL else UNKNOWN,
+        lanes=TRACE_STREAMS,
+        timer=trace.format,
+        instrument_mode=trace.format,
+        groups=trace.group_ranks,
+        host=trace.host,
+        platform=trace.platform,
+        device=device,
         backend=trace.backend,
-        parallel=UNKNOWN,
-        timer=cast("Any", trace.format),
-        instrument_mode=cast("InstrumentMode", trace.format),
-        manifest_hash="",
-        start_step=0,
-        warmup_steps=0,
-        clock=_NO_CLOCK,
-        streams=TRACE_STREAMS,
+        absent=dict.fromkeys([*(name for name, value in told.items() if value is None), *never], _NOT_TOLD),
     )

@@ -15,13 +15,14 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from aorta.analysis.tables import UNKNOWN
 from aorta.timeline.arrays import Int64, Spans
 from aorta.timeline.classes import KINDS
 
 Clock: TypeAlias = Literal["REALTIME", "BOOTTIME", "unknown"]
 """What the nanoseconds count. `unknown`: only differences within one trace mean anything."""
 
-NULL: Final = -1
+NULL: Final = UNKNOWN
 
 
 class Class(IntEnum):

@@ -40,20 +40,19 @@ class NoTraces(InputError):
 
 @dataclass(frozen=True)
 class Unit:
-    """Files read by one process. It stands in for a path in `readers.engines`, hence `stat` and `absolute`."""
+    """Files read by one process."""
 
     files: tuple[str, ...]
     format: str
     comm_patterns: tuple[str, ...] = ()
     headers: tuple[Header, ...] = ()
 
-    def stat(self) -> os.stat_result:
-        """Of its first file.
-
-        Raises:
-            OSError: it is no local file.
-        """
-        return Path(self.files[0]).stat()
+    def size_bytes(self) -> int:
+        """Of its first file; 0 where it is no local one."""
+        try:
+            return Path(self.files[0]).stat().st_size
+        except OSError:
+            return 0
 
     def absolute(self) -> Unit:
         """The same, whatever the current directory."""

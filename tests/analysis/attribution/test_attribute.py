@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.attribution.attribute import attribute
-from aorta.analysis.readers.engines import Local
-from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.load.engines import Local
+from aorta.analysis.load.records import load_run
 from aorta.errors import InputError
 from tests.analysis.attribution.records import block, comm, dataset, made_step, ns
 from tests.analysis.builders import append, metrics, step
@@ -333,4 +333,4 @@ def test_every_breakdown_of_any_record_adds_up_exactly(folder: Path, sides: Any)
         assert found[side]["exposed_comm_ns"] == recorded
         assert found[side]["untold_ns"] == 0
         assert found[side]["exposed_comm_ms"] == pytest.approx(loaded.values("exposed_comm_ms").mean())
-    assert load_run(folder / "0").header.rank == 0
+    assert load_run(folder / "0").source.rank == 0

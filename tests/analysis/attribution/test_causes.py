@@ -7,11 +7,11 @@ from typing import Any
 
 from aorta.analysis.attribution.breakdown import SHOWN_ROWS, Means
 from aorta.analysis.attribution.causes import ranked
-from aorta.analysis.attribution.cells import Ledger, Sums
+from aorta.analysis.attribution.keys import Sums, Totals
 
 
-def ranks_of(exposed_ns: dict[int, int]) -> Ledger:
-    return Ledger(sums=Sums(rank_steps=1, exposed_ns=sum(exposed_ns.values())), ranks=Counter(exposed_ns))
+def ranks_of(exposed_ns: dict[int, int]) -> Totals:
+    return Totals(sums=Sums(rank_steps=1, exposed_ns=sum(exposed_ns.values())), ranks=Counter(exposed_ns))
 
 
 def test_an_even_part_is_that_of_all_ranks_not_of_those_that_are_listed() -> None:

@@ -11,7 +11,7 @@ import pytest
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.attribution.attribute import attribute
 from aorta.analysis.attribution.side_by_side import draw_side_by_side
-from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.load.records import load_run
 from tests.analysis.attribution.test_attribute import exact
 from tests.known_answers.again import each_undisturbed
 from tests.runs import train

@@ -198,7 +198,7 @@ def test_only_one_side_throttled_is_warned_of(tmp_path: Path, monkeypatch: pytes
     real = sets.devices_entry
 
     def hot(run: Any, *rest: Any) -> dict[str, Any]:
-        return real(run, *rest) | {"throttled_ranks": [1] if "/b/" in str(run.path) else []}
+        return real(run, *rest) | {"throttled_ranks": [1] if "/b/" in run.location else []}
 
     monkeypatch.setattr(sets, "devices_entry", hot)
     found = compared(tmp_path, launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW))

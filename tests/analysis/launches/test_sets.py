@@ -12,9 +12,10 @@ import pytest
 from aorta.analysis.aggregate import Dataset, aggregate
 from aorta.analysis.launches.sets import read_set
 from aorta.analysis.launches.values import samples
+from aorta.analysis.load.records import load_run
 from aorta.analysis.locate import locate
-from aorta.analysis.readers.run_folder import Run, load_run
 from aorta.analysis.sources import launch_folders
+from aorta.analysis.tables import Run
 from aorta.errors import InputError
 from tests.analysis.builders import simulated_run
 from tests.analysis.launches.builders import launch, launch_set

@@ -13,8 +13,8 @@ import msgspec
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.gate.conditions import parse_condition
 from aorta.analysis.gate.judging import evaluate
+from aorta.analysis.load.records import load_run
 from aorta.analysis.page import write_page
-from aorta.analysis.readers.run_folder import load_run
 from aorta.analysis.subjects import Subject
 from aorta.analysis.summary import summarize
 from aorta.telemetry.reader import read_rank

@@ -28,7 +28,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from aorta.analysis.aggregate import Dataset
-from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.load.records import load_run
 from aorta.analysis.summary import summarize
 from tests.analysis.builders import header, metrics, step, write_rank
 from tests.analysis.page.pages import HOSTILE, compared, launched, page, subjects, two_runs

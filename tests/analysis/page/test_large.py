@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("bokeh", reason="the extra 'html' is not installed")
 
 from aorta.analysis.aggregate import Dataset
+from aorta.analysis.load.records import load_run
 from aorta.analysis.page import write_page
-from aorta.analysis.readers.run_folder import load_run
 from tests.analysis.page.pages import compared, launched, text_of
 from tests.benchmarks.jsonl_scale import generate
 

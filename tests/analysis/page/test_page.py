@@ -18,11 +18,11 @@ from aorta.analysis import page as page_room
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.launches.rules import Rules
 from aorta.analysis.launches.sets import Launch
+from aorta.analysis.load.records import load_run
 from aorta.analysis.page import why_no_page, write_page
 from aorta.analysis.page.assembly import json_for_script, policy
 from aorta.analysis.page.verdict import verdict_of
 from aorta.analysis.page.words import effect, number, percent, plain, size
-from aorta.analysis.readers.run_folder import load_run
 from aorta.analysis.subjects import read_subjects
 from aorta.analysis.summary import summarize
 from aorta.analysis.traces.run import load_traces

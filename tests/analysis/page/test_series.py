@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 
 from aorta.analysis.aggregate import Dataset
+from aorta.analysis.load.records import load_run
 from aorta.analysis.page import series as series_module
 from aorta.analysis.page import spans as spans_module
 from aorta.analysis.page.over_steps import map_charts
 from aorta.analysis.page.series import Series
 from aorta.analysis.page.spans import BLOCKED, EXPOSED, Spans, spans_of
-from aorta.analysis.readers.run_folder import load_run
 from aorta.analysis.traces.run import load_traces
 from aorta.telemetry.schema import ActiveSegment, AuxRange, ComputeRange, Stall
 from aorta.timeline.classes import STREAMS

@@ -14,6 +14,7 @@ import pytest
 
 from aorta.analysis.cli import overlap_report
 from aorta.analysis.sources import load_source
+from aorta.analysis.tables import RankTables
 from aorta.analysis.traces.run import load_traces
 from aorta.analysis.traces.units import find_units, read_unit
 from aorta.errors import InputError
@@ -57,7 +58,7 @@ def report(words: list[str], output: Path) -> dict:
 
 def test_a_folder_is_its_traces_whatever_they_are_called(folder):
     run = load_traces(str(folder))
-    assert list(run.records) == [0, 1]
+    assert list(run.ranks) == [0, 1]
     assert run.health.ranks_missing == ()
     assert [unit.format for unit in find_units(str(folder))[0]] == ["kineto", "kineto"]
 
@@ -111,13 +112,13 @@ def test_the_same_trace_in_an_archive_behind_a_url_and_alone(folder, tmp_path):
     archive = tmp_path / "traces.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(folder, arcname="deep/er")
-    expected = [record.stored.scan.blob for record in load_traces(str(folder)).records.values()]
+    expected = [told(tables) for tables in load_traces(str(folder)).ranks.values()]
     for place in (str(archive), f"file://{folder}", f"file://{archive}"):
         run = load_traces(place)
-        assert list(run.records) == [0, 1]
-        assert [record.stored.scan.blob for record in run.records.values()] == expected
+        assert list(run.ranks) == [0, 1]
+        assert [told(tables) for tables in run.ranks.values()] == expected
     alone = load_traces(f"file://{folder}/b.txt")
-    assert list(alone.records) == [0]
+    assert list(alone.ranks) == [0]
 
 
 def hostile(folder: Path, name: str, member: tarfile.TarInfo, data: bytes = b"") -> Path:
@@ -187,20 +188,27 @@ def test_a_bomb_of_zeros_is_refused_in_bounded_memory(tmp_path, monkeypatch):
 def test_one_bad_file_of_a_folder_is_left_out_and_said(folder):
     (folder / "bad.json").write_text(trace_of(0)[:-400])
     run = load_traces(str(folder))
-    assert list(run.records) == [0, 1]
+    assert list(run.ranks) == [0, 1]
     assert any("bad.json" in note and "left out" in note for note in run.health.notes())
 
 
+def told(tables: RankTables) -> list[object]:
+    """Every column of a rank."""
+    steps, rows = tables.steps, tables.collectives
+    columns = (steps.global_step, steps.start_mono_ns, steps.end_mono_ns, steps.rows_end, steps.reason)
+    of_rows = (rows.name, rows.seq, rows.start_ns, rows.end_ns)
+    metrics = [(name, column.tobytes()) for name, column in steps.metrics.items()]
+    return [rows.names, steps.reasons, metrics, *(column.tobytes() for column in (*columns, *of_rows))]
+
+
 def test_a_folder_is_read_by_several_processes_to_the_same_bytes(tmp_path):
-    from aorta.analysis.readers.engines import Local
+    from aorta.analysis.load.engines import Local
 
     list(write_traces(Plan(ranks=2, megabytes=0.1, steps=2), tmp_path))
     one, two = load_traces(str(tmp_path)), load_traces(str(tmp_path), Local(2))
-    for number in one.records:
-        left, right = one.records[number], two.records[number]
-        for name in ("start_mono_ns", "rows_end"):
-            assert (left.columns.integers_of(left.stored, name) == right.columns.integers_of(right.stored, name)).all()
-        assert one.wholes[number] == two.wholes[number]
+    for number in one.ranks:
+        assert told(one.ranks[number]) == told(two.ranks[number])
+    assert one.extras == two.extras
 
 
 def loaded_by(code: str, *words: str) -> str:
@@ -210,7 +218,8 @@ def loaded_by(code: str, *words: str) -> str:
 
 
 def test_a_process_that_reads_loads_neither_pandas_nor_matplotlib_and_none_loads_torch(folder, tmp_path):
-    one = "from aorta.analysis.traces import scanning, units\nscanning.scan_unit(units.find_units(sys.argv[1])[0][0])"
+    one = "from aorta.analysis.traces.scanning import read_trace_tables\n"
+    one += "from aorta.analysis.traces.units import find_units\nread_trace_tables(find_units(sys.argv[1])[0][0])"
     assert loaded_by(one, str(folder)) == "[]"
     whole = "from aorta.analysis.cli import overlap_report\noverlap_report(sys.argv[1:], None)"
     words = ["--log-dir", str(folder), "--label", "x", "--output", str(tmp_path / "out")]

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from aorta.analysis.aggregate import Dataset, aggregate
 from aorta.analysis.cli import overlap_report
-from aorta.analysis.readers.lean import LeanStep
-from aorta.analysis.readers.run_folder import load_run
-from aorta.analysis.readers.scan import METRIC_LIMIT
+from aorta.analysis.load.record_columns import METRIC_LIMIT
+from aorta.analysis.load.record_lines import LeanStep
+from aorta.analysis.load.records import load_run
 from aorta.errors import InputError
 from aorta.telemetry.reader import LINE_LIMIT, PROBLEM_LIMIT, read_rank
 from aorta.telemetry.schema import Step

@@ -1,26 +1,26 @@
-"""Who is charged for an exposed nanosecond: disjoint, complete, and by the rule (docs/attribution.md)."""
+"""Which collective an exposed nanosecond is assigned to: disjoint, complete, and by the rule (docs/attribution.md)."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.analysis.attribution.cells import NOWHERE, TRANSFER, UNKNOWN_PART, WAIT, Place
-from aorta.analysis.attribution.charging import Row, charged, exposure, parts
-from aorta.analysis.attribution.places import overlaid, tiled
+from aorta.analysis.attribution.assign_exposed import CollectiveSpan, assigned, parts
+from aorta.analysis.attribution.keys import NOWHERE, TRANSFER, UNKNOWN_PART, WAIT, Region
+from aorta.analysis.attribution.step_regions import overlaid, tiled
 from aorta.timeline.intervals import merge
-from aorta.timeline.overlap import measure_window
+from aorta.timeline.overlap import Exposure, exposure, measure_window
 from tests.strategies import interval_lists, intervals
 
 kinds = st.sampled_from(["allreduce", "allgather", "reducescatter"])
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> list[Row]:
+def rows(draw: st.DrawFn) -> list[CollectiveSpan]:
     found = []
     for order, (start, end) in enumerate(draw(interval_lists)):
         wait = draw(st.integers(-1, max(end - start, 0)))
-        found.append(Row(start, end, draw(kinds), draw(st.sampled_from("ab")), 8, order, wait))
+        found.append(CollectiveSpan(start, end, draw(kinds), draw(st.sampled_from("ab")), 8, order, wait))
     return found
 
 
@@ -28,18 +28,22 @@ def nanoseconds(spans: list[tuple[int, int]]) -> set[int]:
     return {at for start, end in spans for at in range(start, end)}
 
 
-def row(start: int, end: int, order: int = 0, kind: str = "allreduce", wait: int = -1) -> Row:
-    return Row(start, end, kind, "0", 8, order, wait)
+def row(start: int, end: int, order: int = 0, kind: str = "allreduce", wait: int = -1) -> CollectiveSpan:
+    return CollectiveSpan(start, end, kind, "0", 8, order, wait)
+
+
+def exposed_by(window, found, compute, stalls) -> Exposure:
+    return exposure(window, [(one.start, one.end) for one in found], compute, stalls)
 
 
 @given(intervals, rows(), interval_lists, interval_lists)
-def test_every_exposed_nanosecond_of_the_recorders_definition_is_charged_once(window, found, compute, stalls):
-    lanes = exposure(window, found, compute, stalls)
+def test_every_exposed_nanosecond_of_the_recorders_definition_is_assigned_once(window, found, compute, stalls):
+    lanes = exposed_by(window, found, compute, stalls)
     by_kind: dict[str, list[tuple[int, int]]] = {}
     for one in found:
         by_kind.setdefault(one.kind, []).append((one.start, one.end))
     measured = measure_window(window, compute=compute, comm=by_kind, stalls=stalls)
-    pieces = list(charged(lanes.exposed, found))
+    pieces = list(assigned(lanes.exposed, found))
     seen = [at for piece in pieces for at in nanoseconds(piece.spans)]
     assert len(seen) == len(set(seen)) == measured.comm_ns - measured.hidden_ns
     assert set(seen) == nanoseconds(lanes.exposed)
@@ -50,8 +54,8 @@ def test_every_exposed_nanosecond_of_the_recorders_definition_is_charged_once(wi
 @given(intervals, rows(), interval_lists)
 def test_the_rule_nanosecond_by_nanosecond(window, found, compute):
     """The reference: for each nanosecond, of those in flight, by (outlasts the stretch, start, end, order)."""
-    lanes = exposure(window, found, compute, [])
-    owner = {at: piece.row for piece in charged(lanes.exposed, found) for at in nanoseconds(piece.spans)}
+    lanes = exposed_by(window, found, compute, [])
+    owner = {at: piece.row for piece in assigned(lanes.exposed, found) for at in nanoseconds(piece.spans)}
     for stretch in lanes.exposed:
         for at in range(*stretch):
             flying = [one for one in found if one.start <= at < one.end]
@@ -61,8 +65,8 @@ def test_the_rule_nanosecond_by_nanosecond(window, found, compute):
 
 @given(rows())
 def test_waiting_and_transfer_make_up_the_whole(found):
-    lanes = exposure((0, 1000), found, [], [])
-    for piece in charged(lanes.exposed, found):
+    lanes = exposed_by((0, 1000), found, [], [])
+    for piece in assigned(lanes.exposed, found):
         split = dict(parts(piece))
         assert sorted(at for spans in split.values() for at in nanoseconds(spans)) == sorted(nanoseconds(piece.spans))
         if piece.row.wait_ns < 0:
@@ -76,8 +80,8 @@ def test_waiting_and_transfer_make_up_the_whole(found):
 def test_a_collective_that_outlasts_the_stretch_was_not_waited_for():
     # a long one in the background from 0, a short one from 10 to 20 behind which computing goes on at 22
     long, short = row(0, 100, 0), row(10, 20, 1, "allgather")
-    lanes = exposure((0, 100), [long, short], [(0, 10), (22, 100)], [])
-    assert [(piece.row, piece.spans) for piece in charged(lanes.exposed, [long, short])] == [
+    lanes = exposed_by((0, 100), [long, short], [(0, 10), (22, 100)], [])
+    assert [(piece.row, piece.spans) for piece in assigned(lanes.exposed, [long, short])] == [
         (short, [(10, 20)]),
         (long, [(20, 22)]),
     ]
@@ -85,21 +89,21 @@ def test_a_collective_that_outlasts_the_stretch_was_not_waited_for():
 
 def test_of_two_that_end_inside_the_first_one_that_started_is_charged():
     first, second = row(0, 30, 0), row(10, 40, 1)
-    lanes = exposure((0, 50), [first, second], [], [])
-    assert [(piece.row, piece.spans) for piece in charged(lanes.exposed, [first, second])] == [
+    lanes = exposed_by((0, 50), [first, second], [], [])
+    assert [(piece.row, piece.spans) for piece in assigned(lanes.exposed, [first, second])] == [
         (first, [(0, 30)]),
         (second, [(30, 40)]),
     ]
 
 
 def test_a_rank_waits_first_and_transfers_then():
-    (piece,) = charged([(5, 40)], [row(0, 40, wait=12)])
+    (piece,) = assigned([(5, 40)], [row(0, 40, wait=12)])
     assert dict(parts(piece)) == {WAIT: [(5, 12)], TRANSFER: [(12, 40)]}
 
 
 # --- where in the step
 
-A, B = Place("backward", "a"), Place("backward", "b")
+A, B = Region("backward", "a"), Region("backward", "b")
 
 
 @given(intervals, st.lists(st.tuples(intervals, st.sampled_from([A, B])), max_size=8))
@@ -139,9 +143,9 @@ def test_laying_spans_over_tiles_loses_nothing(window, found, spans):
 
 def test_between_two_ranges_what_brings_belongs_to_the_next_and_what_takes_away_to_the_last():
     _, gap, _ = tiled((0, 30), [(0, 10, A), (20, 30, B)])
-    assert gap.place("allgather") == B
-    assert [gap.place(kind) for kind in ("allreduce", "reducescatter", "alltoall")] == [A, A, A]
+    assert gap.region("allgather") == B
+    assert [gap.region(kind) for kind in ("allreduce", "reducescatter", "alltoall")] == [A, A, A]
     (alone,) = tiled((0, 30), [])
-    assert alone.place("allgather") == NOWHERE
+    assert alone.region("allgather") == NOWHERE
     first, _ = tiled((0, 30), [(10, 30, B)])
-    assert first.place("allreduce") == B
+    assert first.region("allreduce") == B

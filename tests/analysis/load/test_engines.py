@@ -16,9 +16,9 @@ import pytest
 import aorta.analysis
 from aorta.analysis.aggregate import Dataset, aggregate
 from aorta.analysis.cli import _engine, _parser, overlap_report
-from aorta.analysis.readers import engines
-from aorta.analysis.readers.engines import Dask, Local, cores, progress
-from aorta.analysis.readers.run_folder import load_run
+from aorta.analysis.load import engines
+from aorta.analysis.load.engines import Dask, Local, cores, progress
+from aorta.analysis.load.records import RecordFile, load_run
 from aorta.errors import InputError, ToolMissing
 from tests.analysis.builders import simulated_run
 
@@ -50,19 +50,19 @@ def test_two_processes_give_what_one_gives(folder: Path) -> None:
 
 def test_little_to_read_starts_no_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "ProcessPoolExecutor", None)
-    assert list(load_run(folder).records) == [0, 1, 2, 4]
+    assert list(load_run(folder).ranks) == [0, 1, 2, 4]
 
 
-def kill(path: Path) -> None:
+def kill(file: RecordFile) -> None:
     os._exit(9)
 
 
 def test_a_process_that_is_killed_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a process that was reading ended: killed .* --jobs 1"):
-        list(Local(2).map(kill, [tmp_path, tmp_path]))
+        list(Local(2).map(kill, [RecordFile(tmp_path)] * 2))
 
 
-def pid(path: Path) -> int:
+def pid(file: RecordFile) -> int:
     return os.getpid()
 
 
@@ -131,10 +131,10 @@ def test_a_cluster_gives_what_this_machine_gives(cluster: str, folder: Path) -> 
     assert {path.name for path in folder.iterdir()} == {f"rank_{rank}_metrics.jsonl" for rank in range(RANKS)} | {
         "run.json"
     }
-    workers = set(Dask(cluster).map(pid, sorted(folder.glob("*.jsonl")) * 4))
+    workers = set(Dask(cluster).map(pid, [RecordFile(path) for path in folder.glob("*.jsonl")] * 4))
     assert len(workers) == 2
     assert os.getpid() not in workers
-    assert list(aorta.analysis.load_run(folder, scheduler=cluster).records) == [0, 1, 2, 4]
+    assert list(aorta.analysis.load_run(folder, scheduler=cluster).ranks) == [0, 1, 2, 4]
 
 
 def test_the_words_choose_the_engine() -> None:

@@ -1,6 +1,6 @@
 """What a nanosecond of exposed communication is put down to, and the sums of a run.
 
-Enters: cells and nanoseconds, rank by rank. Leaves: a `Ledger`, as large as a run has different collectives and
+Enters: exposed and nanoseconds, rank by rank. Leaves: a `Totals`, as large as a run has different collectives and
 blocks, whatever its number of steps. Must not: divide; means are formed once, from sums of whole nanoseconds.
 """
 
@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 WAIT: Final = "wait"
 TRANSFER: Final = "transfer"
 UNKNOWN_PART: Final = "unknown"
-UNTOLD: Final = "untold"
+UNEXPLAINED: Final = "untold"
 """In place of a kind: the record counts exposed communication that none of its rows covers."""
 ORDER_LIMIT: Final = 512
 """Collectives of one kind, group and step that are told apart by their order; later ones are taken together."""
 
 
-class Place(NamedTuple):
+class Region(NamedTuple):
     """Where in a step: a pass of a block (`forward`, `backward`), or work beside it (`optimizer`, `clip`, `data`),
     which has no block. Both None where the source tells no place.
     """
@@ -28,10 +28,10 @@ class Place(NamedTuple):
     block: str | None
 
 
-NOWHERE: Final = Place(None, None)
+NOWHERE: Final = Region(None, None)
 
 
-class Cell(NamedTuple):
+class ExposedKey(NamedTuple):
     """One collective of a step (`order` counts those of its kind and group, from 0), where it was exposed, and whether
     the rank waited for a peer then (`part`). `size`: ranks of the group; `bytes` -1: not told.
     """
@@ -70,16 +70,16 @@ class Sums:
 
 
 @dataclass
-class OfRank:
-    """One rank of one launch: `sum(cells.values()) == sums.exposed_ns`."""
+class RankTotals:
+    """One rank of one launch: `sum(exposed.values()) == sums.exposed_ns`."""
 
     sums: Sums = field(default_factory=Sums)
-    cells: Counter[Cell] = field(default_factory=Counter)
-    computing: Counter[Place] = field(default_factory=Counter)
+    exposed: Counter[ExposedKey] = field(default_factory=Counter)
+    computing: Counter[Region] = field(default_factory=Counter)
     """Computing in each pass of each block, stalls taken out, in ns."""
 
 
-class Late(NamedTuple):
+class LateRank(NamedTuple):
     """A rank that the others of its group wait for. Groups may share name and size: `members` tell them apart."""
 
     group: str
@@ -88,33 +88,33 @@ class Late(NamedTuple):
 
 
 @dataclass
-class Ledger:
+class Totals:
     """One side of a comparison: all ranks of all its launches."""
 
     launches: int = 0
     sums: Sums = field(default_factory=Sums)
-    cells: Counter[Cell] = field(default_factory=Counter)
-    computing: Counter[Place] = field(default_factory=Counter)
+    exposed: Counter[ExposedKey] = field(default_factory=Counter)
+    computing: Counter[Region] = field(default_factory=Counter)
     ranks: Counter[int] = field(default_factory=Counter)
     """Rank -> exposed ns."""
     waits: Counter[tuple[str, int | None, int]] = field(default_factory=Counter)
     """Group, its size and a rank -> exposed ns in which that rank waited for others."""
-    stragglers: Counter[Late] = field(default_factory=Counter)
+    stragglers: Counter[LateRank] = field(default_factory=Counter)
     """In how many launches a rank was named."""
-    late_ms: defaultdict[Late, list[float]] = field(default_factory=lambda: defaultdict(list))
+    late_ms: defaultdict[LateRank, list[float]] = field(default_factory=lambda: defaultdict(list))
     """By how much, in each launch that names it."""
 
-    def add(self, rank: int, found: OfRank) -> None:
+    def add(self, rank: int, found: RankTotals) -> None:
         """Take one rank in."""
         self.sums.add(found.sums)
-        self.cells.update(found.cells)
+        self.exposed.update(found.exposed)
         self.computing.update(found.computing)
         self.ranks[rank] += found.sums.exposed_ns
-        for cell, length in found.cells.items():
-            if cell.part == WAIT:
-                self.waits[cell.group, cell.size, rank] += length
+        for key, length in found.exposed.items():
+            if key.part == WAIT:
+                self.waits[key.group, key.size, rank] += length
 
-    def waits_in(self, late: Late) -> dict[int, int]:
+    def waits_in(self, late: LateRank) -> dict[int, int]:
         """Rank -> exposed ns of waiting in groups of the name and size of that of `late`, its own and others."""
         return {
             rank: length

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from aorta.analysis.attribution.cells import TRANSFER, UNKNOWN_PART, WAIT
-from aorta.timeline.intervals import Interval, clip, intersect, merge, subtract
+from aorta.analysis.attribution.keys import TRANSFER, UNKNOWN_PART, WAIT
+from aorta.timeline.intervals import Interval, intersect, subtract
 
 
-class Row(NamedTuple):
+class CollectiveSpan(NamedTuple):
     """One collective on one rank, absolute nanoseconds. `wait_ns` below 0: not known how long it waited for peers."""
 
     start: int
@@ -30,34 +30,17 @@ class Row(NamedTuple):
     wait_ns: int
 
 
-class Piece(NamedTuple):
+class AssignedTime(NamedTuple):
     """Exposed time of one row, merged spans."""
 
-    row: Row
+    row: CollectiveSpan
     spans: list[Interval]
 
 
-class Exposure(NamedTuple):
-    """The lanes of one window, merged: `exposed` is `comm` without `working`."""
-
-    comm: list[Interval]
-    working: list[Interval]
-    exposed: list[Interval]
-
-
-def exposure(
-    window: Interval, rows: Sequence[Row], compute: Sequence[Interval], stalls: Sequence[Interval]
-) -> Exposure:
-    """As `aorta.timeline.overlap.measure_lanes` defines it; a test holds the two together."""
-    comm = merge(clip(((row.start, row.end) for row in rows), window))
-    working = subtract(merge(clip(compute, window)), merge(clip(stalls, window)))
-    return Exposure(comm, working, subtract(comm, working))
-
-
-def charged(exposed: Sequence[Interval], rows: Sequence[Row]) -> Iterator[Piece]:
+def assigned(exposed: Sequence[Interval], rows: Sequence[CollectiveSpan]) -> Iterator[AssignedTime]:
     """Give each exposed nanosecond to one row, by the rule above. `exposed` is merged and covered by the rows."""
     coming = sorted(rows, key=lambda row: (row.start, row.end, row.order))
-    live: list[Row] = []
+    live: list[CollectiveSpan] = []
     at = 0
     for stretch in exposed:
         while at < len(coming) and coming[at].start < stretch[1]:
@@ -68,14 +51,14 @@ def charged(exposed: Sequence[Interval], rows: Sequence[Row]) -> Iterator[Piece]
         for row in sorted(live, key=lambda row: row.end > stretch[1]):  # stable: then by start
             span = [(row.start, row.end)]
             if mine := intersect(left, span):
-                yield Piece(row, mine)
+                yield AssignedTime(row, mine)
                 left = subtract(left, span)
             if not left:
                 break
 
 
-def parts(piece: Piece) -> Iterator[tuple[str, list[Interval]]]:
-    """Waiting and transfer: a rank that came early waits first, for as long as `Row.wait_ns` says."""
+def parts(piece: AssignedTime) -> Iterator[tuple[str, list[Interval]]]:
+    """Waiting and transfer: a rank that came early waits first, for as long as `CollectiveSpan.wait_ns` says."""
     row = piece.row
     if row.wait_ns < 0:
         yield UNKNOWN_PART, piece.spans

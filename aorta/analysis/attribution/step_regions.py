@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from aorta.analysis.attribution.cells import NOWHERE, Place
+from aorta.analysis.attribution.keys import NOWHERE, Region
 from aorta.timeline.intervals import Interval
 
 BRINGING: Final = frozenset({"allgather", "broadcast", "scatter", "recv"})
@@ -25,11 +25,11 @@ class Tile(NamedTuple):
 
     start: int
     end: int
-    inside: Place | None
-    before: Place | None
-    after: Place | None
+    inside: Region | None
+    before: Region | None
+    after: Region | None
 
-    def place(self, kind: str) -> Place:
+    def region(self, kind: str) -> Region:
         """Where a collective of that kind is exposed here. Inside a range (a stall is inside one): that range. Between
         two: the later one for a kind of `BRINGING`, the earlier one for any other; the only one where there is one.
         """
@@ -37,14 +37,14 @@ class Tile(NamedTuple):
         return self.inside or first or second or NOWHERE
 
 
-def tiled(window: Interval, ranges: Iterable[tuple[int, int, Place]]) -> list[Tile]:
+def tiled(window: Interval, ranges: Iterable[tuple[int, int, Region]]) -> list[Tile]:
     """Cover the window. Of ranges inside each other, the one that began last counts: the innermost."""
     inward = [(max(start, window[0]), min(end, window[1]), place) for start, end, place in ranges]
     known = sorted((part for part in inward if part[0] < part[1]), key=lambda part: part[:2])
     if all(left[1] <= right[0] for left, right in pairwise(known)):
         return _apart(window, known)
     edges = sorted({*window, *(part[0] for part in known), *(part[1] for part in known)})
-    inside: list[tuple[int, int, Place | None]] = []
+    inside: list[tuple[int, int, Region | None]] = []
     active: list[tuple[int, int, int]] = []  # the latest start first; ended ones go once they come to the top
     coming = 0
     for at, until in pairwise(edges):
@@ -61,7 +61,7 @@ def tiled(window: Interval, ranges: Iterable[tuple[int, int, Place]]) -> list[Ti
     return _with_neighbours(inside)
 
 
-def _apart(window: Interval, known: Sequence[tuple[int, int, Place]]) -> list[Tile]:
+def _apart(window: Interval, known: Sequence[tuple[int, int, Region]]) -> list[Tile]:
     """The same for ranges none of which reaches into another, as those of most models: in one go."""
     found: list[Tile] = []
     at, before = window[0], None
@@ -75,9 +75,9 @@ def _apart(window: Interval, known: Sequence[tuple[int, int, Place]]) -> list[Ti
     return found
 
 
-def _with_neighbours(inside: Sequence[tuple[int, int, Place | None]]) -> list[Tile]:
-    after: list[Place | None] = []
-    nearest: Place | None = None
+def _with_neighbours(inside: Sequence[tuple[int, int, Region | None]]) -> list[Tile]:
+    after: list[Region | None] = []
+    nearest: Region | None = None
     for _, _, place in reversed(inside):
         after.append(nearest)
         nearest = place or nearest

@@ -1,7 +1,10 @@
 """Where the per-file map runs: here, in a pool of processes, or on a Dask cluster that is already there.
 
-Enters: a function of one path, and paths. Leaves: its results in the order of the paths, few of them under way at a
-time. Must not: start a scheduler, or let one bad file end the others (an `InputError` is a result).
+    for result in Local().map(read_tables, [RecordFile(path) for path in paths]):
+        ...                                     # a result, or the `InputError` that reading that file raised
+
+Results come in the order of the inputs, few of them under way at a time. Must not: start a scheduler, or let one bad
+file end the others (an `InputError` is a result).
 """
 
 from __future__ import annotations
@@ -15,11 +18,22 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from aorta.errors import InputError, ToolMissing
 
+
+class Readable(Protocol):
+    """What a map is over: something on a disk, which can be sent to another process."""
+
+    def size_bytes(self) -> int:
+        """About how much there is to read; 0 where that is not known."""
+
+    def absolute(self) -> Readable:
+        """The same, whatever the current directory."""
+
+
+Item = TypeVar("Item", bound=Readable)
 Result = TypeVar("Result")
 WORTH_A_POOL_BYTES: Final = 64 * 1024 * 1024
 """Below this, starting processes (0.3 s each, `tests/benchmarks/jsonl_scale.py`) takes longer than reading."""
@@ -29,10 +43,10 @@ _CONNECT: Final = "10s"
 
 
 class Engine(Protocol):
-    """How a map runs: yields `function(path)`, or the `InputError` it raised, for each path, in order."""
+    """How a map runs: yields `function(item)`, or the `InputError` it raised, for each item, in order."""
 
-    def map(self, function: Callable[[Path], Result], paths: Sequence[Path]) -> Iterator[Result | InputError]:
-        """Run `function` on every path."""
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result | InputError]:
+        """Run `function` on every item."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +58,19 @@ class Local:
 
     jobs: int | None = None
 
-    def map(self, function: Callable[[Path], Result], paths: Sequence[Path]) -> Iterator[Result | InputError]:
-        """Run `function` on every path.
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result | InputError]:
+        """Run `function` on every item.
 
         Raises:
             InputError: the processes could not be started, or one was killed.
         """
-        jobs = min(self.jobs or cores(), len(paths))
-        if jobs <= 1 or (self.jobs is None and sum(map(_size, paths)) < WORTH_A_POOL_BYTES):
-            yield from (_tried(function, path) for path in paths)
+        jobs = min(self.jobs or cores(), len(items))
+        if jobs <= 1 or (self.jobs is None and sum(item.size_bytes() for item in items) < WORTH_A_POOL_BYTES):
+            yield from (_tried(function, item) for item in items)
             return
         pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
         try:
-            yield from _bounded(lambda path: pool.submit(_tried, function, path), paths, _AHEAD * jobs)
+            yield from _bounded(lambda item: pool.submit(_tried, function, item), items, _AHEAD * jobs)
         except BrokenProcessPool as error:
             raise InputError(
                 "a process that was reading ended: killed (out of memory?), or it could not start because this script "
@@ -72,8 +86,8 @@ class Dask:
 
     scheduler: str
 
-    def map(self, function: Callable[[Path], Result], paths: Sequence[Path]) -> Iterator[Result | InputError]:
-        """Run `function` on every path.
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result | InputError]:
+        """Run `function` on every item.
 
         Raises:
             ToolMissing: `distributed` is not installed.
@@ -96,10 +110,10 @@ class Dask:
                 raise InputError(
                     f"the Dask scheduler at {self.scheduler} has no workers: start some with `dask worker`"
                 )
-            tasks = (path.absolute() for path in paths)
+            there = [item.absolute() for item in items]
             try:
                 yield from _bounded(
-                    lambda path: client.submit(_tried, function, path, pure=False), list(tasks), _AHEAD * threads
+                    lambda item: client.submit(_tried, function, item, pure=False), there, _AHEAD * threads
                 )
             except InputError:
                 raise
@@ -127,26 +141,19 @@ def progress(total: int, what: str) -> Iterator[Callable[[], object]]:
         yield bar.update
 
 
-def _bounded(submit: Callable[[Path], Any], paths: Sequence[Path], limit: int) -> Iterator[Any]:
+def _bounded(submit: Callable[[Any], Any], items: Sequence[Any], limit: int) -> Iterator[Any]:
     """Results in order, at most `limit` under way: a result that waits for its turn takes memory."""
     waiting: deque[Future[Any]] = deque()
-    for path in paths:
+    for item in items:
         if len(waiting) >= limit:
             yield waiting.popleft().result()
-        waiting.append(submit(path))
+        waiting.append(submit(item))
     while waiting:
         yield waiting.popleft().result()
 
 
-def _tried(function: Callable[[Path], Result], path: Path) -> Result | InputError:
+def _tried(function: Callable[[Item], Result], item: Item) -> Result | InputError:
     try:
-        return function(path)
+        return function(item)
     except InputError as error:
         return error
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0  # reading it says why

@@ -1,0 +1,351 @@
+"""The same collective on different ranks: the one matcher, and what follows from a match.
+
+Rows of different ranks are one collective if process group (its name *and* its ranks), global step, sequence number,
+kind and bytes are equal. `match` finds such rows whatever they came from; `matched_pieces` does it for a whole run, a
+range of steps of all ranks at a time, and says of each collective how long its transfer was, or why that is not known.
+
+    names = name_collectives(run)
+    for rows, found in matched_pieces(run, names):
+        found.transfer_ns[found.reason == OK]
+
+Must not: take one rank's duration for the cost of a collective (W5), one group for another that bears its name, or
+times of clocks that ranks do not share.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from aorta.analysis.tables import NO_TIME, UNKNOWN, UNNUMBERED, Bools, Ints, Members, Run, global_steps
+from aorta.timeline.classes import LOCKSTEP, UNKNOWN_KIND
+
+KIND_UNKNOWN: Final = "its kind is not known"
+LEAVES_EARLY: Final = "a rank may end this kind early, so no rank's duration is its transfer"
+NOT_NUMBERED: Final = "the trace does not number it, so it cannot be found on other ranks"
+REASONS: Final = (
+    "",
+    KIND_UNKNOWN,
+    LEAVES_EARLY,
+    "the ranks of its group are not known (a record with no footer, or a trace that does not tell)",
+    "a collective was missed at or before this step: sequence numbers no longer match",
+    NOT_NUMBERED,
+    "not found on every rank of its group",
+    "its start or its end was not seen on some rank",
+)
+"""Why a transfer is null, the first that applies; `MatchedCollectives.reason` is an index."""
+OK: Final = 0
+_KIND_UNKNOWN, _LEAVES_EARLY, _GROUP_UNKNOWN, _MISSED, _NOT_NUMBERED, _UNMATCHED, _NO_END = range(1, len(REASONS))
+PIECE_ROWS: Final = 1 << 18
+"""Collectives matched at a time: 100 MiB with everything that matching needs beside them."""
+_MAX: Final = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Rows that are the same on different ranks. `order` puts them together, within a match by rank; match `i` begins
+    at `order[starts[i]]`. `of_row`: the match of each row. `rows`, `ranks`: how many rows and distinct ranks it has.
+    """
+
+    order: npt.NDArray[np.intp]
+    starts: npt.NDArray[np.intp]
+    of_row: npt.NDArray[np.intp]
+    rows: Ints
+    ranks: Ints
+
+    def once_on(self, size: Ints | int) -> Bools:
+        """Matches that stand exactly once on each of so many ranks."""
+        found: Bools = (self.ranks == size) & (self.rows == size)
+        return found
+
+
+def match(keys: Sequence[Ints], rank: Ints) -> Matches:
+    """Rows whose keys are all equal, of ranks in ascending order."""
+    key = _joined(keys)
+    order = np.argsort(key, kind="stable")  # stable: within a match by rank
+    fresh = np.concatenate([[True], key[order][1:] != key[order][:-1]])[: len(order)]
+    starts = np.flatnonzero(fresh)
+    ranks = rank[order]
+    new_rank = fresh | np.concatenate([[True], ranks[1:] != ranks[:-1]])[: len(order)]
+    of_row = np.empty_like(order)
+    of_row[order] = np.cumsum(fresh) - 1
+    counted = np.add.reduceat(new_rank.astype(np.int64), starts) if len(starts) else np.empty(0, np.int64)
+    return Matches(order, starts, of_row, np.diff(starts, append=len(order)), counted)
+
+
+def _joined(parts: Sequence[Ints]) -> Ints:
+    """One number per row that is equal where all parts are: the parts as digits, made small where they do not fit."""
+    key, span = np.zeros(len(parts[0]), np.int64), 1
+    if not len(key):
+        return key
+    for part in parts:
+        low = int(part.min())
+        digits, width = part - low, int(part.max()) - low + 1
+        if width > _MAX:
+            _, digits = np.unique(part, return_inverse=True)
+            width = int(digits.max()) + 1
+        if span * width > _MAX:
+            _, key = np.unique(key, return_inverse=True)
+            span = int(key.max()) + 1
+        if span * width > _MAX:
+            _, digits = np.unique(digits, return_inverse=True)
+            width = int(digits.max()) + 1
+        key, span = key * width + digits, span * width
+    return key
+
+
+def group_members(run: Run) -> dict[tuple[int, str], Members]:
+    """(rank, group name) -> the ranks of the group that this rank means by the name.
+
+    A rank that does not tell (no footer) belongs to the one group of that name that a peer lists it in; where peers
+    list it in several, or in none, its group stays unknown. One tuple per group: its identity serves as its number.
+    """
+    known: dict[tuple[int, str], Members] = {}
+    distinct: dict[tuple[str, Members], Members] = {}
+    for rank, tables in run.ranks.items():
+        for name, ranks in tables.source.groups.items():
+            members = tuple(sorted(ranks))
+            known[rank, name] = distinct.setdefault((name, members), members)
+    claimed: defaultdict[tuple[int, str], list[Members]] = defaultdict(list)
+    for name, members in distinct:
+        for member in members:
+            claimed[member, name].append(distinct[name, members])
+    for key, groups in claimed.items():
+        if key not in known and len(groups) == 1:
+            known[key] = groups[0]
+    return known
+
+
+@dataclass
+class CollectiveKey:
+    """Collectives of one kind, group name, group size and bytes: one entry of the summary. `members`: groups in it."""
+
+    kind: str
+    group: str
+    size: int | None
+    bytes: int
+    members: set[Members] = field(default_factory=set)
+
+    @property
+    def order(self) -> tuple[str, str, bool, int, int]:
+        """Sorts entries; those of unknown groups last."""
+        return self.kind, self.group, self.size is None, self.size or 0, self.bytes
+
+
+@dataclass(frozen=True)
+class NumberedNames:
+    """Numbers for what collectives of any rank are called, so that matching is arithmetic. Arrays are indexed by
+    `first[rank]` plus the index into the `Collectives.names` of that rank.
+    """
+
+    keys: list[CollectiveKey]
+    first: dict[int, int]
+    key: Ints
+    group: Ints
+    size: Ints
+    """Ranks of the group, `UNKNOWN` where they are not known."""
+    groups: list[tuple[str, Members]]
+    """Name and ranks of each number in `group`; no ranks where they are not known."""
+    kind_and_bytes: Ints
+    lockstep: Bools
+    kind_known: Bools
+
+
+def name_collectives(run: Run) -> NumberedNames:
+    """Number everything that any rank issued. Two groups of one name get two numbers."""
+    members = group_members(run)
+    keys: dict[tuple[str, str, int | None, int], CollectiveKey] = {}
+    key_numbers: dict[tuple[str, str, int | None, int], int] = {}
+    groups: dict[tuple[str, int], int] = {}
+    group_names: list[tuple[str, Members]] = []
+    kinds: dict[tuple[str, int], int] = {}
+    first: dict[int, int] = {}
+    table: list[tuple[int, int, int, int, bool, bool]] = []
+    for rank, tables in run.ranks.items():
+        first[rank] = len(table)
+        for kind, group, size, _, _ in tables.collectives.names:
+            ranks = members.get((rank, group))
+            name = (kind, group, None if ranks is None else len(ranks), size)
+            key = keys.setdefault(name, CollectiveKey(*name))
+            if ranks is not None:
+                key.members.add(ranks)
+            if (group, id(ranks)) not in groups:
+                groups[group, id(ranks)] = len(groups)
+                group_names.append((group, ranks or ()))
+            table.append(
+                (
+                    key_numbers.setdefault(name, len(key_numbers)),
+                    groups[group, id(ranks)],
+                    UNKNOWN if ranks is None else len(ranks),
+                    kinds.setdefault((kind, size), len(kinds)),
+                    kind in LOCKSTEP,
+                    kind != UNKNOWN_KIND,
+                )
+            )
+    key_of, group_of, size_of, kind_and_bytes, lockstep, known = np.array(table, np.int64).reshape(-1, 6).T
+    return NumberedNames(
+        list(keys.values()), first, key_of, group_of, size_of, group_names, kind_and_bytes, lockstep != 0, known != 0
+    )
+
+
+@dataclass(frozen=True)
+class CollectiveRows:
+    """The collectives of some steps of all ranks, by rank, then order of issue. `slices` are the rows of each of
+    `ranks`, `first_rows` where they begin among all of that rank. `name` is an index into `NumberedNames`.
+    """
+
+    ranks: list[int]
+    slices: list[slice]
+    first_rows: list[int]
+    rank: Ints
+    name: Ints
+    seq: Ints
+    issue_ns: Ints
+    start_ns: Ints
+    end_ns: Ints
+    step: Ints
+    used: Bools
+    """It is not warm-up."""
+    safe: Bools
+    """No collective was missed on this rank up to this step (R8)."""
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+    @property
+    def timed(self) -> Bools:
+        """Start and end were seen."""
+        found: Bools = (self.start_ns != NO_TIME) & (self.end_ns != NO_TIME)
+        return found
+
+
+@dataclass(frozen=True)
+class MatchedCollectives:
+    """What is known of each collective from all its ranks: an element a match. Times are 0 unless `reason` is `OK`."""
+
+    matches: Matches
+    key: Ints
+    """Index into `NumberedNames.keys`."""
+    reason: Ints
+    """Index into `REASONS`."""
+    used: Bools
+    """Some rank counts it: it is not warm-up there."""
+    size: Ints
+    transfer_ns: Ints
+    longest_ns: Ints
+    alone: Bools
+    """No other rank's duration is as short: one rank alone came last."""
+    whole: Bools
+    """Every rank of the group, of two or more, has it once and counts it."""
+    last: Ints
+    """Row of the shortest duration: of the rank that came last."""
+    wait_or_reason: Ints
+    """An element a row: waiting in ns, or the reason negated where there is none."""
+
+
+def rows_of(run: Run, names: NumberedNames, first: int, last: int) -> CollectiveRows:
+    """The collectives of global steps `first` to `last` (exclusive) of all ranks."""
+    ranks, slices, rows, steps, used, safe, first_rows = [], [], [], [], [], [], []
+    for rank, tables in run.ranks.items():
+        number = tables.steps.global_step
+        low, high = (int(place) for place in np.searchsorted(number, (first, last)))
+        mine = tables.steps.rows_of(low, high)
+        if mine.stop <= mine.start:
+            continue
+        counts = tables.steps.row_counts[low:high]
+        ranks.append(rank)
+        first_rows.append(mine.start)
+        rows.append(tables.collectives.take(mine))
+        steps.append(np.repeat(number[low:high], counts))
+        used.append(np.repeat(~tables.steps.warmup[low:high], counts))
+        missed = tables.covered.first_missed
+        safe.append(np.ones(len(steps[-1]), bool) if missed is None else steps[-1] < missed)
+    lengths = [len(part) for part in rows]
+    edges = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    slices = [slice(int(left), int(right)) for left, right in pairwise(edges)]
+    nothing = np.empty(0, np.int64)
+    return CollectiveRows(
+        ranks,
+        slices,
+        first_rows,
+        rank=np.repeat(np.array(ranks, np.int64), lengths),
+        name=np.concatenate([nothing, *(part.name for part in rows)])
+        + np.repeat(np.array([names.first[rank] for rank in ranks], np.int64), lengths),
+        seq=np.concatenate([nothing, *(part.seq for part in rows)]),
+        issue_ns=np.concatenate([nothing, *(part.issue_ns for part in rows)]),
+        start_ns=np.concatenate([nothing, *(part.start_ns for part in rows)]),
+        end_ns=np.concatenate([nothing, *(part.end_ns for part in rows)]),
+        step=np.concatenate([nothing, *steps]),
+        used=np.concatenate([nothing.astype(bool), *used]),
+        safe=np.concatenate([nothing.astype(bool), *safe]),
+    )
+
+
+def matched_pieces(
+    run: Run, names: NumberedNames, steps: tuple[int, int] | None = None, rows: int = PIECE_ROWS
+) -> Iterator[tuple[CollectiveRows, MatchedCollectives]]:
+    """The collectives of the global steps `steps` (half-open; None: all), in order of step, about `rows` at a time and
+    never less than one step of all ranks: a collective is never cut in two. Pieces without one are left out.
+    """
+    every = global_steps(run.ranks.values())
+    if steps is not None:
+        every = every[(every >= steps[0]) & (every < steps[1])]
+    each = max(1, int(rows * len(every) / max(1, run.row_count)))
+    for start in range(0, len(every), each):
+        piece = rows_of(run, names, int(every[start]), int(every[min(start + each, len(every)) - 1]) + 1)
+        if len(piece):
+            yield piece, match_rows(piece, names)
+
+
+def match_rows(piece: CollectiveRows, names: NumberedNames) -> MatchedCollectives:
+    """Match the rows of a piece, which holds at least one."""
+    name = piece.name
+    found = match([names.group[name], names.kind_and_bytes[name], piece.step, piece.seq], piece.rank)
+    order, starts, number = found.order, found.starts, found.of_row[found.order]
+    known = piece.timed[order]
+    duration = np.where(known, (piece.end_ns - piece.start_ns)[order], _MAX)
+    shortest = np.minimum.reduceat(duration, starts)
+    longest = np.maximum.reduceat(np.where(known, duration, 0), starts)
+    first = name[order[starts]]
+    size = names.size[first]
+    reason = np.full(len(starts), OK)
+    for code, applies in (  # the first of `REASONS` that applies stands: written last
+        (_NO_END, np.add.reduceat(known.astype(np.int64), starts) != found.rows),
+        (_UNMATCHED, found.ranks != size),
+        (_NOT_NUMBERED, piece.seq[order[starts]] <= UNNUMBERED),
+        (_MISSED, ~np.logical_and.reduceat(piece.safe[order], starts)),
+        (_GROUP_UNKNOWN, size < 0),
+        (_LEAVES_EARLY, ~names.lockstep[first]),
+        (_KIND_UNKNOWN, ~names.kind_known[first]),
+    ):
+        reason[applies] = code
+
+    place = np.where(duration == shortest[number], np.arange(len(order)), len(order))
+    last = np.minimum.reduceat(place, starts)
+    others = duration.copy()
+    others[last] = _MAX
+    second = np.minimum.reduceat(others, starts)
+
+    clear = reason == OK
+    wait = np.where(clear[number], duration - shortest[number], -reason[number])
+    wait_of_row = np.empty_like(wait)
+    wait_of_row[order] = wait
+    return MatchedCollectives(
+        found,
+        key=names.key[first],
+        reason=reason,
+        used=np.logical_or.reduceat(piece.used[order], starts),
+        size=size,
+        transfer_ns=np.where(clear, shortest, 0),
+        longest_ns=np.where(clear, longest, 0),
+        alone=clear & (second > shortest),
+        whole=clear & (size > 1) & found.once_on(size) & np.logical_and.reduceat(piece.used[order], starts),
+        last=order[last],
+        wait_or_reason=wait_of_row,
+    )

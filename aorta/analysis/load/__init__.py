@@ -1,0 +1,1 @@
+"""Sources of every kind, read into the tables of `aorta.analysis.tables`."""

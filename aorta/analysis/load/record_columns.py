@@ -1,0 +1,450 @@
+"""One record -> the tables of its rank: the map that every process, or every Dask worker, runs on one file at a time.
+
+`read_tables(path)` decodes the lines of a record block by block into columns, so that memory grows by the columns
+alone. Steps come out in order of `global_step`, each once; those of the isolated baselines are in nothing but
+`isolated`. Must not: keep a step as Python objects for longer than a block of them, or know anything about other ranks.
+"""
+
+from __future__ import annotations
+
+import gc
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aorta.analysis.load.record_lines import CollectiveRow, Decoded, LeanStep, check_samples, decode
+from aorta.analysis.tables import (
+    COMPLETED,
+    KIND_METRICS,
+    KINDS_KNOWN,
+    LOSSES,
+    NO_TIME,
+    PHASES,
+    CollectiveName,
+    Collectives,
+    CoverageFacts,
+    Floats,
+    Ints,
+    IsolatedSteps,
+    RankTables,
+    Segment,
+    Source,
+    StepIntervals,
+    Steps,
+)
+from aorta.errors import InputError
+from aorta.telemetry.reader import LINE_LIMIT, Problems, no_footer, raw_lines, read_header, second_header
+from aorta.telemetry.schema import (
+    ActiveSegment,
+    Anchor,
+    AuxRange,
+    ComputeRange,
+    Coverage,
+    DeviceSample,
+    Footer,
+    Header,
+    Stall,
+)
+
+FORMAT: Final = "aorta"
+"""`Source.format` of a record of AORTA's own."""
+KILLED: Final = "killed (no footer)"
+_SCALARS: Final = (
+    "epoch",
+    "step",
+    "global_step",
+    "warmup",
+    "start_mono_ns",
+    "end_mono_ns",
+    "t_start_ns",
+    "t_end_ns",
+)
+_INTEGERS: Final = (*_SCALARS, "line_offset", "reason", "coverage", "rows_end")
+_ROW: Final = ("name", "seq", "issue_ns", "start_ns", "end_ns")
+_ISOLATED: Final = ("phase", "warmup", "wall_ns", "reason", "coverage")
+BLOCK_STEPS: Final = 256
+"""Steps held as Python objects before they become columns."""
+METRIC_LIMIT: Final = 512
+"""Metrics a record may name. This AORTA writes 45 at most; a record that names a new one each step would not fit."""
+_scalars_of = attrgetter(*_SCALARS)
+_losses_of = attrgetter(*LOSSES)
+
+
+def read_tables(path: Path) -> RankTables:
+    """Read one record. Memory: the columns and a block of lines.
+
+    Raises:
+        InputError: as `telemetry.reader.read_rank`, or the record names more than `METRIC_LIMIT` metrics.
+    """
+    collecting = gc.isenabled()
+    gc.disable()  # nothing here is cyclic, and a block is a million objects to look through again and again
+    try:
+        return _read(path)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _read(path: Path) -> RankTables:
+    problems = Problems(path.name)
+    lines = raw_lines(path, problems)
+    header = read_header(path, lines, problems)
+    footer: Footer | None = None
+    columns = _Columns(path, header)
+    for number, offset, text in lines:
+        try:
+            line = decode(text)
+            if isinstance(line, LeanStep):
+                columns.add(number, offset, line)
+                continue
+        except ValueError as error:
+            problems.add(number, str(error))
+            continue
+        if isinstance(line, Footer):
+            footer = line
+        elif isinstance(line, Header):
+            raise second_header(path, number, line)
+        else:
+            assert isinstance(line, Anchor)
+    return columns.finish(footer, problems)
+
+
+class _Line(msgspec.Struct, tag_field="record", tag="step", gc=False):
+    """As much of a step's line as is left out of the columns."""
+
+    global_step: int
+    active_segments: list[ActiveSegment]
+    compute: list[ComputeRange]
+    stalls: list[Stall]
+    aux: list[AuxRange]
+
+
+class _Samples(msgspec.Struct, gc=False):
+    device: list[DeviceSample]
+    reasons: dict[str, str] = {}
+
+
+_LINES: Final[msgspec.json.Decoder[_Line | Anchor]] = msgspec.json.Decoder(_Line | Anchor)
+"""A union, so that a line without `record` is refused."""
+_SAMPLES: Final = msgspec.json.Decoder(_Samples)
+
+
+@dataclass(frozen=True)
+class RecordDetails:
+    """`tables.Details` of a record: the lines of its file, read again where they stand."""
+
+    path: Path
+    lanes: tuple[str, ...]
+    global_step: Ints
+    length_ns: Ints
+    line_offset: Ints
+    sample_lines: array[int]
+
+    def step(self, place: int) -> StepIntervals:
+        """One step, from its line."""
+        with self._open(f"global step {self.global_step[place]}, at byte {self.line_offset[place]}, ") as file:
+            return self._step(file, place)
+
+    def steps(self) -> Iterator[StepIntervals]:
+        """Every step, line by line."""
+        with self._open("") as file:
+            for place in range(len(self.global_step)):
+                yield self._step(file, place)
+
+    def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
+        """The samples, of the lines that hold any."""
+        if not self.sample_lines:
+            return
+        with self._open("its device samples ") as file:
+            for offset in self.sample_lines:
+                file.seek(offset)
+                line = _SAMPLES.decode(file.readline(LINE_LIMIT))
+                for sample in line.device:
+                    yield sample, line.reasons.get("device")
+
+    def size_bytes(self) -> int:
+        """Of the file; 0 where it is gone: reading it says so."""
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+    def absolute(self) -> RecordDetails:
+        """The same, whatever the current directory."""
+        return replace(self, path=self.path.absolute())
+
+    def _step(self, file: BinaryIO, place: int) -> StepIntervals:
+        file.seek(int(self.line_offset[place]))
+        line = _LINES.decode(file.readline(LINE_LIMIT))
+        if not isinstance(line, _Line) or line.global_step != self.global_step[place]:
+            raise ValueError("another line stands there now")
+        segments = [Segment(part.start_ns, part.end_ns, part.streams) for part in line.active_segments]
+        return StepIntervals(int(self.length_ns[place]), self.lanes, segments, line.compute, line.stalls, line.aux)
+
+    @contextmanager
+    def _open(self, what: str) -> Iterator[BinaryIO]:
+        try:
+            with self.path.open("rb", buffering=1 << 20) as file:
+                yield file
+        except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
+            raise InputError(
+                f"{self.path.name}: {what}cannot be read again ({error}) (in {self.path.parent})"
+            ) from error
+
+
+@dataclass
+class _Columns:
+    """Steps of one file on their way to columns."""
+
+    path: Path
+    header: Header
+    scalars: list[tuple[Any, ...]] = field(default_factory=list)
+    losses: list[tuple[Any, ...]] = field(default_factory=list)
+    rows: list[CollectiveRow] = field(default_factory=list)
+    metrics_by_names: dict[tuple[str, ...], tuple[list[int], list[tuple[float | None, ...]]]] = field(
+        default_factory=dict
+    )
+    metric_names: dict[str, None] = field(default_factory=dict)
+    names: _Names = field(default_factory=lambda: _Names())
+    reasons: Decoded[dict[str, str]] = field(default_factory=lambda: Decoded(dict[str, str]))
+    coverages: Decoded[Coverage] = field(default_factory=lambda: Decoded(Coverage))
+    isolated: array[int] = field(default_factory=lambda: array("q"))
+    isolated_compute_ms: array[float] = field(default_factory=lambda: array("d"))
+    sample_lines: array[int] = field(default_factory=lambda: array("q"))
+    row_total: int = 0
+    blocks: list[tuple[Ints, Floats, Ints, list[tuple[tuple[str, ...], list[int], Floats]]]] = field(
+        default_factory=list
+    )
+
+    def add(self, number: int, offset: int, line: LeanStep) -> None:
+        """Take one step in.
+
+        Raises:
+            ValueError: it does not belong here, or one of its fields is not of the schema; nothing was taken in.
+        """
+        rank, world_size = self.header.rank, self.header.world_size
+        if line.rank != rank or line.world_size != world_size:
+            raise ValueError(
+                f"a step of rank {line.rank} of {line.world_size} in the record of rank {rank} of {world_size}"
+            )
+        reason, coverage = self.reasons[bytes(line.reasons)], self.coverages[bytes(line.coverage)]
+        if line.device:
+            check_samples(bytes(line.device))
+            self.sample_lines.append(offset)
+        if line.phase != "train":
+            wall_ns = line.end_mono_ns - line.start_mono_ns
+            self.isolated.extend((PHASES.index(line.phase), line.warmup, wall_ns, reason, coverage))
+            compute_ms = line.overlap.get("compute_ms")
+            self.isolated_compute_ms.append(float("nan") if compute_ms is None else compute_ms)
+            return
+        names = tuple(line.overlap)
+        places, values = self.metrics_by_names.get(names) or self._new_names(number, names)
+        places.append(len(self.scalars))
+        values.append(tuple(line.overlap.values()))
+        self.row_total += len(line.collectives)
+        self.scalars.append((*_scalars_of(line), offset, reason, coverage, self.row_total))
+        self.losses.append(_losses_of(line))
+        self.rows += line.collectives
+        if len(self.scalars) >= BLOCK_STEPS or len(self.rows) >= 100 * BLOCK_STEPS:
+            self.flush()
+
+    def _new_names(self, number: int, names: tuple[str, ...]) -> tuple[list[int], list[tuple[float | None, ...]]]:
+        self.metric_names.update(dict.fromkeys(names))
+        if len(self.metric_names) > METRIC_LIMIT:
+            raise InputError(
+                f"{self.path.name}:{number}: more than {METRIC_LIMIT} different metrics in one record: this is not a "
+                f"record of AORTA (in {self.path.parent})"
+            )
+        return self.metrics_by_names.setdefault(names, ([], []))
+
+    def flush(self) -> None:
+        """Turn what was taken in into arrays."""
+        if not self.scalars:
+            return
+        of_names = self.metrics_by_names.items()
+        metrics = [(names, places, np.array(values, np.float64)) for names, (places, values) in of_names]
+        integers = np.array(self.scalars, np.int64).T
+        self.blocks.append((integers, np.array(self.losses, np.float64).T, self._rows(), metrics))
+        self.scalars, self.losses, self.rows, self.metrics_by_names = [], [], [], {}
+
+    def _rows(self) -> Ints:
+        table = np.empty((len(_ROW), len(self.rows)), np.int64)
+        if self.rows:
+            kind, group, seq, size, dtype, *times, source = zip(*self.rows, strict=True)
+            table[0] = list(map(self.names.__getitem__, zip(kind, group, size, dtype, source, strict=True)))
+            for place, column in enumerate((seq, *times), start=1):
+                try:
+                    table[place] = column
+                except TypeError:  # a null among them
+                    table[place] = [NO_TIME if value is None else value for value in column]
+        return table
+
+    def finish(self, footer: Footer | None, problems: Problems) -> RankTables:
+        """Everything taken in, in order of global step, each once."""
+        self.flush()
+        integers: Ints = _side_by_side([block[0] for block in self.blocks], np.empty((len(_INTEGERS), 0), np.int64))
+        losses: Floats = _side_by_side([block[1] for block in self.blocks], np.empty((len(LOSSES), 0)))
+        rows: Ints = _side_by_side([block[2] for block in self.blocks], np.empty((len(_ROW), 0), np.int64))
+        trained = integers.shape[1]
+        metrics = self._metrics(trained)
+        self.blocks = []
+        read = trained + len(self.isolated_compute_ms)
+        number = integers[_INTEGERS.index("global_step")]
+        if np.any(number[1:] <= number[:-1]):
+            _, chosen = np.unique(number, return_index=True)  # the first of equals
+            integers, rows = _reordered(integers, rows, chosen)
+            losses, metrics = losses[:, chosen], metrics[:, chosen]
+        said = problems.said()
+        name = self.path.name
+        if footer is None:
+            said.append(no_footer(self.path))
+        if (repeated := trained - integers.shape[1]) > 0:
+            said.append(f"{name}: {repeated} step(s) repeat a global step; the first of each is used")
+        if footer is not None and footer.steps_written != read:
+            said.append(f"{name}: its footer counts {footer.steps_written} steps, {read} could be read")
+        columns = dict(zip(_INTEGERS, integers, strict=True))
+        line_offset = columns.pop("line_offset")
+        names = tuple(CollectiveName(*name) for name in self.names)
+        collectives = Collectives(names, rows[0].astype(np.int32), *rows[1:])
+        steps = Steps(
+            **{**columns, "warmup": columns["warmup"] != 0},
+            reasons=tuple(self.reasons.values_),
+            coverages=tuple(self.coverages.values_),
+            metrics=dict(zip(self.metric_names, metrics, strict=True)),
+            losses=dict(zip(LOSSES, losses, strict=True)),
+        )
+        source = _source(self.path, self.header, footer)
+        return RankTables(
+            source=source,
+            steps=steps,
+            collectives=collectives,
+            details=RecordDetails(
+                self.path, source.lanes, steps.global_step, steps.length_ns, line_offset, self.sample_lines
+            ),
+            isolated=self._isolated(),
+            covered=_coverage_facts(steps, collectives),
+            problems=tuple(said),
+        )
+
+    def _isolated(self) -> IsolatedSteps | None:
+        if not self.isolated:
+            return None
+        phase, warmup, wall_ns, reason, coverage = np.array(self.isolated, np.int64).reshape(-1, len(_ISOLATED)).T
+        compute_ms = np.array(self.isolated_compute_ms, np.float64)
+        return IsolatedSteps(phase, warmup != 0, wall_ns, reason, coverage, compute_ms)
+
+    def _metrics(self, steps: int) -> Floats:
+        """A row a name. A kind that a step does not mention was not used in it: 0, unless kinds are null."""
+        place = {name: index for index, name in enumerate(self.metric_names)}
+        table = np.full((len(place), steps), np.nan)
+        start = 0
+        for integers, _, _, buckets in self.blocks:
+            for names, places, values in buckets:
+                at = np.array(places) + start
+                if "comm_ms" in names:
+                    known = at[
+                        ~np.isnan(values[:, [names.index(name) for name in KINDS_KNOWN if name in names]]).any(1)
+                    ]
+                    for name in place.keys() & KIND_METRICS - set(names):
+                        table[place[name], known] = 0.0
+                for column, name in enumerate(names):
+                    table[place[name], at] = values[:, column]
+            start += integers.shape[1]
+        return table
+
+
+class _Names(dict[tuple[Any, ...], int]):
+    """What collectives are called, numbered in order of appearance."""
+
+    def __missing__(self, name: tuple[Any, ...]) -> int:
+        self[name] = number = len(self)
+        return number
+
+
+def _side_by_side(blocks: list[npt.NDArray[Any]], none: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.concatenate([none, *blocks], axis=1)
+
+
+def _reordered(steps: Ints, rows: Ints, chosen: npt.NDArray[np.intp]) -> tuple[Ints, Ints]:
+    """The chosen steps (columns of `steps`) in their order, and their rows."""
+    rows_end = _INTEGERS.index("rows_end")
+    starts = np.concatenate([[0], steps[rows_end, :-1]])
+    parts = [rows[:, starts[at] : steps[rows_end, at]] for at in chosen]
+    steps = steps[:, chosen].copy()
+    steps[rows_end] = np.cumsum([part.shape[1] for part in parts])
+    return steps, np.concatenate([rows[:, :0], *parts], axis=1)
+
+
+def _source(path: Path, header: Header, footer: Footer | None) -> Source:
+    return Source(
+        path=str(path),
+        format=FORMAT,
+        rank=header.rank,
+        world_size=header.world_size,
+        lanes=header.streams,
+        timer=header.timer,
+        instrument_mode=header.instrument_mode,
+        groups={} if footer is None else footer.groups,
+        host=header.host,
+        platform=header.platform,
+        device=header.device,
+        backend=header.backend,
+        parallel=header.parallel,
+        run_id=header.run_id,
+        label=header.label,
+        attempt=header.attempt,
+        local_rank=header.local_rank,
+        node_rank=header.node_rank,
+        start_step=header.start_step,
+        warmup_steps=header.warmup_steps,
+        manifest_hash=header.manifest_hash,
+        device_telemetry=header.device_telemetry,
+        ending=_ending(footer),
+    )
+
+
+def _ending(footer: Footer | None) -> str:
+    match footer:
+        case None:
+            return KILLED
+        case Footer(reason="signal"):
+            return f"stopped by {footer.signal or 'a signal'}, exit code {footer.exit_code}"
+        case Footer(reason="error"):
+            return f"ended by an error, exit code {footer.exit_code}: {footer.error or 'not recorded'}"
+        case _:
+            return COMPLETED
+
+
+def _coverage_facts(steps: Steps, collectives: Collectives) -> CoverageFacts:
+    """A step of unknown coverage is not taken for one in which a collective was missed."""
+    reasons, uncovered, first = Counter[str](), 0, None
+    assert steps.coverage is not None
+    for code, coverage in enumerate(steps.coverages):
+        missed = coverage.issued is not None and coverage.seen != coverage.issued
+        if coverage.complete and not missed:
+            continue
+        at = np.flatnonzero(steps.coverage == code)
+        if not len(at):
+            continue
+        if not coverage.complete:
+            uncovered += len(at)
+            reasons[coverage.reason or f"{coverage.seen} collectives seen, {coverage.issued} issued"] += len(at)
+        if missed:
+            step = int(steps.global_step[at[0]])
+            first = step if first is None else min(first, step)
+    used = np.repeat(~steps.warmup, steps.row_counts) & (collectives.end_ns != NO_TIME)
+    found = Counter[str | None]()
+    counts = np.bincount(collectives.name[used], minlength=len(collectives.names)).tolist()
+    for name, count in zip(collectives.names, counts, strict=True):
+        if count:
+            found[name.end_source] += count
+    return CoverageFacts(dict(found), uncovered, dict(reasons), first)

@@ -1,0 +1,210 @@
+"""A run folder -> a `Run`: the records of one launch, all ranks that can be read, and their health.
+
+Reads `rank_<rank>_metrics.jsonl` and, where it is there, `run.json`; everything else in the folder is ignored, the
+`history` of earlier runs included. Must not: mix runs or attempts, or choose between two readings without saying so.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from aorta.analysis.health import Health, Held
+from aorta.analysis.load.engines import Engine, Local, progress
+from aorta.analysis.load.manifest import Manifest, emulated_fabric, read_manifest
+from aorta.analysis.load.record_columns import read_tables
+from aorta.analysis.tables import WORLD_LIMIT, RankTables, Run, Source, partial_steps
+from aorta.errors import InputError
+from aorta.telemetry.reader import RANK_FILE_NAME
+from aorta.telemetry.schema import RANK_FILE, RANK_FILE_GLOB
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """The record of one rank, to be read."""
+
+    path: Path
+
+    def size_bytes(self) -> int:
+        """Of the file; 0 where it cannot be told: reading it says why."""
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+    def absolute(self) -> RecordFile:
+        """The same, whatever the current directory."""
+        return RecordFile(self.path.absolute())
+
+
+def _tables(file: RecordFile) -> RankTables:
+    return read_tables(file.path)
+
+
+def rank_files(folder: Path) -> list[Path]:
+    """The records directly in `folder`, by rank; empty when there are none or the folder cannot be listed."""
+    try:
+        named = [(RANK_FILE_NAME.match(path.name), path) for path in folder.glob(RANK_FILE_GLOB)]
+    except OSError:
+        return []
+    return [path for _, path in sorted((int(match[1]), path) for match, path in named if match and path.is_file())]
+
+
+class _Shared:
+    """Footers of a thousand ranks list the same thousand ranks; they are kept once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], Sequence[int]] = {}
+
+    def groups(self, found: RankTables) -> RankTables:
+        """The tables, with equal lists of ranks made one."""
+        groups = {name: self._known.setdefault(tuple(ranks), ranks) for name, ranks in found.source.groups.items()}
+        return replace(found, source=replace(found.source, groups=groups))
+
+
+def load_run(path: str | Path, engine: Engine | None = None) -> Run:
+    """Read every rank of one run folder, one process a file at a time (`engine`, by default this machine's cores).
+
+    Raises:
+        InputError: the folder does not exist, holds no record that can be read, mixes runs, or its ranks disagree
+            about the world size; or the engine failed.
+        ToolMissing: the engine needs a package that is not installed.
+    """
+    folder = Path(path)
+    files = rank_files(folder)
+    if not files:
+        raise InputError(_nothing_found(folder))
+    left_out: list[str] = []
+    readable: list[RankTables] = []
+    shared = _Shared()
+    with progress(len(files), f"reading {folder}") as tick:
+        for found in (engine or Local()).map(_tables, [RecordFile(file) for file in files]):
+            if isinstance(found, InputError):
+                left_out.append(str(found))
+            else:
+                readable.append(shared.groups(found))
+            tick()
+    if not readable:
+        raise InputError(f"{folder}: none of its {len(files)} records can be read:\n  " + "\n  ".join(left_out))
+    _refuse_mixture(folder, [tables.source for tables in readable])
+    ranks = _one_per_rank(_latest_attempt(readable, left_out), left_out)
+    manifest, manifest_problem = read_manifest(folder, next(iter(ranks.values())).source.identity)
+    return Run(str(folder), ranks, manifest, _health(ranks, left_out, manifest, manifest_problem))
+
+
+def _health(
+    ranks: Mapping[int, RankTables],
+    files_left_out: Sequence[str],
+    manifest: Manifest | None,
+    manifest_problem: str | None,
+) -> Health:
+    """The facts of ranks that are of one run, one attempt and one world size."""
+    sources = [tables.source for tables in ranks.values()]
+    reasons = Counter[str]()
+    for tables in ranks.values():
+        reasons.update(tables.covered.reasons)
+    problems = [problem for tables in ranks.values() for problem in tables.problems]
+    hashes = sorted({str(source.manifest_hash) for source in sources})
+    if len(hashes) > 1:
+        problems.append(f"the ranks ran with different configurations: manifest hashes {', '.join(hashes)}")
+    fabric = emulated_fabric(manifest)
+    world_size = sources[0].world_size
+    return Health(
+        world_size=world_size,
+        ranks_read=tuple(ranks),
+        ranks_missing=tuple(sorted(set(range(world_size)) - ranks.keys())),
+        files_left_out=tuple(files_left_out),
+        problems=tuple(problems),
+        endings={rank: str(tables.source.ending) for rank, tables in ranks.items()},
+        attempt=sources[0].attempt,
+        partial_steps=partial_steps(ranks.values()),
+        uncovered_steps={rank: tables.covered.uncovered for rank, tables in ranks.items() if tables.covered.uncovered},
+        coverage_reasons=dict(reasons.most_common()),
+        instrument_modes=tuple(sorted({source.instrument_mode for source in sources})),
+        fabric=fabric,
+        held=None if fabric is None else _held(ranks),
+        manifest_problem=manifest_problem,
+    )
+
+
+def _held(ranks: Mapping[int, RankTables]) -> Held:
+    sources = Counter[str | None]()
+    for tables in ranks.values():
+        sources.update(tables.covered.end_sources)
+    slower = None if sources["event"] else sources["future"] + sources["wait"]
+    return Held(sources.total(), slower)
+
+
+def _nothing_found(folder: Path) -> str:
+    wanted = RANK_FILE.format(rank="<rank>")
+    try:
+        mode = folder.stat().st_mode
+    except OSError as error:
+        return f"{folder}: {error.strerror or error}; expected a folder with {wanted} files"
+    if not stat.S_ISDIR(mode):
+        return f"{folder}: not a folder; expected one with {wanted} files"
+    below = sorted({str(path.parent) for path in folder.glob(f"*/{RANK_FILE_GLOB}")})
+    hint = f"; there are some in {', '.join(below)}" if below else ""
+    return f"{folder}: no {wanted} in this folder{hint}. Give the folder of one run (training.output_dir)"
+
+
+def _refuse_mixture(folder: Path, sources: list[Source]) -> None:
+    """Headers must agree on the run; within an attempt, also on the world size.
+
+    Raises:
+        InputError: names both readings and their files.
+    """
+    first = sources[0]
+    for other in sources[1:]:
+        if other.run_id != first.run_id:
+            raise InputError(
+                f"{folder}: two runs are mixed: {_name(first)} belongs to run {first.run_id!r}, {_name(other)} to run "
+                f"{other.run_id!r}. Move the files of one run to a folder of their own"
+            )
+    sizes: dict[int | None, Source] = {}
+    for source in sources:
+        before = sizes.setdefault(source.attempt, source)
+        if before.world_size != source.world_size:
+            raise InputError(
+                f"{folder}: {_name(before)} says world size {before.world_size}, {_name(source)} says "
+                f"{source.world_size}: these ranks did not train together"
+            )
+
+
+def _latest_attempt(records: list[RankTables], left_out: list[str]) -> list[RankTables]:
+    """A restarted job numbers its attempts; ranks of different attempts never met, so only the last one is used."""
+    latest = max(tables.source.attempt or 0 for tables in records)
+    left_out += [
+        f"{_name(tables.source)}: attempt {tables.source.attempt}, the last attempt of this run is {latest}"
+        for tables in records
+        if tables.source.attempt != latest
+    ]
+    return [tables for tables in records if tables.source.attempt == latest]
+
+
+def _one_per_rank(records: list[RankTables], left_out: list[str]) -> dict[int, RankTables]:
+    """Records by rank. The file named as a run names it wins over `rank_00_...`; the other is said to be left out."""
+    chosen: dict[int, RankTables] = {}
+    for tables in sorted(records, key=lambda tables: (tables.source.rank, len(_name(tables.source)))):
+        rank, size, name = tables.source.rank, tables.source.world_size, _name(tables.source)
+        match = RANK_FILE_NAME.match(name)
+        if match is None or int(match[1]) != rank:
+            left_out.append(f"{name}:1: its header says rank {rank}; expected {RANK_FILE.format(rank=rank)}")
+        elif not 0 < size <= WORLD_LIMIT:
+            left_out.append(f"{name}:1: a world of {size} ranks; 1 to {WORLD_LIMIT} are allowed")
+        elif not 0 <= rank < size:
+            left_out.append(f"{name}:1: rank {rank} of a world of {size}")
+        elif rank in chosen:
+            left_out.append(f"{name}: a second record of rank {rank}, {_name(chosen[rank].source)} is used")
+        else:
+            chosen[rank] = tables
+    if not chosen:
+        raise InputError(f"{Path(records[0].source.path).parent}: no usable record:\n  " + "\n  ".join(left_out))
+    return chosen
+
+
+def _name(source: Source) -> str:
+    return Path(source.path).name

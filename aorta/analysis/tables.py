@@ -1,0 +1,425 @@
+"""What every source is turned into before anything is computed: one set of typed tables for each rank.
+
+A loader (`aorta.analysis.readers`, `aorta.analysis.traces`) reads a source, whatever recorded it, and returns a
+`RankTables` for each rank: who recorded it (`Source`), its steps (`Steps`), its collectives (`Collectives`), and a way
+to ask for what ran when inside one step (`Details`). All metrics, comparisons and pictures read these tables and never
+ask what the source was.
+
+    run = load_run("artifacts/cuda")
+    tables = run.ranks[0]
+    tables.steps.metrics["exposed_comm_ms"]      # float64, one element a step, NaN where it is null
+    tables.collectives.end_ns - tables.collectives.start_ns
+
+What a source does not say is None (or `NO_TIME`, `UNKNOWN`, NaN inside a column), and `Source.absent` says why. Must
+not: hold a Python object a row, invent a value, or load pandas (processes that only read load this).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from aorta.analysis.health import Health
+from aorta.telemetry.schema import AuxRange, ComputeRange, Coverage, DeviceSample, DeviceTelemetry, Phase, Stall
+from aorta.timeline.classes import COMPUTE, KINDS, NOT_COMMUNICATION
+from aorta.timeline.intervals import Interval, merge
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Members: TypeAlias = tuple[int, ...]
+"""The global ranks of a process group, ascending."""
+
+NO_TIME: Final = -(2**63)
+"""In a column of times: it was not seen."""
+UNKNOWN: Final = -1
+"""In a column of codes, identifiers or sizes: the source does not say."""
+UNNUMBERED: Final = -2
+"""Sequence numbers from here down are of collectives that a source does not number: they match no other rank's."""
+WORLD_LIMIT: Final = 1 << 20
+"""Ranks of a run: ten times the largest machines of today, and few enough to count those that are missing. A source
+that says more is damaged."""
+COMPLETED: Final = "completed"
+"""`Source.ending` of a process that ran to its end."""
+LOSSES: Final = ("loss", "lr", "grad_norm")
+KIND_METRICS: Final = frozenset(
+    name for kind in KINDS for name in (f"{kind}_ms", f"compute_{kind}_ms", f"exposed_{kind}_ms")
+)
+KINDS_KNOWN: Final = ("comm_ms", "allreduce_ms")
+"""Where one of these is null, so is a kind that a step does not mention: the second stands in every step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Who recorded a rank, as far as the source says. Every fact that it may leave out is None then, and `absent` has
+    the reason under the fact's name.
+
+    Attributes:
+        path: the file, as it was given. format: "aorta" for a record of AORTA's own, else the reader's name ("kineto",
+            "rocprofv3-json", ...). rank: below 0 it is a number that stands for a trace of unknown rank.
+        lanes: names of the lanes of this source; bit `i` of a segment's mask is `lanes[i]`.
+        groups: process group -> its global ranks, as this rank means the name; groups it does not tell are left out.
+        timer: what took the times. instrument_mode: how collectives were instrumented; of a trace the tool.
+        ending: how the process ended; None where the source has no end (a trace).
+    """
+
+    path: str
+    format: str
+    rank: int
+    world_size: int
+    lanes: tuple[str, ...]
+    timer: str
+    instrument_mode: str
+    groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    host: str | None = None
+    platform: str | None = None
+    device: str | None = None
+    backend: str | None = None
+    parallel: str | None = None
+    run_id: str | None = None
+    label: str | None = None
+    attempt: int | None = None
+    local_rank: int | None = None
+    node_rank: int | None = None
+    start_step: int | None = None
+    warmup_steps: int | None = None
+    manifest_hash: str | None = None
+    device_telemetry: DeviceTelemetry | None = None
+    ending: str | None = None
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> str:
+        """What two sources of one run share: its id, or the path where there is none."""
+        return self.run_id if self.run_id is not None else self.path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """The steps of one rank in order of `global_step`, each once; every column has an element a step.
+
+    Attributes:
+        start_mono_ns, end_mono_ns: on the rank's own clock. t_start_ns, t_end_ns: on the clock that ranks share; of a
+            trace the same.
+        epoch, step, losses: None, or without a name, where the source does not have them. metrics: name -> milliseconds
+        or a ratio, NaN where it is null. A kind of collective that a step does not mention
+            was not used in it: 0, unless kinds are null (`column`).
+        reason: index into `reasons`, each of which says why metrics of a step are null.
+        coverage: index into `coverages`; None where the source does not count what was issued.
+        rows_end: collectives of this step and of all before it.
+    """
+
+    global_step: Ints
+    warmup: Bools
+    start_mono_ns: Ints
+    end_mono_ns: Ints
+    t_start_ns: Ints
+    t_end_ns: Ints
+    rows_end: Ints
+    reason: Ints
+    reasons: tuple[Mapping[str, str], ...]
+    metrics: Mapping[str, Floats]
+    losses: Mapping[str, Floats] = field(default_factory=dict)
+    epoch: Ints | None = None
+    step: Ints | None = None
+    coverage: Ints | None = None
+    coverages: tuple[Coverage, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.global_step)
+
+    @property
+    def length_ns(self) -> Ints:
+        """Start to end of each step."""
+        return self.end_mono_ns - self.start_mono_ns
+
+    @property
+    def row_counts(self) -> Ints:
+        """Collectives of each step."""
+        return np.diff(self.rows_end, prepend=0)
+
+    def rows_of(self, first: int, last: int) -> slice:
+        """The collectives of the steps at places `first` to `last` (exclusive)."""
+        return slice(int(self.rows_end[first - 1]) if first else 0, int(self.rows_end[last - 1]) if last else 0)
+
+    def column(self, name: str) -> Floats:
+        """A metric or a loss; all NaN where no step has it. A kind that this rank never used is 0 where kinds are
+        known.
+        """
+        known = self.metrics.get(name)
+        if known is None:
+            known = self.losses.get(name)
+        if known is not None:
+            return known
+        found = np.full(len(self), np.nan)
+        if name in KIND_METRICS and "comm_ms" in self.metrics:
+            witnesses = [self.metrics[witness] for witness in KINDS_KNOWN if witness in self.metrics]
+            found[~np.isnan(witnesses).any(axis=0)] = 0.0
+        return found
+
+
+class CollectiveName(NamedTuple):
+    """What collectives are called and how their ends were learnt; few of a run differ, so rows hold an index.
+    `bytes` is `UNKNOWN` where the source does not tell.
+    """
+
+    kind: str
+    group: str
+    bytes: int
+    dtype: str | None
+    end_source: str | None
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """The collectives of one rank, by step, then in order of issue: one element a row in each column.
+
+    Attributes:
+        name: int32, index into `names`. seq: sequence number in its group, the same on all ranks; `UNNUMBERED` and
+            below where the source does not number it. issue_ns, start_ns, end_ns: from the start of the row's step on
+            this rank, `NO_TIME` where it was not seen.
+    """
+
+    names: tuple[CollectiveName, ...]
+    name: npt.NDArray[np.int32]
+    seq: Ints
+    issue_ns: Ints
+    start_ns: Ints
+    end_ns: Ints
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+    def take(self, rows: slice) -> Collectives:
+        """Some rows; the names stay."""
+        return Collectives(
+            self.names, self.name[rows], self.seq[rows], self.issue_ns[rows], self.start_ns[rows], self.end_ns[rows]
+        )
+
+    @property
+    def duration_ns(self) -> Ints:
+        """Start to end, `NO_TIME` where either was not seen."""
+        return _difference(self.start_ns, self.end_ns)
+
+    @property
+    def queued_ns(self) -> Ints:
+        """Issue to start, `NO_TIME` where either was not seen."""
+        return _difference(self.issue_ns, self.start_ns)
+
+
+def _difference(first: Ints, second: Ints) -> Ints:
+    return np.where((first == NO_TIME) | (second == NO_TIME), NO_TIME, second - first)
+
+
+def no_collectives() -> Collectives:
+    """Of a rank that used none."""
+    nothing = np.empty(0, np.int64)
+    return Collectives((), nothing.astype(np.int32), nothing, nothing, nothing, nothing)
+
+
+class Segment(NamedTuple):
+    """A stretch of a step in which the set of active lanes does not change; bits of `lanes` follow `Source.lanes`."""
+
+    start_ns: int
+    end_ns: int
+    lanes: int
+
+
+@dataclass(frozen=True)
+class StepIntervals:
+    """What ran when inside one step of one rank, in ns from the step's start. `compute`, `stalls` and `aux` are None
+    where the source tells only which lanes were active (`segments`).
+    """
+
+    length_ns: int
+    lanes: tuple[str, ...]
+    segments: Sequence[Segment]
+    compute: Sequence[ComputeRange] | None = None
+    stalls: Sequence[Stall] | None = None
+    aux: Sequence[AuxRange] | None = None
+
+    def active(self) -> dict[str, list[Interval]]:
+        """Lane -> merged spans in which it was active; lanes never active are left out."""
+        spans = {
+            name: merge((part.start_ns, part.end_ns) for part in self.segments if part.lanes >> bit & 1)
+            for bit, name in enumerate(self.lanes)
+        }
+        return {name: merged for name, merged in spans.items() if merged}
+
+    def computing(self) -> list[Interval]:
+        """When it computed, stalls included: its compute ranges, or its compute lane where the source has only that."""
+        if self.compute is None:
+            return self.active().get(COMPUTE, [])
+        return [(part.start_ns, part.end_ns) for part in self.compute]
+
+    def exposed(self) -> list[Interval]:
+        """When some collective ran and the rank did not compute: the segments of which that is true."""
+        compute = sum(1 << bit for bit, name in enumerate(self.lanes) if name == COMPUTE)
+        comm = sum(1 << bit for bit, name in enumerate(self.lanes) if name not in NOT_COMMUNICATION)
+        return merge(
+            (part.start_ns, part.end_ns) for part in self.segments if part.lanes & comm and not part.lanes & compute
+        )
+
+
+class Details(Protocol):
+    """What of a rank is too much to be held for all steps: read, or cut out, when somebody asks. Can be pickled."""
+
+    def step(self, place: int) -> StepIntervals:
+        """The step at a place of `Steps`.
+
+        Raises:
+            InputError: it cannot be read any more.
+        """
+
+    def steps(self) -> Iterator[StepIntervals]:
+        """All of them in order, one in memory at a time.
+
+        Raises:
+            InputError: they cannot be read any more.
+        """
+
+    def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
+        """Samples of the device, and why one failed.
+
+        Raises:
+            InputError: they cannot be read any more.
+        """
+
+    def size_bytes(self) -> int:
+        """About how much `steps` reads from disk."""
+
+    def absolute(self) -> Details:
+        """The same, whatever the current directory."""
+
+
+@dataclass(frozen=True)
+class IsolatedSteps:
+    """Steps of the isolated baselines (R10), in the order in which they ran: as much of them as two metrics need.
+    `phase` is an index into `PHASES`; `reason` and `coverage` are those of `Steps`.
+    """
+
+    phase: Ints
+    warmup: Bools
+    wall_ns: Ints
+    reason: Ints
+    coverage: Ints
+    compute_ms: Floats
+
+    def __len__(self) -> int:
+        return len(self.phase)
+
+
+PHASES: Final[tuple[Phase, ...]] = ("train", "compute_only", "comm_only")
+"""Phases of a run; a test holds them to `telemetry.schema.Phase`."""
+
+
+@dataclass(frozen=True)
+class CoverageFacts:
+    """What was seen of a rank's collectives as a whole.
+
+    Attributes:
+        end_sources: how ends were learnt -> collectives whose end was seen, warm-up left out. uncovered: steps in which
+            not every collective is known to have been seen (R8). reasons: why, with how many of them. first_missed: the
+            first global step in which fewer or more were seen than issued.
+    """
+
+    end_sources: Mapping[str | None, int] = field(default_factory=dict)
+    uncovered: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    first_missed: int | None = None
+
+
+@dataclass(frozen=True)
+class RankTables:
+    """One rank. `problems` are sentences about what could not be read, each with `file:line`."""
+
+    source: Source
+    steps: Steps
+    collectives: Collectives
+    details: Details
+    isolated: IsolatedSteps | None = None
+    covered: CoverageFacts = field(default_factory=CoverageFacts)
+    problems: tuple[str, ...] = ()
+
+    def step_intervals(self, global_step: int) -> StepIntervals | None:
+        """What ran when in one step; None where the rank does not have it.
+
+        Raises:
+            InputError: it cannot be read any more.
+        """
+        place = int(np.searchsorted(self.steps.global_step, global_step))
+        there = place < len(self.steps) and self.steps.global_step[place] == global_step
+        return self.details.step(place) if there else None
+
+    def isolated_counts(self) -> dict[str, int]:
+        """Phase other than `train` -> its steps, warm-up included."""
+        codes = [] if self.isolated is None else self.isolated.phase.tolist()
+        return {PHASES[code]: count for code, count in Counter(codes).items()}
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A device's whole trace as one window: flat metrics, and the reasons for those that are null."""
+
+    window: Interval
+    metrics: Mapping[str, float | None]
+    reasons: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One launch: the tables of every rank that could be read, by rank, never empty.
+
+    Attributes:
+        location: folder, file, glob or URL. manifest: `run.json`, None where there is none that belongs to it.
+        extras: what a loader knows of the run beside its tables, as `summary.json` shows it (`traces` of the loaders of
+            traces); empty for records.
+    """
+
+    location: str
+    ranks: Mapping[int, RankTables]
+    manifest: Mapping[str, object] | None
+    health: Health
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def source(self) -> Source:
+        """The lowest rank's, for the facts that all ranks share."""
+        return next(iter(self.ranks.values())).source
+
+    @property
+    def row_count(self) -> int:
+        """Collectives of all ranks."""
+        return sum(len(tables.collectives) for tables in self.ranks.values())
+
+    def over_ranks(self, column: Callable[[Steps], npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """A column of the steps over all ranks, by rank, then global step."""
+        return np.concatenate([column(tables.steps) for tables in self.ranks.values()])
+
+    def rank_of_steps(self) -> Ints:
+        """The rank of each step, in the order of `over_ranks`."""
+        return np.repeat(np.array(list(self.ranks), np.int64), [len(tables.steps) for tables in self.ranks.values()])
+
+
+def global_steps(ranks: Iterable[RankTables]) -> Ints:
+    """Every global step that some rank has, in order."""
+    found = np.empty(0, np.int64)
+    for tables in ranks:
+        if not np.array_equal(tables.steps.global_step, found):
+            found = np.union1d(found, tables.steps.global_step)
+    return found
+
+
+def partial_steps(ranks: Collection[RankTables]) -> tuple[int, ...]:
+    """Global steps that some of the ranks do not have."""
+    steps = global_steps(ranks)
+    missing = np.zeros(len(steps), bool)
+    for tables in ranks:
+        if len(tables.steps) < len(steps):
+            missing |= ~np.isin(steps, tables.steps.global_step)
+    return tuple(steps[missing].tolist())

@@ -1,0 +1,309 @@
+"""Collectives across ranks, held to plain loops over what was written."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import Phase, event, given, settings
+from hypothesis import strategies as st
+
+import aorta.analysis
+from aorta.analysis import frames, straggler
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.bandwidth import busbw_factor
+from aorta.analysis.collective_metrics import collective_metrics
+from aorta.analysis.load.records import load_run
+from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES
+from aorta.errors import InputError
+from aorta.telemetry.schema import Coverage
+from aorta.timeline.classes import LOCKSTEP
+from tests.analysis.builders import collective, footer, header, metrics, step, write_rank
+
+HALF = metrics(10, 8, 4, 2)
+NO_SHRINKING = (
+    Phase.explicit,
+    Phase.reuse,
+    Phase.generate,
+)  # an example writes and reads a run: shrinking takes minutes
+WORLD, PAIRS = "world", "pair"
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[list[list[tuple[str, str, int, int, int | None]]]]:
+    """Per rank, per step, rows of (kind, group, bytes, start, length). All ranks issue one schedule, as they do in
+    training; starts and lengths are each rank's own, and now and then a rank lacks a collective, an end, or a whole
+    step.
+    """
+    size = draw(st.integers(2, 4))
+    schedule = draw(
+        st.lists(
+            st.lists(
+                st.tuples(
+                    st.sampled_from(["allreduce", "allreduce", "allgather", "broadcast", "barrier"]),
+                    st.sampled_from([WORLD, WORLD, PAIRS]),
+                    st.sampled_from([0, 8, 1000]),
+                ),
+                max_size=4,
+            ),
+            min_size=2,
+            max_size=4,
+        )
+    )
+    slow = draw(st.integers(-1, size - 1))  # waits least in every collective
+    odd = draw(st.integers(0, 3))  # 0: some rank lacks something
+    plan = []
+    for rank in range(size):
+        steps = []
+        for rows in schedule:
+            mine = []
+            for kind, group, count in rows:
+                length: int | None = 1 if rank == slow else draw(st.integers(2 if slow >= 0 else 0, 9))
+                if odd == 0 and draw(st.integers(0, 9)) == 0:
+                    length = None
+                if odd != 0 or draw(st.integers(0, 9)):
+                    mine.append((kind, group, count, draw(st.integers(0, 9)), length))
+            steps.append(mine)
+        plan.append(steps[: draw(st.integers(1, len(steps))) if odd == 0 else None])
+    return plan
+
+
+def written(folder: Path, plan: Any, *, missed: bool = False, killed: bool = False) -> Path:
+    """A run of `plan`: per rank, per step, rows of (kind, group, bytes, start, length). Step 0 is warm-up. Pairs of
+    neighbours form groups of one name; the last rank may have missed a collective in its last step, or been killed.
+    """
+    size = len(plan)
+    for rank, steps in enumerate(plan):
+        pair = [other for other in range(size) if other // 2 == rank // 2]
+        seq: defaultdict[str, int] = defaultdict(int)
+        lines = []
+        for number, row in enumerate(steps):
+            issued = []
+            for kind, group, count, start, length in row:
+                end = None if length is None else start + length
+                times = {"start_ms": start, "end_ms": end, "issue_ns": 0}
+                issued.append(collective(kind, seq[group], group=group, bytes=count, **times))
+                seq[group] += 1
+            hole = missed and rank == size - 1 and number == len(steps) - 1
+            coverage = Coverage(0, 1, False) if hole else Coverage(0, 0, True)
+            at = {"warmup": number == 0, "coverage": coverage, "collectives": issued}
+            lines.append(step(rank, size, number, overlap=HALF, **at))
+        foot = (
+            None
+            if killed and rank == size - 1
+            else footer(len(lines), size, groups={WORLD: list(range(size)), PAIRS: pair})
+        )
+        write_rank(folder, header(rank, size), lines, foot)
+    return folder
+
+
+def by_hand(plan: Any, *, missed: bool, killed: bool) -> dict[Any, dict[str, Any]]:
+    """The entries, by plain loops: (kind, group, group size, bytes) -> collectives, rows, and the values of metrics."""
+    size = len(plan)
+    seen: defaultdict[Any, dict[int, Any]] = defaultdict(dict)
+    warm: dict[Any, bool] = {}
+    for rank, steps in enumerate(plan):
+        seq: defaultdict[str, int] = defaultdict(int)
+        for number, row in enumerate(steps):
+            for kind, group, count, start, length in row:
+                pair = tuple(other for other in range(size) if other // 2 == rank // 2)
+                members = tuple(range(size)) if group == WORLD else pair
+                # Of a rank without a footer a peer tells; the last of an odd number of ranks has none in its pair.
+                if killed and rank == size - 1 and len(members) == 1:
+                    members = ()
+                at = kind, group, members, number, seq[group], count
+                seen[at][rank] = start, length
+                warm[at] = number == 0
+                seq[group] += 1
+    hole = len(plan[-1]) - 1 if missed else None
+    entries: dict[Any, dict[str, Any]] = {}
+    for (kind, group, members, number, _, count), rows in seen.items():
+        if number == 0:
+            continue
+        entry = entries.setdefault(
+            (kind, group, len(members) or None, count),
+            {"collectives": 0, "rows": 0, **{name: [] for name in COLLECTIVE_METRIC_NAMES}},
+        )
+        entry["collectives"] += 1
+        entry["rows"] += len(rows)
+        entry["duration_ms"] += [length for _, length in rows.values() if length is not None]
+        entry["queued_ms"] += [start for start, _ in rows.values()]
+        lengths = [length for _, length in rows.values()]
+        if kind not in LOCKSTEP or set(rows) != set(members) or None in lengths:
+            continue
+        if hole is not None and size - 1 in rows and number >= hole:
+            continue
+        shortest, longest = min(lengths), max(lengths)
+        entry["transfer_ms"].append(shortest)
+        entry["wait_ms"] += [length - shortest for length in lengths]
+        entry["arrival_skew_ms"].append(longest - shortest)
+        entry["arrival_skew_bound_ms"].append(longest)
+        if count and shortest and len(members) > 1:
+            entry["algbw_gb_per_s"].append(count / (shortest * 1e6))
+            factor = busbw_factor(kind, len(members))
+            if factor is not None:
+                entry["busbw_gb_per_s"].append(count / (shortest * 1e6) * factor)
+    return entries
+
+
+@settings(max_examples=60, deadline=None, phases=NO_SHRINKING)
+@given(runs(), st.booleans(), st.booleans(), st.sampled_from([1, 3, 1 << 18]))
+def test_metrics_across_ranks_are_those_of_plain_loops(plan: Any, missed: bool, killed: bool, piece: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        run = load_run(written(Path(folder), plan, missed=missed, killed=killed))
+        found = collective_metrics(run, piece).collectives
+        frame = aorta.analysis.collectives(run)
+    expected = by_hand(plan, missed=missed, killed=killed)
+    keys = [(entry["kind"], entry["group"], entry["group_size"], entry["bytes"]) for entry in found]
+    assert set(keys) == expected.keys()
+    assert len(keys) == len(set(keys))
+    for key, entry in zip(keys, found, strict=True):
+        told = expected[key]
+        assert (entry["collectives"], entry["rows"]) == (told["collectives"], told["rows"])
+        for name in COLLECTIVE_METRIC_NAMES:
+            values = sorted(told[name])
+            assert entry[name]["count"] == len(values), (key, name)
+            if values:
+                event(f"{name} known")
+                assert [entry[name]["min"], entry[name]["max"]] == pytest.approx([values[0], values[-1]], rel=1e-12)
+                assert entry[name]["median"] == pytest.approx(median(values), rel=1e-12), (key, name)
+    of_table = frame[~frame["warmup"]].groupby(["kind", "group", "group_size", "bytes"], dropna=False)
+    for name in ("duration_ms", "wait_ms"):  # the table has them a row
+        values = {key: sorted(part[name].dropna()) for key, part in of_table}
+        for key, told in expected.items():
+            mine = next(found for other, found in values.items() if _same(other, key))
+            assert mine == pytest.approx(sorted(told[name])), (key, name)
+
+
+def _same(found: Any, key: Any) -> bool:
+    """Keys of the table and of the loops; an unknown group size is NA in the one, None in the other."""
+    return tuple(None if pd.isna(part) else part for part in found) == key
+
+
+def test_the_runs_drawn_above_match_have_bandwidths_and_stragglers() -> None:
+    """A check that cannot fail proves nothing: of 60 runs most match, and some have a straggler."""
+    counts: defaultdict[str, int] = defaultdict(int)
+
+    @settings(max_examples=60, deadline=None, phases=(Phase.generate,), database=None, derandomize=True)
+    @given(runs())
+    def draw(plan: Any) -> None:
+        for entry in by_hand(plan, missed=False, killed=False).values():
+            counts["transfers"] += len(entry["transfer_ms"])
+            counts["busbw"] += len(entry["busbw_gb_per_s"])
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(straggler, "MIN_COLLECTIVES", 2)
+            entries = collective_metrics(load_run(written(Path(folder), plan))).stragglers
+        counts["stragglers"] += sum(entry["rank"] is not None for entry in entries)
+
+    draw()
+    assert counts["transfers"] >= 60, dict(counts)
+    assert counts["busbw"] >= 20, dict(counts)
+    assert counts["stragglers"] >= 5, dict(counts)
+
+
+@settings(max_examples=40, deadline=None, phases=NO_SHRINKING)
+@given(runs(), st.sampled_from([1, 1 << 18]))
+def test_stragglers_agree_with_plain_loops(plan: Any, piece: int) -> None:
+    size = len(plan)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(straggler, "MIN_COLLECTIVES", 2)
+        found = collective_metrics(load_run(written(Path(folder), plan)), piece).stragglers
+    durations: defaultdict[Any, dict[int, Any]] = defaultdict(dict)
+    for rank, steps in enumerate(plan):
+        seq: defaultdict[str, int] = defaultdict(int)
+        for number, row in enumerate(steps):
+            for kind, group, count, _, length in row:
+                members = tuple(r for r in range(size) if group == WORLD or r // 2 == rank // 2)
+                if number and len(members) > 1:
+                    durations[(group, members), number, seq[group], kind, count][rank] = length
+                seq[group] += 1
+    assert [(entry["group"], tuple(entry["group_ranks"])) for entry in found] == sorted({key[0] for key in durations})
+    for entry in found:
+        group = entry["group"], tuple(entry["group_ranks"])
+        known = [
+            times
+            for key, times in durations.items()
+            if key[0] == group and set(times) == set(group[1]) and None not in times.values() and key[3] != "broadcast"
+        ]
+        assert entry["collectives"] == len(known)
+        waits = {rank: [times[rank] - min(times.values()) for times in known] for rank in group[1]}
+        medians = {rank: float(median(each)) for rank, each in waits.items() if each}
+        assert {int(k): v for k, v in entry["wait_ms_median_per_rank"].items() if v is not None} == medians
+        if len(known) < 2:
+            assert entry["reason"] == f"{len(known)} collectives known on every rank, 2 are needed"
+            continue
+        own, rank = min((value, rank) for rank, value in medians.items())
+        alone = sum(sorted(times.values())[1] > times[rank] == min(times.values()) for times in known)
+        assert entry["last_share"] == alone / len(known)
+        others = [value for other, value in medians.items() if other != rank]
+        margin = max(0.2, 0.1 * median(min(times.values()) for times in known))
+        late = alone >= 0.8 * len(known) and min(others) - own > margin
+        assert (entry["rank"], entry["late_ms"]) == ((rank, median(others) - own) if late else (None, None))
+        assert (entry["reason"] is None) == late
+
+
+def test_the_skew_is_bounded_by_the_longest_duration(tmp_path: Path) -> None:
+    # All end at 8 ms. Rank 2 comes at 6, the others at 0 and 1.
+    starts = {0: 0, 1: 1, 2: 6}
+    for rank, start in starts.items():
+        lines = [
+            step(rank, 3, number, overlap=HALF, collectives=[collective(seq=number, start_ms=start, end_ms=8)])
+            for number in range(4)
+        ]
+        write_rank(tmp_path, header(rank, 3), lines)
+    (entry,) = Dataset("x", load_run(tmp_path)).collectives.collectives
+    assert entry["arrival_skew_ms"]["median"] == 6.0
+    assert entry["arrival_skew_bound_ms"]["median"] == 8.0
+    assert entry["transfer_ms"]["median"] == 2.0
+
+
+def test_nanoseconds_of_our_days_are_not_rounded_before_a_difference_is_formed(tmp_path: Path) -> None:
+    base = 1_800_000_000_000_000_001  # as a float64 it is 128 ns wide (W14)
+    for rank, end in enumerate((base + 3, base + 10)):
+        row = collective(issue_ns=base, start_ns=base, end_ns=end)
+        write_rank(tmp_path, header(rank, 2), [step(rank, 2, overlap=HALF, collectives=[row])])
+    (entry,) = Dataset("x", load_run(tmp_path)).collectives.collectives
+    assert entry["transfer_ms"]["median"] == 3e-6
+    assert entry["wait_ms"]["max"] == 7e-6
+
+
+def test_collectives_come_by_filter_or_in_pieces_that_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = [[[("allreduce", WORLD, 8, rank, 5), ("allgather", WORLD, 8, 0, 5)]] * 6 for rank in range(3)]
+    run = aorta.analysis.load_run(written(tmp_path, plan))
+    whole = aorta.analysis.collectives(run)
+    assert len(whole) == 36
+    some = aorta.analysis.collectives(run, ranks=[1], steps=(2, 4), kinds=["allgather"])
+    assert some[["rank", "global_step", "kind"]].drop_duplicates().values.tolist() == [
+        [1, 2, "allgather"],
+        [1, 3, "allgather"],
+    ]
+    assert some["transfer_ms"].tolist() == [5, 5]  # matched with ranks that the filter leaves out
+    parts = list(frames.iter_collectives(run, rows=7))
+    assert len(parts) == 6
+    assert all(part["global_step"].nunique() == 1 for part in parts)
+    joined = pd.concat(parts)
+    assert joined["instance"].nunique() == whole["instance"].nunique() == 12
+    same = ["rank", "global_step", "seq"]
+    pd.testing.assert_frame_equal(
+        joined.drop(columns="instance").sort_values(same, ignore_index=True),
+        whole.drop(columns="instance").sort_values(same, ignore_index=True),
+    )
+    monkeypatch.setattr(frames, "ROW_LIMIT", 20)
+    with pytest.raises(InputError, match=r"more than 20 collectives are left, of 36 .*iter_collectives"):
+        aorta.analysis.collectives(run)
+    assert len(aorta.analysis.collectives(run, kinds=["allreduce"])) == 18
+    assert sum(map(len, aorta.analysis.iter_collectives(tmp_path))) == 36
+
+
+def test_chosen_columns_of_the_steps_are_those_of_the_whole_table(tmp_path: Path) -> None:
+    plan = [[[]] * 3, [[]] * 3]
+    run = aorta.analysis.load_run(written(tmp_path, plan))
+    few = aorta.analysis.steps(run, ["rank", "global_step", "comm_ms"])
+    pd.testing.assert_frame_equal(few, aorta.analysis.steps(tmp_path)[["rank", "global_step", "comm_ms"]])
+    assert few["rank"].dtype == np.int64
