@@ -27,7 +27,7 @@ from aorta.config.schema import GROUPS, Config
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AortaError, ConfigError
 
 Run = Callable[[Resolved], int]
-Sweep = Callable[[Sequence[str]], multirun.Launching]
+Sweep = Callable[[Sequence[str]], multirun.JobLauncher]
 
 
 def main(run: Run, config_dir: Path, sweep: Sweep | None = None) -> int:
@@ -64,7 +64,7 @@ class InThisProcess:
     def __init__(self, run: Run) -> None:
         self._run, self._worst = run, EXIT_OK
 
-    def launch(self, batch: multirun.Batch) -> list[float]:
+    def launch(self, batch: multirun.SweepBatch) -> list[float]:
         """Run a batch; there are no results.
 
         Raises:
