@@ -97,15 +97,15 @@ class Stopped(Exception):
         self.exit_code = exit_code
 
 
-class Task:
+class HydraTask:
     """What Hydra is given to run: notes the configuration of a single run, hands the batches of a sweep over.
 
     Args:
-        launching: starts the jobs of a sweep.
+        launcher: starts the jobs of a sweep.
     """
 
-    def __init__(self, launching: JobLauncher) -> None:
-        self.launching = launching
+    def __init__(self, launcher: JobLauncher) -> None:
+        self.launcher = launcher
         self.composed: list[DictConfig] = []
         self.batches = 0
 
@@ -126,7 +126,7 @@ class Task:
     def launch(self, batch: SweepBatch) -> list[float]:
         """The launcher's call for a sweep."""
         self.batches += 1
-        return self.launching.launch(batch)
+        return self.launcher.launch(batch)
 
 
 class TorchrunLauncher(Launcher):
@@ -169,7 +169,7 @@ class TorchrunLauncher(Launcher):
         Raises:
             ConfigError: a job of the first batch cannot be run. Later ones come from an optimiser; they have failed.
         """
-        if not isinstance(self._task, Task):
+        if not isinstance(self._task, HydraTask):
             raise ConfigError(f"hydra/launcher={LAUNCHER} runs AORTA's train.py only")
         jobs = [self._job(initial_job_idx + place, list(words)) for place, words in enumerate(job_overrides)]
         refused = [job for job in jobs if job.refused is not None]

@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import aorta
-from aorta.analysis.readers.manifest import flatten
 from aorta.errors import ConfigError
 from aorta.experiments.launch_plan import Plan, PlannedLaunch
+from aorta.experiments.resume import differences, unused
 from aorta.launch.hiding import hide
 from aorta.telemetry.schema import MANIFEST_FILE, RANK_FILE_GLOB
 
@@ -120,11 +120,7 @@ def put_aside(plan: Plan, launch: PlannedLaunch, why: str) -> Path | None:
     folder = plan.run_folder(launch)
     if not folder.exists():
         return None
-    target = plan.output / ASIDE_DIR / f"{launch.name}.{why}"
-    copies = 1
-    while target.exists():
-        copies += 1
-        target = target.with_name(f"{launch.number:02d}.{why}-{copies}")
+    target = unused(plan.output / ASIDE_DIR / f"{launch.name}.{why}")
     target.parent.mkdir(parents=True, exist_ok=True)
     folder.rename(target)
     return target
@@ -148,35 +144,17 @@ def _refuse_another(path: Path, wanted: Mapping[str, Any]) -> None:
         there = json.loads(path.read_text(encoding="utf-8"))
         if there["plan_version"] != PLAN_VERSION:
             raise ValueError(f"plan_version {there['plan_version']!r}, this AORTA writes {PLAN_VERSION}")
-        kept = {key: there[key] for key in wanted}
-        kept["host"], wanted = _comparable(kept["host"]), {**wanted, "host": _comparable(wanted["host"])}
+        different = differences(_comparable(there), _comparable(wanted))
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not a plan ({type(error).__name__}: {error}); choose another --output") from error
-    differences = list(_differences(kept, wanted))
-    if differences:
+    if different:
         raise ConfigError(
-            f"{path} holds another plan, and launches of two plans must not mix:\n"
-            + "\n".join(f"  {line}" for line in differences)
-            + "\ngive what was given there, or another --output"
+            f"{path} holds another plan, and launches of two plans must not mix:\n{different}\n"
+            "give what was given there, or another --output"
         )
 
 
-def _comparable(machine: Mapping[str, Any]) -> dict[str, Any]:
-    """What must stay as it is: launches of two machines have no common noise. A kernel may be updated meanwhile."""
-    return {key: machine[key] for key in _SAME_HOST}
-
-
-def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    before, after = dict(flatten(there)), dict(flatten(json.loads(json.dumps(now))))
-    for key in dict.fromkeys([*before, *after]):
-        if before.get(key, _ABSENT) != after.get(key, _ABSENT):
-            name = key.removeprefix("asked.")
-            yield f"{name}: {before.get(key, _ABSENT)!r} there, {after.get(key, _ABSENT)!r} now"
-
-
-class _Absent:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-_ABSENT: Final = _Absent()
+def _comparable(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What must stay as it is. Launches of two machines have no common noise, but a kernel may be updated meanwhile."""
+    host = {key: content["host"][key] for key in _SAME_HOST}
+    return {**content["asked"], "versions": content["versions"], "environment": content["environment"], "host": host}

@@ -11,6 +11,7 @@ from typing import Final
 
 from aorta.errors import ConfigError, InputError
 from aorta.experiments.process_mark import end_marked
+from aorta.experiments.resume import differences, unused
 from aorta.experiments.sweep_journal import (
     SWEEP_FILE,
     JobHistory,
@@ -39,10 +40,7 @@ def make_room(folder: Path) -> None:
             return
         SweepJournal(folder).close()  # refused while another sweep holds it
         name = f"{datetime.fromtimestamp(journal.stat().st_mtime, UTC):%Y%m%dT%H%M%SZ}"
-        target, copies = folder / HISTORY_DIR / name, 1
-        while target.exists():
-            copies += 1
-            target = target.with_name(f"{name}-{copies}")
+        target = unused(folder / HISTORY_DIR / name)
         target.mkdir(parents=True)
         for path in [path for path in folder.iterdir() if path.is_dir() and is_job_name(path.name)]:
             path.rename(target / path.name)
@@ -69,16 +67,10 @@ def take_up(folder: Path, asked: SweepRequest) -> dict[str, JobHistory]:
         there = read_sweep(folder)
     except InputError as error:
         raise ConfigError(f"hydra.launcher.resume: {error}") from error
-    differences = [
-        f"  {key}: {before!r} there, {now!r} now"
-        for key in _SAME
-        if (before := getattr(there.asked, key)) != (now := getattr(asked, key))
-    ]
-    if differences:
+    if different := differences(*({key: getattr(each, key) for key in _SAME} for each in (there.asked, asked))):
         raise ConfigError(
-            f"hydra.launcher.resume: {folder} holds another sweep:\n"
-            + "\n".join(differences)
-            + "\ngive what was given there, or another label=NAME"
+            f"hydra.launcher.resume: {folder} holds another sweep:\n{different}\n"
+            "give what was given there, or another label=NAME"
         )
     for job in there.jobs:
         if job.ended is None:
