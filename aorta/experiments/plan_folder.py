@@ -34,15 +34,12 @@ ASIDE_DIR: Final = "aside"
 """Run folders of launches that failed or were cut off; outside the sides, so that no report takes them for launches."""
 
 
-def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, str]) -> bool:
+def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     """Make the plan's folder, or find that it holds this very plan.
 
     Args:
         facts: of each side, what `plan_checks.facts` found.
         environment: what `plan_checks.inherited` found.
-
-    Returns:
-        Whether it was made.
 
     Raises:
         ConfigError: the folder holds something else, or another plan: each key with both values.
@@ -52,7 +49,7 @@ def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, 
     try:
         if path.exists():
             _refuse_another(path, wanted)
-            return False
+            return
         if plan.output.exists() and any(not each.match(_PART) for each in plan.output.iterdir()):
             raise ConfigError(f"{plan.output}: not empty, and no plan's ({PLAN_FILE}); choose another --output")
         plan.output.mkdir(parents=True, exist_ok=True)
@@ -65,12 +62,10 @@ def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, 
         }
         if not _made(path, json.dumps(content, indent=2) + "\n"):  # another runner was quicker
             _refuse_another(path, wanted)
-            return False
     except OSError as error:
         raise ConfigError(
             f"{error.filename or plan.output}: {error.strerror or error}; choose another --output"
         ) from error
-    return True
 
 
 def _made(path: Path, text: str) -> bool:
@@ -115,15 +110,19 @@ def run_of(folder: Path) -> tuple[str | None, str | None]:
     return run_id, None
 
 
-def put_aside(plan: Plan, launch: PlannedLaunch, why: str) -> Path | None:
-    """Move what a launch left to `OUT/aside/SIDE/NN.WHY`; returns where it is, None if it left nothing."""
+def put_aside(plan: Plan, launch: PlannedLaunch, why: str) -> str | None:
+    """Move what a launch left to `OUT/aside/SIDE/NN.WHY`.
+
+    Returns:
+        That place, seen from OUT; None if it left nothing.
+    """
     folder = plan.run_folder(launch)
     if not folder.exists():
         return None
     target = unused(plan.output / ASIDE_DIR / f"{launch.name}.{why}")
     target.parent.mkdir(parents=True, exist_ok=True)
     folder.rename(target)
-    return target
+    return str(target.relative_to(plan.output))
 
 
 def log_file(plan: Plan, launch: PlannedLaunch, starts: int) -> Path:

@@ -1,6 +1,8 @@
-"""A gathering for which every rank is waited as long as it is at work: nobody times out because a peer is busy.
+"""Gathers a value from every rank once none is busy any more: nobody times out because a peer is still at work.
 
-Must not: use a collective.
+At the end of a run ranks write files and upload traces, for as long as that takes.
+
+Must not use a collective.
 """
 
 from __future__ import annotations
@@ -21,10 +23,15 @@ _LOOK_S = 5.0
 def gather_when_idle(
     peers: Peers, key: str, busy: Callable[[], bool], value: Callable[[], Any], beat_s: float = _BEAT_S
 ) -> list[Any]:
-    """Every rank's `value()` (JSON types), in rank order, once none is `busy()` any more.
+    """Every rank's `value()`, in rank order, once none is `busy()` any more.
 
-    A rank that is busy says so every `beat_s` seconds; only one that falls silent for the peers' `timeout_s` is given
+    A rank says every `beat_s` seconds that it is there; only one that falls silent for the peers' `timeout_s` is given
     up.
+
+    Args:
+        key: names this gathering; the same on all ranks, and used once.
+        busy: whether this rank is still at work.
+        value: what this rank contributes, in JSON types; asked when it is no longer busy.
 
     Raises:
         PeerFailed: a rank fell silent; names it.
