@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aorta.config.door import main
-from aorta.config.multirun import Launching
+from aorta.config.multirun import JobLauncher
 from aorta.config.resolve import Resolved
 
 
@@ -18,10 +18,10 @@ def run(resolved: Resolved) -> int:
     return run_training(resolved)
 
 
-def sweep(options: Sequence[str]) -> Launching:
+def sweep(options: Sequence[str]) -> JobLauncher:
     """What starts the jobs of `--multirun`: this file again, once a job."""
-    from aorta.sweep import optuna_sweeper
-    from aorta.sweep.launching import TorchrunJobs
+    from aorta.experiments import optuna_sweeper
+    from aorta.experiments.sweep_launcher import TorchrunJobs
 
     optuna_sweeper.register()
     return TorchrunJobs(Path(__file__).resolve(), options)

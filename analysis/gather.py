@@ -2,7 +2,7 @@
 
     python analysis/gather.py --into artifacts/both node0:/scratch/run node1:/scratch/run
 
-Runs from any directory, installed or not. What it does is in `aorta/clusters/`.
+Runs from any directory, installed or not. What it does is in `aorta/experiments/gather_nodes.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from aorta.clusters.command import gather_nodes  # noqa: E402
+from aorta.experiments.gather_nodes import main  # noqa: E402
 
 if __name__ == "__main__":
-    raise SystemExit(gather_nodes(sys.argv[1:]))
+    raise SystemExit(main(sys.argv[1:]))

@@ -3,7 +3,7 @@
     python train.py -m label=sizes training.batch_size=4,8 parallel.bucket_cap_mb=1,2,4
     python analysis/sweep_report.py artifacts/sizes --metric job_step_ms
 
-Runs from any directory, installed or not. What it does is in `aorta/sweep/`.
+Runs from any directory, installed or not. What it does is in `aorta/experiments/`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from aorta.sweep.command import sweep_report  # noqa: E402
+from aorta.experiments.sweep_command import main  # noqa: E402
 
 if __name__ == "__main__":
-    raise SystemExit(sweep_report(sys.argv[1:]))
+    raise SystemExit(main(sys.argv[1:]))

@@ -3,10 +3,10 @@
     python -m benchmarks.same_answers inputs DIR            # records of every strategy, traces of every format: once
     python -m benchmarks.same_answers compare DIR BEFORE    # BEFORE: a checkout of the other version
 
-`inputs` runs `train.py` for each strategy (two or four CPU processes) and writes one trace of each format. `compare` lets
-`overlap_report.py` of both checkouts report on each input, alone and against another, and compares value by value:
-numbers may differ in the last digits (`RELATIVE`, sums in another order). Prints every difference, then one JSON object.
-Exit 1 where anything differs.
+`inputs` runs `train.py` for each strategy (two or four CPU processes) and writes one trace of each format. `compare`
+lets `overlap_report.py` of both checkouts report on each input, alone and against another, and compares value by value:
+numbers may differ in the last digits (`RELATIVE`, sums in another order). Prints every difference, then one JSON
+object. Exit 1 where anything differs.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _train(output: Path, ranks: int, words: tuple[str, ...]) -> None:
 
 
 def _write_traces(folder: Path) -> None:
-    from tests.benchmarks.kineto_traces import Plan, write_traces
     from tests.analysis.traces import nsys_files, rocprof_files
+    from tests.benchmarks.kineto_traces import Plan, write_traces
 
     kineto = folder / "kineto"
     kineto.mkdir(exist_ok=True)
@@ -89,11 +89,14 @@ def cases(folder: Path) -> Iterator[tuple[str, list[str]]]:
     named = {path.name: path for path in inputs}
     for left, right in PAIRS:
         if left in named and right in named:
-            yield f"{left} against {right}", [
-                *("--log-dir", str(named[left]), "--label", "left"),
-                *("--log-dir", str(named[right]), "--label", "right"),
-                *("--reference", "left", "--candidate", "right"),
-            ]
+            yield (
+                f"{left} against {right}",
+                [
+                    *("--log-dir", str(named[left]), "--label", "left"),
+                    *("--log-dir", str(named[right]), "--label", "right"),
+                    *("--reference", "left", "--candidate", "right"),
+                ],
+            )
 
 
 def report(checkout: Path, words: list[str], output: Path) -> dict[str, Any] | str:
@@ -133,7 +136,9 @@ def compare(folder: Path, before: Path) -> int:
     names = []
     for name, words in cases(folder):
         names.append(name)
-        mine, other = (report(checkout, words, output / side / name) for side, checkout in (("now", ROOT), ("before", before)))
+        mine, other = (
+            report(checkout, words, output / side / name) for side, checkout in (("now", ROOT), ("before", before))
+        )
         values += _count(other)
         for at, left, right in differences(other, mine):
             found[at] += 1

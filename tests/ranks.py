@@ -32,8 +32,8 @@ from torch.distributed import TCPStore
 
 LOADED = (
     "aorta.engine.run",
-    "aorta.sweep.launching",
-    "aorta.sweep.optuna_sweeper",
+    "aorta.experiments.sweep_launcher",
+    "aorta.experiments.optuna_sweeper",
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from aorta.processes.environment import own_environment
+from aorta.experiments.process import launch_environment
 from aorta.telemetry.reader import RankRecord, read_rank
 from tests.ranks import forked
 
@@ -33,7 +33,7 @@ HANGS_S = 600.0
 
 def environment(**extra: str) -> dict[str, str]:
     """The caller's environment without anything a launcher left there; one thread a rank, as two cores want it."""
-    return own_environment() | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"} | extra
+    return launch_environment() | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"} | extra
 
 
 def torchrun(ranks: int, *words: str, options: tuple[str, ...] = ()) -> list[str]:

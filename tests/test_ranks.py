@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes.test_launching import gone
+from tests.experiments.test_process import gone
 from tests.ranks import forked
 from tests.runs import environment, program, succeeded
 

@@ -1,6 +1,6 @@
 """What every source is turned into before anything is computed: one set of typed tables for each rank.
 
-A loader (`aorta.analysis.readers`, `aorta.analysis.traces`) reads a source, whatever recorded it, and returns a
+A loader (`aorta.analysis.load`, `aorta.analysis.traces`) reads a source, whatever recorded it, and returns a
 `RankTables` for each rank: who recorded it (`Source`), its steps (`Steps`), its collectives (`Collectives`), and a way
 to ask for what ran when inside one step (`Details`). All metrics, comparisons and pictures read these tables and never
 ask what the source was.

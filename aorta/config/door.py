@@ -27,7 +27,7 @@ from aorta.config.schema import GROUPS, Config
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AortaError, ConfigError
 
 Run = Callable[[Resolved], int]
-Sweep = Callable[[Sequence[str]], multirun.Launching]
+Sweep = Callable[[Sequence[str]], multirun.JobLauncher]
 
 
 def main(run: Run, config_dir: Path, sweep: Sweep | None = None) -> int:
@@ -42,7 +42,7 @@ def main(run: Run, config_dir: Path, sweep: Sweep | None = None) -> int:
     try:
         words = translate(sys.argv[1:], Path.cwd(), config_dir.parent)
         launching = InThisProcess(run) if sweep is None else sweep(options_of_a_job(words))
-        task = multirun.Task(launching)
+        task = multirun.HydraTask(launching)
         sys.argv[1:] = map(_adopt, words)
         _compose(config_dir, task)
         if task.batches:
@@ -64,7 +64,7 @@ class InThisProcess:
     def __init__(self, run: Run) -> None:
         self._run, self._worst = run, EXIT_OK
 
-    def launch(self, batch: multirun.Batch) -> list[float]:
+    def launch(self, batch: multirun.SweepBatch) -> list[float]:
         """Run a batch; there are no results.
 
         Raises:
@@ -97,7 +97,7 @@ def _adopt(word: str) -> str:
     return f"--config-name={alias}"
 
 
-def _compose(config_dir: Path, task: multirun.Task) -> None:
+def _compose(config_dir: Path, task: multirun.HydraTask) -> None:
     """Have Hydra compose what `sys.argv` says: the task notes one configuration, or starts the jobs of a sweep."""
     multirun.register()
     # Hydra would print and exit by itself; raising lets one place word every error.

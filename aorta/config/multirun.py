@@ -1,7 +1,8 @@
-"""The words of a sweep -> checked jobs, handed to whatever starts them: Hydra's side of `python train.py -m`.
+"""Hydra's side of `python train.py -m`: composes and checks the jobs of a sweep, and hands them to a `JobLauncher`.
 
-Enters: what Hydra's sweeper asks for. Leaves: batches of jobs for a `Launching`, and each job's result for the sweeper.
-Must not: start a process, or start anything before every job of the first batch was found to be good.
+What starts them is `aorta.experiments.sweep_launcher`; each job's result goes back to Hydra's sweeper.
+
+Must not start a process, or start anything before every job of the first batch was found to be good.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class TorchrunConf:
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepJob:
     """One point of a sweep. `refused` says why it cannot be run; then `resolved` is None."""
 
     number: int
@@ -61,19 +62,19 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Batch:
+class SweepBatch:
     """Jobs to be started one after another. `words` are the sweep's own, `folder` is absolute."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[SweepJob, ...]
     folder: Path
     options: TorchrunConf
     words: tuple[str, ...]
 
 
-class Launching(Protocol):
+class JobLauncher(Protocol):
     """What starts jobs."""
 
-    def launch(self, batch: Batch) -> list[float]:
+    def launch(self, batch: SweepBatch) -> list[float]:
         """Start all jobs of a batch, one after another; the result of each, NaN where there is none.
 
         Raises:
@@ -96,15 +97,15 @@ class Stopped(Exception):
         self.exit_code = exit_code
 
 
-class Task:
+class HydraTask:
     """What Hydra is given to run: notes the configuration of a single run, hands the batches of a sweep over.
 
     Args:
-        launching: starts the jobs of a sweep.
+        launcher: starts the jobs of a sweep.
     """
 
-    def __init__(self, launching: Launching) -> None:
-        self.launching = launching
+    def __init__(self, launcher: JobLauncher) -> None:
+        self.launcher = launcher
         self.composed: list[DictConfig] = []
         self.batches = 0
 
@@ -122,10 +123,10 @@ class Task:
             )
         self.composed.append(config)
 
-    def launch(self, batch: Batch) -> list[float]:
+    def launch(self, batch: SweepBatch) -> list[float]:
         """The launcher's call for a sweep."""
         self.batches += 1
-        return self.launching.launch(batch)
+        return self.launcher.launch(batch)
 
 
 class TorchrunLauncher(Launcher):
@@ -168,7 +169,7 @@ class TorchrunLauncher(Launcher):
         Raises:
             ConfigError: a job of the first batch cannot be run. Later ones come from an optimiser; they have failed.
         """
-        if not isinstance(self._task, Task):
+        if not isinstance(self._task, HydraTask):
             raise ConfigError(f"hydra/launcher={LAUNCHER} runs AORTA's train.py only")
         jobs = [self._job(initial_job_idx + place, list(words)) for place, words in enumerate(job_overrides)]
         refused = [job for job in jobs if job.refused is not None]
@@ -176,18 +177,18 @@ class TorchrunLauncher(Launcher):
             raise ConfigError("\n".join(f"job {job.number} ({' '.join(job.words)}): {job.refused}" for job in refused))
         folder = Path(str(self._config.hydra.sweep.dir)).absolute()
         words = tuple(map(str, self._config.hydra.overrides.task))
-        values = self._task.launch(Batch(tuple(jobs), folder, self._options, words))
+        values = self._task.launch(SweepBatch(tuple(jobs), folder, self._options, words))
         return [_returned(job, value) for job, value in zip(jobs, values, strict=True)]
 
-    def _job(self, number: int, words: list[str]) -> Job:
+    def _job(self, number: int, words: list[str]) -> SweepJob:
         config = self._context.config_loader.load_sweep_config(self._config, words)
         with open_dict(config):
             del config["hydra"]
         try:
             with _world_of(self._options.nproc):
-                return Job(number, tuple(words), resolve(config))
+                return SweepJob(number, tuple(words), resolve(config))
         except ConfigError as error:
-            return Job(number, tuple(words), None, str(error))
+            return SweepJob(number, tuple(words), None, str(error))
 
 
 TorchrunLauncher.__module__ = PLUGIN_MODULE
@@ -214,7 +215,7 @@ def _world_of(size: int) -> Iterator[None]:
             os.environ["WORLD_SIZE"] = before
 
 
-def _returned(job: Job, value: float) -> JobReturn:
+def _returned(job: SweepJob, value: float) -> JobReturn:
     result = JobReturn(overrides=list(job.words), status=JobStatus.COMPLETED)
     result.return_value = value
     return result

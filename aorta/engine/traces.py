@@ -24,7 +24,7 @@ from aorta.config.ranks import selected_ranks
 from aorta.config.schema import Config
 from aorta.config.templates import fill
 from aorta.errors import AortaError, ConfigError, FolderNotEmpty, PeerFailed
-from aorta.launch.patience import gather_when_done
+from aorta.launch.gather_when_idle import gather_when_idle
 from aorta.launch.peers import Peers
 from aorta.launch.run_folder import RunFolder, write_manifest
 from aorta.launch.topology import Topology
@@ -117,7 +117,7 @@ class Traces:
         profiler.close()
         deadline = _Deadline(_SIGNAL_WAIT_S if stopped else self._settings.upload_wait_s)
         try:
-            everyone = gather_when_done(
+            everyone = gather_when_idle(
                 self._peers,
                 "traces",
                 lambda: isinstance(profiler, Recording) and profiler.saver.pending > 0 and not deadline.passed,

@@ -11,7 +11,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from aorta.config.door import main
-from aorta.config.multirun import Batch, Stopped
+from aorta.config.multirun import Stopped, SweepBatch
 from aorta.config.schema import GROUPS
 from aorta.errors import PeerFailed
 from tests.config.conftest import ROOT
@@ -203,7 +203,7 @@ class Noting:
 
     def __init__(self) -> None:
         self.options: list[str] = []
-        self.batches: list[Batch] = []
+        self.batches: list[SweepBatch] = []
 
     def __call__(self, options):
         self.options = options

@@ -15,14 +15,14 @@ from aorta.analysis.cli import _parser
 from aorta.analysis.merge import command as merge
 from aorta.analysis.rpc import command as rpc
 from aorta.analysis.traces.command import _parser as trace_words
-from aorta.clusters import command as gather
 from aorta.config.door import main
+from aorta.experiments import gather_nodes as gather
+from aorta.experiments import optuna_sweeper
+from aorta.experiments import plan_command as plans
+from aorta.experiments import sweep_command as sweep
+from aorta.experiments.plan_options import read_plan
 from aorta.gpu_check import command as gpu_check
 from aorta.gpu_check.case import chosen
-from aorta.plans import command as plans
-from aorta.plans.reading import read_plan
-from aorta.sweep import command as sweep
-from aorta.sweep import optuna_sweeper
 from tests.docs.pages import PAGES, ROOT, fenced, name
 
 WITHOUT_WORDS = {"demo.sh", "setup.sh"}
@@ -83,7 +83,7 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
             merge.parser().parse_args(rest)
         case ["python", "analysis/rpc_report.py", *rest]:
             rpc.parser().parse_args(rest)
-        case ["python", "-m", "aorta.plans", *rest] | ["bash", "scripts/ab.sh", *rest]:
+        case ["python", "-m", "aorta.experiments", *rest] | ["bash", "scripts/ab.sh", *rest]:
             plan = read_plan(plans.parse(rest), ROOT)
             for side in plan.sides:
                 compose(plan.words_of(side), tmp_path, monkeypatch)

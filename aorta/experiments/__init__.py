@@ -1,0 +1,10 @@
+"""Experiments: many launches of `train.py`, and what they wrote brought together.
+
+    plan    repeats, A/B and A/A: independent launches in an interleaved order      python -m aorta.experiments
+    sweep   Hydra's multirun: one launch a job, then a table and heat maps          python train.py -m
+    gather  the folders of nodes without a shared disk become one run folder        python analysis/gather.py
+
+Plans and sweeps share how a launch is started, marked and ended (`process`) and how its fate is kept (`journal`).
+
+Must not import torch (launches are other processes), or judge a difference: `aorta.analysis` does.
+"""

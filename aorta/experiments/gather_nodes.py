@@ -1,0 +1,245 @@
+"""The command `analysis/gather.py`: the folders of several nodes become one run folder, all or nothing.
+
+Must not overwrite anything, mix two runs, choose between two files of one name, or load torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from aorta.errors import EXIT_OK, AortaError, InputError, RunIncomplete
+from aorta.experiments.node_files import NodeFile, files_of
+from aorta.telemetry.reader import LINE_LIMIT, RANK_FILE_NAME, decode_line
+from aorta.telemetry.schema import MANIFEST_FILE, Header
+
+WORLD_LIMIT: Final = 1 << 20
+"""As the reader of run folders has it."""
+_CHUNK: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What came together.
+
+    Attributes:
+        folder: the new run folder.
+        missing: ranks without a readable record.
+        files: source -> how many files came from it.
+        notes: what a person should know.
+    """
+
+    folder: Path
+    run_id: str
+    world_size: int
+    ranks: tuple[int, ...]
+    missing: tuple[int, ...]
+    files: dict[str, int]
+    size_bytes: int
+    notes: tuple[str, ...]
+
+
+@dataclass
+class _Copies:
+    """What was copied so far: name -> digest and the source it came from."""
+
+    seen: dict[str, tuple[str, str]] = field(default_factory=dict)
+    files: dict[str, int] = field(default_factory=dict)
+    size_bytes: int = 0
+
+
+def gather(sources: Sequence[str], into: Path, also: Sequence[str] = ()) -> Gathered:
+    """Collect the folders of all nodes of one run into a new folder.
+
+    Args:
+        sources: paths, fsspec URLs or `HOST:/path`.
+        into: must not be there, or be empty.
+        also: more files or folders to take from each source.
+
+    Raises:
+        InputError: a folder cannot be read, holds nothing of a run or files of another, or two files of one name
+            differ. Nothing is left behind.
+    """
+    _check_free(into)
+    found = [file for word in dict.fromkeys(sources) for file in files_of(word, also)]
+    try:
+        into.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{into.name}.part-", dir=into.parent))
+    except OSError as error:
+        raise InputError(f"{into}: cannot be written: {error.strerror or error}") from error
+    try:
+        copies = _Copies()
+        for file in found:
+            _copy(file, part, copies)
+        gathered = _examine(part, into, copies)
+        part.chmod(0o777 & ~_umask())
+        part.rename(into)  # refused by the system where something stands there meanwhile
+    except OSError as error:
+        raise InputError(f"{into}: cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return gathered
+
+
+def _check_free(into: Path) -> None:
+    if into.exists() and (not into.is_dir() or any(into.iterdir())):
+        raise InputError(
+            f"{into}: is there already and nothing is overwritten; name a new folder (this can be among the sources)"
+        )
+
+
+def _copy(file: NodeFile, part: Path, copies: _Copies) -> None:
+    """Copy a file, or hold it against the one of its name that is there.
+
+    Raises:
+        InputError: they differ; or the file cannot be read.
+    """
+    digest, before = hashlib.sha256(), copies.seen.get(file.name)
+    target = part / (file.name if before is None else ".again")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with file.opened() as stream, target.open("wb") as out:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+            out.write(chunk)
+    if before is None:
+        copies.seen[file.name] = (digest.hexdigest(), file.source)
+        copies.files[file.source] = copies.files.get(file.source, 0) + 1
+        copies.size_bytes += target.stat().st_size
+        return
+    target.unlink()
+    if before[0] != digest.hexdigest():
+        raise InputError(
+            f"{file.name} is in {before[1]} and, with other content, in {file.source}: the same rank twice, or two "
+            "runs. Give each node's folder of one run"
+        )
+    copies.files.setdefault(file.source, 0)
+
+
+def _examine(part: Path, into: Path, copies: _Copies) -> Gathered:
+    """Raises:
+    InputError: no record can be read, or the records are of two runs or disagree about their number.
+    """
+    headers: dict[str, Header] = {}
+    notes: list[str] = []
+    for name in sorted(name for name in copies.seen if RANK_FILE_NAME.match(name)):
+        header = _header(part / name)
+        if header is None:
+            notes.append(f"{name} ({copies.seen[name][1]}): no header that can be read; kept, not counted")
+        else:
+            headers[name] = header
+    if not headers:
+        raise InputError("no record of any rank can be read: " + ("; ".join(notes) or "none of the folders holds one"))
+    first_name, first = next(iter(headers.items()))
+    runs = {name: header.run_id for name, header in headers.items()}
+    manifest_run = _manifest_run(part / MANIFEST_FILE)
+    if MANIFEST_FILE in copies.seen and manifest_run is not None:
+        runs[MANIFEST_FILE] = manifest_run
+    for name, run_id in runs.items():
+        if run_id != first.run_id:
+            raise InputError(
+                f"two runs: {first_name} ({copies.seen[first_name][1]}) is of run {first.run_id!r}, {name} "
+                f"({copies.seen[name][1]}) of {run_id!r}"
+            )
+    for name, header in headers.items():
+        if header.world_size != first.world_size or not 0 < header.world_size <= WORLD_LIMIT:
+            raise InputError(
+                f"{name} says a world of {header.world_size} ranks, {first_name} of {first.world_size}: these ranks "
+                "did not train together"
+            )
+    ranks = {header.rank for header in headers.values()}
+    missing = [rank for rank in range(first.world_size) if rank not in ranks]
+    if MANIFEST_FILE not in copies.seen:
+        notes.append(f"{MANIFEST_FILE} is in none of the folders: the node of rank 0 has it")
+    return Gathered(
+        into,
+        first.run_id,
+        first.world_size,
+        tuple(sorted(ranks)),
+        tuple(missing),
+        copies.files,
+        copies.size_bytes,
+        tuple(notes),
+    )
+
+
+def _header(path: Path) -> Header | None:
+    try:
+        with path.open("rb") as file:
+            line = decode_line(file.readline(LINE_LIMIT))
+    except ValueError:
+        return None
+    return line if isinstance(line, Header) else None
+
+
+def _manifest_run(path: Path) -> str | None:
+    try:
+        manifest = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None  # reading the run reports it
+    found = manifest.get("run_id") if isinstance(manifest, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `analysis/gather.py`; returns its exit code (argparse itself ends with 0 or 2)."""
+    options = parser().parse_args(arguments)
+    try:
+        gathered = gather(options.sources, Path(options.into), options.also)
+        for source, count in gathered.files.items():
+            sys.stdout.write(f"{source}: {count} files\n")
+        for note in gathered.notes:
+            sys.stdout.write(f"  ! {note}\n")
+        sys.stdout.write(
+            f"{gathered.folder}: run {gathered.run_id}, {len(gathered.ranks)} of {gathered.world_size} ranks, "
+            f"{sum(gathered.files.values())} files, {gathered.size_bytes} bytes\n"
+        )
+        if gathered.missing:
+            raise RunIncomplete(
+                f"no record of rank {ranges(gathered.missing)} of {gathered.world_size}; what is there is in "
+                f"{gathered.folder}. Gather it with the missing folders into a new one"
+            )
+    except AortaError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return EXIT_OK
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers in short: `0-3, 7`."""
+    runs = [[number for _, number in group] for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The words that the command takes."""
+    words = argparse.ArgumentParser(
+        prog="gather.py",
+        description="The output folders of several nodes without a shared disk -> one run folder.",
+        epilog="Taken: records, run.json, clock_sync.json, rpc.json, logs/, torch_profiler/. History, checkpoints and "
+        "other runs stay. A file that is in two folders must be the same in both. Nothing is overwritten, and after an "
+        "error nothing is left. Exit codes: 0 done, 2 bad input, 5 ranks are missing (what is there is kept).",
+    )
+    words.add_argument(
+        "sources", nargs="+", metavar="SOURCE", help="a node's folder: a path, an fsspec URL, or HOST:/path (by sftp)"
+    )
+    words.add_argument("--into", required=True, metavar="DIR", help="a new folder")
+    words.add_argument(
+        "--also", action="append", default=[], metavar="NAME", help="a file or folder more in each source; repeatable"
+    )
+    return words

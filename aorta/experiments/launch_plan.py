@@ -1,0 +1,171 @@
+"""What a plan is: its sides, how often each is launched, in which order, and the command line of each launch.
+
+`plan_options` makes one from what a user gave; `plan_runner` carries it out.
+
+Must not touch the disk, or start anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from aorta.launch.hiding import HIDDEN, SECRET, hide
+
+REFERENCE: Final = "reference"
+CANDIDATE: Final = "candidate"
+SIDES: Final = (REFERENCE, CANDIDATE)
+TORCHRUN: Final = "{torchrun}"
+"""Word of a launcher that stands for the side's interpreter and `-m torch.distributed.run`."""
+PLACEHOLDERS: Final = ("{torchrun}", "{python}", "{tree}", "{plan}", "{output}", "{side}", "{launch}")
+"""What a launcher's words may hold: the side's torchrun, its interpreter, its checkout, the plan folder, the run folder
+of the launch, the side's name, the number of the launch.
+"""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the stacks that are compared.
+
+    Attributes:
+        name: `reference` or `candidate`.
+        words: for train.py, behind those that both sides share.
+        python: the interpreter.
+        launcher: words that launch in place of the interpreter's torchrun; none: the interpreter's torchrun.
+        environment: variables added to the caller's.
+        tree: the checkout whose train.py runs.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    python: str
+    launcher: tuple[str, ...]
+    environment: Mapping[str, str]
+    tree: str
+
+    @property
+    def uses_python(self) -> bool:
+        """Whether the interpreter named here is what launches; a container has its own."""
+        return not self.launcher or any(mark in word for word in self.launcher for mark in (TORCHRUN, "{python}"))
+
+    def as_json(self) -> dict[str, Any]:
+        """What was asked for; values whose names look like secrets are hidden."""
+        return {
+            "words": hide(self.words),
+            "python": self.python if self.uses_python else None,
+            "launcher": hide(self.launcher),
+            "environment": {
+                name: HIDDEN if SECRET.search(name) else value for name, value in sorted(self.environment.items())
+            },
+            "tree": self.tree,
+        }
+
+
+@dataclass(frozen=True)
+class PlannedLaunch:
+    """One launch of a plan: its place in the order of all, its side, and its number on that side; both from 0."""
+
+    order: int
+    side: Side
+    number: int
+
+    @property
+    def name(self) -> str:
+        """The folder of its run inside the plan folder: `candidate/03`."""
+        return f"{self.side.name}/{self.number:02d}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is launched.
+
+    Attributes:
+        output: the plan folder, absolute.
+        folder: where the launches run, absolute; relative words are seen from it.
+        launches: of each side.
+        words: for train.py in every launch, in front of the side's.
+        torchrun: more words for torchrun.
+        seed: `training.seed` of every launch.
+        timeout_s: a launch that lasts longer is ended, and failed.
+        aa: both sides are the reference.
+    """
+
+    output: Path
+    folder: Path
+    sides: tuple[Side, ...]
+    launches: int
+    words: tuple[str, ...] = ()
+    nproc_per_node: int = 2
+    torchrun: tuple[str, ...] = ()
+    seed: int | None = None
+    timeout_s: float | None = None
+    aa: bool = False
+
+    def order(self) -> Iterator[PlannedLaunch]:
+        """A B B A A B B A ...: a drift of the machine that is linear in time falls on both sides alike
+        (docs/measuring.md, section 5). One side: one launch after the other.
+        """
+        place = 0
+        for number in range(self.launches):
+            for side in self.sides if number % 2 == 0 else reversed(self.sides):
+                yield PlannedLaunch(place, side, number)
+                place += 1
+
+    def run_folder(self, launch: PlannedLaunch) -> Path:
+        """Where a launch writes: the folder of one run."""
+        return self.output / launch.name
+
+    def words_of(self, side: Side) -> list[str]:
+        """Words for train.py, without those that place a launch."""
+        seed = [] if self.seed is None else [f"training.seed={self.seed}"]
+        return [*self.words, *side.words, *seed]
+
+    def command(self, launch: PlannedLaunch) -> list[str]:
+        """The command line of a launch. The last words win, so that no other word moves its run folder."""
+        side, output = launch.side, self.run_folder(launch)
+        values = {
+            "{python}": side.python,
+            "{tree}": side.tree,
+            "{plan}": str(self.output),
+            "{output}": str(output),
+            "{side}": side.name,
+            "{launch}": f"{launch.number:02d}",
+        }
+        words: list[str] = []
+        for word in side.launcher or (TORCHRUN,):
+            words += [side.python, "-m", "torch.distributed.run"] if word == TORCHRUN else [_filled(word, values)]
+        words += ["--standalone", "--nproc_per_node", str(self.nproc_per_node), *self.torchrun]
+        words += [str(Path(side.tree) / "train.py"), *self.words_of(side)]
+        return [*words, _output_word(output), "label=null"]
+
+    def as_json(self) -> dict[str, Any]:
+        """What was asked for, as `plan.json` keeps it: two plans are the same if this is equal."""
+        return {
+            "launches": self.launches,
+            "aa": self.aa,
+            "nproc_per_node": self.nproc_per_node,
+            "torchrun": hide(self.torchrun),
+            "words": hide(self.words),
+            "seed": self.seed,
+            "timeout_s": self.timeout_s,
+            "folder": str(self.folder),
+            "sides": {side.name: side.as_json() for side in self.sides},
+        }
+
+
+def _output_word(folder: Path) -> str:
+    """The word that says where a run writes; in quotes only where Hydra's grammar needs them."""
+    if re.fullmatch(r"[A-Za-z0-9_/.-]+", str(folder)):
+        return f"training.output_dir={folder}"
+    from aorta.config.arguments import quoted  # brings Hydra along, for which --help need not wait
+
+    return quoted("training.output_dir", str(folder))
+
+
+def _filled(word: str, values: Mapping[str, str]) -> str:
+    for mark, value in values.items():
+        word = word.replace(mark, value)
+    return word

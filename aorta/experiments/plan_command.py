@@ -1,0 +1,177 @@
+"""The command `python -m aorta.experiments`, which `scripts/ab.sh` calls too: repeats, A/B and A/A plans.
+
+Must not load pandas or start a process before the words are known to be good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import aorta
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AortaError, ConfigError, RunIncomplete
+from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, SIDES, Plan
+from aorta.experiments.stdio import to_stderr, to_stdout
+from aorta.launch.hiding import hide
+
+REPORT_DIR: Final = "report"
+_DESCRIPTION: Final = """\
+Independent launches of train.py, in the order A B B A A B B A ..., each in a folder of its own.
+
+With a candidate it is an A/B plan, without one the reference is repeated, and with --aa both sides are the reference:
+then the noise floor is published. Running the same command again does what is missing."""
+_EXAMPLES: Final = """\
+Examples
+  two configurations, 5 launches each, then the report:
+    python -m aorta.experiments --output artifacts/ab --report --reference parallel.overlap=true \\
+        --candidate parallel.overlap=false parallel=ddp training.max_steps=40
+  two interpreters (or --candidate-tree DIR for another checkout, --candidate-env NCCL_ALGO=Ring for a variable):
+    python -m aorta.experiments --output artifacts/torches --candidate-python /opt/new/bin/python training.max_steps=40
+  the noise floor of this machine:
+    python -m aorta.experiments --output artifacts/noise --aa --launches 8 training.max_steps=40
+  repeats of one configuration:
+    python -m aorta.experiments --output artifacts/repeats --launches 3 training.max_steps=40
+  a container: {torchrun} would be the interpreter's torchrun; here the image has its own
+    python -m aorta.experiments --output artifacts/rocm --tree "$PWD" \\
+        --launcher "docker run --rm --init -e AORTA_LAUNCH --device=/dev/kfd --device=/dev/dri \\
+            -v $PWD:$PWD -w $PWD rocm/pytorch torchrun"
+
+Leaves in DIR: plan.json, journal.jsonl, reference/NN, candidate/NN (run folders), logs/, aside/ (what failed or was cut
+off), and with --aa noise_floor.json. Exit codes: 0 done, 1 the plan cannot be run, 2 a word of the command line is
+wrong, 5 launches are missing, 128 + n stopped by signal n; with --report otherwise the report's own. docs/plans.md"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The words that the command takes, up to `--`."""
+    words = argparse.ArgumentParser(
+        prog="python -m aorta.experiments",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    words.add_argument("words", nargs="*", metavar="WORD", help="for train.py, on both sides; after -- also options")
+    words.add_argument("--plan", metavar="FILE", help="YAML with the same keys; options here win, words are added")
+    words.add_argument("--output", metavar="DIR", help="folder of the plan")
+    words.add_argument("--launches", type=int, metavar="N", help="a side; 5 unless the file says otherwise")
+    words.add_argument("--nproc_per_node", "--nproc-per-node", type=int, metavar="N", help="ranks of a launch; 2")
+    words.add_argument("--torchrun", metavar="WORDS", help="more words for torchrun, as '--max-restarts 0'")
+    words.add_argument("--seed", type=int, metavar="N", help="training.seed of every launch")
+    words.add_argument("--timeout-s", type=float, metavar="S", help="a launch that lasts longer is ended, and failed")
+    words.add_argument("--aa", action="store_true", help="both sides are the reference: publish the noise floor")
+    words.add_argument("--report", action="store_true", help="compare at the end; the report's exit code is passed on")
+    words.add_argument("--dry-run", action="store_true", help="print the launches and stop")
+    for side in SIDES:
+        words.add_argument(
+            f"--{side}",
+            dest=f"{side}_words",
+            action="append",
+            default=[],
+            metavar="WORDS",
+            help=f"words of the {side} alone, taken apart as a shell would; repeatable",
+        )
+    for prefix, whose in (("", "both sides"), (f"{REFERENCE}-", "the reference"), (f"{CANDIDATE}-", "the candidate")):
+        key = prefix.replace("-", "_")
+        words.add_argument(f"--{prefix}python", dest=f"{key}python", metavar="FILE", help=f"interpreter of {whose}")
+        words.add_argument(
+            f"--{prefix}launcher",
+            dest=f"{key}launcher",
+            metavar="WORDS",
+            help=f"what launches {whose} in place of {{torchrun}}, as 'docker run ... torchrun' or 'numactl -N 0 "
+            "{torchrun}'",
+        )
+        words.add_argument(
+            f"--{prefix}env",
+            dest=f"{key}environment",
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help=f"variable for {whose}; repeatable",
+        )
+        words.add_argument(f"--{prefix}tree", dest=f"{key}tree", metavar="DIR", help=f"checkout of {whose}")
+    return words
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Options and words mixed, then behind `--` words only; argparse does not take both."""
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    options = parser().parse_intermixed_args(arguments[:split])
+    options.words += arguments[split + 1 :]
+    return options
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Carry out a plan; returns the exit code (argparse itself ends with 0 or 2)."""
+    options = parse(arguments)
+    try:
+        from aorta.experiments.plan_options import read_plan
+
+        plan = read_plan(options, Path.cwd())
+        if options.dry_run:
+            for launch in plan.order():
+                to_stdout(f"{launch.name}: {shlex.join(hide(plan.command(launch)))}")
+            return EXIT_OK
+        return _carry_out(plan, report=options.report)
+    except AortaError as error:
+        to_stderr(f"error: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:  # before the first launch, or after the last: nothing runs
+        return SIGNAL_EXIT_BASE + signal.SIGINT
+
+
+def _carry_out(plan: Plan, *, report: bool) -> int:
+    from aorta.experiments.plan_checks import check_words, facts, inherited
+    from aorta.experiments.plan_folder import PLAN_FILE, open_folder
+    from aorta.experiments.plan_journal import PlanJournal
+    from aorta.experiments.plan_runner import run_plan
+    from aorta.experiments.process import run_to_end
+
+    if not (plan.output / PLAN_FILE).exists():
+        check_words(plan)
+    open_folder(plan, facts(plan), inherited())
+    try:
+        with closing(PlanJournal(plan.output)) as journal:
+            result = run_plan(plan, journal)
+    except OSError as error:
+        raise RunIncomplete(f"{error.filename or plan.output}: {error.strerror or error}") from error
+    if result.stopped_by is not None:
+        to_stderr(f"stopped; the same command does what is missing in {plan.output}")
+        return result.stopped_by
+    if result.failed:
+        missing = "\n".join(f"  {launch}: {why}" for launch, why in result.failed.items())
+        raise RunIncomplete(
+            f"{len(result.failed)} of {len(plan.sides) * plan.launches} launches failed twice:\n{missing}\n"
+            "the same command tries them again"
+        )
+    to_stdout(f"{len(plan.sides)} x {plan.launches} launches in {_shown(plan.output)}")
+    if plan.aa:
+        from aorta.experiments.noise_floor import publish
+
+        to_stdout(f"\n{publish(plan)}")
+    command = report_command(plan)
+    to_stdout(f"\n{'compare' if len(plan.sides) == 2 else 'report'}: {shlex.join(command)}")
+    if not report:
+        return EXIT_OK
+    script = Path(aorta.__file__).resolve().parents[1] / command[1]
+    if not script.is_file():
+        raise ConfigError(f"--report: {script} is not there; run it in a checkout of AORTA")
+    return run_to_end([sys.executable, str(script), *command[2:]])
+
+
+def report_command(plan: Plan) -> list[str]:
+    """What a person runs next, in the folder they are in."""
+    sides = [word for side in plan.sides for word in (f"--{side.name}", _shown(plan.output / side.name))]
+    return ["python", "analysis/overlap_report.py", *sides, "--output", _shown(plan.output / REPORT_DIR)]
+
+
+def _shown(path: Path) -> str:
+    """Relative where it is below the caller's folder. The report takes a word without a separator for a label."""
+    here = Path(os.path.relpath(path))
+    return str(path if len(here.parts) < 2 or here.parts[0] == ".." else here)

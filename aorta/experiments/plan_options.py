@@ -1,0 +1,244 @@
+"""Reads what a user asks for, on the command line and perhaps in a YAML file, into a plan that can be started.
+
+Must not start anything, or take a word that would undo the plan (a label, an output folder, a sweep).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+import aorta
+from aorta.errors import ConfigError
+from aorta.experiments.launch_plan import CANDIDATE, PLACEHOLDERS, REFERENCE, SIDES, TORCHRUN, Plan, Side
+
+LAUNCHES: Final = 5
+"""A side. The smallest two-sided p of Mann-Whitney's U is then 2 / C(10, 5) = 0.0079 (docs/measuring.md, section 5)."""
+_NOT_WORDS: Final = frozenset(
+    {"-m", "--multirun", "-c", "--cfg", "-h", "--help", "--hydra-help", "--info", "-i", "--resolve", "-r", "--run"}
+)
+_PLACED: Final = ("label", "training.output_dir", "training.start_step")
+_PLACEHOLDER: Final = re.compile(r"(?<!\{)\{\w+\}(?!\})")
+
+
+@dataclass
+class SideFile:
+    """The keys of a side in YAML; those at the top are for both sides."""
+
+    words: Any = None
+    python: str | None = None
+    launcher: Any = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    tree: str | None = None
+
+
+@dataclass
+class PlanFile(SideFile):
+    """The keys of a plan in YAML."""
+
+    output: str | None = None
+    launches: int = LAUNCHES
+    nproc_per_node: int = 2
+    torchrun: Any = None
+    seed: int | None = None
+    timeout_s: float | None = None
+    aa: bool = False
+    reference: SideFile = field(default_factory=SideFile)
+    candidate: SideFile | None = None
+
+
+def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
+    """The plan that the options ask for, and `--plan FILE` where they say nothing; words of both are joined.
+
+    Args:
+        options: of `plan_command.parser`.
+        folder: the caller's; relative paths are seen from it.
+
+    Raises:
+        ConfigError: a value is missing, impossible or of another type, or a file is not there.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise ConfigError("a plan starts torchrun itself; start it with python, outside torchrun")
+    asked = _merged(_file(options.plan), options)
+    if asked.output is None:
+        raise ConfigError("no folder for the plan: give --output DIR, or output: in the plan file")
+    for key, least in (("launches", 1), ("nproc_per_node", 1), ("seed", 0)):
+        value = getattr(asked, key)
+        if value is not None and value < least:
+            raise ConfigError(f"{key}={value}: must be at least {least}")
+    if asked.timeout_s is not None and not 0 < asked.timeout_s < math.inf:
+        raise ConfigError(f"timeout_s={asked.timeout_s}: must be greater than 0 and finite")
+    if asked.aa and asked.candidate is not None:
+        raise ConfigError("aa: both sides are the reference; leave out everything about the candidate")
+    reference = _side(REFERENCE, asked, asked.reference, folder)
+    sides = [reference]
+    if asked.aa:
+        sides.append(replace(reference, name=CANDIDATE))
+    elif asked.candidate is not None:
+        sides.append(_side(CANDIDATE, asked, asked.candidate, folder))
+    return Plan(
+        output=_absolute(folder, asked.output),
+        folder=folder,
+        sides=tuple(sides),
+        launches=asked.launches,
+        words=_for_training(words_in(asked.words, "words"), "words"),
+        nproc_per_node=asked.nproc_per_node,
+        torchrun=words_in(asked.torchrun, "torchrun"),
+        seed=asked.seed,
+        timeout_s=asked.timeout_s,
+        aa=asked.aa,
+    )
+
+
+def words_in(value: Any, key: str) -> tuple[str, ...]:
+    """A list of words as it is; a text taken apart as a shell would.
+
+    Raises:
+        ConfigError: something else, or a quote that is not closed.
+    """
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        try:
+            return tuple(shlex.split(value))
+        except ValueError as error:
+            raise ConfigError(f"{key}: {value!r}: {error}") from None
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return tuple(value)
+    raise ConfigError(f"{key}: {value!r}: must be a text or a list of texts")
+
+
+def _file(path: str | None) -> PlanFile:
+    """The YAML file; every key at its default without one."""
+    if path is None:
+        return PlanFile()
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        loaded = OmegaConf.load(path)
+    except OSError as error:
+        raise ConfigError(f"--plan {path}: {error.strerror or error}") from error
+    except Exception as error:  # nothing of ours runs in there: whatever it raises is about the file
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(loaded, DictConfig):
+        raise ConfigError(f"{path}: must be keys and values: {', '.join(_keys(PlanFile))}")
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(PlanFile), loaded)
+        plain: Any = OmegaConf.to_container(merged, resolve=False)  # `${...}` in a word is Hydra's
+    except OmegaConfBaseException as error:
+        where = f" at {error.full_key}" if getattr(error, "full_key", None) else ""
+        raise ConfigError(
+            f"{path}{where}: {str(error).splitlines()[0]}. Keys: {', '.join(_keys(PlanFile))}; of a side: "
+            f"{', '.join(_keys(SideFile))}"
+        ) from error
+    for side in SIDES:
+        if plain[side] is not None:
+            plain[side] = SideFile(**plain[side])
+    return PlanFile(**plain)
+
+
+def _keys(node: type[SideFile]) -> list[str]:
+    return [one.name for one in fields(node)]
+
+
+def _merged(asked: PlanFile, options: argparse.Namespace) -> PlanFile:
+    """The file, with what the command line adds or replaces."""
+    for key in ("output", "launches", "nproc_per_node", "seed", "timeout_s"):
+        value = getattr(options, key)
+        if value is not None:
+            setattr(asked, key, value)
+    asked.aa = asked.aa or options.aa
+    asked.torchrun = [*words_in(asked.torchrun, "torchrun"), *words_in(options.torchrun, "--torchrun")]
+    asked.words = [*words_in(asked.words, "words"), *options.words]
+    _add(asked, options, "")
+    _add(asked.reference, options, f"{REFERENCE}_")
+    prefix = f"{CANDIDATE}_"
+    if any(getattr(options, prefix + key) for key in ("words", "python", "launcher", "environment", "tree")):
+        asked.candidate = asked.candidate or SideFile()
+    if asked.candidate is not None:
+        _add(asked.candidate, options, prefix)
+    return asked
+
+
+def _add(side: SideFile, options: argparse.Namespace, prefix: str) -> None:
+    if prefix:
+        given = [word for text in getattr(options, f"{prefix}words") for word in words_in(text, f"--{prefix[:-1]}")]
+        side.words = [*words_in(side.words, f"{prefix[:-1]}.words"), *given]
+    for key in ("python", "launcher", "tree"):
+        value = getattr(options, prefix + key)
+        if value is not None:
+            setattr(side, key, value)
+    for text in getattr(options, f"{prefix}environment"):
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--{prefix.replace('_', '-')}env {text}: expected NAME=VALUE")
+        side.environment[name] = value
+
+
+def _side(name: str, shared: SideFile, own: SideFile, folder: Path) -> Side:
+    python = own.python or shared.python
+    launcher = words_in(own.launcher, f"{name}.launcher") or words_in(shared.launcher, "launcher")
+    tree = own.tree or shared.tree
+    side = Side(
+        name=name,
+        words=_for_training(words_in(own.words, f"{name}.words"), f"{name}.words"),
+        python=_interpreter(python, folder, f"{name}.python") if not launcher or python else sys.executable,
+        launcher=launcher,
+        environment=_environment({**shared.environment, **own.environment}, f"{name}.environment"),
+        tree=str(_absolute(folder, tree) if tree else Path(aorta.__file__).resolve().parents[1]),
+    )
+    for word in launcher:
+        for mark in _PLACEHOLDER.findall(word):
+            if mark not in PLACEHOLDERS:
+                raise ConfigError(f"{name}.launcher: {mark} is not known; there are {', '.join(PLACEHOLDERS)}")
+        if TORCHRUN in word and word != TORCHRUN:
+            raise ConfigError(f"{name}.launcher: {word!r}: {TORCHRUN} must be a word of its own")
+    if own.python and not side.uses_python:
+        raise ConfigError(
+            f"{name}.python={own.python}: its launcher does not use it. Put {TORCHRUN} into the launcher, or leave "
+            "python out: a container has an interpreter of its own"
+        )
+    if side.uses_python and not (Path(side.tree) / "train.py").is_file():
+        raise ConfigError(f"{name}.tree={side.tree}: no train.py there; name a checkout of AORTA (--tree DIR)")
+    return side
+
+
+def _interpreter(word: str | None, folder: Path, key: str) -> str:
+    """An absolute path; links are kept, for an environment's interpreter is one."""
+    if word is None:
+        return sys.executable
+    found = shutil.which(word) if os.sep not in word else str(_absolute(folder, word))
+    if found is None or not os.access(found, os.X_OK) or Path(found).is_dir():
+        raise ConfigError(f"{key}={word}: no such program; name a Python that has torch and AORTA's dependencies")
+    return found
+
+
+def _absolute(folder: Path, word: str) -> Path:
+    return Path(os.path.normpath(folder / Path(word).expanduser()))
+
+
+def _environment(values: Mapping[str, Any], key: str) -> dict[str, str]:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise ConfigError(f"{key}.{name}={value!r}: must be a text; put it in quotes")
+    return {name: str(value) for name, value in values.items()}
+
+
+def _for_training(words: tuple[str, ...], key: str) -> tuple[str, ...]:
+    for word in words:
+        name = word.partition("=")[0]
+        if name in _NOT_WORDS:
+            raise ConfigError(f"{key}: {word}: a launch of a plan is one training, no sweep and no listing")
+        if name.lstrip("+~") in _PLACED:
+            raise ConfigError(f"{key}: {word}: the plan places its launches itself; leave {name.lstrip('+~')} out")
+    return words

@@ -1,0 +1,250 @@
+"""Runs one program as a launch: starts it in a process group of its own, waits, stops it, ends what it leaves behind.
+
+torchrun puts its ranks into sessions of their own, where no process group reaches them; it passes SIGTERM and SIGINT
+on. Where torchrun itself was killed, its ranks are found by a variable in their environment (`process_mark`).
+
+Must not know what it starts (a launch of a plan or a job of a sweep), print, or end a process of another launch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import psutil
+
+from aorta.errors import SIGNAL_EXIT_BASE, ToolMissing
+from aorta.experiments.process_mark import GRACE_S, MARK, end_marked
+
+LAUNCHER_VARIABLES: Final = (
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+"""Variables by which torchrun tells a process its place; a launch must not find those of another."""
+_POLL_S: Final = 0.5
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+
+
+@dataclass(frozen=True)
+class LaunchEnd:
+    """How a launch ended.
+
+    Attributes:
+        exit_code: 128 + n where signal n killed it.
+        timed_out: the timeout stopped it.
+        left_behind: how many processes of it had to be ended afterwards.
+    """
+
+    exit_code: int
+    seconds: float
+    timed_out: bool
+    left_behind: int
+
+
+class StopRequest:
+    """The signal that asked us to stop, if one came; passed on to the launch that runs.
+
+    A launch has a session of its own, so that Ctrl-C on a terminal reaches it once, through here.
+
+        stop = StopRequest()
+        with stop.on_signals():
+            end = launch(command, id_=id_, environment=launch_environment(), stop=stop)
+        if stop.signal is not None: ...
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self.asked_s: float | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def pass_on(self, number: int) -> None:
+        """Send a signal to the launch, if one runs.
+
+        It goes to the first process alone, which knows what to do with its children: a DataLoader's workers would die
+        of it, and the rank with them. SIGKILL goes to the whole process group. SIGHUP goes on as SIGTERM: ranks that
+        heed SIGTERM end after their step, and know nothing of a terminal.
+        """
+        if self.process is not None and self.process.poll() is None:
+            with suppress(ProcessLookupError):
+                if number == signal.SIGKILL:
+                    os.killpg(self.process.pid, number)
+                else:
+                    self.process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.signal is None:
+            self.signal, self.asked_s = signal.Signals(number), time.monotonic()
+        self.pass_on(number)
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Catch SIGINT, SIGTERM and SIGHUP; one that the caller ignores (nohup) stays ignored."""
+        caught = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+        before = {number: signal.signal(number, self._handle) for number in caught}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def launch_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables a launch starts with: the caller's, without those a torchrun around the caller put there."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in LAUNCHER_VARIABLES and not name.startswith("TORCHELASTIC_")
+    }
+
+
+def _nothing() -> None:
+    pass
+
+
+def launch(
+    command: Sequence[str],
+    *,
+    id_: str,
+    environment: Mapping[str, str],
+    stop: StopRequest,
+    folder: Path | None = None,
+    log: Path | None = None,
+    timeout_s: float | None = None,
+    grace_s: float = GRACE_S,
+    tick: Callable[[], None] = _nothing,
+) -> LaunchEnd:
+    """Run `command` to its end.
+
+    Args:
+        id_: marks its processes, so no other launch on this machine may have it.
+        environment: all of its variables but the mark.
+        stop: is told about the launch, and passes a signal on to it.
+        folder: where it runs; None: here.
+        log: file for its stdout and stderr; None: they go where ours go.
+        timeout_s: after which it is stopped as by SIGTERM.
+        grace_s: from the request to stop to SIGKILL.
+        tick: called about twice a second.
+
+    Raises:
+        ToolMissing: the program cannot be started, or not in that folder.
+    """
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    with nullcontext() if log is None else log.open("wb") as output:
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env={**environment, MARK: id_},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=None if output is None else subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_end_with_parent(),
+            )
+        except OSError as error:
+            raise ToolMissing(f"{command[0]}: cannot be started: {error.strerror or error}") from error
+        stop.process = process
+        try:
+            if stop.signal is not None:  # it came while the process was being made
+                stop.pass_on(stop.signal)
+            timed_out = _wait(process, began, timeout_s, grace_s, stop, tick)
+        except BaseException:  # an error of ours: still nothing may be left
+            _wait(process, began, 0.0, grace_s, stop, _nothing)
+            end_marked(id_, grace_s)
+            raise
+        finally:
+            stop.process = None
+    seconds = time.monotonic() - began
+    return LaunchEnd(_shell_code(process.returncode), seconds, timed_out, end_marked(id_, grace_s))
+
+
+def run_to_end(command: Sequence[str]) -> int:
+    """Run a program that is not a launch; its output goes where ours goes, and signals are passed on to it.
+
+    Returns:
+        Its exit code; 128 + n where signal n ended it, be it by way of its own handler.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    stop = StopRequest()
+    with stop.on_signals():
+        stop.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent()
+        )
+        if stop.signal is not None:  # it came while the process was being made
+            stop.pass_on(stop.signal)
+        code = stop.process.wait()
+    if code and stop.signal is not None:
+        return SIGNAL_EXIT_BASE + stop.signal
+    return _shell_code(code)
+
+
+def _shell_code(code: int) -> int:
+    return code if code >= 0 else SIGNAL_EXIT_BASE - code
+
+
+def _wait(
+    process: subprocess.Popen[bytes],
+    began: float,
+    timeout_s: float | None,
+    grace_s: float,
+    stop: StopRequest,
+    tick: Callable[[], None],
+) -> bool:
+    """Until it has ended; returns whether the timeout stopped it."""
+    asked_s: float | None = None
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_POLL_S)
+            return asked_s is not None
+        now = time.monotonic()
+        if timeout_s is not None and asked_s is None and stop.asked_s is None and now - began > timeout_s:
+            asked_s = now
+            stop.pass_on(signal.SIGTERM)
+        since = stop.asked_s if stop.asked_s is not None else asked_s
+        if since is not None and now - since > grace_s:
+            _kill_descendants(process)
+            stop.pass_on(signal.SIGKILL)
+        tick()
+
+
+def _kill_descendants(process: subprocess.Popen[bytes]) -> None:
+    """Kill its children too: ranks have sessions of their own, and a program may have unset the mark for them."""
+    with suppress(psutil.Error):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                child.kill()
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """What a new process does first on Linux: ask for SIGTERM when its parent dies, be it by SIGKILL."""
+    if not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.CDLL(None, use_errno=True)
+
+    def ask() -> None:
+        library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    return ask

@@ -1,0 +1,133 @@
+"""Plans with a stand-in for an interpreter, called or started; sweeps started as a user would, and read back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aorta.experiments.plan_command import main
+from aorta.experiments.plan_journal import read_events
+from aorta.experiments.sweep_journal import Sweep, read_sweep
+from tests.config.conftest import door
+from tests.runs import HANGS_S, ROOT, SMALL, environment
+
+__all__ = ["door"]
+
+FAKE = Path(__file__).with_name("fake_torchrun.py")
+
+
+@dataclass
+class Bench:
+    """`home` is where the command runs, `python` the stand-in."""
+
+    home: Path
+    python: Path
+    capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch
+
+    def program(self, name: str) -> Path:
+        """The stand-in under another name, which it tells in its record as FAKE_NAME."""
+        path = self.home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'#!/bin/sh\nFAKE_NAME="{name}" exec "{sys.executable}" "{FAKE}" "$@"\n')
+        path.chmod(0o755)
+        return path
+
+    def container(self, name: str) -> Path:
+        """The stand-in behind a `docker run`: of the environment it sees what `-e` names, as `NAME` or `NAME=VALUE`."""
+        path = self.home / name
+        path.write_text(
+            f"#!{sys.executable}\nimport os, sys\nwords = sys.argv[1:]\n"
+            "seen = {name: os.environ[name] for name in ('PATH', 'FAKE_RECORD', 'FAKE_ACTS') if name in os.environ}\n"
+            "for before, word in zip(words, words[1:]):\n"
+            "    if before == '-e':\n"
+            "        name, equals, value = word.partition('=')\n"
+            "        seen[name] = value if equals else os.environ[name]\n"
+            f"os.execve(sys.executable, [sys.executable, {str(FAKE)!r}, *words], seen)\n"
+        )
+        path.chmod(0o755)
+        return path
+
+    def acts(self, **acts: dict[str, Any]) -> None:
+        """What launches do: `reference_00={"fail": 1}`."""
+        self.monkeypatch.setenv("FAKE_ACTS", json.dumps({name.replace("_", "/"): act for name, act in acts.items()}))
+
+    def __call__(self, *words: str) -> tuple[int, str, str]:
+        """The command in this process: exit code, stdout, stderr."""
+        code = main([*self._always(words), *words])
+        return code, *self.capsys.readouterr()
+
+    def start(self, *words: str, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
+        """The command in a process of its own."""
+        command = [sys.executable, "-m", "aorta.experiments", *self._always(words), *words]
+        return subprocess.Popen(
+            command,
+            cwd=self.home,
+            env=environment(PYTHONPATH=str(ROOT)),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+
+    def _always(self, words: tuple[str, ...]) -> list[str]:
+        return ["--output", "plan"] + ([] if "--python" in words else ["--python", str(self.python)])
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """What the stand-in was called with."""
+        path = self.home / "record.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def launched(self) -> list[str]:
+        """Names of the launches, in the order they were started."""
+        return [call["name"] for call in self.calls if call["call"] == "launch"]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in read_events(self.home / "plan" / "journal.jsonl") if event["event"] == kind]
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        """What `condition` returns once it is true."""
+        for _ in range(600):
+            if found := condition():
+                return found
+            time.sleep(0.1)
+        raise AssertionError(f"still not: {condition}")
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Bench:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FAKE_RECORD", str(tmp_path / "record.jsonl"))
+    for name in ("FAKE_ACTS", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    made = Bench(tmp_path, tmp_path / "fake", capsys, monkeypatch)
+    made.program("fake")
+    return made
+
+
+def command(folder: Path, *words: str) -> list[str]:
+    """A sweep of small runs below `folder`; later words win."""
+    return [sys.executable, str(ROOT / "train.py"), "-m", *SMALL, f"training.output_dir={folder}", *words]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Callable[..., tuple[subprocess.CompletedProcess[str], Sweep]]:
+    """Runs one to its end; returns how it ended, and its journal."""
+
+    def run(*words: str, name: str = "sweep") -> tuple[subprocess.CompletedProcess[str], Sweep]:
+        done = subprocess.run(
+            command(tmp_path, *words), capture_output=True, text=True, env=environment(), cwd=tmp_path, timeout=HANGS_S
+        )
+        assert (tmp_path / name / "sweep.jsonl").exists(), done.stderr
+        return done, read_sweep(tmp_path / name)
+
+    return run

@@ -1,0 +1,169 @@
+"""Command line and YAML file -> a plan, or one message that says what is wrong with it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from aorta.errors import ConfigError
+from aorta.experiments.launch_plan import PLACEHOLDERS, SIDES, Plan
+from aorta.experiments.plan_command import parse
+from aorta.experiments.plan_journal import CLOSE, END, FAILED, LOST, OPEN, START, STOPPED
+from aorta.experiments.plan_options import PlanFile, read_plan
+from tests.docs.pages import fenced
+from tests.runs import ROOT
+
+
+def read(folder: Path, *words: str) -> Plan:
+    return read_plan(parse(words), folder)
+
+
+@pytest.fixture(autouse=True)
+def outside_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+
+
+def test_an_ab_plan_on_the_command_line(tmp_path: Path) -> None:
+    words = ("--output", "o", "--reference", "a=1 'b=x y'", "s=1", "--candidate", "a=2", "--candidate", "c=3", "t=2")
+    plan = read(tmp_path, *words, "--launches", "4", "--seed", "7", "--candidate-env", "NCCL_ALGO=Ring=2")
+    assert (plan.output, plan.folder, plan.launches, plan.seed) == (tmp_path / "o", tmp_path, 4, 7)
+    assert plan.words == ("s=1", "t=2")
+    reference, candidate = plan.sides
+    assert (reference.name, reference.words, reference.environment) == ("reference", ("a=1", "b=x y"), {})
+    assert (candidate.name, candidate.words) == ("candidate", ("a=2", "c=3"))
+    assert candidate.environment == {"NCCL_ALGO": "Ring=2"}
+    assert reference.python == candidate.python == sys.executable
+    assert reference.tree == str(ROOT)
+
+
+def test_options_for_train_py_stand_behind_two_hyphens(tmp_path: Path) -> None:
+    assert read(tmp_path, "--output", "o", "a=1", "--", "--config", "x.yaml").words == ("a=1", "--config", "x.yaml")
+
+
+def test_without_a_candidate_the_reference_is_repeated(tmp_path: Path) -> None:
+    assert [side.name for side in read(tmp_path, "--output", "o", "a=1").sides] == ["reference"]
+
+
+def test_aa_makes_equal_sides(tmp_path: Path) -> None:
+    left, right = read(tmp_path, "--output", "o", "--aa", "--reference", "a=1").sides
+    assert (left.name, right.name) == ("reference", "candidate")
+    assert left.as_json() == right.as_json()
+
+
+def test_a_file_and_what_the_command_line_changes(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_text(
+        "output: o\nlaunches: 3\nseed: 1\nnproc_per_node: 4\ntimeout_s: 60\ntorchrun: --max-restarts 0\n"
+        "words: [s=1, 'x=${oc.env:HOME}']\nenvironment: {BOTH: 1}\n"
+        "reference:\n  words: a=1 b=2\n"
+        "candidate:\n  words: [a=2]\n  launcher: numactl -N 0 {torchrun}\n  environment: {NCCL_ALGO: Ring}\n"
+    )
+    plan = read(tmp_path, "--plan", str(file), "--launches", "5", "t=2", "--candidate", "c=3")
+    assert (plan.output, plan.launches, plan.seed, plan.nproc_per_node, plan.timeout_s) == (
+        tmp_path / "o", 5, 1, 4, 60.0,
+    )  # fmt: skip
+    assert plan.torchrun == ("--max-restarts", "0")
+    assert plan.words == ("s=1", "x=${oc.env:HOME}", "t=2")
+    reference, candidate = plan.sides
+    assert reference.words == ("a=1", "b=2")
+    assert candidate.words == ("a=2", "c=3")
+    assert candidate.launcher == ("numactl", "-N", "0", "{torchrun}")
+    assert (dict(reference.environment), dict(candidate.environment)) == (
+        {"BOTH": "1"},
+        {"BOTH": "1", "NCCL_ALGO": "Ring"},
+    )
+
+
+def test_an_empty_candidate_in_a_file_is_one(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text("output: o\ncandidate: {}\n")
+    assert len(read(tmp_path, "--plan", str(tmp_path / "plan.yaml")).sides) == 2
+
+
+def test_relative_programs_and_trees_are_the_caller_s(tmp_path: Path) -> None:
+    tool = tmp_path / "env" / "python"
+    tool.parent.mkdir()
+    tool.symlink_to(sys.executable)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "train.py").touch()
+    plan = read(tmp_path, "--output", "o", "--candidate-python", "env/python", "--candidate-tree", "other")
+    assert plan.sides[1].python == str(tool)  # the link itself: it is what makes it an environment's interpreter
+    assert plan.sides[1].tree == str(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no folder for the plan: give --output"),
+        (["--output", "o", "--launches", "0"], "launches=0: must be at least 1"),
+        (["--output", "o", "--nproc_per_node", "0"], "nproc_per_node=0: must be at least 1"),
+        (["--output", "o", "--seed", "-1"], "seed=-1: must be at least 0"),
+        (["--output", "o", "--timeout-s", "0"], "timeout_s=0.0: must be greater than 0"),
+        (["--output", "o", "--aa", "--candidate", "a=1"], "aa: both sides are the reference"),
+        (["--output", "o", "--reference", "'a"], '--reference: "\'a": No closing quotation'),
+        (["--output", "o", "--env", "NAME"], "--env NAME: expected NAME=VALUE"),
+        (["--output", "o", "--candidate-env", "=1"], "--candidate-env =1: expected NAME=VALUE"),
+        (["--output", "o", "--python", "no-such-python"], "reference.python=no-such-python: no such program"),
+        (["--output", "o", "--python", "./here"], "reference.python=./here: no such program"),
+        (["--output", "o", "--tree", "nowhere"], "nowhere: no train.py there"),
+        (["--output", "o", "--launcher", "run {ouput}"], "reference.launcher: {ouput} is not known; there are"),
+        (["--output", "o", "--launcher", "sh -c '{torchrun} x'"], "must be a word of its own"),
+        (["--output", "o", "--candidate-python", sys.executable, "--candidate-launcher", "run"], "does not use it"),
+        (["--output", "o", "label=x"], "words: label=x: the plan places its launches itself"),
+        (["--output", "o", "--candidate", "training.output_dir=x"], "candidate.words: training.output_dir=x"),
+        (["--output", "o", "--", "-m"], "words: -m: a launch of a plan is one training"),
+        (["--plan", "nowhere.yaml"], "--plan nowhere.yaml: No such file"),
+    ],
+)
+def test_what_cannot_be_run(tmp_path: Path, words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, *words)
+    assert said in str(caught.value)
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("outputs: o", "Key 'outputs' not in 'PlanFile'"),
+        ("candidate: {wrods: a}", "Key 'wrods' not in 'SideFile'"),
+        ("launches: many", "at launches: Value 'many'"),
+        ("- a\n- b", "must be keys and values"),
+        ("a: [", "not YAML"),
+        ("output: o\nwords: 3", "words: 3: must be a text or a list of texts"),
+        ("output: o\nwords: [a=1, 3]", "must be a text or a list of texts"),
+        ("output: o\nenvironment: {A: true}", "environment.A=True: must be a text; put it in quotes"),
+    ],
+)
+def test_a_file_that_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "plan.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, "--plan", str(tmp_path / "plan.yaml"))
+    assert said in str(caught.value)
+    assert str(tmp_path / "plan.yaml") in str(caught.value) or "must be a text" in str(caught.value)
+
+
+def test_a_plan_inside_torchrun_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    with pytest.raises(ConfigError, match="outside torchrun"):
+        read(tmp_path, "--output", "o")
+
+
+def test_the_file_that_the_page_shows(tmp_path: Path) -> None:
+    (text,) = fenced(ROOT / "docs" / "plans.md", "yaml")
+    (tmp_path / "plan.yaml").write_text(text)
+    plan = read(tmp_path, "--plan", str(tmp_path / "plan.yaml"))
+    assert (plan.launches, plan.nproc_per_node) == (5, 8)
+    command = plan.command(list(plan.order())[1])
+    assert command[:2] == ["docker", "run"]
+    assert "/home/me/aorta:/home/me/aorta" in command
+    assert command[command.index("torchrun") :][:4] == ["torchrun", "--standalone", "--nproc_per_node", "8"]
+
+
+def test_the_page_names_every_key_placeholder_and_event() -> None:
+    page = (ROOT / "docs" / "plans.md").read_text()
+    names = [field.name for field in fields(PlanFile) if field.name not in SIDES]
+    marks = [*PLACEHOLDERS, OPEN, START, END, CLOSE, FAILED, STOPPED, LOST]
+    assert [name for name in [*names, *marks] if f"`{name}`" not in page] == []

@@ -1,0 +1,389 @@
+"""A plan carried out with a stand-in for torchrun: order, folders, failures, resuming, refusing, the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from aorta.analysis.load.records import load_run
+from aorta.experiments import plan_checks, plan_command, plan_folder
+from aorta.experiments.process_mark import MARK
+from tests.experiments.conftest import Bench
+from tests.runs import ROOT
+
+AB = ("--launches", "2", "--reference", "a=1", "--candidate", "a=2", "s=1")
+ORDER = ["reference/00", "candidate/00", "candidate/01", "reference/01"]
+
+
+def test_every_launch_in_its_order_and_folder(bench: Bench) -> None:
+    code, out, err = bench(*AB)
+    assert code == 0
+    assert bench.launched == ORDER
+    for name in ORDER:
+        assert load_run(bench.home / "plan" / name).header.world_size == 2
+    assert [line.split(":")[0] for line in err.splitlines()] == [f"[{n}/4] {name}" for n, name in enumerate(ORDER, 1)]
+    assert "left" in err.splitlines()[0]
+    assert "left" not in err.splitlines()[-1]
+    plan = bench.home / "plan"
+    assert out.splitlines()[-1] == (
+        "compare: python analysis/overlap_report.py --reference plan/reference --candidate plan/candidate "
+        "--output plan/report"
+    )
+    kept = json.loads((plan / "plan.json").read_text())
+    assert [line["launch"] for line in kept["order"]] == ORDER
+    assert kept["versions"]["candidate"]["torch"] == "2.13.0"
+    assert kept["asked"]["sides"]["candidate"]["words"] == ["a=2"]
+    launches = [call for call in bench.calls if call["call"] == "launch"]
+    assert [["fake", *call["argv"]] for call in launches] == [["fake", *line["command"][1:]] for line in kept["order"]]
+    assert {call["cwd"] for call in launches} == {str(bench.home)}
+    assert "launch reference/00, start 0" in (plan / "logs" / "reference" / "00.log").read_text()
+
+
+def test_the_journal_tells_each_event(bench: Bench) -> None:
+    bench(*AB)
+    lines = (bench.home / "plan" / "journal.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [event["event"] for event in events] == ["open", *["start", "end"] * 4, "close"]
+    assert [event["launch"] for event in events if event["event"] == "end"] == ORDER
+    assert [event["order"] for event in events if event["event"] == "start"] == [0, 1, 2, 3]
+    ends = bench.events("end")
+    assert {(end["outcome"], end["exit_code"], end["left_behind"]) for end in ends} == {("done", 0, 0)}
+    assert all(end["seconds"] > 0 for end in ends)
+    assert [end["run_id"] for end in ends] == [load_run(bench.home / "plan" / name).header.run_id for name in ORDER]
+
+
+def test_the_same_command_again_does_nothing(bench: Bench) -> None:
+    bench(*AB)
+    code, out, _ = bench(*AB)
+    assert code == 0
+    assert "compare: python analysis/overlap_report.py" in out
+    assert bench.launched == ORDER
+
+
+def test_only_what_is_missing_is_done(bench: Bench) -> None:
+    bench(*AB)
+    (bench.home / "plan" / "candidate" / "01" / "run.json").unlink()
+    code, _, err = bench(*AB)
+    assert code == 0
+    assert bench.launched == [*ORDER, "candidate/01"]
+    assert err.startswith("[4/4] candidate/01: done")
+    assert (bench.home / "plan" / "aside" / "candidate" / "01.lost" / "rank_0_metrics.jsonl").exists()
+
+
+def test_a_failed_launch_is_repeated_once_in_its_place(bench: Bench) -> None:
+    bench.acts(candidate_00={"fail": 1})
+    code, _, err = bench(*AB)
+    assert code == 0
+    assert bench.launched == ["reference/00", "candidate/00", "candidate/00", "candidate/01", "reference/01"]
+    assert "[1/4] candidate/00: failed with exit code 7" in err
+    plan = bench.home / "plan"
+    (failed,) = [end for end in bench.events("end") if end["outcome"] == "failed"]
+    assert (failed["exit_code"], failed["attempt"], failed["run_id"]) == (7, 0, None)
+    assert failed["kept"] == "aside/candidate/00.failed"
+    assert (plan / failed["kept"] / "half").read_text() == "half"
+    assert "it broke here" in failed["last_lines"]
+    assert "it broke here" in (plan / "logs" / "candidate" / "00.log").read_text()
+    assert "start 1" in (plan / "logs" / "candidate" / "00-2.log").read_text()
+    assert sorted(path.name for path in (plan / "candidate").iterdir()) == ["00", "01"]
+
+
+def test_what_fails_twice_is_named_and_the_rest_is_done(bench: Bench) -> None:
+    bench.acts(candidate_00={"fail": 2})
+    code, out, err = bench(*AB)
+    assert (code, out) == (5, "")
+    assert [name for name in bench.launched if name != "candidate/00"] == [ORDER[0], *ORDER[2:]]
+    assert "error: 1 of 4 launches failed twice:\n  candidate/00: failed with exit code 7 (" in err
+    assert bench.events("close")[-1] | {"time": 0} == {
+        "event": "close", "time": 0, "exit_code": 5, "failed": ["candidate/00"],
+    }  # fmt: skip
+    code, out, _ = bench(*AB)  # the third start is good
+    assert code == 0
+    assert bench.launched[5:] == ["candidate/00"]
+    aside = bench.home / "plan" / "aside" / "candidate"
+    assert sorted(path.name for path in aside.iterdir()) == ["00.failed", "00.failed-2"]
+
+
+def test_exit_code_0_without_every_record_is_a_failure(bench: Bench) -> None:
+    bench.acts(reference_00={"ranks": 1})
+    code, _, err = bench("--launches", "1")
+    assert code == 5
+    assert "exit code 0, but records of 1 of 2 ranks in" in err
+
+
+def test_a_launcher_that_is_not_there_fails_like_in_a_shell(bench: Bench) -> None:
+    code, _, err = bench("--launches", "1", "--launcher", "no-such-docker run image torchrun")
+    assert code == 5
+    assert "failed with exit code 127" in err
+    assert bench.events("end")[0]["last_lines"] == ["no-such-docker: cannot be started: No such file or directory"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--launches", "3", *AB[2:]), "launches: 2 there, 3 now"),
+        ((*AB[:-1], "s=2"), "words: ['s=1'] there, ['s=2'] now"),
+        ((*AB, "--seed", "5"), "seed: None there, 5 now"),
+        ((*AB[:4], "s=1"), "sides.candidate.words: ['a=2'] there, nothing now"),
+        ((*AB, "--candidate-env", "A=1"), "sides.candidate.environment.A: nothing there, '1' now"),
+        ((*AB, "--nproc_per_node", "4"), "nproc_per_node: 2 there, 4 now"),
+    ],
+)
+def test_another_plan_is_refused_by_key_and_both_values(bench: Bench, words: tuple[str, ...], said: str) -> None:
+    bench(*AB)
+    code, _, err = bench(*words)
+    assert code == 1
+    assert said in err
+    assert "another --output" in err
+    assert bench.launched == ORDER
+
+
+def test_another_torch_is_refused(bench: Bench) -> None:
+    bench.acts(candidate_00={"fail": 2})
+    bench(*AB)
+    bench.monkeypatch.setenv("FAKE_TORCH", "2.14.0")
+    code, _, err = bench(*AB)
+    assert code == 1
+    assert "versions.reference.torch: '2.13.0' there, '2.14.0' now" in err
+
+
+def test_another_environment_is_refused(bench: Bench) -> None:
+    bench.monkeypatch.delenv("NCCL_ALGO", raising=False)
+    bench(*AB)
+    bench.monkeypatch.setenv("NCCL_ALGO", "Ring")
+    code, _, err = bench(*AB)
+    assert code == 1
+    assert "environment.NCCL_ALGO: nothing there, 'Ring' now" in err
+
+
+@pytest.mark.parametrize("key", ["name", "machine", "cpus"])
+def test_another_machine_is_refused(bench: Bench, key: str) -> None:
+    bench(*AB)
+    there = plan_folder.host()
+    bench.monkeypatch.setattr(plan_folder, "host", lambda: there | {key: "another", "kernel": "newer"})
+    code, _, err = bench(*AB)
+    assert code == 1
+    assert f"host.{key}: {there[key]!r} there, 'another' now" in err
+    assert "kernel" not in err
+
+
+def test_another_kernel_is_not(bench: Bench) -> None:
+    bench(*AB)
+    there = plan_folder.host()
+    bench.monkeypatch.setattr(plan_folder, "host", lambda: there | {"kernel": "newer"})
+    assert bench(*AB)[0] == 0
+
+
+def test_other_local_changes_are_another_checkout(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / "train.py").write_text("a = 1\n")
+    git("add", ".")
+    git("-c", "user.name=x", "-c", "user.email=x@x", "commit", "-m", "x")
+    clean = plan_checks._commit(str(tmp_path))
+    (tmp_path / "train.py").write_text("a = 2\n")
+    first, same = plan_checks._commit(str(tmp_path)), plan_checks._commit(str(tmp_path))
+    (tmp_path / "train.py").write_text("a = 3\n")
+    second = plan_checks._commit(str(tmp_path))
+    assert first == same
+    assert len({clean, first, second}) == 3
+    assert re.fullmatch(rf"{clean}-dirty-[0-9a-f]{{8}}", str(first))
+
+
+def test_a_folder_of_something_else_is_left_alone(bench: Bench) -> None:
+    (bench.home / "plan").mkdir()
+    (bench.home / "plan" / "mine").write_text("mine")
+    code, _, err = bench(*AB)
+    assert code == 1
+    assert "not empty, and no plan's" in err
+    assert [path.name for path in (bench.home / "plan").iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"plan_version": 1}', '{"plan_version": 9}'])
+def test_a_plan_file_that_is_none(bench: Bench, text: str) -> None:
+    (bench.home / "plan").mkdir()
+    (bench.home / "plan" / "plan.json").write_text(text)
+    code, _, err = bench(*AB)
+    assert code == 1
+    assert "choose another --output" in err
+    assert bench.launched == []
+
+
+def test_wrong_words_end_a_plan_before_it_starts(bench: Bench) -> None:
+    code, _, err = bench("--launches", "2", "--candidate", "wrong.word=1")
+    assert (code, bench.launched) == (1, [])
+    assert err == "error: candidate: train.py does not take wrong.word=1:\nno key wrong.word=1\n"
+    assert not (bench.home / "plan").exists()
+
+
+def test_an_interpreter_without_torch_ends_a_plan_before_it_starts(bench: Bench) -> None:
+    tool = bench.home / "bare"
+    tool.write_text('#!/bin/sh\n[ "$1" != -c ] || { echo no torch here >&2; exit 1; }\n')
+    tool.chmod(0o755)
+    code, _, err = bench("--launches", "1", "--python", str(tool))
+    assert code == 1
+    assert "cannot tell its torch (no torch here)" in err
+
+
+def test_interpreters_environment_and_checkouts_of_each_side(bench: Bench) -> None:
+    other = bench.program("other")
+    tree = bench.home / "tree"
+    tree.mkdir()
+    (tree / "train.py").touch()
+    code, _, _ = bench(
+        *("--launches", "1", "--python", str(bench.python), "--env", "NCCL_ALGO=Tree"),
+        *("--candidate-python", str(other), "--candidate-env", "NCCL_ALGO=Ring", "--candidate-tree", "tree"),
+    )
+    assert code == 0
+    left, right = [call for call in bench.calls if call["call"] == "launch"]
+    assert (left["env"]["FAKE_NAME"], right["env"]["FAKE_NAME"]) == ("fake", "other")
+    assert (left["env"]["NCCL_ALGO"], right["env"]["NCCL_ALGO"]) == ("Tree", "Ring")
+    assert str(ROOT / "train.py") in left["argv"]
+    assert str(tree / "train.py") in right["argv"]
+
+
+def test_a_launch_finds_no_place_in_another_torchrun(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    code, _, _ = bench("--launches", "1", "--candidate-env", "RANK=5")  # what a side was given it keeps
+    assert code == 0
+    assert [call["env"]["RANK"] for call in bench.calls if call["call"] == "launch"] == [None, "5"]
+
+
+def test_a_container_launches_in_place_of_torchrun(bench: Bench) -> None:
+    bench.container("docker")
+    launcher = f"{bench.home}/docker run -e {MARK} -e NCCL_ALGO=Ring -v {{plan}}:{{plan}} image torchrun"
+    words = ("--candidate-launcher", launcher, "--candidate-tree", "/inside/aorta", "--candidate-env", "FAKE_NAME=x")
+    code, _, _ = bench("--launches", "1", *words)
+    assert code == 0
+    _, right = [call for call in bench.calls if call["call"] == "launch"]
+    plan = bench.home / "plan"
+    assert right["argv"][:8] == ["run", "-e", MARK, "-e", "NCCL_ALGO=Ring", "-v", f"{plan}:{plan}", "image"]
+    assert right["argv"][8:12] == ["torchrun", "--standalone", "--nproc_per_node", "2"]
+    assert right["argv"][12] == "/inside/aorta/train.py"
+    # What the launcher names is all that its ranks see; among it the mark by which they are found.
+    seen = {"FAKE_NAME": None, "NCCL_ALGO": "Ring", "RANK": None, MARK: bench.events("start")[1]["id"]}
+    assert right["env"] == seen
+    versions = json.loads((plan / "plan.json").read_text())["versions"]["candidate"]
+    assert versions["torch"] is None
+    assert "manifest of each run" in versions["reason"]
+
+
+def test_every_container_that_is_shown_can_be_ended() -> None:
+    text = (ROOT / "docs" / "plans.md").read_text() + plan_command.parser().format_help()
+    shown = re.findall(r"docker run (?!\.\.\.)(.*)", text)
+    assert len(shown) == 3
+    assert all(words.startswith(f"--rm --init -e {MARK} ") for words in shown)
+
+
+def test_the_plan_folder_may_be_the_caller_s(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    monkeypatch.chdir(inside)
+    code, out, _ = bench("--launches", "1", "--output", ".")
+    assert code == 0
+    assert f"--reference {inside}/reference --output {inside}/report" in out.splitlines()[-1]
+
+
+def test_of_two_plans_that_begin_at_once_the_first_counts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bench(*AB[:-1], "s=2", "--output", "other")[0] == 0
+    other = (bench.home / "other" / "plan.json").read_text()
+    link = os.link
+
+    def late(part: Path, path: Path) -> None:
+        path.write_text(other)
+        link(part, path)
+
+    monkeypatch.setattr(plan_folder.os, "link", late)
+    code, _, err = bench(*AB)
+    assert code == 1
+    assert "words: ['s=2'] there, ['s=1'] now" in err
+    assert [path.name for path in (bench.home / "plan").iterdir()] == ["plan.json"]
+    assert (bench.home / "plan" / "plan.json").read_text() == other
+
+
+def test_a_plan_from_a_file(bench: Bench) -> None:
+    (bench.home / "plan.yaml").write_text("launches: 1\nwords: [s=1]\ncandidate: {words: [a=2]}\n")
+    code, _, _ = bench("--plan", "plan.yaml")
+    assert code == 0
+    assert [call["argv"][6:8] for call in bench.calls if call["call"] == "launch"][1] == ["s=1", "a=2"]
+
+
+def test_a_dry_run_prints_and_starts_nothing(bench: Bench) -> None:
+    code, out, _ = bench(*AB, "--dry-run")
+    assert code == 0
+    assert [line.split(":")[0] for line in out.splitlines()] == ORDER
+    assert "training.output_dir=" in out
+    assert (bench.calls, (bench.home / "plan").exists()) == ([], False)
+
+
+@pytest.mark.parametrize("code", [0, 3, 4])
+def test_the_report_s_exit_code_is_passed_on(bench: Bench, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout = bench.home / "checkout"
+    (checkout / "analysis").mkdir(parents=True)
+    (checkout / "train.py").touch()
+    (checkout / "analysis" / "overlap_report.py").write_text(
+        f"import json, sys\nopen('report.json', 'w').write(json.dumps(sys.argv[1:]))\nsys.exit({code})\n"
+    )
+    (checkout / "aorta").mkdir()
+    monkeypatch.setattr(plan_command.aorta, "__file__", str(checkout / "aorta" / "__init__.py"))
+    assert bench(*AB, "--report")[0] == code
+    assert json.loads((bench.home / "report.json").read_text()) == [
+        *("--reference", "plan/reference", "--candidate", "plan/candidate", "--output", "plan/report")
+    ]
+
+
+def test_no_report_of_an_incomplete_plan(bench: Bench) -> None:
+    bench.acts(candidate_00={"fail": 2})
+    assert bench(*AB, "--report")[0] == 5
+    assert not (bench.home / "plan" / "report").exists()
+
+
+def test_help_is_quick_and_shows_the_examples(bench: Bench) -> None:
+    code = (
+        "import sys\nfrom aorta.experiments.plan_command import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert not end.code\n"
+        "heavy = {'torch', 'pandas', 'matplotlib', 'numpy', 'omegaconf', 'psutil', 'tqdm'} & set(sys.modules)\n"
+        "sys.exit(', '.join(sorted(heavy)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    for words in ("two configurations", "two interpreters", "--aa --launches 8", "repeats of one configuration"):
+        assert words in done.stdout
+
+
+def test_the_script_is_the_same_door(bench: Bench, tmp_path: Path) -> None:
+    words = ["--output", "plan", "--python", str(bench.python), *AB, "--dry-run"]
+    done = subprocess.run(
+        ["bash", str(ROOT / "scripts" / "ab.sh"), *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, bench(*AB, "--dry-run")[1])
+
+
+def test_a_terminal_shows_one_bar_over_all_launches(bench: Bench) -> None:
+    bench.acts(candidate_00={"fail": 1})
+    mine, its = pty.openpty()
+    termios.tcsetwinsize(its, (24, 120))
+    runner = bench.start(*AB, stderr=its)
+    os.close(its)
+    shown = b""
+    with suppress(OSError):  # EIO: the other end is closed
+        while more := os.read(mine, 4096):
+            shown += more
+    os.close(mine)
+    runner.communicate(timeout=60)
+    assert runner.returncode == 0
+    text = shown.decode()
+    assert [text.find(f"{name}: ") for name in ORDER] == sorted(text.find(f"{name}: ") for name in ORDER)
+    assert "4/4 [" in text
+    assert "[1/4] candidate/00: failed with exit code 7 in" in text
+    assert "done in" not in text

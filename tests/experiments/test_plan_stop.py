@@ -1,0 +1,160 @@
+"""Signals, a runner killed outright, two runners, a launch that hangs: nothing is left behind, nothing mixes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.experiments.conftest import Bench
+from tests.runs import ROOT, environment
+
+AB = ("--launches", "1", "--candidate", "a=2")
+
+
+def hanging(bench: Bench) -> dict[str, int]:
+    """Once a launch hangs: ids of its torchrun and of its rank."""
+    (call,) = bench.until(lambda: [call for call in bench.calls if call["call"] == "hangs"])
+    return {name: call[name] for name in ("pid", "rank")}
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_launch_its_ranks_and_the_plan(bench: Bench, number: signal.Signals) -> None:
+    bench.acts(candidate_00={"hang": 1})
+    runner = bench.start(*AB)
+    left = hanging(bench)
+    runner.send_signal(number)
+    _, err = runner.communicate(timeout=60)
+    assert runner.returncode == 128 + number
+    assert "stopped; the same command does what is missing" in err
+    assert gone(left["pid"])
+    assert gone(left["rank"])
+    end = bench.events("end")[-1]
+    assert (end["outcome"], end["reason"], end["left_behind"]) == ("stopped", f"stopped by {number.name}", 1)
+    assert bench.events("close")[-1]["exit_code"] == 128 + number
+    code, _, _ = bench(*AB)
+    assert code == 0
+    assert bench.launched == ["reference/00", "candidate/00", "candidate/00"]
+    assert (bench.home / "plan" / "aside" / "candidate" / "00.stopped").is_dir()
+
+
+def test_a_terminal_that_was_closed_costs_neither_the_journal_nor_the_exit_code(bench: Bench) -> None:
+    bench.acts(reference_00={"hang": 1})
+    mine, its = pty.openpty()
+    runner = bench.start(*AB, stderr=its)
+    os.close(its)
+    left = hanging(bench)
+    os.close(mine)  # what is written from now on fails with EIO
+    runner.terminate()
+    runner.communicate(timeout=60)
+    assert runner.returncode == 143
+    assert bench.events("close")[-1]["exit_code"] == 143
+    assert gone(left["rank"])
+
+
+def reporting(bench: Bench, script: str) -> subprocess.Popen[str]:
+    """A plan that is done, and its report, which is `script`, in a checkout made up for it."""
+    assert bench(*AB)[0] == 0
+    checkout = bench.home / "checkout"
+    (checkout / "analysis").mkdir(parents=True)
+    (checkout / "aorta").mkdir()
+    (checkout / "analysis" / "overlap_report.py").write_text(f"import os, signal, sys, time\n{script}\n")
+    code = (
+        "import sys, aorta\nfrom aorta.experiments.plan_command import main\n"
+        f"aorta.__file__ = {str(checkout / 'aorta' / '__init__.py')!r}\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["--output", "plan", "--python", str(bench.python), "--tree", str(ROOT), *AB, "--report"]
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        cwd=bench.home,
+        env=environment(PYTHONPATH=str(ROOT)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_signal_goes_on_to_the_report(bench: Bench) -> None:
+    runner = reporting(bench, "open('pid', 'w').write(str(os.getpid()))\nos.rename('pid', 'its pid')\ntime.sleep(600)")
+    pid = int(bench.until(lambda: (bench.home / "its pid").exists() and (bench.home / "its pid").read_text()))
+    runner.terminate()
+    _, err = runner.communicate(timeout=60)
+    assert (runner.returncode, gone(pid)) == (143, True), err
+
+
+def test_a_report_that_a_signal_killed_gives_the_code_of_a_shell(bench: Bench) -> None:
+    runner = reporting(bench, "os.kill(os.getpid(), signal.SIGKILL)")
+    runner.communicate(timeout=60)
+    assert runner.returncode == 128 + signal.SIGKILL
+
+
+def test_torchrun_gets_the_signal_and_time_to_end(bench: Bench) -> None:
+    file = bench.home / "it came"
+    bench.acts(reference_00={"hang": 1, "signal_file": str(file)})
+    runner = bench.start(*AB)
+    left = hanging(bench)
+    runner.terminate()
+    runner.communicate(timeout=60)
+    assert runner.returncode == 143
+    assert file.exists()
+    assert gone(left["rank"])
+    end = bench.events("end")[-1]
+    assert (end["exit_code"], end["left_behind"]) == (1, 0)
+
+
+def test_a_runner_killed_outright_leaves_no_torchrun_and_its_launch_is_done_again(bench: Bench) -> None:
+    bench.acts(candidate_00={"hang": 1})
+    runner = bench.start(*AB)
+    left = hanging(bench)
+    runner.kill()
+    runner.communicate(timeout=60)
+    bench.until(lambda: gone(left["pid"]))  # Linux tells it; without, the next runner ends it
+    assert not gone(left["rank"])
+    code, _, _ = bench(*AB)
+    assert code == 0
+    assert gone(left["rank"])
+    assert bench.launched == ["reference/00", "candidate/00", "candidate/00"]
+    lost = next(end for end in bench.events("end") if end["outcome"] == "lost")
+    assert (lost["launch"], lost["left_behind"], lost["kept"]) == ("candidate/00", 1, "aside/candidate/00.lost")
+    assert (bench.home / "plan" / lost["kept"] / "rank_0_metrics.jsonl").read_text() == "{"
+
+
+def test_a_torn_line_of_the_journal_stays_alone(bench: Bench) -> None:
+    bench(*AB)
+    journal = bench.home / "plan" / "journal.jsonl"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole[: whole.index(b'"close"')])
+    code, _, _ = bench(*AB)
+    assert code == 0
+    assert bench.launched == ["reference/00", "candidate/00"]
+    lines = journal.read_bytes().splitlines()
+    assert [line[:18] for line in lines[-3:]] == [b'{"event": ', b'{"event": "open", ', b'{"event": "close",']
+
+
+def test_two_runners_of_one_plan_do_not_mix(bench: Bench) -> None:
+    bench(*AB)
+    with (bench.home / "plan" / "journal.jsonl").open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        code, _, err = bench(*AB)
+    assert code == 1
+    assert "another process runs this plan" in err
+
+
+def test_a_launch_that_lasts_too_long_is_ended_and_repeated(bench: Bench) -> None:
+    bench.acts(reference_00={"hang": 1})
+    code, _, err = bench(*AB, "--timeout-s", "20")  # for the launches that end, too
+    assert code == 0
+    assert "reference/00: ended after timeout_s=20 in" in err
+    assert bench.launched == ["reference/00", "reference/00", "candidate/00"]
+    assert gone(hanging(bench)["rank"])

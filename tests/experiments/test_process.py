@@ -1,0 +1,224 @@
+"""A launch as a process: signals reach it, a timeout ends it, nothing that it started is left."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from aorta.errors import ToolMissing
+from aorta.experiments.process import LAUNCHER_VARIABLES, LaunchEnd, StopRequest, launch, launch_environment
+from tests.runs import ROOT, environment
+
+# Ends with 40 + the signal's number; says when it listens.
+POLITE = """
+import signal, sys, time
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: sys.exit(40 + number))
+open(sys.argv[1], "w").close()
+time.sleep(60)
+"""
+# Ignores SIGTERM, and so does its child, which stands in a session of its own as a rank of torchrun does.
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+child += "; open(sys.argv[1], 'w').close(); time.sleep(60)"
+env = {} if sys.argv[2] == "unmarked" else None
+made = subprocess.Popen([sys.executable, "-c", child, sys.argv[1] + ".child"], start_new_session=True, env=env)
+while not os.path.exists(sys.argv[1] + ".child"):
+    time.sleep(0.01)
+open(sys.argv[1] + ".part", "w").write(str(made.pid))
+os.rename(sys.argv[1] + ".part", sys.argv[1])
+time.sleep(60)
+"""
+# Ends well and leaves a process in a session of its own, as a torchrun that was killed leaves its ranks.
+LEAVING = """
+import subprocess, sys
+made = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+open(sys.argv[1], "w").write(str(made.pid))
+"""
+SLEEPING = "import time; time.sleep(60)"
+PARENT = """
+import os, sys
+from aorta.experiments.process import StopRequest, launch
+sleeping = "import os, time; open('part', 'w').write(str(os.getpid())); os.rename('part', 'its pid'); time.sleep(60)"
+launch([sys.executable, "-c", sleeping], id_=sys.argv[1], environment=os.environ, stop=StopRequest())
+"""
+
+
+def wait_for(path: Path) -> None:
+    for _ in range(20_000):
+        if path.exists():
+            return
+        time.sleep(0.01)
+    pytest.fail(f"{path} did not appear")
+
+
+def gone(pid: int) -> bool:
+    """Whether a process ends within ten seconds."""
+    for _ in range(1000):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def started(code: str, *words: str, stop: StopRequest | None = None, **more: Any) -> LaunchEnd:
+    """Run a line of Python as a launch."""
+    command = [sys.executable, "-c", code, *words]
+    return launch(command, id_=secrets.token_hex(8), environment=os.environ, stop=stop or StopRequest(), **more)
+
+
+def send_when(ready: Path, number: int) -> None:
+    """Send us a signal as soon as a launch says that it is ready."""
+
+    def send() -> None:
+        wait_for(ready)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send).start()
+
+
+@pytest.fixture(autouse=True)
+def heeding() -> Iterator[None]:
+    """Signals that whoever started the tests ignores (nohup, a shell's &) would be ignored here too."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("number", "seen"),
+    [
+        (signal.SIGINT, signal.SIGINT),
+        (signal.SIGTERM, signal.SIGTERM),
+        (signal.SIGHUP, signal.SIGTERM),  # a rank does not know of terminals
+    ],
+)
+def test_a_signal_goes_on_to_the_launch_and_is_remembered(tmp_path: Path, number: int, seen: int) -> None:
+    ready = tmp_path / "ready"
+    caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(each) for each in caught]
+    stop = StopRequest()
+    send_when(ready, number)
+    with stop.on_signals():
+        ended = started(POLITE, str(ready), stop=stop)
+    assert (ended.exit_code, ended.timed_out, stop.signal) == (40 + seen, False, number)
+    assert [signal.getsignal(each) for each in caught] == before
+
+
+def test_a_signal_that_the_caller_ignores_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop = StopRequest()
+    with stop.on_signals():
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert started("raise SystemExit(7)", stop=stop).exit_code == 7
+    assert stop.signal is None
+
+
+def test_a_signal_between_two_launches_stops_the_next() -> None:
+    stop = StopRequest()
+    with stop.on_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+        ended = started(SLEEPING, stop=stop)
+    assert ended.exit_code == 128 + signal.SIGTERM
+
+
+def test_a_launch_ends_with_its_own_code() -> None:
+    assert started("raise SystemExit(7)").exit_code == 7
+
+
+def test_a_launch_that_does_not_end_is_stopped() -> None:
+    stop = StopRequest()
+    with stop.on_signals():
+        ended = started(SLEEPING, stop=stop, timeout_s=0.2)
+    assert (ended.exit_code, ended.timed_out, stop.signal) == (128 + signal.SIGTERM, True, None)
+
+
+def test_what_does_not_heed_a_stop_is_killed(tmp_path: Path) -> None:
+    deaf = "trap '' TERM; echo deaf; exec sleep 600"  # one process: a shell would tell of children that are killed
+    ended = launch(
+        ["sh", "-c", deaf],
+        id_=secrets.token_hex(8),
+        environment={"PATH": "/usr/bin:/bin"},
+        stop=StopRequest(),
+        folder=tmp_path,
+        log=tmp_path / "log",
+        timeout_s=5,  # it is deaf by then
+        grace_s=0.5,
+    )
+    assert (ended.exit_code, ended.timed_out) == (128 + signal.SIGKILL, True)
+    assert (tmp_path / "log").read_text() == "deaf\n"
+
+
+@pytest.mark.parametrize("kind", ["marked", "unmarked"])
+def test_what_ignores_the_stop_is_killed_with_everything_it_started(tmp_path: Path, kind: str) -> None:
+    ready, stop = tmp_path / "ready", StopRequest()
+    send_when(ready, signal.SIGTERM)
+    with stop.on_signals():
+        ended = started(STUBBORN, str(ready), kind, stop=stop, grace_s=0.2)
+    assert (ended.exit_code, ended.timed_out) == (128 + signal.SIGKILL, False)
+    assert gone(int(ready.read_text()))
+
+
+def test_what_a_launch_leaves_behind_is_ended_and_counted(tmp_path: Path) -> None:
+    ended = started(LEAVING, str(tmp_path / "pid"))
+    assert (ended.exit_code, ended.left_behind) == (0, 1)
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_an_error_of_ours_leaves_nothing_behind(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+
+    def broken() -> None:
+        wait_for(ready)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        started(STUBBORN, str(ready), "unmarked", grace_s=0.2, tick=broken)
+    assert gone(int(ready.read_text()))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent died")
+def test_a_launch_ends_with_a_parent_that_was_killed_outright(tmp_path: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, secrets.token_hex(8)], cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT))
+    )
+    wait_for(tmp_path / "its pid")
+    parent.kill()
+    parent.wait()
+    assert gone(int((tmp_path / "its pid").read_text()))
+
+
+def test_a_program_that_is_not_there() -> None:
+    with pytest.raises(ToolMissing, match="no-such-program: cannot be started: No such file"):
+        launch(["no-such-program"], id_="x", environment=os.environ, stop=StopRequest())
+
+
+def test_a_launch_finds_nothing_of_the_torchrun_round_it() -> None:
+    given = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x", "NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "1"}
+    assert launch_environment(given) == {"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "1"}
+
+
+def test_every_variable_that_torchrun_sets_for_a_place_is_known() -> None:
+    from torch.distributed.elastic.agent.server import local_elastic_agent
+
+    source = Path(local_elastic_agent.__file__).read_text()
+    block = source[source.index("worker_env = {") :]
+    names = {line.split('"')[1] for line in block[: block.index("}")].splitlines() if '": ' in line}
+    places = {name for name in names if "RANK" in name or "WORLD" in name or "MASTER" in name or "ROLE" in name}
+    assert places
+    assert places <= set(LAUNCHER_VARIABLES)

@@ -1,0 +1,125 @@
+"""`scripts/slurm.sbatch` on a real Slurm: two nodes are one run; signals, failures, disks of their own, sweeps."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+
+import pytest
+
+from aorta.analysis import load_run
+from aorta.experiments.sweep_journal import read_sweep
+from tests.experiments import slurm
+from tests.runs import ROOT, SMALL, environment, record
+
+pytestmark = [
+    pytest.mark.dist,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(slurm.missing()), reason=f"Slurm is not installed: {', '.join(slurm.missing())}"),
+]
+SCRIPT = str(ROOT / "scripts" / "slurm.sbatch")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with slurm.cluster(environment(AORTA_ROOT=str(ROOT))) as made:
+        yield made
+
+
+@pytest.fixture
+def sbatch(cluster, tmp_path):
+    """Submits and waits; returns the exit code and what the job said."""
+
+    def run(*words, nodes=2, **more):
+        done = cluster(
+            "sbatch", "--wait", f"--nodes={nodes}", SCRIPT, *SMALL, *words, cwd=tmp_path, timeout_s=240, **more
+        )
+        said = "\n".join(path.read_text() for path in sorted(tmp_path.glob("aorta-*.log")))
+        return done.returncode, f"{said}\n{done.stderr}\n{cluster.logs() if done.returncode else ''}"
+
+    return run
+
+
+def test_two_nodes_are_one_run(sbatch, tmp_path):
+    code, said = sbatch("label=both", NPROC="2")
+    assert code == 0, said
+    folder = tmp_path / "artifacts" / "both"
+    run = load_run(folder)
+    assert (run.source.world_size, sorted(run.ranks)) == (4, [0, 1, 2, 3])
+    assert [run.ranks[rank].source.node_rank for rank in range(4)] == [0, 0, 1, 1]
+    assert [run.ranks[rank].source.local_rank for rank in range(4)] == [0, 1, 0, 1]
+    assert run.health.ranks_missing == ()
+    assert json.loads((folder / "run.json").read_text())["world_size"] == 4
+
+
+def test_disks_of_their_own_are_gathered(sbatch, tmp_path):
+    scratch = tmp_path / "scratch"
+    code, said = sbatch("label=mine", SCRATCH=str(scratch), INTO="together")
+    assert code == 0, said
+    assert "2 of 2 ranks" in said
+    copied = [int(count) for count in re.findall(r"together-nodes/\d: (\d+) files", said)]
+    assert len(copied) == 2
+    assert min(copied) >= 2  # each node had its own: a record and a log at least
+    assert sorted(load_run(tmp_path / "together").ranks) == [0, 1]
+    assert not (tmp_path / "together-nodes").exists()
+    assert list(scratch.iterdir()) == []  # each had a folder of its own there: what was gathered is removed
+    assert not (tmp_path / "artifacts").exists()
+
+
+def test_a_job_that_fails_says_so(sbatch, tmp_path):
+    code, said = sbatch("training.start_step=3")
+    assert code != 0
+    assert "training.start_step" in said
+
+
+def test_a_wrong_word_starts_nothing(sbatch, tmp_path):
+    code, said = sbatch("training.max_stepz=3")
+    assert code != 0
+    assert "did you mean max_steps?" in said
+    assert not (tmp_path / "artifacts").exists()
+
+
+def test_a_cancelled_job_stops_after_the_same_step(cluster, tmp_path):
+    words = [*SMALL, "label=long", "training.max_steps=1000000", "training.epochs=1000000"]
+    done = cluster("sbatch", "--parsable", "--nodes=2", SCRIPT, *words, cwd=tmp_path)
+    number = done.stdout.strip()
+    folder = tmp_path / "artifacts" / "long"
+    for _ in range(600):
+        if all((folder / f"rank_{rank}_metrics.jsonl").exists() and record(folder, rank).steps for rank in (0, 1)):
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail(cluster.logs())
+    assert cluster("scancel", number).returncode == 0
+    for _ in range(600):
+        if not cluster("squeue", "-h", "-j", number).stdout.strip():
+            break
+        time.sleep(0.1)
+    records = [record(folder, rank) for rank in (0, 1)]
+    assert [each.footer.reason if each.footer else None for each in records] == ["signal", "signal"], cluster.logs()
+    assert len({each.steps[-1].global_step for each in records}) == 1
+
+
+def test_a_sweep_over_slurm_jobs(cluster, tmp_path):
+    starter = f"hydra.launcher.command=[salloc,-N,2,bash,{SCRIPT}]"
+    words = [*SMALL, "-m", "training.max_steps=3,4", "hydra.launcher.nproc=2", starter, "label=steps"]
+    done = cluster(sys.executable, str(ROOT / "train.py"), *words, cwd=tmp_path, timeout_s=240)
+    assert done.returncode == 0, done.stderr + cluster.logs()
+    sweep = read_sweep(tmp_path / "artifacts" / "steps")
+    assert [job.status for job in sweep.jobs] == ["done", "done"]
+    for job, steps in zip(sweep.jobs, (3, 4), strict=True):
+        assert [len(record(sweep.run_folder(job), rank).steps) for rank in (0, 1)] == [steps, steps]
+
+
+def test_outside_of_a_job_the_script_says_how_to_start_it(cluster, tmp_path):
+    done = cluster("bash", SCRIPT, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "not inside a Slurm job. Start it with: sbatch --nodes=2 scripts/slurm.sbatch" in done.stderr
+
+
+def test_a_process_count_that_is_none_is_refused(sbatch):
+    code, said = sbatch(nodes=1, NPROC="two")
+    assert code == 1
+    assert "NPROC is 'two'; it must be a whole number of processes a node" in said

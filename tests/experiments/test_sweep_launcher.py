@@ -1,0 +1,145 @@
+"""What a job is started with, and what becomes of one that goes wrong; the program started here is a line of Python."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+from aorta.config.multirun import Stopped, SweepBatch, SweepJob, TorchrunConf
+from aorta.errors import ConfigError, RunIncomplete, ToolMissing
+from aorta.experiments.sweep_journal import SWEEP_FILE, read_sweep
+from aorta.experiments.sweep_launcher import TorchrunJobs
+from tests.analysis.builders import header, metrics, step, write_rank
+from tests.experiments.test_process import wait_for
+
+# Notes its words; then does what `x=` says.
+PROGRAM = """
+import json, os, sys, time
+told = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+folder = os.path.join(told["training.output_dir"].strip("'"), told["label"].strip("'"))
+os.makedirs(folder, exist_ok=True)
+json.dump(sys.argv[1:], open(os.path.join(folder, "words.json"), "w"))
+if told["x"] == "hang":
+    time.sleep(60)
+raise SystemExit(int(told["x"]) if told["x"].isdigit() else 0)
+"""
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    return TorchrunJobs(tmp_path / "train.py", ["--config-dir=/mine"])
+
+
+def batch(tmp_path, *values, words=(), first=0, refused=None, **options):
+    settings = {"command": [sys.executable, "-c", PROGRAM]} | options
+    made = [
+        SweepJob(first + place, (f"x={value}", *words), None, refused if value == "refused" else None)
+        for place, value in enumerate(values)
+    ]
+    return SweepBatch(tuple(made), tmp_path / "sweep", TorchrunConf(**settings), ("x=" + ",".join(values), *words))
+
+
+def recorded(tmp_path, name):
+    """Leave a run in a job's folder, as the program would."""
+    (tmp_path / "sweep" / name).mkdir(parents=True)
+    write_rank(
+        tmp_path / "sweep" / name, header(), [step(global_step=n, overlap=metrics(10.0, 6.0, 4.0, 3.0)) for n in (0, 1)]
+    )
+
+
+def statuses(tmp_path):
+    return [(job.name, job.status) for job in read_sweep(tmp_path / "sweep").jobs]
+
+
+def test_a_job_gets_its_words_its_folder_and_the_sweep_s_options(tmp_path, jobs):
+    jobs.launch(batch(tmp_path, "0", words=("label=mine", "++training.output_dir=there", "n='a b'", "~compile")))
+    words = json.loads((tmp_path / "sweep" / "00" / "words.json").read_text())
+    assert words == [
+        "--config-dir=/mine",
+        "x=0",
+        "n='a b'",
+        "~compile",
+        f"training.output_dir='{tmp_path}/sweep'",
+        "label='00'",
+        "hydra.mode=RUN",
+    ]
+
+
+def test_failures_are_recorded_and_named_and_the_rest_is_run(tmp_path, jobs):
+    values = jobs.launch(batch(tmp_path, "3", "0", "refused", "4", refused="it cannot be run"))
+    assert len(values) == 4
+    assert all(map(math.isnan, values))
+    # 01 ended well and left nothing to read: that is a failure too.
+    assert statuses(tmp_path) == [("00", "failed"), ("01", "failed"), ("02", "refused"), ("03", "failed")]
+    with pytest.raises(
+        RunIncomplete, match=r"4 of 4 jobs failed: 00 \(x=3\): exit code 3; 01.*; 02 .*cannot be run; 03"
+    ):
+        jobs.finish()
+
+
+def test_the_result_is_the_metric_of_the_job_s_run(tmp_path, jobs):
+    recorded(tmp_path, "00")
+    (value,) = jobs.launch(batch(tmp_path, "0", metric="overlap_ratio"))
+    assert value == 0.75
+    assert jobs.finish() == 0
+
+
+def test_batches_add_to_one_journal(tmp_path, jobs):
+    jobs.launch(batch(tmp_path, "1"))
+    jobs.launch(batch(tmp_path, "2", first=1))
+    assert statuses(tmp_path) == [("00", "failed"), ("01", "failed")]
+    assert not (tmp_path / "sweep" / "history").exists()
+
+
+def test_a_job_that_does_not_end_in_time_has_failed(tmp_path, jobs):
+    jobs.launch(batch(tmp_path, "hang", "5", timeout_s=5.0))  # the second starts Python in it, and ends
+    ended = [job.ended for job in read_sweep(tmp_path / "sweep").jobs]
+    assert [(each.status, each.reason) for each in ended] == [
+        ("failed", "not done after 5.0 s"),
+        ("failed", "exit code 5"),
+    ]
+
+
+def test_a_signal_ends_the_job_and_the_sweep(tmp_path, jobs):
+    def send():
+        wait_for(tmp_path / "sweep" / "00" / "words.json")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=send).start()
+    with pytest.raises(Stopped) as stopped:
+        jobs.launch(batch(tmp_path, "hang", "0"))
+    assert stopped.value.exit_code == 143
+    assert statuses(tmp_path) == [("00", "stopped"), ("01", "not run")]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"metric": "overlap"}, "hydra.launcher.metric=overlap: no metric of a run; there are job_step_ms"),
+    ],
+)
+def test_what_cannot_be_swept_starts_nothing(tmp_path, jobs, change, said):
+    with pytest.raises(ConfigError, match=said):
+        jobs.launch(batch(tmp_path, "0", **change))
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize("key", ["label", "training.output_dir"])
+def test_the_sweep_s_folder_cannot_be_swept_over(tmp_path, jobs, key):
+    made = [SweepJob(number, (f"{key}={value}",), None) for number, value in enumerate("ab")]
+    asked = SweepBatch(tuple(made), tmp_path / "sweep", TorchrunConf(), (f"{key}=a,b",))
+    with pytest.raises(ConfigError, match=f"{key}=a, {key}=b: {key} says where the sweep writes"):
+        jobs.launch(asked)
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_program_that_is_not_there_ends_the_sweep(tmp_path, jobs):
+    with pytest.raises(ToolMissing, match="no-such-program"):
+        jobs.launch(batch(tmp_path, "0", "1", command=["no-such-program"]))
+    assert (tmp_path / "sweep" / SWEEP_FILE).exists()

@@ -1,0 +1,206 @@
+"""Sweeps of real runs: one launch a job, each in a folder of its own; failures, signals and results."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from aorta.experiments.sweep_journal import read_sweep
+from tests.experiments.conftest import command
+from tests.experiments.test_process import gone, wait_for
+from tests.runs import ROOT, environment, record
+
+pytestmark = pytest.mark.dist
+PATIENCE_S = 200.0
+"""For what takes some seconds."""
+
+
+def first_job(process, folder):
+    """Once both ranks of the first job have ended a step: all that the sweep has started."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        if all((folder / f"rank_{rank}_metrics.jsonl").exists() and record(folder, rank).steps for rank in (0, 1)):
+            return psutil.Process(process.pid).children(recursive=True)
+        time.sleep(0.1)
+    return pytest.fail("the first job did not start")
+
+
+def alive(processes, within_s=0.0):
+    """Those that have not ended by then."""
+    until = time.monotonic() + within_s
+    while True:
+        left = [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+        if not left or time.monotonic() > until:
+            return left
+        time.sleep(0.1)
+
+
+def test_each_job_is_a_launch_of_its_own_under_torchrun(sweep, tmp_path):
+    done, found = sweep("training.max_steps=4,6", "hydra.launcher.nproc=2", "label=steps", name="steps")
+    assert done.returncode == 0, done.stderr
+    folders = [tmp_path / "steps" / name for name in ("00", "01")]
+    for folder, steps in zip(folders, (4, 6), strict=True):
+        records = [record(folder, rank) for rank in (0, 1)]
+        assert [len(each.steps) for each in records] == [steps, steps]
+        assert {each.header.world_size for each in records} == {2}
+        assert json.loads((folder / "run.json").read_text())["config"]["training"]["max_steps"] == steps
+    headers = [record(folder, rank).header for folder in folders for rank in (0, 1)]
+    assert len({header.run_id for header in headers}) == 2
+    assert len({header.pid for header in headers}) == 4
+    assert [job.status for job in found.jobs] == ["done", "done"]
+    assert found.swept == ["training.max_steps"]
+    # The result of a job is the median of the sweep's metric: computed here from the record itself.
+    for folder, job in zip(folders, found.jobs, strict=True):
+        used = [step for rank in (0, 1) for step in record(folder, rank).steps if not step.warmup]
+        ratios = [step.overlap["overlap_ratio"] for step in used if step.overlap["overlap_ratio"] is not None]
+        assert job.ended.value == pytest.approx(statistics.median(ratios))
+    assert {path.name for path in (tmp_path / "steps").iterdir()} == {"00", "01", "sweep.jsonl", "multirun.yaml"}
+
+
+def test_a_failed_job_is_recorded_and_the_sweep_goes_on(sweep, tmp_path):
+    done, found = sweep("training.start_step=3,null", "parallel=none")  # no checkpoint to resume from: seen at run time
+    assert done.returncode == 5
+    assert "1 of 2 jobs failed: 00 (" in done.stderr
+    assert "training.start_step=3" in done.stderr.splitlines()[-1]
+    assert [(job.status, job.ended.exit_code == 0) for job in found.jobs] == [("failed", False), ("done", True)]
+    assert record(tmp_path / "sweep" / "01").footer.exit_code == 0
+    # parallel=none communicates nothing: the job is done and its result is null, with the reason.
+    assert found.jobs[1].ended.value is None
+    assert found.jobs[1].ended.reason
+
+
+def test_a_sweep_taken_up_again_runs_what_is_not_done(sweep, tmp_path):
+    words = ("training.start_step=3,null", "parallel=none")
+    first = sweep(*words)[1]
+    kept = record(tmp_path / "sweep" / "01").header.run_id
+    done, again = sweep(*words, "hydra.launcher.resume=true")
+    assert done.returncode == 5
+    assert "1 of 2 jobs failed: 00 (" in done.stderr
+    assert [job.status for job in again.jobs] == ["failed", "done"]
+    assert again.jobs[1] == first.jobs[1]
+    assert again.jobs[0].ended.seconds != first.jobs[0].ended.seconds
+    assert record(tmp_path / "sweep" / "01").header.run_id == kept
+    refused, _ = sweep("training.start_step=4,null", "parallel=none", "hydra.launcher.resume=true")
+    assert refused.returncode == 1
+    assert "holds another sweep" in refused.stderr
+
+
+def test_a_second_sweep_moves_the_first_to_history(sweep, tmp_path):
+    first = sweep("training.max_steps=2,3", "parallel=none")[1]
+    second = sweep("training.max_steps=4", "parallel=none")[1]
+    (kept,) = (tmp_path / "sweep" / "history").iterdir()
+    assert read_sweep(kept).jobs == first.jobs
+    assert [len(record(kept / name).steps) for name in ("00", "01")] == [2, 3]
+    assert [job.name for job in second.jobs] == ["00"]
+    assert not (tmp_path / "sweep" / "01").exists()
+
+
+def test_a_sweep_from_a_file_of_the_user_s_builds_every_job_on_it(sweep, tmp_path):
+    (tmp_path / "mine.yaml").write_text("defaults: [default, _self_]\noptimizer:\n  lr: 0.125\n")
+    done, _ = sweep("--config", "mine.yaml", "training.max_steps=2,3", "parallel=none")
+    assert done.returncode == 0, done.stderr
+    for name in ("00", "01"):
+        assert json.loads((tmp_path / "sweep" / name / "run.json").read_text())["config"]["optimizer"]["lr"] == 0.125
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_job_of_the_moment_cleanly_and_starts_no_other(tmp_path, number):
+    words = ["training.max_steps=100000,100001", "training.epochs=100000", "hydra.launcher.nproc=2"]
+    process = subprocess.Popen(
+        command(tmp_path, *words), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment(), text=True
+    )
+    try:
+        folder = tmp_path / "sweep" / "00"
+        started = first_job(process, folder)
+        process.send_signal(number)
+        said = process.communicate(timeout=PATIENCE_S)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number, said
+    assert len(started) >= 3  # torchrun and two ranks
+    assert not alive(started)
+    assert {record(folder, rank).footer.reason for rank in (0, 1)} == {"signal"}
+    assert not (tmp_path / "sweep" / "01").exists()
+    assert [job.status for job in read_sweep(tmp_path / "sweep").jobs] == ["stopped", "not run"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent died")
+def test_a_sweep_killed_outright_leaves_no_job_running(tmp_path):
+    words = ["training.max_steps=100000,100001", "training.epochs=100000", "hydra.launcher.nproc=2"]
+    process = subprocess.Popen(
+        command(tmp_path, *words), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment()
+    )
+    try:
+        folder = tmp_path / "sweep" / "00"
+        started = first_job(process, folder)
+    finally:
+        process.kill()
+        process.wait()
+    assert len(started) >= 3  # torchrun and two ranks
+    left = alive(started, within_s=60)
+    for each in left:
+        each.kill()
+    assert not left
+    assert {record(folder, rank).footer.reason for rank in (0, 1)} == {"signal"}  # torchrun heard of it in time
+    assert [job.status for job in read_sweep(tmp_path / "sweep").jobs] == ["not run", "not run"]
+
+
+def test_a_terminal_that_was_closed_costs_neither_the_journal_nor_the_exit_code(tmp_path):
+    starter = tmp_path / "start.sh"
+    starter.write_text("#!/bin/sh\necho $$ > part && mv part pid\nexec sleep 600\n")
+    starter.chmod(0o755)
+    mine, its = pty.openpty()
+    process = subprocess.Popen(
+        command(tmp_path, f"hydra.launcher.command=[{starter}]", "training.max_steps=2,3"),
+        cwd=tmp_path,
+        stderr=its,
+        stdout=its,
+        env=environment(),
+    )
+    os.close(its)
+    try:
+        wait_for(tmp_path / "pid")
+        os.close(mine)  # what is written from now on fails with EIO
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(PATIENCE_S) == 128 + signal.SIGHUP
+    finally:
+        process.kill()
+        process.wait()
+    assert gone(int((tmp_path / "pid").read_text()))
+    assert [job.status for job in read_sweep(tmp_path / "sweep").jobs] == ["stopped", "not run"]
+
+
+def test_a_sweep_inside_torchrun_is_refused(tmp_path):
+    done = subprocess.run(
+        command(tmp_path, "training.max_steps=1,2"),
+        capture_output=True,
+        text=True,
+        env=environment() | {"WORLD_SIZE": "2", "RANK": "0"},
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 1
+    assert "--multirun inside torchrun" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_program_can_start_the_jobs(sweep, tmp_path):
+    starter = tmp_path / "start.sh"
+    note = 'printf "%s\\n" "$@" > words.txt'
+    starter.write_text(f'#!/bin/sh\n{note}\nshift\nexec {sys.executable} {ROOT}/train.py "$@"\n')
+    starter.chmod(0o755)
+    done, found = sweep(f"hydra.launcher.command=[{starter},first]", "training.max_steps=2", "parallel=none")
+    assert done.returncode == 0, done.stderr
+    words = (tmp_path / "words.txt").read_text().splitlines()
+    assert words[0] == "first"
+    assert f"training.output_dir='{tmp_path}/sweep'" in words
+    assert [job.status for job in found.jobs] == ["done"]
+    assert len(record(tmp_path / "sweep" / "00").steps) == 2
