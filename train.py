@@ -13,7 +13,7 @@ from aorta.config.resolve import Resolved
 
 def run(resolved: Resolved) -> int:
     """Start the run; torch is imported only here, after the configuration was found to be good."""
-    from aorta.engine.run import run_training
+    from aorta.runner.rank_process import run_training
 
     return run_training(resolved)
 

@@ -31,7 +31,7 @@ import torch
 from torch.distributed import TCPStore
 
 LOADED = (
-    "aorta.engine.run",
+    "aorta.runner.rank_process",
     "aorta.sweep.launching",
     "aorta.sweep.optuna_sweeper",
     "torch._dynamo",

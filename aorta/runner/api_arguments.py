@@ -21,8 +21,6 @@ from torch import nn
 from aorta.capture.devices.sampler import DeviceSampler
 from aorta.config.resolve import LABEL, hash_of
 from aorta.config.schema import Clock, Devices, Telemetry
-from aorta.engine.devices import device_sampler
-from aorta.engine.record import Record, header_of, publish_manifest
 from aorta.errors import ConfigError
 from aorta.instrument.native.build import host_tap
 from aorta.instrument.seam import all_groups
@@ -32,7 +30,9 @@ from aorta.launch.peers import Peers
 from aorta.launch.provenance import Asked, build_manifest, rank_facts
 from aorta.launch.run_folder import RunFolder, prepare
 from aorta.launch.topology import Topology, platform_of
-from aorta.session.blocks import Block
+from aorta.runner.model_blocks import Block
+from aorta.runner.rank_record import Record, header_of, publish_manifest
+from aorta.runner.recorded_run import device_sampler
 from aorta.telemetry.schema import InstrumentMode
 
 _log = logging.getLogger(__name__)

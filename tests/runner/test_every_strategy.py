@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aorta.telemetry.schema import Step
-from tests.engine.modes import MODES
+from tests.runner.modes import MODES
 from tests.runs import losses, program, record, succeeded, train
 from tests.witness import PROFILED, profiler_rows
 
@@ -49,7 +49,7 @@ SLOW = {
 
 def run_modes(folder: Path, ranks: int, words: Sequence[str]) -> list[str]:
     """Every mode in one launch; the names of the runs in `folder`."""
-    succeeded(program("tests.engine.modes", str(folder), *TINY, *PROFILED, *words, ranks=ranks))
+    succeeded(program("tests.runner.modes", str(folder), *TINY, *PROFILED, *words, ranks=ranks))
     return [mode + suffix for suffix in ("", "-compiled")[: 1 + ("compile" in words)] for mode in MODES]
 
 

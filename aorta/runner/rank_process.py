@@ -10,13 +10,13 @@ import os
 
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Rpc
-from aorta.engine.logs import start_logging
-from aorta.engine.rpc import RpcRun
-from aorta.engine.training import Training
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology, select_device
 from aorta.launch.tracers import refuse_two_tracers
+from aorta.runner.logs import start_logging
+from aorta.runner.rpc_run import RpcRun
+from aorta.runner.train import Training
 
 
 def run_training(resolved: Resolved) -> int:

@@ -14,13 +14,13 @@ from hydra import compose, initialize_config_dir
 
 from aorta.config.multirun import register
 from aorta.config.resolve import Resolved, resolve
-from aorta.engine.optimization import make_optimizer, make_scaler, make_schedule
-from aorta.engine.step import TrainStep
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.recorder import TOGETHER
 from aorta.launch.topology import Topology
 from aorta.parallel.strategies import spread
+from aorta.runner.optimization import make_optimizer, make_scaler, make_schedule
+from aorta.runner.train_step import TrainStep
 from aorta.telemetry.clock import read_clocks
 from aorta.telemetry.schema import Step
 from aorta.workload.tasks import task_of

@@ -6,8 +6,9 @@ import signal
 
 import pytest
 
-from aorta.engine import run, training
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
+from aorta.runner import rank_process as run
+from aorta.runner import train as training
 from tests.loop import resolved
 from tests.runs import SMALL, environment, record
 

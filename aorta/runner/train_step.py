@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from aorta.config.schema import Config
-from aorta.engine.optimization import clip
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.scalars import Scalar
 from aorta.parallel.plan import Spread
+from aorta.runner.optimization import clip
 from aorta.workload.task import Batch
 
 

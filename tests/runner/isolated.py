@@ -20,17 +20,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-import aorta.engine.training as training
-from aorta.engine.baselines import Baselines
-from aorta.engine.logs import start_logging
-from aorta.engine.run import run_training
-from aorta.engine.step import TrainStep
+import aorta.runner.train as training
 from aorta.instrument.isolated import StandIn
 from aorta.launch.peers import Peers
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology, select_device
-from tests.engine.modes import COMPILED
+from aorta.runner.isolated_baselines import Baselines
+from aorta.runner.logs import start_logging
+from aorta.runner.rank_process import run_training
+from aorta.runner.train_step import TrainStep
 from tests.loop import resolved
+from tests.runner.modes import COMPILED
 
 TINY = (
     "training.max_steps=4",
@@ -140,7 +140,7 @@ def fail(folder: str, rank: int) -> None:
                 raise RuntimeError("made to fail")
             return super().__call__(*args)
 
-    import aorta.engine.baselines as baselines
+    import aorta.runner.isolated_baselines as baselines
     from aorta.errors import AortaError
 
     baselines.StandIn = Failing  # type: ignore[misc]

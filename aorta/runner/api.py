@@ -20,16 +20,16 @@ from torch import nn
 from aorta.capture.markers import StepMarkers
 from aorta.config.schema import Clock, Telemetry, Training
 from aorta.config.schema import Instrument as InstrumentSettings
-from aorta.engine.record import Ending, Record
 from aorta.errors import ConfigError
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.recorder import StepRecorder
 from aorta.instrument.scalars import Scalar
 from aorta.launch.accelerator import lacks_streams
-from aorta.session.blocks import chosen_blocks, find_blocks, refuse_compiled_in_place
-from aorta.session.opening import Settings, open_record
-from aorta.session.place import meet
+from aorta.runner.api_arguments import Settings, open_record
+from aorta.runner.caller_group import meet
+from aorta.runner.model_blocks import chosen_blocks, find_blocks, refuse_compiled_in_place
+from aorta.runner.rank_record import Ending, Record
 from aorta.telemetry.schema import InstrumentMode, Step
 
 Number = float | torch.Tensor
@@ -127,7 +127,7 @@ def record(
     Args:
         folder: of this run alone; relative to the current directory.
         model: what is called in the forward pass.
-        blocks: modules to bracket, by name or themselves; None = by the rule in `aorta.session.blocks`.
+        blocks: modules to bracket, by name or themselves; None = by the rule in `aorta.runner.model_blocks`.
         label: what reports call the run; None = the platform (cpu, cuda, rocm, or the type of another accelerator).
         workload: what is trained, for the manifest (JSON types); runs whose workloads differ are not compared
             silently.

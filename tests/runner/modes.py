@@ -10,11 +10,11 @@ import sys
 
 import torch.distributed as dist
 
-from aorta.engine.logs import start_logging
-from aorta.engine.training import Training
 from aorta.launch.peers import Peers
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology, select_device
+from aorta.runner.logs import start_logging
+from aorta.runner.train import Training
 from tests.loop import resolved
 
 MODES = ("off", "observe", "dedicated")

@@ -21,15 +21,6 @@ from aorta.capture.devices.sampler import DeviceSampler
 from aorta.capture.markers import StepMarkers
 from aorta.config.resolve import Resolved, steps_planned
 from aorta.config.schema import Compile, Config, EmulatedFabric, Mode
-from aorta.engine.baselines import Baselines
-from aorta.engine.checkpoint import Checkpoints, first_step
-from aorta.engine.devices import device_sampler
-from aorta.engine.logs import log_to
-from aorta.engine.optimization import make_optimizer, make_scaler, make_schedule
-from aorta.engine.progress import announced, progress_of
-from aorta.engine.record import Record, header_of, publish_manifest
-from aorta.engine.step import TrainStep
-from aorta.engine.traces import Traces
 from aorta.errors import ConfigError
 from aorta.instrument.arrivals import meeting_place
 from aorta.instrument.fabric import Fabric
@@ -48,6 +39,15 @@ from aorta.launch.stopping import StopAgreement, stop_on_signals
 from aorta.launch.topology import Topology, platform_of
 from aorta.parallel.plan import Blocks, Spread
 from aorta.parallel.strategies import spread
+from aorta.runner.checkpoint import Checkpoints, first_step
+from aorta.runner.isolated_baselines import Baselines
+from aorta.runner.logs import log_to
+from aorta.runner.optimization import make_optimizer, make_scaler, make_schedule
+from aorta.runner.profiler_traces import Traces
+from aorta.runner.progress_display import announced, progress_of
+from aorta.runner.rank_record import Record, header_of, publish_manifest
+from aorta.runner.recorded_run import device_sampler
+from aorta.runner.train_step import TrainStep
 from aorta.telemetry.clock_sync import ClockSync
 from aorta.telemetry.schema import Step
 from aorta.workload.task import Batch, Batches, Model

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aorta.engine import rpc as module
-from aorta.engine import run as run_module
-from aorta.engine.rpc import RpcRun
 from aorta.errors import EXIT_OK, PeerFailed, RunIncomplete
 from aorta.launch.peers import Peers
+from aorta.runner import rank_process as run_module
+from aorta.runner import rpc_run as module
+from aorta.runner.rpc_run import RpcRun
 from tests.launch.conftest import place
 from tests.loop import resolved
 

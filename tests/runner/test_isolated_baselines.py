@@ -15,8 +15,8 @@ import pytest
 from aorta.analysis.aggregate import Dataset, aggregate
 from aorta.analysis.readers.run_folder import load_run
 from aorta.telemetry.schema import Step
-from tests.engine.isolated import CASES, COMPARED, SLOW
-from tests.engine.test_endings import PATIENCE_S, start, wait_for_steps
+from tests.runner.isolated import CASES, COMPARED, SLOW
+from tests.runner.test_endings import PATIENCE_S, start, wait_for_steps
 from tests.runs import attempt, program, record, succeeded, train
 
 pytestmark = pytest.mark.dist
@@ -28,7 +28,7 @@ STEPS = 3
 
 
 def launch(folder: Path, ranks: int, *names: str) -> None:
-    succeeded(program("tests.engine.isolated", str(folder), *names, ranks=ranks))
+    succeeded(program("tests.runner.isolated", str(folder), *names, ranks=ranks))
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ def test_a_signal_during_a_phase_ends_it_on_all_ranks_after_the_same_step(tmp_pa
 
 def test_a_rank_that_fails_in_a_phase_leaves_nobody_waiting(tmp_path: Path) -> None:
     # A hang would be the launch's timeout.
-    done = program("tests.engine.isolated", str(tmp_path), "fail", launcher="torchrun")
+    done = program("tests.runner.isolated", str(tmp_path), "fail", launcher="torchrun")
     assert done.returncode != 0
     kept = [record(tmp_path, rank) for rank in (0, 1)]
     for one in kept:

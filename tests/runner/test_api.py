@@ -18,7 +18,7 @@ from torch import nn
 import aorta
 from aorta.errors import ConfigError
 from aorta.launch.clock_sync import ClockSynchronisation
-from aorta.session import recording
+from aorta.runner import api as recording
 from aorta.telemetry.schema import Footer
 from tests.runs import ROOT, environment, record
 

@@ -28,14 +28,14 @@ from aorta.capture.rpc import TracedRpc
 from aorta.capture.rpc_window import OPTIONS, WorkerWindow
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Rpc
-from aorta.engine.logs import log_to
-from aorta.engine.record import publish_manifest
 from aorta.errors import PeerFailed
 from aorta.launch.clock_sync import ClockSynchronisation
 from aorta.launch.peers import Peers
 from aorta.launch.provenance import Asked, build_manifest, rank_facts
 from aorta.launch.run_folder import RunFolder, prepare
 from aorta.launch.topology import Topology
+from aorta.runner.logs import log_to
+from aorta.runner.rank_record import publish_manifest
 from aorta.telemetry.rpc import CALLS_FILE, RPC_FILE, RPC_VERSION, WINDOW_FILE, RpcFacts, Worker
 from aorta.workload.rpc import Driver
 

@@ -12,8 +12,8 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import CheckpointException
 
-from aorta.engine.checkpoint import Checkpoints, first_step
 from aorta.errors import ConfigError, RunIncomplete
+from aorta.runner.checkpoint import Checkpoints, first_step
 
 
 def stored(folder: Path, *steps: int, at_unix_s: float = 1000.0) -> Path:

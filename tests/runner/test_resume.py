@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.test_every_strategy import TINY
+from tests.runner.test_every_strategy import TINY
 from tests.runs import record, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]

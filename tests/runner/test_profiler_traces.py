@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from aorta.config.schema import Config
-from aorta.engine.traces import Traces, must_be_empty, saved_traces
 from aorta.errors import FolderNotEmpty
 from aorta.launch.peers import Peers
 from aorta.launch.run_folder import RunFolder
 from aorta.launch.topology import read_topology
+from aorta.runner.profiler_traces import Traces, must_be_empty, saved_traces
 from tests.capture.windows import files_below, listening, loop, numbers, preset, read
 from tests.launch.conftest import place
 from tests.runs import attempt, record, train

@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from aorta.engine.snapshot import put_back
-from aorta.engine.step import TrainStep
 from aorta.instrument.isolated import StandIn
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.replay import Rehearsal, Replay
+from aorta.runner.snapshot import put_back
+from aorta.runner.train_step import TrainStep
 from aorta.telemetry.schema import Phase
 from aorta.workload.task import Batch
 
