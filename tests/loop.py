@@ -1,4 +1,4 @@
-"""The engine's loop, under the name that tests and benchmarks know."""
+"""The runner's loop by hand, under the name that tests and benchmarks know."""
 
 from aorta.runner.manual_loop import Loop, resolved
 

@@ -31,7 +31,8 @@ import torch
 from torch.distributed import TCPStore
 
 LOADED = (
-    "aorta.runner.rank_process",
+    "aorta.runner.train",
+    "aorta.runner.rpc_run",
     "aorta.sweep.launching",
     "aorta.sweep.optuna_sweeper",
     "torch._dynamo",

@@ -1,8 +1,8 @@
-"""`aorta.record`: the interception, compute ranges and the record of a run, round a loop that AORTA did not write.
+"""`aorta.record`: the record of a run, round a training loop that AORTA did not write.
 
-Enters: a model as it trains (wrapped, on its device), and a folder. Leaves: what `train.py` leaves there: `run.json`
-and a record a rank, from a header to a footer that says why the block ended. Must not: change what is trained, handle
-signals, configure logging, or leave anything behind on exit.
+It leaves in its folder what `train.py` leaves there: `run.json` and a record a rank, from a header to a footer that
+says why the block ended. Must not change what is trained, handle signals, configure logging, or leave anything behind
+on exit.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from aorta.capture.markers import StepMarkers
-from aorta.config.schema import Clock, Telemetry, Training
 from aorta.config.schema import Instrument as InstrumentSettings
+from aorta.config.schema import Telemetry, Training
 from aorta.errors import ConfigError
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.recorder import StepRecorder
 from aorta.instrument.scalars import Scalar
-from aorta.launch.accelerator import lacks_streams
-from aorta.runner.api_arguments import Settings, open_record
+from aorta.launch.run_folder import prepare
+from aorta.runner.api_arguments import RecordArguments, device_of
 from aorta.runner.caller_group import meet
 from aorta.runner.model_blocks import chosen_blocks, find_blocks, refuse_compiled_in_place
-from aorta.runner.rank_record import Ending, Record
-from aorta.telemetry.schema import InstrumentMode, Step
+from aorta.runner.rank_record import Ending, RankRecord
+from aorta.runner.recorded_run import RunSite, recorded_run
+from aorta.telemetry.schema import InstrumentMode
 
 Number = float | torch.Tensor
-_ANCHOR_INTERVAL = Clock().anchor_interval
 _EXIT_UNCAUGHT, _EXIT_INTERRUPTED = 1, 130
 """What Python exits with after an uncaught exception, and what a shell makes of SIGINT."""
 _one_at_a_time = threading.Lock()
@@ -146,31 +147,27 @@ def record(
         RunIncomplete: the folder cannot be written.
         InstrumentError: this torch lacks what the interception needs.
     """
-    settings = Settings(label, workload, parallel, mode, warmup_steps, start_step, stream_priority, devices)
+    asked = RecordArguments(label, workload, parallel, mode, warmup_steps, start_step, stream_priority, devices)
     found = find_blocks(model) if blocks is None else chosen_blocks(model, blocks)
     refuse_compiled_in_place(model, found)
-    device = _device_of(model)
+    device = device_of(model)
     with ExitStack() as stack:
         if not _one_at_a_time.acquire(blocking=False):
             raise ConfigError("aorta.record: a recording is open in this process already; end it first")
         stack.callback(_one_at_a_time.release)
         topology, peers = meet(timeout_s)
-        run, written, clocks, sampler = open_record(Path(folder), settings, model, found, device, topology, peers)
-        stack.callback(written.writer.close)
-        stack.enter_context(sampler)
-
-        def finished(line: Step) -> None:
-            written.step(sampler.onto(line), _ANCHOR_INTERVAL)
-
-        rank, size = topology.rank, topology.world_size
-        instrument = stack.enter_context(
-            Instrument(device, mode, rank, size, written.header.clock, finished, stream_priority, native=True)
-        )
+        # Resuming: checkpoints in the folder are the caller's.
+        place = prepare(Path(folder), topology, peers, overwrite=False, resuming=True)
+        backend = str(dist.get_backend_config()) if dist.is_initialized() else None
+        request = asked.request(model, found, backend)
+        run = stack.enter_context(recorded_run(request, RunSite(place, topology, device, peers)))
+        instrument = stack.enter_context(run.instrument())
         instrument.watch(found)
         # The blocks too: where the last one's output is the model's, FSDP asks for its ending with that gradient.
         for module in (*(block for _, block in found), model):
             instrument.watch_backward(module)
-        recording = Recording(run.path, tuple(name for name, _ in found), instrument.recorder, start_step, warmup_steps)
+        names = tuple(name for name, _ in found)
+        recording = Recording(place.path, names, instrument.recorder, start_step, warmup_steps)
         leaving: SystemExit | None = None
         try:
             try:
@@ -179,18 +176,18 @@ def record(
                 if error.code not in (None, 0):
                     raise
                 leaving = error
-            _complete(recording, written, instrument)
+            _complete(recording, run.record, instrument)
         except BaseException as error:
             recording.close()
             code, text = _ended_by(error)
-            written.fail(instrument, Ending(), code, f"rank {rank}: {text}")
+            run.record.fail(instrument, Ending(), code, f"rank {topology.rank}: {text}")
             raise
-        clocks.at_end()  # behind the footer, which whatever happens here shall not contradict
+        run.clocks.at_end()  # behind the footer, which whatever happens here shall not contradict
         if leaving is not None:
             raise leaving
 
 
-def _complete(recording: Recording, written: Record, instrument: Instrument) -> None:
+def _complete(recording: Recording, written: RankRecord, instrument: Instrument) -> None:
     recording.close()
     instrument.recorder.finish()
     written.complete(instrument, Ending())
@@ -207,23 +204,6 @@ def _ended_by(error: BaseException) -> tuple[int, str]:
             return _EXIT_INTERRUPTED, line
         case _:
             return _EXIT_UNCAUGHT, line
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    devices = sorted({str(parameter.device) for parameter in model.parameters()} or {"cpu"})
-    device = torch.device(devices[0])
-    if len(devices) > 1 or device.type == "meta":
-        raise ConfigError(
-            f"aorta.record: the model's parameters are on {', '.join(devices)}; they must be on one CPU or one "
-            "accelerator: move the model there first"
-        )
-    if device.type != "cpu" and (missing := list(lacks_streams(device))):
-        raise ConfigError(
-            f"aorta.record: the model's parameters are on {device}, where AORTA cannot measure: {', '.join(missing)}; "
-            "it needs streams of its own and events that tell the time: move the model to a device that has them, or "
-            "to the CPU"
-        )
-    return device
 
 
 def _scalar(name: str, value: Number | None) -> Scalar | None:

@@ -1,46 +1,32 @@
-"""What a recording writes before its first step: the agreed folder, the manifest, and every rank's header.
+"""The arguments of `aorta.record`: checked, and put as the configuration that `train.py` would have had.
 
-Enters: what was asked of `aorta.record`, and the model. Leaves: a `RunFolder` and an open `Record`. Must not: intercept
-anything yet, or guess what was not told (null, with a reason).
+Must not guess what was not told: it is null, with a reason.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, get_args
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from aorta.capture.devices.sampler import DeviceSampler
 from aorta.config.resolve import LABEL, hash_of
-from aorta.config.schema import Clock, Devices, Telemetry
+from aorta.config.schema import Clock, Devices, Mode, Telemetry
+from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.errors import ConfigError
-from aorta.instrument.native.build import host_tap
-from aorta.instrument.seam import all_groups
-from aorta.launch.clock_sync import ClockSynchronisation
-from aorta.launch.knobs import Knob, knobs_found
-from aorta.launch.peers import Peers
-from aorta.launch.provenance import Asked, build_manifest, rank_facts
-from aorta.launch.run_folder import RunFolder, prepare
-from aorta.launch.topology import Topology, platform_of
+from aorta.launch.accelerator import lacks_streams
+from aorta.launch.provenance import Asked
 from aorta.runner.model_blocks import Block
-from aorta.runner.rank_record import Record, header_of, publish_manifest
-from aorta.runner.recorded_run import device_sampler
+from aorta.runner.recorded_run import RunRequest
 from aorta.telemetry.schema import InstrumentMode
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The arguments of `aorta.record` that the record tells its readers.
+class RecordArguments:
+    """Those arguments of `aorta.record` that the record tells its readers.
 
     Raises:
         ConfigError: one of them is not allowed.
@@ -86,65 +72,43 @@ class Settings:
             "telemetry": {"warmup_steps": self.warmup_steps, "devices": self.devices},
         }
 
+    def request(self, model: nn.Module, blocks: list[Block], backend: str | None) -> RunRequest:
+        """The run that they describe. Of the caller's accelerator streams only those that must exist are counted."""
+        config = self.config()
+        return RunRequest(
+            Asked(self.label, config, hash_of(config)),
+            Clock(),
+            Telemetry(devices=Devices[self.devices]),
+            InstrumentSettings(Mode(self.mode), self.stream_priority, native=True),
+            backend=backend,
+            parallel=self.parallel or "unknown",
+            plan={"blocks": [name for name, _ in blocks], "parameters": sum(p.numel() for p in model.parameters())},
+            start_step=self.start_step,
+            warmup_steps=self.warmup_steps,
+            remarks={"reasons": _unknown(config)},
+        )
 
-def open_record(
-    folder: Path,
-    settings: Settings,
-    model: nn.Module,
-    blocks: list[Block],
-    device: torch.device,
-    topology: Topology,
-    peers: Peers,
-) -> tuple[RunFolder, Record, ClockSynchronisation, DeviceSampler]:
-    """Collective; the caller closes the record's writer.
+
+def device_of(model: nn.Module) -> torch.device:
+    """The one device that a model's parameters are on.
 
     Raises:
-        PeerFailed: on every rank, when one cannot write its part.
-        RunIncomplete: the folder cannot be prepared.
+        ConfigError: they are on several, or on one where nothing can be measured.
     """
-    run = prepare(folder, topology, peers, overwrite=False, resuming=True)  # checkpoints are the caller's
-    config = settings.config()
-    asked = Asked(settings.label, config, hash_of(config))
-    backend = str(dist.get_backend_config()) if dist.is_initialized() else None
-    clocks = ClockSynchronisation(Clock(), peers, topology, run)
-    measured = clocks.at_start()
-    devices = device_sampler(Telemetry(devices=Devices[settings.devices]), device)
-    facts = rank_facts(topology, device, devices.facts()) | host_tap(device, settings.mode, wanted=True, emulated=False)
-    ranks = peers.gather("facts", facts)
-    knobs = _knobs(settings.mode, device)
-    for knob in knobs if topology.rank == 0 else ():
-        _log.log(knob.level, knob.text)
-    plan = {"blocks": [name for name, _ in blocks], "parameters": sum(p.numel() for p in model.parameters())}
-    publish_manifest(
-        run,
-        peers,
-        lambda: {
-            **build_manifest(asked, run, topology, device, backend, ranks, plan),
-            "clock_sync": measured and measured.summary(),
-            "warnings": [knob.text for knob in knobs],
-            "reasons": _unknown(config),
-        },
-    )
-    header = header_of(
-        asked,
-        run,
-        topology,
-        device,
-        backend=backend,
-        parallel=settings.parallel or "unknown",
-        mode=settings.mode,
-        start_step=settings.start_step,
-        warmup_steps=settings.warmup_steps,
-        device_telemetry=devices.header,
-    )
-    return run, Record.open(run, peers, header), clocks, devices
-
-
-def _knobs(mode: InstrumentMode, device: torch.device) -> list[Knob]:
-    """Settings of the environment that get in the way; of the caller's streams only those that must exist count."""
-    groups = len(all_groups())
-    looking = mode != "off"
-    return knobs_found(os.environ, platform_of(device), 1 + groups * (2 if looking else 1), timing_events=looking)
+    devices = sorted({str(parameter.device) for parameter in model.parameters()} or {"cpu"})
+    device = torch.device(devices[0])
+    if len(devices) > 1 or device.type == "meta":
+        raise ConfigError(
+            f"aorta.record: the model's parameters are on {', '.join(devices)}; they must be on one CPU or one "
+            "accelerator: move the model there first"
+        )
+    if device.type != "cpu" and (missing := list(lacks_streams(device))):
+        raise ConfigError(
+            f"aorta.record: the model's parameters are on {device}, where AORTA cannot measure: {', '.join(missing)}; "
+            "it needs streams of its own and events that tell the time: move the model to a device that has them, or "
+            "to the CPU"
+        )
+    return device
 
 
 def _unknown(config: Mapping[str, Any]) -> dict[str, str]:

@@ -1,8 +1,7 @@
 """Which rank this is, in the process group that somebody else opened, and how to talk to the others.
 
-Enters: the caller's default process group, or none in a single process. Leaves: a `Topology` and `Peers` on a prefix
-of their own in the group's store. Must not: issue a collective (it would be counted as the caller's), or close
-anything.
+It is the caller's default process group, or none in a single process; ranks talk on a prefix of their own in its store.
+Must not issue a collective (it would be counted as the caller's), or close anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checkpoints: everything the next step depends on, whole or not there.
 
-Enters: model, optimizer, schedule and scaler, spread or not. Leaves: `checkpoints/step_<n>/`, taken before global step
-n, in torch.distributed.checkpoint's format. Must not: leave a folder of that name that cannot be resumed from.
+`checkpoints/step_<n>/` is taken before global step n, in torch.distributed.checkpoint's format. Must not leave a folder
+of that name that cannot be resumed from.
 """
 
 from __future__ import annotations

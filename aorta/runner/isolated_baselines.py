@@ -1,7 +1,6 @@
 """Isolated baselines: steps that only compute, and steps that only communicate, behind the training (R10).
 
-Enters: the training step, endless batches and leave to begin each step. Leaves: steps of the record whose `phase` is
-`compute_only` or `comm_only`, and everything that training depends on as it was. Must not: change what a next step of
+In the record they are steps whose `phase` is `compute_only` or `comm_only`. Must not change what a next step of
 training would do, or run a step that not all ranks run.
 """
 

@@ -1,6 +1,6 @@
 """Where words go: everything to the rank's log file, rank 0's news and everybody's warnings to the terminal.
 
-Must not: let third-party warnings reach the terminal; they are in the log file.
+Must not let third-party warnings reach the terminal; they are in the log file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One rank's training, made of the engine's own parts, which a check or a benchmark drives step by step.
+"""A training whose steps are run one by one by whoever holds it: checks of devices, benchmarks and tests.
 
-Enters: configuration words and an open process group. Leaves: a `Loop` whose steps are the engine's (`TrainStep`),
-whose instrument can be paused, and whose record goes to a file or a list. No folder, manifest or checkpoint.
+Model, step and instrument are those of a run. There is no folder, so neither manifest, header nor checkpoint: finished
+steps go to a function. Must not be a second way to train.
 """
 
 from __future__ import annotations
@@ -14,14 +14,11 @@ from hydra import compose, initialize_config_dir
 
 from aorta.config.multirun import register
 from aorta.config.resolve import Resolved, resolve
-from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.recorder import TOGETHER
 from aorta.launch.topology import Topology
-from aorta.parallel.strategies import spread
-from aorta.runner.optimization import make_optimizer, make_scaler, make_schedule
-from aorta.runner.train_step import TrainStep
-from aorta.telemetry.clock import read_clocks
+from aorta.runner.recorded_run import open_instrument
+from aorta.runner.train_step import SpreadModel, TrainStep
 from aorta.telemetry.schema import Step
 from aorta.workload.tasks import task_of
 
@@ -36,42 +33,28 @@ def resolved(*words: str) -> Resolved:
 
 
 class Loop:
-    """A model, spread and watched; `step()` trains once.
+    """A model, spread and watched; `step()` trains once. Needs an open process group.
 
     Args:
         words: for `train.py`; `instrument.mode` among them.
         sink: takes finished steps.
+
+    Example:
+        >>> lines = []
+        >>> loop = Loop(("parallel=ddp", "instrument.mode=observe"), topology, device, lines.append)
+        >>> loop.step()
+        >>> loop.finish()  # now `lines` holds one step
     """
 
     def __init__(self, words: tuple[str, ...], topology: Topology, device: torch.device, sink: Callable[[Step], None]):
         config = resolved(*words).config
         task = task_of(config)
-        torch.manual_seed(config.training.seed)
-        model = task.model().to(device)
-        blocks = list(model.blocks())
-        whole = spread(model, blocks, model.tensor_parallel_parts(), config, device)
-        torch.manual_seed(config.training.seed + 1 + whole.data_rank)
-        self.instrument = Instrument(
-            device,
-            config.instrument.mode.value,
-            topology.rank,
-            topology.world_size,
-            read_clocks(),
-            sink,
-            config.instrument.stream_priority,
-            native=config.instrument.native,
-            together=TOGETHER,
-        )
-        loss = task.loss()
-        self.instrument.watch([*blocks, ("loss", loss)])
-        self.instrument.watch_backward(loss)
-        optimizer = make_optimizer(model.parameters(), task)
-        schedule = make_schedule(optimizer, config)
-        scaler = make_scaler(config, device)
-        self.step_of_training = TrainStep(whole, loss, optimizer, schedule, scaler, self.instrument, config, device)
-        self.batches = task.batches(whole.data_rank, whole.data_size, device).for_ever
+        model = SpreadModel.build(task, config, device)
+        self.instrument = open_instrument(config.instrument, topology, device, sink, together=TOGETHER)
+        self.step_of_training = TrainStep.build(model, task, self.instrument, config, device)
+        self.batches = task.batches(model.spread.data_rank, model.spread.data_size, device).for_ever
         self._batches = self.batches()
-        self.model, self.steps_done = whole.module, 0
+        self.model, self.steps_done = model.spread.module, 0
 
     def step(self) -> None:
         """One recorded step."""

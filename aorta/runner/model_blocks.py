@@ -1,13 +1,11 @@
 """Which parts of somebody's model are bracketed, so that compute can be told from waiting (docs/measuring.md, R5).
 
-Enters: a model, wrapped or not, and perhaps a list of blocks. Leaves: names and modules. Must not: change the model.
-
 The rule, where no list is given. From the root down, a `ModuleList` or `Sequential` that repeats a class (at least two
 of its children with parameters are of one class, containers not counted) gives its children as blocks: the layers of a
 transformer, the units of a residual network's stages. Containers among them are looked into. What stands beside a
 container on the way down (embedding, head, activation) is a block too, so that the blocks cover the model without
 overlapping. A module compiled by `torch.compile(module)` is not looked into, since hooks inside would break its graph:
-it is one block. A model that repeats nothing is one block.
+it is one block. A model that repeats nothing is one block. Must not change the model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A run's torch.profiler traces: checked before anything starts, opened for the loop, accounted for at the end.
 
-Leaves: traces, and in `run.json` what is where. Must not: be a condition of the record: what goes wrong after the start
-is logged and written down, never raised.
+`run.json` says at the end what is where. Must not be a condition of the record: what goes wrong after the start is
+logged and written down, never raised.
 """
 
 from __future__ import annotations

@@ -1,26 +1,34 @@
-"""The composition root: one rank's run, from a resolved configuration to an exit code.
+"""One rank as a process: where it stands among the others, its log, the process group, and its exit code.
 
-Enters: `Resolved`. Leaves: a record, a manifest, logs, traces and checkpoints in the run's folder. Must not: compute a
-metric, or know how anything it wires works inside.
+Must not know what is run between the opening of the process group and its end.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
 
 from aorta.config.resolve import Resolved
-from aorta.config.schema import Rpc
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
+from aorta.launch.peers import Peers
 from aorta.launch.process_group import process_group
-from aorta.launch.topology import read_topology, select_device
+from aorta.launch.topology import Topology, read_topology, select_device
 from aorta.launch.tracers import refuse_two_tracers
 from aorta.runner.logs import start_logging
-from aorta.runner.rpc_run import RpcRun
-from aorta.runner.train import Training
+
+Body: TypeAlias = Callable[[Resolved, Topology, torch.device, Peers], signal.Signals | None]
+"""What a rank does while its process group is open; returns the signal that ended it early, if one did."""
 
 
-def run_training(resolved: Resolved) -> int:
-    """Run, and return the process's exit code: 0, or 128 + n after a clean stop by signal n.
+def run_rank(resolved: Resolved, body: Body, *, leave_together: bool) -> int:
+    """Run `body`, and return the process's exit code: 0, or 128 + n after a clean stop by signal n.
+
+    Args:
+        leave_together: no rank leaves before all are done. Not for a body that goes on without ranks that died.
 
     Raises:
         AortaError: with the words and the exit code for everything else.
@@ -31,16 +39,13 @@ def run_training(resolved: Resolved) -> int:
     device = select_device(resolved.config.training.device, topology.local_rank)
     with process_group(topology, device, resolved.config.training.timeout_s) as peers:
         try:
-            if isinstance(resolved.config.workload, Rpc):
-                RpcRun(resolved, topology, device, peers).run()
-                # Also when a worker was lost: what the others saw is kept, and rpc.json says `incomplete`.
-                return EXIT_OK
-            stopped_by = Training(resolved, topology, device, peers).run()
+            stopped_by = body(resolved, topology, device, peers)
         except Exception as error:
             explained = peers.explain(error)
             if explained is error:
                 raise
             raise explained from error
-        # Leave together: a rank that is gone early looks like a failure to one that still has to write.
-        peers.gather("done", True)
+        if leave_together:
+            # A rank that is gone early looks like a failure to one that still has to write.
+            peers.gather("done", True)
     return EXIT_OK if stopped_by is None else SIGNAL_EXIT_BASE + stopped_by

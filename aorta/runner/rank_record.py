@@ -1,6 +1,6 @@
-"""A rank's record from its header to a footer that says why it ended.
+"""A rank's record, open: from its header to a footer that says why it ended.
 
-Must not: lose what was measured: whatever ends the loop, the steps that were under way are read and written first.
+Must not lose what was measured: whatever ends the loop, the steps that were under way are read and written first.
 """
 
 from __future__ import annotations
@@ -10,40 +10,17 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import torch
+from typing import Literal
 
 from aorta.errors import SIGNAL_EXIT_BASE, AortaError, RecordWriteError
 from aorta.instrument.instrument import Instrument
-from aorta.launch.accelerator import device_name
 from aorta.launch.peers import Peers
-from aorta.launch.provenance import Asked
-from aorta.launch.run_folder import RunFolder, write_manifest
-from aorta.launch.topology import Topology, default_label, platform_of
-from aorta.telemetry.clock import boot_id, read_clocks
-from aorta.telemetry.schema import (
-    MANIFEST_FILE,
-    SCHEMA_VERSION,
-    Anchor,
-    DeviceClockFacts,
-    DeviceTelemetry,
-    Footer,
-    Header,
-    InstrumentMode,
-    Platform,
-    Step,
-    Timer,
-)
+from aorta.launch.run_folder import RunFolder
+from aorta.telemetry.clock import read_clocks
+from aorta.telemetry.schema import Anchor, DeviceClockFacts, Footer, Header, Step
 from aorta.telemetry.writer import RecordWriter
 
 _log = logging.getLogger(__name__)
-_TIMERS: dict[Platform, Timer] = {
-    "cpu": "perf_counter",
-    "cuda": "cuda_event",
-    "rocm": "cuda_event",
-    "other": "device_event",
-}
 
 
 @dataclass
@@ -54,62 +31,7 @@ class Ending:
     reason: Literal["completed", "signal", "error"] = "completed"
 
 
-def header_of(
-    asked: Asked,
-    folder: RunFolder,
-    topology: Topology,
-    device: torch.device,
-    *,
-    backend: str | None,
-    parallel: str,
-    mode: InstrumentMode,
-    start_step: int,
-    warmup_steps: int,
-    device_telemetry: DeviceTelemetry | None,
-) -> Header:
-    """The first line of one rank's record, of this moment."""
-    return Header(
-        schema_version=SCHEMA_VERSION,
-        run_id=folder.run_id,
-        label=asked.label or default_label(device),
-        attempt=folder.attempt,
-        rank=topology.rank,
-        world_size=topology.world_size,
-        local_rank=topology.local_rank,
-        node_rank=topology.node_rank,
-        host=topology.host,
-        pid=topology.pid,
-        boot_id=boot_id(),
-        platform=platform_of(device),
-        device=device_name(device),
-        backend=backend,
-        parallel=parallel,
-        timer=_TIMERS[platform_of(device)],
-        instrument_mode=mode,
-        manifest_hash=asked.manifest_hash,
-        start_step=start_step,
-        warmup_steps=warmup_steps,
-        clock=read_clocks(),
-        device_telemetry=device_telemetry,
-    )
-
-
-def publish_manifest(folder: RunFolder, peers: Peers, manifest: Callable[[], dict[str, Any]]) -> None:
-    """Rank 0 makes and writes it; collective.
-
-    Raises:
-        PeerFailed: on every rank, when it could not be written.
-    """
-    error = None
-    if peers.rank == 0:
-        try:
-            write_manifest(folder, manifest())
-        except OSError as problem:
-            error = f"cannot write {folder.path / MANIFEST_FILE}: {problem.strerror or problem}"
-    peers.agree("manifest", error)
-
-
-class Record:
+class RankRecord:
     """One open record: the writer, and the header it begins with."""
 
     def __init__(self, writer: RecordWriter, header: Header) -> None:
@@ -117,7 +39,7 @@ class Record:
         writer.write(header)
 
     @classmethod
-    def open(cls, folder: RunFolder, peers: Peers, header: Header) -> Record:
+    def open(cls, folder: RunFolder, peers: Peers, header: Header) -> RankRecord:
         """A record on every rank, or on none; collective. The caller closes its writer.
 
         Raises:

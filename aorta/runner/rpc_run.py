@@ -29,13 +29,13 @@ from aorta.capture.rpc_window import OPTIONS, WorkerWindow
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Rpc
 from aorta.errors import PeerFailed
-from aorta.launch.clock_sync import ClockSynchronisation
 from aorta.launch.peers import Peers
-from aorta.launch.provenance import Asked, build_manifest, rank_facts
+from aorta.launch.provenance import Asked, rank_facts
 from aorta.launch.run_folder import RunFolder, prepare
 from aorta.launch.topology import Topology
 from aorta.runner.logs import log_to
-from aorta.runner.rank_record import publish_manifest
+from aorta.runner.rank_process import run_rank
+from aorta.runner.recorded_run import RunSite, measured_clocks, publish_manifest
 from aorta.telemetry.rpc import CALLS_FILE, RPC_FILE, RPC_VERSION, WINDOW_FILE, RpcFacts, Worker
 from aorta.workload.rpc import Driver
 
@@ -44,6 +44,13 @@ DRIVER = 0
 _BEAT_S = 1.0
 """Between two signs of life of the driver; small beside any `training.timeout_s`."""
 _POLL_S = 0.1
+
+
+def run_rpc(resolved: Resolved) -> int:
+    """Run one worker, and return the process's exit code; raises as `run_rank` does. A worker that was lost is no
+    failure: what the others saw is kept, and `rpc.json` says `incomplete`.
+    """
+    return run_rank(resolved, lambda *place: RpcRun(*place).run(), leave_together=False)
 
 
 class RpcRun:
@@ -65,9 +72,12 @@ class RpcRun:
         with log_to(folder.log(self.rank)):
             for note in self.resolved.notes if self.rank == DRIVER else ():
                 _log.warning(note)
-            clocks = ClockSynchronisation(self.config.clock, self.peers, self.topology, folder)
-            measured = clocks.at_start()
-            self._manifest(folder, measured.summary() if measured else None)
+            site = RunSite(folder, self.topology, self.device, self.peers)
+            clocks = measured_clocks(self.config.clock, site)
+            ranks = self.peers.gather("facts", rank_facts(self.topology, self.device))
+            asked = Asked(self.config.label, self.resolved.plain, self.resolved.manifest_hash)
+            plan = {"workers": self.names, "driver": self.names[DRIVER]}
+            publish_manifest(site, asked, clocks, ranks, "tensorpipe", plan)
             with self._workers(), TracedRpc() as traced:
                 try:
                     if self.rank == DRIVER:
@@ -210,19 +220,6 @@ class RpcRun:
                 _log.warning(
                     "rpc: worker %s (rank %d) %s; going on without it", self.names[rank], rank, self.lost[rank]
                 )
-
-    def _manifest(self, folder: RunFolder, clocks: dict[str, object] | None) -> None:
-        ranks = self.peers.gather("facts", rank_facts(self.topology, self.device))
-        asked = Asked(self.config.label, self.resolved.plain, self.resolved.manifest_hash)
-        plan = {"workers": self.names, "driver": self.names[DRIVER]}
-        publish_manifest(
-            folder,
-            self.peers,
-            lambda: {
-                **build_manifest(asked, folder, self.topology, self.device, "tensorpipe", ranks, plan),
-                "clock_sync": clocks,
-            },
-        )
 
     def _write_calls(self, traced: TracedRpc, folder: RunFolder) -> None:
         path = folder.traces(self.rank) / CALLS_FILE

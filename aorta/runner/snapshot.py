@@ -1,8 +1,7 @@
 """What training depends on, put back as it was: steps that must leave no trace run between.
 
-Enters: model, optimizer, schedule and scaler, spread or not. Leaves: the same objects with the same values, tensor by
-tensor in place: strategies hold views of them. Must not: communicate, or keep a copy on an accelerator, whose memory is
-to be what it is in training.
+Values are put back tensor by tensor, in place: strategies hold views of them. Must not communicate, or keep a copy on
+an accelerator, whose memory is to be what it is in training.
 """
 
 from __future__ import annotations

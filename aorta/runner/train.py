@@ -1,13 +1,13 @@
-"""One attempt of one rank: build, wire, loop, and close the record with a footer that says why it ended.
+"""Training, recorded: one attempt of one rank, from its configuration to a footer that says why it ended.
 
-Must not: handle what went wrong (that is `run`); it only makes sure that nothing measured is lost.
+Must not compute a metric, or lose what was measured when something goes wrong: `rank_process` turns endings into words
+and exit codes.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,45 +15,39 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from aorta.capture.devices.sampler import DeviceSampler
 from aorta.capture.markers import StepMarkers
 from aorta.config.resolve import Resolved, steps_planned
-from aorta.config.schema import Compile, Config, EmulatedFabric, Mode
+from aorta.config.schema import Config, EmulatedFabric
 from aorta.errors import ConfigError
 from aorta.instrument.arrivals import meeting_place
 from aorta.instrument.fabric import Fabric
-from aorta.instrument.instrument import Instrument
-from aorta.instrument.native.build import host_tap
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.recorder import TOGETHER
-from aorta.instrument.seam import all_groups
-from aorta.launch.clock_sync import ClockSynchronisation
-from aorta.launch.knobs import Knob, knobs_found
 from aorta.launch.peers import Peers
 from aorta.launch.process_group import backend_for
-from aorta.launch.provenance import Asked, build_manifest, rank_facts
+from aorta.launch.provenance import Asked
 from aorta.launch.run_folder import CHECKPOINT_DIR, RunFolder, began_unix_s, prepare
 from aorta.launch.stopping import StopAgreement, stop_on_signals
 from aorta.launch.topology import Topology, platform_of
-from aorta.parallel.plan import Blocks, Spread
-from aorta.parallel.strategies import spread
 from aorta.runner.checkpoint import Checkpoints, first_step
 from aorta.runner.isolated_baselines import Baselines
 from aorta.runner.logs import log_to
-from aorta.runner.optimization import make_optimizer, make_scaler, make_schedule
 from aorta.runner.profiler_traces import Traces
 from aorta.runner.progress_display import announced, progress_of
-from aorta.runner.rank_record import Record, header_of, publish_manifest
-from aorta.runner.recorded_run import device_sampler
-from aorta.runner.train_step import TrainStep
-from aorta.telemetry.clock_sync import ClockSync
+from aorta.runner.rank_process import run_rank
+from aorta.runner.recorded_run import RunRequest, RunSite, recorded_run
+from aorta.runner.train_step import SpreadModel, TrainStep
 from aorta.telemetry.schema import Step
-from aorta.workload.task import Batch, Batches, Model
+from aorta.workload.task import Batch, Batches
 from aorta.workload.tasks import task_of
 
 _log = logging.getLogger(__name__)
+
+
+def run_training(resolved: Resolved) -> int:
+    """Train on this rank, and return the process's exit code; raises as `run_rank` does."""
+    return run_rank(resolved, lambda *place: Training(*place).run(), leave_together=True)
 
 
 class Training:
@@ -100,59 +94,33 @@ class Training:
     def _train(self, stack: ExitStack, folder: RunFolder, first: int) -> signal.Signals | None:
         config, topology = self.config, self.topology
         stop = steps_planned(config, topology.world_size)
-        warmup = _warmup(config, stop - first)
-        model, blocks = self._model()
-        model_spread = spread(model, blocks, model.tensor_parallel_parts(), config, self.device)
-        # Ranks begin alike but drop out differently, except where they compute a layer together.
-        torch.manual_seed(config.training.seed + 1 + model_spread.data_rank)
-        clocks = ClockSynchronisation(config.clock, self.peers, topology, folder)
-        devices = device_sampler(config.telemetry, self.device)
-        self._manifest(folder, model_spread, clocks.at_start(), devices)
-        record = self._record(stack, folder, first, warmup, devices)
+        model = SpreadModel.build(self.task, config, self.device)
+        request = self._request(model, first, stop)
+        run = stack.enter_context(recorded_run(request, RunSite(folder, topology, self.device, self.peers)))
         progress = progress_of(config.training, first, stop, shown=topology.rank == 0)
         stack.callback(progress.close)
 
-        stack.enter_context(devices)
-
-        def finished(step: Step) -> None:
-            record.step(devices.onto(step), config.clock.anchor_interval)
+        def show(step: Step) -> None:
             if step.phase == "train":
                 progress.show(step)
 
-        with record.starting(self.peers.explain):
-            instrument = stack.enter_context(
-                Instrument(
-                    self.device,
-                    record.header.instrument_mode,
-                    topology.rank,
-                    topology.world_size,
-                    record.header.clock,
-                    finished,
-                    config.instrument.stream_priority,
-                    self._fabric(stack),
-                    native=config.instrument.native,
-                    together=TOGETHER,
-                )
-            )
-            loss = self.task.loss()
-            instrument.watch([*blocks, ("loss", loss)])
-            instrument.watch_backward(loss)
-            optimizer = make_optimizer(model.parameters(), self.task)
-            schedule, scaler = make_schedule(optimizer, config), make_scaler(config, self.device)
-            checkpoints = Checkpoints(folder.checkpoints, model_spread.module, optimizer, schedule, scaler)
+        with run.record.starting(self.peers.explain):
+            fabric = self._fabric(stack)
+            instrument = stack.enter_context(run.instrument(fabric=fabric, together=TOGETHER, then=show))
+            step = TrainStep.build(model, self.task, instrument, config, self.device)
+            checkpoints = Checkpoints(folder.checkpoints, step.model.module, step.optimizer, step.schedule, step.scaler)
             if first:
                 checkpoints.load(first)
                 _log.info("resumed from %s before step %d", folder.checkpoints / f"step_{first}", first)
-            step = TrainStep(model_spread, loss, optimizer, schedule, scaler, instrument, config, self.device)
         agreement = StopAgreement(self.peers.store, topology.rank, topology.world_size)
         stack.callback(agreement.close)
         # Signals outermost: a launcher ends the survivors of a dead rank while they still write down who it was.
-        with stop_on_signals(agreement) as signals, record.closed_by(instrument, self.peers.explain) as ending:
-            batches = self.task.batches(model_spread.data_rank, model_spread.data_size, self.device)
+        with stop_on_signals(agreement) as signals, run.record.closed_by(instrument, self.peers.explain) as ending:
+            batches = self.task.batches(step.model.data_rank, step.model.data_size, self.device)
             markers, trained = StepMarkers(config.profiling.nvtx), 0
-            profiler = self.traces.open(folder, model_spread.facts.get("mesh", {}), first)
+            profiler = self.traces.open(folder, step.model.facts.get("mesh", {}), first)
             stack.enter_context(profiler)
-            for facts, source in self._steps(first, stop, warmup, schedule, batches):
+            for facts, source in self._steps(first, stop, request.warmup_steps, step.schedule, batches):
                 if not agreement.may_start(facts.global_step):
                     break
                 with markers.iteration(facts.global_step), profiler.iteration(facts.global_step):
@@ -165,22 +133,25 @@ class Training:
             if config.baseline.enabled and trained:
                 profiler.close()
                 progress.close()
-                # Numbered on from the training's, for the agreement of the ranks on the last step.
-                numbers, steps = itertools.count(stop), config.baseline.steps
-
-                def may_start() -> bool:
-                    self.peers.go_on()
-                    return agreement.may_start(next(numbers))
-
-                Baselines(step, batches.for_ever, may_start, steps, _warmup(config, steps)).run()
+                self._baselines(step, batches, agreement, stop)
             ending.signal = signals.received
         progress.close()
         # Behind the footer: it waits for ranks that are late. After a signal there is no time for that.
         if ending.signal is None:
-            clocks.at_end()
+            run.clocks.at_end()
         self.traces.settle(profiler, folder, stopped=signals.received is not None)
         _log.info("%s: %d steps, record in %s", ending.reason, trained, folder.path)
         return signals.received
+
+    def _baselines(self, step: TrainStep, batches: Batches, agreement: StopAgreement, stop: int) -> None:
+        """Isolated baselines, whose steps are numbered on from the training's: the ranks agree on the last one."""
+        numbers, steps = itertools.count(stop), self.config.baseline.steps
+
+        def may_start() -> bool:
+            self.peers.go_on()
+            return agreement.may_start(next(numbers))
+
+        Baselines(step, batches.for_ever, may_start, steps, _warmup(self.config, steps)).run()
 
     def _steps(
         self, first: int, stop: int, warmup: int, schedule: torch.optim.lr_scheduler.LambdaLR, batches: Batches
@@ -198,16 +169,6 @@ class Training:
                     source,
                 )
 
-    def _model(self) -> tuple[Model, Blocks]:
-        """The model on its device, the same on every rank, and its blocks; compiled where asked."""
-        torch.manual_seed(self.config.training.seed)
-        model = self.task.model().to(self.device)
-        blocks = list(model.blocks())
-        if self.config.compile.enabled:
-            for _, block in blocks:
-                _compile(block, self.config.compile)
-        return model, blocks
-
     def _fabric(self, stack: ExitStack) -> Fabric | None:
         """The emulated fabric, where one was asked for."""
         settings = self.config.fabric
@@ -221,76 +182,31 @@ class Training:
         folder = stack.enter_context(meeting_place(self.peers))
         return Fabric(settings, self.topology.rank, self.topology.world_size, folder)
 
-    def _knobs(self, model: Spread) -> list[Knob]:
-        """Settings of the environment that get in the way of this run."""
-        groups = len(all_groups())
-        streams = 1 + model.streams + groups  # compute, the strategy's, the backend's
-        looking = self.config.instrument.mode is not Mode.off
-        if looking:
-            streams += groups  # ours
-        if not self.config.dataset.on_device:
-            streams += 1  # copies to the device
-        return knobs_found(os.environ, platform_of(self.device), streams, timing_events=looking)
-
-    def _manifest(self, folder: RunFolder, model: Spread, clocks: ClockSync | None, devices: DeviceSampler) -> None:
-        facts = rank_facts(self.topology, self.device, devices.facts())
-        asked, emulated = self.config.instrument, isinstance(self.config.fabric, EmulatedFabric)
-        facts |= host_tap(self.device, asked.mode.value, wanted=asked.native, emulated=emulated)
-        ranks = self.peers.gather("facts", facts)
-        knobs = self._knobs(model)
-        for knob in knobs if self.topology.rank == 0 else ():
-            _log.log(knob.level, knob.text)
+    def _request(self, model: SpreadModel, first: int, stop: int) -> RunRequest:
+        """What the record and the manifest say of this training."""
+        config = self.config
         plan = {
-            "strategy": self.config.parallel.strategy,
-            "parameters": sum(p.numel() for p in model.module.parameters()),
-            **model.facts,
+            "strategy": config.parallel.strategy,
+            "parameters": sum(p.numel() for p in model.spread.module.parameters()),
+            **model.spread.facts,
         }
-        backend = backend_for(self.device)
-        publish_manifest(
-            folder,
-            self.peers,
-            lambda: {
-                **build_manifest(self._asked(), folder, self.topology, self.device, backend, ranks, plan),
-                "clock_sync": clocks and clocks.summary(),
-                **self.traces.facts(),
-                "warnings": [knob.text for knob in knobs],
-            },
-        )
-
-    def _record(self, stack: ExitStack, folder: RunFolder, first: int, warmup: int, devices: DeviceSampler) -> Record:
-        header = header_of(
-            self._asked(),
-            folder,
-            self.topology,
-            self.device,
+        copies = 0 if config.dataset.on_device else 1
+        return RunRequest(
+            Asked(config.label, self.resolved.plain, self.resolved.manifest_hash),
+            config.clock,
+            config.telemetry,
+            config.instrument,
             backend=backend_for(self.device),
-            parallel=self.config.parallel.strategy,
-            mode=self.config.instrument.mode.value,
+            parallel=config.parallel.strategy,
+            plan=plan,
             start_step=first,
-            warmup_steps=warmup,
-            device_telemetry=devices.header,
+            warmup_steps=_warmup(config, stop - first),
+            emulated=isinstance(config.fabric, EmulatedFabric),
+            own_streams=model.spread.streams + copies,
+            facts=self.traces.facts(),
         )
-        record = Record.open(folder, self.peers, header)
-        stack.callback(record.writer.close)
-        return record
-
-    def _asked(self) -> Asked:
-        return Asked(self.config.label, self.resolved.plain, self.resolved.manifest_hash)
 
 
 def _warmup(config: Config, steps: int) -> int:
     """How many of so many steps are flagged as warm-up (W21)."""
     return max(0, min(config.telemetry.warmup_steps, steps // 2))
-
-
-def _compile(block: nn.Module, settings: Compile) -> None:
-    """Compile a block's forward in place; its hooks stay outside, so ranges and sharding are not traced."""
-    # Dynamo would split graphs at DDP's buckets; blocks are smaller than those already.
-    torch._dynamo.config.optimize_ddp = False
-    block.forward = torch.compile(
-        block.forward,
-        backend=settings.backend,
-        mode=settings.mode,
-        fullgraph=settings.fullgraph,
-        dynamic=settings.dynamic,
-    )

@@ -1,6 +1,7 @@
-"""One optimizer step: forward and backward of every micro-batch, clipping, update; each part on its own range.
+"""One optimizer step: forward and backward of every micro-batch, clipping, update; each part on its own range. And how
+the model that it trains is built and spread.
 
-Must not: read anything from the device (the recorder does, later).
+Must not read anything from the device: the recorder does, later.
 """
 
 from __future__ import annotations
@@ -11,13 +12,46 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from aorta.config.schema import Config
+from aorta.config.schema import Compile, Config
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.scalars import Scalar
-from aorta.parallel.plan import Spread
-from aorta.runner.optimization import clip
-from aorta.workload.task import Batch
+from aorta.parallel.plan import Blocks, Spread
+from aorta.parallel.strategies import spread
+from aorta.runner.optimization import clip, make_optimizer, make_scaler, make_schedule
+from aorta.workload.task import Batch, Model, Task
+
+
+@dataclass(frozen=True)
+class SpreadModel:
+    """A workload's model, before training.
+
+    Attributes:
+        whole: as the workload built it, on the device.
+        blocks: its parts that are bracketed, in the order they run.
+        spread: over the ranks, as the strategy does it.
+    """
+
+    whole: Model
+    blocks: Blocks
+    spread: Spread
+
+    @classmethod
+    def build(cls, task: Task, config: Config, device: torch.device) -> SpreadModel:
+        """The model on its device, compiled where asked, and spread; collective.
+
+        It is the same on every rank. torch's random state behind it differs: ranks drop out differently, except where
+        they compute a layer together.
+        """
+        torch.manual_seed(config.training.seed)
+        whole = task.model().to(device)
+        blocks = list(whole.blocks())
+        if config.compile.enabled:
+            for _, block in blocks:
+                _compile(block, config.compile)
+        over_ranks = spread(whole, blocks, whole.tensor_parallel_parts(), config, device)
+        torch.manual_seed(config.training.seed + 1 + over_ranks.data_rank)
+        return cls(whole, blocks, over_ranks)
 
 
 @dataclass
@@ -37,6 +71,18 @@ class TrainStep:
     instrument: Instrument
     config: Config
     device: torch.device
+
+    @classmethod
+    def build(
+        cls, model: SpreadModel, task: Task, instrument: Instrument, config: Config, device: torch.device
+    ) -> TrainStep:
+        """Loss, optimizer, schedule and scaler of `task`, with the instrument looking at the model's blocks."""
+        loss = task.loss()
+        instrument.watch([*model.blocks, ("loss", loss)])
+        instrument.watch_backward(loss)
+        optimizer = make_optimizer(model.whole.parameters(), task)
+        schedule, scaler = make_schedule(optimizer, config), make_scaler(config, device)
+        return cls(model.spread, loss, optimizer, schedule, scaler, instrument, config, device)
 
     def run(self, batches: Iterator[Batch], facts: StepFacts) -> None:
         """Train on the next `gradient_accumulation` micro-batches, as one recorded step."""
@@ -83,3 +129,16 @@ class TrainStep:
                 scaled.backward()
             losses.append(loss.detach())
         return losses
+
+
+def _compile(block: nn.Module, settings: Compile) -> None:
+    """Compile a block's forward in place; its hooks stay outside, so ranges and sharding are not traced."""
+    # Dynamo would split graphs at DDP's buckets; blocks are smaller than those already.
+    torch._dynamo.config.optimize_ddp = False
+    block.forward = torch.compile(
+        block.forward,
+        backend=settings.backend,
+        mode=settings.mode,
+        fullgraph=settings.fullgraph,
+        dynamic=settings.dynamic,
+    )

@@ -27,7 +27,7 @@ from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology, select_device
 from aorta.runner.isolated_baselines import Baselines
 from aorta.runner.logs import start_logging
-from aorta.runner.rank_process import run_training
+from aorta.runner.train import run_training
 from aorta.runner.train_step import TrainStep
 from tests.loop import resolved
 from tests.runner.modes import COMPILED

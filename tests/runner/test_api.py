@@ -18,7 +18,7 @@ from torch import nn
 import aorta
 from aorta.errors import ConfigError
 from aorta.launch.clock_sync import ClockSynchronisation
-from aorta.runner import api as recording
+from aorta.runner import api_arguments
 from aorta.telemetry.schema import Footer
 from tests.runs import ROOT, environment, record
 
@@ -225,13 +225,15 @@ def test_a_device_on_which_nothing_can_be_measured_is_refused_by_name(monkeypatc
     def on(*devices: str) -> Any:
         return SimpleNamespace(parameters=lambda: [SimpleNamespace(device=torch.device(name)) for name in devices])
 
-    monkeypatch.setattr(recording, "lacks_streams", lambda device: iter(["it has no streams"] * (device.type == "mps")))
-    assert recording._device_of(on("xpu:1", "xpu:1")) == torch.device("xpu:1")
+    monkeypatch.setattr(
+        api_arguments, "lacks_streams", lambda device: iter(["it has no streams"] * (device.type == "mps"))
+    )
+    assert api_arguments.device_of(on("xpu:1", "xpu:1")) == torch.device("xpu:1")
     with pytest.raises(ConfigError, match=r"are on mps:0, where AORTA cannot measure: it has no streams; it needs"):
-        recording._device_of(on("mps:0"))
+        api_arguments.device_of(on("mps:0"))
     for several in (("cpu", "cuda:0"), ("cuda:0", "cuda:1"), ("meta",)):
         with pytest.raises(ConfigError, match="they must be on one CPU or one accelerator: move the model there first"):
-            recording._device_of(on(*several))
+            api_arguments.device_of(on(*several))
 
 
 def test_ranks_promised_but_not_there(tmp_path, model, monkeypatch):

@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from aorta.errors import EXIT_OK, PeerFailed, RunIncomplete
 from aorta.launch.peers import Peers
-from aorta.runner import rank_process as run_module
+from aorta.runner import rank_process
 from aorta.runner import rpc_run as module
-from aorta.runner.rpc_run import RpcRun
+from aorta.runner.rpc_run import RpcRun, run_rpc
 from tests.launch.conftest import place
 from tests.loop import resolved
 
@@ -107,11 +107,11 @@ def test_what_an_rpc_run_fails_of_is_explained_and_said_to_the_others(store, mon
     def fail(_):
         raise ValueError("a bug")
 
-    monkeypatch.setattr(run_module, "process_group", lambda *_: Open())
-    monkeypatch.setattr(run_module, "start_logging", lambda *_: None)
-    monkeypatch.setattr(run_module.RpcRun, "run", fail)
+    monkeypatch.setattr(rank_process, "process_group", lambda *_: Open())
+    monkeypatch.setattr(rank_process, "start_logging", lambda *_: None)
+    monkeypatch.setattr(RpcRun, "run", fail)
     with pytest.raises(RunIncomplete, match="rank 0: ValueError: a bug"):
-        run_module.run_training(resolved("workload=rpc", "training.device=cpu"))
+        run_rpc(resolved("workload=rpc", "training.device=cpu"))
     assert told.word_of(0) == "ValueError: a bug"
-    monkeypatch.setattr(run_module.RpcRun, "run", lambda _: None)
-    assert run_module.run_training(resolved("workload=rpc", "training.device=cpu")) == EXIT_OK
+    monkeypatch.setattr(RpcRun, "run", lambda _: None)
+    assert run_rpc(resolved("workload=rpc", "training.device=cpu")) == EXIT_OK
