@@ -15,7 +15,7 @@ from aorta.config.schema import Rpc
 def run(resolved: Resolved) -> int:
     """Start the run; torch is imported only here, after the configuration was found to be good."""
     if isinstance(resolved.config.workload, Rpc):
-        from aorta.runner.rpc_run import run_rpc
+        from aorta.rpc.rpc_run import run_rpc
 
         return run_rpc(resolved)
     from aorta.runner.train import run_training

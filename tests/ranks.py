@@ -32,7 +32,7 @@ from torch.distributed import TCPStore
 
 LOADED = (
     "aorta.runner.train",
-    "aorta.runner.rpc_run",
+    "aorta.rpc.rpc_run",
     "aorta.sweep.launching",
     "aorta.sweep.optuna_sweeper",
     "torch._dynamo",

@@ -1,7 +1,7 @@
 """The one wiring of a run: clocks, device samples, manifest, header, record and instrument, in the order they depend on
 each other.
 
-Training (`train`), `aorta.record` (`api`), runs of remote calls (`rpc_run`) and the loop of checks and benchmarks
+Training (`train`), `aorta.record` (`api`), runs of remote calls (`aorta.rpc`) and the loop of checks and benchmarks
 (`manual_loop`) take from here what they need, so that runs which differ only in who drives them leave the same files.
 Must not know what is run: whatever differs between runs comes in a `RunRequest`.
 """

@@ -1,6 +1,6 @@
 """What the RPC workload calls, and how its driver calls it: plain torch.distributed.rpc, as anybody writes it.
 
-Must not: know that anybody looks on.
+Must not know that anybody looks on.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import torch
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc import rpc_sync as imported_before
 
-from aorta.capture.rpc import TracedRpc
+from aorta.rpc.tracer import TracedRpc
 from aorta.telemetry.rpc import CALL_MARK
 
 pytestmark = pytest.mark.dist

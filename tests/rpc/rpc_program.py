@@ -1,4 +1,4 @@
-"""An RPC run whose second worker dies: `python -m tests.runner.rpc_program FOLDER`, on each rank."""
+"""An RPC run whose second worker dies: `python -m tests.rpc.rpc_program FOLDER`, on each rank."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 
-from aorta.capture.rpc_window import WorkerWindow
 from aorta.launch import clock_sync
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology, select_device
+from aorta.rpc.rpc_run import RpcRun
+from aorta.rpc.worker_window import WorkerWindow
 from aorta.runner.logs import start_logging
-from aorta.runner.rpc_run import RpcRun
 from tests.loop import resolved
 
 

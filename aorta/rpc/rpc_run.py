@@ -1,10 +1,9 @@
 """A run of the RPC workload: rank 0 drives, every rank serves, and each profiles itself window by window.
 
-Enters: `Resolved` with `workload=rpc`, and the peers. Leaves: `rpc.json`, and per rank its traces and the list of the
-calls it made. Must not: profile on a thread of the RPC server, or lose what living workers saw when one dies.
-
 The windows are agreed on over the store, between main threads: rank 0 says what to profile, the others start and say
-so, rank 0 starts last and calls, says that it is over, and the others save.
+so, rank 0 starts last and calls, says that it is over, and the others save. The folder then holds `rpc.json`, and per
+rank its traces and the list of the calls it made. Must not profile on a thread of the RPC server, or lose what living
+workers saw when one dies.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ import msgspec
 import torch
 import torch.distributed.rpc as rpc
 
-from aorta.capture.rpc import TracedRpc
-from aorta.capture.rpc_window import OPTIONS, WorkerWindow
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Rpc
 from aorta.errors import PeerFailed
@@ -33,11 +30,13 @@ from aorta.launch.peers import Peers
 from aorta.launch.provenance import Asked, rank_facts
 from aorta.launch.run_folder import RunFolder, prepare
 from aorta.launch.topology import Topology
+from aorta.rpc.driver import Driver
+from aorta.rpc.tracer import TracedRpc
+from aorta.rpc.worker_window import OPTIONS, WorkerWindow
 from aorta.runner.logs import log_to
 from aorta.runner.rank_process import run_rank
 from aorta.runner.recorded_run import RunSite, measured_clocks, publish_manifest
 from aorta.telemetry.rpc import CALLS_FILE, RPC_FILE, RPC_VERSION, WINDOW_FILE, RpcFacts, Worker
-from aorta.workload.rpc import Driver
 
 _log = logging.getLogger(__name__)
 DRIVER = 0

@@ -126,7 +126,7 @@ def test_C9_a_worker_that_dies_before_it_saves_leaves_the_rest(tmp_path, capsys)
         port = free.getsockname()[1]
     workers = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.runner.rpc_program", str(tmp_path)],
+            [sys.executable, "-m", "tests.rpc.rpc_program", str(tmp_path)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

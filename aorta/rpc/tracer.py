@@ -1,11 +1,13 @@
 """Every call through torch.distributed.rpc, seen on both sides, without a change to the code that makes it.
 
-Enters: `rpc_sync`, `rpc_async` and `remote` as the caller's modules hold them. Leaves: while a `TracedRpc` is open, a
-`Call` for each in its list, and on the callee a `record_function` round what was called, for that worker's profiler.
-Must not: change a value, an exception's type, an RRef or a timeout; leave a function replaced on exit.
+While a `TracedRpc` is open, `rpc_sync`, `rpc_async` and `remote` are replaced in every module that holds them: each
+call puts a `Call` into its list, and on the callee a `record_function` round what was called, for that worker's
+profiler.
 
 What torch itself offers is lost (torch 2.13): its Kineto profiler sees callers only, its legacy one the first call of
 each server thread only, and one started on a server thread ends the process.
+
+Must not change a value, an exception's type, an RRef or a timeout, or leave a function replaced on exit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One profiling window on one RPC worker: a profiler that its main thread starts and stops.
 
-Enters: what the driver wants profiled. Leaves: a Chrome trace of all threads of this process. Must not: be used on a
-thread of the RPC server (a profiler started there and stopped elsewhere ends the process, torch 2.13).
+It writes a Chrome trace of all threads of this process. Must not be used on a thread of the RPC server: a profiler
+started there and stopped elsewhere ends the process (torch 2.13).
 """
 
 from __future__ import annotations

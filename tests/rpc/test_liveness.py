@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from aorta.errors import EXIT_OK, PeerFailed, RunIncomplete
 from aorta.launch.peers import Peers
+from aorta.rpc import rpc_run as module
+from aorta.rpc.rpc_run import RpcRun, run_rpc
 from aorta.runner import rank_process
-from aorta.runner import rpc_run as module
-from aorta.runner.rpc_run import RpcRun, run_rpc
 from tests.launch.conftest import place
 from tests.loop import resolved
 
