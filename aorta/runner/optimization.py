@@ -1,4 +1,6 @@
-"""Optimizer, learning rate, loss scaling and clipping."""
+"""Optimizer, learning rate, loss scaling and clipping. Must not know any strategy: what one does in its own way stands
+in its `Spread`.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor import DTensor, Replicate
 
-from aorta.config.schema import FSDP1, Config, Precision
+from aorta.config.schema import Config, Precision
+from aorta.parallel.plan import Spread
 from aorta.workload.task import Task
 
 
@@ -39,13 +40,9 @@ def make_schedule(optimizer: torch.optim.Optimizer, config: Config) -> torch.opt
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
-def make_scaler(config: Config, device: torch.device) -> torch.amp.GradScaler:
+def make_scaler(model: Spread, config: Config, device: torch.device) -> torch.amp.GradScaler:
     """Loss scaling for fp16; passes everything through for the other precisions."""
-    enabled = config.training.mixed_precision is Precision.fp16
-    if isinstance(config.parallel, FSDP1):
-        # Its shards are plain tensors: only this scaler asks the other ranks whether theirs overflowed.
-        return ShardedGradScaler(device.type, enabled=enabled)
-    return torch.amp.GradScaler(device.type, enabled=enabled)
+    return model.scaler(device.type, enabled=config.training.mixed_precision is Precision.fp16)
 
 
 def by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -62,8 +59,6 @@ def clip(module: nn.Module, max_norm: float) -> torch.Tensor:
     Gradients that are sharded on a mesh add one all-reduce over each of its dimensions; those on no mesh are whole on
     every rank. The global norm is the root of the sum of squares over meshes.
     """
-    if isinstance(module, FullyShardedDataParallel):
-        return module.clip_grad_norm_(max_norm)  # its shards look like whole gradients
     groups = by_mesh(p for p in module.parameters() if p.grad is not None)
     norms = [_whole(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
     norm = nn.utils.get_total_norm(norms) if len(norms) > 1 else norms[0]

@@ -81,7 +81,7 @@ class TrainStep:
         instrument.watch([*model.blocks, ("loss", loss)])
         instrument.watch_backward(loss)
         optimizer = make_optimizer(model.whole.parameters(), task)
-        schedule, scaler = make_schedule(optimizer, config), make_scaler(config, device)
+        schedule, scaler = make_schedule(optimizer, config), make_scaler(model.spread, config, device)
         return cls(model.spread, loss, optimizer, schedule, scaler, instrument, config, device)
 
     def run(self, batches: Iterator[Batch], facts: StepFacts) -> None:
@@ -104,7 +104,8 @@ class TrainStep:
         if max_norm is not None:
             with recorder.aux("clip"):
                 self.scaler.unscale_(self.optimizer)
-                grad_norm = clip(self.model.module, max_norm)
+                own = self.model.clip
+                grad_norm = clip(self.model.module, max_norm) if own is None else own(max_norm)
         with recorder.aux("optimizer"):
             self.scaler.step(self.optimizer)
             self.scaler.update()
