@@ -9,11 +9,16 @@ from pathlib import Path
 from aorta.config.door import main
 from aorta.config.multirun import JobLauncher
 from aorta.config.resolve import Resolved
+from aorta.config.schema import Rpc
 
 
 def run(resolved: Resolved) -> int:
     """Start the run; torch is imported only here, after the configuration was found to be good."""
-    from aorta.engine.run import run_training
+    if isinstance(resolved.config.workload, Rpc):
+        from aorta.rpc.rpc_run import run_rpc
+
+        return run_rpc(resolved)
+    from aorta.runner.train import run_training
 
     return run_training(resolved)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aorta.session.recording import Recording, record
+    from aorta.runner.api import Recording, record
 
 __version__ = "0.1.0"
 __all__ = ["Recording", "__version__", "record"]
@@ -23,6 +23,6 @@ def __getattr__(name: str) -> object:
     """The public names, loaded when they are first asked for."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from aorta.session import recording
+    from aorta.runner import api
 
-    return getattr(recording, name)
+    return getattr(api, name)

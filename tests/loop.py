@@ -1,5 +1,5 @@
-"""The engine's loop, under the name that tests and benchmarks know."""
+"""The runner's loop by hand, under the name that tests and benchmarks know."""
 
-from aorta.engine.loop import Loop, resolved
+from aorta.runner.manual_loop import Loop, resolved
 
 __all__ = ["Loop", "resolved"]

@@ -31,7 +31,8 @@ import torch
 from torch.distributed import TCPStore
 
 LOADED = (
-    "aorta.engine.run",
+    "aorta.runner.train",
+    "aorta.rpc.rpc_run",
     "aorta.experiments.sweep_launcher",
     "aorta.experiments.optuna_sweeper",
     "torch._dynamo",

@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 from torch.profiler import profile
 
-from aorta.engine.loop import Loop
 from aorta.gpu_check.kernels import Interval, busy_share, matched, pooled_ratio, windows
 from aorta.gpu_check.table import Row, Verdict, busy_row, collective_rows, ratio_row, time_row
 from aorta.launch import cuda
 from aorta.launch.accelerator import profiled
 from aorta.launch.topology import Topology
+from aorta.runner.manual_loop import Loop
 from aorta.telemetry.schema import Step
 
 WARM_UP, PROFILED = 10, 6

@@ -19,11 +19,11 @@ from pathlib import Path
 import msgspec
 from hydra.errors import HydraException
 
-from aorta.engine.loop import ROOT, resolved
 from aorta.errors import AortaError, ConfigError, RunIncomplete
 from aorta.gpu_check.case import PAIRS, chosen
 from aorta.gpu_check.table import Report
 from aorta.launch import cuda
+from aorta.runner.manual_loop import ROOT, resolved
 
 DEFAULT_JSON = ROOT / "artifacts" / "gpu_check.json"
 NO_DEVICE = "torch sees no CUDA or HIP device on this machine, so nothing was checked. Run it where there is one"

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import (
     MixedPrecision,
     ShardingStrategy,
 )
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import CustomPolicy
 
 from aorta.config.schema import FSDP1, Precision
@@ -61,6 +62,8 @@ def spread(model: nn.Module, blocks: Blocks, settings: FSDP1, precision: Precisi
     return Spread(
         wrapped,
         micro_batch=lambda last: nullcontext() if last else wrapped.no_sync(),
+        clip=wrapped.clip_grad_norm_,  # its shards look like whole gradients
+        scaler=ShardedGradScaler,  # for the same reason: only this one asks the other ranks whether theirs overflowed
         streams=STREAMS,
         facts={
             "overlap": settings.overlap,

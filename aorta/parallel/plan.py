@@ -34,6 +34,9 @@ class Spread:
         arithmetic: context of forward and loss (autocast, where the strategy does not cast by itself).
         data_rank, data_size: which part of every batch this rank trains on, and of how many; ranks that compute a layer
             together train on the same part. By default every rank has its own.
+        clip: scales gradients to a global norm of at most so much, and returns the norm before; None: the runner's way,
+            which counts gradients on a mesh once, and takes all others to be whole on every rank.
+        scaler: of the loss, for fp16.
         streams: accelerator streams the strategy itself opens.
         facts: effective settings, for the manifest.
     """
@@ -43,6 +46,8 @@ class Spread:
     arithmetic: Callable[[], AbstractContextManager[Any]] = nullcontext
     data_rank: int = field(default_factory=dist.get_rank)
     data_size: int = field(default_factory=dist.get_world_size)
+    clip: Callable[[float], torch.Tensor] | None = None
+    scaler: type[torch.amp.GradScaler] = torch.amp.GradScaler
     streams: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""The ranking transformer as the engine trains it: synthetic slates, ListNet's loss, AdamW."""
+"""The ranking transformer as the runner trains it: synthetic slates, ListNet's loss, AdamW."""
 
 from __future__ import annotations
 

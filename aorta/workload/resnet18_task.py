@@ -1,4 +1,4 @@
-"""ResNet-18 as the engine trains it: one random batch for ever, mean squared error, SGD without momentum.
+"""ResNet-18 as the runner trains it: one random batch for ever, mean squared error, SGD without momentum.
 
 The step of a distributed-profiling tutorial: nothing is learnt but the batch, and nothing is read. Must not: use global
 random state for the data.

@@ -1,4 +1,4 @@
-"""What a workload has to offer so that the engine can train it: a model in blocks, batches, a loss and an optimizer.
+"""What a workload has to offer so that the runner can train it: a model in blocks, batches, a loss and an optimizer.
 
 Must not: know any workload, or how a model is spread over ranks.
 """

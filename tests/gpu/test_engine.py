@@ -7,9 +7,9 @@ import warnings
 import pytest
 import torch
 
-from aorta.engine.baselines import Baselines
 from aorta.launch import cuda
 from aorta.launch.topology import read_topology
+from aorta.runner.isolated_baselines import Baselines
 from aorta.telemetry.schema import Step
 from tests.gpu.device import MODES, needs_gpu
 from tests.loop import Loop

@@ -34,7 +34,7 @@ _NOT_IN_RPC = (
     "chrome_trace",
     "summary_rows",
 )
-"""Of the profiling group: what `engine.rpc` does not read, beside the schedule."""
+"""Of the profiling group: what `rpc.rpc_run` does not read, beside the schedule."""
 
 
 def workload_rules(config: Config) -> Iterator[str]:

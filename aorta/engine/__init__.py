@@ -1,1 +1,0 @@
-"""The run: everything is built and wired here, and nowhere else."""

@@ -1,0 +1,207 @@
+"""Every call through torch.distributed.rpc, seen on both sides, without a change to the code that makes it.
+
+While a `TracedRpc` is open, `rpc_sync`, `rpc_async` and `remote` are replaced in every module that holds them: each
+call puts a `Call` into its list, and on the callee a `record_function` round what was called, for that worker's
+profiler.
+
+What torch itself offers is lost (torch 2.13): its Kineto profiler sees callers only, its legacy one the first call of
+each server thread only, and one started on a server thread ends the process.
+
+Must not change a value, an exception's type, an RRef or a timeout, or leave a function replaced on exit.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import torch
+import torch.distributed.rpc as rpc
+from torch.autograd.profiler import record_function
+from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
+
+from aorta.telemetry.rpc import CALL_MARK, Call
+
+_log = logging.getLogger(__name__)
+KINDS = {"rpc_sync": "rpc_sync", "rpc_async": "rpc_async", "remote": "rpc_remote"}
+"""Function of torch.distributed.rpc -> what its calls are named (C3)."""
+_here = threading.local()
+
+
+class Ticket(NamedTuple):
+    """What travels with a call: who it is."""
+
+    call_id: str
+    name: str
+
+
+def run_traced(ticket: Ticket, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """On the callee: the call itself, inside its slice. Importable wherever AORTA is installed."""
+    before = getattr(_here, "ticket", None)
+    _here.ticket = ticket
+    try:
+        with record_function(f"{ticket.name}{CALL_MARK}{ticket.call_id}"):
+            return function(*args, **kwargs)
+    finally:
+        _here.ticket = before
+
+
+class TracedRpc:
+    """Replaces the three functions wherever a module holds them, for the length of a `with` block.
+
+    Methods of `RRef.rpc_sync()` and its siblings keep the originals, which torch takes once at start: they are not
+    seen. Functions marked `async_execution`, and TorchScript ones, cannot be wrapped: their calls are listed, their
+    remote side is not marked, and that is said once.
+
+    Attributes:
+        calls: every call, in order of issue; `window` is what `self.window` was then.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.window: int | None = None
+        self._numbers = itertools.count()
+        self._replaced: list[tuple[Any, str, Any]] = []
+        self._warned = False
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> Self:
+        self._me = rpc.get_worker_info()
+        for name, kind in KINDS.items():
+            original = getattr(rpc, name)
+            self._replace_everywhere(original, self._wrapper(kind, original))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for module, name, original in reversed(self._replaced):
+            setattr(module, name, original)
+        self._replaced.clear()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until every call was answered; whether it was, within `timeout_s`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: all(call.reply_ns is not None for call in self.calls), timeout_s)
+
+    def _replace_everywhere(self, original: Any, wrapper: Any) -> None:
+        """Modules that hold it under any name: `from torch.distributed.rpc import rpc_sync` made a copy."""
+        for module in list(sys.modules.values()):
+            if getattr(module, "__name__", "").startswith("torch.distributed.rpc."):
+                continue  # what torch calls by itself (shutdown's barriers, say) is nobody's call
+            for name, value in list(getattr(module, "__dict__", {}).items()):
+                if value is original:
+                    self._replaced.append((module, name, original))
+                    setattr(module, name, wrapper)
+
+    def _wrapper(self, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+            callee = _worker(to)
+            if not callable(func) or callee is None:
+                return original(to, func, args, kwargs, timeout)  # torch's own words for it
+            return self._call(kind, original, to, callee, func, args, kwargs, timeout)
+
+        return call
+
+    def _call(
+        self,
+        kind: str,
+        original: Callable[..., Any],
+        to: Any,
+        callee: Any,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        timeout: float,
+    ) -> Any:
+        parent: Ticket | None = getattr(_here, "ticket", None)
+        call = self._new(kind, func, callee, parent)
+        whole = (func, args, kwargs)
+        if call.traced:
+            whole = (run_traced, (Ticket(call.call_id, call.name), func, args or (), kwargs or {}), None)
+        try:
+            result = original(to, *whole, timeout)
+        except BaseException as error:
+            self._answered(call, type(error).__name__)
+            raise
+        if kind == "rpc_sync":
+            self._answered(call, None)
+        else:
+            future = result if kind == "rpc_async" else _acknowledged(result)
+            if future is None:
+                self._answered(call, None)
+            else:
+                future.add_done_callback(lambda done: self._answered(call, _error_of(done)))
+        return result
+
+    def _new(self, kind: str, func: Any, callee: Any, parent: Ticket | None) -> Call:
+        function = _find_builtin(func) or str(getattr(func, "__qualname__", type(func).__name__))
+        name = f"{kind}#{function}({self._me.name} -> {callee.name})"
+        if parent is not None:
+            name = f"{parent.name}#remote_op: {name}"
+        scripted = isinstance(func, torch.jit.ScriptFunction)
+        traced = not scripted and not hasattr(func, "_wrapped_async_rpc_function")
+        if not traced and not self._warned:
+            self._warned = True
+            _log.warning(
+                "rpc: %s is %s: such calls are listed, but not marked on the callee (said once)",
+                function,
+                "TorchScript" if scripted else "an async_execution function",
+            )
+        with self._changed:
+            call = Call(
+                call_id=f"{self._me.id}-{next(self._numbers)}",
+                name=name,
+                kind=kind,
+                function=function,
+                caller=self._me.id,
+                callee=callee.id,
+                window=self.window,
+                parent=None if parent is None else parent.call_id,
+                issue_ns=time.time_ns(),
+                traced=traced,
+            )
+            self.calls.append(call)
+        return call
+
+    def _answered(self, call: Call, error: str | None) -> None:
+        with self._changed:
+            call.reply_ns, call.error = time.time_ns(), error
+            self._changed.notify_all()
+
+
+def _find_builtin(func: Any) -> str | None:
+    """What torch calls an operator (`aten::add` for torch.add); None for anything else."""
+    name: str | None = torch.jit._builtins._find_builtin(func)  # type: ignore[no-untyped-call]
+    return name
+
+
+def _worker(to: Any) -> Any:
+    """The worker that `to` names; None where torch will refuse it."""
+    with suppress(RuntimeError, ValueError, TypeError):
+        return rpc.api._to_worker_info(to)  # type: ignore[no-untyped-call]
+    return None
+
+
+def _acknowledged(reference: Any) -> Any:
+    """The future that is done when the owner has made the value; None where torch does not hand it out."""
+    with suppress(AttributeError, RuntimeError):
+        return reference._get_future()
+    return None
+
+
+def _error_of(future: Any) -> str | None:
+    try:
+        future.wait()
+    except Exception as error:  # noqa: BLE001  whatever a remote function raised; its caller gets it too
+        return type(error).__name__
+    return None

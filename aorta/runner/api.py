@@ -1,0 +1,218 @@
+"""`aorta.record`: the record of a run, round a training loop that AORTA did not write.
+
+It leaves in its folder what `train.py` leaves there: `run.json` and a record a rank, from a header to a footer that
+says why the block ended. Must not change what is trained, handle signals, configure logging, or leave anything behind
+on exit.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from aorta.capture.markers import StepMarkers
+from aorta.config.schema import Instrument as InstrumentSettings
+from aorta.config.schema import Telemetry, Training
+from aorta.errors import ConfigError
+from aorta.instrument.instrument import Instrument
+from aorta.instrument.reading import StepFacts
+from aorta.instrument.recorder import StepRecorder
+from aorta.instrument.scalars import Scalar
+from aorta.launch.run_folder import prepare
+from aorta.runner.api_arguments import RecordArguments, device_of
+from aorta.runner.caller_group import meet
+from aorta.runner.model_blocks import chosen_blocks, find_blocks, refuse_compiled_in_place
+from aorta.runner.rank_record import Ending, RankRecord
+from aorta.runner.recorded_run import RunSite, recorded_run
+from aorta.telemetry.schema import InstrumentMode
+
+Number = float | torch.Tensor
+_EXIT_UNCAUGHT, _EXIT_INTERRUPTED = 1, 130
+"""What Python exits with after an uncaught exception, and what a shell makes of SIGINT."""
+_one_at_a_time = threading.Lock()
+
+
+class Recording:
+    """An open recording. Steps tile the time between its beginning and the last call of `step`.
+
+    Attributes:
+        path: the run's folder.
+        blocks: names of the modules that are bracketed.
+    """
+
+    def __init__(self, path: Path, blocks: tuple[str, ...], recorder: StepRecorder, first: int, warmup: int) -> None:
+        self.path, self.blocks = path, blocks
+        self._recorder, self._first, self._warmup = recorder, first, warmup
+        self._markers = StepMarkers(None)
+        self._next = first
+        self._is_open = True
+        self._begin()
+
+    def step(self) -> None:
+        """An optimizer step ends here, and the next one begins. Call it once at the end of every iteration.
+
+        Raises:
+            RecordWriteError: the record cannot be extended (disk full).
+        """
+        self._must_be_open("step")
+        self._recorder.end()
+        self._next += 1
+        self._begin()
+
+    def restart(self) -> None:
+        """The step under way begins here instead: behind an evaluation or a checkpoint, which are no part of it."""
+        self._must_be_open("restart")
+        self._begin()
+
+    def note(self, *, loss: Number | None = None, lr: float | None = None, grad_norm: Number | None = None) -> None:
+        """What the record shall say about the step under way; call it before `step`.
+
+        Never waits for a device: a tensor there is copied, and read some steps later. Tensors hold one element.
+        """
+        self._must_be_open("note")
+        self._recorder.note(_scalar("loss", loss), _scalar("grad_norm", grad_norm), None if lr is None else float(lr))
+
+    def aux(self, name: str) -> AbstractContextManager[None]:
+        """Round work that is neither compute nor communication: `with recording.aux("optimizer"): ...`."""
+        self._must_be_open("aux")
+        return self._recorder.aux(name)
+
+    def close(self) -> None:
+        """What has happened since the last `step` is not recorded; `record` calls it."""
+        self._is_open = False
+        self._recorder.abandon()
+        self._markers.end()
+
+    def _begin(self) -> None:
+        self._recorder.begin(self._facts())
+        self._markers.begin(self._next)
+
+    def _facts(self) -> StepFacts:
+        done = self._next - self._first
+        return StepFacts(0, self._next, self._next, None, done < self._warmup)
+
+    def _must_be_open(self, name: str) -> None:
+        if not self._is_open:
+            raise ConfigError(f"recording.{name}(): the recording has ended; call it inside `with aorta.record(...)`")
+
+
+@contextmanager
+def record(
+    folder: str | os.PathLike[str],
+    *,
+    model: nn.Module,
+    blocks: Iterable[str | nn.Module] | None = None,
+    label: str | None = None,
+    workload: Mapping[str, Any] | None = None,
+    parallel: str | None = None,
+    mode: InstrumentMode = "dedicated",
+    warmup_steps: int = Telemetry().warmup_steps,
+    start_step: int = 0,
+    stream_priority: int | None = InstrumentSettings().stream_priority,
+    timeout_s: float = Training().timeout_s,
+    devices: str = Telemetry().devices.name,
+) -> Iterator[Recording]:
+    """Record the training inside the `with` block, on every rank of the default process group (or in one process).
+
+    Call it on all ranks, after the model has been wrapped (DDP, FSDP, ...) and moved to its device. An earlier run in
+    `folder` is moved to `folder/history/`.
+
+    Args:
+        folder: of this run alone; relative to the current directory.
+        model: what is called in the forward pass.
+        blocks: modules to bracket, by name or themselves; None = by the rule in `aorta.runner.model_blocks`.
+        label: what reports call the run; None = the platform (cpu, cuda, rocm, or the type of another accelerator).
+        workload: what is trained, for the manifest (JSON types); runs whose workloads differ are not compared
+            silently.
+        parallel: the strategy's name, for the record ("ddp", "fsdp", ...).
+        mode: "dedicated", "observe" or "off" (docs/measuring.md, R2 and R3).
+        warmup_steps: first steps that reports leave out (W21).
+        start_step: global step of the first one, after a resume.
+        stream_priority: of dedicated streams on an accelerator; None: of the stream a collective was issued on.
+        timeout_s: seconds that one rank waits for the others to begin recording.
+        devices: where samples of temperature, power, clocks and use come from, as `telemetry.devices`; "off" for none.
+
+    Raises:
+        ConfigError: an argument is not allowed, a recording is open already, or the launcher promises ranks that no
+            process group holds.
+        PeerFailed: another rank did not come, or cannot write its record; it is named.
+        RunIncomplete: the folder cannot be written.
+        InstrumentError: this torch lacks what the interception needs.
+    """
+    asked = RecordArguments(label, workload, parallel, mode, warmup_steps, start_step, stream_priority, devices)
+    found = find_blocks(model) if blocks is None else chosen_blocks(model, blocks)
+    refuse_compiled_in_place(model, found)
+    device = device_of(model)
+    with ExitStack() as stack:
+        if not _one_at_a_time.acquire(blocking=False):
+            raise ConfigError("aorta.record: a recording is open in this process already; end it first")
+        stack.callback(_one_at_a_time.release)
+        topology, peers = meet(timeout_s)
+        # Resuming: checkpoints in the folder are the caller's.
+        place = prepare(Path(folder), topology, peers, overwrite=False, resuming=True)
+        backend = str(dist.get_backend_config()) if dist.is_initialized() else None
+        request = asked.request(model, found, backend)
+        run = stack.enter_context(recorded_run(request, RunSite(place, topology, device, peers)))
+        instrument = stack.enter_context(run.instrument())
+        instrument.watch(found)
+        # The blocks too: where the last one's output is the model's, FSDP asks for its ending with that gradient.
+        for module in (*(block for _, block in found), model):
+            instrument.watch_backward(module)
+        names = tuple(name for name, _ in found)
+        recording = Recording(place.path, names, instrument.recorder, start_step, warmup_steps)
+        leaving: SystemExit | None = None
+        try:
+            try:
+                yield recording
+            except SystemExit as error:
+                if error.code not in (None, 0):
+                    raise
+                leaving = error
+            _complete(recording, run.record, instrument)
+        except BaseException as error:
+            recording.close()
+            code, text = _ended_by(error)
+            run.record.fail(instrument, Ending(), code, f"rank {topology.rank}: {text}")
+            raise
+        run.clocks.at_end()  # behind the footer, which whatever happens here shall not contradict
+        if leaving is not None:
+            raise leaving
+
+
+def _complete(recording: Recording, written: RankRecord, instrument: Instrument) -> None:
+    recording.close()
+    instrument.recorder.finish()
+    written.complete(instrument, Ending())
+
+
+def _ended_by(error: BaseException) -> tuple[int, str]:
+    """Exit code of a process that ends with `error`, and one line about it."""
+    text = str(error).strip()
+    line = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+    match error:
+        case SystemExit(code=int(code)):
+            return code, line
+        case KeyboardInterrupt():
+            return _EXIT_INTERRUPTED, line
+        case _:
+            return _EXIT_UNCAUGHT, line
+
+
+def _scalar(name: str, value: Number | None) -> Scalar | None:
+    if value is None:
+        return None
+    tensor = value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
+    if hasattr(tensor, "full_tensor"):
+        # Bringing its parts together is a collective, which only the caller may issue.
+        raise ConfigError(f"recording.note: {name} is spread over ranks (a DTensor); give {name}.full_tensor()")
+    if tensor.numel() != 1:
+        raise ConfigError(f"recording.note: {name} has {tensor.numel()} elements, must have one")
+    return Scalar(tensor)

@@ -1,0 +1,119 @@
+"""The arguments of `aorta.record`: checked, and put as the configuration that `train.py` would have had.
+
+Must not guess what was not told: it is null, with a reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+from torch import nn
+
+from aorta.config.resolve import LABEL, hash_of
+from aorta.config.schema import Clock, Devices, Mode, Telemetry
+from aorta.config.schema import Instrument as InstrumentSettings
+from aorta.errors import ConfigError
+from aorta.launch.accelerator import lacks_streams
+from aorta.launch.provenance import Asked
+from aorta.runner.model_blocks import Block
+from aorta.runner.recorded_run import RunRequest
+from aorta.telemetry.schema import InstrumentMode
+
+
+@dataclass(frozen=True)
+class RecordArguments:
+    """Those arguments of `aorta.record` that the record tells its readers.
+
+    Raises:
+        ConfigError: one of them is not allowed.
+    """
+
+    label: str | None
+    workload: Mapping[str, Any] | None
+    parallel: str | None
+    mode: InstrumentMode
+    warmup_steps: int
+    start_step: int
+    stream_priority: int | None
+    devices: str
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(InstrumentMode):
+            raise ConfigError(f"aorta.record: mode={self.mode!r}: must be one of {', '.join(get_args(InstrumentMode))}")
+        if self.label is not None and not LABEL.fullmatch(self.label):
+            raise ConfigError(
+                f"aorta.record: label={self.label!r}: a label is letters, digits, '.', '_' and '-', and begins with a "
+                "letter or digit"
+            )
+        if self.devices not in Devices.__members__:
+            raise ConfigError(
+                f"aorta.record: devices={self.devices!r}: must be one of {', '.join(Devices.__members__)}"
+            )
+        for name in ("warmup_steps", "start_step"):
+            if (value := getattr(self, name)) < 0:
+                raise ConfigError(f"aorta.record: {name}={value}: must be at least 0")
+        try:
+            json.dumps(self.config())
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"aorta.record: workload={self.workload!r}: must be a mapping of JSON types ({error})"
+            ) from error
+
+    def config(self) -> dict[str, Any]:
+        """As a configuration, with the names that train.py's has."""
+        return {
+            "workload": None if self.workload is None else dict(self.workload),
+            "parallel": None if self.parallel is None else {"strategy": self.parallel},
+            "instrument": {"mode": self.mode, "stream_priority": self.stream_priority},
+            "telemetry": {"warmup_steps": self.warmup_steps, "devices": self.devices},
+        }
+
+    def request(self, model: nn.Module, blocks: list[Block], backend: str | None) -> RunRequest:
+        """The run that they describe. Of the caller's accelerator streams only those that must exist are counted."""
+        config = self.config()
+        return RunRequest(
+            Asked(self.label, config, hash_of(config)),
+            Clock(),
+            Telemetry(devices=Devices[self.devices]),
+            InstrumentSettings(Mode(self.mode), self.stream_priority, native=True),
+            backend=backend,
+            parallel=self.parallel or "unknown",
+            plan={"blocks": [name for name, _ in blocks], "parameters": sum(p.numel() for p in model.parameters())},
+            start_step=self.start_step,
+            warmup_steps=self.warmup_steps,
+            remarks={"reasons": _unknown(config)},
+        )
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The one device that a model's parameters are on.
+
+    Raises:
+        ConfigError: they are on several, or on one where nothing can be measured.
+    """
+    devices = sorted({str(parameter.device) for parameter in model.parameters()} or {"cpu"})
+    device = torch.device(devices[0])
+    if len(devices) > 1 or device.type == "meta":
+        raise ConfigError(
+            f"aorta.record: the model's parameters are on {', '.join(devices)}; they must be on one CPU or one "
+            "accelerator: move the model there first"
+        )
+    if device.type != "cpu" and (missing := list(lacks_streams(device))):
+        raise ConfigError(
+            f"aorta.record: the model's parameters are on {device}, where AORTA cannot measure: {', '.join(missing)}; "
+            "it needs streams of its own and events that tell the time: move the model to a device that has them, or "
+            "to the CPU"
+        )
+    return device
+
+
+def _unknown(config: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        f"config.{name}": f"not known: give aorta.record({name}=...)"
+        for name in ("workload", "parallel")
+        if config[name] is None
+    }

@@ -1,0 +1,71 @@
+"""Which rank this is, in the process group that somebody else opened, and how to talk to the others.
+
+It is the caller's default process group, or none in a single process; ranks talk on a prefix of their own in its store.
+Must not issue a collective (it would be counted as the caller's), or close anything.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from itertools import count
+
+import torch
+import torch.distributed as dist
+
+from aorta.config.resolve import environment_number
+from aorta.errors import ConfigError, InstrumentError
+from aorta.launch.peers import Peers
+from aorta.launch.topology import Topology
+
+_recordings = count()
+
+
+def meet(timeout_s: float) -> tuple[Topology, Peers]:
+    """This rank's place; every rank of the group must come.
+
+    Raises:
+        ConfigError: the launcher promises other ranks, but no process group is open.
+        PeerFailed: another rank did not come within `timeout_s`.
+        InstrumentError: this torch does not hand out the store of a process group.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        promised = environment_number("WORLD_SIZE", 1)
+        if promised > 1:
+            raise ConfigError(
+                f"aorta.record: WORLD_SIZE={promised}, but torch.distributed is not initialised; call "
+                "torch.distributed.init_process_group first, or unset WORLD_SIZE"
+            )
+        return _topology(0, [socket.gethostname()]), Peers(dist.HashStore(), 0, 1, timeout_s)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    # Counted alike on every rank: a second recording must not read what the first one left.
+    store = dist.PrefixStore(f"aorta/recording_{next(_recordings)}", _store())
+    peers = Peers(store, rank, world_size, timeout_s)
+    return _topology(rank, peers.gather("host", socket.gethostname())), peers
+
+
+def _store() -> dist.Store:
+    group = dist.group.WORLD
+    if group is None or not hasattr(group, "get_group_store"):
+        raise InstrumentError(
+            f"torch {torch.__version__} does not offer ProcessGroup.get_group_store, through which ranks agree on a "
+            "folder; use a torch that AORTA supports (>= 2.11)"
+        )
+    return group.get_group_store()
+
+
+def _topology(rank: int, hosts: Sequence[str]) -> Topology:
+    """Nodes are told apart by host name: the launcher's variables may be anybody's."""
+    host = hosts[rank]
+    return Topology(
+        rank=rank,
+        world_size=len(hosts),
+        local_rank=hosts[:rank].count(host),
+        local_world_size=hosts.count(host),
+        node_rank=list(dict.fromkeys(hosts)).index(host),
+        restart_count=environment_number("TORCHELASTIC_RESTART_COUNT", 0),
+        elastic_run_id=os.environ.get("TORCHELASTIC_RUN_ID"),
+        host=host,
+        pid=os.getpid(),
+    )

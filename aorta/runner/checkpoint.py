@@ -1,0 +1,125 @@
+"""Checkpoints: everything the next step depends on, whole or not there.
+
+`checkpoints/step_<n>/` is taken before global step n, in torch.distributed.checkpoint's format. Must not leave a folder
+of that name that cannot be resumed from.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from aorta.errors import ConfigError, RunIncomplete
+from aorta.launch.accelerator import random_states, set_random_states
+
+_NAME = re.compile(r"^step_(\d+)$")
+
+
+@dataclass
+class Checkpoints:
+    """The checkpoints of one run folder."""
+
+    folder: Path
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LambdaLR
+    scaler: torch.amp.GradScaler
+
+    def save(self, step: int) -> Path:
+        """Save the state before global step `step`; collective, returns when it is complete on all ranks."""
+        target = self.folder / f"step_{step}"
+        part, old = (target.with_name(f"{target.name}.{suffix}") for suffix in ("part", "old"))
+        with _failing_clearly(target):
+            dcp.save(self._state(), checkpoint_id=str(part))
+            dist.barrier()
+            if dist.get_rank() == 0:
+                if target.exists():
+                    target.rename(old)  # never half a folder under the name that is resumed from
+                part.rename(target)
+                shutil.rmtree(old, ignore_errors=True)
+            dist.barrier()
+        return target
+
+    def load(self, step: int) -> None:
+        """Put everything back as it was before global step `step`; collective."""
+        state = self._state()
+        source = self.folder / f"step_{step}"
+        with _failing_clearly(source):
+            dcp.load(state, checkpoint_id=str(source))
+        set_state_dict(
+            self.module, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+        self.schedule.load_state_dict(state["schedule"])
+        self.scaler.load_state_dict(state["scaler"])
+        set_random_states(state[f"random_{dist.get_rank()}"], self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.module, self.optimizer)
+        return {
+            "model": model,
+            "optimizer": optimizer,
+            "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            f"random_{dist.get_rank()}": random_states(self._device),  # dropout differs between ranks
+        }
+
+
+@contextmanager
+def _failing_clearly(path: Path) -> Iterator[None]:
+    """The exception of torch's checkpoints is no `Exception`; it would pass by all that closes a run in order."""
+    try:
+        yield
+    except CheckpointException as error:
+        failed = "; ".join(f"rank {rank}: {problem}" for rank, (problem, _) in sorted(error.failures.items()))
+        raise RunIncomplete(f"checkpoint {path}: {failed}") from error
+    except OSError as error:
+        raise RunIncomplete(f"checkpoint {path}: {error.strerror or error}") from error
+
+
+def available(folder: Path) -> list[int]:
+    """Steps that a complete checkpoint in `folder` stands before, ascending."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(match.group(1)) for path in folder.iterdir() if (match := _NAME.match(path.name)))
+
+
+def first_step(folder: Path, wanted: int | None, began_unix_s: float | None) -> int:
+    """Where training begins: as asked, or after a restart at the newest checkpoint of this run, or at 0.
+
+    Args:
+        wanted: `training.start_step`. began_unix_s: when the first attempt of this run began; None if this is it.
+
+    Raises:
+        ConfigError: a start step was asked for that has no checkpoint.
+    """
+    steps = available(folder)
+    if began_unix_s is not None:
+        # An earlier run's checkpoints may lie there too, with larger numbers; only ours are younger than this run.
+        ours = [step for step in steps if (folder / f"step_{step}").stat().st_mtime >= began_unix_s]
+        if ours:
+            return max(ours)
+    if wanted is None or wanted == 0:
+        return 0
+    if wanted not in steps:
+        found = ", ".join(map(str, steps)) or "none"
+        raise ConfigError(
+            f"training.start_step={wanted}: no checkpoint {folder}/step_{wanted}; there are: {found}. "
+            "training.checkpoint_interval=K takes one every K steps"
+        )
+    return wanted

@@ -1,0 +1,71 @@
+"""A training whose steps are run one by one by whoever holds it: checks of devices, benchmarks and tests.
+
+Model, step and instrument are those of a run. There is no folder, so neither manifest, header nor checkpoint: finished
+steps go to a function. Must not be a second way to train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from hydra import compose, initialize_config_dir
+
+from aorta.config.multirun import register
+from aorta.config.resolve import Resolved, resolve
+from aorta.instrument.reading import StepFacts
+from aorta.instrument.recorder import TOGETHER
+from aorta.launch.topology import Topology
+from aorta.runner.recorded_run import open_instrument
+from aorta.runner.train_step import SpreadModel, TrainStep
+from aorta.telemetry.schema import Step
+from aorta.workload.tasks import task_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def resolved(*words: str) -> Resolved:
+    """What `train.py WORDS` would run with."""
+    register()
+    with initialize_config_dir(str(ROOT / "config"), version_base="1.3"):
+        return resolve(compose("default", list(words)))
+
+
+class Loop:
+    """A model, spread and watched; `step()` trains once. Needs an open process group.
+
+    Args:
+        words: for `train.py`; `instrument.mode` among them.
+        sink: takes finished steps.
+
+    Example:
+        >>> lines = []
+        >>> loop = Loop(("parallel=ddp", "instrument.mode=observe"), topology, device, lines.append)
+        >>> loop.step()
+        >>> loop.finish()  # now `lines` holds one step
+    """
+
+    def __init__(self, words: tuple[str, ...], topology: Topology, device: torch.device, sink: Callable[[Step], None]):
+        config = resolved(*words).config
+        task = task_of(config)
+        model = SpreadModel.build(task, config, device)
+        self.instrument = open_instrument(config.instrument, topology, device, sink, together=TOGETHER)
+        self.step_of_training = TrainStep.build(model, task, self.instrument, config, device)
+        self.batches = task.batches(model.spread.data_rank, model.spread.data_size, device).for_ever
+        self._batches = self.batches()
+        self.model, self.steps_done = model.spread.module, 0
+
+    def step(self) -> None:
+        """One recorded step."""
+        number, self.steps_done = self.steps_done, self.steps_done + 1
+        self.step_of_training.run(self._batches, StepFacts(0, number, number, lr=0.0, warmup=False))
+
+    def unrecorded(self) -> None:
+        """One step of the training, without the recorder."""
+        self.step_of_training.unrecorded(self._batches)
+
+    def finish(self) -> None:
+        """Write the last steps and take everything off."""
+        self.instrument.recorder.finish()
+        self.instrument.close()

@@ -1,0 +1,78 @@
+"""Optimizer, learning rate, loss scaling and clipping. Must not know any strategy: what one does in its own way stands
+in its `Spread`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from aorta.config.schema import Config, Precision
+from aorta.parallel.plan import Spread
+from aorta.workload.task import Task
+
+
+def make_optimizer(parameters: Iterable[nn.Parameter], task: Task) -> torch.optim.Optimizer:
+    """The workload's optimizer over parameters that may be spread."""
+    # One group a mesh: the multi-tensor update of accelerators takes no list that mixes them.
+    groups: list[dict[str, Any]] = [{"params": group} for group in by_mesh(parameters)]
+    return task.optimizer(groups)
+
+
+def make_schedule(optimizer: torch.optim.Optimizer, config: Config) -> torch.optim.lr_scheduler.LambdaLR:
+    """Linear warm-up to the peak over `warmup_steps`, then linear decay that reaches 0 at `total_steps`; no decay
+    where that is null.
+    """
+    warmup, total = config.scheduler.warmup_steps, config.scheduler.total_steps
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        if total is None:
+            return 1.0
+        return max(0.0, (total - step) / max(total - warmup, 1))
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def make_scaler(model: Spread, config: Config, device: torch.device) -> torch.amp.GradScaler:
+    """Loss scaling for fp16; passes everything through for the other precisions."""
+    return model.scaler(device.type, enabled=config.training.mixed_precision is Precision.fp16)
+
+
+def by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Parameters that multi-tensor operations can take together: those of one mesh, and those of none."""
+    groups: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+    return list(groups.values())
+
+
+def clip(module: nn.Module, max_norm: float) -> torch.Tensor:
+    """Scale the gradients of `module` to a global norm of at most `max_norm`; returns the norm before.
+
+    Gradients that are sharded on a mesh add one all-reduce over each of its dimensions; those on no mesh are whole on
+    every rank. The global norm is the root of the sum of squares over meshes.
+    """
+    groups = by_mesh(p for p in module.parameters() if p.grad is not None)
+    norms = [_whole(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
+    norm = nn.utils.get_total_norm(norms) if len(norms) > 1 else norms[0]
+    for group in groups:
+        nn.utils.clip_grads_with_norm_(group, max_norm, norm)
+    return norm
+
+
+def _whole(norm: torch.Tensor) -> torch.Tensor:
+    """A norm as every rank knows it; one dimension after the other, which a DTensor does not do unasked in silence."""
+    if not isinstance(norm, DTensor):
+        return norm
+    placements = list(norm.placements)
+    for dimension in reversed(range(len(placements))):
+        placements[dimension] = Replicate()
+        norm = norm.redistribute(placements=placements)
+    return norm.to_local()

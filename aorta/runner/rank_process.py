@@ -1,0 +1,51 @@
+"""One rank as a process: where it stands among the others, its log, the process group, and its exit code.
+
+Must not know what is run between the opening of the process group and its end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+
+from aorta.config.resolve import Resolved
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
+from aorta.launch.peers import Peers
+from aorta.launch.process_group import process_group
+from aorta.launch.topology import Topology, read_topology, select_device
+from aorta.launch.tracers import refuse_two_tracers
+from aorta.runner.logs import start_logging
+
+Body: TypeAlias = Callable[[Resolved, Topology, torch.device, Peers], signal.Signals | None]
+"""What a rank does while its process group is open; returns the signal that ended it early, if one did."""
+
+
+def run_rank(resolved: Resolved, body: Body, *, leave_together: bool) -> int:
+    """Run `body`, and return the process's exit code: 0, or 128 + n after a clean stop by signal n.
+
+    Args:
+        leave_together: no rank leaves before all are done. Not for a body that goes on without ranks that died.
+
+    Raises:
+        AortaError: with the words and the exit code for everything else.
+    """
+    refuse_two_tracers(resolved.config.profiling.enabled, os.environ)
+    topology = read_topology()
+    start_logging(topology.rank, topology.world_size)
+    device = select_device(resolved.config.training.device, topology.local_rank)
+    with process_group(topology, device, resolved.config.training.timeout_s) as peers:
+        try:
+            stopped_by = body(resolved, topology, device, peers)
+        except Exception as error:
+            explained = peers.explain(error)
+            if explained is error:
+                raise
+            raise explained from error
+        if leave_together:
+            # A rank that is gone early looks like a failure to one that still has to write.
+            peers.gather("done", True)
+    return EXIT_OK if stopped_by is None else SIGNAL_EXIT_BASE + stopped_by

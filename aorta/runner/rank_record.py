@@ -1,0 +1,148 @@
+"""A rank's record, open: from its header to a footer that says why it ended.
+
+Must not lose what was measured: whatever ends the loop, the steps that were under way are read and written first.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from aorta.errors import SIGNAL_EXIT_BASE, AortaError, RecordWriteError
+from aorta.instrument.instrument import Instrument
+from aorta.launch.peers import Peers
+from aorta.launch.run_folder import RunFolder
+from aorta.telemetry.clock import read_clocks
+from aorta.telemetry.schema import Anchor, DeviceClockFacts, Footer, Header, Step
+from aorta.telemetry.writer import RecordWriter
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Ending:
+    """Why the loop ended; filled in by the loop."""
+
+    signal: signal.Signals | None = None
+    reason: Literal["completed", "signal", "error"] = "completed"
+
+
+class RankRecord:
+    """One open record: the writer, and the header it begins with."""
+
+    def __init__(self, writer: RecordWriter, header: Header) -> None:
+        self.writer, self.header = writer, header
+        writer.write(header)
+
+    @classmethod
+    def open(cls, folder: RunFolder, peers: Peers, header: Header) -> RankRecord:
+        """A record on every rank, or on none; collective. The caller closes its writer.
+
+        Raises:
+            PeerFailed: on every rank, when one could not create its file; names it.
+        """
+        record, writer, error = None, None, None
+        try:
+            writer = RecordWriter(folder.record(header.rank), header.rank)
+            record = cls(writer, header)
+        except RecordWriteError as problem:
+            error = problem
+            if writer is not None:
+                writer.close()
+        try:
+            peers.agree("record", None if error is None else str(error))
+        except AortaError:
+            if record is not None:
+                record.writer.close()
+            raise
+        assert record is not None  # agree raises when any rank, this one too, has an error
+        return record
+
+    def step(self, line: Step, anchor_interval: int) -> None:
+        """Write one finished step, and every `anchor_interval` steps of training the clocks behind it (R7)."""
+        self.writer.write(line)
+        if line.phase == "train" and (line.global_step + 1) % anchor_interval == 0:
+            self.writer.write(Anchor(line.global_step, read_clocks()))
+
+    @contextmanager
+    def starting(self, explain: Callable[[Exception], AortaError]) -> Iterator[None]:
+        """Round what is built between the header and the loop: when that fails, the footer says why."""
+        try:
+            yield
+        except Exception as error:
+            explained = explain(error)
+            with suppress(RecordWriteError):
+                self.writer.write(
+                    Footer("error", explained.exit_code, steps_written=0, clock=read_clocks(), error=str(explained))
+                )
+            self.writer.close()
+            if explained is error:
+                raise
+            raise explained from error
+
+    @contextmanager
+    def closed_by(self, instrument: Instrument, explain: Callable[[Exception], AortaError]) -> Iterator[Ending]:
+        """Around the loop: on the way out, the last steps and the footer are written, and the file is closed.
+
+        A footer that cannot be written (the disk is full, which then is the error itself) is logged, not raised over
+        the error that ended the loop.
+        """
+        ending = Ending()
+        try:
+            yield ending
+            instrument.recorder.finish()
+        except Exception as error:
+            # Explained before the footer is written, so that the record names the peer that is to blame.
+            explained = explain(error)
+            self.fail(instrument, ending, explained.exit_code, str(explained))
+            if explained is error:
+                raise
+            raise explained from error
+        except KeyboardInterrupt:
+            self.fail(instrument, ending, SIGNAL_EXIT_BASE + signal.SIGINT, "interrupted at once by a second SIGINT")
+            raise
+        else:
+            if ending.signal is not None:
+                ending.reason = "signal"
+            self.complete(instrument, ending)
+        finally:
+            self.writer.close()
+
+    def complete(self, instrument: Instrument, ending: Ending) -> None:
+        """The footer of a loop that ended as it should, or by a signal."""
+        code = 0 if ending.signal is None else SIGNAL_EXIT_BASE + ending.signal
+        self._foot(instrument, ending, code, None, instrument.clock.facts())
+
+    def fail(self, instrument: Instrument, ending: Ending, code: int, error: str) -> None:
+        """The last steps that can be read, and a footer that says `error`; never raises over it."""
+        ending.reason = "error"
+        try:
+            instrument.recorder.salvage()
+            self._foot(instrument, ending, code, error)
+        except RecordWriteError as problem:
+            _log.error("the record ends without a footer: %s", problem)
+
+    def _foot(
+        self,
+        instrument: Instrument,
+        ending: Ending,
+        code: int,
+        error: str | None,
+        device_clock: DeviceClockFacts | None = None,
+    ) -> None:
+        self.writer.write(
+            Footer(
+                reason=ending.reason,
+                exit_code=code,
+                steps_written=instrument.recorder.steps_written,
+                clock=read_clocks(),
+                groups={name: list(group.ranks) for name, group in instrument.groups.items()},
+                signal=None if ending.signal is None else ending.signal.name,
+                error=error,
+                device_clock=device_clock,
+            )
+        )

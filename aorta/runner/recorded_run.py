@@ -1,0 +1,303 @@
+"""The one wiring of a run: clocks, device samples, manifest, header, record and instrument, in the order they depend on
+each other.
+
+Training (`train`), `aorta.record` (`api`), runs of remote calls (`aorta.rpc`) and the loop of checks and benchmarks
+(`manual_loop`) take from here what they need, so that runs which differ only in who drives them leave the same files.
+Must not know what is run: whatever differs between runs comes in a `RunRequest`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from aorta.capture.devices.choice import open_source
+from aorta.capture.devices.identity import identify
+from aorta.capture.devices.sampler import DeviceSampler
+from aorta.config.schema import Clock, Mode, Telemetry
+from aorta.config.schema import Instrument as InstrumentSettings
+from aorta.instrument.fabric import Fabric
+from aorta.instrument.instrument import Instrument
+from aorta.instrument.native.build import host_tap
+from aorta.instrument.seam import all_groups
+from aorta.launch.accelerator import device_name
+from aorta.launch.clock_sync import ClockSynchronisation
+from aorta.launch.knobs import Knob, knobs_found
+from aorta.launch.peers import Peers
+from aorta.launch.provenance import Asked, build_manifest, rank_facts
+from aorta.launch.run_folder import RunFolder, write_manifest
+from aorta.launch.topology import Topology, default_label, platform_of
+from aorta.runner.rank_record import RankRecord
+from aorta.telemetry.clock import boot_id, read_clocks
+from aorta.telemetry.schema import (
+    MANIFEST_FILE,
+    SCHEMA_VERSION,
+    ClockReading,
+    DeviceTelemetry,
+    Header,
+    InstrumentMode,
+    Platform,
+    Step,
+    Timer,
+)
+
+_log = logging.getLogger(__name__)
+_TIMERS: dict[Platform, Timer] = {
+    "cpu": "perf_counter",
+    "cuda": "cuda_event",
+    "rocm": "cuda_event",
+    "other": "device_event",
+}
+
+
+@dataclass(frozen=True)
+class RunSite:
+    """Where a run takes place.
+
+    Attributes:
+        folder: that all ranks agreed on.
+        topology: which rank this is.
+        device: what this rank computes on.
+        peers: the way to the other ranks.
+    """
+
+    folder: RunFolder
+    topology: Topology
+    device: torch.device
+    peers: Peers
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What one recorded run is: everything its manifest and its headers say that does not follow from the machine.
+
+    Attributes:
+        asked: the label, the configuration and its hash.
+        clock, telemetry, instrument: those groups of the configuration.
+        backend: of torch.distributed; None where there is no process group.
+        parallel: the strategy's name.
+        plan: effective settings of the strategy, for the manifest.
+        start_step: global step of the first one.
+        warmup_steps: how many of the first steps are flagged as warm-up.
+        emulated: the fabric is an emulated one.
+        own_streams: accelerator streams of the run itself beside the one that computes: warnings about hardware queues
+            count them.
+        facts, remarks: further entries of the manifest, before and behind the warnings.
+    """
+
+    asked: Asked
+    clock: Clock
+    telemetry: Telemetry
+    instrument: InstrumentSettings
+    backend: str | None
+    parallel: str
+    plan: Mapping[str, Any]
+    start_step: int
+    warmup_steps: int
+    emulated: bool = False
+    own_streams: int = 0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    remarks: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run whose manifest and record are open on every rank.
+
+    Attributes:
+        record: this rank's, its header written.
+        clocks: of the ranks, measured once; whoever ends the run measures them again behind the footer.
+    """
+
+    request: RunRequest
+    site: RunSite
+    record: RankRecord
+    clocks: ClockSynchronisation
+    devices: DeviceSampler
+
+    def instrument(
+        self,
+        *,
+        fabric: Fabric | None = None,
+        together: int = 1,
+        then: Callable[[Step], None] = lambda _step: None,
+    ) -> Instrument:
+        """The instrument whose finished steps go into the record, each with the device samples of its time.
+
+        Args:
+            fabric, together: as `Instrument` takes them.
+            then: is told of each step once it is written.
+        """
+
+        def finished(step: Step) -> None:
+            self.record.step(self.devices.onto(step), self.request.clock.anchor_interval)
+            then(step)
+
+        return open_instrument(
+            self.request.instrument,
+            self.site.topology,
+            self.site.device,
+            finished,
+            anchor=self.record.header.clock,
+            fabric=fabric,
+            together=together,
+        )
+
+
+@contextmanager
+def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
+    """Open a run on every rank, or on none; collective. On the way out sampling ends and the record's file is closed:
+    a footer is the caller's to write.
+
+    Raises:
+        PeerFailed: on every rank, when one cannot write its part.
+    """
+    clocks = measured_clocks(request.clock, site)
+    devices = device_sampler(request.telemetry, site.device)
+    mode: InstrumentMode = request.instrument.mode.value
+    tap = host_tap(site.device, mode, wanted=request.instrument.native, emulated=request.emulated)
+    ranks = site.peers.gather("facts", rank_facts(site.topology, site.device, devices.facts()) | tap)
+    checks = environment_checks(request, site.device)
+    for check in checks if site.topology.rank == 0 else ():
+        _log.log(check.level, check.text)
+    more = {**request.facts, "warnings": [check.text for check in checks], **request.remarks}
+    publish_manifest(site, request.asked, clocks, ranks, request.backend, request.plan, more)
+    record = RankRecord.open(site.folder, site.peers, header_of(request, site, devices.header))
+    try:
+        with devices:
+            yield RecordedRun(request, site, record, clocks, devices)
+    finally:
+        record.writer.close()
+
+
+def measured_clocks(settings: Clock, site: RunSite) -> ClockSynchronisation:
+    """Every rank's clock against rank 0's, measured for the first time; collective.
+
+    Raises:
+        PeerFailed: a rank did not come.
+    """
+    clocks = ClockSynchronisation(settings, site.peers, site.topology, site.folder)
+    clocks.at_start()
+    return clocks
+
+
+def publish_manifest(
+    site: RunSite,
+    asked: Asked,
+    clocks: ClockSynchronisation,
+    ranks: list[dict[str, Any]],
+    backend: str | None,
+    plan: Mapping[str, Any],
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """Rank 0 writes `run.json`; collective.
+
+    Args:
+        ranks: `rank_facts` of every rank, in rank order.
+        more: entries behind those that every run has.
+
+    Raises:
+        PeerFailed: on every rank, when it could not be written.
+    """
+    error = None
+    if site.peers.rank == 0:
+        measured = clocks.result
+        try:
+            manifest = build_manifest(asked, site.folder, site.topology, site.device, backend, ranks, plan)
+            manifest["clock_sync"] = measured and measured.summary()
+            write_manifest(site.folder, {**manifest, **(more or {})})
+        except OSError as problem:
+            error = f"cannot write {site.folder.path / MANIFEST_FILE}: {problem.strerror or problem}"
+    site.peers.agree("manifest", error)
+
+
+def header_of(request: RunRequest, site: RunSite, device_telemetry: DeviceTelemetry | None) -> Header:
+    """The first line of one rank's record, of this moment."""
+    topology, device = site.topology, site.device
+    return Header(
+        schema_version=SCHEMA_VERSION,
+        run_id=site.folder.run_id,
+        label=request.asked.label or default_label(device),
+        attempt=site.folder.attempt,
+        rank=topology.rank,
+        world_size=topology.world_size,
+        local_rank=topology.local_rank,
+        node_rank=topology.node_rank,
+        host=topology.host,
+        pid=topology.pid,
+        boot_id=boot_id(),
+        platform=platform_of(device),
+        device=device_name(device),
+        backend=request.backend,
+        parallel=request.parallel,
+        timer=_TIMERS[platform_of(device)],
+        instrument_mode=request.instrument.mode.value,
+        manifest_hash=request.asked.manifest_hash,
+        start_step=request.start_step,
+        warmup_steps=request.warmup_steps,
+        clock=read_clocks(),
+        device_telemetry=device_telemetry,
+    )
+
+
+def open_instrument(
+    settings: InstrumentSettings,
+    topology: Topology,
+    device: torch.device,
+    sink: Callable[[Step], None],
+    *,
+    anchor: ClockReading | None = None,
+    fabric: Fabric | None = None,
+    together: int = 1,
+) -> Instrument:
+    """The instrument as a configuration asks for it; whoever takes it closes it.
+
+    Args:
+        sink: takes finished steps in order.
+        anchor: places MONOTONIC in wall-clock time; None: the clocks of this moment.
+        fabric, together: as `Instrument` takes them.
+    """
+    return Instrument(
+        device,
+        settings.mode.value,
+        topology.rank,
+        topology.world_size,
+        anchor or read_clocks(),
+        sink,
+        settings.stream_priority,
+        fabric,
+        native=settings.native,
+        together=together,
+    )
+
+
+def device_sampler(settings: Telemetry, device: torch.device) -> DeviceSampler:
+    """The sampler of this rank's device, which samples once it is entered. What is wanted and missing is logged."""
+    keep_words = settings.rocm_smi
+    if keep_words and platform_of(device) != "rocm" and not settings.force:
+        keep_words = False
+        _log.warning(
+            "telemetry.rocm_smi: this run computes on %s, so nothing is sampled; telemetry.force=true samples all the "
+            "same",
+            device_name(device),
+        )
+    opened = open_source(settings.devices, settings.device_interval_s, identify(device), keep_words)
+    if opened.problem is not None:
+        _log.warning("telemetry.devices=%s: no device samples: %s", settings.devices.name, opened.problem)
+    elif opened.interval_s is not None and opened.interval_s > settings.device_interval_s and opened.source is not None:
+        _log.info("telemetry: %s is read every %g s", opened.source.name, opened.interval_s)
+    return DeviceSampler(opened, keep_words, settings.device_interval_s)
+
+
+def environment_checks(request: RunRequest, device: torch.device) -> list[Knob]:
+    """Settings of the environment that get in the way of this run, given the streams it opens."""
+    looking = request.instrument.mode is not Mode.off
+    # Of every group the backend has a stream, and so have we where we look.
+    streams = 1 + request.own_streams + len(all_groups()) * (2 if looking else 1)
+    return knobs_found(os.environ, platform_of(device), streams, timing_events=looking)

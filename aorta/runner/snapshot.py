@@ -1,0 +1,85 @@
+"""What training depends on, put back as it was: steps that must leave no trace run between.
+
+Values are put back tensor by tensor, in place: strategies hold views of them. Must not communicate, or keep a copy on
+an accelerator, whose memory is to be what it is in training.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from aorta.launch.accelerator import random_states, set_random_states
+
+
+@contextmanager
+def put_back(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LambdaLR,
+    scaler: torch.amp.GradScaler,
+) -> Iterator[None]:
+    """For a `with` block between two steps; parameters, buffers, optimizer, schedule, scaler and random states are
+    then as before, and gradients are none. An error leaves everything as it is: the run ends anyway.
+    """
+    tensors = [_local(tensor) for tensor in (*module.parameters(), *module.buffers())]
+    saved = [_copy(tensor) for tensor in tensors]
+    groups = [
+        {key: copy.deepcopy(value) for key, value in g.items() if key != "params"} for g in optimizer.param_groups
+    ]
+    states = _optimizer_state(optimizer)
+    others = copy.deepcopy(schedule.state_dict()), copy.deepcopy(scaler.state_dict())
+    device = next(module.parameters()).device
+    generators = random.getstate(), random_states(device)
+    yield
+    with torch.no_grad():
+        for tensor, value in zip(tensors, saved, strict=True):
+            tensor.copy_(value)
+        _restore_optimizer(optimizer, states)
+    for group, values in zip(optimizer.param_groups, groups, strict=True):
+        group.update(values)
+    optimizer.zero_grad(set_to_none=True)
+    schedule.load_state_dict(others[0])
+    scaler.load_state_dict(others[1])
+    random.setstate(generators[0])
+    set_random_states(generators[1], device)
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Any]]:
+    return {
+        parameter: {
+            key: _copy(_local(value)) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+            for key, value in state.items()
+        }
+        for parameter, state in optimizer.state.items()
+    }
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, states: dict[Any, dict[str, Any]]) -> None:
+    for parameter in list(optimizer.state):
+        if parameter not in states:
+            del optimizer.state[parameter]  # its first update came in between
+            continue
+        for key, value in states[parameter].items():
+            now = optimizer.state[parameter][key]
+            if isinstance(now, torch.Tensor):
+                _local(now).copy_(value)
+            else:
+                optimizer.state[parameter][key] = value
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that is spread over ranks; the same memory."""
+    with torch.no_grad():
+        return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("cpu", copy=True)

@@ -1,0 +1,212 @@
+"""Training, recorded: one attempt of one rank, from its configuration to a footer that says why it ended.
+
+Must not compute a metric, or lose what was measured when something goes wrong: `rank_process` turns endings into words
+and exit codes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aorta.capture.markers import StepMarkers
+from aorta.config.resolve import Resolved, steps_planned
+from aorta.config.schema import Config, EmulatedFabric
+from aorta.errors import ConfigError
+from aorta.instrument.arrivals import meeting_place
+from aorta.instrument.fabric import Fabric
+from aorta.instrument.reading import StepFacts
+from aorta.instrument.recorder import TOGETHER
+from aorta.launch.peers import Peers
+from aorta.launch.process_group import backend_for
+from aorta.launch.provenance import Asked
+from aorta.launch.run_folder import CHECKPOINT_DIR, RunFolder, began_unix_s, prepare
+from aorta.launch.stopping import StopAgreement, stop_on_signals
+from aorta.launch.topology import Topology, platform_of
+from aorta.runner.checkpoint import Checkpoints, first_step
+from aorta.runner.isolated_baselines import Baselines
+from aorta.runner.logs import log_to
+from aorta.runner.profiler_traces import Traces
+from aorta.runner.progress_display import announced, progress_of
+from aorta.runner.rank_process import run_rank
+from aorta.runner.recorded_run import RunRequest, RunSite, recorded_run
+from aorta.runner.train_step import SpreadModel, TrainStep
+from aorta.telemetry.schema import Step
+from aorta.workload.task import Batch, Batches
+from aorta.workload.tasks import task_of
+
+_log = logging.getLogger(__name__)
+
+
+def run_training(resolved: Resolved) -> int:
+    """Train on this rank, and return the process's exit code; raises as `run_rank` does."""
+    return run_rank(resolved, lambda *place: Training(*place).run(), leave_together=True)
+
+
+class Training:
+    """Everything between an open process group and its end."""
+
+    def __init__(self, resolved: Resolved, topology: Topology, device: torch.device, peers: Peers) -> None:
+        self.resolved, self.config = resolved, resolved.config
+        self.topology, self.device, self.peers = topology, device, peers
+        self.task = task_of(self.config)
+        self.traces = Traces(self.config, topology, platform_of(device), peers)
+
+    def run(self) -> signal.Signals | None:
+        """Train; returns the signal that ended it early, if one did."""
+        with ExitStack() as stack, announced(self.config.training.progress, self.topology.rank):
+            self.traces.check()
+            base = Path(self.config.training.output_dir) / (self.config.label or "")
+            first = self._first_step(base)
+            folder = prepare(
+                base, self.topology, self.peers, overwrite=self.config.training.overwrite, resuming=first > 0
+            )
+            stack.enter_context(log_to(folder.log(self.topology.rank)))
+            for note in self.resolved.notes if self.topology.rank == 0 else ():
+                _log.warning(note)
+            try:
+                return self._train(stack, folder, first)
+            except Exception:
+                _log.debug("rank %d failed", self.topology.rank, exc_info=True)  # while the log file is open
+                raise
+
+    def _first_step(self, base: Path) -> int:
+        """As rank 0 finds it: it reads before anything is moved, and ranks that disagreed would wait for each other."""
+        answer: list[Any] = [0, None]
+        if self.topology.rank == 0:
+            try:
+                began = began_unix_s(base, self.topology)
+                answer[0] = first_step(base / CHECKPOINT_DIR, self.config.training.start_step, began)
+            except ConfigError as error:
+                answer[1] = str(error)
+        first, refused = self.peers.from_rank_zero("first_step", answer)
+        if refused:
+            raise ConfigError(refused)
+        return int(first)
+
+    def _train(self, stack: ExitStack, folder: RunFolder, first: int) -> signal.Signals | None:
+        config, topology = self.config, self.topology
+        stop = steps_planned(config, topology.world_size)
+        model = SpreadModel.build(self.task, config, self.device)
+        request = self._request(model, first, stop)
+        run = stack.enter_context(recorded_run(request, RunSite(folder, topology, self.device, self.peers)))
+        progress = progress_of(config.training, first, stop, shown=topology.rank == 0)
+        stack.callback(progress.close)
+
+        def show(step: Step) -> None:
+            if step.phase == "train":
+                progress.show(step)
+
+        with run.record.starting(self.peers.explain):
+            fabric = self._fabric(stack)
+            instrument = stack.enter_context(run.instrument(fabric=fabric, together=TOGETHER, then=show))
+            step = TrainStep.build(model, self.task, instrument, config, self.device)
+            checkpoints = Checkpoints(folder.checkpoints, step.model.module, step.optimizer, step.schedule, step.scaler)
+            if first:
+                checkpoints.load(first)
+                _log.info("resumed from %s before step %d", folder.checkpoints / f"step_{first}", first)
+        agreement = StopAgreement(self.peers.store, topology.rank, topology.world_size)
+        stack.callback(agreement.close)
+        # Signals outermost: a launcher ends the survivors of a dead rank while they still write down who it was.
+        with stop_on_signals(agreement) as signals, run.record.closed_by(instrument, self.peers.explain) as ending:
+            batches = self.task.batches(step.model.data_rank, step.model.data_size, self.device)
+            markers, trained = StepMarkers(config.profiling.nvtx), 0
+            profiler = self.traces.open(folder, step.model.facts.get("mesh", {}), first)
+            stack.enter_context(profiler)
+            for facts, source in self._steps(first, stop, request.warmup_steps, step.schedule, batches):
+                if not agreement.may_start(facts.global_step):
+                    break
+                with markers.iteration(facts.global_step), profiler.iteration(facts.global_step):
+                    step.run(source, facts)
+                profiler.step()
+                trained += 1
+                interval = config.training.checkpoint_interval
+                if interval and (facts.global_step + 1) % interval == 0:
+                    checkpoints.save(facts.global_step + 1)
+            if config.baseline.enabled and trained:
+                profiler.close()
+                progress.close()
+                self._baselines(step, batches, agreement, stop)
+            ending.signal = signals.received
+        progress.close()
+        # Behind the footer: it waits for ranks that are late. After a signal there is no time for that.
+        if ending.signal is None:
+            run.clocks.at_end()
+        self.traces.settle(profiler, folder, stopped=signals.received is not None)
+        _log.info("%s: %d steps, record in %s", ending.reason, trained, folder.path)
+        return signals.received
+
+    def _baselines(self, step: TrainStep, batches: Batches, agreement: StopAgreement, stop: int) -> None:
+        """Isolated baselines, whose steps are numbered on from the training's: the ranks agree on the last one."""
+        numbers, steps = itertools.count(stop), self.config.baseline.steps
+
+        def may_start() -> bool:
+            self.peers.go_on()
+            return agreement.may_start(next(numbers))
+
+        Baselines(step, batches.for_ever, may_start, steps, _warmup(self.config, steps)).run()
+
+    def _steps(
+        self, first: int, stop: int, warmup: int, schedule: torch.optim.lr_scheduler.LambdaLR, batches: Batches
+    ) -> Iterator[tuple[StepFacts, Iterator[Batch]]]:
+        """The facts of each step, and where its micro-batches come from."""
+        for epoch in range(self.config.training.epochs):
+            begin = max(first - epoch * batches.steps_per_epoch, 0)
+            source = batches.epoch(epoch, begin)
+            for step in range(begin, batches.steps_per_epoch):
+                global_step = epoch * batches.steps_per_epoch + step
+                if global_step >= stop:
+                    return
+                yield (
+                    StepFacts(epoch, step, global_step, float(schedule.get_last_lr()[0]), global_step - first < warmup),
+                    source,
+                )
+
+    def _fabric(self, stack: ExitStack) -> Fabric | None:
+        """The emulated fabric, where one was asked for."""
+        settings = self.config.fabric
+        if not isinstance(settings, EmulatedFabric):
+            return None
+        if platform_of(self.device) == "other":
+            raise ConfigError(
+                f"fabric=emulated: delays on {self.device.type} cannot be emulated: torch has a kernel that only takes "
+                "time for CUDA and HIP alone; use fabric=none, or training.device=cpu"
+            )
+        folder = stack.enter_context(meeting_place(self.peers))
+        return Fabric(settings, self.topology.rank, self.topology.world_size, folder)
+
+    def _request(self, model: SpreadModel, first: int, stop: int) -> RunRequest:
+        """What the record and the manifest say of this training."""
+        config = self.config
+        plan = {
+            "strategy": config.parallel.strategy,
+            "parameters": sum(p.numel() for p in model.spread.module.parameters()),
+            **model.spread.facts,
+        }
+        copies = 0 if config.dataset.on_device else 1
+        return RunRequest(
+            Asked(config.label, self.resolved.plain, self.resolved.manifest_hash),
+            config.clock,
+            config.telemetry,
+            config.instrument,
+            backend=backend_for(self.device),
+            parallel=config.parallel.strategy,
+            plan=plan,
+            start_step=first,
+            warmup_steps=_warmup(config, stop - first),
+            emulated=isinstance(config.fabric, EmulatedFabric),
+            own_streams=model.spread.streams + copies,
+            facts=self.traces.facts(),
+        )
+
+
+def _warmup(config: Config, steps: int) -> int:
+    """How many of so many steps are flagged as warm-up (W21)."""
+    return max(0, min(config.telemetry.warmup_steps, steps // 2))

@@ -1,0 +1,145 @@
+"""One optimizer step: forward and backward of every micro-batch, clipping, update; each part on its own range. And how
+the model that it trains is built and spread.
+
+Must not read anything from the device: the recorder does, later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from aorta.config.schema import Compile, Config
+from aorta.instrument.instrument import Instrument
+from aorta.instrument.reading import StepFacts
+from aorta.instrument.scalars import Scalar
+from aorta.parallel.plan import Blocks, Spread
+from aorta.parallel.strategies import spread
+from aorta.runner.optimization import clip, make_optimizer, make_scaler, make_schedule
+from aorta.workload.task import Batch, Model, Task
+
+
+@dataclass(frozen=True)
+class SpreadModel:
+    """A workload's model, before training.
+
+    Attributes:
+        whole: as the workload built it, on the device.
+        blocks: its parts that are bracketed, in the order they run.
+        spread: over the ranks, as the strategy does it.
+    """
+
+    whole: Model
+    blocks: Blocks
+    spread: Spread
+
+    @classmethod
+    def build(cls, task: Task, config: Config, device: torch.device) -> SpreadModel:
+        """The model on its device, compiled where asked, and spread; collective.
+
+        It is the same on every rank. torch's random state behind it differs: ranks drop out differently, except where
+        they compute a layer together.
+        """
+        torch.manual_seed(config.training.seed)
+        whole = task.model().to(device)
+        blocks = list(whole.blocks())
+        if config.compile.enabled:
+            for _, block in blocks:
+                _compile(block, config.compile)
+        over_ranks = spread(whole, blocks, whole.tensor_parallel_parts(), config, device)
+        torch.manual_seed(config.training.seed + 1 + over_ranks.data_rank)
+        return cls(whole, blocks, over_ranks)
+
+
+@dataclass
+class TrainStep:
+    """Everything one step needs.
+
+    Attributes:
+        model: spread over ranks. loss: of the model's output and a batch's target. config: of the run.
+        device: of this rank.
+    """
+
+    model: Spread
+    loss: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LambdaLR
+    scaler: torch.amp.GradScaler
+    instrument: Instrument
+    config: Config
+    device: torch.device
+
+    @classmethod
+    def build(
+        cls, model: SpreadModel, task: Task, instrument: Instrument, config: Config, device: torch.device
+    ) -> TrainStep:
+        """Loss, optimizer, schedule and scaler of `task`, with the instrument looking at the model's blocks."""
+        loss = task.loss()
+        instrument.watch([*model.blocks, ("loss", loss)])
+        instrument.watch_backward(loss)
+        optimizer = make_optimizer(model.whole.parameters(), task)
+        schedule, scaler = make_schedule(optimizer, config), make_scaler(model.spread, config, device)
+        return cls(model.spread, loss, optimizer, schedule, scaler, instrument, config, device)
+
+    def run(self, batches: Iterator[Batch], facts: StepFacts) -> None:
+        """Train on the next `gradient_accumulation` micro-batches, as one recorded step."""
+        with self.instrument.recorder.step(facts):
+            self._update(batches, facts.global_step)
+        # Behind the step: it is bookkeeping of the host, and skipped updates (fp16 overflow) must not be complained of.
+        self.schedule.step()
+
+    def unrecorded(self, batches: Iterator[Batch]) -> None:
+        """The same, but no step of the record."""
+        self._update(batches, 0)
+        self.schedule.step()
+
+    def _update(self, batches: Iterator[Batch], global_step: int) -> None:
+        recorder = self.instrument.recorder
+        losses = self._gradients(batches)
+        grad_norm = None
+        max_norm = self.config.training.grad_clip_norm
+        if max_norm is not None:
+            with recorder.aux("clip"):
+                self.scaler.unscale_(self.optimizer)
+                own = self.model.clip
+                grad_norm = clip(self.model.module, max_norm) if own is None else own(max_norm)
+        with recorder.aux("optimizer"):
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+        if self.device.type == "cpu" or (global_step + 1) % self.config.training.log_interval == 0:
+            with recorder.aux("loss_read"):
+                recorder.note(Scalar(torch.stack(losses).sum()), None if grad_norm is None else Scalar(grad_norm))
+
+    def _gradients(self, batches: Iterator[Batch]) -> list[torch.Tensor]:
+        recorder, count = self.instrument.recorder, self.config.training.gradient_accumulation
+        losses = []
+        for micro in range(count):
+            with recorder.aux("data"):
+                batch = next(batches)
+            with self.model.micro_batch(micro == count - 1):
+                with self.model.arithmetic():
+                    output = self.model.module(*batch.inputs)
+                    # A view, so that the end of the loss's backward is seen before FSDP gathers the last block again:
+                    # both hang on this tensor, and hooks of one tensor run in the order they were put on.
+                    loss = self.loss(output.view_as(output), batch.target) / count
+                scaled = self.scaler.scale(loss)
+                scaled.backward()
+            losses.append(loss.detach())
+        return losses
+
+
+def _compile(block: nn.Module, settings: Compile) -> None:
+    """Compile a block's forward in place; its hooks stay outside, so ranges and sharding are not traced."""
+    # Dynamo would split graphs at DDP's buckets; blocks are smaller than those already.
+    torch._dynamo.config.optimize_ddp = False
+    block.forward = torch.compile(
+        block.forward,
+        backend=settings.backend,
+        mode=settings.mode,
+        fullgraph=settings.fullgraph,
+        dynamic=settings.dynamic,
+    )

@@ -1,1 +1,0 @@
-"""The public API for training loops that AORTA did not write: `aorta.record`. Documented in docs/examples/README.md."""

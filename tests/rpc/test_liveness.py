@@ -1,0 +1,117 @@
+"""A worker waits for its driver as long as the driver lives, and no longer."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from aorta.errors import EXIT_OK, PeerFailed, RunIncomplete
+from aorta.launch.peers import Peers
+from aorta.rpc import rpc_run as module
+from aorta.rpc.rpc_run import RpcRun, run_rpc
+from aorta.runner import rank_process
+from tests.launch.conftest import place
+from tests.loop import resolved
+
+
+@pytest.fixture
+def store(monkeypatch):
+    monkeypatch.setattr(module, "_POLL_S", 0.005)
+    return dist.HashStore()
+
+
+def one(store, rank=1, size=3, timeout_s=0.1, *words):
+    run = resolved("workload=rpc", f"training.timeout_s={timeout_s}", *words)
+    return RpcRun(run, place(rank, size), torch.device("cpu"), Peers(store, rank, size, timeout_s))
+
+
+def test_a_driver_that_lives_is_waited_for_beyond_the_timeout(store, monkeypatch):
+    signs, now = 60, [0.0]  # 60 signs of 10 ms, with a timeout of 100 ms; on a clock set by hand
+
+    def drive(_):
+        now[0] += 0.01
+        if store.add("rpc/beat", 1) > signs:
+            store.set("rpc/ended/0", '"done"')
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=drive))
+    assert one(store)._listen("ended/0") == "done"
+    assert now[0] == pytest.approx(0.61)
+
+
+def test_a_driver_that_is_silent_is_named(store):
+    with pytest.raises(PeerFailed, match=r"rank 0, the driver, has given no sign of life for 0\.1 s \(ended/0\)"):
+        one(store)._listen("ended/0")
+
+
+def test_the_drivers_word_of_failure_ends_the_wait_another_workers_does_not(store):
+    Peers(store, 2, 3, 1.0).report_failure("a full disk", own=True)
+    worker = one(store, timeout_s=0.2)
+    with pytest.raises(PeerFailed, match="no sign of life"):
+        worker._listen("ended/0")
+    Peers(store, 0, 3, 1.0).report_failure("out of memory", own=True)
+    with pytest.raises(PeerFailed, match="rank 1 stops: rank 0 failed: out of memory"):
+        worker._listen("ended/0")
+
+
+def test_the_driver_gives_signs_of_life(store, monkeypatch):
+    monkeypatch.setattr(module, "_BEAT_S", 0.005)
+    with one(store, rank=0)._beating():
+        while store.add("rpc/beat", 0) < 3:
+            pass
+    for thread in threading.enumerate():
+        if thread.name == "aorta-rpc-beat":  # it has been told; it is waited for as long as a beat lasts
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def test_a_driver_that_cannot_write_its_trace_lets_the_workers_go(store, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError("no space left on device")
+
+    for name, what in {"start": lambda *_: None, "stop": fail}.items():
+        monkeypatch.setattr(module.WorkerWindow, name, what)
+    monkeypatch.setattr(module.Driver, "call", lambda *_: None)
+    driver = one(store, 0, 2, 5.0, "profiling.enabled=true", "workload.windows=2")
+    store.set("rpc/started/0/1", "true")
+
+    class Traced:
+        window = 0
+
+        def settle(self, _):
+            return True
+
+    class Folder:
+        def traces(self, _):
+            return tmp_path
+
+    with pytest.raises(OSError, match="no space left"):
+        driver._drive(Traced(), Folder())
+    worker = one(store, 1, 2)
+    assert [worker._listen(key) for key in ("ended/0", "window/1", "ended/1")] == [None] * 3
+
+
+def test_what_an_rpc_run_fails_of_is_explained_and_said_to_the_others(store, monkeypatch):
+    told = Peers(store, 0, 1, 1.0)
+
+    class Open:
+        def __enter__(self):
+            return told
+
+        def __exit__(self, *_):
+            return None
+
+    def fail(_):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(rank_process, "process_group", lambda *_: Open())
+    monkeypatch.setattr(rank_process, "start_logging", lambda *_: None)
+    monkeypatch.setattr(RpcRun, "run", fail)
+    with pytest.raises(RunIncomplete, match="rank 0: ValueError: a bug"):
+        run_rpc(resolved("workload=rpc", "training.device=cpu"))
+    assert told.word_of(0) == "ValueError: a bug"
+    monkeypatch.setattr(RpcRun, "run", lambda _: None)
+    assert run_rpc(resolved("workload=rpc", "training.device=cpu")) == EXIT_OK

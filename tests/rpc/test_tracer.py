@@ -1,0 +1,137 @@
+"""Calls through torch.distributed.rpc: seen, and otherwise as if nobody looked. One process that calls itself."""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+import pytest
+import torch
+import torch.distributed.rpc as rpc
+from torch.distributed.rpc import rpc_sync as imported_before
+
+from aorta.rpc.tracer import TracedRpc
+from aorta.telemetry.rpc import CALL_MARK
+
+pytestmark = pytest.mark.dist
+ORIGINALS = (rpc.rpc_sync, rpc.rpc_async, rpc.remote)
+ONES = torch.ones(2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker(tmp_path_factory):
+    """This process as the only worker; it may call itself."""
+    meeting = tmp_path_factory.mktemp("rpc") / "meet"
+    options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=4, init_method=f"file://{meeting}", rpc_timeout=60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.13 warns of its own use of a deprecated form
+        rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
+    yield
+    rpc.shutdown()
+
+
+def square(x, *, scale=1):
+    return x * x * scale
+
+
+def fails():
+    raise ValueError("x")
+
+
+def again(x):
+    return rpc.rpc_sync("alone", square, args=(x,))
+
+
+@rpc.functions.async_execution
+def later(x):
+    return rpc.rpc_async("alone", torch.add, args=(x, x))
+
+
+def plus_one(x: torch.Tensor):
+    return x + 1
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit is, and is still to be passed through
+    scripted = torch.jit.script(plus_one)
+
+
+def test_C2_the_functions_are_torchs_own_before_and_after():
+    with TracedRpc():
+        assert rpc.rpc_sync is not ORIGINALS[0]
+        assert imported_before is rpc.rpc_sync, "a name taken before counts too"
+        assert rpc.rpc_sync.__doc__ == ORIGINALS[0].__doc__
+    assert (rpc.rpc_sync, rpc.rpc_async, rpc.remote) == ORIGINALS
+    assert imported_before is ORIGINALS[0]
+    with pytest.raises(KeyError), TracedRpc():
+        raise KeyError
+    assert (rpc.rpc_sync, rpc.rpc_async, rpc.remote) == ORIGINALS
+
+
+def test_C2_values_references_and_keywords_come_back_unchanged():
+    plain = rpc.remote(0, square, args=(ONES,))
+    with TracedRpc() as traced:
+        assert rpc.rpc_sync("alone", torch.add, args=(ONES, 3)).tolist() == [4, 4]
+        assert rpc.rpc_async(rpc.get_worker_info(), square, args=(ONES,), kwargs={"scale": 5}).wait().tolist() == [5, 5]
+        reference = rpc.remote(0, square, args=(ONES,))
+        assert type(reference) is type(plain)
+        assert reference.to_here().tolist() == [1, 1]
+        assert imported_before("alone", square, (ONES,)).tolist() == [1, 1]
+        assert traced.settle(20)
+    assert [call.name for call in traced.calls] == [
+        "rpc_sync#aten::add(alone -> alone)",
+        "rpc_async#square(alone -> alone)",
+        "rpc_remote#square(alone -> alone)",
+        "rpc_sync#square(alone -> alone)",
+    ]
+    assert len({call.call_id for call in traced.calls}) == 4
+    assert all(call.issue_ns < call.reply_ns for call in traced.calls)
+
+
+def test_C2_exceptions_keep_type_and_message():
+    def message(call):
+        with pytest.raises(ValueError, match="x") as caught:
+            call()
+        return str(caught.value).splitlines()[:2]
+
+    ways = (
+        lambda: rpc.rpc_sync("alone", fails),
+        lambda: rpc.rpc_async("alone", fails).wait(),
+        lambda: rpc.remote("alone", fails).to_here(),
+    )
+    plain = [message(way) for way in ways]
+    with TracedRpc() as traced:
+        assert [message(way) for way in ways] == plain
+        assert traced.settle(20)
+        with pytest.raises(TypeError, match="function should be callable"):
+            rpc.rpc_sync("alone", 3)
+        with pytest.raises(RuntimeError, match="nobody"):
+            rpc.rpc_sync("nobody", fails)
+    # Of rpc.remote torch tells its caller that the call arrived, not how it ended: to_here raises it.
+    assert [call.error for call in traced.calls] == ["ValueError", "ValueError", None]
+
+
+def test_C2_a_timeout_is_kept(tmp_path):
+    with TracedRpc(), pytest.raises(RuntimeError, match=r"(?i)timed? ?out"):
+        rpc.rpc_sync("alone", time.sleep, args=(1.0,), timeout=0.05)
+
+
+def test_C2_what_cannot_be_wrapped_passes_with_one_warning(caplog):
+    with TracedRpc() as traced:
+        assert rpc.rpc_sync("alone", later, args=(ONES,)).tolist() == [2, 2]
+        assert rpc.rpc_sync("alone", scripted, args=(ONES,)).tolist() == [2, 2]
+        assert rpc.rpc_async("alone", later, args=(ONES,)).wait().tolist() == [2, 2]
+    said = [record.message for record in caplog.records if "not marked on the callee" in record.message]
+    assert len(said) == 1
+    by_hand = [call for call in traced.calls if "aten::add" not in call.name]
+    assert [call.traced for call in by_hand] == [False] * 3
+
+
+def test_C3_a_call_inside_a_call_repeats_the_outer_name():
+    with TracedRpc() as traced:
+        assert rpc.rpc_sync("alone", again, args=(ONES,)).tolist() == [1, 1]
+    outer, inner = traced.calls
+    assert outer.name == "rpc_sync#again(alone -> alone)"
+    assert inner.name == "rpc_sync#again(alone -> alone)#remote_op: rpc_sync#square(alone -> alone)"
+    assert inner.parent == outer.call_id
+    assert CALL_MARK not in inner.name

@@ -1,0 +1,300 @@
+"""aorta.record in one process: what is written, what is put back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+import aorta
+from aorta.errors import ConfigError
+from aorta.launch.clock_sync import ClockSynchronisation
+from aorta.runner import api_arguments
+from aorta.telemetry.schema import Footer
+from tests.runs import ROOT, environment, record
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+def train(model: nn.Module, recording: aorta.Recording, steps: int, *, micro: int = 1) -> None:
+    for step in range(steps):
+        for _ in range(micro):
+            loss = model(torch.ones(2, 4)).square().mean()
+            loss.backward()
+        recording.note(loss=loss, lr=0.5 + step)
+        recording.step()
+
+
+def footer(folder: Path) -> Footer:
+    found = record(folder).footer
+    assert found is not None
+    return found
+
+
+def test_what_is_written(tmp_path, model):
+    with aorta.record(
+        tmp_path, model=model, label="mine", workload={"width": 4}, parallel="none", warmup_steps=1, start_step=7
+    ) as recording:
+        assert recording.blocks == ("0", "1", "2")
+        assert recording.path == tmp_path
+        train(model, recording, 3, micro=2)
+        model(torch.ones(2, 4)).sum().backward()  # behind the last step: not recorded
+    seen = record(tmp_path)
+    assert (seen.header.label, seen.header.parallel, seen.header.world_size, seen.header.backend) == (
+        "mine",
+        "none",
+        1,
+        None,
+    )
+    assert [(step.global_step, step.warmup, step.lr) for step in seen.steps] == [
+        (7, True, 0.5),
+        (8, False, 1.5),
+        (9, False, 2.5),
+    ]
+    assert all(step.loss is not None and step.coverage.complete for step in seen.steps)
+    assert len(seen.steps[0].compute) == 2 * 2 * 3
+    assert footer(tmp_path).reason == "completed"
+    manifest = json.loads((tmp_path / "run.json").read_text())
+    assert manifest["config"]["workload"] == {"width": 4}
+    assert manifest["config"]["parallel"] == {"strategy": "none"}
+    assert manifest["reasons"] == {}
+
+
+def test_what_is_not_told_is_null_with_a_reason(tmp_path, model):
+    with aorta.record(tmp_path, model=model) as recording:
+        recording.step()
+    manifest = json.loads((tmp_path / "run.json").read_text())
+    assert manifest["config"]["workload"] is manifest["config"]["parallel"] is None
+    assert manifest["reasons"].keys() == {"config.workload", "config.parallel"}
+    (step,) = record(tmp_path).steps
+    assert step.loss is step.lr is step.grad_norm is None
+    assert step.reasons.keys() >= {"loss", "lr", "grad_norm"}
+
+
+def test_a_backward_range_that_stays_open_ends_with_the_pass(tmp_path, model):
+    with aorta.record(tmp_path, model=model) as recording:
+        train(model, recording, 1, micro=2)
+    spans = [span for span in record(tmp_path).steps[0].compute if span.phase == "backward"]
+    # Block 0 gets no gradient for its input; in the second pass it opens again.
+    assert [span.block for span in spans] == ["2", "1", "0"] * 2
+    assert spans[2].end_ns <= spans[3].start_ns
+
+
+def test_a_second_run_moves_the_first_to_history(tmp_path, model):
+    (tmp_path / "checkpoints").mkdir()  # the caller's own
+    runs = []
+    for _ in range(2):
+        with aorta.record(tmp_path, model=model) as recording:
+            recording.step()
+        runs.append(record(tmp_path).header.run_id)
+    (earlier,) = (tmp_path / "history").iterdir()
+    assert record(earlier).header.run_id == runs[0] != runs[1]
+    assert (tmp_path / "checkpoints").is_dir()
+
+
+def test_restart_leaves_out_what_came_before(tmp_path, model):
+    with aorta.record(tmp_path, model=model) as recording:
+        model(torch.ones(2, 4))
+        recording.restart()
+        with recording.aux("optimizer"):
+            pass
+        recording.step()
+    (step,) = record(tmp_path).steps
+    assert step.compute == []
+    assert [span.name for span in step.aux] == ["optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "code", "words"),
+    [
+        (ValueError("bad batch\nmore"), "error", 1, "rank 0: ValueError: bad batch"),
+        (KeyboardInterrupt(), "error", 130, "rank 0: KeyboardInterrupt"),
+        (SystemExit(3), "error", 3, "rank 0: SystemExit: 3"),
+        (SystemExit(0), "completed", 0, None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_exception_goes_on_and_is_written_down(tmp_path, model, error, reason, code, words):
+    with pytest.raises(type(error)) as caught, aorta.record(tmp_path, model=model) as recording:  # noqa: PT012
+        train(model, recording, 2)
+        raise error
+    assert caught.value is error
+    end = footer(tmp_path)
+    assert (end.reason, end.exit_code, end.error, end.steps_written) == (reason, code, words, 2)
+
+
+@pytest.mark.parametrize("leave", [lambda: None, lambda: sys.exit(0)], ids=["the end", "exit 0"])
+def test_what_goes_wrong_behind_the_footer_does_not_contradict_it(tmp_path, model, monkeypatch, leave):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ClockSynchronisation, "at_end", interrupted)
+    with pytest.raises(KeyboardInterrupt), aorta.record(tmp_path, model=model) as recording:  # noqa: PT012
+        train(model, recording, 1)
+        leave()
+    (path,) = tmp_path.glob("*.jsonl")
+    footers = [line for line in path.read_text().splitlines() if json.loads(line)["record"] == "footer"]
+    assert [json.loads(line)["reason"] for line in footers] == ["completed"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("mode", ["dedicated", "observe", "off"])
+def test_nothing_is_left_behind(tmp_path, model, mode, fails):
+    interval, handler = sys.getswitchinterval(), signal.getsignal(signal.SIGTERM)
+    level = sys.modules["logging"].getLogger().level
+    try:
+        with aorta.record(tmp_path, model=model, mode=mode) as recording:
+            train(model, recording, 1)
+            if fails:
+                raise ValueError
+    except ValueError:
+        assert fails
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+    assert sys.getswitchinterval() == interval
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert sys.modules["logging"].getLogger().level == level
+    assert not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "BackendSelect")
+    with pytest.raises(ConfigError, match="the recording has ended"):
+        recording.step()
+
+
+def test_a_failed_pass_does_not_hide_the_next(tmp_path, model):
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise ValueError("no gradient")
+
+    with aorta.record(tmp_path, model=model) as recording:
+        with pytest.raises(ValueError, match="no gradient"):
+            model(Fails.apply(torch.ones(2, 4, requires_grad=True))).sum().backward()
+        train(model, recording, 1)
+    spans = [span for span in record(tmp_path).steps[0].compute if span.phase == "backward"]
+    assert [span.block for span in spans][-3:] == ["2", "1", "0"]
+
+
+def test_training_is_the_same_with_and_without(tmp_path):
+    gradients = []
+    for mode in ("off", "dedicated", None):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        if mode is None:
+            model(torch.ones(2, 4)).square().mean().backward()
+        else:
+            with aorta.record(tmp_path / mode, model=model, mode=mode) as recording:
+                train(model, recording, 1)
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(a, b) for other in gradients[1:] for a, b in zip(gradients[0], other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mode": "fast"}, "mode='fast': must be one of dedicated, observe, off"),
+        ({"warmup_steps": -1}, "warmup_steps=-1: must be at least 0"),
+        ({"start_step": -1}, "start_step=-1: must be at least 0"),
+        ({"workload": {"model": object()}}, "must be a mapping of JSON types"),
+        ({"blocks": ["9"]}, "blocks='9'"),
+    ],
+)
+def test_refused_before_anything_is_written(tmp_path, model, changes, words):
+    with pytest.raises(ConfigError, match=words), aorta.record(tmp_path / "run", model=model, **changes):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_device_on_which_nothing_can_be_measured_is_refused_by_name(monkeypatch):
+    def on(*devices: str) -> Any:
+        return SimpleNamespace(parameters=lambda: [SimpleNamespace(device=torch.device(name)) for name in devices])
+
+    monkeypatch.setattr(
+        api_arguments, "lacks_streams", lambda device: iter(["it has no streams"] * (device.type == "mps"))
+    )
+    assert api_arguments.device_of(on("xpu:1", "xpu:1")) == torch.device("xpu:1")
+    with pytest.raises(ConfigError, match=r"are on mps:0, where AORTA cannot measure: it has no streams; it needs"):
+        api_arguments.device_of(on("mps:0"))
+    for several in (("cpu", "cuda:0"), ("cuda:0", "cuda:1"), ("meta",)):
+        with pytest.raises(ConfigError, match="they must be on one CPU or one accelerator: move the model there first"):
+            api_arguments.device_of(on(*several))
+
+
+def test_ranks_promised_but_not_there(tmp_path, model, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with (
+        pytest.raises(ConfigError, match=r"WORLD_SIZE=2, but torch\.distributed is not initialised"),
+        aorta.record(tmp_path, model=model),
+    ):
+        pass
+    monkeypatch.delenv("WORLD_SIZE")
+    with aorta.record(tmp_path, model=model):  # and the refusal left nothing open
+        pass
+
+
+def test_one_at_a_time(tmp_path, model):
+    with (
+        aorta.record(tmp_path / "a", model=model),
+        pytest.raises(ConfigError, match="open in this process already"),
+        aorta.record(tmp_path / "b", model=model),
+    ):
+        pass
+    assert footer(tmp_path / "a").reason == "completed"
+
+
+def test_scalars_that_cannot_be_noted(tmp_path, model):
+    with aorta.record(tmp_path, model=model) as recording:
+        recording.note(loss=1.5)
+        recording.note(grad_norm=torch.tensor([2.0]))  # and the loss stays
+        with pytest.raises(ConfigError, match="loss has 3 elements, must have one"):
+            recording.note(loss=torch.ones(3))
+        recording.step()
+    (step,) = record(tmp_path).steps
+    assert (step.loss, step.grad_norm) == (1.5, 2.0)
+
+
+def test_importing_aorta_loads_nothing_heavy():
+    code = "import aorta, sys; print(aorta.__version__, *({'torch', 'pandas', 'numpy', 'msgspec'} & set(sys.modules)))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert out.split() == [aorta.__version__]
+
+
+def test_public_names():
+    assert set(aorta.__all__) == {"Recording", "__version__", "record"}
+    assert all(hasattr(aorta, name) for name in aorta.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'recrod'"):
+        _ = aorta.recrod  # type: ignore[attr-defined]
+
+
+def test_a_killed_process_leaves_whole_lines(tmp_path):
+    code = f"""
+import aorta, os, signal, torch
+model = torch.nn.Linear(2, 2)
+with aorta.record({str(tmp_path)!r}, model=model) as recording:
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+        recording.step()
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), timeout=60, check=False)
+    assert done.returncode == -signal.SIGTERM  # left alone: the default action
+    seen = record(tmp_path)
+    assert len(seen.steps) == 3
+    assert seen.footer is None
+    assert msgspec.json.decode((tmp_path / "run.json").read_bytes())["world_size"] == 1

@@ -1,0 +1,57 @@
+"""Where training begins, and what a checkpoint that cannot be written does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint import CheckpointException
+
+from aorta.errors import ConfigError, RunIncomplete
+from aorta.runner.checkpoint import Checkpoints, first_step
+
+
+def stored(folder: Path, *steps: int, at_unix_s: float = 1000.0) -> Path:
+    for step in steps:
+        (folder / f"step_{step}").mkdir(parents=True)
+        os.utime(folder / f"step_{step}", (at_unix_s, at_unix_s))
+    return folder
+
+
+def test_a_first_start_begins_where_it_was_told(tmp_path: Path) -> None:
+    folder = stored(tmp_path, 4, 8)
+    (folder / "step_12.part").mkdir()
+    assert first_step(folder, None, None) == 0
+    assert first_step(folder, 4, None) == 4
+    with pytest.raises(ConfigError, match=r"training\.start_step=12: no checkpoint .* there are: 4, 8"):
+        first_step(folder, 12, None)
+
+
+def test_a_restart_takes_the_newest_of_its_own_run_only(tmp_path: Path) -> None:
+    folder = stored(tmp_path, 100, 200, at_unix_s=1000.0)
+    assert first_step(folder, None, 2000.0) == 0
+    assert first_step(folder, 100, 2000.0) == 100
+    stored(folder, 104, 108, at_unix_s=2001.0)
+    assert first_step(folder, 100, 2000.0) == 108
+
+
+def test_a_checkpoint_that_fails_is_an_error_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_args: object, **_kwargs: object) -> None:
+        raise CheckpointException("write", {0: (OSError(28, "No space left on device"), None)})  # type: ignore[dict-item]
+
+    monkeypatch.setattr(dcp, "save", full)
+    module = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(module.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        checkpoints = Checkpoints(tmp_path, module, optimizer, schedule, torch.amp.GradScaler("cpu", enabled=False))
+        with pytest.raises(RunIncomplete, match=r"step_3: rank 0: .*No space left on device"):
+            checkpoints.save(3)
+    finally:
+        dist.destroy_process_group()

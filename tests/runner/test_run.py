@@ -1,0 +1,43 @@
+"""The end of a run, in one process: what is written before what may take long."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
+from aorta.runner import rank_process, recorded_run, train
+from tests.loop import resolved
+from tests.runs import SMALL, environment, record
+
+
+@pytest.mark.parametrize("stopped_by", [None, signal.SIGTERM], ids=["completed", "stopped"])
+def test_the_clocks_are_measured_behind_the_footer_and_not_after_a_signal(tmp_path, monkeypatch, stopped_by):
+    footers = []
+
+    class Clocks(recorded_run.ClockSynchronisation):
+        def at_end(self):
+            footers.append(record(tmp_path).footer)
+            return super().at_end()
+
+    class Agreement(train.StopAgreement):
+        def may_start(self, step):
+            if step == 1 and stopped_by:
+                signal.raise_signal(stopped_by)
+            return super().may_start(step)
+
+    monkeypatch.setattr(recorded_run, "ClockSynchronisation", Clocks)
+    monkeypatch.setattr(train, "StopAgreement", Agreement)
+    monkeypatch.setattr(rank_process, "start_logging", lambda *_: None)
+    for name in set(os.environ) - set(environment()):
+        monkeypatch.delenv(name)
+    words = ("training.max_steps=2", "training.device=cpu")
+    code = train.run_training(resolved(*SMALL, *words, f"training.output_dir={tmp_path}"))
+    if stopped_by:
+        assert code == SIGNAL_EXIT_BASE + stopped_by
+        assert footers == []
+    else:
+        assert code == EXIT_OK
+        assert [footer.reason for footer in footers] == ["completed"]
