@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from aorta.analysis.load.open import is_url, opened
 from aorta.analysis.readers.engines import Engine
 from aorta.analysis.readers.run_folder import Run, load_run, rank_files
 from aorta.analysis.traces.detecting import AORTA, detect
-from aorta.analysis.traces.opening import is_url, opened
 from aorta.errors import InputError
 
 _SIDES: Final = ("reference", "candidate")
