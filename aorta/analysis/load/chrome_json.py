@@ -34,6 +34,7 @@ LIMIT: Final = 128 << 20
 """Most bytes kept while the next place to cut, or the array's beginning or end, is looked for."""
 _EVENTS: Final = "traceEvents"
 _ARRAY: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
+_MORE_MEMBERS: Final = re.compile(rb',\s*"')
 _BETWEEN: Final = re.compile(rb"\}\s*,\s*$")
 _TRUNCATED: Final = "Input data was truncated"
 _TRAILING: Final = re.compile(r"trailing characters \(byte (\d+)\)")
@@ -137,8 +138,8 @@ class EventArray(Generic[Piece]):
         seen = tries = 0
         while True:
             for match in _ARRAY.finditer(text, seen):
-                head = self._members(bytes(text[: match.end()]) + b"]}")
-                if head is not None:
+                head = self._object(bytes(text[: match.end()]) + b"]}")
+                if head is not None and bytes(head.pop(_EVENTS, b"")) == b"[]":
                     self.head = head
                     return bytes(text[match.end() :])
                 seen, tries = match.end(), tries + 1
@@ -194,21 +195,21 @@ class EventArray(Generic[Piece]):
         if self._in_object:
             if not behind:
                 raise InputError(f"{self._place}: cut off behind its events, after {self._read} bytes (inflated)")
-            tail = self._members(b'{"' + _EVENTS.encode() + b'":[]' + behind)
-            if tail is None:
+            tail = None
+            if behind == b"}" or _MORE_MEMBERS.match(behind):
+                tail = self._object(b"{" + behind.removeprefix(b","))
+            if tail is None or _EVENTS in tail:
                 raise InputError(f"{self._place}: what follows the events is not JSON: the file is cut off or damaged")
             self.tail = tail
         elif behind:
             raise InputError(f"{self._place}: more text behind the list of events: the file is damaged")
         return piece
 
-    def _members(self, text: bytes) -> dict[str, msgspec.Raw] | None:
-        """Members beside the events, which are empty in `text`; None where it is not such an object."""
+    def _object(self, text: bytes) -> dict[str, msgspec.Raw] | None:
         try:
-            found = _MEMBERS.decode(text)
+            return _MEMBERS.decode(text)
         except _MALFORMED:
             return None
-        return found if bytes(found.pop(_EVENTS, b"")) == b"[]" else None
 
     def _broken(self, error: Exception, pending: int) -> InputError:
         where = f"within the last {pending} of the first {self._read} bytes (inflated)"

@@ -147,10 +147,9 @@ def _plain(raw: bytes) -> Any:
     """What a trace calls something; as text where that can be no value, such as a number of more than 64 bits."""
     try:
         value = msgspec.json.decode(raw)
-        msgspec.json.encode(value)
-    except (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError):
-        return raw.decode(errors="replace")
-    return value
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return raw.decode()
+    return value if not isinstance(value, int) or abs(value) < 2**63 else raw.decode()
 
 
 def _meta(name: str, pid: int, args: dict[str, Any], tid: int = 0) -> dict[str, Any]:

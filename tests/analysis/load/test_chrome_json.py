@@ -81,6 +81,8 @@ def test_the_digits_of_a_time_are_kept():
         (b'{"traceEvents": [{"a": nan}]}', "not a trace event: JSON is malformed"),
         (b'{"traceEvents": [{"a": 1} {"a": 1}]}', "not a trace event: JSON is malformed"),
         (b'{"traceEvents": []} trailing', "what follows the events is not JSON"),
+        (b'{"traceEvents": [], }', "what follows the events is not JSON"),
+        (b'{"traceEvents": [], "traceEvents": []}', "what follows the events is not JSON"),
         (b'{"traceEvents": []', "cut off behind its events"),
         (b"[{}] trailing", "more text behind the list"),
         (b'{"traceEvents": [], "a": tru}', "what follows the events is not JSON"),

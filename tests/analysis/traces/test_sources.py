@@ -168,11 +168,11 @@ def test_what_is_no_trace_is_said_to_be_none_with_a_hint(tmp_path, data, words):
 
 
 def test_a_bomb_of_zeros_is_refused_in_bounded_memory(tmp_path, monkeypatch):
+    from aorta.analysis.load import chrome_json
     from aorta.analysis.traces import opening
-    from aorta.analysis.traces.kineto import chunks
 
-    monkeypatch.setattr(chunks, "LIMIT", 1 << 20)
-    monkeypatch.setattr(chunks, "BLOCK", 1 << 18)
+    monkeypatch.setattr(chrome_json, "LIMIT", 1 << 20)
+    monkeypatch.setattr(chrome_json, "BLOCK", 1 << 18)
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (32 << 20)))
     with pytest.raises(InputError, match="MiB without a place"):

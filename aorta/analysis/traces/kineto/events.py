@@ -257,11 +257,11 @@ class EventColumns:
             start, starts = microseconds.of_texts([event.ts for event in events])
             length, lengths = microseconds.of_texts([event.dur for event in events])
             return start, length, starts & lengths
-        starts = microseconds.of_numbers([event.ts for event in events])
-        lengths = microseconds.of_numbers([event.dur for event in events])
-        if starts is None or lengths is None:
+        begun = microseconds.of_numbers([event.ts for event in events])
+        lasted = microseconds.of_numbers([event.dur for event in events])
+        if begun is None or lasted is None:
             return None
-        return starts[0], lengths[0], starts[1] & lengths[1]
+        return begun[0], lasted[0], begun[1] & lasted[1]
 
     def _usable(self, events: list[Any], times: _Times) -> tuple[list[Any], Int64, Int64]:
         """The events whose times can be used, their starts and lengths in ns. The others are counted (W16)."""
