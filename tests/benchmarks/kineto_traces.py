@@ -54,6 +54,7 @@ class Plan:
 
     Attributes:
         megabytes: size of one rank's text (1e6 bytes) in Kineto's form, met to within a step.
+        layers: of each step, whatever their size; None: as many as `megabytes` allow.
         era: whose Kineto wrote it. "current": fractions of microseconds beside a base; "2023": from 1970, in which
             float64 loses digits; "2022": whole microseconds from 1970; "2021": those, threads as text ("stream 7") and
             categories with capitals.
@@ -66,6 +67,7 @@ class Plan:
     ranks: int = 1
     megabytes: float = 1.0
     steps: int = 8
+    layers: int | None = None
     era: Era = "current"
     form: Form = "kineto"
     stacks: bool = False
@@ -121,7 +123,7 @@ def rank_text(plan: Plan, rank: int) -> str:
         begun, before = now, writer.size
         device, link = now + 50_000, now
         layer = 0
-        while writer.size - before < budget:
+        while writer.size - before < budget if plan.layers is None else layer < plan.layers:
             external += 1
             length = random_.randrange(2_000, 60_000) // unit * unit
             name = KERNELS[layer % len(KERNELS)]

@@ -1,5 +1,6 @@
-"""Odd and broken traces in a merge: `corpus/refused` holds one small file per way of being broken, `corpus/taken` what is
-odd and kept. What chance finds goes there.
+"""Odd and broken traces in a merge. What chance finds goes into the corpus.
+
+`corpus/refused` holds one small file per way of being broken, `corpus/taken` what is odd and kept.
 """
 
 from __future__ import annotations
