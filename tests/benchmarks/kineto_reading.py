@@ -1,11 +1,11 @@
 """Reading traces, beside merely parsing them: `python -m tests.benchmarks.kineto_reading [--hta-python PYTHON]`.
 
 Regime: the same generated run in every layout (`LAYOUTS`: Kineto of several years, with Python stacks and without, as
-other tools write its JSON again, and rocprofv3's JSON), gzip, of some 30 MB of text in Kineto's form. For each layout,
-in this one process and in turns, `--repeats` times: AORTA from the compressed file to classified rows and the metrics of
-every step and of the whole; and gunzip and `orjson.loads` of the same file, nothing else. The ratio is that of the least
-processor times, which other load on the machine disturbs least. The tables that are read have to be equal, to the last
-value, in all layouts of one resolution. Memory is the peak above what the imports take, in a fresh process.
+other tools write its JSON again, and rocprofv3's JSON), gzip, of some 54 MB of text in Kineto's form. For each layout,
+in this one process and in turns, `--repeats` times: AORTA from the compressed file to classified rows and the metrics
+of every step and of the whole; and gunzip and `orjson.loads` of the same file, nothing else. The ratio is that of the
+least processor times, which other load on the machine disturbs least. The tables that are read have to be equal, to
+the last value, in all layouts of one resolution. Memory is the peak above what the imports take, in a fresh process.
 
 With `--ranks N` also a folder of N traces, one process a file; with `--hta-python` also HolisticTraceAnalysis with its
 overlap and its breakdown. It brings 90 packages, so it gets an environment of its own (`python -m venv DIR &&
@@ -235,7 +235,7 @@ def main() -> int:
     """Be the launcher, or one of the ways in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=1, help="traces in the folder, up to 8")
-    parser.add_argument("--megabytes", type=float, default=30.0, help="size of a trace's text")
+    parser.add_argument("--megabytes", type=float, default=54.0, help="size of a trace's text")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--hta-python", type=Path, help="a Python that has HolisticTraceAnalysis")

@@ -51,10 +51,12 @@ def of_numbers(values: Sequence[object]) -> tuple[Int64, NDArray[np.bool_]] | No
 
 def of_texts(texts: Sequence[bytes | msgspec.Raw]) -> tuple[Int64, NDArray[np.bool_]]:
     """Nanoseconds of the texts of JSON values, and which are numbers that a clock shows (where not, the time is 0)."""
-    try:
-        exact = of_numbers(_NUMBERS.decode(b"[%b]" % b",".join(texts)))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        exact = None
+    exact = None
+    if texts and len(bytes(texts[0])) <= _WHOLE_DIGITS:  # longer, it is counted from 1970
+        try:
+            exact = of_numbers(_NUMBERS.decode(b"[%b]" % b",".join(texts)))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            exact = None  # a value that is no number
     return _of_digits(list(map(bytes, texts))) if exact is None else exact
 
 

@@ -136,7 +136,8 @@ def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColum
     """Rows of all devices; communication gets its parameters from its own arguments or from its host operator."""
     device = columns.device
     names = columns.names.strings
-    of_host = columns.parameters() if columns.linked or columns.copies else {}
+    silent = any(arguments.collective is None for arguments in columns.linked.values())
+    of_host = columns.parameters() if silent or columns.copies else {}
     copies = launched_by_collectives(columns.copies, of_host)
     columns.counters["comm_copies"] += len(copies)
     moved = np.fromiter(copies, np.int64, len(copies))
