@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from aorta.analysis.load.engines import Engine
+from aorta.analysis.load.open import is_url, opened
 from aorta.analysis.load.records import load_run, rank_files
 from aorta.analysis.tables import Run
 from aorta.analysis.traces.detecting import AORTA, detect
-from aorta.analysis.traces.opening import is_url, opened
 from aorta.errors import InputError
 
 _SIDES: Final = ("reference", "candidate")

@@ -1,32 +1,61 @@
-"""Reading Kineto traces, beside merely parsing them: `python -m tests.benchmarks.kineto_reading [--hta-python PATH]`.
+"""Reading traces, beside merely parsing them: `python -m tests.benchmarks.kineto_reading [--hta-python PYTHON]`.
 
-Regime: generated traces of 54 MB (`kineto_traces`, Kineto's layout), gzip; one file at a time in a fresh process; the
-best of `--repeats`. Measured: (a) AORTA, from the compressed file to classified rows and the metrics of every step and
-of the whole; (b) gunzip and `orjson.loads`, nothing else; (c) HolisticTraceAnalysis with its overlap and its breakdown,
-where `--hta-python` names a Python that has it. It brings 90 packages, so it gets an environment of its own
-(`python -m venv DIR && DIR/bin/pip install HolisticTraceAnalysis "pandas<3"`; its 0.5.0 fails with pandas 3). Memory is
-the peak above the resident size after the imports. Also the same trace on one line, and with `--ranks N` a folder of N
-traces, one process a file. On a machine with other load only `cpu_ratio` means something.
+Regime: the same generated run in every layout (`LAYOUTS`: Kineto of several years, with Python stacks and without, as
+other tools write its JSON again, and rocprofv3's JSON), gzip, of some 54 MB of text in Kineto's form. For each layout,
+in this one process and in turns, `--repeats` times: AORTA from the compressed file to classified rows and the metrics
+of every step and of the whole; and gunzip and `orjson.loads` of the same file, nothing else. The ratio is that of the
+least processor times, which other load on the machine disturbs least. The tables that are read have to be equal, to
+the last value, in all layouts of one resolution. Memory is the peak above what the imports take, in a fresh process.
 
-Prints one JSON object last; exit 1 when AORTA takes more than 0.35 of (b)'s time, 0.45 of its memory, or a twelfth of
-(c)'s time.
+With `--ranks N` also a folder of N traces, one process a file; with `--hta-python` also HolisticTraceAnalysis with its
+overlap and its breakdown. It brings 90 packages, so it gets an environment of its own (`python -m venv DIR &&
+DIR/bin/pip install HolisticTraceAnalysis "pandas<3"`; its 0.5.0 fails with pandas 3).
+
+Prints one JSON object last; exit 1 when AORTA takes more than 0.35 of the time of gunzip and orjson (rocprofv3: 0.6),
+0.45 of their memory, or a twelfth of HolisticTraceAnalysis' time, or where two layouts give different tables.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import hashlib
 import json
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tests.benchmarks import kineto_with_hta
 from tests.benchmarks.kineto_traces import Plan, write_traces
+from tests.benchmarks.rocprof_traces import RocprofPlan, write_results
 
-TIME_LIMIT, MEMORY_LIMIT, HTA_FACTOR = 0.35, 0.45, 12.0
+TIME_LIMIT, ROCPROF_TIME_LIMIT, MEMORY_LIMIT, HTA_FACTOR = 0.35, 0.6, 0.45, 12.0
+LAYOUTS: Final[dict[str, dict[str, Any]]] = {
+    "current": {},
+    "current, Python stacks": {"stacks": True},
+    "2023": {"era": "2023"},
+    "2023, Python stacks": {"era": "2023", "stacks": True},
+    "2022": {"era": "2022"},
+    "2022, spaced line": {"era": "2022", "form": "spaced line"},
+    "2022, spaced line, Python stacks": {"era": "2022", "form": "spaced line", "stacks": True},
+    "2021": {"era": "2021"},
+    "spaced line": {"form": "spaced line"},
+    "indented": {"form": "indented"},
+    "indented, Python stacks": {"form": "indented", "stacks": True},
+    "one line": {"form": "compact line"},
+    "one line, Python stacks": {"form": "compact line", "stacks": True},
+}
+ROCPROF: Final[dict[str, dict[str, Any]]] = {
+    "rocprofv3": {},
+    "rocprofv3, many symbols": {"symbols": 20_000},
+    "rocprofv3, indented": {"indented": True},
+}
+_BYTES_A_LAYER: Final = 2650
 
 
 def memory_mib(what: str) -> float:
@@ -39,39 +68,72 @@ def memory_mib(what: str) -> float:
     raise ValueError(what)
 
 
-def with_aorta(path: str) -> dict[str, Any]:
+def format_of(path: str) -> str:
+    """What a generated file is."""
+    return "rocprofv3-json" if "rocprof" in Path(path).name else "kineto"
+
+
+def scanned(path: str) -> Any:
     """From the file to the metrics of its windows."""
-    from aorta.analysis.traces.scanning import scan_unit
+    from aorta.analysis.traces.scanning import read_trace_tables
     from aorta.analysis.traces.units import Unit
 
-    before, cpu, began = memory_mib("VmRSS"), time.process_time(), time.perf_counter()
-    scanned = scan_unit(Unit((path,), "kineto"))
-    seconds = time.perf_counter() - began
-    return {
-        "seconds": seconds,
-        "cpu_seconds": time.process_time() - cpu,
-        "peak_mib": memory_mib("VmHWM") - before,
-        "rows": scanned.facts[0].counters["rows"],
-        "steps": scanned.devices[0].scan.step_count,
-        "overlap_ratio": scanned.devices[0].whole.metrics["overlap_ratio"],
-    }
+    return read_trace_tables(Unit((path,), format_of(path)))
+
+
+def parsed(path: str) -> Any:
+    """Nothing but the tree of Python objects."""
+    import orjson
+
+    with gzip.open(path) as file:
+        return orjson.loads(file.read())
+
+
+def table_of(path: str) -> str:
+    """A digest of all that was read of the intervals and steps of a trace."""
+    from aorta.analysis.traces.table import COLUMNS
+    from aorta.analysis.traces.units import Unit, read_unit
+
+    digest = hashlib.sha256()
+    for trace in read_unit(Unit((path,), format_of(path))):
+        table = trace.intervals
+        for column in COLUMNS:
+            digest.update(getattr(table, column).tobytes())
+        digest.update(repr((table.names, table.groups, table.dtypes)).encode())
+        digest.update(trace.windows.start_ns.tobytes() + trace.windows.end_ns.tobytes() + trace.windows.step.tobytes())
+    return digest.hexdigest()
+
+
+def with_aorta(path: str) -> dict[str, Any]:
+    """What reading takes, in a process of its own."""
+    from aorta.analysis.traces import scanning  # noqa: F401  not part of what is measured
+
+    def figures(found: Any) -> dict[str, Any]:
+        return {
+            "rows": found.facts[0].counters["rows"],
+            "steps": found.devices[0].scan.step_count,
+            "overlap_ratio": found.devices[0].whole.metrics["overlap_ratio"],
+        }
+
+    return _taken(scanned, path, figures)
 
 
 def with_orjson(path: str) -> dict[str, Any]:
-    """Nothing but the tree of Python objects."""
-    import gzip
+    """What parsing takes, in a process of its own."""
+    import orjson  # noqa: F401
 
-    import orjson
+    return _taken(parsed, path, lambda _: {})
 
+
+def _taken(way: Callable[[str], Any], path: str, figures: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     before, cpu, began = memory_mib("VmRSS"), time.process_time(), time.perf_counter()
-    with gzip.open(path) as file:
-        events = orjson.loads(file.read())["traceEvents"]
+    found = way(path)
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
     return {
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
         "peak_mib": memory_mib("VmHWM") - before,
-        "events": len(events),
+        **figures(found),
     }
 
 
@@ -88,15 +150,39 @@ def with_folder(path: str) -> dict[str, Any]:
 WAYS = {"aorta": with_aorta, "orjson": with_orjson, "folder": with_folder}
 
 
-def best(way: str, path: Path, repeats: int) -> dict[str, Any]:
-    """The quickest of some fresh processes; the smallest memory."""
-    found = []
+def generated(words: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Path, int]]:
+    """Each layout, its file, and the resolution of its times in ns (0: not compared with others)."""
+    layers = max(int(words.megabytes * 1e6 / words.steps / _BYTES_A_LAYER), 1)
+    plan = Plan(ranks=8, steps=words.steps, layers=layers)
+    for name, what in LAYOUTS.items():
+        laid_out = replace(plan, **what)
+        yield name, _kineto(laid_out, folder / name), laid_out.unit_ns
+    yield "current, whole microseconds", _kineto(replace(plan, whole_microseconds=True), folder / "whole"), 1000
+    rocprof = RocprofPlan(dispatches=max(int(words.megabytes * 700), words.steps), steps=words.steps)
+    for number, (name, what) in enumerate(ROCPROF.items()):
+        yield name, write_results(replace(rocprof, **what), folder / f"rocprof{number}_results.json.gz"), 0
+
+
+def _kineto(plan: Plan, folder: Path) -> Path:
+    folder.mkdir()
+    return next(write_traces(plan, folder))
+
+
+def in_turns(path: Path, repeats: int) -> dict[str, float]:
+    """Least processor seconds of either way."""
+    taken: dict[str, list[float]] = {"aorta": [], "orjson": []}
     for _ in range(repeats):
-        command = [sys.executable, "-m", "tests.benchmarks.kineto_reading", "--way", way, "--path", str(path)]
-        found.append(_last_line(command))
-    quickest = min(found, key=lambda each: each["seconds"])
-    least = {name: min(each[name] for each in found) for name in ("cpu_seconds", "peak_mib") if name in quickest}
-    return quickest | least
+        for name, way in (("aorta", scanned), ("orjson", parsed)):
+            began = time.process_time()
+            found = way(str(path))
+            taken[name].append(time.process_time() - began)
+            del found
+    return {name: min(seconds) for name, seconds in taken.items()}
+
+
+def in_fresh_process(way: str, path: Path) -> dict[str, Any]:
+    """One way, alone."""
+    return _last_line([sys.executable, "-m", __spec__.name, "--way", way, "--path", str(path)])
 
 
 def _last_line(command: list[str]) -> dict[str, Any]:
@@ -107,45 +193,39 @@ def _last_line(command: list[str]) -> dict[str, Any]:
 
 
 def measure(words: argparse.Namespace) -> int:
-    """Generate, measure every way, compare."""
-    with tempfile.TemporaryDirectory(prefix="aorta-kineto-") as name:
-        folder, one_line = Path(name, "traces"), Path(name, "one-line")
-        folder.mkdir()
-        one_line.mkdir()
-        plan = Plan(ranks=words.ranks, megabytes=words.megabytes, steps=words.steps)
-        paths = list(write_traces(plan, folder))
-        compact = Plan(ranks=1, megabytes=words.megabytes, steps=words.steps, compact=True)
-        (line,) = write_traces(compact, one_line)
-        ours, tree = best("aorta", paths[0], words.repeats), best("orjson", paths[0], words.repeats)
-        compact_ours, compact_tree = best("aorta", line, words.repeats), best("orjson", line, words.repeats)
-        figures: dict[str, Any] = {
-            "megabytes": words.megabytes,
-            "compressed_bytes": paths[0].stat().st_size,
-            "aorta": ours,
-            "gunzip_and_orjson": tree,
-            "one_line": {"aorta": compact_ours, "gunzip_and_orjson": compact_tree},
-        }
-        targets = {}
-        for title, mine, theirs in (("", ours, tree), ("one line: ", compact_ours, compact_tree)):
-            times, memory = mine["seconds"] / theirs["seconds"], mine["peak_mib"] / theirs["peak_mib"]
-            processor = mine["cpu_seconds"] / theirs["cpu_seconds"]  # other people's load disturbs this one less
-            figures |= {f"{title}time_ratio": times, f"{title}cpu_ratio": processor, f"{title}memory_ratio": memory}
-            targets[f"{title}time <= {TIME_LIMIT} of gunzip + orjson"] = times <= TIME_LIMIT
-            targets[f"{title}memory <= {MEMORY_LIMIT} of gunzip + orjson"] = memory <= MEMORY_LIMIT
+    """Generate, measure every layout, compare."""
+    layouts: dict[str, dict[str, Any]] = {}
+    tables: dict[int, set[str]] = {}
+    targets: dict[str, bool] = {}
+    figures: dict[str, Any] = {"megabytes": words.megabytes, "layouts": layouts}
+    with tempfile.TemporaryDirectory(prefix="aorta-reading-") as name:
+        folder = Path(name)
+        for layout, path, unit_ns in generated(words, folder):
+            if unit_ns:
+                tables.setdefault(unit_ns, set()).add(table_of(str(path)))
+            taken = in_turns(path, words.repeats)
+            memory = {way: in_fresh_process(way, path)["peak_mib"] for way in ("aorta", "orjson")}
+            found = {"ratio": taken["aorta"] / taken["orjson"], "memory_ratio": memory["aorta"] / memory["orjson"]}
+            layouts[layout] = {**found, "cpu_seconds": taken, "peak_mib": memory}
+            sys.stderr.write(f"{layout}: {found['ratio']:.3f} of the time, {found['memory_ratio']:.3f} of the memory\n")
+            limit = TIME_LIMIT if unit_ns else ROCPROF_TIME_LIMIT
+            targets[f"{layout}: time <= {limit} of gunzip + orjson"] = found["ratio"] <= limit
+            targets[f"{layout}: memory <= {MEMORY_LIMIT} of gunzip + orjson"] = found["memory_ratio"] <= MEMORY_LIMIT
+            if layout == "current" and words.hta_python is not None:
+                hta = _last_line([str(words.hta_python), kineto_with_hta.__file__, str(path.parent)])
+                figures |= {"holistic_trace_analysis": hta, "times_as_fast": hta["seconds"] / taken["aorta"]}
+                targets[f">= {HTA_FACTOR:.0f} times as fast as HolisticTraceAnalysis"] = (
+                    figures["times_as_fast"] >= HTA_FACTOR
+                )
+            path.unlink()
+        targets["every layout of one resolution gives the same table"] = all(len(each) == 1 for each in tables.values())
         if words.ranks > 1:
-            figures["folder"] = {"ranks": words.ranks, **best("folder", folder, 1)}
-        if words.hta_python is not None:
-            alone = Path(name, "alone")
-            alone.mkdir()
-            (alone / paths[0].name).hardlink_to(paths[0])
-            hta = _last_line([str(words.hta_python), kineto_with_hta.__file__, str(alone)])
-            figures |= {"holistic_trace_analysis": hta, "times_as_fast": hta["seconds"] / ours["seconds"]}
-            targets[f">= {HTA_FACTOR:.0f} times as fast as HolisticTraceAnalysis"] = (
-                figures["times_as_fast"] >= HTA_FACTOR
-            )
-        else:
-            figures["holistic_trace_analysis"] = None
-            figures["holistic_trace_analysis_reason"] = "no --hta-python given"
+            (folder / "ranks").mkdir()
+            list(write_traces(Plan(ranks=words.ranks, megabytes=words.megabytes, steps=words.steps), folder / "ranks"))
+            figures["folder"] = {"ranks": words.ranks, **in_fresh_process("folder", folder / "ranks")}
+    if words.hta_python is None:
+        figures["holistic_trace_analysis"] = None
+        figures["holistic_trace_analysis_reason"] = "no --hta-python given"
     from tests.benchmarks import plans  # with it comes torch, which the ways must not load
 
     return plans.say("kineto_reading", figures, targets)
@@ -157,7 +237,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1, help="traces in the folder, up to 8")
     parser.add_argument("--megabytes", type=float, default=54.0, help="size of a trace's text")
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--hta-python", type=Path, help="a Python that has HolisticTraceAnalysis")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--path", help=argparse.SUPPRESS)

@@ -12,17 +12,26 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Literal, TypeAlias
 
+import msgspec
 from isal import igzip
 
 BASE_NS = 1_790_857_026_000_000_000
 COMPUTE_STREAM, COMM_STREAM, COPY_STREAM = 7, 20, 27
+HOST_PID = 4242
 KERNELS = (
     "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_128x256_32x3_tn_align8>(cutlass_80::Params)",
     "void at::native::vectorized_elementwise_kernel<4, at::native::BUnaryFunctor<c10::BFloat16, c10::BFloat16, "
     "c10::BFloat16, at::native::binary_internal::MulFunctor<float> >, std::array<char*, 2ul> >(int, float)",
     "flash_fwd_kernel(Flash_fwd_params)",
     "triton_poi_fused_add_native_layer_norm_2",
+)
+PYTHON = (
+    "torch/nn/modules/module.py(1773): _wrapped_call_impl",
+    "torch/nn/modules/module.py(1784): _call_impl",
+    "transformers/models/llama/modeling_llama.py(231): forward",
+    "<built-in method linear of type object at 0x7f3f6a1c2f60>",
 )
 COLLECTIVES = (
     ("_allgather_base", "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 1, 8),
@@ -31,24 +40,50 @@ COLLECTIVES = (
 )
 
 
+Era: TypeAlias = Literal["2021", "2022", "2023", "current"]
+Form: TypeAlias = Literal["kineto", "spaced line", "indented", "compact line"]
+_STACK_DEPTH: Final = 8
+"""Python functions beside each layer, where stacks are recorded: most events of such a trace."""
+_INDENT: Final[dict[Form, int]] = {"spaced line": 0, "indented": 2, "compact line": -1}
+_CAPITALS: Final = {"cpu_op": "Operator", "kernel": "Kernel", "gpu_memcpy": "Memcpy", "cuda_runtime": "Runtime"}
+
+
 @dataclass(frozen=True)
 class Plan:
     """What is generated.
 
     Attributes:
-        megabytes: size of one rank's text (1e6 bytes), met to within a step.
-        compact: one line without blanks instead of Kineto's layout.
-        whole_microseconds: integer times, as older torch wrote them.
+        megabytes: size of one rank's text (1e6 bytes) in Kineto's form, met to within a step.
+        layers: of each step, whatever their size; None: as many as `megabytes` allow.
+        era: whose Kineto wrote it. "current": fractions of microseconds beside a base; "2023": from 1970, in which
+            float64 loses digits; "2022": whole microseconds from 1970; "2021": those, threads as text ("stream 7") and
+            categories with capitals.
+        form: "kineto" is its own form; the others are what tools that write JSON again make of it.
+        stacks: with Python functions (`with_stack=True`).
+        whole_microseconds: integer times in a current trace too.
         plain: nothing that readers disagree about: no annotations on device rows, kernel names that begin with `nccl`.
     """
 
     ranks: int = 1
     megabytes: float = 1.0
     steps: int = 8
-    compact: bool = False
+    layers: int | None = None
+    era: Era = "current"
+    form: Form = "kineto"
+    stacks: bool = False
     whole_microseconds: bool = False
     plain: bool = False
     seed: int = 0
+
+    @property
+    def from_1970(self) -> bool:
+        """Whether times count from 1970 instead of from a base."""
+        return self.era != "current"
+
+    @property
+    def unit_ns(self) -> int:
+        """Of its times."""
+        return 1000 if self.whole_microseconds or self.era in ("2021", "2022") else 1
 
 
 class _Writer:
@@ -58,18 +93,23 @@ class _Writer:
         self.size = 0
 
     def add(self, text: str) -> None:
-        if self.plan.compact:
-            text = "".join(line.strip() for line in text.splitlines())
         self.parts.append(text)
-        self.size += len(text) + (1 if self.plan.compact else 2)
+        self.size += len(text) + 2
 
     def time(self, ns: int) -> str:
-        return str(ns // 1000) if self.plan.whole_microseconds else f"{ns // 1000}.{ns % 1000:03d}"
+        return str(ns // 1000) if self.plan.unit_ns == 1000 else f"{ns // 1000}.{ns % 1000:03d}"
+
+    def instant(self, ns: int) -> str:
+        return self.time(ns + BASE_NS if self.plan.from_1970 else ns)
 
     def complete(self, cat: str, name: str, pid: object, tid: object, start: int, length: int, args: str) -> None:
+        if self.plan.era == "2021":
+            tid = f'"stream {tid}"' if pid != HOST_PID else f'"{tid}"'
+            cat, args = _CAPITALS.get(cat, cat), args.replace("External id", "external id", 1)
         self.add(
             f'  {{\n    "ph": "X", "cat": "{cat}", "name": "{name}", "pid": {pid}, "tid": {tid},\n'
-            f'    "ts": {self.time(start)}, "dur": {self.time(length)},\n    "args": {{\n      {args}\n    }}\n  }}'
+            f'    "ts": {self.instant(start)}, "dur": {self.time(length)},\n'
+            f'    "args": {{\n      {args}\n    }}\n  }}'
         )
 
 
@@ -77,16 +117,18 @@ def rank_text(plan: Plan, rank: int) -> str:
     """The whole trace of one rank."""
     writer, random_ = _Writer(plan), random.Random(f"{plan.seed}-{rank}")
     budget = plan.megabytes * 1e6 / plan.steps
-    unit = 1000 if plan.whole_microseconds else 1
+    unit = plan.unit_ns
     now, external = 4_400_000_000_000_000 + rank * 977_000, 1
     for step in range(plan.steps):
         begun, before = now, writer.size
         device, link = now + 50_000, now
         layer = 0
-        while writer.size - before < budget:
+        while writer.size - before < budget if plan.layers is None else layer < plan.layers:
             external += 1
             length = random_.randrange(2_000, 60_000) // unit * unit
             name = KERNELS[layer % len(KERNELS)]
+            if plan.stacks:
+                _stack(writer, now, layer, external)
             _layer(writer, now, device, length, name, external, rank)
             if layer % 4 == 3:
                 external += 1
@@ -102,12 +144,27 @@ def rank_text(plan: Plan, rank: int) -> str:
             layer += 1
         now = max(now, device, link) + 20_000
         writer.complete(
-            "user_annotation", f"ProfilerStep#{step + 3}", 4242, 4242, begun, now - begun, f'"External id": {step}'
+            "user_annotation",
+            f"ProfilerStep#{step + 3}",
+            HOST_PID,
+            HOST_PID,
+            begun,
+            now - begun,
+            f'"External id": {step}',
         )
         if not plan.plain:
             on_device = f"ProfilerStep#{step + 3}"
             writer.complete("gpu_user_annotation", on_device, rank, COMPUTE_STREAM, begun, now - begun, '"stream": 7')
     return _wrapped(writer, rank, plan)
+
+
+def _stack(writer: _Writer, now: int, layer: int, external: int) -> None:
+    for depth in range(_STACK_DEPTH):
+        number = external * _STACK_DEPTH + depth
+        name = f"nn.Module: Linear_{layer}" if depth == 5 else PYTHON[depth % len(PYTHON)]
+        args = f'"Python parent id": {number - 1}, "Python id": {number}, "Ev Idx": {number}'
+        length = 8_900 // 1000 * 1000 - depth * 1_000
+        writer.complete("python_function", name, HOST_PID, HOST_PID, now, length, args)
 
 
 def _layer(writer: _Writer, now: int, device: int, length: int, name: str, external: int, rank: int) -> None:
@@ -117,11 +174,11 @@ def _layer(writer: _Writer, now: int, device: int, length: int, name: str, exter
         '"Input Strides": [[4096, 1], [1, 4096], [1]], "Input Dims": [[8192, 4096], [4096, 4096], [4096]], '
         f'"Ev Idx": {external}'
     )
-    writer.complete("cpu_op", "aten::linear", 4242, 4242, now, 8_000, shapes)
-    writer.complete("cpu_op", "aten::addmm", 4242, 4242, now + 1_000, 6_000, shapes)
+    writer.complete("cpu_op", "aten::linear", HOST_PID, HOST_PID, now, 8_000, shapes)
+    writer.complete("cpu_op", "aten::addmm", HOST_PID, HOST_PID, now + 1_000, 6_000, shapes)
     runtime = f'"External id": {external}, "cbid": 211, "correlation": {external}'
-    writer.complete("cuda_runtime", "cudaLaunchKernel", 4242, 4242, now + 3_000, 2_000, runtime)
-    _flow(writer, "s", 4242, 4242, now + 3_000, external)
+    writer.complete("cuda_runtime", "cudaLaunchKernel", HOST_PID, HOST_PID, now + 3_000, 2_000, runtime)
+    _flow(writer, "s", HOST_PID, HOST_PID, now + 3_000, external)
     writer.complete(
         "kernel",
         name,
@@ -157,9 +214,9 @@ def _collective(
         f'"Seq": {external}'
     )
     head = f'"External id": {external}, '
-    writer.complete("cpu_op", "record_param_comms", 4242, 4242, now + 5_000, 3_000, head + parameters)
+    writer.complete("cpu_op", "record_param_comms", HOST_PID, HOST_PID, now + 5_000, 3_000, head + parameters)
     runtime = f'{head}"cbid": 430, "correlation": {external}'
-    writer.complete("cuda_runtime", "cudaLaunchKernelExC", 4242, 4242, now + 6_000, 1_000, runtime)
+    writer.complete("cuda_runtime", "cudaLaunchKernelExC", HOST_PID, HOST_PID, now + 6_000, 1_000, runtime)
     writer.complete(
         "kernel",
         kernel,
@@ -183,25 +240,28 @@ def _copy(writer: _Writer, start: int, length: int, external: int, rank: int) ->
 def _flow(writer: _Writer, phase: str, pid: int, tid: int, at: int, number: int) -> None:
     end = ', "bp": "e"' if phase == "f" else ""
     writer.add(
-        f'  {{\n    "ph": "{phase}", "id": {number}, "pid": {pid}, "tid": {tid}, "ts": {writer.time(at)},\n'
+        f'  {{\n    "ph": "{phase}", "id": {number}, "pid": {pid}, "tid": {tid}, "ts": {writer.instant(at)},\n'
         f'    "cat": "ac2g", "name": "ac2g"{end}\n  }}'
     )
 
 
 def _wrapped(writer: _Writer, rank: int, plan: Plan) -> str:
     ranks = list(range(plan.ranks))
+    base = "" if plan.from_1970 else f'  "baseTimeNanoseconds": {BASE_NS},\n'
     head = (
         '{\n  "schemaVersion": 1,\n  "deviceProperties": [\n    {"id": 0, "name": "NVIDIA H100 80GB HBM3"}\n  ],\n'
         '  "cupti_version": 26,\n'
         f'  "distributedInfo": {{"backend": "nccl", "rank": {rank}, "world_size": {plan.ranks}, "pg_count": 1, '
         f'"pg_config": [{{"pg_name": "0", "pg_desc": "default_pg", "pg_size": {plan.ranks}, "ranks": {ranks}}}]}},\n'
-        f'  "host_name": "node0",\n  "displayTimeUnit": "ms",\n  "baseTimeNanoseconds": {BASE_NS},\n'
-        '  "traceEvents": [\n'
+        f'  "host_name": "node0",\n  "displayTimeUnit": "ms",\n{base}  "traceEvents": [\n'
     )
     tail = f'\n  ],\n  "traceName": "rank{rank}.json"\n}}\n'
-    if plan.compact:
-        return "".join(line.strip() for line in head.splitlines()) + ",".join(writer.parts) + tail.replace("\n", "")
-    return head + ",\n".join(writer.parts) + tail
+    return in_form(head + ",\n".join(writer.parts) + tail, plan.form)
+
+
+def in_form(text: str, form: Form) -> str:
+    """The same JSON as another tool would write it; every digit stays."""
+    return text if form == "kineto" else msgspec.json.format(text, indent=_INDENT[form])
 
 
 def write_traces(plan: Plan, folder: Path) -> Iterator[Path]:

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from aorta.analysis.merge.scan import Event
-from aorta.analysis.merge.sources import Trace, scanning
-from aorta.analysis.merge.times import microseconds_to_ns, ns_to_microseconds, time_ns
+from aorta.analysis.load import microseconds
+from aorta.analysis.load.chrome_json import Event
+from aorta.analysis.merge.sources import Trace, scanning, time_ns
 from aorta.errors import InputError
 from aorta.telemetry.clock_sync import CLOCK_SYNC_FILE, ClockSync, RankClock, read_clock_sync
 
@@ -59,12 +59,12 @@ class RankAlignment:
         """
         if "ts" not in event:
             return None
-        begin = base_ns + microseconds_to_ns(bytes(event["ts"]))
+        begin = base_ns + microseconds.of_value(bytes(event["ts"]))
         moved = self.to_reference(begin)
-        event["ts"] = type(event["ts"])(ns_to_microseconds(moved - new_base_ns))
+        event["ts"] = type(event["ts"])(microseconds.as_text(moved - new_base_ns))
         if "dur" in event:
-            end = self.to_reference(begin + microseconds_to_ns(bytes(event["dur"])))
-            event["dur"] = type(event["dur"])(ns_to_microseconds(end - moved))
+            end = self.to_reference(begin + microseconds.of_value(bytes(event["dur"])))
+            event["dur"] = type(event["dur"])(microseconds.as_text(end - moved))
         return moved
 
 

@@ -1,8 +1,9 @@
 """Processes, threads and arrows of many traces -> numbers that no two of them share.
 
-Enters: a rank's own pids, tids and ids, numbers or strings. Leaves: integers below 2^53 (what JSON readers keep
-exactly) that are the same whenever the same rank names the same thing. Must not: drop an event, or
-join two ranks' arrows.
+A rank's own pids, tids and ids, numbers or text, become integers below 2^53 (what JSON readers keep exactly) that are
+the same whenever the same rank names the same thing.
+
+Must not drop an event, or join two ranks' arrows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from aorta.analysis.merge.scan import Event
+from aorta.analysis.load.chrome_json import Event
 from aorta.errors import InputError
 
 PIDS_PER_RANK: Final = 1_000
@@ -101,10 +102,13 @@ class Identity:
         name = msgspec.json.decode(event["name"])
         if name not in ("process_name", "process_sort_index", "thread_name"):
             return
-        args = msgspec.json.decode(event["args"]) if "args" in event else {}
+        args: dict[str, Any] = msgspec.json.decode(event.get("args", b"{}"), type=dict[str, msgspec.Raw])
         if name == "process_name":
             self._named.add(new_pid)
-            args |= {"name": self._name(pid, new_pid, args.get("name")), "original_pid": _plain(pid)}
+            args |= {
+                "name": self._name(pid, new_pid, _plain(bytes(args.get("name", b"null")))),
+                "original_pid": _plain(pid),
+            }
         elif name == "process_sort_index":
             self._sorted.add(new_pid)
             args["sort_index"] = self._sort_index(new_pid)
@@ -126,7 +130,7 @@ class Identity:
 
     def _id(self, trace: int, raw: bytes) -> int:
         base = trace * 2 * _IDS_PER_TRACE
-        if raw.isdigit() and (number := int(raw)) < _IDS_PER_TRACE:
+        if len(raw) <= 10 and raw.isdigit() and (number := int(raw)) < _IDS_PER_TRACE:
             return base + number
         return base + _IDS_PER_TRACE + self._other_ids.setdefault((trace, raw), len(self._other_ids))
 
@@ -140,7 +144,12 @@ def _number(value: int) -> msgspec.Raw:
 
 
 def _plain(raw: bytes) -> Any:
-    return msgspec.json.decode(raw)
+    """What a trace calls something; as text where that can be no value, such as a number of more than 64 bits."""
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return raw.decode()
+    return value if not isinstance(value, int) or abs(value) < 2**63 else raw.decode()
 
 
 def _meta(name: str, pid: int, args: dict[str, Any], tid: int = 0) -> dict[str, Any]:

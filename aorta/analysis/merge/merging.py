@@ -24,6 +24,9 @@ from aorta.errors import InputError
 from aorta.telemetry.clock_sync import ClockSync
 from aorta.telemetry.schema import RANK_FILE
 
+_NAMED_RANKS = 1024
+"""Of missing ones, in a note."""
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -112,14 +115,14 @@ def _take_over(
                     phase = msgspec.json.decode(event["ph"], type=str)
                     identity.rename(event, number)
                     at = alignment.move(event, trace.base_ns or 0, base_ns)
+                    if at is not None and phase == "X":
+                        first, last = min(first or at, at), max(last or at, at)
+                        if bytes(event.get("name", b"")).startswith(b'"comm:'):
+                            labels[msgspec.json.decode(event["name"])] = at
                 except (KeyError, ValueError, msgspec.DecodeError) as error:
                     raise InputError(f"{trace.path}: event {scanner.count}: not a trace event ({error})") from error
                 counts[phase] += 1
                 writer.write(event)
-                if at is not None and phase == "X":
-                    first, last = min(first or at, at), max(last or at, at)
-                    if bytes(event.get("name", b"")).startswith(b'"comm:'):
-                        labels[msgspec.json.decode(event["name"])] = at
     for missing in identity.missing_names():
         writer.write(missing)
     return (None if first is None or last is None else (first, last)), labels
@@ -156,7 +159,9 @@ def _say_what_is_missing(merged: Merged) -> None:
     if sizes:
         merged.missing = sorted(set(range(max(sizes))) - {trace.rank for trace in merged.traces})
     if merged.missing:
-        merged.notes.append(f"no trace of rank {', '.join(map(str, merged.missing))}")
+        more = len(merged.missing) - _NAMED_RANKS
+        rest = f" and {more} more" if more > 0 else ""
+        merged.notes.append(f"no trace of rank {', '.join(map(str, merged.missing[:_NAMED_RANKS]))}{rest}")
     merged.notes += [
         f"{trace.path}: no baseTimeNanoseconds: its times are taken as absolute microseconds"
         for trace in merged.traces

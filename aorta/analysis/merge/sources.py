@@ -1,31 +1,30 @@
-"""Folders and files -> traces with the rank each belongs to.
+"""Folders and files -> traces with the rank each belongs to, and what each says of itself.
 
-Enters: paths of `.json`, `.json.gz` and `.tar.gz`/`.tgz` (one JSON file inside), or folders with them. Leaves: what
-each says about itself before its events. Must not: unpack to disk, or choose silently between two traces of one rank.
+Paths are of `.json`, `.json.gz` and `.tar.gz`/`.tgz` (one JSON file inside), or of folders with them.
+
+Must not unpack to disk, or choose silently between two traces of one rank.
 """
 
 from __future__ import annotations
 
-import gzip
 import re
-import tarfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, Final
 
 import msgspec
 
-from aorta.analysis.merge.scan import Scanner
-from aorta.analysis.merge.times import time_ns
+from aorta.analysis.load.chrome_json import Event, NoEventArray, RawEvents
+from aorta.analysis.load.microseconds import LARGEST_NS, of_value
+from aorta.analysis.load.open import is_tar, members, opened
+from aorta.analysis.traces.health import LARGEST_WORLD
 from aorta.errors import InputError
 from aorta.telemetry.clock_sync import CLOCK_SYNC_FILE
 from aorta.telemetry.schema import HISTORY_DIR, MANIFEST_FILE
 
 SUFFIXES: Final = (".json", ".json.gz", ".tar.gz", ".tgz")
-_CHUNK = 1 << 20
 _NOT_TRACES = frozenset({MANIFEST_FILE, CLOCK_SYNC_FILE, "summary.json"})
 _LEFT_OUT = frozenset({HISTORY_DIR, "checkpoints", "logs"})
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)")
@@ -47,54 +46,30 @@ class Trace:
 
 
 @contextmanager
-def scanning(path: Path) -> Iterator[Scanner]:
-    """The scanner of one file.
+def scanning(path: Path) -> Iterator[RawEvents]:
+    """The events of one file.
 
     Raises:
-        InputError: it cannot be read or decompressed, or is no trace; names the file.
+        NoEventArray: it is JSON, but no trace.
+        InputError: it cannot be read or inflated, or is no trace; names the file.
     """
-    try:
-        with path.open("rb") as file, _decompressed(file, path) as text:
-            yield Scanner(str(path), _chunks(text))
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise InputError(f"{path}: cannot be read: {reason}; the file is cut off or corrupt, write it again") from error
-
-
-@contextmanager
-def _decompressed(file: BinaryIO, path: Path) -> Iterator[BinaryIO]:
-    if path.name.endswith((".tar.gz", ".tgz")):
-        with gzip.open(file) as packed, tarfile.open(fileobj=packed, mode="r|") as archive:
-            member = _next_json(archive)
-            if member is None:
-                raise InputError(f"{path}: there is no .json file in this archive")
-            inside = archive.extractfile(member)
-            assert inside is not None  # it is a file
-            yield cast(BinaryIO, inside)
-            # Only who has read it to its end goes on to what is behind it.
-            if inside.read(1):
-                return
-            if (other := _next_json(archive)) is not None:
-                raise InputError(f"{path}: several .json files in one archive, {other.name} too; give one trace a file")
-            while packed.read(_CHUNK):
-                pass  # only at its end does gzip say whether the file is whole
-    elif path.name.endswith(".gz"):
-        with gzip.open(file) as text:
-            yield cast(BinaryIO, text)
-    else:
-        yield file
-
-
-def _next_json(archive: tarfile.TarFile) -> tarfile.TarInfo | None:
-    while (member := archive.next()) is not None:
-        if member.isfile() and member.name.endswith(".json"):
-            return member
-    return None
-
-
-def _chunks(text: BinaryIO) -> Iterator[bytes]:
-    while chunk := text.read(_CHUNK):
-        yield chunk
+    place = str(path)
+    with opened(place) as stream:
+        if not is_tar(stream.head()):
+            yield RawEvents(stream, place)
+            return
+        found = False
+        for where, content in members(stream, place):
+            if not where.endswith(".json"):
+                continue
+            if found:
+                raise InputError(f"{path}: several .json files in one archive, {where} too; give one trace a file")
+            found = True
+            yield RawEvents(content, where)
+            if content.read(1):
+                return  # only who has read it to its end goes on to what is behind it
+        if not found:
+            raise InputError(f"{path}: there is no .json file in this archive")
 
 
 def find_files(paths: Sequence[Path], notes: list[str]) -> list[Path]:
@@ -134,11 +109,9 @@ def _is_trace(path: Path, notes: list[str]) -> bool:
     try:
         with scanning(path):
             return True
-    except InputError as error:
-        if "not a trace" in str(error):
-            notes.append(f"{path}: left out: JSON, but no trace")
-            return False
-        raise
+    except NoEventArray:
+        notes.append(f"{path}: left out: JSON, but no trace")
+        return False
 
 
 def describe(path: Path) -> Trace:
@@ -155,9 +128,9 @@ def describe(path: Path) -> Trace:
             for _ in scanner.events():
                 pass
             head |= scanner.tail
-    info = _value(head, "distributedInfo", dict) or {}
-    rank = info.get("rank", _value(head, "global_rank", int))
-    if not isinstance(rank, int):
+    info = _value(head, "distributedInfo", dict, path) or {}
+    rank = info.get("rank", _value(head, "global_rank", int, path))
+    if type(rank) is not int:
         names = set(map(int, _RANK_IN_NAME.findall(path.name) or _RANK_IN_NAME.findall(path.parent.name)))
         if len(names) != 1:
             said = f"several ranks ({', '.join(map(str, sorted(names)))})" if names else "no rank<N>"
@@ -165,23 +138,45 @@ def describe(path: Path) -> Trace:
                 f"{path}: which rank is this? It has no distributedInfo.rank and {said} in its name; rename it"
             )
         (rank,) = names
+    if not 0 <= rank < LARGEST_WORLD:
+        raise InputError(f"{path}: it says that it is rank {rank}; from 0 to {LARGEST_WORLD - 1} is possible")
     world = info.get("world_size")
+    if type(world) is int and world > LARGEST_WORLD:
+        raise InputError(f"{path}: it says that its world has {world} ranks; {LARGEST_WORLD} are possible")
+    base_ns = _value(head, "baseTimeNanoseconds", int, path)
+    if base_ns is not None and abs(base_ns) >= LARGEST_NS:
+        raise InputError(f"{path}: its baseTimeNanoseconds is {base_ns}, which no clock shows")
     return Trace(
         path,
         rank,
-        _value(head, "host_name", str),
-        world if isinstance(world, int) else None,
-        _value(head, "baseTimeNanoseconds", int),
-        _value(head, "trace_id", str),
-        (_value(head, "baseTimeNanoseconds", int) or 0) + first,
+        _value(head, "host_name", str, path),
+        world if type(world) is int else None,
+        base_ns,
+        _value(head, "trace_id", str, path),
+        (base_ns or 0) + first,
         head,
     )
 
 
-def _value(head: dict[str, msgspec.Raw], key: str, kind: type) -> Any:
+def time_ns(event: Event, key: str, path: Path) -> int:
+    """`event[key]` in nanoseconds.
+
+    Raises:
+        InputError: it is no number; names the file.
+    """
+    try:
+        return of_value(bytes(event[key]))
+    except ValueError as error:
+        raise InputError(f"{path}: not a trace event: its {key}: {error}") from error
+
+
+def _value(head: dict[str, msgspec.Raw], key: str, kind: type, path: Path) -> Any:
     if key not in head:
         return None
-    value = msgspec.json.decode(head[key])
+    try:
+        value = msgspec.json.decode(head[key])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: its {key} is not JSON that can be used: {error}") from error
     return value if isinstance(value, kind) and not isinstance(value, bool) else None
 
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import msgspec
 
+from aorta.analysis.load import microseconds
 from aorta.analysis.merge.aligning import RankAlignment
 from aorta.analysis.merge.identity import PIDS_PER_RANK, TIDS_PER_RANK
-from aorta.analysis.merge.times import ns_to_microseconds
 from aorta.telemetry.reader import stream
 from aorta.telemetry.schema import Anchor, Footer, Header, Step
 from aorta.telemetry.walltime import WallTime
@@ -143,7 +143,7 @@ class RecordTracks:
         yield {"ph": "E", **common, "ts": self._us(max(begin, end))}
 
     def _us(self, instant_ns: int) -> msgspec.Raw:
-        return msgspec.Raw(ns_to_microseconds(instant_ns - self.base_ns))
+        return msgspec.Raw(microseconds.as_text(instant_ns - self.base_ns))
 
     def _meta(self, name: str, tid: int, args: dict[str, Any]) -> dict[str, Any]:
         return {"ph": "M", "name": name, "pid": self._pid, "tid": tid, "ts": 0, "args": args}

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from aorta.analysis.merge.scan import Event
+from aorta.analysis.load import microseconds
+from aorta.analysis.load.chrome_json import Event
 from aorta.analysis.merge.sources import Trace, scanning
-from aorta.analysis.merge.times import microseconds_to_ns
 from aorta.errors import InputError
 from aorta.telemetry.rpc import CALL_MARK
 
@@ -73,7 +73,7 @@ def read_rows(trace: Trace) -> WorkerRows:
 
 
 def _start_ns(event: Event, trace: Trace) -> int:
-    return (trace.base_ns or 0) + microseconds_to_ns(bytes(event["ts"]))
+    return (trace.base_ns or 0) + microseconds.of_value(bytes(event["ts"]))
 
 
 def _allocation(event: Event) -> int | None:
@@ -91,7 +91,9 @@ def _operator(event: Event, trace: Trace) -> Operator | None:
     if not mark:
         name, call_id = call_id or NO_NAME, ""
     start = _start_ns(event, trace)
-    return Operator(name, bytes(event["tid"]), start, start + microseconds_to_ns(bytes(event["dur"])), call_id or None)
+    return Operator(
+        name, bytes(event["tid"]), start, start + microseconds.of_value(bytes(event["dur"])), call_id or None
+    )
 
 
 def _nest(operators: list[Operator], allocated: list[tuple[int, int]]) -> None:

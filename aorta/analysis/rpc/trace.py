@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import msgspec
 
+from aorta.analysis.load import microseconds
 from aorta.analysis.merge.aligning import RankAlignment
 from aorta.analysis.merge.causality import Causality
 from aorta.analysis.merge.identity import TIDS_PER_RANK, Identity
 from aorta.analysis.merge.sources import scanning
-from aorta.analysis.merge.times import microseconds_to_ns, ns_to_microseconds
 from aorta.analysis.merge.writing import TraceWriter
 from aorta.analysis.rpc.reading import RpcRun
 from aorta.analysis.rpc.table import REMOTE_CALL
@@ -46,7 +46,7 @@ def write_trace(
                         title = msgspec.json.decode(event["name"], type=str) if "name" in event else ""
                         if at is not None and CALL_MARK in title and bytes(event["ph"]) == b'"X"':
                             call_id = _mark(event, title, worker, calls)
-                            length = microseconds_to_ns(bytes(event["dur"]))
+                            length = microseconds.of_value(bytes(event["dur"]))
                             slices[call_id] = (worker, int(bytes(event["tid"])), at, at + length)
                     except (KeyError, ValueError) as error:
                         raise InputError(
@@ -86,7 +86,7 @@ def _write_calls(
     arrow = _FIRST_ARROW
 
     def us(instant_ns: int) -> msgspec.Raw:
-        return msgspec.Raw(ns_to_microseconds(instant_ns - base_ns))
+        return msgspec.Raw(microseconds.as_text(instant_ns - base_ns))
 
     for call in run.calls:
         if call.reply_ns is None or call.caller not in alignments:

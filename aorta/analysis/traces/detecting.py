@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from aorta.analysis.load.open import is_tar
 from aorta.analysis.traces.database import database
-from aorta.analysis.traces.opening import is_tar
 
 AORTA: Final = "aorta"
 TAR: Final = "tar"

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.analysis.merge.times import ns_to_microseconds
+from aorta.analysis.load import microseconds
 from aorta.analysis.traces.health import usable
 from aorta.analysis.traces.measuring import DeviceTimeline, device_timelines
 from aorta.analysis.traces.table import NULL, Class, Trace
@@ -168,7 +168,7 @@ def _events(process: int, label: str, timeline: DeviceTimeline, zero: int) -> It
         color = "" if texts else f',"cname":"{_COLORS.get(name, _COMM_COLOR)}"'
         for place, (start, end) in enumerate(zip(lane.start.tolist(), lane.end.tolist(), strict=True)):
             text = texts[place] if texts else name
-            begin, length = (ns_to_microseconds(each).decode() for each in (start - zero, end - start))
+            begin, length = (microseconds.as_text(each).decode() for each in (start - zero, end - start))
             yield (f'{{"ph":"X","pid":{process},"tid":{thread},"name":"{text}","ts":{begin},"dur":{length}{color}}}')
 
 

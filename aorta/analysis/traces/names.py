@@ -62,9 +62,16 @@ class NameClassifier:
         self.comm_patterns = tuple(comm_patterns)
         self._comm = re.compile("|".join(f"(?:{part})" for part in (*COMM, *comm_patterns)), re.IGNORECASE)
         self._copy = re.compile("|".join(f"(?:{part})" for part in COPY), re.IGNORECASE)
+        self._known: dict[str, Class] = {}
 
     def class_of(self, name: str) -> Class:
         """Class of one kernel; an empty name is `UNKNOWN`, and what is no communication and no copy is compute."""
+        found = self._known.get(name)
+        if found is None:
+            found = self._known[name] = self._class_of(name)
+        return found
+
+    def _class_of(self, name: str) -> Class:
         if not name.strip():
             return Class.UNKNOWN
         if self._comm.search(name):

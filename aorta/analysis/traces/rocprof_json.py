@@ -6,7 +6,7 @@ name is found by `kernel_id`, not by position. Must not: put a timestamp through
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Annotated, Any, Final, TypeAlias
 
 import msgspec
@@ -103,6 +103,7 @@ class _Symbol(msgspec.Struct):
 
 LARGEST_BYTES: Final = 1 << 30
 """Most JSON that is read, inflated: its rows become objects, several times its size."""
+_BLOCK: Final = 1 << 20
 
 
 class _Visibility(msgspec.Struct):
@@ -147,8 +148,11 @@ def read_json(stream: IO[bytes], path: str, classifier: NameClassifier, headers:
     Raises:
         InputError: it is no such file (names the place in it), or larger than `LARGEST_BYTES`.
     """
-    text = stream.read(LARGEST_BYTES + 1)
-    if len(text) > LARGEST_BYTES:
+    text = bytearray()
+    while block := stream.read(_BLOCK):  # read at once, a buffer of the largest size would be made first
+        text += block
+        if len(text) <= LARGEST_BYTES:
+            continue
         raise InputError(
             f"{path}: more than {LARGEST_BYTES >> 20} MiB of JSON, which has to be in memory at once; record with "
             "rocprofv3 --output-format rocpd instead"
@@ -157,6 +161,7 @@ def read_json(stream: IO[bytes], path: str, classifier: NameClassifier, headers:
         content = _DECODER.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path}: not a rocprofv3 JSON file: {error}") from error
+    del text
     computed = [process for process in content.processes if process.buffer_records.kernel_dispatch]
     if not computed:
         raise InputError(f"{path}: {len(content.processes)} process(es), {NO_KERNELS}")
@@ -192,15 +197,15 @@ def _trace(process: _Process, path: str, classifier: NameClassifier, headers: Se
         kernels,
         _copies(records.memory_copy, devices, name),
         Calls(
-            thread=_column(row.thread_id for row in calls),
-            correlation=_column(row.correlation_id.internal for row in calls),
-            start_ns=_column(row.start_timestamp for row in calls),
-            end_ns=_column(row.end_timestamp for row in calls),
+            thread=_column([row.thread_id for row in calls]),
+            correlation=_column([row.correlation_id.internal for row in calls]),
+            start_ns=_column([row.start_timestamp for row in calls]),
+            end_ns=_column([row.end_timestamp for row in calls]),
             function=[name(row)[1] for row in calls],
         ),
         Marks(
-            start_ns=_column(row.start_timestamp for row in marks),
-            end_ns=_column(row.end_timestamp for row in marks),
+            start_ns=_column([row.start_timestamp for row in marks]),
+            end_ns=_column([row.end_timestamp for row in marks]),
             texts=[texts.get(row.correlation_id.internal, "") for row in marks],
         ),
         classifier,
@@ -211,22 +216,25 @@ def _trace(process: _Process, path: str, classifier: NameClassifier, headers: Se
 
 def _kernels(process: _Process, rows: list[_Kernel], devices: dict[int, int]) -> Kernels:
     names = Interner()
+    # A process with torch loads thousands of kernels, of which few run; each name that is kept has to be classified.
+    ran = {row.dispatch_info.kernel_id for row in rows}
     symbols = {
         symbol.kernel_id: names(text)
         for symbol in process.kernel_symbols
-        if (text := symbol.formatted_kernel_name or symbol.demangled_kernel_name or symbol.kernel_name)
+        if symbol.kernel_id in ran
+        and (text := symbol.formatted_kernel_name or symbol.demangled_kernel_name or symbol.kernel_name)
     }
     return Kernels(
-        thread=_column(row.thread_id for row in rows),
-        device=_column(devices.get(row.dispatch_info.agent_id.handle, NULL) for row in rows),
-        queue=_column(_signed(row.dispatch_info.queue_id) for row in rows),
-        stream=_column(_signed(row.stream_id) for row in rows),
-        dispatch=_column(row.dispatch_info.dispatch_id for row in rows),
-        correlation=_column(row.correlation_id.internal for row in rows),
-        parents=(_column(row.correlation_id.ancestor for row in rows),),
-        start_ns=_column(row.start_timestamp for row in rows),
-        end_ns=_column(row.end_timestamp for row in rows),
-        name=_column(symbols.get(row.dispatch_info.kernel_id, NULL) for row in rows),
+        thread=_column([row.thread_id for row in rows]),
+        device=_column([devices.get(row.dispatch_info.agent_id.handle, NULL) for row in rows]),
+        queue=_handles([row.dispatch_info.queue_id.handle for row in rows]),
+        stream=_handles([row.stream_id.handle for row in rows]),
+        dispatch=_column([row.dispatch_info.dispatch_id for row in rows]),
+        correlation=_column([row.correlation_id.internal for row in rows]),
+        parents=(_column([row.correlation_id.ancestor for row in rows]),),
+        start_ns=_column([row.start_timestamp for row in rows]),
+        end_ns=_column([row.end_timestamp for row in rows]),
+        name=_column([symbols.get(row.dispatch_info.kernel_id, NULL) for row in rows]),
         names=names.strings,
     )
 
@@ -236,13 +244,13 @@ def _copies(rows: list[_Copy], devices: dict[int, int], name: Callable[[Any], tu
     return Copies(
         # The GPU at either end; between two GPUs, the one that receives.
         device=_column(
-            devices.get(row.dst_agent_id.handle, devices.get(row.src_agent_id.handle, NULL)) for row in rows
+            [devices.get(row.dst_agent_id.handle, devices.get(row.src_agent_id.handle, NULL)) for row in rows]
         ),
-        stream=_column(_signed(row.stream_id) for row in rows),
-        bytes=_column(row.bytes for row in rows),
-        start_ns=_column(row.start_timestamp for row in rows),
-        end_ns=_column(row.end_timestamp for row in rows),
-        name=_column(names(name(row)[1]) for row in rows),
+        stream=_handles([row.stream_id.handle for row in rows]),
+        bytes=_column([row.bytes for row in rows]),
+        start_ns=_column([row.start_timestamp for row in rows]),
+        end_ns=_column([row.end_timestamp for row in rows]),
+        name=_column([names(name(row)[1]) for row in rows]),
         names=names.strings,
     )
 
@@ -264,11 +272,14 @@ def _number(agent: _Agent) -> int:
     return number if -1 <= number < 2**31 else NULL
 
 
-def _signed(handle: _Handle) -> int:
+def _handles(handles: list[int]) -> Int64:
     """Handles are 64 bits without sign; beyond 63 they only have to stay different from each other."""
-    bits = handle.handle & (2**64 - 1)
-    return bits if bits < 2**63 else bits - 2**64
+    try:
+        return _column(handles)
+    except OverflowError:
+        bits = [handle & (2**64 - 1) for handle in handles]
+        return _column([each if each < 2**63 else each - 2**64 for each in bits])
 
 
-def _column(values: Iterable[int]) -> Int64:
-    return np.fromiter(values, dtype=np.int64)
+def _column(values: list[int]) -> Int64:
+    return np.array(values, np.int64)

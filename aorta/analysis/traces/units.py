@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from aorta.analysis.load.open import Peekable, is_url, local_copy, members, opened, reading
 from aorta.analysis.traces.aorta_2025 import read_aorta_2025
 from aorta.analysis.traces.detecting import AORTA, KINETO, KNOWN, TAR, detect, detect_database, hint
 from aorta.analysis.traces.kineto.reader import read_kineto
 from aorta.analysis.traces.names import NameClassifier
 from aorta.analysis.traces.nsys import read_nsys
-from aorta.analysis.traces.opening import Peekable, is_url, local_copy, members, opened, reading
 from aorta.analysis.traces.rocpd import read_rocpd
 from aorta.analysis.traces.rocprof_csv import read_csv, siblings
 from aorta.analysis.traces.rocprof_json import read_json

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from decimal import Decimal
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from aorta.analysis.merge.aligning import RankAlignment
 from aorta.analysis.merge.command import merge_traces
-from aorta.analysis.merge.times import microseconds_to_ns, ns_to_microseconds
 from aorta.telemetry.clock_sync import ClockSync, Injected, OffsetSample, RankClock, encode
 from tests.analysis.merge.traces import BASE_NS, flow, load, named, problems, text, write, x
 
@@ -204,16 +202,6 @@ def test_C14_no_order_within_a_thread_changes_and_what_was_nested_stays_nested(e
                 assert begin <= other
             if a <= b and b + e <= a + d:
                 assert until <= end
-
-
-@given(st.integers(-(10**19), 10**19))
-def test_C14_a_time_goes_through_text_without_losing_a_digit(ns):
-    assert microseconds_to_ns(ns_to_microseconds(ns)) == ns
-
-
-@given(st.decimals(-(10**12), 10**12, places=5), st.sampled_from(["f", "e"]))
-def test_C14_a_time_in_any_form_is_read_to_the_nearest_nanosecond(value, form):
-    assert abs(microseconds_to_ns(format(value, form).encode()) - Fraction(value) * 1000) <= Fraction(1, 2)
 
 
 def test_C15_what_is_not_measured_is_said(tmp_path, capsys):

@@ -7,10 +7,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from aorta.analysis.load.open import Peekable
 from aorta.analysis.traces.kineto.reader import read_kineto
 from aorta.analysis.traces.measuring import device_timelines
 from aorta.analysis.traces.names import NameClassifier
-from aorta.analysis.traces.opening import Peekable
 from aorta.analysis.traces.table import Class, Trace
 from aorta.timeline.overlap import Overlap
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.traces.kineto import chunks
+from aorta.analysis.load import chrome_json
 from aorta.analysis.traces.table import KIND_CODE, NULL, Class
 from aorta.errors import InputError
 from aorta.timeline.classes import KINDS
@@ -150,7 +150,7 @@ def test_gloo_takes_the_kind_from_the_operator_and_the_interval_from_the_worker(
 
 
 def test_nothing_of_the_host_is_left_once_a_device_worked(monkeypatch):
-    monkeypatch.setattr(chunks, "BLOCK", 256)
+    monkeypatch.setattr(chrome_json, "BLOCK", 256)
     host = [event("cpu_op", "aten::linear", at, -1 if at == 3 else 1, 1, 100) for at in range(8)]
     trace = read([*host, kernel(GEMM, 10, 5), kernel(ALLREDUCE, 12, 5)])
     assert trace.intervals.names == (GEMM, ALLREDUCE)

@@ -218,11 +218,11 @@ def test_rows_are_read_once_where_the_files_stand_beside_their_compressed_copies
 
 
 def test_json_beyond_the_stated_size_is_refused_and_rocpd_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.BytesIO(b" " * 5000)
+    stream = io.BytesIO(b" " * (3 << 20))
     monkeypatch.setattr(rocprof_json, "LARGEST_BYTES", 1000)
     with pytest.raises(InputError, match=r"out\.json: more than .* --output-format rocpd"):
         read_json(stream, "out.json", CLASSIFIER)
-    assert stream.tell() == 1001
+    assert stream.tell() <= 1 << 20
 
 
 def test_rocpd_takes_the_rank_from_the_environment_of_its_process(tmp_path: Path) -> None:

@@ -169,16 +169,16 @@ def test_what_is_no_trace_is_said_to_be_none_with_a_hint(tmp_path, data, words):
 
 
 def test_a_bomb_of_zeros_is_refused_in_bounded_memory(tmp_path, monkeypatch):
-    from aorta.analysis.traces import opening
-    from aorta.analysis.traces.kineto import chunks
+    from aorta.analysis.load import chrome_json
+    from aorta.analysis.load import open as load_open
 
-    monkeypatch.setattr(chunks, "LIMIT", 1 << 20)
-    monkeypatch.setattr(chunks, "BLOCK", 1 << 18)
+    monkeypatch.setattr(chrome_json, "LIMIT", 1 << 20)
+    monkeypatch.setattr(chrome_json, "BLOCK", 1 << 18)
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (32 << 20)))
     with pytest.raises(InputError, match="MiB without a place"):
         load_traces(str(path))
-    monkeypatch.setattr(opening, "_INFLATED_LIMIT", 1 << 20)
+    monkeypatch.setattr(load_open, "_INFLATED_LIMIT", 1 << 20)
     many = b'{"ph":"X","cat":"cpu_op","name":"a","ts":1,"dur":1},' * 400_000
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + many))
     with pytest.raises(InputError, match="no trace is compressed that far"):

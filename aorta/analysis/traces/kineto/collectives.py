@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -69,27 +69,46 @@ class CollectiveColumns:
 
 
 def from_arguments(columns: CollectiveColumns, arguments: Mapping[int, Arguments]) -> None:
-    """Fill in the rows that have arguments."""
-    for row, found in arguments.items():
-        kind = _kind_of(found.collective or "")
-        if kind != NULL:
-            columns.kind[row] = kind
-        kind = int(columns.kind[row])
-        group = None if found.group is None else str(found.group)
-        size = integer(found.group_size)
-        if group is not None:
-            columns.group[row] = columns.groups(group)
-            if size > 0:
-                columns.group_sizes[group] = size
-            if group not in columns.group_ranks and (ranks := group_ranks(found.ranks)):
-                columns.group_ranks[group] = ranks
-        columns.seq[row] = max(integer(found.seq), NULL)
-        name, width = _known_dtype(found.dtype)
-        if name is not None:
-            columns.dtype[row] = columns.dtypes(name)
-        if kind != NULL and width is not None:
-            elements = full_array(KINDS[kind], integer(found.elements_in), integer(found.elements_out), size)
-            columns.bytes[row] = elements * width if 0 <= elements < LARGEST_BYTES else NULL
+    """Fill in the rows that have arguments. Those of one collective repeat in every step but for its number, so what
+    the others say is worked out once.
+    """
+    rows = np.fromiter(arguments, np.int64, len(arguments))
+    known: dict[Any, tuple[int, int, int, int]] = {}
+    told = []
+    for kind, found in zip(columns.kind[rows].tolist(), arguments.values(), strict=True):
+        ranks = tuple(found.ranks) if isinstance(found.ranks, list) else found.ranks
+        size, elements = found.group_size, (found.elements_in, found.elements_out)
+        same = (kind, found.collective, found.group, type(found.group), size, ranks, found.dtype, elements)
+        if same not in known:
+            known[same] = _told(columns, kind, found)
+        told.append((*known[same], max(integer(found.seq), NULL)))
+    kinds, groups, dtypes, sizes, numbers = zip(*told, strict=True) if told else ((),) * 5
+    columns.kind[rows] = kinds
+    columns.group[rows], columns.dtype[rows], columns.bytes[rows], columns.seq[rows] = groups, dtypes, sizes, numbers
+
+
+def _told(columns: CollectiveColumns, kind: int, found: Arguments) -> tuple[int, int, int, int]:
+    """Kind, codes of the group and of the data type, and bytes, `NULL` where not said; facts of the group are kept.
+
+    Args:
+        kind: what the name of the kernel says.
+    """
+    said = _kind_of(found.collective or "")
+    kind = said if said != NULL else kind
+    group, size = NULL, integer(found.group_size)
+    if found.group is not None:
+        name = str(found.group)
+        group = columns.groups(name)
+        if size > 0:
+            columns.group_sizes[name] = size
+        if name not in columns.group_ranks and (ranks := group_ranks(found.ranks)):
+            columns.group_ranks[name] = ranks
+    dtype, width = _known_dtype(found.dtype)
+    moved = NULL
+    if kind != NULL and width is not None:
+        elements = full_array(KINDS[kind], integer(found.elements_in), integer(found.elements_out), size)
+        moved = elements * width if 0 <= elements < LARGEST_BYTES else NULL
+    return kind, group, columns.dtypes(dtype) if dtype is not None else NULL, moved
 
 
 def full_array(kind: str, elements_in: int, elements_out: int, group_size: int) -> int:

@@ -1,8 +1,10 @@
 """Events of a trace -> the columns that matter: device rows, collectives' parameters, step marks, host operators.
 
-Enters: decoded pieces of the event array. Leaves: lists of plain numbers and codes, which grow with the rows that are
-kept, not with the trace. Selection is by category, never by an argument that an event happens to carry (W13). Must not:
-compute anything from an interval.
+What is kept are lists of plain numbers and codes, which grow with the rows that are kept, not with the trace. Selection
+is by category, never by an argument that an event happens to carry (W13). A trace holds millions of events, so nothing
+is done for each of them that can be done for a piece, or for each distinct name.
+
+Must not compute anything from an interval.
 """
 
 from __future__ import annotations
@@ -14,35 +16,41 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from aorta.analysis.load import microseconds
 from aorta.analysis.traces.kineto.copies import SYMMETRIC, between_devices
-from aorta.analysis.traces.kineto.structs import Arguments, DigitEvent, Event, Number
-from aorta.analysis.traces.kineto.times import from_digits, from_floats, imprecise, usable
+from aorta.analysis.traces.kineto.structs import (
+    COPIES,
+    DEVICE,
+    DIGIT_EVENTS,
+    DIGIT_EVENTS_BY_CATEGORY,
+    EVENTS,
+    EVENTS_BY_CATEGORY,
+    HOST,
+    OPERATORS,
+    Arguments,
+    DigitEvent,
+    Event,
+    Number,
+)
 from aorta.analysis.traces.names import NameClassifier
 from aorta.analysis.traces.steps import MARK
 from aorta.analysis.traces.table import NULL, Class, Interner
 from aorta.timeline.arrays import Int64
 
-KERNEL: Final = frozenset({"kernel", "Kernel"})
-COPIES: Final = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset", "gpu_memcpy_p2p"})
-DEVICE: Final = KERNEL | COPIES
-"""Categories of work on a device; old traces wrote them with capitals."""
-OPERATOR: Final = frozenset({"cpu_op", "Operator"})
-HOST: Final = OPERATOR | {"user_annotation", "collective_comm"}
 PARAMETERS: Final = "record_param_comms"
-_WANTED: Final = DEVICE | HOST
-"""`gpu_user_annotation` is not among them: a copy, on the device's row, of a range of the host. It carries a stream,
-and is no work (W13).
-"""
 _ROLES_BESIDE_DEVICE: Final = frozenset({"parameters", "mark"})
 _ROLES: Final = _ROLES_BESIDE_DEVICE | {"label", "operator"}
 _LABELS: Final = ("gloo:", "nccl:")
-
-
-_FAST: Final = msgspec.json.Decoder(list[Event])
-_EXACT: Final = msgspec.json.Decoder(list[DigitEvent])
 _ARGUMENTS: Final = msgspec.json.Decoder(Arguments | None)
+_REFUSALS: Final = 4
+"""Pieces that may hold events of unknown categories, as the first and the last one of a trace do, before no further one
+is decoded by category.
+"""
 Piece: TypeAlias = "list[Event] | list[DigitEvent]"
+_Times: TypeAlias = tuple[Int64, Int64, NDArray[np.bool_]]
+"""Starts, lengths, and which rows have both."""
 
 
 class Rows:
@@ -102,33 +110,58 @@ class EventColumns:
         self.fractions = False
         self._roles: dict[Any, str] = {}
         self._text: bytes | memoryview = b""
+        self._refused = 0
 
     def decode(self, text: bytes | memoryview) -> Piece:
         """Decode one piece."""
         self._text = text
-        return (_EXACT if self.exact else _FAST).decode(text)
+        if self._refused < _REFUSALS:
+            try:
+                return (DIGIT_EVENTS_BY_CATEGORY if self.exact else EVENTS_BY_CATEGORY).decode(text)
+            except msgspec.ValidationError:
+                self._refused += 1
+        return (DIGIT_EVENTS if self.exact else EVENTS).decode(text)
 
     def take(self, events: Piece) -> None:
         """Keep what matters of the piece that was decoded last."""
-        kept = [event for event in events if event.cat in _WANTED and event.ph == "X"]
-        work = [event for event in kept if event.cat in DEVICE]
+        work: list[Any] = [event for event in events if event.cat in DEVICE and event.ph == "X"]
+        host: list[Any] = [event for event in events if event.cat in HOST and event.ph == "X"]
         if work and self.host_work:
             self._forget_host_work()
-        roles = self._roles
-        for name in {event.name for event in kept} - roles.keys():
-            roles[name] = _role(name)
-            self.symmetric = self.symmetric or (isinstance(name, str) and name.startswith(SYMMETRIC))
-        wanted = _ROLES if self.host_work else _ROLES_BESIDE_DEVICE
-        host = [event for event in kept if roles[event.name] in wanted and event.cat in HOST]
-        if not self.exact and (any(map(imprecise, work)) or any(map(imprecise, host))):
+        by_role = self._by_role(work, host)
+        marks, labels = by_role["mark"], by_role["label"]
+        operators = [event for event in by_role["operator"] if event.cat in OPERATORS]
+        times = [each for rows in (work, marks, operators, labels) if (each := self._times(rows)) is not None]
+        if len(times) < 4:  # what was taken before was exact
             self.exact = True
             self.take(self.decode(self._text))
             return
         self.events += len(events)
+        self._parameter_texts += [bytes(event.args) for event in by_role["parameters"]]
         if work:
-            self._device_rows(work)
-        if host:
-            self._host_rows(host)
+            self._device_rows(*self._usable(work, times[0]))
+        if marks:
+            self._mark_rows(*self._usable(marks, times[1]))
+        before = self.counters.copy()
+        if operators:
+            self._operator_rows(*self._usable(operators, times[2]))
+        if labels:
+            self._label_rows(*self._usable(labels, times[3]))
+        if self.host_work:
+            self._of_host_work += self.counters - before
+
+    def _by_role(self, work: list[Any], host: list[Any]) -> dict[str, list[Any]]:
+        """Events of the host by what they are read for; those that are not read are left out."""
+        roles, wanted = self._roles, _ROLES if self.host_work else _ROLES_BESIDE_DEVICE
+        names = {event.name for event in host}
+        for name in (names | {event.name for event in work}) - roles.keys():
+            roles[name] = _role(name)
+            self.symmetric = self.symmetric or (isinstance(name, str) and name.startswith(SYMMETRIC))
+        read = {name for name in names if roles[name] in wanted}
+        found: dict[str, list[Any]] = {role: [] for role in _ROLES}
+        for event in [event for event in host if event.name in read]:
+            found[roles[event.name]].append(event)
+        return found
 
     def _forget_host_work(self) -> None:
         """On the first work on a device: nothing of the host's is asked for any more, and no name is used yet."""
@@ -141,37 +174,40 @@ class EventColumns:
         self.counters.subtract(self._of_host_work)
         self._of_host_work.clear()
 
-    def _device_rows(self, events: list[Any]) -> None:
-        events, start, length = self._times(events)
+    def _device_rows(self, events: list[Any], start: Int64, length: Int64) -> None:
         first = len(self.device["name"])
-        code_of = {name: self._name(name) for name in {event.name for event in events}}
+        code_of = {name: self._name(name) for name in dict.fromkeys([event.name for event in events])}
         names = [code_of[event.name] for event in events]
-        devices, streams = [event.pid for event in events], [event.tid for event in events]
-        sizes = [NULL] * len(events)
         of_name, copy, compute, comm = self.classes, int(Class.COPY), int(Class.COMPUTE), int(Class.COMM)
         classes = [
             copy if event.cat in COPIES and of_name[code] != comm else of_name[code]
             for event, code in zip(events, names, strict=True)
         ]
         texts = [bytes(event.args) for event in events]
-        for at, (cls, text) in enumerate(zip(classes, texts, strict=True)):
-            if b"xternal id" not in text and cls != copy:
-                self.counters["kernels_unlinked"] += 1
-            if cls == compute and b'"Collective name"' not in text:
-                continue
-            arguments = _arguments(text)
-            if cls == copy:
+        sizes = [NULL] * len(events)
+        linked = [cls == copy or b"xternal id" in text for cls, text in zip(classes, texts, strict=True)]
+        self.counters["kernels_unlinked"] += linked.count(False)
+        told = [
+            at
+            for at, (cls, text) in enumerate(zip(classes, texts, strict=True))
+            if cls != compute or b'"Collective name"' in text
+        ]
+        for at in told:
+            arguments = _arguments(texts[at])
+            if classes[at] == copy:
                 sizes[at] = max(integer(arguments.bytes), NULL)
                 if between_devices(str(events[at].name)):
                     self.copies[first + at] = arguments if arguments.collective is not None else external_id(arguments)
-            elif arguments.collective is not None or cls == comm:
+            elif arguments.collective is not None or classes[at] == comm:
                 classes[at] = comm  # its host operator says so, whatever its name
                 self.linked[first + at] = arguments
-        if not all(map(_plain, devices)) or not all(map(_plain, streams)):
-            for at, text in enumerate(texts):
-                arguments = _arguments(text)
-                devices[at] = next(filter(_known, map(integer, (devices[at], arguments.device))), NULL)
-                streams[at] = next(filter(_known, map(integer, (streams[at], arguments.stream))), NULL)
+        devices, streams = [event.pid for event in events], [event.tid for event in events]
+        if not (_plain(devices) and _plain(streams)):
+            devices, streams = _integers(devices), _integers(streams)
+            for at in (at for at, pair in enumerate(zip(devices, streams, strict=True)) if NULL in pair):
+                arguments = _arguments(texts[at])
+                devices[at] = integer(arguments.device) if devices[at] == NULL else devices[at]
+                streams[at] = integer(arguments.stream) if streams[at] == NULL else streams[at]
         self.device.add(start, length, name=names, device=devices, stream=streams, bytes=sizes, cls=classes)
 
     def parameters(self) -> dict[int, Arguments]:
@@ -184,24 +220,7 @@ class EventColumns:
                 found.setdefault(external, arguments)
         return found
 
-    def _host_rows(self, events: list[Any]) -> None:
-        by_role: dict[str, list[Any]] = {"parameters": [], "mark": [], "operator": [], "label": []}
-        for event in events:
-            by_role[self._roles[event.name]].append(event)
-        self._parameter_texts += [bytes(event.args) for event in by_role["parameters"]]
-        if by_role["mark"]:
-            self._mark_rows(by_role["mark"])
-        operators = [event for event in by_role["operator"] if event.cat in OPERATOR]
-        before = self.counters.copy()
-        if operators:
-            self._operator_rows(operators)
-        if by_role["label"]:
-            self._label_rows(by_role["label"])
-        if self.host_work:
-            self._of_host_work += self.counters - before
-
-    def _mark_rows(self, events: list[Any]) -> None:
-        events, start, length = self._times(events)
+    def _mark_rows(self, events: list[Any], start: Int64, length: Int64) -> None:
         found = [match for event in events if (match := MARK.match(event.name))]
         self.marks.add(
             start,
@@ -210,51 +229,49 @@ class EventColumns:
             step=[int(match["step"]) for match in found],
         )
 
-    def _operator_rows(self, events: list[Any]) -> None:
-        events, start, length = self._times(events)
+    def _operator_rows(self, events: list[Any], start: Int64, length: Int64) -> None:
         first = len(self.operators["name"])
         for at, event in enumerate(events, start=first):
             if event.name.startswith("c10d::"):
                 self.operator_arguments[at] = _arguments(event.args)
-        self.operators.add(
-            start,
-            length,
-            name=[self._name(event.name) for event in events],
-            thread=[integer(event.tid) for event in events],
-        )
+        self._host_rows(self.operators, events, start, length)
 
-    def _label_rows(self, events: list[Any]) -> None:
-        events, start, length = self._times(events)
+    def _label_rows(self, events: list[Any], start: Int64, length: Int64) -> None:
         first = len(self.labels["name"])
         for at, event in enumerate(events, start=first):
             self.label_arguments[at] = _arguments(event.args)
-        self.labels.add(
+        self._host_rows(self.labels, events, start, length)
+
+    def _host_rows(self, rows: Rows, events: list[Any], start: Int64, length: Int64) -> None:
+        code_of = {name: self._name(name) for name in dict.fromkeys([event.name for event in events])}
+        rows.add(
             start,
             length,
-            name=[self._name(event.name) for event in events],
-            thread=[integer(event.tid) for event in events],
+            name=[code_of[event.name] for event in events],
+            thread=_integers([event.tid for event in events]),
         )
 
-    def _times(self, events: list[Any]) -> tuple[list[Any], Int64, Int64]:
-        """The events whose times can be used, their starts and lengths in ns. The others are counted (W16)."""
+    def _times(self, events: list[Any]) -> _Times | None:
+        """Times of events; None where decoding lost digits of one."""
         if self.exact:
-            read = [(event, from_digits(bytes(event.ts)), from_digits(bytes(event.dur))) for event in events]
-            exact = [row for row in read if row[1] is not None and row[2] is not None]
-            self.counters["without_times"] += len(read) - len(exact)
-            events = [row[0] for row in exact]
-            start = np.array([row[1] for row in exact], np.int64)
-            length = np.array([row[2] for row in exact], np.int64)
-        else:
-            good = [event for event in events if usable(event.ts) and usable(event.dur)]
-            self.counters["without_times"] += len(events) - len(good)
-            events = good
-            start = from_floats([event.ts for event in events])
-            length = from_floats([event.dur for event in events])
-        self.fractions = self.fractions or bool((start % 1000).any()) or bool((length % 1000).any())
-        backwards = length < 0
-        if backwards.any():
-            self.counters["negative_duration"] += int(backwards.sum())
-            keep = ~backwards
+            start, starts = microseconds.of_texts([event.ts for event in events])
+            length, lengths = microseconds.of_texts([event.dur for event in events])
+            return start, length, starts & lengths
+        begun = microseconds.of_numbers([event.ts for event in events])
+        lasted = microseconds.of_numbers([event.dur for event in events])
+        if begun is None or lasted is None:
+            return None
+        return begun[0], lasted[0], begun[1] & lasted[1]
+
+    def _usable(self, events: list[Any], times: _Times) -> tuple[list[Any], Int64, Int64]:
+        """The events whose times can be used, their starts and lengths in ns. The others are counted (W16)."""
+        start, length, known = times
+        backwards = known & (length < 0)
+        self.fractions = self.fractions or bool(((start % 1000 != 0) | (length % 1000 != 0))[known].any())
+        self.counters["without_times"] += int((~known).sum())
+        self.counters["negative_duration"] += int(backwards.sum())
+        keep = known & ~backwards
+        if not keep.all():
             events = [event for event, kept in zip(events, keep.tolist(), strict=True) if kept]
             start, length = start[keep], length[keep]
         return events, start, length
@@ -278,12 +295,13 @@ def _role(name: object) -> str:
     return "label" if name.startswith(_LABELS) else "operator"
 
 
-def _plain(number: Number) -> bool:
-    return type(number) is int and NULL <= number < _LARGEST
+def _plain(numbers: list[Any]) -> bool:
+    return not numbers or (set(map(type, numbers)) == {int} and min(numbers) >= NULL and max(numbers) < _LARGEST)
 
 
-def _known(number: int) -> bool:
-    return number != NULL
+def _integers(values: list[Any]) -> list[int]:
+    of = {value: integer(value) for value in set(values)}
+    return [of[value] for value in values]
 
 
 def _arguments(raw: msgspec.Raw | bytes) -> Arguments:
@@ -301,6 +319,8 @@ def external_id(arguments: Arguments) -> int:
 
 def integer(value: Number) -> int:
     """A whole number, also as text ("stream 7"); `NULL` for anything else, or beyond 63 bits."""
+    if type(value) is int:
+        return value if -_LARGEST < value < _LARGEST else NULL
     if isinstance(value, str):
         digits = _DIGITS.search(value)
         value = int(digits[0]) if digits else None

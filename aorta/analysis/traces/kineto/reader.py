@@ -12,12 +12,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from aorta.analysis.traces.kineto.chunks import EventPieces, Metadata
+from aorta.analysis.load.chrome_json import EventArray
+from aorta.analysis.load.microseconds import LARGEST_NS
 from aorta.analysis.traces.kineto.collectives import CollectiveColumns, from_arguments, group_ranks
 from aorta.analysis.traces.kineto.copies import launched_by_collectives, unknown
 from aorta.analysis.traces.kineto.events import EventColumns, Rows, external_id
 from aorta.analysis.traces.kineto.host import host_intervals
-from aorta.analysis.traces.kineto.times import LARGEST_NS
+from aorta.analysis.traces.kineto.metadata import Metadata, metadata_of
 from aorta.analysis.traces.names import NameClassifier, kind_of
 from aorta.analysis.traces.placing import Process, place
 from aorta.analysis.traces.steps import MARKS
@@ -47,11 +48,11 @@ def read_kineto(stream: io.BufferedReader, path: str, classifier: NameClassifier
         InputError: it is not a Kineto trace, is cut off or damaged, or holds nothing that can be measured.
     """
     columns = EventColumns(classifier, host_work=True)
-    parts = EventPieces(stream, columns.decode, path)
+    array = EventArray(stream, columns.decode, path)
     # Devices among the metadata tell nothing: torch built for CUDA lists them in traces of a CPU's work too.
-    for piece in parts.pieces(parts.begin()):
+    for piece in array.pieces():
         columns.take(piece)
-    return _trace(columns, parts.metadata, path)
+    return _trace(columns, metadata_of(array.head, array.tail, path), path)
 
 
 def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
@@ -135,7 +136,8 @@ def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColum
     """Rows of all devices; communication gets its parameters from its own arguments or from its host operator."""
     device = columns.device
     names = columns.names.strings
-    of_host = columns.parameters() if columns.linked or columns.copies else {}
+    silent = any(arguments.collective is None for arguments in columns.linked.values())
+    of_host = columns.parameters() if silent or columns.copies else {}
     copies = launched_by_collectives(columns.copies, of_host)
     columns.counters["comm_copies"] += len(copies)
     moved = np.fromiter(copies, np.int64, len(copies))

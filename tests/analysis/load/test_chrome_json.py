@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.analysis.merge.scan import Scanner
+from aorta.analysis.load import chrome_json
+from aorta.analysis.load.chrome_json import NoEventArray, RawEvents
 from aorta.errors import InputError
 from tests.analysis.merge.traces import text, x
 from tests.strategies import settings  # noqa: F401  loads the profile
@@ -21,12 +23,14 @@ json_values = st.recursive(
 events = st.lists(st.dictionaries(st.text(max_size=5), json_values, max_size=4), max_size=6)
 
 
-def chunks(body: bytes, size: int):
-    return (body[at : at + size] for at in range(0, len(body), size))
-
-
 def scan(body: bytes, size: int = 1 << 20):
-    scanner = Scanner("t.json", chunks(body, size))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chrome_json, "BLOCK", size)
+        return read_all(body)
+
+
+def read_all(body: bytes):
+    scanner = RawEvents(io.BufferedReader(io.BytesIO(body)), "t.json")
     found = [{key: json.loads(bytes(value)) for key, value in event.items()} for event in scanner.events()]
     rest = {key: json.loads(bytes(value)) for key, value in (scanner.head | scanner.tail).items()}
     return found, rest
@@ -60,7 +64,7 @@ def test_an_event_full_of_what_looks_like_its_end():
 
 
 def test_the_digits_of_a_time_are_kept():
-    scanner = Scanner("t.json", iter([b'[{"ts": 4400494438302.456, "dur": 1e3}]']))
+    scanner = RawEvents(io.BufferedReader(io.BytesIO(b'[{"ts": 4400494438302.456, "dur": 1e3}]')), "t.json")
     (event,) = scanner.events()
     assert bytes(event["ts"]) == b"4400494438302.456"
     assert bytes(event["dur"]) == b"1e3"
@@ -73,14 +77,40 @@ def test_the_digits_of_a_time_are_kept():
         (b"x", "expected { or"),
         (b'{"a": 1}', 'not a trace: it has no "traceEvents"'),
         (b'{"traceEvents": 3}', r"expected \["),
-        (b'{"traceEvents": [3]}', "expected an event"),
-        (b'{"traceEvents": [{"a": nan}]}', "not JSON"),
-        (b'{"traceEvents": [{"a": 1} {"a": 1}]}', "cut off|not JSON|expected ,"),
-        (b'{"traceEvents": []} trailing', "more text"),
-        (b'{"traceEvents": [], "a": tru}', "the value of 'a' is not JSON"),
+        (b'{"traceEvents": [3]}', "not a trace event: Expected"),
+        (b'{"traceEvents": [{"a": nan}]}', "not a trace event: JSON is malformed"),
+        (b'{"traceEvents": [{"a": 1} {"a": 1}]}', "not a trace event: JSON is malformed"),
+        (b'{"traceEvents": []} trailing', "what follows the events is not JSON"),
+        (b'{"traceEvents": [], }', "what follows the events is not JSON"),
+        (b'{"traceEvents": [], "traceEvents": []}', "what follows the events is not JSON"),
+        (b'{"traceEvents": []', "cut off behind its events"),
+        (b"[{}] trailing", "more text behind the list"),
+        (b'{"traceEvents": [], "a": tru}', "what follows the events is not JSON"),
+        (b'{"a": tru, "traceEvents": []}', "what stands before it is not JSON"),
+        (b'{"a": "x', 'cut off before its "traceEvents"'),
+        (b'{"x": [' + b'{"traceEvents": []}, ' * 100, "stands 33 times in it"),
+        (b'{"traceEvents": [{"name": "\xff"}]}', "not UTF-8: byte 0xff"),
+        (b'{"host_name": "\xff", "traceEvents": []}', "its host_name is not UTF-8"),
+        (b'{"traceEvents": [{"a": ' + b"[" * 100_000, "nested too deeply"),
         (text([x("a", 1, 1)])[:-30], "cut off"),
     ],
 )
-def test_what_is_wrong_and_where(body, words):
-    with pytest.raises(InputError, match=words):
-        scan(body)
+@pytest.mark.parametrize("size", [1 << 20, 7])
+def test_what_is_wrong_and_where(body, words, size):
+    with pytest.raises(InputError, match=rf"^t\.json: .*({words})"):
+        scan(body, size)
+
+
+def test_json_that_is_no_trace_is_told_apart_from_a_broken_trace():
+    with pytest.raises(NoEventArray):
+        scan(b'{"a": {"traceEvents": []}}')
+    with pytest.raises(InputError) as caught:
+        scan(b'{"traceEvents": ')
+    assert not isinstance(caught.value, NoEventArray)
+
+
+def test_a_value_that_never_ends_is_not_held(monkeypatch):
+    monkeypatch.setattr(chrome_json, "LIMIT", 1 << 16)
+    for start in (b'{"x": "', b'{"traceEvents": [{"x": "', b'{"traceEvents": [], "x": "'):
+        with pytest.raises(InputError, match=r"t\.json: .*(no Chrome trace|bounded memory|behind the events)"):
+            scan(start + b"a" * (1 << 18), 4096)

@@ -1,6 +1,11 @@
-"""A location -> bytes, inflated as they are read: local files, fsspec URLs, gzip by its magic number, tar archives.
+"""A location -> its bytes, inflated as they are read: local files, fsspec URLs, gzip by its magic number, tar archives.
 
-Enters: a path or URL. Leaves: binary streams. Must not: hold a whole file, write anything, or believe a file's name.
+    with opened("traces/rank0.json.gz") as stream, reading("traces/rank0.json.gz"):
+        first = stream.head()
+
+What is compressed further than any trace is refused: it is a bomb.
+
+Must not hold a whole file, write anything but a temporary copy that a library needs, or believe a file's name.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from aorta.errors import InputError
 _DAMAGED: Final = (igzip.BadGzipFile, zlib.error, cast("type[Exception]", igzip_lib.IsalError))
 GZIP_MAGIC: Final = b"\x1f\x8b"
 SNIFF_BYTES: Final = 1 << 16
+_COPIED: Final = 1 << 20
 _INFLATED_LIMIT: Final = 4 << 30
 _RATIO_LIMIT: Final = 200
 """Traces shrink by 10 to 40; deflate can reach 1,032. Beyond both limits a file is taken for a gzip bomb."""
@@ -142,7 +148,7 @@ def local_copy(location: str) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="aorta-") as folder:
             path = Path(folder, PurePosixPath(location).name or "trace")
             with path.open("wb") as file:
-                shutil.copyfileobj(stream, file, 1 << 20)
+                shutil.copyfileobj(stream, file, _COPIED)
             yield path
 
 
@@ -171,6 +177,8 @@ def members(stream: IO[bytes], place: str) -> Iterator[tuple[str, Peekable]]:
                 raise InputError(f"{where}: a link or a device, not a file; an archive of traces holds plain files")
             with inflated(content, where) as inner:
                 yield where, inner
+    while stream.read(_COPIED):
+        pass  # only at its end does gzip say whether the archive is whole
 
 
 def _starts_with_gzip(path: Path) -> bool:

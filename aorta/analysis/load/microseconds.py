@@ -1,0 +1,129 @@
+"""Microseconds as a Chrome trace writes them <-> integer nanoseconds, exactly.
+
+Kineto writes microseconds with three decimals. As float64 a number below 2^43 us is off by less than 2^-11 us, so its
+nanosecond is still the nearest integer; a fraction of one counted from 1970 is lost (docs/measuring.md, W14), and there
+the digits are read. Columns are converted at once, as traces hold many times: `of_numbers`, else `of_texts`.
+
+Must not round to microseconds, or put what float64 cannot hold through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.timeline.arrays import Int64
+
+LARGEST_NS: Final = 2**62
+"""Instants beyond it could overflow when a base is added; no clock shows them."""
+_NUMBERS: Final = msgspec.json.Decoder(list[int | float | str | None])
+_EXACT_BELOW_US: Final = 2.0**43
+_LONGEST: Final = 24
+_WHOLE_DIGITS, _DECIMALS = 16, 3
+"""Most digits of a number that is converted by column. Those of a 19-digit one that does not fit make it negative."""
+
+
+def of_numbers(values: Sequence[object]) -> tuple[Int64, NDArray[np.bool_]] | None:
+    """Nanoseconds of decoded JSON numbers, and which values are numbers at all (where not, the time is 0). None where
+    decoding lost digits, so that they have to be read from the text.
+    """
+    kinds = set(map(type, values))
+    known = np.ones(len(values), bool)
+    if not kinds <= {int, float}:
+        known = np.array([isinstance(value, (int, float)) for value in values], bool)
+        values = [value if isinstance(value, (int, float)) else 0 for value in values]
+    try:
+        if float not in kinds:
+            whole = np.array(values, np.int64)
+            if len(whole) and max(int(whole.max()), -int(whole.min())) >= LARGEST_NS // 1000:
+                return None
+            return whole * 1000, known
+        numbers = np.array(values, np.float64)
+    except OverflowError:
+        return None
+    return (_of_floats(numbers), known) if bool((np.abs(numbers) < _EXACT_BELOW_US).all()) else None
+
+
+def of_texts(texts: Sequence[bytes | msgspec.Raw]) -> tuple[Int64, NDArray[np.bool_]]:
+    """Nanoseconds of the texts of JSON values, and which are numbers that a clock shows (where not, the time is 0)."""
+    exact = None
+    if texts and len(bytes(texts[0])) <= _WHOLE_DIGITS:  # longer, it is counted from 1970
+        try:
+            exact = of_numbers(_NUMBERS.decode(b"[%b]" % b",".join(texts)))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            exact = None  # a value that is no number
+    return _of_digits(list(map(bytes, texts))) if exact is None else exact
+
+
+def _of_digits(texts: list[bytes]) -> tuple[Int64, NDArray[np.bool_]]:
+    found, known = np.zeros(len(texts), np.int64), np.zeros(len(texts), bool)
+    # Plain decimals are read by column, all of one shape (length and place of the point) at once.
+    cells = np.array(texts, f"S{_LONGEST}")
+    length, point = np.char.str_len(cells), np.char.find(cells, b".")
+    digits = cells.view(np.uint8).reshape(len(texts), _LONGEST) - np.uint8(ord("0"))
+    shapes, shape_of = np.unique(length * _LONGEST + point, return_inverse=True)
+    for shape in range(len(shapes)):
+        rows = np.flatnonzero(shape_of == shape)
+        columns = [at for at in range(length[rows[0]]) if at != point[rows[0]]]
+        whole = int(point[rows[0]]) if point[rows[0]] >= 0 else len(columns)
+        decimals = len(columns) - whole
+        if not 1 <= whole <= _WHOLE_DIGITS or decimals > _DECIMALS or (point[rows[0]] >= 0 and not decimals):
+            continue
+        chosen = digits[rows][:, columns]
+        plain = (chosen <= 9).all(axis=1)
+        places = 10 ** np.arange(len(columns) - 1, -1, -1, dtype=np.int64) * 10 ** (_DECIMALS - decimals)
+        value = chosen.astype(np.int64) @ places
+        plain &= (value >= 0) & (value < LARGEST_NS)
+        found[rows[plain]], known[rows[plain]] = value[plain], True
+    for row in np.flatnonzero(~known).tolist():
+        value = of_text(texts[row])
+        if value is not None and abs(value) < LARGEST_NS:
+            found[row], known[row] = value, True
+    return found, known
+
+
+def of_text(text: bytes) -> int | None:
+    """Nanoseconds of the text of a JSON number, also beyond `LARGEST_NS`; half a nanosecond goes to even. None where it
+    is no number, or of more than 19 digits before the point.
+    """
+    whole, _, decimals = text.partition(b".")
+    if len(whole) < 17 and len(decimals) <= _DECIMALS and decimals.isdigit() == bool(decimals):
+        digits = whole[1:] if whole[:1] == b"-" else whole
+        if digits.isdigit():
+            size = int(digits) * 1000 + int(decimals.ljust(_DECIMALS, b"0"))
+            return -size if whole[:1] == b"-" else size
+    try:
+        exact = Decimal(text.decode())
+        if not exact.is_finite() or exact.adjusted() > 18:
+            return None
+        return int((exact * 1000).to_integral_value())
+    except (InvalidOperation, UnicodeDecodeError, ValueError):
+        return None
+
+
+def of_value(text: bytes) -> int:
+    """Nanoseconds of a `ts` or `dur` as it stands in an event, also in quotes.
+
+    Raises:
+        ValueError: it is no number of microseconds.
+    """
+    found = of_text(text.strip(b'"'))
+    if found is None:
+        raise ValueError(f"{text[:40]!r} is not a number of microseconds")
+    return found
+
+
+def as_text(value_ns: int) -> bytes:
+    """Kineto's form: microseconds with three decimals."""
+    whole, part = divmod(abs(value_ns), 1000)
+    return b"%s%d.%03d" % (b"-" if value_ns < 0 else b"", whole, part)
+
+
+def _of_floats(microseconds: NDArray[np.float64]) -> Int64:
+    whole = np.floor(microseconds)
+    return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)

@@ -1,0 +1,57 @@
+"""What stands beside the events of a Kineto trace: where it ran and when its times begin.
+
+Must not look at an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from aorta.errors import InputError
+
+
+class DistributedInfo(msgspec.Struct):
+    """What torch writes when `torch.distributed` is initialised at export."""
+
+    backend: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    pg_config: object = None
+
+
+class Metadata(msgspec.Struct):
+    """What is used of it. `None` where a trace does not say."""
+
+    distributed: DistributedInfo | None = msgspec.field(default=None, name="distributedInfo")
+    devices: list[dict[str, object]] | None = msgspec.field(default=None, name="deviceProperties")
+    base_ns: int | None = msgspec.field(default=None, name="baseTimeNanoseconds")
+    host: str | None = msgspec.field(default=None, name="host_name")
+    cupti: int | str | float | None = msgspec.field(default=None, name="cupti_version")
+    cuda: int | str | float | None = msgspec.field(default=None, name="cuda_runtime_version")
+    roctracer: int | str | float | None = msgspec.field(default=None, name="roctracer_version")
+    rocprofiler: int | str | float | None = msgspec.field(default=None, name="rocprofiler-sdk_version")
+    hip: int | str | float | None = msgspec.field(default=None, name="hip_runtime_version")
+
+
+_METADATA: Final = msgspec.json.Decoder(Metadata)
+
+
+def metadata_of(head: Mapping[str, msgspec.Raw], tail: Mapping[str, msgspec.Raw], place: str) -> Metadata:
+    """What a trace says before its events, and where that is silent, behind them.
+
+    Args:
+        head: members of its outer object before the events. tail: those behind them.
+        place: names the trace in errors.
+
+    Raises:
+        InputError: a member is of a type that it cannot have.
+    """
+    try:
+        before, after = (_METADATA.decode(msgspec.json.encode(members)) for members in (head, tail))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{place}: what stands beside its traceEvents cannot be used: {error}") from error
+    said = {name: value for name in Metadata.__struct_fields__ if (value := getattr(before, name)) is not None}
+    return msgspec.structs.replace(after, **said)

@@ -1,0 +1,115 @@
+"""Times of Kineto traces: exact to the nanosecond, at any size and in any notation (docs/measuring.md, W7, W14)."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aorta.analysis.load import chrome_json
+from aorta.analysis.load.microseconds import as_text, of_numbers, of_text, of_texts, of_value
+from aorta.analysis.traces.table import Class
+from tests.analysis.traces.kineto_files import BASE_NS, GEMM, document, kernel, read, read_text, rows
+
+
+def test_nanoseconds_of_a_trace_are_exact_with_and_without_a_base():
+    based = read([kernel(GEMM, 4400494439461.467, 0.001)])
+    assert rows(based, Class.COMPUTE) == [(GEMM, BASE_NS + 4400494439461467, BASE_NS + 4400494439461468)]
+    assert based.clock == "REALTIME"
+    # Without a base: microseconds from 1970. float64 cannot hold the digits; a neighbour would be 128 ns away (W14).
+    events = [kernel(GEMM, "TS", 3.25), kernel(GEMM, 1682725898082230, 2)]
+    text = json.dumps(document(events, baseTimeNanoseconds=None)).replace('"TS"', "1682725898082228.123")
+    old = read_text(text)
+    assert rows(old, Class.COMPUTE) == [
+        (GEMM, 1682725898082228123, 1682725898082231373),
+        (GEMM, 1682725898082230000, 1682725898082232000),
+    ]
+    assert (old.clock, old.resolution_ns) == ("REALTIME", 1)
+    whole_us = read([kernel(GEMM, 1682725898082228, 3)], baseTimeNanoseconds=None)
+    assert (whole_us.clock, whole_us.resolution_ns) == ("REALTIME", 1000)
+    assert read([kernel(GEMM, 12.5, 3)], baseTimeNanoseconds=None).clock == "unknown"
+
+
+def test_digits_are_kept_where_a_trace_without_a_base_comes_in_several_pieces(monkeypatch):
+    monkeypatch.setattr(chrome_json, "BLOCK", 256)
+    first = 1682725898082228123
+    starts = [first + 1_000_001 * number for number in range(12)]
+    for separators in ((",", ":"), (" , ", ": ")):
+        text = json.dumps(document([kernel(GEMM, f"T{at}T", 3) for at in starts], baseTimeNanoseconds=None))
+        text = json.dumps(json.loads(text), separators=separators)
+        for at in starts:
+            text = text.replace(f'"T{at}T"', f"{at // 1000}.{at % 1000:03d}")
+        assert [start for _, start, _ in rows(read_text(text), Class.COMPUTE)] == starts
+
+
+def in_decimals(ns: int) -> str:
+    return as_text(ns).decode()
+
+
+def one(text: str) -> int | None:
+    """Of a column of one."""
+    found, known = of_texts([text.encode()])
+    return int(found[0]) if known[0] else None
+
+
+@given(st.integers(-(2**43) * 1000 + 1, 2**43 * 1000 - 1))
+def test_every_nanosecond_below_2_to_the_43_microseconds_survives_float64(ns):
+    read = of_numbers([float(in_decimals(ns))])
+    assert read is not None
+    assert read[0].tolist() == [ns]
+    assert of_text(in_decimals(ns).encode()) == one(in_decimals(ns)) == ns
+
+
+@given(st.lists(st.integers(-(2**62) + 1, 2**62 - 1), max_size=20), st.data())
+def test_digits_are_exact_at_any_size_and_in_any_notation(all_ns, data):
+    texts = [data.draw(st.sampled_from([in_decimals(ns), f"{ns}e-3", in_decimals(ns).rstrip("0")])) for ns in all_ns]
+    texts = [text + "0" if text.endswith(".") else text for text in texts]
+    found, known = of_texts([text.encode() for text in texts])
+    assert (found.tolist(), known.tolist()) == (all_ns, [True] * len(all_ns))
+    assert [of_text(text.encode()) for text in texts] == all_ns
+
+
+@given(st.lists(st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(), st.none())))
+def test_a_column_of_anything_reads_each_value_as_it_reads_it_alone(values):
+    texts = [json.dumps(value).encode() for value in values]
+    found, known = of_texts(texts)
+    for text, ns, is_known in zip(texts, found.tolist(), known.tolist(), strict=True):
+        alone = of_text(text)
+        in_range = alone is not None and abs(alone) < 2**62
+        assert (is_known, ns) == (in_range, alone if in_range else 0), text
+
+
+def test_whole_microseconds_are_exact_as_far_as_a_clock_shows_them():
+    whole = of_numbers([1682725898082228, 2**62 // 1000 - 1])
+    assert whole is not None
+    assert whole[0].tolist() == [1682725898082228000, (2**62 // 1000 - 1) * 1000]
+    assert of_numbers([2**62 // 1000 + 1]) is None
+    assert of_numbers([10**400, 1.5]) is None
+    assert of_numbers([1682725898082228.0]) is None
+    mixed = of_numbers([1, 2.5, None, "soon"])
+    assert mixed is not None
+    assert (mixed[0].tolist(), mixed[1].tolist()) == ([1000, 2500, 0, 0], [True, True, False, False])
+
+
+@pytest.mark.parametrize("text", ["null", "1e400", '"1"', "1e18", "-", "1.2.3", "[1]", "9" * 16, "9" * 19, "9" * 5000])
+def test_what_no_clock_shows_is_not_known(text):
+    assert one(text) is None
+
+
+@pytest.mark.parametrize("text", [b"null", b"1e999999999", b"-", b"1.2.3", b"NaN", b"9" * 5000, b"\xff"])
+def test_a_value_that_is_no_time_is_refused_at_once(text):
+    with pytest.raises(ValueError, match="not a number of microseconds"):
+        of_value(text)
+
+
+@given(st.integers(-(10**19), 10**19))
+def test_C14_a_time_goes_through_text_without_losing_a_digit(ns):
+    assert of_value(as_text(ns)) == of_value(b'"%b"' % as_text(ns)) == ns
+
+
+@given(st.decimals(-(10**12), 10**12, places=5), st.sampled_from(["f", "e"]))
+def test_C14_a_time_in_any_form_is_read_to_the_nearest_nanosecond(value, form):
+    assert abs(of_value(format(value, form).encode()) - Fraction(value) * 1000) <= Fraction(1, 2)
