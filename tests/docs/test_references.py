@@ -16,7 +16,7 @@ MEASURING = ROOT / "docs" / "measuring.md"
 NUMBERS = [*(f"R{n}" for n in range(1, 11)), *(f"W{n}" for n in range(1, 27)), *(f"K{n}" for n in range(1, 8))]
 SOURCES = sorted(
     path
-    for folder in ("aorta", "analysis", "scripts", "config", "tests")
+    for folder in ("aorta", "analysis", "scripts", "config", "tests", "benchmarks")
     for path in (ROOT / folder).rglob("*")
     if path.is_file() and path.suffix in {".py", ".sh", ".yaml"}
 )

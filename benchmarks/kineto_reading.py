@@ -1,4 +1,4 @@
-"""Reading Kineto traces, beside merely parsing them: `python -m tests.benchmarks.kineto_reading [--hta-python PATH]`.
+"""Reading Kineto traces, beside merely parsing them: `python -m benchmarks.kineto_reading [--hta-python PATH]`.
 
 Regime: generated traces of 54 MB (`kineto_traces`, Kineto's layout), gzip; one file at a time in a fresh process; the
 best of `--repeats`. Measured: (a) AORTA, from the compressed file to classified rows and the metrics of every step and
@@ -23,8 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import kineto_with_hta
-from tests.benchmarks.kineto_traces import Plan, write_traces
+from benchmarks import kineto_with_hta
+from benchmarks.kineto_traces import Plan, write_traces
 
 TIME_LIMIT, MEMORY_LIMIT, HTA_FACTOR = 0.35, 0.45, 12.0
 
@@ -92,7 +92,7 @@ def best(way: str, path: Path, repeats: int) -> dict[str, Any]:
     """The quickest of some fresh processes; the smallest memory."""
     found = []
     for _ in range(repeats):
-        command = [sys.executable, "-m", "tests.benchmarks.kineto_reading", "--way", way, "--path", str(path)]
+        command = [sys.executable, "-m", "benchmarks.kineto_reading", "--way", way, "--path", str(path)]
         found.append(_last_line(command))
     quickest = min(found, key=lambda each: each["seconds"])
     least = {name: min(each[name] for each in found) for name in ("cpu_seconds", "peak_mib") if name in quickest}
@@ -146,7 +146,7 @@ def measure(words: argparse.Namespace) -> int:
         else:
             figures["holistic_trace_analysis"] = None
             figures["holistic_trace_analysis_reason"] = "no --hta-python given"
-    from tests.benchmarks import plans  # with it comes torch, which the ways must not load
+    from benchmarks import plans  # with it comes torch, which the ways must not load
 
     return plans.say("kineto_reading", figures, targets)
 
