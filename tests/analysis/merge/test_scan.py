@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from aorta.analysis.merge.scan import Scanner
 from aorta.errors import InputError
 from tests.analysis.merge.traces import text, x
-from tests.strategies import settings  # noqa: F401  loads the profile
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=6),
