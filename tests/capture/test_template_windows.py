@@ -27,7 +27,7 @@ def one_epoch(tmp_path_factory):
 
 
 def test_E1_the_twelve_defaults():
-    fields = {field.name: field.default for field in dataclasses.fields(preset("composer"))}
+    fields = dataclasses.asdict(preset("composer"))
     wanted = {
         "folder": "{run_name}/torch_traces",
         "filename": "rank{rank}.{batch}.pt.trace.json",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aorta.config.resolve import steps_planned
-from aorta.config.schema import DDP, DType, Naming, Resnet18, TutorialProfiling, Wording
+from aorta.config.schema import DDP, DType, Naming, Resnet18, Wording
 
 WORKLOAD = "workload=resnet18"
 
@@ -36,7 +36,6 @@ def test_B9_the_experiment_is_the_workload_with_the_tutorial_s_window(door):
     config = door("experiment=tutorial").job.config
     assert config.workload == Resnet18()
     assert isinstance(config.parallel, DDP)
-    assert isinstance(config.profiling, TutorialProfiling)
     window = config.profiling
     assert (window.enabled, window.naming, window.ranks) == (True, Naming.rank_iter, "all")
     assert (window.wait, window.warmup, window.active, window.repeat) == (10, 5, 3, 1)
