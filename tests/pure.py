@@ -1,9 +1,9 @@
 """The test files of `scripts/check --fast`: `python -m tests.pure` names them.
 
-They are chosen by what they are, not by a list. A file is pure if nothing reaches beyond the test's own process: neither
-the file, nor a helper of the tests or a `conftest.py` that it uses, nor a module of AORTA that it names imports torch,
-processes, threads, clocks, or sockets; and nothing of AORTA that it uses, at any distance, draws pictures or pages.
-Must not: import what it looks at.
+They are chosen by what they are, not by a list. A file is pure if nothing reaches beyond the test's own process:
+neither the file, nor a helper of the tests or a `conftest.py` that it uses, nor a module of AORTA that it names imports
+torch, processes, threads, clocks, sockets or Hydra, and nothing of AORTA that it uses, at any distance, draws pictures
+or pages. Must not: import what it looks at.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def is_pure(path: Path) -> bool:
     above = path.relative_to(ROOT / "tests").parents
     conftests = [ROOT / "tests" / folder / "conftest.py" for folder in above if folder.parts]
     own = {path, *(one for one in conftests if one.is_file())}
-    for one in list(own):
+    for one in tuple(own):
         _reached(one, "tests", own)
     named = {name for one in own for name in _imports(one) if name.startswith("aorta.")}
     direct = {found for name in named if (found := _file(name)) is not None}

@@ -46,11 +46,12 @@ def outcomes(folder: Path, *words: str, **variables: str) -> tuple[int, dict[str
     (folder / "test_small.py").write_text(FILE)
     (folder / "test_whole_file.py").write_text(WHOLE_FILE)
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -ra\n")
+    own = environment(PYTHONPATH=str(ROOT)) | {VARIABLE: ""} | variables  # the gate itself may have it set
     plugin = ["-p", "tests.allowed_skips", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *plugin, *words, str(folder)],
         cwd=folder,
-        env=environment(PYTHONPATH=str(ROOT), **variables),
+        env=own,
         capture_output=True,
         text=True,
     )

@@ -66,3 +66,11 @@ def test_every_marker_is_explained() -> None:
     markers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
     explained = first_column(section(ROOT / "CONTRIBUTING.md", "Tests"))
     assert explained == [f"`{marker.split(':')[0]}`" for marker in markers]
+
+
+def test_tests_of_devices_stand_where_the_gate_looks_for_them() -> None:
+    """`scripts/check` collects these rooms alone for its stage on the simulated device."""
+    (line,) = re.findall(r"^ *rooms=\((tests/.*)\)$", (ROOT / "scripts" / "check").read_text(), re.MULTILINE)
+    marked = re.compile(r"\bmark\.(?:gpu|simulated|rocm)\b")
+    found = {path.relative_to(ROOT).parts[1] for path in SOURCES if marked.search(path.read_text())}
+    assert {f"tests/{room}" for room in found} == set(line.split())
