@@ -14,6 +14,7 @@ from aorta.errors import InputError
 from tests.analysis.builders import strict_json
 from tests.analysis.launches.builders import CONFIG, launch, launch_set
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
 HIGH = (0.80, 0.81, 0.82, 0.83)
 LOW = (0.60, 0.61, 0.62, 0.63)
 _FOLDERS = itertools.count()
