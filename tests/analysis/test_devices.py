@@ -82,7 +82,7 @@ def test_failed_samples_are_told_and_join_nothing(tmp_path):
 @pytest.fixture
 def report(tmp_path):
     def make(**runs):
-        return write_report({name: tmp_path / name for name in runs}, tmp_path / "report")
+        return write_report({name: tmp_path / name for name in runs}, tmp_path / "report", html=False)
 
     return make
 

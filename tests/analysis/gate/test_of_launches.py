@@ -14,7 +14,6 @@ from aorta.analysis.launches.rules import Rules
 from aorta.analysis.report import write_report
 from tests.analysis.launches.builders import launch, launch_set
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 EIGHT = tuple(0.8 + number / 1000 for number in range(8))
 P_OF_EIGHT = 2 / 12870
 """Two of C(16, 8) orders of eight against eight launches."""

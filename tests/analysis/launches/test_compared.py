@@ -14,7 +14,6 @@ from aorta.errors import InputError
 from tests.analysis.builders import strict_json
 from tests.analysis.launches.builders import CONFIG, launch, launch_set
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 HIGH = (0.80, 0.81, 0.82, 0.83)
 LOW = (0.60, 0.61, 0.62, 0.63)
 _FOLDERS = itertools.count()
@@ -28,7 +27,8 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def report(tmp_path: Path, reference: Path, candidate: Path, **rules: Any) -> Report:
     output = tmp_path / f"out{next(_FOLDERS)}"
-    found = write_report({"old": reference, "new": candidate}, output, "old", "new", rules=Rules(**rules))
+    sources, of = {"old": reference, "new": candidate}, Rules(**rules)
+    found = write_report(sources, output, "old", "new", rules=of, html=False)  # the page has tests of its own
     assert strict_json(output / "summary.json") == found.summary
     return found
 
