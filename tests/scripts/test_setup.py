@@ -98,7 +98,8 @@ def test_an_unknown_argument_is_refused(sh):
     assert (result.code, result.err) == (1, "setup.sh: unknown argument '--develop'; allowed: --dev\n")
 
 
-MAIN = "not gpu and not simulated and not slow"
+MAIN = "not gpu and not simulated and not alone and not slow"
+ALONE = ["alone and not gpu and not simulated and not slow", "-n", "0"]
 TWO_AT_A_TIME = ["-m", "pytest", "-n", "2", "--dist", "loadfile", "-m"]
 
 
@@ -122,6 +123,7 @@ def test_check_runs_its_stages_in_order_and_passes_words_to_pytest(sh, repo):
         [],
         [],
         [*TWO_AT_A_TIME, MAIN, "-k", "a name"],
+        [*TWO_AT_A_TIME, *ALONE, "-k", "a name"],
     ]
     assert {call["env"]["OMP_NUM_THREADS"] for call in result.calls} == {"1"}
     assert {call["cwd"] for call in result.calls} == {str(repo)}
@@ -142,6 +144,7 @@ def test_with_a_compiler_the_device_path_is_tested_on_the_simulated_device(sh, r
         ["-m", "aorta.instrument.native"],
         ["-m", "tests.simulated.build"],
         [*TWO_AT_A_TIME, MAIN, *words],
+        [*TWO_AT_A_TIME, *ALONE, *words],
         [*TWO_AT_A_TIME, "(gpu or simulated) and not slow", *rooms, *words],
     ]
     assert [call["env"].get("AORTA_SIMULATED_DEVICE") for call in result.calls[-2:]] == [None, "virtual"]
@@ -157,7 +160,7 @@ def test_check_stops_at_the_first_failure_and_names_it(sh, repo):
 def test_words_that_match_in_one_half_of_the_tests_only_are_no_failure(sh, repo):
     ready(sh, repo)
     words = sh("check", "-k", "a name", STANDIN_FAIL_ON=MAIN, STANDIN_EXIT="5")
-    assert (words.code, len(words.calls)) == (0, 5)
+    assert (words.code, len(words.calls)) == (0, 6)
     none = sh("check", STANDIN_FAIL_ON=MAIN, STANDIN_EXIT="5")
     assert none.code == 5
     assert "check: stage 'tests' failed (exit 5)" in none.err
