@@ -62,8 +62,8 @@ def _train(output: Path, ranks: int, words: tuple[str, ...]) -> None:
 
 
 def _write_traces(folder: Path) -> None:
+    from benchmarks.kineto_traces import Plan, write_traces
     from tests.analysis.traces import nsys_files, rocprof_files
-    from tests.benchmarks.kineto_traces import Plan, write_traces
 
     kineto = folder / "kineto"
     kineto.mkdir(exist_ok=True)
@@ -142,8 +142,9 @@ def compare(folder: Path, before: Path) -> int:
         values += _count(other)
         for at, left, right in differences(other, mine):
             found[at] += 1
-            print(f"{name}: {at}: {str(left)[:100]} -> {str(right)[:100]}")
-    print(json.dumps({"inputs": names, "values": values, "differences": sum(found.values()), "keys": sorted(found)}))
+            sys.stdout.write(f"{name}: {at}: {str(left)[:100]} -> {str(right)[:100]}\n")
+    said = {"inputs": names, "values": values, "differences": sum(found.values()), "keys": sorted(found)}
+    sys.stdout.write(json.dumps(said) + "\n")
     return bool(found)
 
 

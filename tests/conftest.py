@@ -1,16 +1,27 @@
-"""For all tests: what they start hears signals, also where a shell had them ignored (`nohup`, `&`).
+"""For all tests: signals, the simulated device, hypothesis' profile, and which skips are accepted.
 
-A program starts with the signals ignored that its parent ignores, and many tests send one. A handler, even one that
-does nothing, is not passed on: the tests themselves still ignore what they were told to ignore.
+Signals: what the tests start hears them, also where a shell had them ignored (`nohup`, `&`). A program starts with the
+signals ignored that its parent ignores, and many tests send one. A handler, even one that does nothing, is not passed
+on: the tests themselves still ignore what they were told to ignore.
 
-And before anybody imports torch: the simulated device, where AORTA_SIMULATED_DEVICE asks for it (`tests/simulated`).
+The simulated device (`tests/simulated`), where AORTA_SIMULATED_DEVICE asks for it: before anybody imports torch.
+
+Hypothesis: `gate` draws the same examples every time, so that the gate answers alike twice; with
+`HYPOTHESIS_PROFILE=soak` it searches anew, and longer. No deadlines and no limit for drawing examples: on a shared
+machine they test the machine. Must not: define what only some rooms need.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 
+from hypothesis import HealthCheck, settings
+
+from tests.allowed_skips import pytest_make_collect_report, pytest_runtest_makereport
 from tests.simulated import load
+
+__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
 
 for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) == signal.SIG_IGN:
@@ -19,3 +30,8 @@ for number in (signal.SIGINT, signal.SIGHUP):
 if load.wanted():
     load.load()
     load.for_children()
+
+_UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("gate", _UNTIMED, derandomize=True, max_examples=100)
+settings.register_profile("soak", _UNTIMED, max_examples=20_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))

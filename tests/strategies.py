@@ -1,27 +1,19 @@
 """Every hypothesis strategy of the test suite, in one file.
 
-Enters: nothing. Leaves: intervals on a range small enough to enumerate, and any line of the record. Two profiles:
-`gate` gives the same answer every time it is run; `HYPOTHESIS_PROFILE=soak pytest ...` searches anew, and longer.
+Intervals on a range small enough to enumerate, and any line of the record. Must not: choose how many examples are drawn
+(`tests/conftest.py` does).
 """
 
 from __future__ import annotations
 
-import os
 import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from aorta.telemetry.schema import Anchor, Footer, Header, Step
 from aorta.timeline.classes import KINDS
-
-# No deadlines, and no limit for drawing examples: on a shared machine they test the machine.
-UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("gate", UNTIMED, derandomize=True, max_examples=200)
-settings.register_profile("soak", UNTIMED, max_examples=20_000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 RANGE = range(-3, 41)
 """Nanoseconds in which small intervals lie: few enough to hold as a set, enough to abut, nest and coincide."""

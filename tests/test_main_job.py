@@ -26,7 +26,8 @@ def torchrun(*words: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", str(ROOT / "train.py"), *words]
 
 
-def test_D40_torchrun_train_with_profiling_and_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.spec("D40")
+def test_torchrun_train_with_profiling_and_nothing_else(tmp_path: Path) -> None:
     done = run(torchrun("profiling.enabled=true"), tmp_path)
     assert done.returncode == 0, done.stderr
     kept = record(tmp_path / "artifacts")
@@ -38,7 +39,8 @@ def test_D40_torchrun_train_with_profiling_and_nothing_else(tmp_path: Path) -> N
     assert {path.name for path in tmp_path.iterdir()} == {"artifacts"}
 
 
-def test_D19_a_step_contains_its_marker_in_the_trace(tmp_path: Path) -> None:
+@pytest.mark.spec("D19")
+def test_a_step_contains_its_marker_in_the_trace(tmp_path: Path) -> None:
     done = run(torchrun(*SMALL, "profiling.enabled=true", "profiling.active=5"), tmp_path)
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "artifacts" / "torch_profiler" / "rank0").iterdir()
@@ -64,7 +66,8 @@ def test_python_without_torchrun_is_a_world_of_one(tmp_path: Path) -> None:
     assert [(s.rank, s.world_size) for s in steps] == [(0, 1)] * 3
 
 
-def test_D42_report_of_two_labels_from_anywhere(tmp_path: Path) -> None:
+@pytest.mark.spec("D42")
+def test_report_of_two_labels_from_anywhere(tmp_path: Path) -> None:
     for label in ("cuda", "rocm"):
         done = run(torchrun(*SMALL, f"label={label}"), tmp_path)
         assert done.returncode == 0, done.stderr
@@ -77,7 +80,8 @@ def test_D42_report_of_two_labels_from_anywhere(tmp_path: Path) -> None:
     assert {"cuda_timeline.png", "rocm_timeline.png"} <= {path.name for path in folder.iterdir()}
 
 
-def test_D42_without_runs_the_report_says_what_would_make_them(tmp_path: Path) -> None:
+@pytest.mark.spec("D42")
+def test_without_runs_the_report_says_what_would_make_them(tmp_path: Path) -> None:
     done = run([*REPORT, "--reference", "nowhere", "--candidate", "nothing"], tmp_path)
     assert done.returncode == 2
     assert str(tmp_path / "artifacts" / "nowhere") in done.stderr

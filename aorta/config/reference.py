@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
@@ -97,9 +98,12 @@ def _page() -> Iterator[str]:
     yield "\n## Keys\n"
     yield from _section("The root", "", Config, composed)
     for section, node in get_type_hints(Config).items():
+        told = set[type[Any]]()
         for option, schema_of in GROUPS.get(section, {}).items():
             values, _ = _composed(f"{section}={option}")
-            yield from _section(f"`{section}={option}`", section, schema_of, values[section])
+            about = _comment_of(section, option) if schema_of in told else None
+            yield from _section(f"`{section}={option}`", section, schema_of, values[section], about)
+            told.add(schema_of)
         if section not in GROUPS and is_dataclass(node):
             yield from _section(f"`{section}`", section, cast(type[Any], node), composed[section])
     yield "## Experiments\n"
@@ -109,8 +113,10 @@ def _page() -> Iterator[str]:
     yield from _older_names()
 
 
-def _section(title: str, prefix: str, node: type[Any], values: dict[str, Any]) -> Iterator[str]:
-    yield f"### {title}\n\n{inspect.getdoc(node)}\n"
+def _section(
+    title: str, prefix: str, node: type[Any], values: dict[str, Any], about: str | None = None
+) -> Iterator[str]:
+    yield f"### {title}\n\n{about or inspect.getdoc(node)}\n"
     rows = [(f"{prefix}.{entry.name}".lstrip("."), entry) for entry in entries(node) if entry.kind]
     rows = [(key, entry) for key, entry in rows if key not in NAMES]
     if not rows:
@@ -121,6 +127,12 @@ def _section(title: str, prefix: str, node: type[Any], values: dict[str, Any]) -
         default = json.dumps(values[entry.name]).strip('"')
         yield f"| `{key}` | {entry.kind} | `{default}` | {_cell(entry.meaning)} |"
     yield ""
+
+
+def _comment_of(group: str, option: str) -> str:
+    """The comment an option's file begins with, where several options share a schema class."""
+    lines = (CONFIG_DIR / group / f"{option}.yaml").read_text().splitlines()
+    return " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
 
 
 def _experiment(path: Path) -> Iterator[str]:

@@ -27,7 +27,7 @@ from aorta.config.groups.loop import (
     Training,
 )
 from aorta.config.groups.parallel import DDP, FSDP, FSDP1, FSDPTP, HSDP, TP, NoParallel, Parallel
-from aorta.config.groups.profiling import ComposerProfiling, MeshProfiling, Naming, Profiling, TutorialProfiling
+from aorta.config.groups.profiling import ComposerProfiling, Naming, Profiling
 from aorta.config.groups.telemetry import Devices, Telemetry
 from aorta.config.groups.workload import Ranking, Resnet18, Rpc, Workload
 
@@ -54,7 +54,6 @@ __all__ = [
     "EmulatedFabric",
     "Fabric",
     "Instrument",
-    "MeshProfiling",
     "Mode",
     "Naming",
     "NoParallel",
@@ -69,7 +68,6 @@ __all__ = [
     "Sharding",
     "Telemetry",
     "Training",
-    "TutorialProfiling",
     "Wording",
     "Workload",
     "register",
@@ -111,8 +109,8 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
     },
     "profiling": {
         "aorta": Profiling,
-        "d9d": MeshProfiling,
-        "tutorial": TutorialProfiling,
+        "d9d": Profiling,
+        "tutorial": Profiling,
         "composer": ComposerProfiling,
     },
     "fabric": {"none": Fabric, "emulated": EmulatedFabric},

@@ -20,7 +20,7 @@ from aorta.telemetry.schema import SCHEMA_VERSION, Anchor, Footer, Header, Line,
 
 RANK_FILE_NAME = re.compile(r"^rank_(\d+)_metrics\.jsonl$")
 LINE_LIMIT: Final = 16 * 1024 * 1024
-"""Longest line that is read, bytes. A step of 50 collectives takes at most 8 KiB (`tests/benchmarks/record_size.py`);
+"""Longest line that is read, bytes. A step of 50 collectives takes at most 8 KiB (`benchmarks/record_size.py`);
 this is two thousand of those, and decoded it still fits into the memory of a laptop."""
 PROBLEM_LIMIT: Final = 100
 """Sentences kept of one file; further bad lines are only counted."""

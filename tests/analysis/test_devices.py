@@ -44,6 +44,7 @@ def write(folder, lines, telemetry=NVML, rank=0, ranks=1):
     return folder
 
 
+@pytest.mark.spec("D27")
 def test_D27_a_sample_belongs_to_the_step_in_which_it_was_taken(tmp_path):
     # Written two steps late, as lines are; the third is 0.1 s behind the end of step 2.
     late = [sample(1.1, 2000.0), sample(1.4, 1000.0, power_w=300.0), sample(3.6, 1500.0)]
@@ -56,6 +57,7 @@ def test_D27_a_sample_belongs_to_the_step_in_which_it_was_taken(tmp_path):
     assert frame["device_temp_c"].isna().all()
 
 
+@pytest.mark.spec("D27")
 def test_D27_throttled_in_any_sample_of_a_step_is_throttled_and_untold_is_unknown(tmp_path):
     taken = [sample(1.1, 1.0, []), sample(1.2, 1.0, ["thermal"]), sample(2.2, 1.0, []), sample(3.2, 1.0)]
     frame = aorta.analysis.steps(write(tmp_path / "run", steps(3, {2: taken})))
@@ -80,11 +82,12 @@ def test_failed_samples_are_told_and_join_nothing(tmp_path):
 @pytest.fixture
 def report(tmp_path):
     def make(**runs):
-        return write_report({name: tmp_path / name for name in runs}, tmp_path / "report")
+        return write_report({name: tmp_path / name for name in runs}, tmp_path / "report", html=False)
 
     return make
 
 
+@pytest.mark.spec("D27")
 def test_D27_the_summary_and_the_health_of_a_throttled_run(tmp_path, report):
     # Step 0 is warm-up: what was sampled in it (1.2 s) does not count.
     taken = {
@@ -120,6 +123,7 @@ def test_D27_the_summary_and_the_health_of_a_throttled_run(tmp_path, report):
 @pytest.mark.parametrize(
     ("throttles", "state"), [([[], []], "no"), ([[], None], "no"), ([None, None], "unknown"), ([["other"], []], "yes")]
 )
+@pytest.mark.spec("D27")
 def test_D27_throttled_yes_no_or_unknown(tmp_path, report, throttles, state):
     taken = [sample(1.1 + place, 1.0, throttle) for place, throttle in enumerate(throttles)]
     write(tmp_path / "a", steps(2, {1: taken}))

@@ -52,7 +52,7 @@ def test_a_comparison_writes_everything_it_names(tmp_path: Path) -> None:
 
 def test_the_text_fits_and_names_denominators(tmp_path: Path) -> None:
     sources = {name: simulated_run(tmp_path / name, label=name, ranks=2, steps=6, seed=ord(name)) for name in "ab"}
-    text = write_report(sources, tmp_path / "out", "a", "b").text
+    text = write_report(sources, tmp_path / "out", "a", "b", html=False).text
     lines = [line for line in text.splitlines() if str(tmp_path) not in line]
     assert max(map(len, lines)) <= 100
     assert "overlap_ratio (hidden/comm)" in text
@@ -75,7 +75,7 @@ def test_the_collectives_of_a_dataset_are_told_with_what_limits_them(tmp_path: P
     rows = [collective("reducescatter", end_source="wait"), collective("broadcast", 1)]
     for rank in range(2):
         write_rank(tmp_path, header(rank, 2), [step(rank, 2, overlap=metrics(10, 8, 4, 2), collectives=rows)])
-    text = write_report({"x": tmp_path}, tmp_path / "out").text
+    text = write_report({"x": tmp_path}, tmp_path / "out", html=False).text
     assert "reducescatter 1 MB n=2                       1.000       0.000       1.000       0.500" in text
     assert "reducescatter: some ends are those of the caller's wait; its transfer is an upper bound" in text
     assert "null transfer of broadcast: a rank may end this kind early" in text
@@ -83,7 +83,7 @@ def test_the_collectives_of_a_dataset_are_told_with_what_limits_them(tmp_path: P
 
 def test_a_third_dataset_gets_its_own_table(tmp_path: Path) -> None:
     sources = {name: simulated_run(tmp_path / name, label=name, ranks=1, steps=5) for name in "abc"}
-    text = write_report(sources, tmp_path / "out", "a", "b").text
+    text = write_report(sources, tmp_path / "out", "a", "b", html=False).text
     assert text.count("rank spread") == 1
     assert "reference = a, candidate = b" in text
 

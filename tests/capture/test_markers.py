@@ -27,7 +27,8 @@ def told(monkeypatch):
 
 
 @pytest.mark.parametrize("environment", [NSYS, ROCPROF])
-def test_D28_steps_are_marked_when_a_tool_is_there(told, environment):
+@pytest.mark.spec("D28")
+def test_steps_are_marked_when_a_tool_is_there(told, environment):
     markers = StepMarkers(None, environment)
     for step in (4, 5):
         with markers.iteration(step):
@@ -36,25 +37,29 @@ def test_D28_steps_are_marked_when_a_tool_is_there(told, environment):
 
 
 @pytest.mark.parametrize(("asked", "environment", "on"), [(None, {}, False), (False, NSYS, False), (True, {}, True)])
-def test_D28_otherwise_only_when_asked(told, asked, environment, on):
+@pytest.mark.spec("D28")
+def test_otherwise_only_when_asked(told, asked, environment, on):
     markers = StepMarkers(asked, environment)
     with markers.iteration(0):
         pass
     assert bool(told) is on
 
 
-def test_D28_without_a_tool_nothing_at_all_is_called():
+@pytest.mark.spec("D28")
+def test_without_a_tool_nothing_at_all_is_called():
     # torch's own stub raises when it is called; a context of the standard library cannot call it.
     assert type(StepMarkers(None, {}).iteration(0)) is nullcontext
 
 
-def test_D28_a_step_that_fails_ends_its_range(told):
+@pytest.mark.spec("D28")
+def test_a_step_that_fails_ends_its_range(told):
     with pytest.raises(ZeroDivisionError), StepMarkers(True, {}).iteration(0):
         raise ZeroDivisionError
     assert told == ["iteration#0", "pop"]
 
 
-def test_D28_a_torch_without_nvtx_says_so_and_trains_on(monkeypatch, caplog):
+@pytest.mark.spec("D28")
+def test_a_torch_without_nvtx_says_so_and_trains_on(monkeypatch, caplog):
     def fail(_: str) -> None:
         raise RuntimeError("NVTX functions not installed")
 
@@ -66,7 +71,8 @@ def test_D28_a_torch_without_nvtx_says_so_and_trains_on(monkeypatch, caplog):
     assert "profiling.nvtx=true: this torch" in caplog.text
 
 
-def test_D28_a_loop_of_ones_own_is_marked_too(told, monkeypatch, tmp_path):
+@pytest.mark.spec("D28")
+def test_a_loop_of_ones_own_is_marked_too(told, monkeypatch, tmp_path):
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "4711")
     with aorta.record(tmp_path / "run", model=nn.Linear(2, 2), start_step=7) as recording:
         recording.step()

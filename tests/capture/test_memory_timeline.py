@@ -43,7 +43,8 @@ KNOWN = {
 }
 
 
-def test_E19_peak_and_what_was_alive_then():
+@pytest.mark.spec("E19")
+def test_peak_and_what_was_alive_then():
     cpu, gpu = timelines(KNOWN)
     assert (cpu.device, cpu.peak.allocated, cpu.peak.ts_us) == ("CPU", 10120, 40)
     # 0xA was given back before, 0xD came after.
@@ -53,13 +54,15 @@ def test_E19_peak_and_what_was_alive_then():
     assert (gpu.device, gpu.peak.bytes) == ("GPU 3", 10 << 20)
 
 
-def test_E19_the_innermost_operator_is_named():
+@pytest.mark.spec("E19")
+def test_the_innermost_operator_is_named():
     events = [*KNOWN["traceEvents"][:4]]
     ((one,),) = [timeline.live for timeline in timelines({"traceEvents": events})]
     assert one.operator == "aten::empty"
 
 
-def test_E17_E19_the_page_stands_alone_and_names_the_highest_values(tmp_path):
+@pytest.mark.spec("E17", "E19")
+def test_the_page_stands_alone_and_names_the_highest_values(tmp_path):
     source, target = tmp_path / "trace.json", tmp_path / "memory.html"
     source.write_text(json.dumps(KNOWN))
     assert main([str(source), str(target)]) == 0
@@ -72,17 +75,20 @@ def test_E17_E19_the_page_stands_alone_and_names_the_highest_values(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["memory.html", "trace.json"]
 
 
-def test_E19_names_in_a_trace_are_text_on_the_page():
+@pytest.mark.spec("E19")
+def test_names_in_a_trace_are_text_on_the_page():
     trace = {"traceEvents": [span("cpu_op", "<b>x</b>", 0, 9), memory(1, 8, 1, 8)]}
     assert "&lt;b&gt;x&lt;/b&gt;" in page(trace, "<title>")
     assert "<b>" not in page(trace, "<title>")
 
 
-def test_E19_a_trace_without_allocations_says_so():
+@pytest.mark.spec("E19")
+def test_a_trace_without_allocations_says_so():
     assert "The trace holds no <code>[memory]</code> events" in page({"traceEvents": []}, "empty")
 
 
-def test_E19_a_long_curve_keeps_its_peak():
+@pytest.mark.spec("E19")
+def test_a_long_curve_keeps_its_peak():
     events = [memory(t, 1, t, 50 if t != 7777 else 999) for t in range(10_000)]
     text = page({"traceEvents": events}, "long")
     top = min(float(y) for y in re.findall(r",(\d+\.\d+)", text[text.index("<polyline") :]))
@@ -106,7 +112,8 @@ def device(monkeypatch, tmp_path):
     return calls
 
 
-def test_E18_the_allocator_s_history_is_dumped_on_a_device(device, tmp_path):
+@pytest.mark.spec("E18")
+def test_the_allocator_s_history_is_dumped_on_a_device(device, tmp_path):
     history = memory_history.MemoryHistory(wanted=True)
     history.start()
     assert history.running
@@ -120,7 +127,8 @@ def test_E18_the_allocator_s_history_is_dumped_on_a_device(device, tmp_path):
     ]
 
 
-def test_E18_without_a_device_nothing_is_called(monkeypatch, tmp_path):
+@pytest.mark.spec("E18")
+def test_without_a_device_nothing_is_called(monkeypatch, tmp_path):
     history = memory_history.MemoryHistory(wanted=True)
     if torch.cuda.is_available():
         pytest.skip("this machine has a device")
@@ -130,9 +138,8 @@ def test_E18_without_a_device_nothing_is_called(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError("disk full"), None])
-def test_E18_a_snapshot_that_cannot_be_written_costs_neither_the_trace_nor_the_next_window(
-    tmp_path, monkeypatch, error
-):
+@pytest.mark.spec("E18")
+def test_a_snapshot_that_cannot_be_written_costs_neither_the_trace_nor_the_next_window(tmp_path, monkeypatch, error):
     states = []
 
     def dump(path):
@@ -162,7 +169,8 @@ def test_E18_a_snapshot_that_cannot_be_written_costs_neither_the_trace_nor_the_n
     assert states[-1] == {"enabled": None}
 
 
-def test_E18_a_profiler_that_breaks_records_no_allocations_any_more(tmp_path, monkeypatch):
+@pytest.mark.spec("E18")
+def test_a_profiler_that_breaks_records_no_allocations_any_more(tmp_path, monkeypatch):
     states = []
 
     def fail(_):
@@ -187,7 +195,8 @@ def on_a_device(history):
     return make
 
 
-def test_E18_a_folder_that_is_being_filled_is_not_removed_with_an_old_window(tmp_path):
+@pytest.mark.spec("E18")
+def test_a_folder_that_is_being_filled_is_not_removed_with_an_old_window(tmp_path):
     class Remote:
         def put(self, path, name):
             return name

@@ -31,19 +31,22 @@ def eight_steps(tmp_path_factory):
     return folder, said
 
 
-def test_A1_making_one_touches_nothing(tmp_path):
+@pytest.mark.spec("A1")
+def test_making_one_touches_nothing(tmp_path):
     Profiler(d9d(), Place("run"), tmp_path / "none" / "yet", mesh=None)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_A2_A4_A6_a_folder_a_window_named_by_finished_steps(eight_steps):
+@pytest.mark.spec("A2", "A4", "A6")
+def test_a_folder_a_window_named_by_finished_steps(eight_steps):
     folder, _ = eight_steps
     assert files_below(folder) == ["step_4/trace.tar.gz", "step_8/trace.tar.gz"]
     assert numbers(read(folder / "step_4/trace.tar.gz")) == [3]
     assert numbers(read(folder / "step_8/trace.tar.gz")) == [7]
 
 
-def test_A3_a_schedule_that_cannot_be_is_refused_when_it_is_made(tmp_path):
+@pytest.mark.spec("A3")
+def test_a_schedule_that_cannot_be_is_refused_when_it_is_made(tmp_path):
     with pytest.raises(ValueError, match="period=2, warmup=2, active=1"):
         Profiler(d9d(2, 2, 1), Place("run"), tmp_path)
 
@@ -59,7 +62,8 @@ def test_A3_a_schedule_that_cannot_be_is_refused_when_it_is_made(tmp_path):
         (1, (1, 1), 2, "rank-1-coord-1-trace.tar.gz"),  # no parallelism, two processes: two names (B8)
     ],
 )
-def test_A5_names_have_global_rank_and_coordinate(tmp_path, rank, shape, world, name):
+@pytest.mark.spec("A5")
+def test_names_have_global_rank_and_coordinate(tmp_path, rank, shape, world, name):
     place = Place("run", rank, world_size=world, coordinate=coordinate_of(rank, shape, world))
     loop(tmp_path, d9d(2, 0, 1), 2, place=place)
     assert files_below(tmp_path) == [f"step_2/{name}"]
@@ -67,7 +71,8 @@ def test_A5_names_have_global_rank_and_coordinate(tmp_path, rank, shape, world, 
         assert archive.getnames() == [name.replace(".tar.gz", ".json")]
 
 
-def test_A5_coordinates_are_those_of_torch_s_mesh():
+@pytest.mark.spec("A5")
+def test_coordinates_are_those_of_torch_s_mesh():
     sizes = (2, 1, 3, 2)
     ranks = torch.arange(12).reshape(sizes)
     for rank in range(12):
@@ -81,13 +86,15 @@ def world_of_one():
     dist.destroy_process_group()
 
 
-def test_A6_a_mesh_of_one_needs_no_coordinate(tmp_path, world_of_one):
+@pytest.mark.spec("A6")
+def test_a_mesh_of_one_needs_no_coordinate(tmp_path, world_of_one):
     mesh = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("pp", "dp", "tp"))
     loop(tmp_path, d9d(2, 0, 1), 2, mesh=mesh)
     assert files_below(tmp_path) == ["step_2/trace.tar.gz"]
 
 
-def test_A7_a_rank_outside_the_mesh_is_told_when_it_opens(tmp_path):
+@pytest.mark.spec("A7")
+def test_a_rank_outside_the_mesh_is_told_when_it_opens(tmp_path):
     class Elsewhere:
         shape = (2,)
 
@@ -99,7 +106,8 @@ def test_A7_a_rank_outside_the_mesh_is_told_when_it_opens(tmp_path):
         profiler.open(0)
 
 
-def test_A8_one_regular_member_under_the_bare_name(eight_steps):
+@pytest.mark.spec("A8")
+def test_one_regular_member_under_the_bare_name(eight_steps):
     folder, _ = eight_steps
     with tarfile.open(folder / "step_4/trace.tar.gz", "r:gz") as archive:
         (member,) = archive.getmembers()
@@ -108,7 +116,8 @@ def test_A8_one_regular_member_under_the_bare_name(eight_steps):
     assert not [name for name in files_below(folder) if not name.endswith(".tar.gz")]
 
 
-def test_A9_a_trace_that_cannot_be_packed_stays_as_json(tmp_path, monkeypatch):
+@pytest.mark.spec("A9")
+def test_a_trace_that_cannot_be_packed_stays_as_json(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -118,7 +127,8 @@ def test_A9_a_trace_that_cannot_be_packed_stays_as_json(tmp_path, monkeypatch):
     assert numbers(read(tmp_path / "step_2/trace.json")) == [1]
 
 
-def test_A9_a_half_written_archive_never_stands_under_the_name(tmp_path, monkeypatch):
+@pytest.mark.spec("A9")
+def test_a_half_written_archive_never_stands_under_the_name(tmp_path, monkeypatch):
     source = tmp_path / "trace.json"
     source.write_text("{}")
     target = tmp_path / "trace.tar.gz"
@@ -132,7 +142,8 @@ def test_A9_a_half_written_archive_never_stands_under_the_name(tmp_path, monkeyp
     assert files_below(tmp_path) == ["trace.json"]
 
 
-def test_A10_shapes_and_stacks_and_no_word_about_a_missing_device(eight_steps, tmp_path):
+@pytest.mark.spec("A10")
+def test_shapes_and_stacks_and_no_word_about_a_missing_device(eight_steps, tmp_path):
     trace = read(eight_steps[0] / "step_4/trace.tar.gz")
     assert (trace["record_shapes"], trace["with_stack"]) == (1, 1)
     assert not {"profile_memory", "with_flops", "with_modules"} & set(trace)
@@ -144,7 +155,8 @@ def test_A10_shapes_and_stacks_and_no_word_about_a_missing_device(eight_steps, t
         assert [activity.name for activity in profiler.activities] == ["CPU"] + ["CUDA"] * torch.cuda.is_available()
 
 
-def test_A11_it_is_torch_s_own_profiler_and_steps_are_global(tmp_path):
+@pytest.mark.spec("A11")
+def test_it_is_torch_s_own_profiler_and_steps_are_global(tmp_path):
     with Profiler(d9d(), Place("run"), tmp_path).open(6) as profiler:
         assert isinstance(profiler, torch.profiler.profile)
         assert profiler.step_num == 6
@@ -153,7 +165,8 @@ def test_A11_it_is_torch_s_own_profiler_and_steps_are_global(tmp_path):
 
 
 @pytest.mark.parametrize(("start", "steps"), [(4, [7]), (5, [7]), (6, [7])])
-def test_A12_a_resumed_loop_writes_its_later_windows_beside_the_earlier(tmp_path, start, steps):
+@pytest.mark.spec("A12")
+def test_a_resumed_loop_writes_its_later_windows_beside_the_earlier(tmp_path, start, steps):
     loop(tmp_path, d9d(), 4)
     loop(tmp_path, d9d(), 8, start)
     assert files_below(tmp_path) == ["step_4/trace.tar.gz", "step_8/trace.tar.gz"]
@@ -162,7 +175,8 @@ def test_A12_a_resumed_loop_writes_its_later_windows_beside_the_earlier(tmp_path
 
 @pytest.mark.parametrize("start", range(9))
 @pytest.mark.parametrize("numbers_of", [(4, 1, 2), (3, 1, 2)], ids=str)
-def test_A13_A14_a_resume_loses_no_step_of_a_window(tmp_path, numbers_of, start):
+@pytest.mark.spec("A13", "A14")
+def test_a_resume_loses_no_step_of_a_window(tmp_path, numbers_of, start):
     period, _, active = numbers_of
     loop(tmp_path, d9d(*numbers_of), 2 * period, start)
     wanted = {}
@@ -178,26 +192,30 @@ def test_A13_A14_a_resume_loses_no_step_of_a_window(tmp_path, numbers_of, start)
         assert trace["partial"] is (len(kept) < active)
 
 
-def test_A15_a_loop_that_ends_in_a_window_keeps_it_marked(tmp_path):
+@pytest.mark.spec("A15")
+def test_a_loop_that_ends_in_a_window_keeps_it_marked(tmp_path):
     loop(tmp_path, d9d(4, 1, 2), 3)
     assert files_below(tmp_path) == ["step_3/trace.tar.gz"]
     trace = read(tmp_path / "step_3/trace.tar.gz")
     assert (trace["partial"], trace["first_step"], trace["last_step"]) == (True, 2, 2)
 
 
-def test_A15_the_window_that_had_just_begun_is_kept_too_and_marked(tmp_path):
+@pytest.mark.spec("A15")
+def test_the_window_that_had_just_begun_is_kept_too_and_marked(tmp_path):
     loop(tmp_path, d9d(), 3)
     assert files_below(tmp_path) == ["step_3/trace.tar.gz"]
     trace = read(tmp_path / "step_3/trace.tar.gz")
     assert (trace["partial"], trace["first_step"]) == (True, None)
 
 
-def test_A15_leaving_before_a_window_leaves_nothing(tmp_path):
+@pytest.mark.spec("A15")
+def test_leaving_before_a_window_leaves_nothing(tmp_path):
     loop(tmp_path, d9d(), 1)
     assert files_below(tmp_path) == []
 
 
-def test_A15_a_complete_window_is_never_written_over(tmp_path):
+@pytest.mark.spec("A15")
+def test_a_complete_window_is_never_written_over(tmp_path):
     loop(tmp_path, d9d(1, 0, 1), 2)
     assert files_below(tmp_path) == ["step_1/trace.tar.gz", "step_2/trace.tar.gz"]
     for step in (1, 2):
@@ -205,12 +223,14 @@ def test_A15_a_complete_window_is_never_written_over(tmp_path):
         assert (trace["partial"], numbers(trace)) == (False, [step - 1])
 
 
-def test_A17_switched_off_it_does_nothing(tmp_path):
+@pytest.mark.spec("A17")
+def test_switched_off_it_does_nothing(tmp_path):
     assert isinstance(loop(tmp_path / "none", d9d(enabled=False), 8), NullProfiler)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_A18_says_how_long_saving_took(eight_steps):
+@pytest.mark.spec("A18")
+def test_says_how_long_saving_took(eight_steps):
     lines = [
         line for line in eight_steps[1] if re.fullmatch(r"Finished dumping profiler traces in \d+\.\d\d seconds", line)
     ]

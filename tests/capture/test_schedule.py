@@ -21,14 +21,11 @@ N, W, A, S = Action.NONE, Action.WARMUP, Action.ACTIVE, Action.ACTIVE_AND_SAVE
 
 # torch's own schedule warns about warmup=0; here it only serves as the answer.
 @pytest.mark.filterwarnings("ignore:Profiler won't be using warmup:UserWarning")
-@pytest.mark.parametrize(
-    ("wait", "warmup", "active", "repeat", "skip_first"),
-    list(product((0, 1, 2, 5), (0, 1, 3), (1, 2, 4), (0, 1, 3), (0, 2))),
-)
-def test_it_is_torch_s_schedule(wait, warmup, active, repeat, skip_first):
-    answer = torch_schedule(wait=wait, warmup=warmup, active=active, repeat=repeat, skip_first=skip_first)
-    ours = Schedule(wait, warmup, active, repeat, skip_first)
-    assert [ours(step) for step in range(41)] == [SAME[answer(step)] for step in range(41)]
+def test_it_is_torch_s_schedule():
+    for wait, warmup, active, repeat, skip_first in product((0, 1, 2, 5), (0, 1, 3), (1, 2, 4), (0, 1, 3), (0, 2)):
+        answer = torch_schedule(wait=wait, warmup=warmup, active=active, repeat=repeat, skip_first=skip_first)
+        ours = Schedule(wait, warmup, active, repeat, skip_first)
+        assert [ours(step) for step in range(41)] == [SAME[answer(step)] for step in range(41)], ours
 
 
 @pytest.mark.parametrize(
@@ -44,7 +41,8 @@ def test_spelt_out(schedule, actions):
     assert [schedule(step) for step in range(len(actions))] == actions
 
 
-def test_A2_a_period_is_the_whole_cycle():
+@pytest.mark.spec("A2")
+def test_a_period_is_the_whole_cycle():
     schedule = Schedule.periodic(period=4, warmup=1, active=1)
     assert [schedule(step) for step in range(9)] == [N, N, W, S, N, N, W, S, N]
     for k in range(3):
@@ -55,13 +53,15 @@ def test_A2_a_period_is_the_whole_cycle():
 
 
 @pytest.mark.parametrize("numbers", [(2, 2, 1), (3, 1, 0), (4, -1, 2), (0, 0, 1)])
-def test_A3_bad_period_is_refused_with_all_three_fields(numbers):
+@pytest.mark.spec("A3")
+def test_bad_period_is_refused_with_all_three_fields(numbers):
     with pytest.raises(ValueError, match=rf"period={numbers[0]}, warmup={numbers[1]}, active={numbers[2]}"):
         Schedule.periodic(*numbers)
 
 
 @pytest.mark.parametrize("numbers", [(-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, 0, 1), (1, 1, 1, -1)])
-def test_A3_bad_numbers_are_refused_when_it_is_made(numbers):
+@pytest.mark.spec("A3")
+def test_bad_numbers_are_refused_when_it_is_made(numbers):
     with pytest.raises(ValueError, match="active must be at least 1, the others at least 0"):
         Schedule(*numbers)
 
@@ -90,7 +90,8 @@ def composer(skip_first, wait, warmup, active, repeat, batches, resumed=0):
     "numbers", [(0, 0, 1, 4, 1), (0, 0, 1, 4, 0), (2, 1, 1, 2, 2), (1, 0, 0, 3, 0), (0, 3, 0, 2, 1)], ids=str
 )
 @pytest.mark.parametrize("batches", [5, 7, 12])
-def test_E7_counted_in_every_epoch_whose_last_step_saves(numbers, batches, epochs):
+@pytest.mark.spec("E7")
+def test_counted_in_every_epoch_whose_last_step_saves(numbers, batches, epochs):
     skip_first, wait, warmup, active, repeat = numbers
     schedule = Schedule(wait, warmup, active, repeat, skip_first, steps_per_epoch=batches)
     ours = [schedule(step) for step in range(batches * epochs)]
@@ -102,18 +103,21 @@ def test_E7_counted_in_every_epoch_whose_last_step_saves(numbers, batches, epoch
     assert all(ours[i - 1] in (W, A, S) for i in kept if warmup and i % batches)
 
 
-def test_E7_an_epoch_that_ends_in_a_window_saves_there():
+@pytest.mark.spec("E7")
+def test_an_epoch_that_ends_in_a_window_saves_there():
     schedule = Schedule(0, 1, 4, 1, steps_per_epoch=4)
     assert [schedule(step) for step in range(8)] == [W, A, A, S, W, A, A, S]
 
 
-def test_E7_after_a_resume_skip_first_counts_from_there():
+@pytest.mark.spec("E7")
+def test_after_a_resume_skip_first_counts_from_there():
     schedule = Schedule(0, 1, 1, 1, skip_first=1, steps_per_epoch=8, resumed_at=11)  # batch 3 of epoch 1
     assert [schedule(step) for step in range(11, 20)] == [N, W, S, N, N, N, W, S, N]
     assert [schedule(step) for step in range(11, 16)] == composer(1, 0, 1, 1, 1, 8, resumed=3)[3:]
 
 
 @pytest.mark.parametrize("start", range(13))
-def test_A12_a_resume_changes_no_window(start):
+@pytest.mark.spec("A12")
+def test_a_resume_changes_no_window(start):
     whole, resumed = Schedule(1, 1, 2, 0, 3), Schedule(1, 1, 2, 0, 3, resumed_at=start)
     assert [whole(step) for step in range(start, 30)] == [resumed(step) for step in range(start, 30)]

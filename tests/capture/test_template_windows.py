@@ -26,8 +26,9 @@ def one_epoch(tmp_path_factory):
     return folder, said, profiler
 
 
-def test_E1_the_twelve_defaults():
-    fields = {field.name: field.default for field in dataclasses.fields(preset("composer"))}
+@pytest.mark.spec("E1")
+def test_the_twelve_defaults():
+    fields = dataclasses.asdict(preset("composer"))
     wanted = {
         "folder": "{run_name}/torch_traces",
         "filename": "rank{rank}.{batch}.pt.trace.json",
@@ -45,7 +46,8 @@ def test_E1_the_twelve_defaults():
     assert {name: fields[name] for name in wanted} == wanted
 
 
-def test_E2_folders_know_who_writes(tmp_path):
+@pytest.mark.spec("E2")
+def test_folders_know_who_writes(tmp_path):
     place = Place("named", 5, 1, 8, 4, 1)
     folder = tmp_path / "{run_name}_{rank}_{local_rank}_{world_size}_{local_world_size}_{node_rank}_{batch}"
     settings = composer(wait=0, warmup=0, active=1)
@@ -53,7 +55,8 @@ def test_E2_folders_know_who_writes(tmp_path):
     assert files_below(tmp_path) == ["named_5_1_8_4_1_{batch}/rank5.1.pt.trace.json"]
 
 
-def test_E3_files_know_all_sixteen(tmp_path):
+@pytest.mark.spec("E3")
+def test_files_know_all_sixteen(tmp_path):
     assert len(FILE_FIELDS) == 16
     template = "+".join(f"{{{name}}}" for name in FILE_FIELDS) + ".json"
     loop(tmp_path, composer(filename=template, wait=1, warmup=0, active=1), 10, 6, counters=Counters(4, 3, 2))
@@ -78,7 +81,8 @@ def test_E3_files_know_all_sixteen(tmp_path):
         ("{}-{epoch}-{token:03d}", "{}-{epoch}-{token:03d}"),
     ],
 )
-def test_E4_E5_formats_are_kept_and_what_is_not_known_stays(template, text):
+@pytest.mark.spec("E4", "E5")
+def test_formats_are_kept_and_what_is_not_known_stays(template, text):
     assert fill(template, {"batch": 7, "rank": 3, "total_wct": 1.234}) == text
 
 
@@ -92,12 +96,14 @@ def test_E4_E5_formats_are_kept_and_what_is_not_known_stays(template, text):
         ("{0}", r"\{0\} is no variable"),
     ],
 )
-def test_E4_a_misspelt_variable_is_answered_with_the_known_ones(template, said):
+@pytest.mark.spec("E4")
+def test_a_misspelt_variable_is_answered_with_the_known_ones(template, said):
     assert re.match(said, problem_of(template))
     assert problem_of("{}" + template.replace(template, "{rank}")) is None
 
 
-def test_E6_E7_batch_counts_finished_steps_and_a_window_closes_on_its_last(one_epoch):
+@pytest.mark.spec("E6", "E7")
+def test_batch_counts_finished_steps_and_a_window_closes_on_its_last(one_epoch):
     folder, _, _ = one_epoch
     assert files_below(folder) == ["rank0.5.pt.trace.json"]
     assert numbers(read(folder / "rank0.5.pt.trace.json")) == [1, 2, 3, 4]
@@ -113,7 +119,8 @@ def test_E6_E7_batch_counts_finished_steps_and_a_window_closes_on_its_last(one_e
         ({"compression": "tar.gz"}, "rank0.1.pt.trace.tar.gz"),
     ],
 )
-def test_E10_gz_is_added_once(tmp_path, settings, name):
+@pytest.mark.spec("E10")
+def test_gz_is_added_once(tmp_path, settings, name):
     loop(tmp_path, composer(wait=0, warmup=0, active=1, **settings), 1)
     assert files_below(tmp_path) == [name]
     assert (tmp_path / name).read_bytes()[:2] == b"\x1f\x8b"
@@ -121,7 +128,8 @@ def test_E10_gz_is_added_once(tmp_path, settings, name):
 
 
 @pytest.mark.parametrize(("keep", "kept"), [(-1, [1, 2, 3, 4, 5]), (2, [4, 5]), (9, [1, 2, 3, 4, 5])])
-def test_E15_E16_the_newest_are_kept_and_listed(tmp_path, keep, kept):
+@pytest.mark.spec("E15", "E16")
+def test_the_newest_are_kept_and_listed(tmp_path, keep, kept):
     settings = composer(wait=0, warmup=0, active=1, repeat=0, num_traces_to_keep=keep)
     profiler = loop(tmp_path, settings, 5)
     assert files_below(tmp_path) == [f"rank0.{batch}.pt.trace.json" for batch in kept]
@@ -130,7 +138,8 @@ def test_E15_E16_the_newest_are_kept_and_listed(tmp_path, keep, kept):
     ] == [(batch, [f"rank0.{batch}.pt.trace.json"]) for batch in kept]
 
 
-def test_E15_the_memory_page_goes_with_its_trace(tmp_path):
+@pytest.mark.spec("E15")
+def test_the_memory_page_goes_with_its_trace(tmp_path):
     flags = {"record_shapes": True, "with_stack": True, "profile_memory": True}
     settings = composer(
         wait=0, warmup=0, active=1, repeat=0, num_traces_to_keep=1, memory_filename="m/{batch}.html", **flags
@@ -143,7 +152,8 @@ def test_E15_the_memory_page_goes_with_its_trace(tmp_path):
     assert "aten::" in page
 
 
-def test_E20_E21_E22_flags_show_in_the_trace(one_epoch, tmp_path):
+@pytest.mark.spec("E20", "E21", "E22")
+def test_flags_show_in_the_trace(one_epoch, tmp_path):
     trace = read(one_epoch[0] / "rank0.5.pt.trace.json")
     assert (trace["profile_memory"], trace["with_flops"]) == (1, 1)
     assert "record_shapes" not in trace
@@ -157,7 +167,8 @@ def test_E20_E21_E22_flags_show_in_the_trace(one_epoch, tmp_path):
     assert any(event.get("cat") == "python_function" for event in events)
 
 
-def test_E20_E23_tables_are_logged_at_the_end(one_epoch):
+@pytest.mark.spec("E20", "E23")
+def test_tables_are_logged_at_the_end(one_epoch):
     tables = [text for text in one_epoch[1] if text.startswith("profiling: operators of the last window by ")]
     assert [table.splitlines()[0].rpartition(" ")[2] for table in tables] == ["cpu_time_total", "self_cpu_memory_usage"]
     assert all("aten::mm" in table for table in tables)
@@ -165,11 +176,13 @@ def test_E20_E23_tables_are_logged_at_the_end(one_epoch):
     assert "CPU Mem" in tables[1]
 
 
-def test_E24_the_trace_says_whose_it_is(one_epoch):
+@pytest.mark.spec("E24")
+def test_the_trace_says_whose_it_is(one_epoch):
     assert read(one_epoch[0] / "rank0.5.pt.trace.json")["global_rank"] == HERE.rank
 
 
-def test_E25_enabled_is_the_one_switch(tmp_path):
+@pytest.mark.spec("E25")
+def test_enabled_is_the_one_switch(tmp_path):
     off = dict.fromkeys(("record_shapes", "profile_memory", "with_stack", "with_flops"), False)
     loop(tmp_path / "on", composer(wait=0, warmup=0, active=1, **off), 1)
     loop(tmp_path / "off", composer(wait=0, warmup=0, active=1, enabled=False), 1)
@@ -177,7 +190,8 @@ def test_E25_enabled_is_the_one_switch(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["composer", "aorta"])
-def test_E26_D10_names_tensorboard_s_plugin_finds(tmp_path, option):
+@pytest.mark.spec("E26", "D10")
+def test_names_tensorboard_s_plugin_finds(tmp_path, option):
     settings = preset(option, wait=0, warmup=0, active=1, compression="gz", folder=None)
     loop(tmp_path, settings, 1)
     (name,) = files_below(tmp_path)

@@ -43,7 +43,8 @@ def test_one_file_a_window_in_the_form_tensorboard_reads(run, folder, said):
     assert said("WARNING") == said("ERROR") == []
 
 
-def test_D13_shapes_and_memory_are_in_it_by_default(run):
+@pytest.mark.spec("D13")
+def test_shapes_and_memory_are_in_it_by_default(run):
     (path,) = run(4).files
     events = read(path)["traceEvents"]
     assert any("Input Dims" in event.get("args", {}) for event in events)
@@ -65,13 +66,15 @@ def test_D13_shapes_and_memory_are_in_it_by_default(run):
         ({"repeat": 2}, 6, [[2, 3]]),
     ],
 )
-def test_D11_windows_are_exported_each_cycle(run, said, settings, stop, windows):
+@pytest.mark.spec("D11")
+def test_windows_are_exported_each_cycle(run, said, settings, stop, windows):
     assert [steps_in(path) for path in run(stop, **settings).files] == windows
     assert said("WARNING") == said("ERROR") == []
 
 
 @pytest.mark.parametrize("stop", [0, 1, 2], ids=["no step", "in wait", "in warm-up"])
-def test_D11_a_run_that_ends_before_its_window_leaves_no_file_and_one_warning(run, folder, said, stop):
+@pytest.mark.spec("D11")
+def test_a_run_that_ends_before_its_window_leaves_no_file_and_one_warning(run, folder, said, stop):
     assert run(stop).files == []
     assert not folder.exists()
     (warning,) = said("WARNING")
@@ -131,7 +134,8 @@ def rocm(monkeypatch):
 
 
 @pytest.mark.parametrize("tensorboard", [True, False], ids=["both", "Chrome only"])
-def test_D12_on_rocm_there_is_no_chrome_trace_and_one_warning(run, rocm, said, tensorboard):
+@pytest.mark.spec("D12")
+def test_on_rocm_there_is_no_chrome_trace_and_one_warning(run, rocm, said, tensorboard):
     window = run(10, chrome_trace=True, tensorboard=tensorboard, repeat=2)
     assert [path.name for path in window.files if ".pt." not in path.name] == []
     assert len(window.files) == (2 if tensorboard else 0)
@@ -140,7 +144,8 @@ def test_D12_on_rocm_there_is_no_chrome_trace_and_one_warning(run, rocm, said, t
     assert "profiling.chrome_trace_force=true" in warning
 
 
-def test_D12_on_rocm_it_can_be_forced(run, rocm, said):
+@pytest.mark.spec("D12")
+def test_on_rocm_it_can_be_forced(run, rocm, said):
     window = run(10, chrome_trace=True, tensorboard=False, chrome_trace_force=True)
     assert [path.name for path in window.files] == ["trace_step4.json"]
     assert said("WARNING") == []

@@ -40,23 +40,27 @@ def twenty_steps(tmp_path_factory):
         (0, {0}),
     ],
 )
-def test_B1_ranks_that_are_profiled(asked, ranks):
+@pytest.mark.spec("B1")
+def test_ranks_that_are_profiled(asked, ranks):
     assert selected_ranks(asked) == (None if ranks is None else frozenset(ranks))
 
 
 @pytest.mark.parametrize("asked", ["a", "-1", "0;2", "1.5", [-1], [True], ["all"], None, 1.5, "0-3"])
-def test_B1_what_is_no_rank_is_named(asked):
+@pytest.mark.spec("B1")
+def test_what_is_no_rank_is_named(asked):
     with pytest.raises(ValueError, match="is not a rank: give all, a list"):
         selected_ranks(asked)
 
 
-def test_B1_a_rank_beyond_the_world_is_one_warning():
+@pytest.mark.spec("B1")
+def test_a_rank_beyond_the_world_is_one_warning():
     config = Config(profiling=preset("tutorial", ranks="0, 2, 5"))
     assert list(profiling_notes(config, 2)) == ["profiling.ranks: this run has no rank 2, 5; its last is 1"]
     assert list(profiling_notes(config, 6)) == []
 
 
-def test_B4_a_rank_that_is_not_meant_gets_one_that_does_nothing(tmp_path):
+@pytest.mark.spec("B4")
+def test_a_rank_that_is_not_meant_gets_one_that_does_nothing(tmp_path):
     profiler = Profiler(preset("tutorial", ranks="1"), Place("run", 0, world_size=2), tmp_path / "none").open(0)
     assert isinstance(profiler, NullProfiler)
     with profiler as same:
@@ -69,32 +73,37 @@ def test_B4_a_rank_that_is_not_meant_gets_one_that_does_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_F2_B5_the_name_is_1_based_with_both_ends_and_the_trace_says_so(twenty_steps):
+@pytest.mark.spec("F2", "B5")
+def test_the_name_is_1_based_with_both_ends_and_the_trace_says_so(twenty_steps):
     assert files_below(twenty_steps) == ["rank0_iter16_18.json"]
     trace = read(twenty_steps / "rank0_iter16_18.json")
     assert numbers(trace) == [15, 16, 17]
     assert (trace["first_step"], trace["last_step"], trace["step_base"]) == (15, 17, 0)
 
 
-def test_B5_a_partial_window_has_the_iterations_it_holds(tmp_path):
+@pytest.mark.spec("B5")
+def test_a_partial_window_has_the_iterations_it_holds(tmp_path):
     loop(tmp_path, preset("tutorial", wait=1, warmup=1, active=4, with_stack=False), 4)
     assert files_below(tmp_path) == ["rank0_iter3_4.json"]
     assert read(tmp_path / "rank0_iter3_4.json")["partial"] is True
 
 
 @pytest.mark.parametrize(("repeat", "names"), [(1, 1), (2, 2), (0, 3)])
-def test_B6_a_window_a_cycle_and_none_after_the_last(tmp_path, repeat, names):
+@pytest.mark.spec("B6")
+def test_a_window_a_cycle_and_none_after_the_last(tmp_path, repeat, names):
     loop(tmp_path, preset("tutorial", wait=2, warmup=1, active=1, repeat=repeat, with_stack=False), 12)
     assert files_below(tmp_path) == sorted(f"rank0_iter{end}_{end}.json" for end in (4, 8, 12)[:names])
 
 
-def test_B7_shapes_and_stacks(twenty_steps):
+@pytest.mark.spec("B7")
+def test_shapes_and_stacks(twenty_steps):
     trace = read(twenty_steps / "rank0_iter16_18.json")
     assert (trace["record_shapes"], trace["with_stack"]) == (1, 1)
     assert "profile_memory" not in trace
 
 
-def test_B7_B8_only_profiled_ranks_make_the_folder_and_no_two_share_a_file(tmp_path):
+@pytest.mark.spec("B7", "B8")
+def test_only_profiled_ranks_make_the_folder_and_no_two_share_a_file(tmp_path):
     settings = preset("tutorial", wait=0, warmup=0, active=1, ranks=[0, 2], with_stack=False)
     for rank in range(4):
         loop(tmp_path / "traces", settings, 1, place=Place("run", rank, world_size=4))
@@ -103,6 +112,7 @@ def test_B7_B8_only_profiled_ranks_make_the_folder_and_no_two_share_a_file(tmp_p
     assert [read(tmp_path / f"traces/rank{rank}_iter1_1.json")["global_rank"] for rank in (0, 2)] == [0, 2]
 
 
-def test_B14_torchrun_is_the_module_the_other_form_runs():
+@pytest.mark.spec("B14")
+def test_torchrun_is_the_module_the_other_form_runs():
     (script,) = entry_points(group="console_scripts", name="torchrun")
     assert script.value == "torch.distributed.run:main"

@@ -64,7 +64,8 @@ def remote(address="flaky://there", **words):
     return Remote(address, sleep=pauses.append, **words), pauses
 
 
-def test_E11_a_server_that_fails_twice_gets_it_the_third_time(flaky, source):
+@pytest.mark.spec("E11")
+def test_a_server_that_fails_twice_gets_it_the_third_time(flaky, source):
     flaky.script = [ConnectionRefusedError("no"), OSError(errno.EBUSY, "slow down")]
     place, pauses = remote()
     assert place.put(source, "/a/b.json") == "flaky://there/a/b.json"  # a leading / is dropped
@@ -72,7 +73,8 @@ def test_E11_a_server_that_fails_twice_gets_it_the_third_time(flaky, source):
     assert (flaky.writes, len(pauses)) == (3, 2)
 
 
-def test_E11_three_tries_and_no_more(flaky, source):
+@pytest.mark.spec("E11")
+def test_three_tries_and_no_more(flaky, source):
     flaky.script = [ConnectionRefusedError("no")] * 9
     place, _ = remote()
     with pytest.raises(ConnectionRefusedError):
@@ -111,7 +113,8 @@ class HTTPClientError(Exception):
         (ValueError(), False),
     ],
 )
-def test_E11_only_what_may_pass_is_tried_again(flaky, source, error, passes):
+@pytest.mark.spec("E11")
+def test_only_what_may_pass_is_tried_again(flaky, source, error, passes):
     assert may_pass(error) is passes
     flaky.script = [error]
     place, _ = remote()
@@ -123,7 +126,8 @@ def test_E11_only_what_may_pass_is_tried_again(flaky, source, error, passes):
         assert flaky.writes == 1
 
 
-def test_E9_what_is_there_is_not_replaced_unless_told(flaky, source):
+@pytest.mark.spec("E9")
+def test_what_is_there_is_not_replaced_unless_told(flaky, source):
     place, _ = remote()
     place.put(source, "b.json")
     source.write_bytes(b"new")
@@ -134,20 +138,23 @@ def test_E9_what_is_there_is_not_replaced_unless_told(flaky, source):
     assert flaky().cat_file("/there/b.json") == b"new"
 
 
-def test_E9_a_try_whose_answer_was_lost_is_recognised(flaky, source):
+@pytest.mark.spec("E9")
+def test_a_try_whose_answer_was_lost_is_recognised(flaky, source):
     flaky.script = ["after"]
     place, _ = remote()
     assert place.put(source, "b.json") == "flaky://there/b.json"
 
 
-def test_E11_a_file_that_arrives_short_is_no_success(flaky, source, monkeypatch):
+@pytest.mark.spec("E11")
+def test_a_file_that_arrives_short_is_no_success(flaky, source, monkeypatch):
     monkeypatch.setattr(flaky, "info", lambda self, path, **_: {"size": 7, "name": path, "type": "file"})
     place, _ = remote(overwrite=True)
     with pytest.raises(OSError, match="has 7 bytes there and 3000 here"):
         place.put(source, "b.json")
 
 
-def test_E9_E11_a_folder_of_this_machine(tmp_path, source, monkeypatch):
+@pytest.mark.spec("E9", "E11")
+def test_a_folder_of_this_machine(tmp_path, source, monkeypatch):
     monkeypatch.chdir(tmp_path)
     place = Remote("file://remote")
     place.check("rank0")
@@ -168,12 +175,14 @@ def test_E9_E11_a_folder_of_this_machine(tmp_path, source, monkeypatch):
         ("oci://b/x", "run: pip install ocifs"),
     ],
 )
-def test_E12_a_place_that_cannot_be_is_told_at_the_start(address, said):
+@pytest.mark.spec("E12")
+def test_a_place_that_cannot_be_is_told_at_the_start(address, said):
     with pytest.raises(ConfigError, match=f"profiling.remote_root={address}: .*{said}"):
         Remote(address)
 
 
-def test_E11_a_place_that_refuses_is_told_at_the_start(tmp_path):
+@pytest.mark.spec("E11")
+def test_a_place_that_refuses_is_told_at_the_start(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigError, match=r"nothing can be written there: .*set profiling\.remote_root=null"):
         Remote(f"file://{tmp_path}/file/below").check("rank0")
@@ -189,14 +198,16 @@ def test_E11_a_place_that_refuses_is_told_at_the_start(tmp_path):
         ("flaky://there", "flaky://else/a/b.json", "flaky://else/a/b.json"),
     ],
 )
-def test_E11_names_there(flaky, source, root, template, address):
+@pytest.mark.spec("E11")
+def test_names_there(flaky, source, root, template, address):
     from pathlib import PurePosixPath
 
     to = destination(root, template, KNOWN, overwrite=False)
     assert to.put(source, to.name(KNOWN | {"batch": 7}, PurePosixPath("sub/t.json"), "none")) == address
 
 
-def test_E10_E11_no_destination_no_upload_and_gz_is_added_there_too(flaky):
+@pytest.mark.spec("E10", "E11")
+def test_no_destination_no_upload_and_gz_is_added_there_too(flaky):
     from pathlib import PurePosixPath
 
     assert destination(None, "{run_name}/x.json", KNOWN, overwrite=False) is None
@@ -216,13 +227,15 @@ def windows(flaky, folder, count=5, **settings):
 
 
 @pytest.mark.parametrize(("keep", "here"), [(-1, 5), (2, 2), (0, 0)])
-def test_E15_local_files_go_once_they_have_arrived(flaky, tmp_path, keep, here):
+@pytest.mark.spec("E15")
+def test_local_files_go_once_they_have_arrived(flaky, tmp_path, keep, here):
     windows(flaky, tmp_path, num_traces_to_keep=keep)
     assert len(files_below(tmp_path)) == here
     assert sorted(flaky().find("/there")) == [f"/there/run/{batch}.json" for batch in range(1, 6)]
 
 
-def test_E15_what_could_not_be_uploaded_stays_here(flaky, tmp_path):
+@pytest.mark.spec("E15")
+def test_what_could_not_be_uploaded_stays_here(flaky, tmp_path):
     flaky.script = [PermissionError("no"), *[None] * 9]
     profiler = windows(flaky, tmp_path, num_traces_to_keep=0)
     assert files_below(tmp_path) == ["rank0.1.pt.trace.json"]
@@ -232,7 +245,8 @@ def test_E15_what_could_not_be_uploaded_stays_here(flaky, tmp_path):
     assert [window.files[0].there for window in others] == [f"flaky://there/run/{batch}.json" for batch in range(2, 6)]
 
 
-def test_E11_a_slow_server_holds_up_neither_training_nor_the_next_files(flaky, tmp_path):
+@pytest.mark.spec("E11")
+def test_a_slow_server_holds_up_neither_training_nor_the_next_files(flaky, tmp_path):
     gate = threading.Event()
 
     class Slow:

@@ -40,7 +40,8 @@ def s3():
     patch.undo()
 
 
-def test_E11_E15_windows_arrive_whole_and_leave_this_disk(s3, tmp_path):
+@pytest.mark.spec("E11", "E15")
+def test_windows_arrive_whole_and_leave_this_disk(s3, tmp_path):
     to = destination("s3://bucket/traces", "{run_name}/rank{rank}.{batch}.json", {"run_name": "run"}, overwrite=False)
     to.remote.check("rank0")
     settings = preset("composer", wait=0, warmup=0, active=1, repeat=2, folder=None, num_traces_to_keep=1)
@@ -55,7 +56,8 @@ def test_E11_E15_windows_arrive_whole_and_leave_this_disk(s3, tmp_path):
     ]
 
 
-def test_E13_nothing_is_replaced_on_s3_unless_told(s3, tmp_path):
+@pytest.mark.spec("E13")
+def test_nothing_is_replaced_on_s3_unless_told(s3, tmp_path):
     source = tmp_path / "a.json"
     source.write_text("first")
     Remote("s3://bucket").put(source, "kept/a.json")
@@ -68,7 +70,8 @@ def test_E13_nothing_is_replaced_on_s3_unless_told(s3, tmp_path):
     assert s3.cat_file("bucket/kept/a.json") == b"second"
 
 
-def test_E13_two_that_race_for_a_name_leave_the_first(s3, tmp_path, monkeypatch):
+@pytest.mark.spec("E13")
+def test_two_that_race_for_a_name_leave_the_first(s3, tmp_path, monkeypatch):
     source = tmp_path / "a.json"
     source.write_text("mine")
     place = Remote("s3://bucket")
@@ -79,6 +82,7 @@ def test_E13_two_that_race_for_a_name_leave_the_first(s3, tmp_path, monkeypatch)
     assert s3.cat_file("bucket/race/a.json") == b"theirs"
 
 
-def test_E11_a_bucket_that_is_not_there_is_told_at_the_start(s3):
+@pytest.mark.spec("E11")
+def test_a_bucket_that_is_not_there_is_told_at_the_start(s3):
     with pytest.raises(ConfigError, match=r"profiling\.remote_root=s3://missing-bucket: nothing can be written there"):
         Remote("s3://missing-bucket").check("rank0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import io
 import json
@@ -13,18 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 
 from aorta.capture.naming import Counters, Place
 from aorta.capture.recording import Recording
 from aorta.capture.torch_profiler import NullProfiler, Profiler
 from aorta.config.schema import GROUPS, Profiling
+from tests.runs import ROOT
 
 HERE = Place("run", host="node7", pid=42)
 
 
 def preset(name: str, **settings: Any) -> Profiling:
     """An option of the profiling group, switched on."""
-    return GROUPS["profiling"][name](**{"enabled": True} | settings)
+    stated = OmegaConf.load(ROOT / "config" / "profiling" / f"{name}.yaml")
+    del stated["defaults"]
+    option = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(GROUPS["profiling"][name]), stated))
+    assert isinstance(option, Profiling)
+    return dataclasses.replace(option, **{"enabled": True} | settings)
 
 
 def loop(

@@ -28,7 +28,8 @@ def test_no_words_run_the_default(door):
 FOUR = ("profiling.enabled=true", "profiling.wait=1", "profiling.warmup=1", "profiling.active=3")
 
 
-def test_d52_all_four_overrides_apply(door):
+@pytest.mark.spec("D52")
+def test_all_four_overrides_apply(door):
     words = [part for word in FOUR for part in ("--override", word)]
     profiling = door("--config", "config/default.yaml", *words).job.config.profiling
     assert (profiling.enabled, profiling.wait, profiling.warmup, profiling.active) == (True, 1, 1, 3)
@@ -45,7 +46,8 @@ def test_d52_all_four_overrides_apply(door):
     ],
     ids=["one override", "four overrides", "absolute path", "both styles", "--config in between"],
 )
-def test_d51_the_older_command_and_the_native_one_show_the_same_configuration(door, older):
+@pytest.mark.spec("D51")
+def test_the_older_command_and_the_native_one_show_the_same_configuration(door, older):
     assert door.shown(*older) == door.shown(*FOUR)
 
 
@@ -67,11 +69,13 @@ def test_older_keys_reach_the_configuration(door):
 
 
 @pytest.mark.parametrize("value", ["a=b", "rank{rank}", "it's", "a=b\\", "two words", "{x}", "tail'", "x'=\\'"])
-def test_d54_a_value_with_marks_of_the_grammar_arrives_as_it_was_written(door, value):
+@pytest.mark.spec("D54")
+def test_a_value_with_marks_of_the_grammar_arrives_as_it_was_written(door, value):
     assert door("--override", f"training.output_dir={value}").job.config.training.output_dir == value
 
 
-def test_d54_the_native_way_needs_quotes_and_says_so(door):
+@pytest.mark.spec("D54")
+def test_the_native_way_needs_quotes_and_says_so(door):
     assert door("training.output_dir='a=b'").job.config.training.output_dir == "a=b"
     name = "rank{rank}.json"
     assert door(f"profiling.trace_filename='{name}'").job.config.profiling.trace_filename == name
@@ -107,7 +111,8 @@ def test_d54_the_native_way_needs_quotes_and_says_so(door):
         ("experiment=nonsense", ["experiment/nonsense", "full"]),
     ],
 )
-def test_d53_a_slip_is_answered_with_key_value_and_choices(door, style, word, said):
+@pytest.mark.spec("D53")
+def test_a_slip_is_answered_with_key_value_and_choices(door, style, word, said):
     answer = door(*style, word)
     assert (answer.code, answer.jobs, answer.out) == (1, [], "")
     assert answer.err.startswith("error: ")
@@ -117,7 +122,8 @@ def test_d53_a_slip_is_answered_with_key_value_and_choices(door, style, word, sa
     )
 
 
-def test_d53_a_key_is_added_only_where_asked_for(door):
+@pytest.mark.spec("D53")
+def test_a_key_is_added_only_where_asked_for(door):
     assert door("+profiling.note=first try").job.plain["profiling"]["note"] == "first try"
     assert door("profiling.note=first try").code == 1
 
@@ -146,7 +152,8 @@ def test_a_world_size_that_is_no_number(door, monkeypatch):
 
 
 @pytest.mark.parametrize("flag", ["-m", "--multirun"])
-def test_d57_a_sweep_without_a_launching_runs_one_job_after_another(door, flag, tmp_path):
+@pytest.mark.spec("D57")
+def test_a_sweep_without_a_launching_runs_one_job_after_another(door, flag, tmp_path):
     answer = door(flag, "training.max_steps=1,2", "training.batch_size=3", f"training.output_dir={tmp_path}/out")
     assert (answer.code, answer.out, answer.err) == (0, "", "")
     assert [job.config.training.max_steps for job in answer.jobs] == [1, 2]
@@ -154,7 +161,8 @@ def test_d57_a_sweep_without_a_launching_runs_one_job_after_another(door, flag, 
 
 
 @pytest.mark.parametrize("flag", ["-m", "--multirun", "--multi"])
-def test_d57_a_sweep_inside_torchrun_is_refused(door, flag, monkeypatch, tmp_path):
+@pytest.mark.spec("D57")
+def test_a_sweep_inside_torchrun_is_refused(door, flag, monkeypatch, tmp_path):
     monkeypatch.setenv("WORLD_SIZE", "2")
     answer = door(flag, "training.max_steps=1,2")
     assert (answer.code, answer.jobs) == (1, [])
@@ -281,7 +289,8 @@ def test_a_bug_in_the_run_keeps_its_traceback(door, monkeypatch):
         main(failing, ROOT / "config")
 
 
-def test_d56_hydra_leaves_nothing_behind(door, tmp_path):
+@pytest.mark.spec("D56")
+def test_hydra_leaves_nothing_behind(door, tmp_path):
     assert door("label=x").code == 0
     assert list(tmp_path.iterdir()) == []
 

@@ -25,7 +25,8 @@ def rules(several=1, **settings):
 
 
 @pytest.mark.parametrize("option", STATED)
-def test_D9_F1_F4_presets_carry_names_schedule_and_flags(composed, option):
+@pytest.mark.spec("D9", "F1", "F4")
+def test_presets_carry_names_schedule_and_flags(composed, option):
     settings = resolve(composed(f"profiling={option}")).config.profiling
     naming, compression, schedule, flags = STATED[option]
     assert (settings.enabled, settings.naming, settings.compression) == (False, Naming[naming], compression)
@@ -33,33 +34,38 @@ def test_D9_F1_F4_presets_carry_names_schedule_and_flags(composed, option):
     assert (settings.record_shapes, settings.profile_memory, settings.with_stack, settings.with_flops) == flags
 
 
-def test_D9_the_older_keys_have_their_defaults():
+@pytest.mark.spec("D9")
+def test_the_older_keys_have_their_defaults():
     base = Profiling()
     assert (base.tensorboard, base.chrome_trace, base.trace_filename) == (True, False, "trace.json")
 
 
-def test_F1_naming_and_compression_are_independent():
+@pytest.mark.spec("F1")
+def test_naming_and_compression_are_independent():
     for naming in Naming:
         for compression in ("none", "gz", "tar.gz"):
             assert rules(naming=naming, compression=compression) == []
     assert rules(compression="zip") == ["profiling.compression='zip': one of none, gz, tar.gz"]
 
 
-def test_A3_a_period_that_does_not_fit_ends_before_step_0(door):
+@pytest.mark.spec("A3")
+def test_a_period_that_does_not_fit_ends_before_step_0(door):
     for option in ("d9d", "aorta"):
         answer = door(f"profiling={option}", "profiling.period=2", "profiling.warmup=2", "profiling.active=1")
         assert (answer.code, answer.jobs) == (1, [])
         assert all(word in answer.err for word in ("profiling.period=2", "profiling.warmup=2", "profiling.active=1"))
 
 
-def test_F3_period_and_wait_that_disagree_are_an_error():
+@pytest.mark.spec("F3")
+def test_period_and_wait_that_disagree_are_an_error():
     (rule,) = rules(period=10)
     assert rule.startswith("profiling.period=10: disagrees with profiling.wait=1 + ")
     assert rules(period=4) == rules(period=10, wait=7) == rules(period=10, wait=None) == []
     assert rules(wait=None) == ["profiling.period=None, profiling.wait=None: give one of them"]
 
 
-def test_F5_a_run_shorter_than_a_cycle_is_told(composed):
+@pytest.mark.spec("F5")
+def test_a_run_shorter_than_a_cycle_is_told(composed):
     words = ("profiling.enabled=true", "profiling=tutorial")
     (note,) = resolve(composed(*words, "training.max_steps=17")).notes
     assert "a cycle takes 18 steps (wait 10 + warmup 5 + active 3)" in note
@@ -73,31 +79,36 @@ def test_F5_a_run_shorter_than_a_cycle_is_told(composed):
     ("word", "ranks"),
     [('profiling.ranks="0, 2"', "0, 2"), ("profiling.ranks=[0,2]", [0, 2]), ("profiling.ranks=0", 0)],
 )
-def test_B2_ranks_on_the_command_line(door, word, ranks):
+@pytest.mark.spec("B2")
+def test_ranks_on_the_command_line(door, word, ranks):
     assert door(word).job.config.profiling.ranks == ranks
 
 
-def test_B2_a_bare_list_is_hydra_s_sweep(door):
+@pytest.mark.spec("B2")
+def test_a_bare_list_is_hydra_s_sweep(door):
     answer = door("profiling.ranks=0,2")
     assert answer.code == 1
     assert "multirun" in answer.err
 
 
 @pytest.mark.parametrize("word", ["profiling.ranks=-1", "profiling.ranks=a", "profiling.ranks=[0,x]"])
-def test_B1_what_is_no_rank_is_refused(door, word):
+@pytest.mark.spec("B1")
+def test_what_is_no_rank_is_refused(door, word):
     answer = door(word)
     assert answer.code == 1
     assert "is not a rank: give all, a list" in answer.err
 
 
-def test_E4_a_misspelt_variable_is_refused_with_the_known_names(door):
+@pytest.mark.spec("E4")
+def test_a_misspelt_variable_is_refused_with_the_known_names(door):
     answer = door("profiling=composer", "profiling.filename='{bach}.json'")
     assert answer.code == 1
     assert "{bach} is no variable; there are run_name, rank" in answer.err
     assert door("profiling=composer", "profiling.filename='{rank}.{batch:06d}.json'").code == 0
 
 
-def test_E14_names_that_ranks_would_share_are_refused():
+@pytest.mark.spec("E14")
+def test_names_that_ranks_would_share_are_refused():
     template = {"option": "composer", "several": 2}
     for filename in ("x.json", "{local_rank}.json", "{batch}.json"):
         (rule,) = rules(**template, filename=filename)
@@ -118,14 +129,16 @@ def test_E14_names_that_ranks_would_share_are_refused():
         ({"num_traces_to_keep": 0, "remote_root": "memory://x", "remote_file_name": None}, "every trace would be lost"),
     ],
 )
-def test_E15_keeping_nothing_needs_an_upload(settings, said):
+@pytest.mark.spec("E15")
+def test_keeping_nothing_needs_an_upload(settings, said):
     (rule,) = rules(**settings)
     assert re.search(said, rule)
     assert rules(num_traces_to_keep=0, remote_root="memory://x") == []
 
 
 @pytest.mark.parametrize("off", ["with_stack", "record_shapes", "profile_memory"])
-def test_E17_a_memory_timeline_needs_three_flags_and_html(off):
+@pytest.mark.spec("E17")
+def test_a_memory_timeline_needs_three_flags_and_html(off):
     flags = {"with_stack": True, "record_shapes": True, "profile_memory": True}
     (rule,) = rules(memory_filename="m{rank}.html", **flags | {off: False})
     assert all(f"profiling.{name}" in rule for name in flags)
@@ -134,18 +147,21 @@ def test_E17_a_memory_timeline_needs_three_flags_and_html(off):
     assert "must end in .html" in rule
 
 
-def test_E10_gzip_and_tar_disagree():
+@pytest.mark.spec("E10")
+def test_gzip_and_tar_disagree():
     assert rules(option="composer", use_gzip=True) == []
     (rule,) = rules(option="composer", use_gzip=True, compression="tar.gz")
     assert "use_gzip=true: disagrees" in rule
 
 
-def test_D12_a_chrome_trace_of_its_own_belongs_to_tensorboard_names():
+@pytest.mark.spec("D12")
+def test_a_chrome_trace_of_its_own_belongs_to_tensorboard_names():
     (rule,) = rules(option="tutorial", chrome_trace=True)
     assert "naming=rank_iter writes one Chrome trace already" in rule
 
 
-def test_E11_an_address_with_a_password_is_refused_without_showing_it():
+@pytest.mark.spec("E11")
+def test_an_address_with_a_password_is_refused_without_showing_it():
     for key in ("remote_root", "remote_file_name"):
         (rule,) = rules(**{key: "sftp://me:hunter2@host/x/{rank}"})
         assert rule.startswith(f"profiling.{key}: holds a password")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from aorta.config.resolve import steps_planned
-from aorta.config.schema import DDP, DType, Naming, Resnet18, TutorialProfiling, Wording
+from aorta.config.schema import DDP, DType, Naming, Resnet18, Wording
 
 WORKLOAD = "workload=resnet18"
 
 
-def test_B9_the_workload_comes_with_the_tutorial_s_step(door):
+@pytest.mark.spec("B9")
+def test_the_workload_comes_with_the_tutorial_s_step(door):
     config = door(WORKLOAD).job.config
     assert config.workload == Resnet18(image_size=224, dtype=DType.bf16)
     training, optimizer, scheduler = config.training, config.optimizer, config.scheduler
@@ -27,16 +28,17 @@ def test_B9_the_workload_comes_with_the_tutorial_s_step(door):
 @pytest.mark.parametrize(
     "words", [(WORKLOAD,), ("experiment=tutorial",), ()], ids=["workload", "experiment", "ranking"]
 )
-def test_B9_the_batch_size_has_two_spellings(door, key, words):
+@pytest.mark.spec("B9")
+def test_the_batch_size_has_two_spellings(door, key, words):
     for order in ((*words, f"{key}.batch_size=3"), (f"{key}.batch_size=3", *words)):
         assert door(*order).job.config.training.batch_size == 3
 
 
-def test_B9_the_experiment_is_the_workload_with_the_tutorial_s_window(door):
+@pytest.mark.spec("B9")
+def test_the_experiment_is_the_workload_with_the_tutorial_s_window(door):
     config = door("experiment=tutorial").job.config
     assert config.workload == Resnet18()
     assert isinstance(config.parallel, DDP)
-    assert isinstance(config.profiling, TutorialProfiling)
     window = config.profiling
     assert (window.enabled, window.naming, window.ranks) == (True, Naming.rank_iter, "all")
     assert (window.wait, window.warmup, window.active, window.repeat) == (10, 5, 3, 1)

@@ -17,7 +17,7 @@ from tests.known_answers.again import each_undisturbed
 from tests.known_answers.launch import launch, link
 from tests.known_answers.program import Case
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.alone]
 RATIO, RELATIVE = 0.02, 0.02
 
 

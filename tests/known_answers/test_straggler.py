@@ -17,7 +17,7 @@ from tests.known_answers.again import undisturbed
 from tests.known_answers.launch import launch, link
 from tests.known_answers.program import Case
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.alone]
 TRANSFER_MS = 40.0
 # Shorter and longer than a transfer: a late arrival must not hide inside one.
 LATE_MS = (0.0, 25.0, 70.0)

@@ -33,7 +33,8 @@ def synchronise(world: World, folder: Path, settings: Clock, ranks: int = 2, pau
     return world(ranks, work)
 
 
-def test_C12_an_injected_offset_and_drift_are_found_within_their_bounds(world, tmp_path):
+@pytest.mark.spec("C12")
+def test_an_injected_offset_and_drift_are_found_within_their_bounds(world, tmp_path):
     settings = Clock(fake_offset_ns=OFFSET_NS, fake_drift_ppm=DRIFT_PPM)
     results = synchronise(world, tmp_path, settings, pause_s=0.5)
     one = results[0].of(1)
@@ -52,7 +53,8 @@ def test_C12_an_injected_offset_and_drift_are_found_within_their_bounds(world, t
     assert results[0] == results[1], "every rank knows the result"
 
 
-def test_C18_ranks_of_one_host_are_within_their_bound_of_each_other(world, tmp_path):
+@pytest.mark.spec("C18")
+def test_ranks_of_one_host_are_within_their_bound_of_each_other(world, tmp_path):
     sync = synchronise(world, tmp_path, Clock(), ranks=3)[0]
     assert [entry.rank for entry in sync.ranks] == [0, 1, 2]
     for entry in sync.ranks:
@@ -61,7 +63,8 @@ def test_C18_ranks_of_one_host_are_within_their_bound_of_each_other(world, tmp_p
             assert sample.bound_ns >= sample.rtt_ns / 2
 
 
-def test_C15_the_file_holds_what_was_measured_and_what_follows_from_it(world, tmp_path):
+@pytest.mark.spec("C15")
+def test_the_file_holds_what_was_measured_and_what_follows_from_it(world, tmp_path):
     (result, _) = synchronise(world, tmp_path, Clock(), pause_s=0.05)
     path = tmp_path / CLOCK_SYNC_FILE
     assert read_clock_sync(path) == result
@@ -79,7 +82,8 @@ def test_C15_the_file_holds_what_was_measured_and_what_follows_from_it(world, tm
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_C15_a_rank_that_is_gone_at_the_end_keeps_its_offset_and_has_no_bound(world, tmp_path, monkeypatch):
+@pytest.mark.spec("C15")
+def test_a_rank_that_is_gone_at_the_end_keeps_its_offset_and_has_no_bound(world, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_COMES_S", 2.0)
     monkeypatch.setattr(module, "_ANSWERS_S", 5.0)
     run = RunFolder(tmp_path, "run", 0)

@@ -87,7 +87,8 @@ def test_the_local_rank_chooses_the_device(two_devices):
     assert two_devices == [1]
 
 
-def test_B11_on_a_second_node_the_local_rank_chooses_too(two_devices, monkeypatch):
+@pytest.mark.spec("B11")
+def test_on_a_second_node_the_local_rank_chooses_too(two_devices, monkeypatch):
     for name, value in variables(9, 16, 1, 8).items():
         monkeypatch.setenv(name, value)
     place = read_topology()

@@ -24,19 +24,22 @@ NSYS = {"NSYS_PROFILING_SESSION_ID": "4711", "CUDA_INJECTION64_PATH": "/opt/nsys
         (NSYS, "nsys"),
     ],
 )
-def test_D28_a_tracer_is_known_by_its_environment(environment, tracer):
+@pytest.mark.spec("D28")
+def test_a_tracer_is_known_by_its_environment(environment, tracer):
     assert tracer_present(environment) == tracer
 
 
 @pytest.mark.parametrize(("environment", "name"), [(ROCPROF, "rocprofv3"), (NSYS, "nsys")])
-def test_D28_torch_profiler_beside_a_tracer_is_refused(environment, name):
+@pytest.mark.spec("D28")
+def test_torch_profiler_beside_a_tracer_is_refused(environment, name):
     refuse_two_tracers(False, environment)
     refuse_two_tracers(True, {})
     with pytest.raises(ConfigError, match=f"traced by {name}.*profiling.enabled=false"):
         refuse_two_tracers(True, environment)
 
 
-def test_D28_a_profiler_switched_on_in_a_file_is_refused_too(tmp_path, monkeypatch):
+@pytest.mark.spec("D28")
+def test_a_profiler_switched_on_in_a_file_is_refused_too(tmp_path, monkeypatch):
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "4711")
     (tmp_path / "mine.yaml").write_text("defaults: [default, _self_]\nprofiling:\n  enabled: true\n")
     done = attempt(tmp_path / "run", "--config", str(tmp_path / "mine.yaml"), ranks=1)

@@ -11,7 +11,8 @@ from aorta.parallel import ddp
 
 
 @pytest.mark.parametrize(("device", "told"), [("cuda:1", [1]), ("cpu", None)])
-def test_B11_ddp_is_told_the_device_of_the_local_rank(monkeypatch, device, told):
+@pytest.mark.spec("B11")
+def test_ddp_is_told_the_device_of_the_local_rank(monkeypatch, device, told):
     monkeypatch.setenv("RANK", "9")
     asked = {}
 

@@ -48,6 +48,7 @@ def skewed(runs) -> Path:
 
 
 @pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.spec("C5")
 def test_C5_every_call_of_every_window_is_seen_on_both_sides(runs, threads):
     run = read_run(runs / f"threads{threads}")
     assert run.missing == []
@@ -63,12 +64,14 @@ def test_C5_every_call_of_every_window_is_seen_on_both_sides(runs, threads):
 
 
 @pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.spec("C6")
 def test_C6_workers_profile_what_the_driver_asks_for(runs, threads):
     for trace in read_run(runs / f"threads{threads}").traces:
         if trace.rank:
             assert ("Input Dims" in trace.path.read_text()) is (threads == 4 and "aten::" in trace.path.read_text())
 
 
+@pytest.mark.spec("C4")
 def test_C4_the_table_counts_every_call_on_the_node_that_made_it(runs, tmp_path, capsys):
     folder = runs / "threads4"
     assert rpc_report([str(folder), "-o", str(tmp_path / "t.json"), "--check"]) == 0
@@ -87,6 +90,7 @@ def test_C4_the_table_counts_every_call_on_the_node_that_made_it(runs, tmp_path,
     assert [int(row[7]) for row in rows] == sorted(int(row[7]) for row in rows)
 
 
+@pytest.mark.spec("C7")
 def test_C7_one_trace_with_a_process_a_worker_and_arrows(skewed, tmp_path):
     assert rpc_report([str(skewed), "-o", str(tmp_path / "t.json"), "--check"]) == 0
     trace = load(tmp_path / "t.json")
@@ -105,6 +109,7 @@ def test_C7_one_trace_with_a_process_a_worker_and_arrows(skewed, tmp_path):
     assert trace["rpc"]["incomplete"] is False
 
 
+@pytest.mark.spec("C8", "C16")
 def test_C8_C16_remote_slices_lie_inside_their_calls_only_on_one_clock(skewed, tmp_path, capsys):
     assert rpc_report([str(skewed), "-o", str(tmp_path / "a.json"), "--check"]) == 0
     assert load(tmp_path / "a.json")["rpc"]["causality"]["pairs"] == 120
@@ -114,12 +119,14 @@ def test_C8_C16_remote_slices_lie_inside_their_calls_only_on_one_clock(skewed, t
     assert "does not account for skew" in capsys.readouterr().err
 
 
+@pytest.mark.spec("C1")
 def test_C1_one_command_and_its_manifest(skewed):
     manifest = json.loads((skewed / "run.json").read_text())
     assert manifest["plan"] == {"workers": ["worker0", "worker1"], "driver": "worker0"}
     assert manifest["backend"] == "tensorpipe"
 
 
+@pytest.mark.spec("C9")
 def test_C9_a_worker_that_dies_before_it_saves_leaves_the_rest(tmp_path, capsys):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

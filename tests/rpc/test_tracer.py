@@ -56,7 +56,8 @@ with warnings.catch_warnings():
     scripted = torch.jit.script(plus_one)
 
 
-def test_C2_the_functions_are_torchs_own_before_and_after():
+@pytest.mark.spec("C2")
+def test_the_functions_are_torchs_own_before_and_after():
     with TracedRpc():
         assert rpc.rpc_sync is not ORIGINALS[0]
         assert imported_before is rpc.rpc_sync, "a name taken before counts too"
@@ -68,7 +69,8 @@ def test_C2_the_functions_are_torchs_own_before_and_after():
     assert (rpc.rpc_sync, rpc.rpc_async, rpc.remote) == ORIGINALS
 
 
-def test_C2_values_references_and_keywords_come_back_unchanged():
+@pytest.mark.spec("C2")
+def test_values_references_and_keywords_come_back_unchanged():
     plain = rpc.remote(0, square, args=(ONES,))
     with TracedRpc() as traced:
         assert rpc.rpc_sync("alone", torch.add, args=(ONES, 3)).tolist() == [4, 4]
@@ -88,7 +90,8 @@ def test_C2_values_references_and_keywords_come_back_unchanged():
     assert all(call.issue_ns < call.reply_ns for call in traced.calls)
 
 
-def test_C2_exceptions_keep_type_and_message():
+@pytest.mark.spec("C2")
+def test_exceptions_keep_type_and_message():
     def message(call):
         with pytest.raises(ValueError, match="x") as caught:
             call()
@@ -111,12 +114,14 @@ def test_C2_exceptions_keep_type_and_message():
     assert [call.error for call in traced.calls] == ["ValueError", "ValueError", None]
 
 
-def test_C2_a_timeout_is_kept(tmp_path):
+@pytest.mark.spec("C2")
+def test_a_timeout_is_kept(tmp_path):
     with TracedRpc(), pytest.raises(RuntimeError, match=r"(?i)timed? ?out"):
         rpc.rpc_sync("alone", time.sleep, args=(1.0,), timeout=0.05)
 
 
-def test_C2_what_cannot_be_wrapped_passes_with_one_warning(caplog):
+@pytest.mark.spec("C2")
+def test_what_cannot_be_wrapped_passes_with_one_warning(caplog):
     with TracedRpc() as traced:
         assert rpc.rpc_sync("alone", later, args=(ONES,)).tolist() == [2, 2]
         assert rpc.rpc_sync("alone", scripted, args=(ONES,)).tolist() == [2, 2]
@@ -127,7 +132,8 @@ def test_C2_what_cannot_be_wrapped_passes_with_one_warning(caplog):
     assert [call.traced for call in by_hand] == [False] * 3
 
 
-def test_C3_a_call_inside_a_call_repeats_the_outer_name():
+@pytest.mark.spec("C3")
+def test_a_call_inside_a_call_repeats_the_outer_name():
     with TracedRpc() as traced:
         assert rpc.rpc_sync("alone", again, args=(ONES,)).tolist() == [1, 1]
     outer, inner = traced.calls

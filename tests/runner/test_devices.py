@@ -37,6 +37,7 @@ esac
     return folder
 
 
+@pytest.mark.spec("D5")
 def test_D5_words_of_rocm_smi_and_their_time_are_in_the_record(folder: Path) -> None:
     record = read_rank(folder / "rank_0_metrics.jsonl")
     told = [step for step in record.steps if isinstance(step.rocm_smi_output, str)]
@@ -46,6 +47,7 @@ def test_D5_words_of_rocm_smi_and_their_time_are_in_the_record(folder: Path) -> 
     assert record.header.clock.realtime_ns - 10**10 < told[0].rocm_smi_t_ns < record.steps[-1].t_end_ns
 
 
+@pytest.mark.spec("D27")
 def test_D27_numbers_stand_beside_the_words_and_in_tables_and_summary(folder: Path, tmp_path: Path) -> None:
     header = read_rank(folder / "rank_0_metrics.jsonl").header
     assert header.device_telemetry is not None

@@ -43,9 +43,9 @@ def wait_for_steps(folder: Path, count: int, rank: int = 0, timeout_s: float = P
 
 
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    train(tmp_path, "parallel=fsdp", "training.checkpoint_interval=3", launcher="torchrun")
+    train(tmp_path, "parallel=fsdp", "training.checkpoint_interval=3")
     whole = losses(tmp_path)
-    train(tmp_path, "parallel=fsdp", "training.start_step=6", launcher="torchrun")
+    train(tmp_path, "parallel=fsdp", "training.start_step=6")
     assert [step.global_step for step in record(tmp_path).steps] == [6, 7]
     assert losses(tmp_path) == whole[6:]
 

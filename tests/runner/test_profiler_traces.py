@@ -37,6 +37,7 @@ def d9d(tmp_path_factory):
 
 
 @pytest.mark.dist
+@pytest.mark.spec("A5", "A16")
 def test_A5_A16_every_rank_has_its_own_file_of_the_same_steps(d9d):
     traces = d9d / "x" / "torch_profiler"
     names = [f"rank-{rank}-coord-{rank}-trace.tar.gz" for rank in (0, 1)]
@@ -47,6 +48,7 @@ def test_A5_A16_every_rank_has_its_own_file_of_the_same_steps(d9d):
 
 
 @pytest.mark.dist
+@pytest.mark.spec("E11", "E16")
 def test_E11_E16_the_manifest_says_what_is_where(d9d):
     traces = manifest(d9d / "x")["traces"]
     assert [entry["batch"] for entry in traces["saved_traces"]] == [4, 8]
@@ -68,6 +70,7 @@ def test_E11_E16_the_manifest_says_what_is_where(d9d):
 
 
 @pytest.mark.dist
+@pytest.mark.spec("B3", "B8")
 def test_B3_B8_ranks_that_are_not_profiled_do_all_the_work(tmp_path):
     words = ("profiling=tutorial", "profiling.wait=1", "profiling.warmup=1", "profiling.active=2")
     train(tmp_path, *words, ON, "profiling.with_stack=false", "profiling.ranks=[1]")
@@ -79,6 +82,7 @@ def test_B3_B8_ranks_that_are_not_profiled_do_all_the_work(tmp_path):
 
 
 @pytest.mark.dist
+@pytest.mark.spec("E8")
 def test_E8_a_folder_that_is_not_empty_stops_every_rank_before_anything_is_written(tmp_path):
     there = tmp_path / "y" / "torch_traces"
     there.mkdir(parents=True)
@@ -90,6 +94,7 @@ def test_E8_a_folder_that_is_not_empty_stops_every_rank_before_anything_is_writt
     assert files_below(tmp_path) == ["y/torch_traces/old.json"]
 
 
+@pytest.mark.spec("E8")
 def test_E8_only_visible_files_count(tmp_path):
     must_be_empty(tmp_path / "none")
     (tmp_path / ".git").mkdir()
@@ -103,6 +108,7 @@ def test_E8_only_visible_files_count(tmp_path):
     assert issubclass(FolderNotEmpty, FileExistsError)
 
 
+@pytest.mark.spec("D12")
 def test_D12_on_rocm_the_manifest_says_why_there_is_no_chrome_trace(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4.0")
     for settings, facts in (
@@ -114,6 +120,7 @@ def test_D12_on_rocm_the_manifest_says_why_there_is_no_chrome_trace(monkeypatch)
         assert Traces(config, read_topology({}), "rocm", None).facts() == facts
 
 
+@pytest.mark.spec("E16")
 def test_E16_paths_are_listed_by_rank_newest_last():
     def entry(batch, path):
         return {"batch": batch, "epoch": 0, "path": path}
@@ -153,6 +160,7 @@ def test_a_run_that_failed_says_itself_where_its_traces_are(tmp_path):
     )
 
 
+@pytest.mark.spec("D12")
 def test_D12_checking_does_not_say_what_opening_says(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4.0")
     config = Config(profiling=preset("aorta", chrome_trace=True))

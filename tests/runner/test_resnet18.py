@@ -37,6 +37,7 @@ def tutorial(tmp_path_factory):
 
 
 @pytest.mark.dist
+@pytest.mark.spec("B9", "B12")
 def test_B9_B12_the_tutorial_s_lines_and_a_clean_end(tutorial):
     folder, said = tutorial
     # Anywhere in a line: what C++ writes at the same time, piece by piece, may stand before it.
@@ -51,6 +52,7 @@ def test_B9_B12_the_tutorial_s_lines_and_a_clean_end(tutorial):
 
 
 @pytest.mark.dist
+@pytest.mark.spec("B9")
 def test_B9_the_tutorial_s_window(tutorial):
     traces = tutorial[0] / "torch_profiler"
     assert files_below(traces) == [f"rank{rank}_iter16_18.json" for rank in (0, 1)]
@@ -59,6 +61,7 @@ def test_B9_the_tutorial_s_window(tutorial):
 
 
 @pytest.mark.dist
+@pytest.mark.spec("B9")
 def test_B9_every_block_is_seen_and_hides_communication(tutorial):
     for rank in (0, 1):
         steps = record(tutorial[0], rank).steps
@@ -95,6 +98,7 @@ def test_a_resumed_run_that_nobody_looks_at_trains_bit_for_bit_the_same(tutorial
     assert before[0] != before[1]  # each rank has its own batch
 
 
+@pytest.mark.spec("B9")
 def test_B9_the_losses_are_those_of_the_step_written_out(tmp_path):
     train(tmp_path, "workload=resnet18", "parallel=none", "workload.dtype=fp32", "training.max_steps=8", ranks=1)
     torch.manual_seed(42)
@@ -115,6 +119,7 @@ def test_B9_the_losses_are_those_of_the_step_written_out(tmp_path):
 
 @pytest.mark.dist
 @pytest.mark.slow
+@pytest.mark.spec("B13")
 def test_B13_two_nodes_with_folders_of_their_own(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

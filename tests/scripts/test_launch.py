@@ -42,7 +42,8 @@ def nproc(argv: list[str]) -> str:
 
 
 @SCRIPTS
-def test_D18_words_are_passed_on_untouched(sh, repo, script):
+@pytest.mark.spec("D18")
+def test_words_are_passed_on_untouched(sh, repo, script):
     words = ["training.max_steps=2", "--override", "a=b c", "profiling.filename='rank{rank}.json'", "", "*"]
     result = sh(script, *words, NPROC="3")
     assert result.code == 0, result.err
@@ -53,14 +54,16 @@ def test_D18_words_are_passed_on_untouched(sh, repo, script):
 
 
 @SCRIPTS
-def test_D18_only_the_rocm_script_samples_rocm_smi(sh, script):
+@pytest.mark.spec("D18")
+def test_only_the_rocm_script_samples_rocm_smi(sh, script):
     argv = sh(script, NPROC="1").argv
     assert ("--enable-rocm-metrics" in argv) is (script == "launch_rocm.sh")
     assert ("training.device=cpu" in argv) is (script == "launch_cpu.sh")
 
 
 @SCRIPTS
-def test_D18_no_argument_is_a_run_of_the_default_configuration(sh, script):
+@pytest.mark.spec("D18")
+def test_no_argument_is_a_run_of_the_default_configuration(sh, script):
     result = sh(script, NPROC="1")
     assert result.code == 0
     assert "--config" not in result.argv
@@ -68,17 +71,20 @@ def test_D18_no_argument_is_a_run_of_the_default_configuration(sh, script):
 
 @pytest.mark.parametrize("word", ["label=mine", "++label=mine", "--override=label=mine"])
 @SCRIPTS
-def test_D18_a_label_of_the_callers_own_stands_alone(sh, script, word):
+@pytest.mark.spec("D18")
+def test_a_label_of_the_callers_own_stands_alone(sh, script, word):
     argv = sh(script, word, NPROC="1").argv
     assert [given for given in argv if "label=" in given] == [word]
 
 
-def test_D18_a_word_that_only_ends_in_label_is_not_a_label(sh):
+@pytest.mark.spec("D18")
+def test_a_word_that_only_ends_in_label_is_not_a_label(sh):
     assert "label=cpu" in sh("launch_cpu.sh", "workload.mylabel=x").argv
 
 
 @SCRIPTS
-def test_D58_a_relative_configuration_is_seen_from_the_callers_folder(sh, script):
+@pytest.mark.spec("D58")
+def test_a_relative_configuration_is_seen_from_the_callers_folder(sh, script):
     (sh.home / "my own.yaml").write_text("")
     result = sh(script, "my own.yaml", "a=b", NPROC="1")
     assert result.argv[4:6] == ["--config", str(sh.home / "my own.yaml")]
@@ -86,30 +92,35 @@ def test_D58_a_relative_configuration_is_seen_from_the_callers_folder(sh, script
     assert result.calls[0]["cwd"] == str(sh.home)
 
 
-def test_D58_then_from_the_repository(sh, repo):
+@pytest.mark.spec("D58")
+def test_then_from_the_repository(sh, repo):
     argv = sh("launch_cpu.sh", "config/default.yaml").argv
     assert argv[argv.index("--config") + 1] == str(repo / "config/default.yaml")
 
 
-def test_D58_the_callers_folder_wins(sh):
+@pytest.mark.spec("D58")
+def test_the_callers_folder_wins(sh):
     (sh.home / "config").mkdir()
     (sh.home / "config/default.yaml").write_text("")
     argv = sh("launch_cpu.sh", "config/default.yaml").argv
     assert argv[argv.index("--config") + 1] == str(sh.home / "config/default.yaml")
 
 
-def test_D58_an_absolute_configuration_stays_as_it_is(sh, repo):
+@pytest.mark.spec("D58")
+def test_an_absolute_configuration_stays_as_it_is(sh, repo):
     argv = sh("launch_cpu.sh", str(repo / "config/default.yaml")).argv
     assert argv[argv.index("--config") + 1] == str(repo / "config/default.yaml")
 
 
-def test_D58_a_missing_configuration_is_named_with_both_places(sh, repo):
+@pytest.mark.spec("D58")
+def test_a_missing_configuration_is_named_with_both_places(sh, repo):
     result = sh("launch_cpu.sh", "absent.yaml")
     assert (result.code, result.calls) == (1, [])
     assert f"'absent.yaml' not found (looked in {sh.home} and {repo})" in result.err
 
 
-def test_D58_a_script_works_by_a_relative_path_and_through_a_link(sh, repo):
+@pytest.mark.spec("D58")
+def test_a_script_works_by_a_relative_path_and_through_a_link(sh, repo):
     assert sh("../scripts/launch_cpu.sh", cwd=repo / "config").argv[3] == str(repo / "train.py")
     (sh.home / "link").symlink_to(repo / "scripts/launch_cpu.sh")
     assert sh(sh.home / "link").argv[3] == str(repo / "train.py")
@@ -138,14 +149,16 @@ def test_a_process_count_that_is_none_is_refused(sh, count):
     assert f"NPROC is '{count}'; it must be a whole number of processes, 1 or more" in result.err
 
 
-def test_D18_cuda_devices_are_counted_without_their_slices(sh):
+@pytest.mark.spec("D18")
+def test_cuda_devices_are_counted_without_their_slices(sh):
     sh.program("nvidia-smi", NVIDIA_SMI)
     assert nproc(sh("launch_cuda.sh").argv) == "3"
     assert nproc(sh("launch_cuda.sh", NPROC="8").argv) == "8"
 
 
 @pytest.mark.parametrize(("visible", "count"), [("2", "1"), ("0,1,5", "3"), ("0,-1,1", "1")])
-def test_D18_devices_hidden_by_the_caller_are_not_counted(sh, visible, count):
+@pytest.mark.spec("D18")
+def test_devices_hidden_by_the_caller_are_not_counted(sh, visible, count):
     sh.program("nvidia-smi", NVIDIA_SMI)
     sh.program("rocm-smi", ROCM_SMI)
     assert nproc(sh("launch_cuda.sh", CUDA_VISIBLE_DEVICES=visible).argv) == count
@@ -162,13 +175,15 @@ def test_D18_devices_hidden_by_the_caller_are_not_counted(sh, visible, count):
         pytest.param({"rocm-smi": "true", "amd-smi": "true", "python3": "echo 5"}, "5", id="torch"),
     ],
 )
-def test_D18_rocm_devices_are_counted(sh, tools, count):
+@pytest.mark.spec("D18")
+def test_rocm_devices_are_counted(sh, tools, count):
     for name, text in tools.items():
         sh.program(name, text)
     assert nproc(sh("launch_rocm.sh").argv) == count
 
 
-def test_D18_the_kernels_list_counts_devices_that_this_container_has(repo, tmp_path):
+@pytest.mark.spec("D18")
+def test_the_kernels_list_counts_devices_that_this_container_has(repo, tmp_path):
     (tmp_path / "dri").mkdir()
     for node, minor in enumerate([0, 0, 128, 129, 130]):  # two processors, three devices
         (tmp_path / f"nodes/{node}").mkdir(parents=True)
@@ -182,7 +197,8 @@ def test_D18_the_kernels_list_counts_devices_that_this_container_has(repo, tmp_p
 
 @pytest.mark.parametrize(("script", "platform"), [("launch_cuda.sh", "CUDA"), ("launch_rocm.sh", "ROCm")])
 @pytest.mark.parametrize("visible", ["", "-1", None])
-def test_D18_no_device_is_an_error_that_says_what_to_do(sh, script, platform, visible):
+@pytest.mark.spec("D18")
+def test_no_device_is_an_error_that_says_what_to_do(sh, script, platform, visible):
     result = sh(script, **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}))
     assert (result.code, result.calls) == (1, [])
     assert f"no {platform} device found. Use scripts/launch_cpu.sh, or set NPROC" in result.err

@@ -30,7 +30,8 @@ def captured(folder):
     return run, argv[: argv.index("--")], argv[argv.index("--") + 1 :]
 
 
-def test_D14_a_whole_run_is_captured(rocm, repo):
+@pytest.mark.spec("D14")
+def test_a_whole_run_is_captured(rocm, repo):
     result = rocm("config/default.yaml", "--override", "training.max_steps=50", NPROC="2", traces="2")
     assert result.code == 0, result.err
     run, options, program = captured(repo / "rocprof_traces")
@@ -44,7 +45,8 @@ def test_D14_a_whole_run_is_captured(rocm, repo):
     assert f"traces of 2 of 2 ranks in {run}" in result.err
 
 
-def test_D14_an_older_rocprofv3_is_asked_only_for_what_it_has(rocm, repo):
+@pytest.mark.spec("D14")
+def test_an_older_rocprofv3_is_asked_only_for_what_it_has(rocm, repo):
     result = rocm(STANDIN_OLD="1")
     assert result.code == 0, result.err
     run, options, _ = captured(repo / "rocprof_traces")
@@ -54,26 +56,30 @@ def test_D14_an_older_rocprofv3_is_asked_only_for_what_it_has(rocm, repo):
 
 
 @pytest.mark.parametrize("code", [1, 5, 130])
-def test_D14_the_exit_code_of_torchrun_is_passed_on(rocm, code):
+@pytest.mark.spec("D14")
+def test_the_exit_code_of_torchrun_is_passed_on(rocm, code):
     assert rocm(STANDIN_EXIT=str(code)).code == code
     assert rocm(STANDIN_EXIT=str(code), traces="0", ROCPROF_OUTPUT_DIR="elsewhere").code == code
 
 
-def test_D14_ranks_without_a_trace_fail_a_run_that_went_well(rocm, repo):
+@pytest.mark.spec("D14")
+def test_ranks_without_a_trace_fail_a_run_that_went_well(rocm, repo):
     result = rocm(NPROC="3", traces="2")
     assert result.code == 5
     assert "1 of 3 ranks left no trace" in result.err
     assert captured(repo / "rocprof_traces")[0].is_dir()
 
 
-def test_D14_one_process_a_device_or_one(rocm, sh):
+@pytest.mark.spec("D14")
+def test_one_process_a_device_or_one(rocm, sh):
     assert "no ROCm device found: one process" in rocm(NPROC="").err
     sh.program("amd-smi", "echo 'GPU: 0'; echo 'GPU: 1'")
     result = rocm(NPROC="", traces="2", ROCPROF_OUTPUT_DIR=str(sh.home / "second"))
     assert result.argv[:3] == ["--standalone", "--nproc_per_node", "2"]
 
 
-def test_D15_another_output_folder(rocm, repo, sh):
+@pytest.mark.spec("D15")
+def test_another_output_folder(rocm, repo, sh):
     result = rocm(ROCPROF_OUTPUT_DIR=str(sh.home / "to this/folder"))
     assert result.code == 0, result.err
     run, options, _ = captured(sh.home / "to this/folder")
@@ -81,14 +87,16 @@ def test_D15_another_output_folder(rocm, repo, sh):
     assert not (repo / "rocprof_traces").exists()
 
 
-def test_D16_arguments_of_the_callers_own_replace_the_default_ones(rocm, repo):
+@pytest.mark.spec("D16")
+def test_arguments_of_the_callers_own_replace_the_default_ones(rocm, repo):
     result = rocm(ROCPROF_ARGS="  --hip-trace   --kernel-trace ")
     assert result.code == 0, result.err
     _, options, _ = captured(repo / "rocprof_traces")
     assert options[: options.index("--process-sync")] == ["--hip-trace", "--kernel-trace"]
 
 
-def test_D16_the_documented_example_runs_with_one_warning_a_word(rocm, repo):
+@pytest.mark.spec("D16")
+def test_the_documented_example_runs_with_one_warning_a_word(rocm, repo):
     result = rocm(ROCPROF_ARGS="--att --kernel-trace --kernel-symbols --kernel-symbols")
     assert result.code == 0, result.err
     _, options, _ = captured(repo / "rocprof_traces")
@@ -98,26 +106,30 @@ def test_D16_the_documented_example_runs_with_one_warning_a_word(rocm, repo):
     assert result.err.count("--att runs kernels one after another") == 1
 
 
-def test_D16_what_the_caller_says_about_format_and_file_stands(rocm, repo):
+@pytest.mark.spec("D16")
+def test_what_the_caller_says_about_format_and_file_stands(rocm, repo):
     result = rocm(ROCPROF_ARGS="--kernel-trace --process-sync -f csv -o all/%pid%")
     assert result.code == 0, result.err
     run, options, _ = captured(repo / "rocprof_traces")
     assert options == ["--kernel-trace", "--process-sync", "-f", "csv", "-o", "all/%pid%", "-d", str(run)]
 
 
-def test_D16_stars_in_the_arguments_are_not_file_names(rocm, repo, sh):
+@pytest.mark.spec("D16")
+def test_stars_in_the_arguments_are_not_file_names(rocm, repo, sh):
     (sh.home / "file").write_text("")
     rocm(ROCPROF_ARGS="--kernel-trace --kernel-include-regex *")
     assert "*" in captured(repo / "rocprof_traces")[1]
 
 
-def test_D16_an_option_rocprofv3_does_not_know_is_its_own_error(rocm):
+@pytest.mark.spec("D16")
+def test_an_option_rocprofv3_does_not_know_is_its_own_error(rocm):
     result = rocm(ROCPROF_ARGS="--kernel-trace --no-such-option")
     assert result.code == 2
     assert "unrecognized arguments: --no-such-option" in result.err
 
 
-def test_D17_without_rocprofv3_nothing_is_left_behind(sh, repo):
+@pytest.mark.spec("D17")
+def test_without_rocprofv3_nothing_is_left_behind(sh, repo):
     before = sorted(repo.rglob("*"))
     result = sh(SCRIPT)
     assert (result.code, result.calls) == (127, [])
@@ -127,14 +139,16 @@ def test_D17_without_rocprofv3_nothing_is_left_behind(sh, repo):
     assert list(sh.home.iterdir()) == []
 
 
-def test_D17_rocprofv3_is_also_found_where_rocm_puts_it(sh, tmp_path):
+@pytest.mark.spec("D17")
+def test_rocprofv3_is_also_found_where_rocm_puts_it(sh, tmp_path):
     sh.standin("rocprofv3", "rocprofv3.py")
     (tmp_path / "rocm/bin").mkdir(parents=True)
     (sh.bin / "rocprofv3").rename(tmp_path / "rocm/bin/rocprofv3")
     assert sh(SCRIPT, NPROC="1", STANDIN_TRACES="1", ROCM_PATH=str(tmp_path / "rocm")).code == 0
 
 
-def test_D18_further_words_are_not_lost(rocm):
+@pytest.mark.spec("D18")
+def test_further_words_are_not_lost(rocm):
     words = ["a=b c", "--enable-rocm-metrics", "*"]
     assert rocm(*words).argv[-3:] == words
 
@@ -143,35 +157,41 @@ def test_D18_further_words_are_not_lost(rocm):
     "word",
     ["profiling.enabled=true", "profiling.enabled=True", "++profiling.enabled=1", "--override=profiling.enabled=yes"],
 )
-def test_D28_two_tracers_at_once_are_refused(rocm, repo, word):
+@pytest.mark.spec("D28")
+def test_two_tracers_at_once_are_refused(rocm, repo, word):
     result = rocm("training.max_steps=2", word)
     assert (result.code, result.calls) == (1, [])
     assert f"'{word}' asks for torch.profiler, which cannot run under rocprofv3" in result.err
     assert not (repo / "rocprof_traces").exists()
 
 
-def test_D28_switching_the_profiler_off_is_fine(rocm):
+@pytest.mark.spec("D28")
+def test_switching_the_profiler_off_is_fine(rocm):
     assert rocm("profiling.enabled=false", "profiling.enabled_x=true").code == 0
 
 
 @pytest.mark.parametrize("word", ["training.max_steps=50", "--override", "--cfg"])
-def test_D41_a_first_argument_with_an_equals_sign_or_a_dash_is_no_configuration(rocm, word):
+@pytest.mark.spec("D41")
+def test_a_first_argument_with_an_equals_sign_or_a_dash_is_no_configuration(rocm, word):
     argv = rocm(word).argv
     assert argv[-1] == word
     assert "--config" not in argv
 
 
-def test_D41_no_argument_at_all(rocm, repo):
+@pytest.mark.spec("D41")
+def test_no_argument_at_all(rocm, repo):
     assert rocm().argv == ["--standalone", "--nproc_per_node", "1", str(repo / "train.py")]
 
 
-def test_D58_configuration_and_script_from_anywhere(rocm, sh):
+@pytest.mark.spec("D58")
+def test_configuration_and_script_from_anywhere(rocm, sh):
     (sh.home / "mine.yaml").write_text("")
     argv = rocm("mine.yaml").argv
     assert argv[argv.index("--config") + 1] == str(sh.home / "mine.yaml")
 
 
-def test_D58_a_missing_configuration_leaves_nothing_behind(rocm, repo):
+@pytest.mark.spec("D58")
+def test_a_missing_configuration_leaves_nothing_behind(rocm, repo):
     assert rocm("absent.yaml").code == 1
     assert not (repo / "rocprof_traces").exists()
 
@@ -194,21 +214,24 @@ def test_a_dry_run_needs_neither_rocprofv3_nor_torchrun(sh):
     assert shlex.split(result.out)[:5] == ["rocprofv3", *DEFAULT]
 
 
-def test_D14_a_traced_launcher_is_not_taken_for_a_rank(rocm, repo, sh):
+@pytest.mark.spec("D14")
+def test_a_traced_launcher_is_not_taken_for_a_rank(rocm, repo, sh):
     sh.program("torchrun", 'd=$(echo "$OUT"/run_*); mkdir "$d/rank"; echo x >"$d/rank/1_results.json"')
     result = rocm(traces="0", ROCPROF_OUTPUT_DIR=str(repo / "out"), OUT=str(repo / "out"))
     assert result.code == 5
     assert "traces of 0 of 1 ranks" in result.err
 
 
-def test_D16_no_file_at_all_fails_whatever_the_callers_names(rocm, sh):
+@pytest.mark.spec("D16")
+def test_no_file_at_all_fails_whatever_the_callers_names(rocm, sh):
     sh.program("torchrun", 'rm "$(echo "$OUT"/run_*)/argv"')
     result = rocm(traces="0", ROCPROF_ARGS="--kernel-trace -o mine", ROCPROF_OUTPUT_DIR="out", OUT=str(sh.home / "out"))
     assert result.code == 5
     assert "no trace was left" in result.err
 
 
-def test_D16_options_that_trace_nothing_do_not_pass_for_a_capture(rocm):
+@pytest.mark.spec("D16")
+def test_options_that_trace_nothing_do_not_pass_for_a_capture(rocm):
     result = rocm(ROCPROF_ARGS="--group-by-queue")
     assert (result.code, "No tracing options were enabled" in result.err) == (5, True)
     assert "does ROCPROF_ARGS switch a trace on?" in result.err

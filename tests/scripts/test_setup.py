@@ -98,38 +98,56 @@ def test_an_unknown_argument_is_refused(sh):
     assert (result.code, result.err) == (1, "setup.sh: unknown argument '--develop'; allowed: --dev\n")
 
 
+MAIN = "not gpu and not simulated and not alone and not slow"
+ALONE = ["alone and not gpu and not simulated and not slow", "-n", "0"]
+TWO_AT_A_TIME = ["-m", "pytest", "-n", "2", "--dist", "loadfile", "-m"]
+
+
+def compiler(sh, why_not=""):
+    """A machine with a C++ compiler, and what its Python says of the simulated device."""
+    sh.program("c++", "exit 0")
+    python = sh.repo / ".venv/bin/python"
+    words = python.read_text().splitlines()
+    ask = f'if test "$3" = --why-not; then echo "{why_not}"; exit; fi'
+    python.write_text("\n".join([words[0], ask, *words[1:], ""]))
+
+
 def test_check_runs_its_stages_in_order_and_passes_words_to_pytest(sh, repo):
     (repo / ".ci").mkdir()
     ready(sh, repo)
     result = sh("check", "-k", "a name")
     assert result.code == 0, result.err
-    assert [call["argv"][:2] for call in result.calls] == [
-        ["format", "--check"],
+    assert [call["argv"] for call in result.calls] == [
+        ["format", "--check", "."],
         ["check", "."],
         [],
         [],
-        ["-m", "pytest"],
-        ["-m", "pytest"],
-    ]
-    assert [call["argv"][2:] for call in result.calls[-2:]] == [
-        [
-            "--hypothesis-profile=ci",
-            "-m",
-            "not dist and not gpu and not simulated and not slow",
-            "-n",
-            "2",
-            "--dist",
-            "loadgroup",
-            "-k",
-            "a name",
-        ],
-        ["--hypothesis-profile=ci", "-m", "dist and not gpu and not simulated and not slow", "-k", "a name"],
+        [*TWO_AT_A_TIME, MAIN, "-k", "a name"],
+        [*TWO_AT_A_TIME, *ALONE, "-k", "a name"],
     ]
     assert {call["env"]["OMP_NUM_THREADS"] for call in result.calls} == {"1"}
     assert {call["cwd"] for call in result.calls} == {str(repo)}
     assert "== shell: skipped, shellcheck is not installed" in result.out
     assert "== tests on the simulated device: skipped, no C++ compiler" in result.out
     assert result.out.endswith("== all good\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "rooms"), [([], ["tests/device_path", "tests/gpu", "tests/simulated"]), (["-k", "a name"], [])]
+)
+def test_with_a_compiler_the_device_path_is_tested_on_the_simulated_device(sh, repo, words, rooms):
+    ready(sh, repo)
+    compiler(sh)
+    result = sh("check", *words)
+    assert result.code == 0, result.err
+    assert [call["argv"] for call in result.calls[4:]] == [
+        ["-m", "aorta.instrument.native"],
+        ["-m", "tests.simulated.build"],
+        [*TWO_AT_A_TIME, MAIN, *words],
+        [*TWO_AT_A_TIME, *ALONE, *words],
+        [*TWO_AT_A_TIME, "(gpu or simulated) and not slow", *rooms, *words],
+    ]
+    assert [call["env"].get("AORTA_SIMULATED_DEVICE") for call in result.calls[-2:]] == [None, "virtual"]
 
 
 def test_check_stops_at_the_first_failure_and_names_it(sh, repo):
@@ -141,20 +159,29 @@ def test_check_stops_at_the_first_failure_and_names_it(sh, repo):
 
 def test_words_that_match_in_one_half_of_the_tests_only_are_no_failure(sh, repo):
     ready(sh, repo)
-    several = "dist and not gpu and not simulated and not slow"
-    words = sh("check", "-k", "a name", STANDIN_FAIL_ON=several, STANDIN_EXIT="5")
+    words = sh("check", "-k", "a name", STANDIN_FAIL_ON=MAIN, STANDIN_EXIT="5")
     assert (words.code, len(words.calls)) == (0, 6)
-    none = sh("check", STANDIN_FAIL_ON=several, STANDIN_EXIT="5")
+    none = sh("check", STANDIN_FAIL_ON=MAIN, STANDIN_EXIT="5")
     assert none.code == 5
-    assert "check: stage 'tests of several processes' failed (exit 5)" in none.err
+    assert "check: stage 'tests' failed (exit 5)" in none.err
 
 
-def test_check_fast_leaves_out_the_tests(sh, repo):
+def test_check_fast_runs_the_pure_tests_alone(sh, repo):
     ready(sh, repo)
-    result = sh("check", "--fast")
-    assert result.code == 0
-    assert not any("pytest" in call["argv"] for call in result.calls)
-    assert "== tests: skipped (--fast)" in result.out
+    python = repo / ".venv/bin/python"
+    python.write_text(
+        python.read_text().replace("\n", '\ntest "$2" = tests.pure && echo tests/a.py && echo tests/b.py && exit\n', 1)
+    )
+    result = sh("check", "--fast", "-x")
+    assert result.code == 0, result.err
+    assert [call["argv"] for call in result.calls[4:]] == [
+        [*TWO_AT_A_TIME, "not dist and not gpu and not simulated and not slow", "tests/a.py", "tests/b.py", "-x"]
+    ]
+    assert "== all other tests: skipped (--fast)" in result.out
+    failed = sh("check", "--fast", STANDIN_FAIL_ON="tests.pure", STANDIN_EXIT="1")
+    assert failed.code == 0
+    python.write_text("#!/bin/sh\nexit 1\n")
+    assert "check: stage 'pure tests' failed" in sh("check", "--fast").err
 
 
 def test_check_without_an_environment_names_that_stage(sh):
@@ -163,12 +190,49 @@ def test_check_without_an_environment_names_that_stage(sh):
     assert "check: stage 'environment' failed" in result.err
 
 
-def test_continuous_integration_runs_the_gate(sh, repo, pytestconfig):
+@pytest.fixture
+def complete(sh, repo, pytestconfig):
+    """A repository with continuous integration, and a machine that lacks nothing."""
     shutil.copytree(pytestconfig.rootpath / ".ci", repo / ".ci")
     ready(sh, repo)
-    result = sh(repo / ".ci/run")
+    compiler(sh)
+    sh.program("shellcheck", "exit 0")
+    return repo / ".ci/run"
+
+
+def test_continuous_integration_runs_the_gate_with_nothing_left_out(sh, complete):
+    result = sh(complete)
     assert result.code == 0, result.err
     assert result.calls[-1]["argv"][:2] == ["-m", "pytest"]
+    assert {call["env"].get("GATE_COMPLETE") for call in result.calls} == {"1"}
+    assert "skipped" not in result.out
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("shellcheck", "check: stage 'shell' cannot be run here, and here it has to be: shellcheck is not installed"),
+        ("c++", "check: stage 'compile' cannot be run here, and here it has to be: no C++ compiler"),
+    ],
+)
+def test_what_is_missing_fails_in_continuous_integration(sh, complete, program, said):
+    (sh.bin / program).unlink()
+    result = sh(complete)
+    assert result.code == 1
+    assert said in result.err
+    assert sh("check").code == 0, "elsewhere the stage is left out"
+
+
+def test_in_continuous_integration_the_simulated_device_has_to_be_there(sh, repo, complete):
+    (repo / ".venv/bin/python").unlink()
+    (repo / ".venv/dev.stamp").unlink()
+    shutil.rmtree(repo / ".venv")
+    ready(sh, repo)
+    compiler(sh, "written for another torch")
+    result = sh(complete)
+    assert result.code == 1
+    assert "check: stage 'tests on the simulated device' cannot be run here" in result.err
+    assert "written for another torch" in result.err
 
 
 def test_the_demo_compares_a_run_with_overlap_and_one_without(sh, repo):

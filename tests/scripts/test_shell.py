@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 
 import pytest
@@ -20,11 +19,11 @@ def test_a_script_parses(name):
     assert subprocess.run(["bash", "-n", ROOT / name]).returncode == 0
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_scripts_are_clean():
-    command = ["shellcheck", "--external-sources", "--source-path=SCRIPTDIR", *names]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (found.returncode, found.stdout) == (0, "")
+def test_the_gate_looks_at_every_script():
+    """With shellcheck, in a stage of its own."""
+    (line,) = (line for line in (ROOT / "scripts/check").read_text().splitlines() if "stage shell " in line)
+    patterns = [word for word in line.split() if "/" in word]
+    assert {path for pattern in patterns for path in ROOT.glob(pattern)} == {*RUN, *SOURCED}
 
 
 @pytest.mark.parametrize("path", RUN, ids=lambda path: path.name)

@@ -28,20 +28,23 @@ def clocks(draw):
 
 
 @given(clocks(), instants, instants)
-def test_C14_the_order_of_two_instants_never_changes(clock, a, b):
+@pytest.mark.spec("C14")
+def test_the_order_of_two_instants_never_changes(clock, a, b):
     low, high = sorted((a, b))
     assert clock.to_reference(low) <= clock.to_reference(high)
 
 
 @given(clocks(), instants)
-def test_C14_the_correction_is_the_line_through_both_measurements_to_the_nanosecond(clock, t):
+@pytest.mark.spec("C14")
+def test_the_correction_is_the_line_through_both_measurements_to_the_nanosecond(clock, t):
     drift = Fraction(clock.end.offset_ns - clock.start.offset_ns, clock.end.at_ns - clock.start.at_ns)
     exact = t - (clock.start.offset_ns + drift * (t - clock.start.at_ns))
     assert abs(clock.to_reference(t) - exact) <= Fraction(1, 2)
 
 
 @given(clocks(), st.integers(0, 10**12))
-def test_C12_the_bound_grows_outside_what_was_measured(clock, beyond):
+@pytest.mark.spec("C12")
+def test_the_bound_grows_outside_what_was_measured(clock, beyond):
     ends = (clock.start.bound_ns, clock.end.bound_ns)
     assert clock.bound_ns(clock.start.at_ns) == ends[0]
     assert clock.bound_ns(clock.end.at_ns) == ends[1]
@@ -52,7 +55,8 @@ def test_C12_the_bound_grows_outside_what_was_measured(clock, beyond):
     assert abs(clock.bound_ns(clock.start.at_ns - beyond) - (ends[0] + slope * beyond)) <= 1
 
 
-def test_C12_by_hand():
+@pytest.mark.spec("C12")
+def test_by_hand():
     # 1 ms ahead at first, 1.8 ms ten seconds later: 80 ppm. After 5 s it is 1.4 ms ahead.
     clock = RankClock(
         1,

@@ -41,7 +41,8 @@ def published_shapes() -> dict[str, tuple[int, ...]]:
     return shapes | {"fc.weight": (1000, 512), "fc.bias": (1000,)}
 
 
-def test_B10_parameters_and_buffers_are_the_published_ones() -> None:
+@pytest.mark.spec("B10")
+def test_parameters_and_buffers_are_the_published_ones() -> None:
     model = ResNet18()
     assert {name: tuple(p.shape) for name, p in model.named_parameters()} == published_shapes()
     assert (sum(p.numel() for p in model.parameters()), len(list(model.parameters()))) == (11_689_512, 62)
@@ -52,7 +53,8 @@ def test_B10_parameters_and_buffers_are_the_published_ones() -> None:
     assert model(torch.randn(2, 3, 224, 224)).shape == (2, 1000)
 
 
-def test_B10_it_starts_as_usual() -> None:
+@pytest.mark.spec("B10")
+def test_it_starts_as_usual() -> None:
     torch.manual_seed(0)
     for name, parameter in ResNet18().named_parameters():
         if parameter.dim() == 4:  # normal, variance 2 / (output channels x kernel)
@@ -79,7 +81,8 @@ def written_out(state: dict[str, torch.Tensor], images: torch.Tensor) -> torch.T
     return x.mean((2, 3)) @ state["fc.weight"].T + state["fc.bias"]
 
 
-def test_B10_it_computes_what_the_network_written_out_computes() -> None:
+@pytest.mark.spec("B10")
+def test_it_computes_what_the_network_written_out_computes() -> None:
     torch.manual_seed(1)
     model, images = ResNet18().double(), torch.randn(3, 3, 70, 50, dtype=torch.float64)
     assert torch.allclose(model(images), written_out(model.state_dict(), images), atol=1e-10)
@@ -98,7 +101,8 @@ def test_its_blocks_hold_every_parameter_once_and_run_in_order() -> None:
     assert ran == names
 
 
-def test_B9_one_batch_for_ever_a_rank_its_own() -> None:
+@pytest.mark.spec("B9")
+def test_one_batch_for_ever_a_rank_its_own() -> None:
     settings = config(DType.bf16, batch_size=3, gradient_accumulation=2)
     assert isinstance(settings.workload, Resnet18)
     torch.manual_seed(5)
@@ -123,7 +127,8 @@ def test_B9_one_batch_for_ever_a_rank_its_own() -> None:
     assert torch.equal(next(again.for_ever()).images, images)
 
 
-def test_B9_the_model_is_in_the_type_asked_for_and_learns_by_plain_gradient_descent() -> None:
+@pytest.mark.spec("B9")
+def test_the_model_is_in_the_type_asked_for_and_learns_by_plain_gradient_descent() -> None:
     assert {p.dtype for p in task_of(config(DType.bf16)).model().parameters()} == {torch.bfloat16}
     weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     optimizer = task_of(config()).optimizer([{"params": [weight]}])
@@ -133,6 +138,7 @@ def test_B9_the_model_is_in_the_type_asked_for_and_learns_by_plain_gradient_desc
     assert weight.tolist() == pytest.approx([1 - 3 * 1e-3 * 10, -2 - 3 * 1e-3 * 20])
 
 
-def test_B9_the_loss_is_the_mean_squared_error() -> None:
+@pytest.mark.spec("B9")
+def test_the_loss_is_the_mean_squared_error() -> None:
     loss = task_of(config()).loss()
     assert loss(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 5.0]])).item() == pytest.approx((1 + 9) / 2)

@@ -36,7 +36,7 @@ class Readable(Protocol):
 Item = TypeVar("Item", bound=Readable)
 Result = TypeVar("Result")
 WORTH_A_POOL_BYTES: Final = 64 * 1024 * 1024
-"""Below this, starting processes (0.3 s each, `tests/benchmarks/jsonl_scale.py`) takes longer than reading."""
+"""Below this, starting processes (0.3 s each, `benchmarks/jsonl_scale.py`) takes longer than reading."""
 _AHEAD: Final = 2
 """Files under way for each process: one that is read and one that waits, so that none is idle."""
 _CONNECT: Final = "10s"

@@ -1,4 +1,8 @@
-"""`profiling=...`: windows of torch.profiler. One profiler; each option is a set of values for it."""
+"""`profiling=...`: windows of torch.profiler. One profiler with one set of keys.
+
+The defaults stand here; each option's file in `config/profiling/` states what it wants otherwise, and nothing else.
+Must not: know the options apart.
+"""
 
 from __future__ import annotations
 
@@ -83,45 +87,9 @@ class Profiling:
 
 
 @dataclass
-class MeshProfiling(Profiling):
-    """Windows every `period` steps, for ever, packed as they come and named by each rank's place in the mesh."""
-
-    period: int | None = 50
-    wait: int | None = None
-    warmup: int = 5
-    active: int = 3
-    repeat: int = 0
-    profile_memory: bool = False
-    with_stack: bool = True
-    naming: Naming = Naming.mesh
-    compression: str = "tar.gz"
-
-
-@dataclass
-class TutorialProfiling(Profiling):
-    """One window with stacks and shapes, named by rank and iterations (1-based, both ends included)."""
-
-    wait: int | None = 10
-    warmup: int = 5
-    active: int = 3
-    profile_memory: bool = False
-    with_stack: bool = True
-    naming: Naming = Naming.rank_iter
-
-
-@dataclass
 class ComposerProfiling(Profiling):
     """Windows in every epoch, with memory and FLOPs, named and uploaded by templates, tables at the end."""
 
-    wait: int | None = 0
-    active: int = 4
-    per_epoch: bool = True
-    record_shapes: bool = False
-    with_flops: bool = True
-    summary_rows: int = 20
-    naming: Naming = Naming.template
-    folder: str | None = "{run_name}/torch_traces"
-    remote_file_name: str | None = "{run_name}/torch_traces/rank{rank}.{batch}.pt.trace.json"
     # the same as compression=gz
     use_gzip: bool = False
 

@@ -16,7 +16,7 @@ from tests.analysis.attribution.test_attribute import exact
 from tests.known_answers.again import each_undisturbed
 from tests.runs import train
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.alone]
 FABRIC = (
     "parallel=fsdp",
     "fabric=emulated",

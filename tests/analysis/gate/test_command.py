@@ -36,6 +36,7 @@ def ended(words: argparse.Namespace, summary: dict[str, Any]) -> tuple[int, str]
 SUMMARY = {"comparison": comparison(idle_ms=metric(1, 5))}
 
 
+@pytest.mark.spec("D23")
 def test_D23_exit_codes_files_and_the_summary(tmp_path: Path) -> None:
     files = "--junit", str(tmp_path / "new" / "gate.xml"), "--markdown", str(tmp_path / "page.md")
     (tmp_path / "page.md").write_text("# an earlier step\n")

@@ -27,7 +27,8 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def report(tmp_path: Path, reference: Path, candidate: Path, **rules: Any) -> Report:
     output = tmp_path / f"out{next(_FOLDERS)}"
-    found = write_report({"old": reference, "new": candidate}, output, "old", "new", rules=Rules(**rules))
+    sources, of = {"old": reference, "new": candidate}, Rules(**rules)
+    found = write_report(sources, output, "old", "new", rules=of, html=False)  # the page has tests of its own
     assert strict_json(output / "summary.json") == found.summary
     return found
 

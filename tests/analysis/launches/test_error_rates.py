@@ -1,10 +1,10 @@
-"""A small plan of `tests.benchmarks.verdict_error_rates`: noise of real launches, no difference, no finding."""
+"""A small plan of `benchmarks.verdict_error_rates`: noise of real launches, no difference, no finding."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks.verdict_error_rates import a_a, at_most, found, interval, medians, recorded
+from benchmarks.verdict_error_rates import a_a, at_most, found, interval, medians, recorded
 
 PLANS = 80
 

@@ -13,7 +13,6 @@ from aorta.analysis.load import chrome_json
 from aorta.analysis.load.chrome_json import NoEventArray, RawEvents
 from aorta.errors import InputError
 from tests.analysis.merge.traces import text, x
-from tests.strategies import settings  # noqa: F401  loads the profile
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=6),

@@ -54,6 +54,7 @@ def absolute(merged: dict, event: dict) -> int:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz", ".tar.gz"])
+@pytest.mark.spec("C10")
 def test_C10_every_packing_is_read_and_the_rank_comes_from_inside_or_from_the_name(tmp_path, suffix):
     folder = tmp_path / "run"
     write(folder / f"b{suffix}", text([x("a", 1, 1)], rank=1))
@@ -66,6 +67,7 @@ def test_C10_every_packing_is_read_and_the_rank_comes_from_inside_or_from_the_na
     assert merged["displayTimeUnit"] == "ms"
 
 
+@pytest.mark.spec("C10")
 def test_C10_two_traces_of_one_rank_are_refused_or_asked_for(tmp_path, capsys):
     folder = tmp_path / "run"
     write(folder / "late.json", text([x("late", 9000, 1)], trace_id="B"))
@@ -87,6 +89,7 @@ def test_C10_two_traces_of_one_rank_are_refused_or_asked_for(tmp_path, capsys):
     assert "the same capture as" in capsys.readouterr().err
 
 
+@pytest.mark.spec("C11")
 def test_C11_numbers_that_meet_in_two_traces_are_kept_apart(tmp_path):
     folder = tmp_path / "run"
     events = [
@@ -127,6 +130,7 @@ def test_C11_numbers_that_meet_in_two_traces_are_kept_apart(tmp_path):
     assert "PyTorch Profiler" in threads
 
 
+@pytest.mark.spec("C11")
 def test_C11_a_missing_rank_is_a_warning(tmp_path, capsys):
     folder = tmp_path / "run"
     for rank in (0, 2):
@@ -137,6 +141,7 @@ def test_C11_a_missing_rank_is_a_warning(tmp_path, capsys):
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz", ".tar.gz"])
 @pytest.mark.parametrize("keep", [0.0, 0.5, 0.98])
+@pytest.mark.spec("C11")
 def test_C11_a_broken_file_is_named_and_nothing_is_written(tmp_path, capsys, suffix, keep):
     folder = tmp_path / "run"
     write(folder / "good.json", text([x("a", 1, 1)], rank=1))
@@ -148,6 +153,7 @@ def test_C11_a_broken_file_is_named_and_nothing_is_written(tmp_path, capsys, suf
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.spec("C11")
 def test_C11_not_a_number_where_a_time_belongs(tmp_path, capsys):
     folder = tmp_path / "run"
     bad = write(folder / "bad.json", text([x("a", 1, 1), {**x("b", 1, 1), "ts": [3]}]))
@@ -155,6 +161,7 @@ def test_C11_not_a_number_where_a_time_belongs(tmp_path, capsys):
     assert f"{bad}: event 1: not a trace event" in capsys.readouterr().err
 
 
+@pytest.mark.spec("C13")
 def test_C13_every_file_has_a_base_of_its_own(tmp_path, capsys):
     folder = tmp_path / "run"
     write(folder / "r0.json", text([x("a", "4400000000000.001", "2.5")], rank=0))
@@ -169,6 +176,7 @@ def test_C13_every_file_has_a_base_of_its_own(tmp_path, capsys):
     assert f'"ts":{T0 // 1000 + 1000}.002'.encode() in (tmp_path / "merged.json").read_bytes()
 
 
+@pytest.mark.spec("C14")
 def test_C14_offset_and_drift_are_taken_off_ends_as_well_as_beginnings(tmp_path):
     folder = tmp_path / "run"
     # Ten seconds long on a clock that gains 80 ppm and is 1 ms ahead at T0.
@@ -191,6 +199,7 @@ spans = st.tuples(st.integers(0, 10**9), st.integers(0, 10**6))
 
 @settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(spans, min_size=1, max_size=30), st.integers(-(10**9), 10**9), st.floats(-500, 500), st.integers(0, 1))
+@pytest.mark.spec("C14")
 def test_C14_no_order_within_a_thread_changes_and_what_was_nested_stays_nested(events, offset, drift, injected):
     more = {"injected": Injected(10**8, -drift, T0)} if injected else {}
     alignment = RankAlignment(1, clock(1, offset, drift, **more), "clock")
@@ -204,6 +213,7 @@ def test_C14_no_order_within_a_thread_changes_and_what_was_nested_stays_nested(e
                 assert until <= end
 
 
+@pytest.mark.spec("C15")
 def test_C15_what_is_not_measured_is_said(tmp_path, capsys):
     folder = tmp_path / "run"
     for rank in (0, 1):
@@ -221,6 +231,7 @@ def test_C15_what_is_not_measured_is_said(tmp_path, capsys):
     assert all("clock" not in key for e in merged["traceEvents"] for key in (*e, *e.get("args", {})))
 
 
+@pytest.mark.spec("C8")
 def test_C8_start_profile_moves_by_the_starts_alone(tmp_path):
     folder = tmp_path / "run"
     mark = {"ph": "i", "s": "g", "name": "Iteration Start: PyTorch Profiler", "pid": "Traces", "tid": "Trace"}
@@ -269,6 +280,7 @@ def test_no_trace_at_all(tmp_path, capsys):
 
 
 @pytest.mark.skipif(not SAMPLES.is_dir(), reason="the sample traces are not beside the checkout")
+@pytest.mark.spec("C11")
 def test_C11_real_traces_lose_nothing(tmp_path):
     target = tmp_path / "m.json"
     assert merge_traces([str(SAMPLES), "-o", str(target)]) == 0

@@ -33,6 +33,7 @@ def merge(folder: Path, target: Path, *words: str) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.spec("C12")
 def test_C12_a_run_measures_the_skew_of_its_ranks(folder):
     sync = json.loads((folder / "clock_sync.json").read_text())
     one = sync["ranks"][1]
@@ -50,12 +51,14 @@ def test_C12_a_run_measures_the_skew_of_its_ranks(folder):
         assert measured["end"]["at_ns"] - shown > steps[-1].t_end_ns
 
 
+@pytest.mark.spec("C15")
 def test_C15_the_manifest_holds_the_start(folder):
     manifest = json.loads((folder / "run.json").read_text())
     sync = json.loads((folder / "clock_sync.json").read_text())
     assert manifest["clock_sync"]["ranks"][1]["start"] == sync["ranks"][1]["start"]
 
 
+@pytest.mark.spec("C17")
 def test_C17_collectives_are_named_in_the_trace_with_their_numbers(folder):
     for rank in (0, 1):
         (path,) = [p for p in (folder / "torch_profiler").rglob("*.json") if f"rank{rank}" in str(p)]
@@ -67,6 +70,7 @@ def test_C17_collectives_are_named_in_the_trace_with_their_numbers(folder):
         assert labels
 
 
+@pytest.mark.spec("C16")
 def test_C16_raw_the_merged_trace_breaks_causality_and_aligned_it_does_not(folder, tmp_path):
     raw = merge(folder, tmp_path / "raw.json", "--align", "none")
     assert raw.returncode == 3, raw.stderr

@@ -104,6 +104,7 @@ def test_steps_lanes_and_collectives_become_tracks_and_complete_events_stay_thos
     }
 
 
+@pytest.mark.spec("C16")
 def test_C16_an_injected_skew_is_caught_raw_and_gone_when_aligned(tmp_path, capsys):
     folder = run_folder(tmp_path / "run", fake=Injected(123_456_789, 80.0, ZERO_NS))
     merged = merge(folder, "--check")
@@ -124,23 +125,27 @@ def test_C16_an_injected_skew_is_caught_raw_and_gone_when_aligned(tmp_path, caps
 
 
 @pytest.mark.parametrize(("late_ms", "code"), [(8.0005, 0), (8.0020, 3)])
+@pytest.mark.spec("C16")
 def test_C16_only_what_exceeds_the_bounds_is_a_violation(tmp_path, late_ms, code):
     # The bound is 1 us of the clocks and twice the 50 ns of the anchors: rank 0 ends at 18 ms whatever rank 1 does.
     merged = merge(run_folder(tmp_path / "run", late_ms=late_ms), "--check", code=code)
     assert merged["aorta"]["causality"]["worst_lead_ns"] == round((late_ms - 8) * MS)
 
 
+@pytest.mark.spec("C16")
 def test_C16_nothing_to_check_is_not_a_pass(tmp_path, capsys):
     merge(run_folder(tmp_path / "run"), "--check", "--no-records", code=4)
     assert "nothing to check" in capsys.readouterr().err
 
 
+@pytest.mark.spec("C16")
 def test_C16_a_bound_that_nobody_measured_is_said(tmp_path, capsys):
     merged = merge(run_folder(tmp_path / "run", sync=False), "--check")
     assert merged["aorta"]["causality"]["unknown_bounds"] == 3
     assert "the bound of 3 pairs is unknown and was taken as 0" in capsys.readouterr().out
 
 
+@pytest.mark.spec("C16")
 def test_C16_groups_are_matched_by_their_members_and_a_killed_rank_is_not_guessed(tmp_path):
     folder = run_folder(tmp_path / "run", sync=False)
     record = folder / "rank_1_metrics.jsonl"

@@ -12,8 +12,8 @@ pytest.importorskip("bokeh", reason="the extra 'html' is not installed")
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.load.records import load_run
 from aorta.analysis.page import write_page
+from benchmarks.jsonl_scale import generate
 from tests.analysis.page.pages import compared, launched, text_of
-from tests.benchmarks.jsonl_scale import generate
 
 pytestmark = pytest.mark.slow
 RANKS, STEPS, COLLECTIVES = 64, 1_000, 10

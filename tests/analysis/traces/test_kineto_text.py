@@ -15,8 +15,8 @@ from aorta.analysis.load import chrome_json
 from aorta.analysis.traces.measuring import device_timelines
 from aorta.analysis.traces.table import Class
 from aorta.errors import InputError
+from benchmarks.kineto_traces import Plan, rank_text
 from tests.analysis.traces.kineto_files import BASE_NS, GEMM, document, kernel, read_text
-from tests.benchmarks.kineto_traces import Plan, rank_text
 
 
 def test_the_layout_of_the_file_does_not_matter(monkeypatch):

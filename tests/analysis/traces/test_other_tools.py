@@ -16,8 +16,8 @@ import pytest
 from aorta.analysis.traces.measuring import device_timelines
 from aorta.analysis.traces.units import find_units, read_unit
 from aorta.timeline.overlap import Overlap
-from tests.benchmarks import kineto_with_hta
-from tests.benchmarks.kineto_traces import Plan, rank_text, write_traces
+from benchmarks import kineto_with_hta
+from benchmarks.kineto_traces import Plan, rank_text, write_traces
 
 
 def measured(folder: Path) -> list[Overlap]:

@@ -19,9 +19,9 @@ from aorta.analysis.traces.run import load_traces
 from aorta.analysis.traces.units import find_units, read_unit
 from aorta.errors import InputError
 from aorta.timeline.overlap import OF_UNKNOWN_KIND
+from benchmarks.kineto_traces import Plan, rank_text, write_traces
 from tests.analysis.builders import simulated_run, strict_json
 from tests.analysis.traces.kineto_files import ALLREDUCE, document, kernel, step
-from tests.benchmarks.kineto_traces import Plan, rank_text, write_traces
 from tests.runs import ROOT
 
 

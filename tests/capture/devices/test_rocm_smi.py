@@ -49,7 +49,8 @@ CARD_0 = Values(41.0, 139.0, 132.0, 900.0, 0.0, 297324544)
 CARD_1 = Values(util_pct=100.0)
 
 
-def test_D27_json_and_text_give_the_same_numbers_and_never_0_for_unknown():
+@pytest.mark.spec("D27")
+def test_json_and_text_give_the_same_numbers_and_never_0_for_unknown():
     assert [normalised(card) for card in from_json(MI300)] == [CARD_0, CARD_1]
     assert [normalised(card) for card in from_text(TEXT)] == [CARD_0, CARD_1]
 
@@ -62,12 +63,14 @@ def test_D27_json_and_text_give_the_same_numbers_and_never_0_for_unknown():
         ("rocm_smi_rx6700xt_rocm612.json", Values(47.0, 6.0, 0.0, 96.0, 0.0, 1572745216)),
     ],
 )
-def test_D27_real_outputs(file, values):
+@pytest.mark.spec("D27")
+def test_real_outputs(file, values):
     (card,) = from_json(json.loads((SAMPLES / file).read_text()))
     assert normalised(card) == values
 
 
-def test_D27_each_rank_reads_its_own_card(program):
+@pytest.mark.spec("D27")
+def test_each_rank_reads_its_own_card(program):
     program(
         "rocm-smi",
         f"echo 'WARNING: AMD GPU device(s) is/are in a low-power state'\ncat <<'END'\n{json.dumps(MI300)}\nEND",
@@ -78,7 +81,8 @@ def test_D27_each_rank_reads_its_own_card(program):
         RocmSmi(Identity("rocm", pci="0000:38:00.0")).read()
 
 
-def test_D5_values_and_words_come_from_one_run(program, tmp_path):
+@pytest.mark.spec("D5")
+def test_values_and_words_come_from_one_run(program, tmp_path):
     program("rocm-smi", f"echo \"$*\" >>{tmp_path}/calls\ncat <<'END'\n{TEXT}\nEND\necho careful >&2")
     source = RocmSmi(Identity("rocm", index=0), keep_words=True)
     assert source.read() == CARD_0
@@ -92,14 +96,16 @@ def test_D5_values_and_words_come_from_one_run(program, tmp_path):
     assert "--json" not in call
 
 
-def test_D5_output_exit_code_and_stderr_of_a_failing_program_are_kept(program):
+@pytest.mark.spec("D5")
+def test_output_exit_code_and_stderr_of_a_failing_program_are_kept(program):
     program("rocm-smi", "echo half; echo careful >&2; exit 3")
     _, raw = words_of(Program("rocm-smi"))
     assert raw["rocm_smi_output"] == "half\n"
     assert (raw["rocm_smi_exit_code"], raw["rocm_smi_stderr"]) == (3, "careful\n")
 
 
-def test_D5_without_the_program(program):
+@pytest.mark.spec("D5")
+def test_without_the_program(program):
     with pytest.raises(DeviceUnreadable, match=r"^rocm-smi not available$"):
         RocmSmi(Identity("rocm"))
 

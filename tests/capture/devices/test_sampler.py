@@ -177,7 +177,8 @@ def test_the_real_machine(step):
     assert ours() <= before
 
 
-def test_D5_words_beside_another_source(program, step):
+@pytest.mark.spec("D5")
+def test_words_beside_another_source(program, step):
     program("rocm-smi", "echo GPU[0] words")
     with DeviceSampler(Opened(Script(Values(temp_c=1.0)), 60.0), keep_words=True) as sampler:
         line = wait_for_words(sampler, step)
@@ -186,13 +187,15 @@ def test_D5_words_beside_another_source(program, step):
     assert abs(line.rocm_smi_t_ns - time.time_ns()) < 60e9
 
 
-def test_D5_words_of_a_program_that_is_not_there(program, step):
+@pytest.mark.spec("D5")
+def test_words_of_a_program_that_is_not_there(program, step):
     with DeviceSampler(Opened(), keep_words=True) as sampler:
         line = wait_for_words(sampler, step)
     assert line.rocm_smi_error == "rocm-smi not available"
 
 
-def test_D5_words_and_values_of_one_program(program, step):
+@pytest.mark.spec("D5")
+def test_words_and_values_of_one_program(program, step):
     program("rocm-smi", f"cat <<'END'\n{TEXT}\nEND")
     source = RocmSmi(Identity("rocm", index=1), keep_words=True)
     with DeviceSampler(Opened(source, 60.0), keep_words=True) as sampler:

@@ -1,6 +1,6 @@
 """Whole A/B plans on this machine, judged by the product's own command: what was put in must come out.
 
-    python -m tests.benchmarks.real_plans --case doubled|ddp_overlap|same [--repeat N] [--launches N] [--output DIR]
+    python -m benchmarks.real_plans --case doubled|ddp_overlap|same [--repeat N] [--launches N] [--output DIR]
 
 doubled      the emulated network of the candidate is so much slower that twice as much communication is exposed;
              every plan must say `regression` of exposed_comm_ms, the primary metric of this case
@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from tests.benchmarks.plans import arguments, say
+from benchmarks.plans import arguments, say
 from tests.runs import ROOT, environment
 
 SHARED: Final = ("training.device=cpu", "parallel=ddp", "training.max_steps=25")

@@ -1,4 +1,4 @@
-"""Host time the instrumentation adds to one collective: `python -m tests.benchmarks.seam_cost`.
+"""Host time the instrumentation adds to one collective: `python -m benchmarks.seam_cost`.
 
 Regime: an asynchronous all-reduce of one element and its `wait()`, gloo, in worlds of one and of two ranks; the tensor
 is so small that host time is all there is. Four arms alternate in blocks of 200 calls, in palindromes:
@@ -42,7 +42,7 @@ from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
 from aorta.telemetry.clock import read_clocks
 from aorta.telemetry.writer import RecordWriter
-from tests.benchmarks import plans
+from benchmarks import plans
 
 CPU = torch.device("cpu")
 ARMS = ("plain", "bare", "recorded", "off")
@@ -124,7 +124,7 @@ def measure(words: Any) -> int:
     targets = {}
     for ranks in (1, 2):
         halves = plans.launch(
-            "tests.benchmarks.seam_cost",
+            "benchmarks.seam_cost",
             ranks,
             *("--halves", str(words.halves), "--calls", str(words.calls)),
             *plans.tap_words(words),

@@ -1,4 +1,4 @@
-"""How often a verdict is wrong, and what it can find: `python -m tests.benchmarks.verdict_error_rates`.
+"""How often a verdict is wrong, and what it can find: `python -m benchmarks.verdict_error_rates`.
 
 Regime: seeded simulation, one process, no training. The functions that decide are the product's own.
 
@@ -38,7 +38,7 @@ from aorta.analysis.launches.rules import LEVEL, Rules
 from aorta.analysis.launches.sets import Launch, LaunchSet
 from aorta.analysis.launches.values import Sample
 from aorta.analysis.launches.verdict import Evidence, decide
-from tests.benchmarks.launch_noise import DATA
+from benchmarks.launch_noise import DATA
 
 Floats = npt.NDArray[np.float64]
 Recorded = Sequence[Mapping[str, Floats]]

@@ -1,4 +1,4 @@
-"""What an upload in flight costs training: `python -m tests.benchmarks.upload_cost`.
+"""What an upload in flight costs training: `python -m benchmarks.upload_cost`.
 
 Regime: one process, steps of matrix products of about 100 ms, one thread; blocks of steps alternate in palindromes,
 with and without uploads of a file of `--mib` MiB to S3 (moto's server in a process of its own, s3fs as the client), one
@@ -26,7 +26,7 @@ import torch
 from aorta.capture.destinations import destination
 from aorta.capture.naming import Moment, Window
 from aorta.capture.saver import Job, Output, Saver
-from tests.benchmarks import plans
+from benchmarks import plans
 
 _SERVER = """
 import os, sys

@@ -1,4 +1,4 @@
-"""A thousand ranks in one report: `python -m tests.benchmarks.jsonl_scale [--small]`.
+"""A thousand ranks in one report: `python -m benchmarks.jsonl_scale [--small]`.
 
 Regime: records of a data-parallel run, written through `aorta.telemetry` by as many processes as there are cores: per
 step 10 all-reduces, 24 compute ranges, the segments and metrics that `aorta.timeline` makes of them: 3.7 kB a line.
@@ -48,7 +48,7 @@ from aorta.telemetry.writer import RecordWriter
 from aorta.timeline.overlap import measure_window
 from tests.analysis.builders import footer, header, step
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 MS = 1_000_000
 LAYERS = 12
 BYTES = 25_000_000
@@ -195,7 +195,7 @@ def cpu_seconds() -> float:
 
 def measure(what: str, folder: Path) -> dict[str, float]:
     """Run `child` in a process of its own; adds the peak memory of its tree, bytes."""
-    words = [sys.executable, "-m", "tests.benchmarks.jsonl_scale", "--child", what, "--folder", str(folder)]
+    words = [sys.executable, "-m", "benchmarks.jsonl_scale", "--child", what, "--folder", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder.parent)}
     process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     peak = [0]

@@ -1,6 +1,6 @@
 """How much memory and time it takes to merge the traces of several ranks.
 
-    python -m tests.benchmarks.merge_memory [--ranks 8] [--mb 54] [--folder DIR]
+    python -m benchmarks.merge_memory [--ranks 8] [--mb 54] [--folder DIR]
 
 Regimes: `plain` (.json in, .json.gz out) and `packed` (.json.gz in, .json.gz out). The traces are generated like
 Kineto's: indented, operators nested three deep on two threads, collectives on a third, forward-backward arrows, memory
@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 BASE_NS = 1_790_857_026_000_000_000
 MB = 1_000_000
 

@@ -1,4 +1,4 @@
-"""Where the instrument's processor time in a step goes: `python -m tests.benchmarks.step_parts`.
+"""Where the instrument's processor time in a step goes: `python -m benchmarks.step_parts`.
 
 Regime: that of `instrument_cost` (two gloo ranks, the engine's own step of the ranking workload, cold caches). A part
 is the training thread's own processor time (`time.thread_time_ns`) inside the functions named in `PARTS`, as the mean
@@ -30,8 +30,8 @@ from aorta.instrument.scalars import Scalar
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
 from aorta.telemetry.writer import RecordWriter
-from tests.benchmarks import plans
-from tests.benchmarks.instrument_cost import CPU, WORDS
+from benchmarks import plans
+from benchmarks.instrument_cost import CPU, WORDS
 from tests.loop import Loop
 
 PARTS: tuple[tuple[str, type, str], ...] = (
@@ -115,7 +115,7 @@ def measure(words: Any) -> int:
     targets: dict[str, bool] = {}
     for strategy in ("ddp", "fsdp"):
         said = ("--strategy", strategy, "--steps", str(words.steps), *plans.tap_words(words))
-        found = plans.launch("tests.benchmarks.step_parts", 2, *said)
+        found = plans.launch("benchmarks.step_parts", 2, *said)
         figures[f"{strategy}_us"] = found | {"all": sum(found.get(part, 0) for part in ALONE)}
         if not words.python:
             targets[f"{strategy} all <= {TARGET_US} us"] = figures[f"{strategy}_us"]["all"] <= TARGET_US

@@ -1,4 +1,4 @@
-"""What the instrumentation costs a step, to a fifth of a per cent: `python -m tests.benchmarks.instrument_share`.
+"""What the instrumentation costs a step, to a fifth of a per cent: `python -m benchmarks.instrument_share`.
 
 Regime: that of `instrument_cost` (two gloo ranks, the engine's own step of the ranking workload, steps of 100 ms or
 more), but what is compared is what both ranks' processes spent on a step, of all their threads: instructions where the
@@ -42,10 +42,10 @@ from aorta.instrument.recorder import TOGETHER
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
 from aorta.telemetry.writer import RecordWriter
-from tests.benchmarks import plans
-from tests.benchmarks.counters import Counters
-from tests.benchmarks.instrument_cost import CPU, WORDS
-from tests.benchmarks.reading import Reading
+from benchmarks import plans
+from benchmarks.counters import Counters
+from benchmarks.instrument_cost import CPU, WORDS
+from benchmarks.reading import Reading
 from tests.loop import Loop
 
 MEASURED = 2
@@ -160,7 +160,7 @@ def measure(words: Any) -> int:
         for strategy, mode in plan if turn % 2 == 0 else plan[::-1]:
             said = ("--strategy", strategy, "--mode", mode, *plans.tap_words(words))
             said += ("--seconds", str(words.seconds), "--batch-size", str(words.batch_size))
-            found[strategy, mode].append(plans.launch("tests.benchmarks.instrument_share", 2, *said))
+            found[strategy, mode].append(plans.launch("benchmarks.instrument_share", 2, *said))
     figures: dict[str, Any] = {"host_tap": plans.host_tap(words)}
     targets = {}
     for (strategy, mode), answers in found.items():

@@ -1,4 +1,4 @@
-"""Host time the instrument adds to a device collective: `python -m tests.benchmarks.device_collective_cost`.
+"""Host time the instrument adds to a device collective: `python -m benchmarks.device_collective_cost`.
 
 Regime: the simulated device in wall-clock time (`tests/simulated`; build it first), one rank, kernels and collectives
 that take no time, so that host time is all there is. An asynchronous all-reduce of one element and its `wait()` on the
@@ -29,7 +29,7 @@ from aorta.instrument.reading import StepFacts
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
 from aorta.telemetry.clock import read_clocks
-from tests.benchmarks import plans
+from benchmarks import plans
 from tests.simulated import load
 
 MODES, TAPS = ("dedicated", "observe"), ("compiled", "python")
@@ -94,7 +94,7 @@ def measure(words: Any) -> int:
     os.environ[load.VARIABLE] = "wall"
     load.for_children()
     told = plans.launch(
-        "tests.benchmarks.device_collective_cost", 1, "--pairs", str(words.pairs), "--calls", str(words.calls)
+        "benchmarks.device_collective_cost", 1, "--pairs", str(words.pairs), "--calls", str(words.calls)
     )
     figures: dict[str, Any] = {}
     targets = {}

@@ -1,4 +1,4 @@
-"""How large a step's line in the record is: `python -m tests.benchmarks.record_size`.
+"""How large a step's line in the record is: `python -m benchmarks.record_size`.
 
 Regime: steps of 50 collectives, ten under way at a time, and a compute range for each ten, on one gloo rank; and the
 first steps of a real run of the ranking workload under fsdp on two ranks, for scale. Bytes as written, newline
@@ -20,8 +20,8 @@ import torch
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
 from aorta.telemetry.writer import RecordWriter
-from tests.benchmarks import plans
-from tests.benchmarks.steps import CPU, TinySteps
+from benchmarks import plans
+from benchmarks.steps import CPU, TinySteps
 from tests.loop import Loop
 
 COLLECTIVES = 50
@@ -56,8 +56,8 @@ def worker(words: Any) -> list[int]:
 def measure(words: Any) -> int:
     """Both regimes."""
     sizes = ("--steps", str(words.steps), *plans.tap_words(words))
-    tiny = plans.launch("tests.benchmarks.record_size", 1, "--tiny", *sizes)
-    real = plans.launch("tests.benchmarks.record_size", 2, *sizes)
+    tiny = plans.launch("benchmarks.record_size", 1, "--tiny", *sizes)
+    real = plans.launch("benchmarks.record_size", 2, *sizes)
     figures = {
         "host_tap": plans.host_tap(words),
         "collectives": COLLECTIVES,

@@ -1,4 +1,4 @@
-"""Whether cost grows in proportion to the collectives of a step: `python -m tests.benchmarks.collectives_scaling`.
+"""Whether cost grows in proportion to the collectives of a step: `python -m benchmarks.collectives_scaling`.
 
 Regime: one gloo rank, steps of 10, 30, 100, 300 and 1,000 tiny all-reduces, ten under way at a time, every size in
 every round, up and down in turn. The figure is the processor time of the training thread for a whole step, its reading
@@ -24,8 +24,8 @@ import numpy as np
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
 from aorta.telemetry.writer import RecordWriter
-from tests.benchmarks import plans
-from tests.benchmarks.steps import CPU, TinySteps
+from benchmarks import plans
+from benchmarks.steps import CPU, TinySteps
 
 SIZES = (10, 30, 100, 300, 1_000)
 
@@ -50,9 +50,7 @@ def worker(words: Any) -> dict[str, dict[str, float]]:
 
 def measure(words: Any) -> int:
     """One launch."""
-    found = plans.launch(
-        "tests.benchmarks.collectives_scaling", 1, "--rounds", str(words.rounds), *plans.tap_words(words)
-    )
+    found = plans.launch("benchmarks.collectives_scaling", 1, "--rounds", str(words.rounds), *plans.tap_words(words))
     cost = {size: (found["on"][str(size)] - found["off"][str(size)]) / 1e3 for size in SIZES}
     steep = [size for size in SIZES if size >= 100]
     exponent = float(np.polyfit(np.log(steep), np.log([cost[size] for size in steep]), 1)[0])

@@ -1,4 +1,4 @@
-"""Reading traces, beside merely parsing them: `python -m tests.benchmarks.kineto_reading [--hta-python PYTHON]`.
+"""Reading traces, beside merely parsing them: `python -m benchmarks.kineto_reading [--hta-python PYTHON]`.
 
 Regime: the same generated run in every layout (`LAYOUTS`: Kineto of several years, with Python stacks and without, as
 other tools write its JSON again, and rocprofv3's JSON), gzip, of some 54 MB of text in Kineto's form. For each layout,
@@ -30,9 +30,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from tests.benchmarks import kineto_with_hta
-from tests.benchmarks.kineto_traces import Plan, write_traces
-from tests.benchmarks.rocprof_traces import RocprofPlan, write_results
+from benchmarks import kineto_with_hta
+from benchmarks.kineto_traces import Plan, write_traces
+from benchmarks.rocprof_traces import RocprofPlan, write_results
 
 TIME_LIMIT, ROCPROF_TIME_LIMIT, MEMORY_LIMIT, HTA_FACTOR = 0.35, 0.6, 0.45, 12.0
 LAYOUTS: Final[dict[str, dict[str, Any]]] = {
@@ -111,7 +111,7 @@ def with_aorta(path: str) -> dict[str, Any]:
     def figures(found: Any) -> dict[str, Any]:
         return {
             "rows": found.facts[0].counters["rows"],
-            "steps": found.devices[0].scan.step_count,
+            "steps": len(found.devices[0].tables.steps),
             "overlap_ratio": found.devices[0].whole.metrics["overlap_ratio"],
         }
 
@@ -226,7 +226,7 @@ def measure(words: argparse.Namespace) -> int:
     if words.hta_python is None:
         figures["holistic_trace_analysis"] = None
         figures["holistic_trace_analysis_reason"] = "no --hta-python given"
-    from tests.benchmarks import plans  # with it comes torch, which the ways must not load
+    from benchmarks import plans  # with it comes torch, which the ways must not load
 
     return plans.say("kineto_reading", figures, targets)
 

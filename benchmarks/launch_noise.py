@@ -1,8 +1,8 @@
-"""Noise of identical launches, recorded: `python -m tests.benchmarks.launch_noise` writes `data/launch_noise.json`.
+"""Noise of identical launches, recorded: `python -m benchmarks.launch_noise` writes `data/launch_noise.json`.
 
 Regime: `--launches` (16) independent launches of one small configuration on this machine's CPU, two gloo ranks, DDP,
 40 steps after 5 of warm-up, one after the other. Kept of each: a few metrics of every step that is not warm-up, of both
-ranks, four digits. `tests.benchmarks.verdict_error_rates` draws A/A plans from them. With `--from FOLDER` launches that
+ranks, four digits. `benchmarks.verdict_error_rates` draws A/A plans from them. With `--from FOLDER` launches that
 are there already (a launch set; repeatable) are taken instead.
 """
 
@@ -85,7 +85,7 @@ def main() -> int:
         folders = folders or record(words.launches, Path(scratch))
         launches = [of_launch(folder) for folder in folders]
     made: dict[str, Any] = {
-        "made_by": " ".join(["python -m tests.benchmarks.launch_noise", *sys.argv[1:]]),
+        "made_by": " ".join(["python -m benchmarks.launch_noise", *sys.argv[1:]]),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         "words": list(WORDS) if not words.sets else [],
         "ranks": RANKS,

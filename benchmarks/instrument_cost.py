@@ -1,4 +1,4 @@
-"""What the instrumentation costs a step (docs/measuring.md, K5): `python -m tests.benchmarks.instrument_cost`.
+"""What the instrumentation costs a step (docs/measuring.md, K5): `python -m benchmarks.instrument_cost`.
 
 Regime: real two-rank gloo runs of the ranking workload with the engine's own step, sized to last 100 ms or more.
 Inside one launch three arms alternate in blocks of 20 steps, in palindromes so that drift cancels:
@@ -33,8 +33,8 @@ import torch.distributed as dist
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
 from aorta.telemetry.writer import RecordWriter
-from tests.benchmarks import plans
-from tests.benchmarks.reading import Reading
+from benchmarks import plans
+from benchmarks.reading import Reading
 from tests.loop import Loop
 
 CPU = torch.device("cpu")
@@ -90,7 +90,7 @@ def measure(words: Any) -> int:
     for turn in range(words.launches):
         for strategy, mode in plan if turn % 2 == 0 else plan[::-1]:
             case = ("--strategy", strategy, "--mode", mode)
-            found[strategy, mode].append(plans.launch("tests.benchmarks.instrument_cost", 2, *case, *sizes))
+            found[strategy, mode].append(plans.launch("benchmarks.instrument_cost", 2, *case, *sizes))
     figures: dict[str, Any] = {"host_tap": plans.host_tap(words)}
     targets = {}
     for (strategy, mode), launches in found.items():

@@ -1,0 +1,97 @@
+"""In continuous integration a skip that nobody has listed is a failed test; elsewhere it is shown."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.allowed_skips import ALLOWED, VARIABLE
+from tests.runs import ROOT, environment
+
+FILE = """
+import pytest
+
+@pytest.mark.skipif(True, reason="no browser on this machine")
+def test_with_a_condition(): ...
+
+def test_inside():
+    pytest.skip("no compiler on this machine")
+
+@pytest.fixture
+def part():
+    pytest.skip("no compiled part")
+
+def test_with_a_fixture(part): ...
+
+def test_listed():
+    pytest.skip("root may write into a read-only folder")
+
+@pytest.mark.xfail(strict=True)
+def test_that_is_expected_to_fail():
+    raise ZeroDivisionError
+
+def test_that_runs(): ...
+"""
+WHOLE_FILE = 'import pytest\npytest.importorskip("no_such_package")\n'
+
+
+def outcomes(folder: Path, *words: str, **variables: str) -> tuple[int, dict[str, int], str]:
+    """Exit code, counts and output of a small suite with one skip of each sort."""
+    (folder / "test_small.py").write_text(FILE)
+    (folder / "test_whole_file.py").write_text(WHOLE_FILE)
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -ra\n")
+    own = environment(PYTHONPATH=str(ROOT)) | {VARIABLE: ""} | variables  # the gate itself may have it set
+    plugin = ["-p", "tests.allowed_skips", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *plugin, *words, str(folder)],
+        cwd=folder,
+        env=own,
+        capture_output=True,
+        text=True,
+    )
+    (*_, last) = done.stdout.splitlines()
+    return (
+        done.returncode,
+        {what: int(count) for count, what in re.findall(r"(\d+) ([a-z]+)[, ]", last.partition(" in ")[0] + ",")},
+        done.stdout,
+    )
+
+
+@pytest.mark.parametrize("words", [(), ("-n", "1")], ids=["one process", "workers"])
+def test_an_unlisted_skip_fails_in_continuous_integration(tmp_path: Path, words: tuple[str, ...]) -> None:
+    code, counts, said = outcomes(tmp_path, *words, **{VARIABLE: "1"})
+    assert code == 1
+    # pytest counts what fails before a test's own lines, and a file that cannot be collected, as errors.
+    assert counts == {"failed": 1, "errors": 3, "passed": 1, "skipped": 1, "xfailed": 1}
+    for reason in ("no browser on", "no compiler on", "no compiled part", "could not import 'no_such_package'"):
+        assert f"skipped for a reason that tests/allowed_skips.py does not list: {reason}" in said
+
+
+def test_elsewhere_skips_are_shown(tmp_path: Path) -> None:
+    code, counts, said = outcomes(tmp_path)
+    assert code == 0
+    assert counts == {"passed": 1, "skipped": 5, "xfailed": 1}
+    assert "no browser on this machine" in said
+
+
+def reasons(path: Path) -> Iterator[str]:
+    """What the skips of one file say, with 1 for each value that is filled in."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and "skip" in node.func.attr:
+            for word in (*node.args, *(keyword.value for keyword in node.keywords)):
+                parts = word.values if isinstance(word, ast.JoinedStr) else [word]
+                said = [part.value if isinstance(part, ast.Constant) else 1 for part in parts]
+                yield "".join(map(str, said))
+
+
+def test_every_listed_reason_is_one_that_a_test_gives() -> None:
+    said = [reason for path in (ROOT / "tests").rglob("test_*.py") for reason in reasons(path)]
+    assert said
+    stale = [allowed.reason for allowed in ALLOWED if not any(re.fullmatch(allowed.reason, reason) for reason in said)]
+    assert stale == []
