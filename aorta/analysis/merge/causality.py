@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
+
+from aorta.analysis.collective_matching import match
 from aorta.analysis.merge.tracks import Seen
 from aorta.timeline.classes import LOCKSTEP
 
@@ -78,34 +81,42 @@ def check_collectives(
 ) -> None:
     """No rank ends a collective that waits for all before the last of its ranks has issued it.
 
-    Matched by group, its members (from the footers), kind and sequence number. Kinds that a rank may end early are
+    Matched (`collective_matching.match`) by group, its members (from the footers), kind and sequence number. Kinds that
+    a rank may end early are
     left out: `timeline.classes.LOCKSTEP` names the others.
     """
-    instances: defaultdict[tuple[str, tuple[int, ...], str, int], dict[int, Seen]] = defaultdict(dict)
+    names: dict[tuple[str, tuple[int, ...], str], int] = {}
+    rows: list[tuple[int, int, int, Seen]] = []  # rank, number of the name, sequence number
     skipped: defaultdict[str, int] = defaultdict(int)
-    for rank, rows in seen.items():
-        for row in rows:
+    for rank in sorted(seen):
+        for row in seen[rank]:
             members = groups.get(rank, {}).get(row.group)
             if row.kind not in LOCKSTEP:
                 skipped["a rank may end this kind before the others begin"] += 1
             elif members is None:
                 skipped["the group's ranks are not in the record (no footer)"] += 1
-            else:
-                instances[row.group, tuple(sorted(members)), row.kind, row.seq][rank] = row
-    for (group, members, kind, seq), ranks in instances.items():
-        if len(members) < 2:
-            continue
-        if set(ranks) != set(members):
+            elif len(members) > 1:
+                name = names.setdefault((row.group, tuple(sorted(members)), row.kind), len(names))
+                rows.append((rank, name, row.seq, row))
+    named = list(names)
+    ranks, name_of, seq_of = (np.array([row[place] for row in rows], np.int64) for place in range(3))
+    matches = match([name_of, seq_of], ranks)
+    size = np.array([len(members) for _, members, _ in named], np.int64)[name_of[matches.order[matches.starts]]]
+    complete = matches.once_on(size)
+    for number, mine in enumerate(np.split(matches.order, matches.starts[1:]) if rows else []):
+        if not complete[number]:
             skipped["not seen on every rank of its group"] += 1
             continue
-        _, cause = max((row.issue_ns, rank) for rank, row in ranks.items())
-        for rank, row in ranks.items():
+        group, _, kind = named[rows[mine[0]][1]]
+        of_rank = {rows[at][0]: rows[at][3] for at in mine.tolist()}
+        _, cause = max((row.issue_ns, rank) for rank, row in of_rank.items())
+        for rank, row in of_rank.items():
             if rank == cause or row.end_ns is None:
                 continue
             found.check(
-                f"{kind}#{seq} of group {group}: rank {rank} ends before rank {cause} begins",
-                ranks[cause].issue_ns - row.end_ns,
-                (ranks[cause].issue_bound_ns, row.end_bound_ns),
+                f"{kind}#{row.seq} of group {group}: rank {rank} ends before rank {cause} begins",
+                of_rank[cause].issue_ns - row.end_ns,
+                (of_rank[cause].issue_bound_ns, row.end_bound_ns),
             )
     for reason, count in skipped.items():
         found.skipped[reason] = found.skipped.get(reason, 0) + count
