@@ -99,6 +99,13 @@ class Source:
         return self.run_id if self.run_id is not None else self.path
 
 
+def of_unused_kind(witnesses: Sequence[Floats]) -> Floats:
+    """Milliseconds of a kind that steps do not mention: 0, because it was not used; NaN where one of `witnesses`, the
+    columns of `KINDS_KNOWN` that there are, is null.
+    """
+    return np.where(np.isnan(witnesses).any(axis=0), np.nan, 0.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Steps:
     """The steps of one rank in order of `global_step`, each once; every column has an element a step.
@@ -156,11 +163,9 @@ class Steps:
             known = self.losses.get(name)
         if known is not None:
             return known
-        found = np.full(len(self), np.nan)
         if name in KIND_METRICS and "comm_ms" in self.metrics:
-            witnesses = [self.metrics[witness] for witness in KINDS_KNOWN if witness in self.metrics]
-            found[~np.isnan(witnesses).any(axis=0)] = 0.0
-        return found
+            return of_unused_kind([self.metrics[witness] for witness in KINDS_KNOWN if witness in self.metrics])
+        return np.full(len(self), np.nan)
 
 
 class CollectiveName(NamedTuple):

@@ -40,6 +40,7 @@ from aorta.analysis.tables import (
     Source,
     StepIntervals,
     Steps,
+    of_unused_kind,
 )
 from aorta.errors import InputError
 from aorta.telemetry.reader import LINE_LIMIT, Problems, no_footer, raw_lines, read_header, second_header
@@ -351,11 +352,9 @@ class _Columns:
             for names, places, values in buckets:
                 at = np.array(places) + start
                 if "comm_ms" in names:
-                    known = at[
-                        ~np.isnan(values[:, [names.index(name) for name in KINDS_KNOWN if name in names]]).any(1)
-                    ]
+                    unused = of_unused_kind([values[:, names.index(name)] for name in KINDS_KNOWN if name in names])
                     for name in place.keys() & KIND_METRICS - set(names):
-                        table[place[name], known] = 0.0
+                        table[place[name], at] = unused
                 for column, name in enumerate(names):
                     table[place[name], at] = values[:, column]
             start += integers.shape[1]

@@ -7,7 +7,7 @@ the result. Must not: let the interval table leave the process, or invent what a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,12 +22,14 @@ from aorta.analysis.tables import (
     CollectiveName,
     Collectives,
     CoverageFacts,
+    Floats,
     RankTables,
     Segment,
     Source,
     StepIntervals,
     Steps,
     Whole,
+    of_unused_kind,
 )
 from aorta.analysis.traces.costs import Part, parts_of
 from aorta.analysis.traces.health import Facts, facts_of, usable
@@ -171,7 +173,6 @@ def _steps(
     told: list[tuple[dict[str, float | None], dict[str, str]]],
     rows_end: Int64,
 ) -> Steps:
-    names = dict.fromkeys(name for values, _ in told for name in values)
     reasons: dict[tuple[tuple[str, str], ...], int] = {}
     codes = [reasons.setdefault(tuple(said.items()), len(reasons)) for _, said in told]
     start = np.array([window[0] for window in windows], np.int64)
@@ -186,16 +187,22 @@ def _steps(
         rows_end=rows_end,
         reason=np.array(codes, np.int64),
         reasons=tuple(dict(said) for said in reasons),
-        metrics={name: np.array([_value(values, name) for values, _ in told], np.float64) for name in names},
+        metrics=_metrics([values for values, _ in told]),
     )
 
 
-def _value(values: Mapping[str, float | None], name: str) -> float:
-    """A kind that a step does not mention was not used in it: 0, unless kinds are null."""
-    if name in values or name not in KIND_METRICS or any(values[witness] is None for witness in KINDS_KNOWN):
-        value = values.get(name)
-        return np.nan if value is None else value
-    return 0.0
+def _metrics(told: list[dict[str, float | None]]) -> dict[str, Floats]:
+    """Metric -> a value a step."""
+    names = dict.fromkeys(name for values in told for name in values)
+    columns = {
+        name: np.array([np.nan if (value := values.get(name)) is None else value for values in told], np.float64)
+        for name in names
+    }
+    unused = of_unused_kind([columns[name] for name in KINDS_KNOWN])
+    for name in names.keys() & KIND_METRICS:
+        absent = np.array([name not in values for values in told])
+        columns[name][absent] = unused[absent]
+    return columns
 
 
 def _collectives(
