@@ -14,7 +14,7 @@ import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from aorta.telemetry.schema import Anchor, Footer, Header, Step
+from aorta.records.schema import Anchor, Footer, Header, Step
 from aorta.timeline.classes import KINDS
 
 # No deadlines, and no limit for drawing examples: on a shared machine they test the machine.
@@ -48,7 +48,7 @@ environments = st.dictionaries(
 
 
 def of_type(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of a type used in `aorta.telemetry.schema`, within what JSON can carry (finite, 64 bits)."""
+    """Values of a type used in `aorta.records.schema`, within what JSON can carry (finite, 64 bits)."""
     simple = {
         bool: st.booleans(),
         int: st.integers(-(2**63), 2**63 - 1),

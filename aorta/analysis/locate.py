@@ -15,8 +15,8 @@ from typing import Final
 from aorta.analysis.load.records import rank_files
 from aorta.analysis.sources import launch_folders
 from aorta.errors import InputError
-from aorta.telemetry.reader import LINE_LIMIT, decode_line
-from aorta.telemetry.schema import Header
+from aorta.records.reader import LINE_LIMIT, decode_line
+from aorta.records.schema import Header
 
 OUTPUTS: Final = "artifacts"
 """Where a run writes unless told otherwise; `label=NAME` makes it `artifacts/NAME`."""

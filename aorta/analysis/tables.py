@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.health import Health
-from aorta.telemetry.schema import AuxRange, ComputeRange, Coverage, DeviceSample, DeviceTelemetry, Phase, Stall
+from aorta.records.schema import AuxRange, ComputeRange, Coverage, DeviceSample, DeviceTelemetry, Phase, Stall
 from aorta.timeline.classes import COMPUTE, KINDS, NOT_COMMUNICATION
 from aorta.timeline.intervals import Interval, merge
 
@@ -315,7 +315,7 @@ class IsolatedSteps:
 
 
 PHASES: Final[tuple[Phase, ...]] = ("train", "compute_only", "comm_only")
-"""Phases of a run; a test holds them to `telemetry.schema.Phase`."""
+"""Phases of a run; a test holds them to `records.schema.Phase`."""
 
 
 @dataclass(frozen=True)

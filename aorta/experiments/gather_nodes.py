@@ -20,8 +20,8 @@ from typing import Final
 
 from aorta.errors import EXIT_OK, AortaError, InputError, RunIncomplete
 from aorta.experiments.node_files import NodeFile, files_of
-from aorta.telemetry.reader import LINE_LIMIT, RANK_FILE_NAME, decode_line
-from aorta.telemetry.schema import MANIFEST_FILE, Header
+from aorta.records.reader import LINE_LIMIT, RANK_FILE_NAME, decode_line
+from aorta.records.schema import MANIFEST_FILE, Header
 
 WORLD_LIMIT: Final = 1 << 20
 """As the reader of run folders has it."""

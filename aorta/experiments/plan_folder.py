@@ -20,7 +20,7 @@ from aorta.errors import ConfigError
 from aorta.experiments.launch_plan import Plan, PlannedLaunch
 from aorta.experiments.resume import differences, unused
 from aorta.launch.hiding import hide
-from aorta.telemetry.schema import MANIFEST_FILE, RANK_FILE_GLOB
+from aorta.records.schema import MANIFEST_FILE, RANK_FILE_GLOB
 
 PLAN_FILE: Final = "plan.json"
 PLAN_VERSION: Final = 2

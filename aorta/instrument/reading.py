@@ -1,6 +1,6 @@
 """The marks of one step -> its line in the record.
 
-Enters: an `OpenStep` whose end has happened. Leaves: a `telemetry.schema.Step`. Must not: wait, or compute a metric
+Enters: an `OpenStep` whose end has happened. Leaves: a `records.schema.Step`. Must not: wait, or compute a metric
 itself (that is `aorta.timeline`).
 """
 
@@ -16,8 +16,8 @@ from aorta.instrument.compute import Range
 from aorta.instrument.issued import Group, Issued
 from aorta.instrument.lanes import Lanes
 from aorta.instrument.scalars import Scalar
-from aorta.telemetry.clock import to_realtime_ns
-from aorta.telemetry.schema import (
+from aorta.records.clocks import to_realtime_ns
+from aorta.records.schema import (
     ActiveSegment,
     AuxRange,
     ClockReading,

@@ -19,9 +19,9 @@ from typing import Any
 from aorta.errors import RunIncomplete
 from aorta.launch.peers import Peers
 from aorta.launch.topology import Topology
-from aorta.telemetry.clock_sync import CLOCK_SYNC_FILE
-from aorta.telemetry.rpc import RPC_FILE
-from aorta.telemetry.schema import HISTORY_DIR, MANIFEST_FILE, RANK_FILE, RANK_FILE_GLOB
+from aorta.records.clock_offsets import CLOCK_SYNC_FILE
+from aorta.records.rpc_files import RPC_FILE
+from aorta.records.schema import HISTORY_DIR, MANIFEST_FILE, RANK_FILE, RANK_FILE_GLOB
 
 LOG_DIR = "logs"
 TRACE_DIR = "torch_profiler"

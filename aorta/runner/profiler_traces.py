@@ -28,7 +28,7 @@ from aorta.launch.gather_when_idle import gather_when_idle
 from aorta.launch.peers import Peers
 from aorta.launch.run_folder import RunFolder, write_manifest
 from aorta.launch.topology import Topology
-from aorta.telemetry.schema import MANIFEST_FILE
+from aorta.records.schema import MANIFEST_FILE
 
 _log = logging.getLogger(__name__)
 _SIGNAL_WAIT_S = 20.0

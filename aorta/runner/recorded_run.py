@@ -33,9 +33,8 @@ from aorta.launch.peers import Peers
 from aorta.launch.provenance import Asked, build_manifest, rank_facts
 from aorta.launch.run_folder import RunFolder, write_manifest
 from aorta.launch.topology import Topology, default_label, platform_of
-from aorta.runner.rank_record import RankRecord
-from aorta.telemetry.clock import boot_id, read_clocks
-from aorta.telemetry.schema import (
+from aorta.records.clocks import boot_id, read_clocks
+from aorta.records.schema import (
     MANIFEST_FILE,
     SCHEMA_VERSION,
     ClockReading,
@@ -46,6 +45,7 @@ from aorta.telemetry.schema import (
     Step,
     Timer,
 )
+from aorta.runner.rank_record import RankRecord
 
 _log = logging.getLogger(__name__)
 _TIMERS: dict[Platform, Timer] = {

@@ -9,7 +9,7 @@ import pytest
 
 from aorta.analysis.load.records import load_run
 from aorta.errors import InputError
-from aorta.telemetry.schema import EndSource
+from aorta.records.schema import EndSource
 from tests.analysis.builders import (
     append,
     collective,

@@ -28,7 +28,7 @@ from aorta.instrument.native import build as native
 from aorta.instrument.reading import StepFacts
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
-from aorta.telemetry.clock import read_clocks
+from aorta.records.clocks import read_clocks
 from tests.benchmarks import plans
 from tests.simulated import load
 

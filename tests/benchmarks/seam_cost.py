@@ -40,8 +40,8 @@ from aorta.instrument.reading import StepFacts
 from aorta.instrument.seam import Seam
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
-from aorta.telemetry.clock import read_clocks
-from aorta.telemetry.writer import RecordWriter
+from aorta.records.clocks import read_clocks
+from aorta.records.writer import RecordWriter
 from tests.benchmarks import plans
 
 CPU = torch.device("cpu")

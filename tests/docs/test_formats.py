@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aorta.launch import hiding, watched
-from aorta.telemetry import schema
+from aorta.records import schema
 from aorta.timeline.classes import KINDS
 from tests.docs.pages import ROOT, code, first_column, section
 

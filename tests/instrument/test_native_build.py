@@ -13,7 +13,7 @@ from aorta.errors import ToolMissing
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.native import build as native
 from aorta.instrument.native.__main__ import main
-from aorta.telemetry.clock import read_clocks
+from aorta.records.clocks import read_clocks
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from aorta.telemetry.schema import MANIFEST_FILE, SCHEMA_VERSION
+from aorta.records.schema import MANIFEST_FILE, SCHEMA_VERSION
 
 Manifest: TypeAlias = Mapping[str, object]
 

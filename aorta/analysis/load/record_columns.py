@@ -42,8 +42,8 @@ from aorta.analysis.tables import (
     Steps,
 )
 from aorta.errors import InputError
-from aorta.telemetry.reader import LINE_LIMIT, Problems, no_footer, raw_lines, read_header, second_header
-from aorta.telemetry.schema import (
+from aorta.records.reader import LINE_LIMIT, Problems, no_footer, raw_lines, read_header, second_header
+from aorta.records.schema import (
     ActiveSegment,
     Anchor,
     AuxRange,
@@ -83,7 +83,7 @@ def read_tables(path: Path) -> RankTables:
     """Read one record. Memory: the columns and a block of lines.
 
     Raises:
-        InputError: as `telemetry.reader.read_rank`, or the record names more than `METRIC_LIMIT` metrics.
+        InputError: as `records.reader.read_rank`, or the record names more than `METRIC_LIMIT` metrics.
     """
     collecting = gc.isenabled()
     gc.disable()  # nothing here is cyclic, and a block is a million objects to look through again and again

@@ -18,8 +18,8 @@ from aorta.analysis.load.manifest import Manifest, emulated_fabric, read_manifes
 from aorta.analysis.load.record_columns import read_tables
 from aorta.analysis.tables import WORLD_LIMIT, RankTables, Run, Source, partial_steps
 from aorta.errors import InputError
-from aorta.telemetry.reader import RANK_FILE_NAME
-from aorta.telemetry.schema import RANK_FILE, RANK_FILE_GLOB
+from aorta.records.reader import RANK_FILE_NAME
+from aorta.records.schema import RANK_FILE, RANK_FILE_GLOB
 
 
 @dataclass(frozen=True)

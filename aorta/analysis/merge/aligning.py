@@ -15,7 +15,7 @@ from aorta.analysis.merge.scan import Event
 from aorta.analysis.merge.sources import Trace, scanning
 from aorta.analysis.merge.times import microseconds_to_ns, ns_to_microseconds, time_ns
 from aorta.errors import InputError
-from aorta.telemetry.clock_sync import CLOCK_SYNC_FILE, ClockSync, RankClock, read_clock_sync
+from aorta.records.clock_offsets import CLOCK_SYNC_FILE, ClockSync, RankClock, read_clock_sync
 
 Align: TypeAlias = Literal["clock", "none", "start_profile"]
 _FOLDERS_ABOVE = 4

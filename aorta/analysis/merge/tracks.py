@@ -17,9 +17,9 @@ import msgspec
 from aorta.analysis.merge.aligning import RankAlignment
 from aorta.analysis.merge.identity import PIDS_PER_RANK, TIDS_PER_RANK
 from aorta.analysis.merge.times import ns_to_microseconds
-from aorta.telemetry.reader import stream
-from aorta.telemetry.schema import Anchor, Footer, Header, Step
-from aorta.telemetry.walltime import WallTime
+from aorta.records.clocks import WallTime
+from aorta.records.reader import stream
+from aorta.records.schema import Anchor, Footer, Header, Step
 
 CATEGORY: Final = "aorta"
 

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from aorta.analysis.traces.table import NULL
-from aorta.telemetry.schema import RANK_FILE_GLOB, Header
+from aorta.records.schema import RANK_FILE_GLOB, Header
 
 _RANK_IN_PATH: Final = re.compile(r"(?<![a-z])rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 LARGEST_RANK: Final = 2**31 - 1

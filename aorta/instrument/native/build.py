@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 
 from aorta.errors import ToolMissing
-from aorta.telemetry.schema import InstrumentMode
+from aorta.records.schema import InstrumentMode
 
 SOURCE: Final = Path(__file__).with_name("host_tap.cpp")
 HEADERS: Final = tuple(sorted(SOURCE.parent.glob("*.hpp")))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from aorta.analysis.merge.aligning import RankAlignment
 from aorta.analysis.merge.command import merge_traces
 from aorta.analysis.merge.times import microseconds_to_ns, ns_to_microseconds
-from aorta.telemetry.clock_sync import ClockSync, Injected, OffsetSample, RankClock, encode
+from aorta.records.clock_offsets import ClockSync, Injected, OffsetSample, RankClock, encode
 from tests.analysis.merge.traces import BASE_NS, flow, load, named, problems, text, write, x
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "kineto_gloo"

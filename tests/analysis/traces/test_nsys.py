@@ -12,7 +12,7 @@ from aorta.analysis.traces.nsys import read_nsys
 from aorta.analysis.traces.run import load_traces
 from aorta.analysis.traces.table import KIND_CODE, NULL, Class, Trace
 from aorta.errors import InputError
-from aorta.telemetry.schema import ClockReading, Header
+from aorta.records.schema import ClockReading, Header
 from tests.analysis.traces.nsys_files import EPOCH_NS, GEMM, LATER_NS, NCCL, PIDS, global_pid, write_nsys
 
 CLASSIFIER = NameClassifier()

@@ -15,7 +15,7 @@ from typing import Self
 import msgspec
 
 from aorta.errors import RecordWriteError
-from aorta.telemetry.schema import Line
+from aorta.records.schema import Line
 
 
 class RecordWriter:

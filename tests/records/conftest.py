@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aorta.telemetry.schema import Anchor, ClockReading, Coverage, Footer, Header, Step
+from aorta.records.schema import Anchor, ClockReading, Coverage, Footer, Header, Step
 
 CLOCK = ClockReading(1_800_000_000_000_000_001, 5, 6, 70)
 

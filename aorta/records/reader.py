@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from aorta.errors import InputError
-from aorta.telemetry.schema import SCHEMA_VERSION, Anchor, Footer, Header, Line, Step
+from aorta.records.schema import SCHEMA_VERSION, Anchor, Footer, Header, Line, Step
 
 RANK_FILE_NAME = re.compile(r"^rank_(\d+)_metrics\.jsonl$")
 LINE_LIMIT: Final = 16 * 1024 * 1024

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from aorta.telemetry.reader import RankRecord, read_rank
-from aorta.telemetry.schema import COLUMNS, RANK_FILE, Anchor, Footer, Header, Line, Step
-from aorta.telemetry.writer import RecordWriter
+from aorta.records.reader import RankRecord, read_rank
+from aorta.records.schema import COLUMNS, RANK_FILE, Anchor, Footer, Header, Line, Step
+from aorta.records.writer import RecordWriter
 from aorta.timeline.classes import STREAMS
 from tests import strategies
 
@@ -97,7 +97,7 @@ NUMPY_SIDE = ("aorta.timeline.arrays", "aorta.timeline.columns")
 LIGHT = f"""
 import importlib, pkgutil, sys
 HEAVY = {{"torch", "numpy", "pandas", "matplotlib"}}
-for room in ("aorta.timeline", "aorta.telemetry"):
+for room in ("aorta.timeline", "aorta.records"):
     package = importlib.import_module(room)
     for module in pkgutil.walk_packages(package.__path__, room + "."):
         if module.name not in {NUMPY_SIDE}:

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aorta.errors import InputError
-from aorta.telemetry.reader import RANK_FILE_NAME, read_rank
-from aorta.telemetry.schema import RANK_FILE
+from aorta.records.reader import RANK_FILE_NAME, read_rank
+from aorta.records.schema import RANK_FILE
 
 NO_FOOTER = "rank_3_metrics.jsonl: no footer: the process was killed, or still runs"
 
