@@ -41,9 +41,6 @@ UNKNOWN: Final = -1
 """In a column of codes, identifiers or sizes: the source does not say."""
 UNNUMBERED: Final = -2
 """Sequence numbers from here down are of collectives that a source does not number: they match no other rank's."""
-WORLD_LIMIT: Final = 1 << 20
-"""Ranks of a run: ten times the largest machines of today, and few enough to count those that are missing. A source
-that says more is damaged."""
 COMPLETED: Final = "completed"
 """`Source.ending` of a process that ran to its end."""
 LOSSES: Final = ("loss", "lr", "grad_norm")

@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 from aorta.errors import InputError
 from aorta.records.clock_offsets import CLOCK_SYNC_FILE
 from aorta.records.rpc_files import RPC_FILE
-from aorta.records.schema import MANIFEST_FILE, RANK_FILE_GLOB
+from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_GLOB
 
 FILES: Final = (RANK_FILE_GLOB, MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE)
 FOLDERS: Final = ("logs", "torch_profiler")

@@ -7,7 +7,6 @@ hold a line longer than `LINE_LIMIT` in memory.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +17,11 @@ import msgspec
 from aorta.errors import InputError
 from aorta.records.schema import SCHEMA_VERSION, Anchor, Footer, Header, Line, Step
 
-RANK_FILE_NAME = re.compile(r"^rank_(\d+)_metrics\.jsonl$")
 LINE_LIMIT: Final = 16 * 1024 * 1024
 """Longest line that is read, bytes. A step of 50 collectives takes at most 8 KiB (`tests/benchmarks/record_size.py`);
 this is two thousand of those, and decoded it still fits into the memory of a laptop."""
+_HEADER_BYTES: Final = 4096
+"""Read at once where only the header is wanted, which is shorter: a folder may hold the records of a thousand ranks."""
 PROBLEM_LIMIT: Final = 100
 """Sentences kept of one file; further bad lines are only counted."""
 _DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Header | Step | Anchor | Footer)
@@ -127,6 +127,16 @@ def stream(path: Path, problems: list[str]) -> Iterator[Line]:
         problems += found.said()
 
 
+def header_of(path: Path) -> Header:
+    """The header alone: who wrote this record.
+
+    Raises:
+        InputError: as `read_rank`, as far as the first line goes.
+    """
+    problems = Problems(path.name)
+    return read_header(path, raw_lines(path, problems, buffer_bytes=_HEADER_BYTES), problems)
+
+
 def read_header(path: Path, lines: Iterator[tuple[int, int, bytes]], problems: Problems) -> Header:
     """The first line, taken from `lines`.
 
@@ -164,14 +174,14 @@ def decode_line(text: bytes) -> Line:
         raise ValueError("not a line of this schema (nested too deeply)") from None
 
 
-def raw_lines(path: Path, problems: Problems) -> Iterator[tuple[int, int, bytes]]:
+def raw_lines(path: Path, problems: Problems, buffer_bytes: int = 1 << 20) -> Iterator[tuple[int, int, bytes]]:
     """Number (from 1), byte offset and text of each whole line; a last line without its end is a problem.
 
     Raises:
         InputError: the file cannot be read, or a line is longer than `LINE_LIMIT`.
     """
     try:
-        with path.open("rb", buffering=1 << 20) as file:
+        with path.open("rb", buffering=buffer_bytes) as file:
             offset, number = 0, 0
             while text := file.readline(LINE_LIMIT + 1):
                 number += 1

@@ -16,10 +16,9 @@ import msgspec
 from aorta.timeline.classes import STREAMS
 
 SCHEMA_VERSION: Final = 1
-RANK_FILE: Final = "rank_{rank}_metrics.jsonl"
-RANK_FILE_GLOB: Final = "rank_*_metrics.jsonl"
-MANIFEST_FILE: Final = "run.json"
-HISTORY_DIR: Final = "history"
+WORLD_LIMIT: Final = 1 << 20
+"""Ranks of a run: ten times the largest machines of today, and few enough to count those that are missing. A source
+that says more is damaged."""
 
 InstrumentMode: TypeAlias = Literal["dedicated", "observe", "off"]
 Platform: TypeAlias = Literal["cpu", "cuda", "rocm", "other"]

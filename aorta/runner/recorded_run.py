@@ -34,8 +34,8 @@ from aorta.launch.provenance import Asked, build_manifest, rank_facts
 from aorta.launch.run_folder import RunFolder, write_manifest
 from aorta.launch.topology import Topology, default_label, platform_of
 from aorta.records.clocks import boot_id, read_clocks
+from aorta.records.run_files import MANIFEST_FILE
 from aorta.records.schema import (
-    MANIFEST_FILE,
     SCHEMA_VERSION,
     ClockReading,
     DeviceTelemetry,

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from aorta.records.reader import RankRecord, read_rank
-from aorta.records.schema import COLUMNS, RANK_FILE, Anchor, Footer, Header, Line, Step
+from aorta.records.run_files import RANK_FILE
+from aorta.records.schema import COLUMNS, Anchor, Footer, Header, Line, Step
 from aorta.records.writer import RecordWriter
 from aorta.timeline.classes import STREAMS
 from tests import strategies

@@ -1,7 +1,9 @@
-"""The manifest of a run (`run.json`) -> a dictionary, or the reason why there is none.
+"""What a report takes from the manifest of a run (`run.json`).
 
-Enters: a run folder and the run id its records agree on. Leaves: plain JSON values. Must not: fail a report because
-the manifest is missing, nor use one that belongs to another run.
+    manifest, why_not = manifest_of(folder, run_id)
+    config_of(manifest).get("parallel")
+
+Must not fail a report because the manifest is missing, nor use one that belongs to another run.
 """
 
 from __future__ import annotations
@@ -10,23 +12,29 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-import msgspec
-
-from aorta.records.schema import MANIFEST_FILE, SCHEMA_VERSION
+from aorta.records.run_files import MANIFEST_FILE, read_manifest
+from aorta.records.schema import SCHEMA_VERSION
 
 Manifest: TypeAlias = Mapping[str, object]
 
 
-def read_manifest(folder: Path, run_id: str) -> tuple[Manifest | None, str | None]:
-    """The manifest and None, or None and why it was not used."""
-    path = folder / MANIFEST_FILE
+def manifest_of(folder: Path, run_id: str) -> tuple[Manifest | None, str | None]:
+    """The manifest that belongs to some records.
+
+    Args:
+        folder: where they are.
+        run_id: the run that they agree on.
+
+    Returns:
+        It and None, or None and why it was not used.
+    """
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
+        manifest = read_manifest(folder)
     except FileNotFoundError:
         return None, f"there is no {MANIFEST_FILE}: only what the headers say is known"
     except OSError as error:
         return None, f"{MANIFEST_FILE} cannot be read ({error.strerror or error}): only what the headers say is known"
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         return None, f"{MANIFEST_FILE} is not a JSON object ({error}): only what the headers say is known"
     if manifest.get("run_id") != run_id:
         return None, (

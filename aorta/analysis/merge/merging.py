@@ -22,7 +22,7 @@ from aorta.analysis.merge.tracks import RecordTracks, Seen
 from aorta.analysis.merge.writing import TraceWriter, trace_file
 from aorta.errors import InputError
 from aorta.records.clock_offsets import ClockSync
-from aorta.records.schema import RANK_FILE
+from aorta.records.run_files import RANK_FILE
 
 
 @dataclass(frozen=True)

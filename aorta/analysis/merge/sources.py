@@ -22,7 +22,7 @@ from aorta.analysis.merge.scan import Scanner
 from aorta.analysis.merge.times import time_ns
 from aorta.errors import InputError
 from aorta.records.clock_offsets import CLOCK_SYNC_FILE
-from aorta.records.schema import HISTORY_DIR, MANIFEST_FILE
+from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE
 
 SUFFIXES: Final = (".json", ".json.gz", ".tar.gz", ".tgz")
 _CHUNK = 1 << 20
