@@ -200,8 +200,8 @@ class StepReader:
             concurrency=dict.fromkeys(("mean", "max")) if unseen else {**overlap.concurrency()},
             coverage=coverage,
             active_segments=[
-                ActiveSegment(low - start_ns, high - start_ns, streams)
-                for low, high, streams in (() if blind else overlap.tiles)
+                ActiveSegment(low - start_ns, high - start_ns, lanes)
+                for low, high, lanes in (() if blind else overlap.tiles)
             ],
             collectives=rows,
             compute=[

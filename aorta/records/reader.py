@@ -15,7 +15,8 @@ from typing import Final
 import msgspec
 
 from aorta.errors import InputError
-from aorta.records.schema import SCHEMA_VERSION, Anchor, Footer, Header, Line, Step
+from aorta.records.schema import READABLE_VERSIONS, Anchor, Footer, Header, Line, Step
+from aorta.timeline.classes import STREAMS
 
 LINE_LIMIT: Final = 16 * 1024 * 1024
 """Longest line that is read, bytes. A step of 50 collectives takes at most 8 KiB (`tests/benchmarks/record_size.py`);
@@ -33,7 +34,14 @@ class _Version(msgspec.Struct, tag_field="record", tag="header"):
     schema_version: int
 
 
+class _Streams(msgspec.Struct, tag_field="record", tag="header"):
+    """What a header of schema 1 calls its lanes."""
+
+    streams: tuple[str, ...] = STREAMS
+
+
 _VERSION_DECODER = msgspec.json.Decoder(_Version)
+_STREAMS_DECODER = msgspec.json.Decoder(_Streams)
 
 
 @dataclass
@@ -161,13 +169,16 @@ def read_header(path: Path, lines: Iterator[tuple[int, int, bytes]], problems: P
 
 
 def decode_line(text: bytes) -> Line:
-    """One line of the schema.
+    """One line of a record of any schema that is read; its header as that of the newest, but for `schema_version`.
 
     Raises:
         ValueError: it is none; the message says why.
     """
     try:
-        return _DECODER.decode(text)
+        line = _DECODER.decode(text)
+        if isinstance(line, Header) and line.schema_version == 1:
+            return msgspec.structs.replace(line, lanes=_STREAMS_DECODER.decode(text).streams)
+        return line
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"not a line of this schema ({error})") from error
     except RecursionError:
@@ -214,7 +225,8 @@ def _check_version(path: Path, text: bytes) -> None:
         version = _VERSION_DECODER.decode(text).schema_version
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return  # not a header of any version: `read_header` says what it is
-    if version != SCHEMA_VERSION:
+    if version not in READABLE_VERSIONS:
+        readable = " and ".join(map(str, READABLE_VERSIONS))
         raise InputError(
-            f"{path.name}:1: schema version {version}; this AORTA reads version {SCHEMA_VERSION} (in {path.parent})"
+            f"{path.name}:1: schema version {version}; this AORTA reads versions {readable} (in {path.parent})"
         )

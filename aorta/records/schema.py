@@ -15,7 +15,10 @@ import msgspec
 
 from aorta.timeline.classes import STREAMS
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+"""2: the lanes of a header are called `lanes`, in schema 1 `streams`."""
+READABLE_VERSIONS: Final = (1, 2)
+"""Versions of records and manifests that are read; `aorta.records.reader` makes a header of schema 1 one of this."""
 WORLD_LIMIT: Final = 1 << 20
 """Ranks of a run: ten times the largest machines of today, and few enough to count those that are missing. A source
 that says more is damaged."""
@@ -108,13 +111,13 @@ class DeviceTelemetry(msgspec.Struct, frozen=True):
 
 
 class ActiveSegment(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A stretch in which the set of active lanes does not change; bit i of `streams` is `Header.streams[i]`.
+    """A stretch in which the set of active lanes does not change; bit i of `lanes` is `Header.lanes[i]`.
     The segments of a step tile its window.
     """
 
     start_ns: int
     end_ns: int
-    streams: int
+    lanes: int
 
 
 COLUMNS: Final[dict[str, tuple[str, ...]]] = {
@@ -164,7 +167,7 @@ class Header(msgspec.Struct, tag_field="record", tag="header", frozen=True):
     warmup_steps: int
     clock: ClockReading
     device_telemetry: DeviceTelemetry | None = None
-    streams: tuple[str, ...] = STREAMS
+    lanes: tuple[str, ...] = STREAMS
     columns: dict[str, tuple[str, ...]] = msgspec.field(default_factory=lambda: dict(COLUMNS))
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 from aorta.records.reader import RankRecord, read_rank
 from aorta.records.run_files import RANK_FILE
-from aorta.records.schema import COLUMNS, Anchor, Footer, Header, Line, Step
+from aorta.records.schema import COLUMNS, SCHEMA_VERSION, Anchor, Footer, Header, Line, Step
 from aorta.records.writer import RecordWriter
 from aorta.timeline.classes import STREAMS
 from tests import strategies
@@ -33,7 +33,7 @@ def test_every_line_survives_the_round_trip_and_fits_one_line(line):
     max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 def test_a_whole_file_survives_the_round_trip(tmp_path, header, body, footer):
-    header = msgspec.structs.replace(header, schema_version=1)
+    header = msgspec.structs.replace(header, schema_version=SCHEMA_VERSION)
     path = tmp_path / RANK_FILE.format(rank=3)
     path.unlink(missing_ok=True)
     with RecordWriter(path, rank=3) as writer:
@@ -72,9 +72,9 @@ def test_rows_are_arrays_in_the_order_the_header_declares(step):
 @given(strategies.headers)
 def test_a_header_repeats_lanes_and_columns_by_default(header):
     fields = msgspec.structs.asdict(header)
-    del fields["streams"], fields["columns"]
+    del fields["lanes"], fields["columns"]
     plain = json.loads(msgspec.json.encode(Header(**fields)))
-    assert plain["streams"] == list(STREAMS)
+    assert plain["lanes"] == list(STREAMS)
     assert plain["columns"] == {name: list(columns) for name, columns in COLUMNS.items()}
     assert set(plain["columns"]) < set(Step.__struct_fields__)
 

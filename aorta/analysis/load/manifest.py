@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from aorta.records.run_files import MANIFEST_FILE, read_manifest
-from aorta.records.schema import SCHEMA_VERSION
+from aorta.records.schema import READABLE_VERSIONS
 
 Manifest: TypeAlias = Mapping[str, object]
 
@@ -40,10 +40,10 @@ def manifest_of(folder: Path, run_id: str) -> tuple[Manifest | None, str | None]
         return None, (
             f"{MANIFEST_FILE} belongs to run {manifest.get('run_id')!r}, the records to {run_id!r}: it is not used"
         )
-    if manifest.get("schema_version") != SCHEMA_VERSION:
+    if manifest.get("schema_version") not in READABLE_VERSIONS:
         return None, (
             f"{MANIFEST_FILE} has schema version {manifest.get('schema_version')!r}, this AORTA reads "
-            f"{SCHEMA_VERSION}: it is not used"
+            f"{' and '.join(map(str, READABLE_VERSIONS))}: it is not used"
         )
     return manifest, None
 
@@ -54,13 +54,14 @@ def config_of(manifest: Manifest | None) -> Mapping[str, object]:
     return config if isinstance(config, dict) else {}
 
 
-def host_tap(manifest: Manifest | None) -> str | None:
+def interceptor(manifest: Manifest | None) -> str | None:
     """What timed the collectives of a run on its ranks: `native`, `python`, both joined by `, ` where ranks
-    differ; None where the manifest does not say (an older run).
+    differ; None where the manifest does not say (an older run). In schema 1 the key was `host_tap`.
     """
-    ranks = manifest.get("topology") if manifest is not None else None
-    told = [rank.get("host_tap") for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
-    return ", ".join(sorted({tap.partition(":")[0] for tap in told if isinstance(tap, str)})) or None
+    topology = manifest.get("topology") if manifest is not None else None
+    ranks = topology if isinstance(topology, list) else []
+    told = [rank.get("interceptor", rank.get("host_tap")) for rank in ranks if isinstance(rank, dict)]
+    return ", ".join(sorted({each.partition(":")[0] for each in told if isinstance(each, str)})) or None
 
 
 def emulated_fabric(manifest: Manifest | None) -> Mapping[str, object] | None:

@@ -187,7 +187,7 @@ class RecordDetails:
         line = _LINES.decode(file.readline(LINE_LIMIT))
         if not isinstance(line, _Line) or line.global_step != self.global_step[place]:
             raise ValueError("another line stands there now")
-        segments = [Segment(part.start_ns, part.end_ns, part.streams) for part in line.active_segments]
+        segments = [Segment(part.start_ns, part.end_ns, part.lanes) for part in line.active_segments]
         return StepIntervals(int(self.length_ns[place]), self.lanes, segments, line.compute, line.stalls, line.aux)
 
     @contextmanager
@@ -390,7 +390,7 @@ def _source(path: Path, header: Header, footer: Footer | None) -> Source:
         format=FORMAT,
         rank=header.rank,
         world_size=header.world_size,
-        lanes=header.streams,
+        lanes=header.lanes,
         timer=header.timer,
         instrument_mode=header.instrument_mode,
         groups={} if footer is None else footer.groups,

@@ -87,7 +87,7 @@ def host_tap(device: torch.device, mode: InstrumentMode, *, wanted: bool, emulat
     """A rank's entry in the manifest: what times its collectives; nothing where nothing does."""
     if mode == "off":
         return {}
-    return {"host_tap": compiled(device, wanted=wanted, emulated=emulated)[1]}
+    return {"interceptor": compiled(device, wanted=wanted, emulated=emulated)[1]}
 
 
 def build() -> Path:
