@@ -1,8 +1,12 @@
-"""Read one rank's record back, whatever state its process left it in.
+"""Read one rank's record back, whatever state its process left it in and whichever schema it was written in.
 
-Enters: the path of a `rank_<rank>_metrics.jsonl`. Leaves: a `RankRecord` with what could be read and a list of what
-could not, each with file and line. Must not: guess a value, fail on a line a killed process left half-written, or
-hold a line longer than `LINE_LIMIT` in memory.
+    record = read_rank(folder / "rank_0_metrics.jsonl")
+    record.steps, record.problems       # what could be read, and sentences about what could not
+    header_of(path).run_id              # the first line alone
+
+`stream` and `raw_lines` are for records that do not fit into memory. Every line is decoded by `decode_line`, or by
+something that falls back on it. Must not guess a value, fail on a line that a killed process left half-written, or hold
+a line longer than `LINE_LIMIT` in memory.
 """
 
 from __future__ import annotations
@@ -75,7 +79,7 @@ class Problems:
             self.more += 1
 
     def said(self) -> list[str]:
-        """All of them, the uncounted rest as a sentence."""
+        """All of them, the rest as one sentence with their number."""
         rest = [f"{self.name}: {self.more} more line(s) could not be read; ignored"] if self.more else []
         return [*self.sentences, *rest]
 

@@ -4,7 +4,7 @@ Every line is a JSON object tagged by `record`. Dense parts are arrays of rows w
 `array_like` structs below, in that order; the header repeats the column names, so a file explains itself.
 Offsets inside a step are integer nanoseconds after that step's `start_mono_ns`. Unknown is null with a reason in
 `reasons`, never 0. Rows of numbers and words cannot be part of a cycle, so the garbage collector is not told of them
-(`gc=False`): a run makes a hundred in every step. Must not: compute a metric (that is `aorta.timeline`).
+(`gc=False`): a run makes a hundred in every step. Must not compute a metric (that is `aorta.timeline`).
 """
 
 from __future__ import annotations
