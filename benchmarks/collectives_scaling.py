@@ -23,7 +23,7 @@ import numpy as np
 
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
-from aorta.telemetry.writer import RecordWriter
+from aorta.records.writer import RecordWriter
 from benchmarks import plans
 from benchmarks.steps import CPU, TinySteps
 

@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from aorta.records.clock import read_clocks
 
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.native import build as native
 from aorta.instrument.reading import StepFacts
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
-from aorta.telemetry.clock import read_clocks
 from benchmarks import plans
 from tests.simulated import load
 

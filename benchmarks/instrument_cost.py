@@ -32,7 +32,7 @@ import torch.distributed as dist
 
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
-from aorta.telemetry.writer import RecordWriter
+from aorta.records.writer import RecordWriter
 from benchmarks import plans
 from benchmarks.reading import Reading
 from tests.loop import Loop

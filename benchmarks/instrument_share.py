@@ -41,7 +41,7 @@ import torch.distributed as dist
 from aorta.instrument.recorder import TOGETHER
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
-from aorta.telemetry.writer import RecordWriter
+from aorta.records.writer import RecordWriter
 from benchmarks import plans
 from benchmarks.counters import Counters
 from benchmarks.instrument_cost import CPU, WORDS

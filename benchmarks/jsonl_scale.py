@@ -1,6 +1,6 @@
 """A thousand ranks in one report: `python -m benchmarks.jsonl_scale [--small]`.
 
-Regime: records of a data-parallel run, written through `aorta.telemetry` by as many processes as there are cores: per
+Regime: records of a data-parallel run, written through `aorta.records` by as many processes as there are cores: per
 step 10 all-reduces, 24 compute ranges, the segments and metrics that `aorta.timeline` makes of them: 3.7 kB a line.
 Full size: 1,024 ranks x 1,000 steps, 3.8 GB in a temporary folder; `--small`: 64 ranks x 252 steps, less than a minute.
 Every figure comes from a process of its own, with everything it imports, and with the same number of processes (one a
@@ -44,8 +44,8 @@ import numpy as np
 import psutil
 
 from aorta.analysis.load.engines import cores
-from aorta.telemetry.schema import ActiveSegment, Collective, ComputeRange, Coverage, Stall, Step
-from aorta.telemetry.writer import RecordWriter
+from aorta.records.schema import ActiveSegment, Collective, ComputeRange, Coverage, Stall, Step
+from aorta.records.writer import RecordWriter
 from aorta.timeline.overlap import measure_window
 from tests.analysis.builders import footer, header, step
 

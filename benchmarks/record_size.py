@@ -19,7 +19,7 @@ import torch
 
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
-from aorta.telemetry.writer import RecordWriter
+from aorta.records.writer import RecordWriter
 from benchmarks import plans
 from benchmarks.steps import CPU, TinySteps
 from tests.loop import Loop

@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from aorta.records.clock import read_clocks
 
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.operators import OPERATORS
@@ -40,8 +41,7 @@ from aorta.instrument.reading import StepFacts
 from aorta.instrument.seam import Seam
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
-from aorta.telemetry.clock import read_clocks
-from aorta.telemetry.writer import RecordWriter
+from aorta.records.writer import RecordWriter
 from benchmarks import plans
 
 CPU = torch.device("cpu")

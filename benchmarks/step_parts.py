@@ -29,7 +29,7 @@ from aorta.instrument.recorder import TOGETHER, StepRecorder, _Aux
 from aorta.instrument.scalars import Scalar
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
-from aorta.telemetry.writer import RecordWriter
+from aorta.records.writer import RecordWriter
 from benchmarks import plans
 from benchmarks.instrument_cost import CPU, WORDS
 from tests.loop import Loop

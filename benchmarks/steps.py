@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
-from aorta.telemetry.clock import read_clocks
-from aorta.telemetry.writer import RecordWriter
+from aorta.records.clocks import read_clocks
+from aorta.records.writer import RecordWriter
 
 CPU = torch.device("cpu")
 GROUP_OF = 10

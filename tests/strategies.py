@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import msgspec
 from hypothesis import strategies as st
 
-from aorta.telemetry.schema import Anchor, Footer, Header, Step
+from aorta.records.schema import Anchor, Footer, Header, Step
 from aorta.timeline.classes import KINDS
 
 RANGE = range(-3, 41)
@@ -40,7 +40,7 @@ environments = st.dictionaries(
 
 
 def of_type(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of a type used in `aorta.telemetry.schema`, within what JSON can carry (finite, 64 bits)."""
+    """Values of a type used in `aorta.records.schema`, within what JSON can carry (finite, 64 bits)."""
     simple = {
         bool: st.booleans(),
         int: st.integers(-(2**63), 2**63 - 1),

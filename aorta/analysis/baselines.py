@@ -13,7 +13,7 @@ import numpy as np
 
 from aorta.analysis.stats import describe
 from aorta.analysis.tables import PHASES, Floats, Ints, Run
-from aorta.telemetry.schema import Phase
+from aorta.records.schema import Phase
 from aorta.timeline.overlap import NS_PER_MS
 
 LEAST_SHARE: Final = 0.02

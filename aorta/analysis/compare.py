@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from aorta.analysis.aggregate import Dataset
-from aorta.analysis.load.manifest import config_of, flatten, host_tap
+from aorta.analysis.load.manifest import config_of, flatten, interceptor
 from aorta.analysis.metrics import Metric, in_order, metric_named
 from aorta.analysis.tables import Run
 
@@ -158,7 +158,7 @@ def facts(run: Run) -> dict[str, object]:
     header = {f"{HEADER}{name}": getattr(run.source, name) for name in _HEADER_FACTS}
     configuration = dict(flatten(config_of(run.manifest), "config."))
     configuration.pop(_WHERE, None)  # where a run writes says nothing of what it did
-    tap = host_tap(run.manifest)
+    tap = interceptor(run.manifest)
     return header | configuration | ({_HOST_TAP: tap} if tap is not None else {})
 
 
@@ -184,7 +184,7 @@ def _warnings(reference: Run, candidate: Run, differences: list[dict[str, Any]])
             warnings.append(f"EMULATED FABRIC in the {side}: its communication times are those of the emulation")
     if reference.source.instrument_mode != candidate.source.instrument_mode:
         warnings.append("the runs were instrumented differently, which can change what is measured (R3)")
-    taps = host_tap(reference.manifest), host_tap(candidate.manifest)
+    taps = interceptor(reference.manifest), interceptor(candidate.manifest)
     if None not in taps and taps[0] != taps[1]:
         warnings.append(
             f"collectives were timed by {taps[0]} in the reference, by {taps[1]} in the candidate: Python sees their "

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from aorta.analysis.tables import Run, Source
-from aorta.telemetry.schema import DeviceSample
+from aorta.records.schema import DeviceSample
 
 VALUES: Final = ("temp_c", "power_w", "sclk_mhz", "mclk_mhz", "util_pct", "mem_used_bytes")
 THROTTLED: Final = "device_throttled"
@@ -27,7 +27,7 @@ _DEFAULT_INTERVAL_S: Final = 1.0
 
 
 def samples_frame(run: Run) -> pd.DataFrame:
-    """One row per sample, by rank and time: `rank`, the columns of `telemetry.schema.DeviceSample` (`throttle` a list
+    """One row per sample, by rank and time: `rank`, the columns of `records.schema.DeviceSample` (`throttle` a list
     or None), `failed` and, where it is, `reason`.
     """
     rows = [(rank, *told) for rank, tables in run.ranks.items() for told in tables.details.device_samples()]

@@ -105,7 +105,7 @@ def iter_collectives(run: Run, steps: tuple[int, int] | None = None, rows: int =
     """The collectives of the global steps `steps` (half-open; None: all), in order of step, about `rows` at a time and
     never less than one step of all ranks; by rank, then order of issue, in each frame.
 
-    Columns: `rank`, `global_step`, `warmup`; those of `telemetry.schema.Collective`, of which the `_ns` offsets count
+    Columns: `rank`, `global_step`, `warmup`; those of `records.schema.Collective`, of which the `_ns` offsets count
     from the start of the rank's own step; `duration_ms` and `queued_ms` (NaN where an end was not seen); and what is
     known only across ranks: `members` (the group's ranks, None when unknown) and `group_size`, `instance` (rows of one
     instance are the same collective on different ranks; it counts on from frame to frame), `transfer_ms`, `wait_ms`,

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from aorta.analysis.load.records import rank_files
 from aorta.analysis.sources import launch_folders
 from aorta.errors import InputError
-from aorta.telemetry.reader import LINE_LIMIT, decode_line
-from aorta.telemetry.schema import Header
+from aorta.records.reader import header_of
+from aorta.records.run_files import rank_files
+from aorta.records.schema import Header
 
 OUTPUTS: Final = "artifacts"
 """Where a run writes unless told otherwise; `label=NAME` makes it `artifacts/NAME`."""
@@ -80,7 +80,7 @@ def _candidates(label: str, here: Path, root: Path) -> Iterator[tuple[Path, str 
         for folder in (place / f"{OUTPUTS}_{label}", place / OUTPUTS / label):
             yield folder, None if rank_files(folder) or launch_folders(folder) else "no records"
         shared = place / OUTPUTS
-        headers = [header for file in rank_files(shared) if (header := _first_header(file))]
+        headers = [header for file in rank_files(shared) if (header := _header(file))]
         names = sorted({name for header in headers for name in (header.label, header.platform)})
         if not headers:
             yield shared, "no records"
@@ -90,13 +90,11 @@ def _candidates(label: str, here: Path, root: Path) -> Iterator[tuple[Path, str 
             yield shared, f"its records are labelled or made on {', '.join(names)}"
 
 
-def _first_header(path: Path) -> Header | None:
+def _header(path: Path) -> Header | None:
     try:
-        with path.open("rb") as file:
-            line = decode_line(file.readline(LINE_LIMIT))
-    except (OSError, ValueError):
+        return header_of(path)
+    except InputError:
         return None  # a bad file decides nothing here; reading the run reports it
-    return line if isinstance(line, Header) else None
 
 
 def _nowhere(missing: dict[str, list[str]]) -> str:

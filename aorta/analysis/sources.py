@@ -13,10 +13,11 @@ from typing import Final
 
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.load.open import is_url, opened
-from aorta.analysis.load.records import load_run, rank_files
+from aorta.analysis.load.records import load_run
 from aorta.analysis.tables import Run
 from aorta.analysis.traces.detecting import AORTA, detect
 from aorta.errors import InputError
+from aorta.records.run_files import rank_files
 
 _SIDES: Final = ("reference", "candidate")
 """Folders of launches that a plan makes."""

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.health import Health
-from aorta.telemetry.schema import AuxRange, ComputeRange, Coverage, DeviceSample, DeviceTelemetry, Phase, Stall
+from aorta.records.schema import AuxRange, ComputeRange, Coverage, DeviceSample, DeviceTelemetry, Phase, Stall
 from aorta.timeline.classes import COMPUTE, KINDS, NOT_COMMUNICATION
 from aorta.timeline.intervals import Interval, merge
 
@@ -41,9 +41,6 @@ UNKNOWN: Final = -1
 """In a column of codes, identifiers or sizes: the source does not say."""
 UNNUMBERED: Final = -2
 """Sequence numbers from here down are of collectives that a source does not number: they match no other rank's."""
-WORLD_LIMIT: Final = 1 << 20
-"""Ranks of a run: ten times the largest machines of today, and few enough to count those that are missing. A source
-that says more is damaged."""
 COMPLETED: Final = "completed"
 """`Source.ending` of a process that ran to its end."""
 LOSSES: Final = ("loss", "lr", "grad_norm")
@@ -320,7 +317,7 @@ class IsolatedSteps:
 
 
 PHASES: Final[tuple[Phase, ...]] = ("train", "compute_only", "comm_only")
-"""Phases of a run; a test holds them to `telemetry.schema.Phase`."""
+"""Phases of a run; a test holds them to `records.schema.Phase`."""
 
 
 @dataclass(frozen=True)

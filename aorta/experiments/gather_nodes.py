@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
 import shutil
 import sys
@@ -20,11 +19,10 @@ from typing import Final
 
 from aorta.errors import EXIT_OK, AortaError, InputError, RunIncomplete
 from aorta.experiments.node_files import NodeFile, files_of
-from aorta.telemetry.reader import LINE_LIMIT, RANK_FILE_NAME, decode_line
-from aorta.telemetry.schema import MANIFEST_FILE, Header
+from aorta.records.reader import header_of
+from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_NAME, read_manifest
+from aorta.records.schema import WORLD_LIMIT, Header
 
-WORLD_LIMIT: Final = 1 << 20
-"""As the reader of run folders has it."""
 _CHUNK: Final = 1 << 20
 
 
@@ -141,7 +139,7 @@ def _examine(part: Path, into: Path, copies: _Copies) -> Gathered:
         raise InputError("no record of any rank can be read: " + ("; ".join(notes) or "none of the folders holds one"))
     first_name, first = next(iter(headers.items()))
     runs = {name: header.run_id for name, header in headers.items()}
-    manifest_run = _manifest_run(part / MANIFEST_FILE)
+    manifest_run = _manifest_run(part)
     if MANIFEST_FILE in copies.seen and manifest_run is not None:
         runs[MANIFEST_FILE] = manifest_run
     for name, run_id in runs.items():
@@ -174,19 +172,16 @@ def _examine(part: Path, into: Path, copies: _Copies) -> Gathered:
 
 def _header(path: Path) -> Header | None:
     try:
-        with path.open("rb") as file:
-            line = decode_line(file.readline(LINE_LIMIT))
-    except ValueError:
+        return header_of(path)
+    except InputError:
         return None
-    return line if isinstance(line, Header) else None
 
 
-def _manifest_run(path: Path) -> str | None:
+def _manifest_run(part: Path) -> str | None:
     try:
-        manifest = json.loads(path.read_bytes())
+        found = read_manifest(part).get("run_id")
     except (OSError, ValueError):
         return None  # reading the run reports it
-    found = manifest.get("run_id") if isinstance(manifest, dict) else None
     return found if isinstance(found, str) else None
 
 

@@ -14,9 +14,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
 from aorta.errors import InputError
-from aorta.telemetry.clock_sync import CLOCK_SYNC_FILE
-from aorta.telemetry.rpc import RPC_FILE
-from aorta.telemetry.schema import MANIFEST_FILE, RANK_FILE_GLOB
+from aorta.records.clock_offsets import CLOCK_SYNC_FILE
+from aorta.records.rpc_files import RPC_FILE
+from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_GLOB
 
 FILES: Final = (RANK_FILE_GLOB, MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE)
 FOLDERS: Final = ("logs", "torch_profiler")

@@ -20,7 +20,7 @@ from aorta.errors import ConfigError
 from aorta.experiments.launch_plan import Plan, PlannedLaunch
 from aorta.experiments.resume import differences, unused
 from aorta.launch.hiding import hide
-from aorta.telemetry.schema import MANIFEST_FILE, RANK_FILE_GLOB
+from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_GLOB, read_manifest
 
 PLAN_FILE: Final = "plan.json"
 PLAN_VERSION: Final = 2
@@ -100,7 +100,7 @@ def host() -> dict[str, Any]:
 def run_of(folder: Path) -> tuple[str | None, str | None]:
     """The run id of a complete run folder and None, or None and what is missing."""
     try:
-        manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+        manifest = read_manifest(folder)
         run_id, ranks = str(manifest["run_id"]), int(manifest["world_size"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         return None, f"no readable {MANIFEST_FILE} in {folder} ({type(error).__name__}: {error})"

@@ -20,7 +20,7 @@ from aorta.experiments.sweep_journal import (
     is_job_name,
     read_sweep,
 )
-from aorta.telemetry.schema import HISTORY_DIR, MANIFEST_FILE, RANK_FILE_GLOB
+from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE, RANK_FILE_GLOB
 
 _SAME: Final = ("words", "options", "nproc", "command", "metric")
 

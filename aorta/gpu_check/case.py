@@ -26,8 +26,8 @@ from aorta.gpu_check.table import Row, Verdict, busy_row, collective_rows, ratio
 from aorta.launch import cuda
 from aorta.launch.accelerator import profiled
 from aorta.launch.topology import Topology
+from aorta.records.schema import Step
 from aorta.runner.manual_loop import Loop
-from aorta.telemetry.schema import Step
 
 WARM_UP, PROFILED = 10, 6
 BLOCK, PAIRS = 20, 10

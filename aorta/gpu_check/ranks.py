@@ -30,8 +30,8 @@ from aorta.launch.accelerator import device_name
 from aorta.launch.knobs import knobs_found, one_connection
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import platform_of, read_topology, select_device
-from aorta.telemetry.clock import read_clocks
-from aorta.telemetry.schema import Platform
+from aorta.records.clocks import read_clocks
+from aorta.records.schema import Platform
 
 _STREAMS = 6
 """Of a rank under fsdp: compute, FSDP2's three, the backend's and ours."""

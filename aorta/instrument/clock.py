@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from aorta.launch.cuda import is_capturing
-from aorta.telemetry.schema import DeviceClockFacts
+from aorta.records.schema import DeviceClockFacts
 
 Mark: TypeAlias = Any
 """Opaque: only the clock that made it can read it. None: none could be taken (a graph is being captured)."""

@@ -33,7 +33,7 @@ from aorta.instrument.reading import StepReader
 from aorta.instrument.recorder import StepRecorder
 from aorta.instrument.seam import Handler, Looking, Seam, all_groups, issued_by
 from aorta.instrument.streams import DeviceStreams
-from aorta.telemetry.schema import ClockReading, InstrumentMode, Step
+from aorta.records.schema import ClockReading, InstrumentMode, Step
 from aorta.timeline.overlap import PAIRS, Unseen
 
 SWITCH_INTERVAL_S = 1e-4

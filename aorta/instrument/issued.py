@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aorta.instrument.clock import Mark
-from aorta.telemetry.schema import EndSource
+from aorta.records.schema import EndSource
 
 
 class Completion(Protocol):

@@ -1,6 +1,6 @@
 """The marks of one step -> its line in the record.
 
-Enters: an `OpenStep` whose end has happened. Leaves: a `telemetry.schema.Step`. Must not: wait, or compute a metric
+Enters: an `OpenStep` whose end has happened. Leaves: a `records.schema.Step`. Must not: wait, or compute a metric
 itself (that is `aorta.timeline`).
 """
 
@@ -16,8 +16,8 @@ from aorta.instrument.compute import Range
 from aorta.instrument.issued import Group, Issued
 from aorta.instrument.lanes import Lanes
 from aorta.instrument.scalars import Scalar
-from aorta.telemetry.clock import to_realtime_ns
-from aorta.telemetry.schema import (
+from aorta.records.clocks import to_realtime_ns
+from aorta.records.schema import (
     ActiveSegment,
     AuxRange,
     ClockReading,
@@ -200,8 +200,8 @@ class StepReader:
             concurrency=dict.fromkeys(("mean", "max")) if unseen else {**overlap.concurrency()},
             coverage=coverage,
             active_segments=[
-                ActiveSegment(low - start_ns, high - start_ns, streams)
-                for low, high, streams in (() if blind else overlap.tiles)
+                ActiveSegment(low - start_ns, high - start_ns, lanes)
+                for low, high, lanes in (() if blind else overlap.tiles)
             ],
             collectives=rows,
             compute=[

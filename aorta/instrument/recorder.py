@@ -1,6 +1,6 @@
 """Steps: collect marks while one runs, and hand on its line once everything in it has happened.
 
-Enters: issued collectives, stalls, block ranges and auxiliary ranges, as marks. Leaves: `telemetry.schema.Step`, in
+Enters: issued collectives, stalls, block ranges and auxiliary ranges, as marks. Leaves: `records.schema.Step`, in
 order, some steps late (R4). Must not: wait for anything inside the loop.
 """
 
@@ -18,7 +18,7 @@ from aorta.instrument.compute import Range
 from aorta.instrument.issued import Issued
 from aorta.instrument.reading import OpenStep, StepFacts, StepReader, Told
 from aorta.instrument.scalars import Scalar
-from aorta.telemetry.schema import Step
+from aorta.records.schema import Step
 from aorta.timeline.overlap import Unseen
 
 MAX_STEPS_LATE = 8

@@ -25,8 +25,7 @@ from aorta.config.schema import Clock
 from aorta.launch.peers import Peers
 from aorta.launch.run_folder import RunFolder
 from aorta.launch.topology import Topology
-from aorta.telemetry.clock import boot_id
-from aorta.telemetry.clock_sync import (
+from aorta.records.clock_offsets import (
     CLOCK_SYNC_FILE,
     CLOCK_SYNC_VERSION,
     ClockSync,
@@ -35,6 +34,7 @@ from aorta.telemetry.clock_sync import (
     RankClock,
     encode,
 )
+from aorta.records.clocks import boot_id
 
 _log = logging.getLogger(__name__)
 REFERENCE_RANK = 0

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from aorta.telemetry.schema import Platform
+from aorta.records.schema import Platform
 
 DEFAULT_HW_QUEUES = 4
 """Hardware queues of a process on ROCm unless GPU_MAX_HW_QUEUES says otherwise (ROCm: HIP environment variables)."""

@@ -26,7 +26,7 @@ from aorta.launch.hiding import SECRET, hide
 from aorta.launch.run_folder import RunFolder
 from aorta.launch.topology import Topology, default_label, platform_of
 from aorta.launch.watched import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES
-from aorta.telemetry.schema import SCHEMA_VERSION
+from aorta.records.schema import SCHEMA_VERSION
 
 
 @dataclass(frozen=True)

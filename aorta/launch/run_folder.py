@@ -19,9 +19,9 @@ from typing import Any
 from aorta.errors import RunIncomplete
 from aorta.launch.peers import Peers
 from aorta.launch.topology import Topology
-from aorta.telemetry.clock_sync import CLOCK_SYNC_FILE
-from aorta.telemetry.rpc import RPC_FILE
-from aorta.telemetry.schema import HISTORY_DIR, MANIFEST_FILE, RANK_FILE, RANK_FILE_GLOB
+from aorta.records.clock_offsets import CLOCK_SYNC_FILE
+from aorta.records.rpc_files import RPC_FILE
+from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE, RANK_FILE, RANK_FILE_GLOB, read_manifest
 
 LOG_DIR = "logs"
 TRACE_DIR = "torch_profiler"
@@ -90,7 +90,7 @@ def began_unix_s(path: Path, topology: Topology) -> float | None:
     """When the run that this process is a restart of began (to the second, as its id says); None for a first start."""
     if topology.restart_count == 0:
         return None
-    earlier = _read_manifest(path / MANIFEST_FILE)
+    earlier = _earlier_manifest(path)
     if earlier.get("elastic_run_id") != topology.elastic_run_id:
         return None
     try:
@@ -108,19 +108,19 @@ def write_manifest(folder: RunFolder, manifest: dict[str, Any]) -> None:
 
 
 def _identity(path: Path, topology: Topology) -> tuple[str, int]:
-    earlier = _read_manifest(path / MANIFEST_FILE)
+    earlier = _earlier_manifest(path)
     restarted = topology.restart_count > 0 and earlier.get("elastic_run_id") == topology.elastic_run_id
     if restarted and isinstance(earlier.get("run_id"), str):
         return str(earlier["run_id"]), topology.restart_count
     return f"{datetime.now(UTC):{_ID_TIME}}-{secrets.token_hex(2)}", topology.restart_count
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _earlier_manifest(path: Path) -> dict[str, Any]:
+    """What the run that was here before says of itself; nothing where that cannot be read."""
     try:
-        manifest = json.loads(path.read_text())
+        return read_manifest(path)
     except (OSError, ValueError):
         return {}
-    return manifest if isinstance(manifest, dict) else {}
 
 
 def _ours(path: Path, *, resuming: bool) -> Iterator[Path]:
@@ -137,7 +137,7 @@ def _clear(path: Path, *, overwrite: bool, resuming: bool) -> None:
         for item in found:
             shutil.rmtree(item) if item.is_dir() else item.unlink(missing_ok=True)
         return
-    earlier = _read_manifest(path / MANIFEST_FILE)
+    earlier = _earlier_manifest(path)
     name = f"{earlier.get('run_id', 'unknown')}-attempt{earlier.get('attempt', 0)}"
     name = re.sub(r"[^A-Za-z0-9._-]", "_", name)[-128:].lstrip(".")  # run.json may hold anything
     target = path / HISTORY_DIR / name

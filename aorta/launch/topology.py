@@ -17,7 +17,7 @@ from aorta.config.resolve import environment_number
 from aorta.errors import ConfigError
 from aorta.launch import cuda
 from aorta.launch.accelerator import lacks_backend, lacks_streams
-from aorta.telemetry.schema import Platform
+from aorta.records.schema import Platform
 
 _log = logging.getLogger(__name__)
 

@@ -30,13 +30,13 @@ from aorta.launch.peers import Peers
 from aorta.launch.provenance import Asked, rank_facts
 from aorta.launch.run_folder import RunFolder, prepare
 from aorta.launch.topology import Topology
+from aorta.records.rpc_files import CALLS_FILE, RPC_FILE, RPC_VERSION, WINDOW_FILE, RpcFacts, Worker
 from aorta.rpc.driver import Driver
 from aorta.rpc.tracer import TracedRpc
 from aorta.rpc.worker_window import OPTIONS, WorkerWindow
 from aorta.runner.logs import log_to
 from aorta.runner.rank_process import run_rank
 from aorta.runner.recorded_run import RunSite, measured_clocks, publish_manifest
-from aorta.telemetry.rpc import CALLS_FILE, RPC_FILE, RPC_VERSION, WINDOW_FILE, RpcFacts, Worker
 
 _log = logging.getLogger(__name__)
 DRIVER = 0

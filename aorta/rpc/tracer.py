@@ -28,7 +28,7 @@ import torch.distributed.rpc as rpc
 from torch.autograd.profiler import record_function
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 
-from aorta.telemetry.rpc import CALL_MARK, Call
+from aorta.records.rpc_files import CALL_MARK, Call
 
 _log = logging.getLogger(__name__)
 KINDS = {"rpc_sync": "rpc_sync", "rpc_async": "rpc_async", "remote": "rpc_remote"}

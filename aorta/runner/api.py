@@ -27,12 +27,12 @@ from aorta.instrument.reading import StepFacts
 from aorta.instrument.recorder import StepRecorder
 from aorta.instrument.scalars import Scalar
 from aorta.launch.run_folder import prepare
+from aorta.records.schema import InstrumentMode
 from aorta.runner.api_arguments import RecordArguments, device_of
 from aorta.runner.caller_group import meet
 from aorta.runner.model_blocks import chosen_blocks, find_blocks, refuse_compiled_in_place
 from aorta.runner.rank_record import Ending, RankRecord
 from aorta.runner.recorded_run import RunSite, recorded_run
-from aorta.telemetry.schema import InstrumentMode
 
 Number = float | torch.Tensor
 _EXIT_UNCAUGHT, _EXIT_INTERRUPTED = 1, 130

@@ -19,9 +19,9 @@ from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.errors import ConfigError
 from aorta.launch.accelerator import lacks_streams
 from aorta.launch.provenance import Asked
+from aorta.records.schema import InstrumentMode
 from aorta.runner.model_blocks import Block
 from aorta.runner.recorded_run import RunRequest
-from aorta.telemetry.schema import InstrumentMode
 
 
 @dataclass(frozen=True)

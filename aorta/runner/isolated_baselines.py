@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from aorta.instrument.isolated import StandIn
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.replay import Rehearsal, Replay
+from aorta.records.schema import Phase
 from aorta.runner.snapshot import put_back
 from aorta.runner.train_step import TrainStep
-from aorta.telemetry.schema import Phase
 from aorta.workload.task import Batch
 
 _log = logging.getLogger(__name__)

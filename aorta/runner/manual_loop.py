@@ -17,9 +17,9 @@ from aorta.config.resolve import Resolved, resolve
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.recorder import TOGETHER
 from aorta.launch.topology import Topology
+from aorta.records.schema import Step
 from aorta.runner.recorded_run import open_instrument
 from aorta.runner.train_step import SpreadModel, TrainStep
-from aorta.telemetry.schema import Step
 from aorta.workload.tasks import task_of
 
 ROOT = Path(__file__).resolve().parents[2]

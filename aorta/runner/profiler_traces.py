@@ -6,7 +6,6 @@ logged and written down, never raised.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ from aorta.launch.gather_when_idle import gather_when_idle
 from aorta.launch.peers import Peers
 from aorta.launch.run_folder import RunFolder, write_manifest
 from aorta.launch.topology import Topology
-from aorta.telemetry.schema import MANIFEST_FILE
+from aorta.records.run_files import MANIFEST_FILE, read_manifest
 
 _log = logging.getLogger(__name__)
 _SIGNAL_WAIT_S = 20.0
@@ -245,8 +244,7 @@ def _publish(everyone: Sequence[Mapping[str, Any]], folder: RunFolder) -> None:
         "unfinished": unfinished,
     }
     try:
-        manifest = json.loads((folder.path / MANIFEST_FILE).read_text())
-        write_manifest(folder, {**manifest, "traces": traces})
+        write_manifest(folder, {**read_manifest(folder.path), "traces": traces})
     except (OSError, ValueError, AortaError) as error:
         _log.error("profiling: %s does not say where the traces are: %s", folder.path / MANIFEST_FILE, error)
     here = [file for file in files if file["here"]]

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from aorta.config.schema import Training, Wording
+from aorta.records.schema import Step
 from aorta.runner.logs import EVERY_RANK
-from aorta.telemetry.schema import Step
 
 _log = logging.getLogger(__name__)
 

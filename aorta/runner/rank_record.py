@@ -16,9 +16,9 @@ from aorta.errors import SIGNAL_EXIT_BASE, AortaError, RecordWriteError
 from aorta.instrument.instrument import Instrument
 from aorta.launch.peers import Peers
 from aorta.launch.run_folder import RunFolder
-from aorta.telemetry.clock import read_clocks
-from aorta.telemetry.schema import Anchor, DeviceClockFacts, Footer, Header, Step
-from aorta.telemetry.writer import RecordWriter
+from aorta.records.clocks import read_clocks
+from aorta.records.schema import Anchor, DeviceClockFacts, Footer, Header, Step
+from aorta.records.writer import RecordWriter
 
 _log = logging.getLogger(__name__)
 

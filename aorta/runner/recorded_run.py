@@ -33,10 +33,9 @@ from aorta.launch.peers import Peers
 from aorta.launch.provenance import Asked, build_manifest, rank_facts
 from aorta.launch.run_folder import RunFolder, write_manifest
 from aorta.launch.topology import Topology, default_label, platform_of
-from aorta.runner.rank_record import RankRecord
-from aorta.telemetry.clock import boot_id, read_clocks
-from aorta.telemetry.schema import (
-    MANIFEST_FILE,
+from aorta.records.clocks import boot_id, read_clocks
+from aorta.records.run_files import MANIFEST_FILE
+from aorta.records.schema import (
     SCHEMA_VERSION,
     ClockReading,
     DeviceTelemetry,
@@ -46,6 +45,7 @@ from aorta.telemetry.schema import (
     Step,
     Timer,
 )
+from aorta.runner.rank_record import RankRecord
 
 _log = logging.getLogger(__name__)
 _TIMERS: dict[Platform, Timer] = {

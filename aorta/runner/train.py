@@ -30,6 +30,7 @@ from aorta.launch.provenance import Asked
 from aorta.launch.run_folder import CHECKPOINT_DIR, RunFolder, began_unix_s, prepare
 from aorta.launch.stopping import StopAgreement, stop_on_signals
 from aorta.launch.topology import Topology, platform_of
+from aorta.records.schema import Step
 from aorta.runner.checkpoint import Checkpoints, first_step
 from aorta.runner.isolated_baselines import Baselines
 from aorta.runner.logs import log_to
@@ -38,7 +39,6 @@ from aorta.runner.progress_display import announced, progress_of
 from aorta.runner.rank_process import run_rank
 from aorta.runner.recorded_run import RunRequest, RunSite, recorded_run
 from aorta.runner.train_step import SpreadModel, TrainStep
-from aorta.telemetry.schema import Step
 from aorta.workload.task import Batch, Batches
 from aorta.workload.tasks import task_of
 

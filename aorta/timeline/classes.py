@@ -32,7 +32,7 @@ LOCKSTEP: Final = frozenset({"allreduce", "reducescatter", "allgather", "alltoal
 """Kinds that no rank can end before every rank has started."""
 
 STREAMS: Final = (COMPUTE, *KINDS, COPY, AUX)
-"""Lanes of a timeline. The position is the bit in the `streams` mask of an active segment."""
+"""Lanes of a timeline. The position is the bit in the `lanes` mask of an active segment."""
 
 NOT_COMMUNICATION: Final = frozenset({COMPUTE, COPY, AUX})
 """Lanes of a timeline that are not a kind of collective."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from aorta.telemetry.schema import (
+from aorta.records.schema import (
     SCHEMA_VERSION,
     ActiveSegment,
     ClockReading,
@@ -21,7 +21,7 @@ from aorta.telemetry.schema import (
     Stall,
     Step,
 )
-from aorta.telemetry.writer import RecordWriter
+from aorta.records.writer import RecordWriter
 from aorta.timeline.overlap import measure_window
 
 MS = 1_000_000

@@ -16,7 +16,7 @@ import aorta.analysis
 from aorta.analysis.aggregate import NOTHING_USED, Dataset, aggregate
 from aorta.analysis.load.records import load_run
 from aorta.analysis.stats import describe
-from aorta.telemetry.schema import Coverage
+from aorta.records.schema import Coverage
 from tests.analysis.builders import collective, header, metrics, step, write_rank
 
 

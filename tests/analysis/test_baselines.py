@@ -14,7 +14,7 @@ from aorta.analysis.load.records import load_run
 from aorta.analysis.report import write_report
 from aorta.analysis.subjects import read_subjects
 from aorta.analysis.summary import summarize
-from aorta.telemetry.schema import Coverage, Step
+from aorta.records.schema import Coverage, Step
 from tests.analysis.builders import collective, header, metrics, step, write_rank
 
 BLIND = Coverage(2, 3, False, "the backends counted 3 collectives, 2 passed the seam")

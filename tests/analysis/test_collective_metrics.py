@@ -22,7 +22,7 @@ from aorta.analysis.collective_metrics import collective_metrics
 from aorta.analysis.load.records import load_run
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES
 from aorta.errors import InputError
-from aorta.telemetry.schema import Coverage
+from aorta.records.schema import Coverage
 from aorta.timeline.classes import LOCKSTEP
 from tests.analysis.builders import collective, footer, header, metrics, step, write_rank
 

@@ -109,14 +109,16 @@ def test_unlike_work_is_warned_of_loudly_and_other_differences_are_listed(tmp_pa
 
 
 def test_collectives_that_were_timed_in_different_ways_are_warned_of(tmp_path: Path) -> None:
-    def timed(label: str, *taps: str) -> Dataset:
+    def timed(label: str, *taps: str, key: str = "interceptor") -> Dataset:
         made = side(tmp_path, label, metrics(20, 16, 8, 8))
         manifest = Path(made.run.location) / "run.json"
         content = json.loads(manifest.read_text())
-        manifest.write_text(json.dumps(content | {"topology": [{"rank": 0, "host_tap": tap} for tap in taps]}))
+        manifest.write_text(json.dumps(content | {"topology": [{"rank": 0, key: tap} for tap in taps]}))
         return Dataset(label, load_run(Path(made.run.location)))
 
-    native, python = timed("a", "native", "native"), timed("b", "native", "python: not built")
+    # The reference as schema 1 has it.
+    native = timed("a", "native", "native", key="host_tap")
+    python = timed("b", "native", "python: not built")
     found = compared(native, python)
     assert found["manifest_differences"] == [
         {"key": "config.instrument.host_tap", "reference": "native", "candidate": "native, python"}

@@ -8,7 +8,7 @@ import pytest
 
 import aorta.analysis
 from aorta.analysis.report import write_report
-from aorta.telemetry.schema import DeviceSample, DeviceTelemetry
+from aorta.records.schema import DeviceSample, DeviceTelemetry
 from tests.analysis.builders import MS, header, metrics, step, write_rank
 
 SECOND = 10**9

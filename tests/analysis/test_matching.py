@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aorta.analysis
-from aorta.telemetry.schema import Collective, Coverage
+from aorta.records.schema import Collective, Coverage
 from tests.analysis.builders import collective, footer, header, metrics, step, write_rank
 
 HALF = metrics(10, 8, 4, 2)

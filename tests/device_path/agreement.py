@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from aorta.telemetry.schema import Step
+from aorta.records.schema import Step
 from tests.device_path.witness import Truth, truth_of
 from tests.simulated import device as simulated
 

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import Topology, read_topology
-from aorta.telemetry.schema import Step
+from aorta.records.schema import Step
 from tests.device_path.program_overlap import MATH, SHAPE, WARM_UP, one_clock
 from tests.loop import Loop
 from tests.simulated import device as simulated

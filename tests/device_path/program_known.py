@@ -22,9 +22,9 @@ from aorta.instrument.reading import StepFacts
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
 from aorta.parallel.ddp import ReduceAfterBackward
-from aorta.telemetry.clock import read_clocks
-from aorta.telemetry.schema import Footer, InstrumentMode
-from aorta.telemetry.writer import RecordWriter
+from aorta.records.clocks import read_clocks
+from aorta.records.schema import Footer, InstrumentMode
+from aorta.records.writer import RecordWriter
 from tests.analysis.builders import header
 from tests.device_path.program_overlap import one_clock
 from tests.simulated import device as simulated

@@ -16,7 +16,7 @@ import torch
 from aorta.instrument.native.build import load
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import Topology, read_topology
-from aorta.telemetry.schema import Step
+from aorta.records.schema import Step
 from tests.device_path.witness import truth_of
 from tests.loop import Loop
 from tests.simulated import device as simulated

@@ -15,7 +15,7 @@ import torch
 
 from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
-from aorta.telemetry.schema import InstrumentMode
+from aorta.records.schema import InstrumentMode
 from tests.device_path.program_overlap import one_clock
 from tests.device_path.scenario import groups, run, use
 from tests.device_path.scenes import play

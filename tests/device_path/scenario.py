@@ -21,8 +21,8 @@ from torch import nn
 
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
-from aorta.telemetry.clock import read_clocks
-from aorta.telemetry.schema import InstrumentMode, Step
+from aorta.records.clocks import read_clocks
+from aorta.records.schema import InstrumentMode, Step
 from tests.device_path.agreement import disagreements
 from tests.simulated import device as simulated
 

@@ -27,8 +27,8 @@ from aorta.instrument.instrument import Instrument
 from aorta.instrument.native.build import load
 from aorta.instrument.native.device_tap import NativeDeviceClock
 from aorta.instrument.reading import StepFacts
-from aorta.telemetry.clock import read_clocks
-from aorta.telemetry.schema import InstrumentMode, Step
+from aorta.records.clocks import read_clocks
+from aorta.records.schema import InstrumentMode, Step
 from tests.device_path.scenario import ELEMENTS, Block, Groups, caught_up, lengths
 from tests.simulated import device as simulated
 from tests.simulated.load import native as simulator

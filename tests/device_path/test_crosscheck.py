@@ -18,7 +18,7 @@ from aorta.analysis.traces.measuring import device_timelines
 from aorta.analysis.traces.names import NameClassifier
 from aorta.analysis.traces.table import KIND_CODE, Class, Trace
 from aorta.gpu_check.kernels import matched, pooled_ratio, windows
-from aorta.telemetry.schema import Collective, Step
+from aorta.records.schema import Collective, Step
 from aorta.timeline.overlap import Overlap
 from tests.device_path.program_kineto import STEPS
 from tests.ranks import forked

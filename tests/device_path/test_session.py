@@ -20,7 +20,7 @@ def test_an_example_records_on_a_device(example: str, tmp_path: Path) -> None:
     script = ROOT / f"docs/examples/{example}.py"
     succeeded(forked(script, str(tmp_path), ranks=2, environment=own, timeout_s=HANGS_S))
     ranks = json.loads((tmp_path / "run.json").read_text())["topology"]
-    assert [rank["host_tap"] for rank in ranks] == ["native", "native"]
+    assert [rank["interceptor"] for rank in ranks] == ["native", "native"]
     for rank in (0, 1):
         written = record(tmp_path, rank)
         assert (written.header.platform, written.header.timer) == ("cuda", "cuda_event")

@@ -29,7 +29,7 @@ def test_every_launch_in_its_order_and_folder(bench: Bench) -> None:
     assert code == 0
     assert bench.launched == ORDER
     for name in ORDER:
-        assert load_run(bench.home / "plan" / name).header.world_size == 2
+        assert load_run(bench.home / "plan" / name).source.world_size == 2
     assert [line.split(":")[0] for line in err.splitlines()] == [f"[{n}/4] {name}" for n, name in enumerate(ORDER, 1)]
     assert "left" in err.splitlines()[0]
     assert "left" not in err.splitlines()[-1]
@@ -58,7 +58,7 @@ def test_the_journal_tells_each_event(bench: Bench) -> None:
     ends = bench.events("end")
     assert {(end["outcome"], end["exit_code"], end["left_behind"]) for end in ends} == {("done", 0, 0)}
     assert all(end["seconds"] > 0 for end in ends)
-    assert [end["run_id"] for end in ends] == [load_run(bench.home / "plan" / name).header.run_id for name in ORDER]
+    assert [end["run_id"] for end in ends] == [load_run(bench.home / "plan" / name).source.run_id for name in ORDER]
 
 
 def test_the_same_command_again_does_nothing(bench: Bench) -> None:

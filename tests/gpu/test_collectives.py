@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
-from aorta.telemetry.clock import read_clocks
-from aorta.telemetry.schema import Step
+from aorta.records.clocks import read_clocks
+from aorta.records.schema import Step
 from tests.gpu.device import MODES, needs_gpu
 
 pytestmark = [

@@ -9,8 +9,8 @@ import torch
 
 from aorta.launch import cuda
 from aorta.launch.topology import read_topology
+from aorta.records.schema import Step
 from aorta.runner.isolated_baselines import Baselines
-from aorta.telemetry.schema import Step
 from tests.gpu.device import MODES, needs_gpu
 from tests.loop import Loop
 

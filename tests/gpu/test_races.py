@@ -15,8 +15,8 @@ from aorta.instrument.instrument import Instrument
 from aorta.instrument.native.device_tap import NativeDeviceClock
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.streams import DeviceStreams
-from aorta.telemetry.clock import read_clocks
-from aorta.telemetry.schema import InstrumentMode, Step
+from aorta.records.clocks import read_clocks
+from aorta.records.schema import InstrumentMode, Step
 from tests.gpu.device import compiled_part, needs_gpu, noticed, simulated_only
 
 pytestmark = [

@@ -18,8 +18,8 @@ import torch.distributed._functional_collectives as functional
 
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
-from aorta.telemetry.clock import read_clocks
-from aorta.telemetry.schema import Step
+from aorta.records.clocks import read_clocks
+from aorta.records.schema import Step
 
 ONES = torch.ones
 

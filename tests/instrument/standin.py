@@ -21,8 +21,8 @@ from aorta.instrument.isolated import StandIn, tensors_in
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.replay import Rehearsal, Replay
 from aorta.instrument.seam import Original, all_groups, issued_by
-from aorta.telemetry.clock import read_clocks
-from aorta.telemetry.schema import Step
+from aorta.records.clocks import read_clocks
+from aorta.records.schema import Step
 from tests.instrument.kinds import calls
 
 # Their receivers learn sizes and values from the network: without one there is nothing to go on with.

@@ -9,7 +9,7 @@ from aorta.instrument.compute import Range
 from aorta.instrument.issued import Group, Issued
 from aorta.instrument.reading import StepFacts, StepReader
 from aorta.instrument.recorder import StepRecorder
-from aorta.telemetry.schema import ClockReading, Step
+from aorta.records.schema import ClockReading, Step
 
 MS = 1_000_000
 ANCHOR = ClockReading(realtime_ns=5_000 * MS, boottime_ns=0, monotonic_ns=1_000 * MS, uncertainty_ns=1)

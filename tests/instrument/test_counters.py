@@ -18,8 +18,8 @@ from aorta.instrument.collectives import HostTap
 from aorta.instrument.reading import StepFacts, StepReader
 from aorta.instrument.recorder import StepRecorder
 from aorta.instrument.seam import counts_point_to_point, issued_by
-from aorta.telemetry.clock import read_clocks
-from aorta.telemetry.schema import Step
+from aorta.records.clocks import read_clocks
+from aorta.records.schema import Step
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

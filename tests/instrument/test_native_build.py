@@ -13,7 +13,7 @@ from aorta.errors import ToolMissing
 from aorta.instrument.instrument import Instrument
 from aorta.instrument.native import build as native
 from aorta.instrument.native.__main__ import main
-from aorta.telemetry.clock import read_clocks
+from aorta.records.clocks import read_clocks
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def test_without_it_the_reason_is_said_and_nothing_fails(somewhere_else: Path) -> None:
     not_built = f"python: not built; {native.BUILD_COMMAND} does it"
     assert native.compiled(CPU, wanted=True, emulated=False) == (None, not_built)
-    assert native.host_tap(CPU, "observe", wanted=True, emulated=False) == {"host_tap": not_built}
+    assert native.host_tap(CPU, "observe", wanted=True, emulated=False) == {"interceptor": not_built}
     Instrument(CPU, "observe", 0, 1, read_clocks(), lambda step: None, native=True).close()
 
 

@@ -19,9 +19,9 @@ from aorta.instrument.isolated import StandIn
 from aorta.instrument.reading import StepFacts
 from aorta.instrument.replay import Rehearsal, Replay
 from aorta.launch.peers import Peers
-from aorta.telemetry.clock import read_clocks
-from aorta.telemetry.schema import Footer, Phase
-from aorta.telemetry.writer import RecordWriter
+from aorta.records.clocks import read_clocks
+from aorta.records.schema import Footer, Phase
+from aorta.records.writer import RecordWriter
 from tests.analysis.builders import header
 from tests.known_answers.program import FORWARD_NS, START_NS, VALUES, Case, Timetable, build, main, wait_until
 

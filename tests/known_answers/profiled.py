@@ -27,9 +27,9 @@ from aorta.launch.process_group import process_group
 from aorta.launch.topology import read_topology
 from aorta.parallel import ddp, meshes
 from aorta.parallel.plan import Spread
-from aorta.telemetry.clock import read_clocks
-from aorta.telemetry.schema import Footer
-from aorta.telemetry.writer import RecordWriter
+from aorta.records.clocks import read_clocks
+from aorta.records.schema import Footer
+from aorta.records.writer import RecordWriter
 from tests.analysis.builders import header
 
 CPU = torch.device("cpu")

@@ -26,9 +26,9 @@ from aorta.instrument.instrument import Instrument
 from aorta.instrument.reading import StepFacts
 from aorta.launch.peers import Peers
 from aorta.parallel.ddp import ReduceAfterBackward
-from aorta.telemetry.clock import read_clocks
-from aorta.telemetry.schema import Footer
-from aorta.telemetry.writer import RecordWriter
+from aorta.records.clocks import read_clocks
+from aorta.records.schema import Footer
+from aorta.records.writer import RecordWriter
 from tests.analysis.builders import header
 
 START_NS, FORWARD_NS = 20_000_000, 1_000_000

@@ -16,8 +16,8 @@ from statistics import median
 import pytest
 
 from aorta.gpu_check.kernels import Interval, Window, pooled_ratio
-from aorta.telemetry.reader import read_rank
-from aorta.telemetry.schema import Collective, Step
+from aorta.records.reader import read_rank
+from aorta.records.schema import Collective, Step
 from tests.known_answers.again import undisturbed
 from tests.known_answers.launch import start
 from tests.known_answers.profiled import BLOCKS, MARK, PROFILED, STRATEGIES

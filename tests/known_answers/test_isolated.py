@@ -15,8 +15,8 @@ import pytest
 from aorta.analysis.baselines import compute_slowdown, overlap_efficiency
 from aorta.analysis.load.records import load_run
 from aorta.analysis.tables import Run
-from aorta.telemetry.reader import read_rank
-from aorta.telemetry.schema import Step
+from aorta.records.reader import read_rank
+from aorta.records.schema import Step
 from tests.analysis.builders import write_rank
 from tests.known_answers.again import each_undisturbed
 from tests.known_answers.launch import launch, link

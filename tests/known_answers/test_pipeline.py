@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from aorta.telemetry.reader import read_rank
-from aorta.telemetry.schema import Step
+from aorta.records.reader import read_rank
+from aorta.records.schema import Step
 from tests.known_answers.again import each_undisturbed
 from tests.known_answers.launch import launch, link
 from tests.known_answers.program import Case

@@ -13,7 +13,7 @@ from aorta.config.schema import Clock
 from aorta.launch import clock_sync as module
 from aorta.launch.clock_sync import ClockSynchronisation
 from aorta.launch.run_folder import RunFolder
-from aorta.telemetry.clock_sync import CLOCK_SYNC_FILE, read_clock_sync
+from aorta.records.clock_offsets import CLOCK_SYNC_FILE, read_clock_sync
 from tests.launch.conftest import World, place
 
 OFFSET_NS, DRIFT_PPM = 123_456_789, 80.0

@@ -10,8 +10,8 @@ import torch
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc import rpc_sync as imported_before
 
+from aorta.records.rpc_files import CALL_MARK
 from aorta.rpc.tracer import TracedRpc
-from aorta.telemetry.rpc import CALL_MARK
 
 pytestmark = pytest.mark.dist
 ORIGINALS = (rpc.rpc_sync, rpc.rpc_async, rpc.remote)

@@ -18,8 +18,8 @@ from torch import nn
 import aorta
 from aorta.errors import ConfigError
 from aorta.launch.clock_sync import ClockSynchronisation
+from aorta.records.schema import Footer
 from aorta.runner import api_arguments
-from aorta.telemetry.schema import Footer
 from tests.runs import ROOT, environment, record
 
 

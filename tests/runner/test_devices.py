@@ -10,7 +10,7 @@ import pytest
 
 import aorta.analysis
 from aorta.analysis.report import write_report
-from aorta.telemetry.reader import read_rank
+from aorta.records.reader import read_rank
 from tests.capture.devices.test_rocm_smi import TEXT
 from tests.runs import train
 

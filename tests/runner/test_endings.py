@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.telemetry.reader import read_rank
+from aorta.records.reader import read_rank
 from tests.runs import SMALL, attempt, command, environment, finished, losses, record, train
 
 pytestmark = pytest.mark.dist

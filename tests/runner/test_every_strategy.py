@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.telemetry.schema import Step
+from aorta.records.schema import Step
 from tests.runner.modes import MODES
 from tests.runs import losses, program, record, succeeded, train
 from tests.witness import PROFILED, profiler_rows

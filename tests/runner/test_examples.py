@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.telemetry.reader import RankRecord
+from aorta.records.reader import RankRecord
 from tests.runs import HANGS_S, ROOT, environment, record
 
 pytestmark = pytest.mark.dist

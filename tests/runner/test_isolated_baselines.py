@@ -14,7 +14,7 @@ import pytest
 
 from aorta.analysis.aggregate import Dataset, aggregate
 from aorta.analysis.load.records import load_run
-from aorta.telemetry.schema import Step
+from aorta.records.schema import Step
 from tests.runner.isolated import CASES, COMPARED, SLOW
 from tests.runner.test_endings import PATIENCE_S, start, wait_for_steps
 from tests.runs import attempt, program, record, succeeded, train

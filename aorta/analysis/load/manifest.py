@@ -1,7 +1,9 @@
-"""The manifest of a run (`run.json`) -> a dictionary, or the reason why there is none.
+"""What a report takes from the manifest of a run (`run.json`).
 
-Enters: a run folder and the run id its records agree on. Leaves: plain JSON values. Must not: fail a report because
-the manifest is missing, nor use one that belongs to another run.
+    manifest, why_not = manifest_of(folder, run_id)
+    config_of(manifest).get("parallel")
+
+Must not fail a report because the manifest is missing, nor use one that belongs to another run.
 """
 
 from __future__ import annotations
@@ -10,32 +12,38 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-import msgspec
-
-from aorta.telemetry.schema import MANIFEST_FILE, SCHEMA_VERSION
+from aorta.records.run_files import MANIFEST_FILE, read_manifest
+from aorta.records.schema import READABLE_VERSIONS
 
 Manifest: TypeAlias = Mapping[str, object]
 
 
-def read_manifest(folder: Path, run_id: str) -> tuple[Manifest | None, str | None]:
-    """The manifest and None, or None and why it was not used."""
-    path = folder / MANIFEST_FILE
+def manifest_of(folder: Path, run_id: str) -> tuple[Manifest | None, str | None]:
+    """The manifest that belongs to some records.
+
+    Args:
+        folder: where they are.
+        run_id: the run that they agree on.
+
+    Returns:
+        It and None, or None and why it was not used.
+    """
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
+        manifest = read_manifest(folder)
     except FileNotFoundError:
         return None, f"there is no {MANIFEST_FILE}: only what the headers say is known"
     except OSError as error:
         return None, f"{MANIFEST_FILE} cannot be read ({error.strerror or error}): only what the headers say is known"
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         return None, f"{MANIFEST_FILE} is not a JSON object ({error}): only what the headers say is known"
     if manifest.get("run_id") != run_id:
         return None, (
             f"{MANIFEST_FILE} belongs to run {manifest.get('run_id')!r}, the records to {run_id!r}: it is not used"
         )
-    if manifest.get("schema_version") != SCHEMA_VERSION:
+    if manifest.get("schema_version") not in READABLE_VERSIONS:
         return None, (
             f"{MANIFEST_FILE} has schema version {manifest.get('schema_version')!r}, this AORTA reads "
-            f"{SCHEMA_VERSION}: it is not used"
+            f"{' and '.join(map(str, READABLE_VERSIONS))}: it is not used"
         )
     return manifest, None
 
@@ -46,13 +54,14 @@ def config_of(manifest: Manifest | None) -> Mapping[str, object]:
     return config if isinstance(config, dict) else {}
 
 
-def host_tap(manifest: Manifest | None) -> str | None:
+def interceptor(manifest: Manifest | None) -> str | None:
     """What timed the collectives of a run on its ranks: `native`, `python`, both joined by `, ` where ranks
-    differ; None where the manifest does not say (an older run).
+    differ; None where the manifest does not say (an older run). In schema 1 the key was `host_tap`.
     """
-    ranks = manifest.get("topology") if manifest is not None else None
-    told = [rank.get("host_tap") for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
-    return ", ".join(sorted({tap.partition(":")[0] for tap in told if isinstance(tap, str)})) or None
+    topology = manifest.get("topology") if manifest is not None else None
+    ranks = topology if isinstance(topology, list) else []
+    told = [rank.get("interceptor", rank.get("host_tap")) for rank in ranks if isinstance(rank, dict)]
+    return ", ".join(sorted({each.partition(":")[0] for each in told if isinstance(each, str)})) or None
 
 
 def emulated_fabric(manifest: Manifest | None) -> Mapping[str, object] | None:

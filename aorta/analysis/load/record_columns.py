@@ -43,8 +43,8 @@ from aorta.analysis.tables import (
     of_unused_kind,
 )
 from aorta.errors import InputError
-from aorta.telemetry.reader import LINE_LIMIT, Problems, no_footer, raw_lines, read_header, second_header
-from aorta.telemetry.schema import (
+from aorta.records.reader import LINE_LIMIT, Problems, no_footer, raw_lines, read_header, second_header
+from aorta.records.schema import (
     ActiveSegment,
     Anchor,
     AuxRange,
@@ -84,7 +84,7 @@ def read_tables(path: Path) -> RankTables:
     """Read one record. Memory: the columns and a block of lines.
 
     Raises:
-        InputError: as `telemetry.reader.read_rank`, or the record names more than `METRIC_LIMIT` metrics.
+        InputError: as `records.reader.read_rank`, or the record names more than `METRIC_LIMIT` metrics.
     """
     collecting = gc.isenabled()
     gc.disable()  # nothing here is cyclic, and a block is a million objects to look through again and again
@@ -188,7 +188,7 @@ class RecordDetails:
         line = _LINES.decode(file.readline(LINE_LIMIT))
         if not isinstance(line, _Line) or line.global_step != self.global_step[place]:
             raise ValueError("another line stands there now")
-        segments = [Segment(part.start_ns, part.end_ns, part.streams) for part in line.active_segments]
+        segments = [Segment(part.start_ns, part.end_ns, part.lanes) for part in line.active_segments]
         return StepIntervals(int(self.length_ns[place]), self.lanes, segments, line.compute, line.stalls, line.aux)
 
     @contextmanager
@@ -389,7 +389,7 @@ def _source(path: Path, header: Header, footer: Footer | None) -> Source:
         format=FORMAT,
         rank=header.rank,
         world_size=header.world_size,
-        lanes=header.streams,
+        lanes=header.lanes,
         timer=header.timer,
         instrument_mode=header.instrument_mode,
         groups={} if footer is None else footer.groups,

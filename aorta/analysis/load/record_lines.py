@@ -11,8 +11,8 @@ from typing import Annotated, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from aorta.telemetry.reader import decode_line
-from aorta.telemetry.schema import Anchor, DeviceSample, EndSource, Footer, Line, Phase, Step
+from aorta.records.reader import decode_line
+from aorta.records.schema import Anchor, DeviceSample, EndSource, Footer, Line, Phase, Step
 
 Value = TypeVar("Value")
 Integer: TypeAlias = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
@@ -25,11 +25,11 @@ Loss: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 CollectiveRow: TypeAlias = tuple[
     str, str, Integer, Integer, str | None, Integer, Integer | None, Integer | None, EndSource | None
 ]
-"""`telemetry.schema.Collective`, in its order. A tuple is half the time of a struct to build and to turn over."""
+"""`records.schema.Collective`, in its order. A tuple is half the time of a struct to build and to turn over."""
 
 
 class LeanStep(msgspec.Struct, tag_field="record", tag="step", gc=False):
-    """`telemetry.schema.Step`; a test holds the two together."""
+    """`records.schema.Step`; a test holds the two together."""
 
     rank: Integer
     world_size: Integer

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from aorta.analysis.health import Health, Held
 from aorta.analysis.load.engines import Engine, Local, progress
-from aorta.analysis.load.manifest import Manifest, emulated_fabric, read_manifest
+from aorta.analysis.load.manifest import Manifest, emulated_fabric, manifest_of
 from aorta.analysis.load.record_columns import read_tables
-from aorta.analysis.tables import WORLD_LIMIT, RankTables, Run, Source, partial_steps
+from aorta.analysis.tables import RankTables, Run, Source, partial_steps
 from aorta.errors import InputError
-from aorta.telemetry.reader import RANK_FILE_NAME
-from aorta.telemetry.schema import RANK_FILE, RANK_FILE_GLOB
+from aorta.records.run_files import RANK_FILE, RANK_FILE_GLOB, RANK_FILE_NAME, rank_files
+from aorta.records.schema import WORLD_LIMIT
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,6 @@ class RecordFile:
 
 def _tables(file: RecordFile) -> RankTables:
     return read_tables(file.path)
-
-
-def rank_files(folder: Path) -> list[Path]:
-    """The records directly in `folder`, by rank; empty when there are none or the folder cannot be listed."""
-    try:
-        named = [(RANK_FILE_NAME.match(path.name), path) for path in folder.glob(RANK_FILE_GLOB)]
-    except OSError:
-        return []
-    return [path for _, path in sorted((int(match[1]), path) for match, path in named if match and path.is_file())]
 
 
 class _Shared:
@@ -91,7 +82,7 @@ def load_run(path: str | Path, engine: Engine | None = None) -> Run:
         raise InputError(f"{folder}: none of its {len(files)} records can be read:\n  " + "\n  ".join(left_out))
     _refuse_mixture(folder, [tables.source for tables in readable])
     ranks = _one_per_rank(_latest_attempt(readable, left_out), left_out)
-    manifest, manifest_problem = read_manifest(folder, next(iter(ranks.values())).source.identity)
+    manifest, manifest_problem = manifest_of(folder, next(iter(ranks.values())).source.identity)
     return Run(str(folder), ranks, manifest, _health(ranks, left_out, manifest, manifest_problem))
 
 

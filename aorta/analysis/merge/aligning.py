@@ -15,7 +15,7 @@ from aorta.analysis.load import microseconds
 from aorta.analysis.load.chrome_json import Event
 from aorta.analysis.merge.sources import Trace, scanning, time_ns
 from aorta.errors import InputError
-from aorta.telemetry.clock_sync import CLOCK_SYNC_FILE, ClockSync, RankClock, read_clock_sync
+from aorta.records.clock_offsets import CLOCK_SYNC_FILE, ClockSync, RankClock, read_clock_sync
 
 Align: TypeAlias = Literal["clock", "none", "start_profile"]
 _FOLDERS_ABOVE = 4

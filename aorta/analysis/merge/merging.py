@@ -21,8 +21,8 @@ from aorta.analysis.merge.sources import Trace, choose, describe, find_files, sc
 from aorta.analysis.merge.tracks import RecordTracks, Seen
 from aorta.analysis.merge.writing import TraceWriter, trace_file
 from aorta.errors import InputError
-from aorta.telemetry.clock_sync import ClockSync
-from aorta.telemetry.schema import RANK_FILE
+from aorta.records.clock_offsets import ClockSync
+from aorta.records.run_files import RANK_FILE
 
 _NAMED_RANKS = 1024
 """Of missing ones, in a note."""

@@ -19,10 +19,9 @@ import msgspec
 from aorta.analysis.load.chrome_json import Event, NoEventArray, RawEvents
 from aorta.analysis.load.microseconds import LARGEST_NS, of_value
 from aorta.analysis.load.open import is_tar, members, opened
-from aorta.analysis.traces.health import LARGEST_WORLD
 from aorta.errors import InputError
-from aorta.telemetry.clock_sync import CLOCK_SYNC_FILE
-from aorta.telemetry.schema import HISTORY_DIR, MANIFEST_FILE
+from aorta.records.clock_offsets import CLOCK_SYNC_FILE
+from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE, WORLD_LIMIT
 
 SUFFIXES: Final = (".json", ".json.gz", ".tar.gz", ".tgz")
 _NOT_TRACES = frozenset({MANIFEST_FILE, CLOCK_SYNC_FILE, "summary.json"})
@@ -138,11 +137,11 @@ def describe(path: Path) -> Trace:
                 f"{path}: which rank is this? It has no distributedInfo.rank and {said} in its name; rename it"
             )
         (rank,) = names
-    if not 0 <= rank < LARGEST_WORLD:
-        raise InputError(f"{path}: it says that it is rank {rank}; from 0 to {LARGEST_WORLD - 1} is possible")
+    if not 0 <= rank < WORLD_LIMIT:
+        raise InputError(f"{path}: it says that it is rank {rank}; from 0 to {WORLD_LIMIT - 1} is possible")
     world = info.get("world_size")
-    if type(world) is int and world > LARGEST_WORLD:
-        raise InputError(f"{path}: it says that its world has {world} ranks; {LARGEST_WORLD} are possible")
+    if type(world) is int and world > WORLD_LIMIT:
+        raise InputError(f"{path}: it says that its world has {world} ranks; {WORLD_LIMIT} are possible")
     base_ns = _value(head, "baseTimeNanoseconds", int, path)
     if base_ns is not None and abs(base_ns) >= LARGEST_NS:
         raise InputError(f"{path}: its baseTimeNanoseconds is {base_ns}, which no clock shows")

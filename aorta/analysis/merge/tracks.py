@@ -17,9 +17,9 @@ import msgspec
 from aorta.analysis.load import microseconds
 from aorta.analysis.merge.aligning import RankAlignment
 from aorta.analysis.merge.identity import PIDS_PER_RANK, TIDS_PER_RANK
-from aorta.telemetry.reader import stream
-from aorta.telemetry.schema import Anchor, Footer, Header, Step
-from aorta.telemetry.walltime import WallTime
+from aorta.records.clocks import WallTime
+from aorta.records.reader import stream
+from aorta.records.schema import Anchor, Footer, Header, Step
 
 CATEGORY: Final = "aorta"
 
@@ -74,12 +74,12 @@ class RecordTracks:
             self.problems.append(f"{self.path}: no header; its tracks are left out")
             return
         wall = WallTime(readings)
-        streams: tuple[str, ...] = ()
+        lanes: tuple[str, ...] = ()
         for line in stream(self.path, self.problems):
             if isinstance(line, Header):
-                streams = line.streams
+                lanes = line.lanes
             elif isinstance(line, Step):
-                yield from self._step(line, streams, wall)
+                yield from self._step(line, lanes, wall)
         if self.steps:
             yield self._meta("process_name", 0, {"name": f"{self.label}: AORTA record"})
             yield self._meta("process_sort_index", 0, {"sort_index": self._pid})
@@ -87,7 +87,7 @@ class RecordTracks:
                 yield self._meta("thread_name", tid, {"name": name})
                 yield self._meta("thread_sort_index", tid, {"sort_index": order})
 
-    def _step(self, step: Step, streams: tuple[str, ...], wall: WallTime) -> Iterator[dict[str, Any]]:
+    def _step(self, step: Step, lanes: tuple[str, ...], wall: WallTime) -> Iterator[dict[str, Any]]:
         origin = step.start_mono_ns
 
         def at(offset_ns: int) -> int:
@@ -106,7 +106,7 @@ class RecordTracks:
             "overlap_ratio": step.overlap.get("overlap_ratio"),
         }
         yield from self._slice("steps", f"step {step.global_step}", begin, end, facts)
-        for bit, lane in enumerate(streams):
+        for bit, lane in enumerate(lanes):
             for first, last in _active(step, bit):
                 yield from self._slice(f"lane {lane}", lane, at(first), at(last), None)
         for row in step.collectives:
@@ -154,7 +154,7 @@ def _active(step: Step, bit: int) -> Iterator[tuple[int, int]]:
     begin: int | None = None
     end = 0
     for segment in step.active_segments:
-        if segment.streams >> bit & 1:
+        if segment.lanes >> bit & 1:
             if begin is not None and segment.start_ns != end:
                 yield begin, end
                 begin = None

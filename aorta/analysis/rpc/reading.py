@@ -12,7 +12,7 @@ import msgspec
 
 from aorta.analysis.merge.sources import Trace, describe
 from aorta.errors import InputError
-from aorta.telemetry.rpc import CALLS_FILE, RPC_FILE, RPC_VERSION, WINDOW_GLOB, Call, RpcFacts, Worker
+from aorta.records.rpc_files import CALLS_FILE, RPC_FILE, RPC_VERSION, WINDOW_GLOB, Call, RpcFacts, Worker
 
 
 @dataclass

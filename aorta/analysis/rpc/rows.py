@@ -15,7 +15,7 @@ from aorta.analysis.load import microseconds
 from aorta.analysis.load.chrome_json import Event
 from aorta.analysis.merge.sources import Trace, scanning
 from aorta.errors import InputError
-from aorta.telemetry.rpc import CALL_MARK
+from aorta.records.rpc_files import CALL_MARK
 
 _OPERATORS = ("cpu_op", "user_annotation")
 NO_NAME = "(no name)"

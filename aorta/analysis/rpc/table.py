@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from aorta.analysis.amounts import size_name
 from aorta.analysis.rpc.rows import Operator
-from aorta.telemetry.rpc import Call
+from aorta.records.rpc_files import Call
 
 REMOTE_OP = "#remote_op: "
 REMOTE_CALL = "#remote_call"

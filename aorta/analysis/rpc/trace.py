@@ -20,7 +20,7 @@ from aorta.analysis.merge.writing import TraceWriter
 from aorta.analysis.rpc.reading import RpcRun
 from aorta.analysis.rpc.table import REMOTE_CALL
 from aorta.errors import InputError
-from aorta.telemetry.rpc import CALL_MARK, Call
+from aorta.records.rpc_files import CALL_MARK, Call
 
 _FIRST_ARROW: Final = 1 << 50
 """Ids of our arrows lie above those of any trace (`merge.identity` numbers them from 0 by trace)."""

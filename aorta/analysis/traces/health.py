@@ -15,12 +15,10 @@ from typing import Final
 import numpy as np
 
 from aorta.analysis.traces.table import NULL, Class, Intervals, Trace
+from aorta.records.schema import WORLD_LIMIT
 
 ABSURD_NS: Final = 30 * 60 * 1_000_000_000
 """No single kernel or collective lasts 30 minutes: torch aborts a collective after that (its `default_pg_timeout`)."""
-
-LARGEST_WORLD: Final = 1 << 20
-"""Ranks that are missing are listed one by one; a larger world is taken for a damaged file and not believed."""
 
 COUNTERS: Final[Mapping[str, str]] = {
     "rows": "rows in the table",
@@ -248,7 +246,7 @@ def examine(
     claims = Counter(rank for part in parts for rank in part.ranks if rank != NULL)
     worlds = {part.world_size for part in parts if part.world_size is not None}
     # Sources that disagree: the largest world is the one in which all their ranks exist.
-    world = max((size for size in worlds if 0 < size <= LARGEST_WORLD), default=None)
+    world = max((size for size in worlds if 0 < size <= WORLD_LIMIT), default=None)
     counted: Counter[str] = Counter()
     for part in parts:
         counted.update(part.counters)

@@ -33,7 +33,7 @@ from aorta.analysis.traces.table import (
     step_of,
 )
 from aorta.errors import InputError
-from aorta.telemetry.schema import Header
+from aorta.records.schema import Header
 from aorta.timeline.arrays import Int64
 
 FORMAT: Final = "nsys"

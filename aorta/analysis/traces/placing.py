@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Final
 
-import msgspec
-
 from aorta.analysis.traces.table import NULL
-from aorta.telemetry.schema import RANK_FILE_GLOB, Header
+from aorta.errors import InputError
+from aorta.records.reader import header_of
+from aorta.records.run_files import rank_files
+from aorta.records.schema import Header
 
 _RANK_IN_PATH: Final = re.compile(r"(?<![a-z])rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 LARGEST_RANK: Final = 2**31 - 1
@@ -52,11 +53,10 @@ def headers_in(folders: Iterable[Path]) -> tuple[Header, ...]:
     """Headers of the records directly in some folders; what cannot be read is no evidence and left out."""
     found = []
     for folder in folders:
-        for path in sorted(folder.glob(RANK_FILE_GLOB)):
+        for path in rank_files(folder):
             try:
-                with path.open("rb") as file:
-                    found.append(msgspec.json.decode(file.readline(1 << 20), type=Header))
-            except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+                found.append(header_of(path))
+            except InputError:
                 continue
     return tuple(found)
 

@@ -22,7 +22,7 @@ from aorta.analysis.traces.rccl_order import Calls
 from aorta.analysis.traces.rocprof import MARKERS, NO_KERNELS, RCCL_API, Copies, Kernels, Marks, trace_of
 from aorta.analysis.traces.table import NULL, Interner, Trace
 from aorta.errors import InputError
-from aorta.telemetry.schema import Header
+from aorta.records.schema import Header
 from aorta.timeline.arrays import Int64
 
 FORMAT: Final = "rocpd"

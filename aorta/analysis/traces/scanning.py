@@ -38,7 +38,7 @@ from aorta.analysis.traces.numbering import MOST_COUNTED, order_identifies, ordi
 from aorta.analysis.traces.slowdown import Slowdown, slowdowns
 from aorta.analysis.traces.table import Class, Trace
 from aorta.analysis.traces.units import Unit, read_unit
-from aorta.telemetry.schema import DeviceSample
+from aorta.records.schema import DeviceSample
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS, TRACE_STREAMS, UNKNOWN_KIND
 from aorta.timeline.intervals import Interval

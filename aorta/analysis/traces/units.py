@@ -26,7 +26,7 @@ from aorta.analysis.traces.rocprof_csv import read_csv, siblings
 from aorta.analysis.traces.rocprof_json import read_json
 from aorta.analysis.traces.table import Trace
 from aorta.errors import InputError
-from aorta.telemetry.schema import Header
+from aorta.records.schema import Header
 
 _SAME_PROCESS: Final = re.compile(r"_(results\.(json|db)|kernel_trace\.csv)(\.gz)?$")
 """Names under which one process's rocprofv3 writes the same kernels again."""

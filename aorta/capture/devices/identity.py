@@ -14,7 +14,7 @@ import torch
 
 from aorta.capture.devices.values import pci_key
 from aorta.launch.topology import platform_of
-from aorta.telemetry.schema import Platform
+from aorta.records.schema import Platform
 
 _VISIBLE: dict[str, tuple[str, ...]] = {
     "cuda": ("CUDA_VISIBLE_DEVICES",),

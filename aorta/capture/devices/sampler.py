@@ -20,7 +20,7 @@ from aorta.capture.devices.programs import Program
 from aorta.capture.devices.rocm_smi import words_of
 from aorta.capture.devices.values import Source, Values
 from aorta.errors import DeviceUnreadable
-from aorta.telemetry.schema import DeviceSample, DeviceTelemetry, Step
+from aorta.records.schema import DeviceSample, DeviceTelemetry, Step
 
 _log = logging.getLogger(__name__)
 _JOIN_S = 5.0

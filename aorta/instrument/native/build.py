@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 
 from aorta.errors import ToolMissing
-from aorta.telemetry.schema import InstrumentMode
+from aorta.records.schema import InstrumentMode
 
 SOURCE: Final = Path(__file__).with_name("host_tap.cpp")
 HEADERS: Final = tuple(sorted(SOURCE.parent.glob("*.hpp")))
@@ -87,7 +87,7 @@ def host_tap(device: torch.device, mode: InstrumentMode, *, wanted: bool, emulat
     """A rank's entry in the manifest: what times its collectives; nothing where nothing does."""
     if mode == "off":
         return {}
-    return {"host_tap": compiled(device, wanted=wanted, emulated=emulated)[1]}
+    return {"interceptor": compiled(device, wanted=wanted, emulated=emulated)[1]}
 
 
 def build() -> Path:

@@ -19,7 +19,7 @@ from aorta.instrument.native.tap import NativeTap
 from aorta.instrument.reading import Told
 from aorta.instrument.seam import Coalescing, Looking, Watches, counts_point_to_point, ends_on_streams, orders_streams
 from aorta.instrument.streams import DeviceStreams, StreamWaits
-from aorta.telemetry.schema import DeviceClockFacts
+from aorta.records.schema import DeviceClockFacts
 
 
 class NativeDeviceClock:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.load.records import load_run
-from aorta.telemetry.schema import AuxRange, Collective, ComputeRange, Coverage, Stall, Step
+from aorta.records.schema import AuxRange, Collective, ComputeRange, Coverage, Stall, Step
 from aorta.timeline.overlap import measure_window
 from tests.analysis.builders import MS, footer, header, step, write_manifest, write_rank
 

@@ -23,8 +23,8 @@ from aorta.analysis.load.record_columns import METRIC_LIMIT
 from aorta.analysis.load.record_lines import LeanStep
 from aorta.analysis.load.records import load_run
 from aorta.errors import InputError
-from aorta.telemetry.reader import LINE_LIMIT, PROBLEM_LIMIT, read_rank
-from aorta.telemetry.schema import Step
+from aorta.records.reader import LINE_LIMIT, PROBLEM_LIMIT, read_rank
+from aorta.records.schema import Step
 from tests.analysis.builders import collective, footer, header, line_of, metrics, step, write_rank
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpus" / "jsonl"
@@ -130,7 +130,7 @@ def test_a_line_of_a_gigabyte_is_refused_in_little_memory(tmp_path: Path, newlin
 def test_the_command_ends_with_2_and_the_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("aorta.telemetry.reader.LINE_LIMIT", 1000)
+    monkeypatch.setattr("aorta.records.reader.LINE_LIMIT", 1000)
     with_line(tmp_path, b"x" * 2000)
     assert overlap_report(["--log-dir", str(tmp_path), "--label", "x", "--output", str(tmp_path / "o")], tmp_path) == 2
     assert "rank_0_metrics.jsonl:" in capsys.readouterr().err

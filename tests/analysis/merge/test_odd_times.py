@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aorta.telemetry.clock_sync import ClockSync, encode
+from aorta.records.clock_offsets import ClockSync, encode
 from tests.analysis.merge.test_merging import clock, merge, write_sync
 from tests.analysis.merge.traces import text, write, x
 

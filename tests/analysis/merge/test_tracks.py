@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from aorta.analysis.merge.command import merge_traces
-from aorta.telemetry.clock_sync import ClockSync, Injected, OffsetSample, RankClock, encode
-from aorta.telemetry.schema import ActiveSegment, Anchor, ClockReading
-from aorta.telemetry.walltime import WallTime
+from aorta.records.clock_offsets import ClockSync, Injected, OffsetSample, RankClock, encode
+from aorta.records.clocks import WallTime
+from aorta.records.schema import ActiveSegment, Anchor, ClockReading
 from tests.analysis.builders import CLOCK, MS, collective, header, metrics, step, write_rank
 from tests.analysis.merge.traces import load, problems, text, write, x
 

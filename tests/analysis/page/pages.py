@@ -17,8 +17,8 @@ from aorta.analysis.load.records import load_run
 from aorta.analysis.page import write_page
 from aorta.analysis.subjects import Subject
 from aorta.analysis.summary import summarize
-from aorta.telemetry.reader import read_rank
-from aorta.telemetry.schema import DeviceSample, DeviceTelemetry
+from aorta.records.reader import read_rank
+from aorta.records.schema import DeviceSample, DeviceTelemetry
 from tests.analysis.builders import simulated_run, write_rank
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&<b>$$\\x$$@{what}"

@@ -17,7 +17,7 @@ from aorta.analysis.page.over_steps import map_charts
 from aorta.analysis.page.series import Series
 from aorta.analysis.page.spans import BLOCKED, EXPOSED, Spans, spans_of
 from aorta.analysis.traces.run import load_traces
-from aorta.telemetry.schema import ActiveSegment, AuxRange, ComputeRange, Stall
+from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, Stall
 from aorta.timeline.classes import STREAMS
 from tests.analysis.builders import MS, collective, header, metrics, step, write_rank
 from tests.analysis.traces.kineto_files import document, kernel

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from aorta.analysis.rpc.command import rpc_report
-from aorta.telemetry.rpc import CALLS_FILE, Call
+from aorta.records.rpc_files import CALLS_FILE, Call
 from tests.analysis.merge.traces import BASE_NS, text, write, x
 
 

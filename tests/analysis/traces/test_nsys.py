@@ -12,7 +12,7 @@ from aorta.analysis.traces.nsys import read_nsys
 from aorta.analysis.traces.run import load_traces
 from aorta.analysis.traces.table import KIND_CODE, NULL, Class, Trace
 from aorta.errors import InputError
-from aorta.telemetry.schema import ClockReading, Header
+from aorta.records.schema import SCHEMA_VERSION, ClockReading, Header
 from tests.analysis.traces.nsys_files import EPOCH_NS, GEMM, LATER_NS, NCCL, PIDS, global_pid, write_nsys
 
 CLASSIFIER = NameClassifier()
@@ -20,7 +20,7 @@ CLASSIFIER = NameClassifier()
 
 def header(rank: int, pid: int, host: str = "dgx1", local_rank: int = 0) -> Header:
     return Header(
-        schema_version=1,
+        schema_version=SCHEMA_VERSION,
         run_id="r",
         label="l",
         attempt=0,

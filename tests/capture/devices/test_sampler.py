@@ -17,7 +17,7 @@ from aorta.capture.devices.rocm_smi import RocmSmi
 from aorta.capture.devices.sampler import DeviceSampler, is_failed
 from aorta.capture.devices.values import Values
 from aorta.errors import DeviceUnreadable
-from aorta.telemetry.schema import DeviceTelemetry, Step
+from aorta.records.schema import DeviceTelemetry, Step
 from tests.analysis.builders import metrics
 from tests.analysis.builders import step as make_step
 from tests.capture.devices.test_rocm_smi import TEXT

@@ -4,7 +4,7 @@ Every line is a JSON object tagged by `record`. Dense parts are arrays of rows w
 `array_like` structs below, in that order; the header repeats the column names, so a file explains itself.
 Offsets inside a step are integer nanoseconds after that step's `start_mono_ns`. Unknown is null with a reason in
 `reasons`, never 0. Rows of numbers and words cannot be part of a cycle, so the garbage collector is not told of them
-(`gc=False`): a run makes a hundred in every step. Must not: compute a metric (that is `aorta.timeline`).
+(`gc=False`): a run makes a hundred in every step. Must not compute a metric (that is `aorta.timeline`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import msgspec
 
 from aorta.timeline.classes import STREAMS
 
-SCHEMA_VERSION: Final = 1
-RANK_FILE: Final = "rank_{rank}_metrics.jsonl"
-RANK_FILE_GLOB: Final = "rank_*_metrics.jsonl"
-MANIFEST_FILE: Final = "run.json"
-HISTORY_DIR: Final = "history"
+SCHEMA_VERSION: Final = 2
+"""2: the lanes of a header are called `lanes`, in schema 1 `streams`."""
+READABLE_VERSIONS: Final = (1, 2)
+"""Versions of records and manifests that are read; `aorta.records.reader` makes a header of schema 1 one of this."""
+WORLD_LIMIT: Final = 1 << 20
+"""Ranks of a run: ten times the largest machines of today, and few enough to count those that are missing. A source
+that says more is damaged."""
 
 InstrumentMode: TypeAlias = Literal["dedicated", "observe", "off"]
 Platform: TypeAlias = Literal["cpu", "cuda", "rocm", "other"]
@@ -109,13 +111,13 @@ class DeviceTelemetry(msgspec.Struct, frozen=True):
 
 
 class ActiveSegment(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A stretch in which the set of active lanes does not change; bit i of `streams` is `Header.streams[i]`.
+    """A stretch in which the set of active lanes does not change; bit i of `lanes` is `Header.lanes[i]`.
     The segments of a step tile its window.
     """
 
     start_ns: int
     end_ns: int
-    streams: int
+    lanes: int
 
 
 COLUMNS: Final[dict[str, tuple[str, ...]]] = {
@@ -165,7 +167,7 @@ class Header(msgspec.Struct, tag_field="record", tag="header", frozen=True):
     warmup_steps: int
     clock: ClockReading
     device_telemetry: DeviceTelemetry | None = None
-    streams: tuple[str, ...] = STREAMS
+    lanes: tuple[str, ...] = STREAMS
     columns: dict[str, tuple[str, ...]] = msgspec.field(default_factory=lambda: dict(COLUMNS))
 
 

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aorta.errors import InputError
-from aorta.telemetry.reader import RANK_FILE_NAME, read_rank
-from aorta.telemetry.schema import RANK_FILE
+from aorta.records.reader import header_of, read_rank
+from aorta.records.run_files import RANK_FILE
 
 NO_FOOTER = "rank_3_metrics.jsonl: no footer: the process was killed, or still runs"
 
@@ -109,13 +109,13 @@ def test_a_second_header_means_two_runs_in_one_file(record, header, step):
 
 
 def test_another_schema_version_is_refused_by_number(record, header):
-    newer = msgspec.structs.replace(header, schema_version=2)
-    with pytest.raises(InputError, match=r"rank_3_metrics\.jsonl:1: schema version 2; this AORTA reads version 1"):
+    newer = msgspec.structs.replace(header, schema_version=3)
+    with pytest.raises(InputError, match=r"metrics\.jsonl:1: schema version 3; this AORTA reads versions 1 and 2"):
         read_rank(record(newer))
 
 
 def test_another_schema_version_is_refused_by_number_even_if_nothing_else_is_as_it_was(record):
-    with pytest.raises(InputError, match=r"rank_3_metrics\.jsonl:1: schema version 9; this AORTA reads version 1"):
+    with pytest.raises(InputError, match=r"metrics\.jsonl:1: schema version 9; this AORTA reads versions 1 and 2"):
         read_rank(record(b'{"record":"header","schema_version":9,"everything":"else"}\n'))
 
 
@@ -131,13 +131,25 @@ def test_fields_added_by_a_later_minor_change_do_no_harm(record, header, anchor,
     assert read_rank(record(header, line, footer)).anchors == [anchor]
 
 
-@pytest.mark.parametrize("rank", [0, 7, 511])
-def test_the_name_of_a_record_gives_its_rank_in_plain_decimal(rank):
-    found = RANK_FILE_NAME.match(RANK_FILE.format(rank=rank))
-    assert found is not None
-    assert int(found[1]) == rank
+def test_the_header_alone_is_read_from_a_record_of_any_length(record, header, step):
+    assert header_of(record(header, b"x" * (1 << 16) + b"\n", step(0))) == header
 
 
-@pytest.mark.parametrize("name", ["rank_0_metrics.jsonl.bak", "rank__metrics.jsonl", "xrank_0_metrics.jsonl"])
-def test_other_names_are_not_records(name):
-    assert RANK_FILE_NAME.match(name) is None
+def test_a_header_longer_than_what_is_read_at_once_is_whole(record, header):
+    long = msgspec.structs.replace(header, label="x" * 10_000)
+    assert header_of(record(long)) == long
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "the file is empty"),
+        (b'{"record": "hea', "cut off in mid-line"),
+        (b'{"schema_version":1}\n', "missing required field `record`"),
+        (b'{"record":"header","schema_version":9,"everything":"else"}\n', "schema version 9"),
+    ],
+    ids=["empty", "cut off", "no tag", "of a later version"],
+)
+def test_a_header_that_reading_the_record_would_refuse_is_refused_alone_too(record, content, why):
+    with pytest.raises(InputError, match=why):
+        header_of(record(content))

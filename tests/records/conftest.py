@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aorta.telemetry.schema import Anchor, ClockReading, Coverage, Footer, Header, Step
+from aorta.records.schema import SCHEMA_VERSION, Anchor, ClockReading, Coverage, Footer, Header, Step
 
 CLOCK = ClockReading(1_800_000_000_000_000_001, 5, 6, 70)
 
@@ -12,7 +12,7 @@ CLOCK = ClockReading(1_800_000_000_000_000_001, 5, 6, 70)
 @pytest.fixture
 def header() -> Header:
     return Header(
-        schema_version=1,
+        schema_version=SCHEMA_VERSION,
         run_id="20260101_000000-abc",
         label="reference",
         attempt=0,

@@ -1,6 +1,6 @@
 """What an RPC run writes beside its traces: `rpc.json`, and the calls that each worker made, one JSON line each.
 
-Must not: know how calls are seen (`aorta.rpc.tracer`), or what is made of them (`aorta.analysis.rpc`).
+Must not know how calls are seen (`aorta.rpc.tracer`), or what is made of them (`aorta.analysis.rpc`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """`clock_sync.json`: by how much each rank's wall clock was ahead of rank 0's, and what that is worth (R9).
 
-Enters: offsets measured at the start and at the end of a run. Leaves: the correction of any instant between, before
-and after, with its error bound, in exact integer nanoseconds. Must not: measure (that is `aorta.launch.clock_sync`),
-or state a bound that was not measured.
+    clock = read_clock_sync(folder / CLOCK_SYNC_FILE).of(rank)
+    clock.to_reference(own_ns), clock.bound_ns(own_ns)      # rank 0's clock at that instant, and the largest error
+
+Offsets are measured at the start and at the end of a run; from them follows the correction of any instant between,
+before and after, in exact integer nanoseconds. Must not measure (that is `aorta.launch.clock_sync`), or state a bound
+that was not measured.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from aorta.errors import RecordWriteError, RunIncomplete
-from aorta.telemetry.reader import read_rank
-from aorta.telemetry.writer import RecordWriter
+from aorta.records.reader import read_rank
+from aorta.records.writer import RecordWriter
 
 
 @pytest.fixture

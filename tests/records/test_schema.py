@@ -10,9 +10,10 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from aorta.telemetry.reader import RankRecord, read_rank
-from aorta.telemetry.schema import COLUMNS, RANK_FILE, Anchor, Footer, Header, Line, Step
-from aorta.telemetry.writer import RecordWriter
+from aorta.records.reader import RankRecord, read_rank
+from aorta.records.run_files import RANK_FILE
+from aorta.records.schema import COLUMNS, SCHEMA_VERSION, Anchor, Footer, Header, Line, Step
+from aorta.records.writer import RecordWriter
 from aorta.timeline.classes import STREAMS
 from tests import strategies
 
@@ -32,7 +33,7 @@ def test_every_line_survives_the_round_trip_and_fits_one_line(line):
     max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 def test_a_whole_file_survives_the_round_trip(tmp_path, header, body, footer):
-    header = msgspec.structs.replace(header, schema_version=1)
+    header = msgspec.structs.replace(header, schema_version=SCHEMA_VERSION)
     path = tmp_path / RANK_FILE.format(rank=3)
     path.unlink(missing_ok=True)
     with RecordWriter(path, rank=3) as writer:
@@ -71,9 +72,9 @@ def test_rows_are_arrays_in_the_order_the_header_declares(step):
 @given(strategies.headers)
 def test_a_header_repeats_lanes_and_columns_by_default(header):
     fields = msgspec.structs.asdict(header)
-    del fields["streams"], fields["columns"]
+    del fields["lanes"], fields["columns"]
     plain = json.loads(msgspec.json.encode(Header(**fields)))
-    assert plain["streams"] == list(STREAMS)
+    assert plain["lanes"] == list(STREAMS)
     assert plain["columns"] == {name: list(columns) for name, columns in COLUMNS.items()}
     assert set(plain["columns"]) < set(Step.__struct_fields__)
 
@@ -97,7 +98,7 @@ NUMPY_SIDE = ("aorta.timeline.arrays", "aorta.timeline.columns")
 LIGHT = f"""
 import importlib, pkgutil, sys
 HEAVY = {{"torch", "numpy", "pandas", "matplotlib"}}
-for room in ("aorta.timeline", "aorta.telemetry"):
+for room in ("aorta.timeline", "aorta.records"):
     package = importlib.import_module(room)
     for module in pkgutil.walk_packages(package.__path__, room + "."):
         if module.name not in {NUMPY_SIDE}:

@@ -1,7 +1,11 @@
 """Append whole lines to one rank's record.
 
-Enters: the structs of `schema`. Leaves: a file in which every line is whole, whatever happens to the process or the
-disk. Must not: buffer (a killed run keeps what it measured) or compute anything.
+    with RecordWriter(path, rank) as record:
+        record.write(header)
+        record.write(step)
+
+Every line of the file is whole, whatever happens to the process or the disk. Must not buffer (a killed run keeps what
+it measured) or compute anything.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import Self
 import msgspec
 
 from aorta.errors import RecordWriteError
-from aorta.telemetry.schema import Line
+from aorta.records.schema import Line
 
 
 class RecordWriter:

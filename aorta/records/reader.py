@@ -1,13 +1,16 @@
-"""Read one rank's record back, whatever state its process left it in.
+"""Read one rank's record back, whatever state its process left it in and whichever schema it was written in.
 
-Enters: the path of a `rank_<rank>_metrics.jsonl`. Leaves: a `RankRecord` with what could be read and a list of what
-could not, each with file and line. Must not: guess a value, fail on a line a killed process left half-written, or
-hold a line longer than `LINE_LIMIT` in memory.
+    record = read_rank(folder / "rank_0_metrics.jsonl")
+    record.steps, record.problems       # what could be read, and sentences about what could not
+    header_of(path).run_id              # the first line alone
+
+`stream` and `raw_lines` are for records that do not fit into memory. Every line is decoded by `decode_line`, or by
+something that falls back on it. Must not guess a value, fail on a line that a killed process left half-written, or hold
+a line longer than `LINE_LIMIT` in memory.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +19,14 @@ from typing import Final
 import msgspec
 
 from aorta.errors import InputError
-from aorta.telemetry.schema import SCHEMA_VERSION, Anchor, Footer, Header, Line, Step
+from aorta.records.schema import READABLE_VERSIONS, Anchor, Footer, Header, Line, Step
+from aorta.timeline.classes import STREAMS
 
-RANK_FILE_NAME = re.compile(r"^rank_(\d+)_metrics\.jsonl$")
 LINE_LIMIT: Final = 16 * 1024 * 1024
 """Longest line that is read, bytes. A step of 50 collectives takes at most 8 KiB (`benchmarks/record_size.py`);
 this is two thousand of those, and decoded it still fits into the memory of a laptop."""
+_HEADER_BYTES: Final = 4096
+"""Read at once where only the header is wanted, which is shorter: a folder may hold the records of a thousand ranks."""
 PROBLEM_LIMIT: Final = 100
 """Sentences kept of one file; further bad lines are only counted."""
 _DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Header | Step | Anchor | Footer)
@@ -33,7 +38,14 @@ class _Version(msgspec.Struct, tag_field="record", tag="header"):
     schema_version: int
 
 
+class _Streams(msgspec.Struct, tag_field="record", tag="header"):
+    """What a header of schema 1 calls its lanes."""
+
+    streams: tuple[str, ...] = STREAMS
+
+
 _VERSION_DECODER = msgspec.json.Decoder(_Version)
+_STREAMS_DECODER = msgspec.json.Decoder(_Streams)
 
 
 @dataclass
@@ -67,7 +79,7 @@ class Problems:
             self.more += 1
 
     def said(self) -> list[str]:
-        """All of them, the uncounted rest as a sentence."""
+        """All of them, the rest as one sentence with their number."""
         rest = [f"{self.name}: {self.more} more line(s) could not be read; ignored"] if self.more else []
         return [*self.sentences, *rest]
 
@@ -127,6 +139,16 @@ def stream(path: Path, problems: list[str]) -> Iterator[Line]:
         problems += found.said()
 
 
+def header_of(path: Path) -> Header:
+    """The header alone: who wrote this record.
+
+    Raises:
+        InputError: as `read_rank`, as far as the first line goes.
+    """
+    problems = Problems(path.name)
+    return read_header(path, raw_lines(path, problems, buffer_bytes=_HEADER_BYTES), problems)
+
+
 def read_header(path: Path, lines: Iterator[tuple[int, int, bytes]], problems: Problems) -> Header:
     """The first line, taken from `lines`.
 
@@ -151,27 +173,30 @@ def read_header(path: Path, lines: Iterator[tuple[int, int, bytes]], problems: P
 
 
 def decode_line(text: bytes) -> Line:
-    """One line of the schema.
+    """One line of a record of any schema that is read; its header as that of the newest, but for `schema_version`.
 
     Raises:
         ValueError: it is none; the message says why.
     """
     try:
-        return _DECODER.decode(text)
+        line = _DECODER.decode(text)
+        if isinstance(line, Header) and line.schema_version == 1:
+            return msgspec.structs.replace(line, lanes=_STREAMS_DECODER.decode(text).streams)
+        return line
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"not a line of this schema ({error})") from error
     except RecursionError:
         raise ValueError("not a line of this schema (nested too deeply)") from None
 
 
-def raw_lines(path: Path, problems: Problems) -> Iterator[tuple[int, int, bytes]]:
+def raw_lines(path: Path, problems: Problems, buffer_bytes: int = 1 << 20) -> Iterator[tuple[int, int, bytes]]:
     """Number (from 1), byte offset and text of each whole line; a last line without its end is a problem.
 
     Raises:
         InputError: the file cannot be read, or a line is longer than `LINE_LIMIT`.
     """
     try:
-        with path.open("rb", buffering=1 << 20) as file:
+        with path.open("rb", buffering=buffer_bytes) as file:
             offset, number = 0, 0
             while text := file.readline(LINE_LIMIT + 1):
                 number += 1
@@ -204,7 +229,8 @@ def _check_version(path: Path, text: bytes) -> None:
         version = _VERSION_DECODER.decode(text).schema_version
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return  # not a header of any version: `read_header` says what it is
-    if version != SCHEMA_VERSION:
+    if version not in READABLE_VERSIONS:
+        readable = " and ".join(map(str, READABLE_VERSIONS))
         raise InputError(
-            f"{path.name}:1: schema version {version}; this AORTA reads version {SCHEMA_VERSION} (in {path.parent})"
+            f"{path.name}:1: schema version {version}; this AORTA reads versions {readable} (in {path.parent})"
         )

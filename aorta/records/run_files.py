@@ -1,0 +1,49 @@
+"""What the files of a run folder are called, which of them are there, and what `run.json` says.
+
+    for path in rank_files(folder):     # rank_0_metrics.jsonl, rank_1_metrics.jsonl, ...
+        ...
+    read_manifest(folder)["run_id"]
+
+Every other room finds and reads the manifest of a run through this module; what it makes of one that is missing,
+damaged or of another run is its own affair. Must not write, or judge whose files these are.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+RANK_FILE: Final = "rank_{rank}_metrics.jsonl"
+RANK_FILE_GLOB: Final = "rank_*_metrics.jsonl"
+RANK_FILE_NAME: Final = re.compile(r"^rank_(\d+)_metrics\.jsonl$")
+MANIFEST_FILE: Final = "run.json"
+HISTORY_DIR: Final = "history"
+"""What earlier runs and attempts left, a folder each."""
+
+
+def rank_files(folder: Path) -> list[Path]:
+    """The records directly in `folder`, by rank; empty when there are none or the folder cannot be listed."""
+    try:
+        named = [(RANK_FILE_NAME.match(path.name), path) for path in folder.glob(RANK_FILE_GLOB)]
+    except OSError:
+        return []
+    return [path for _, path in sorted((int(match[1]), path) for match, path in named if match and path.is_file())]
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Everything that the manifest of a run folder says, as it was written. Its `schema_version` is not looked at.
+
+    Raises:
+        OSError: it is not there (FileNotFoundError), or cannot be read.
+        ValueError: it is not a JSON object; the message says why.
+    """
+    text = (folder / MANIFEST_FILE).read_bytes()
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(str(error)) from error
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
