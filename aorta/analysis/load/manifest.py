@@ -1,7 +1,7 @@
-"""The manifest of a run (`run.json`) -> a dictionary, or the reason why there is none.
+"""Reads the manifest of a run (`run.json`), or says why there is none.
 
-Enters: a run folder and the run id its records agree on. Leaves: plain JSON values. Must not: fail a report because
-the manifest is missing, nor use one that belongs to another run.
+Takes a run folder and the run id that its records agree on; gives plain JSON values. Must not: fail a report because
+the manifest is missing, or use one that belongs to another run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Manifest: TypeAlias = Mapping[str, object]
 
 
 def read_manifest(folder: Path, run_id: str) -> tuple[Manifest | None, str | None]:
-    """The manifest and None, or None and why it was not used."""
+    """The manifest and None, or None and the reason why it was not used."""
     path = folder / MANIFEST_FILE
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
@@ -47,8 +47,8 @@ def config_of(manifest: Manifest | None) -> Mapping[str, object]:
 
 
 def host_tap(manifest: Manifest | None) -> str | None:
-    """What timed the collectives of a run on its ranks: `native`, `python`, both joined by `, ` where ranks
-    differ; None where the manifest does not say (an older run).
+    """What timed the collectives on the ranks of a run: `native`, `python`, or both joined by `, ` where ranks differ;
+    None where the manifest does not say (an older run).
     """
     ranks = manifest.get("topology") if manifest is not None else None
     told = [rank.get("host_tap") for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
@@ -56,7 +56,9 @@ def host_tap(manifest: Manifest | None) -> str | None:
 
 
 def emulated_fabric(manifest: Manifest | None) -> Mapping[str, object] | None:
-    """The `fabric` node if it delays collectives on purpose, else None. Its numbers are not those of any hardware."""
+    """The `fabric` node if it delays collectives on purpose, else None. Times of such a run describe
+    no real hardware.
+    """
     fabric = config_of(manifest).get("fabric")
     if not isinstance(fabric, dict) or fabric.get("kind") in (None, "none"):
         return None
