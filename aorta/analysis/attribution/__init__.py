@@ -1,1 +1,1 @@
-"""Where a difference in exposed communication lies: which collective, where in the step, on which rank, and why."""
+"""Explains a difference in exposed communication: which collective, where in the step, on which rank, and why."""

@@ -1,7 +1,8 @@
-"""The steps of one rank -> its totals: what an engine's processes do, one rank at a time.
+"""Adds up the exposed communication of one rank over its steps, by collective and by region of the step.
 
-Sums are whole nanoseconds that add up. Must not: believe its own measure over the record's; where the rows do not
-explain what the record counts, the difference is a key of its own.
+`accumulate` is what runs once per rank, in parallel on all ranks. Its sums are whole nanoseconds that add up exactly.
+Must not: trust its own measurement over the record's; exposed time that the record counts and its rows do not explain
+gets a key of its own.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _UNEXPLAINED: Final = ExposedKey(UNEXPLAINED, "", None, -1, 0, None, None, UNKNO
 
 
 def accumulate(given: RankInput) -> RankTotals:
-    """Add up the steps after warm-up whose exposed communication is known. A collective that reaches into the next
-    step counts there too, as it does in the record.
+    """Add up the steps after warm-up whose exposed communication is known. A collective that is still running when its
+    step ends also counts in the next one, as it does in the record.
 
     Raises:
         InputError: the record cannot be read again.

@@ -1,12 +1,13 @@
-"""One step of one rank -> which collective each exposed nanosecond is put down to.
+"""Assigns each nanosecond of a step's exposed communication to one collective.
 
-Enters: the collectives that touch the window, computing, stalls. Leaves: pieces that are disjoint and together are
-exactly the exposed time of `aorta.timeline`. Must not: give a nanosecond to two, or to none.
+Takes the exposed spans of one step of one rank and the collectives that touch them, and yields disjoint pieces that
+together are exactly the exposed time of `aorta.timeline`.
 
-The rule where several collectives are in flight. An exposed stretch ends when computing goes on, when the last
-collective ends, or with the window. A collective that is still in flight then is not what was waited for. So each
-nanosecond goes to a collective that ends inside its stretch; where several do, to the one that started first, as the
-others come after it on a link; and to one that outlasts the stretch only where no other is in flight.
+The rule when several collectives are in flight: an exposed stretch ends when computation resumes, when the last
+collective ends, or with the step. A collective that is still in flight at that moment is not what the rank was waiting
+for. So each nanosecond goes to a collective that ends inside its stretch; among several of those, to the one that
+started first, because the others queue behind it on the link; and to one that outlasts the stretch only where no other
+is in flight. Must not: assign a nanosecond twice, or leave one out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from aorta.timeline.intervals import Interval, intersect, subtract
 
 
 class CollectiveSpan(NamedTuple):
-    """One collective on one rank, absolute nanoseconds. `wait_ns` below 0: not known how long it waited for peers."""
+    """One collective on one rank, in absolute nanoseconds of the rank's clock. `wait_ns` is how long it waited for its
+    peers, negative where that is not known.
+    """
 
     start: int
     end: int
@@ -31,14 +34,16 @@ class CollectiveSpan(NamedTuple):
 
 
 class AssignedTime(NamedTuple):
-    """Exposed time of one row, merged spans."""
+    """The exposed time assigned to one collective, as merged spans."""
 
     row: CollectiveSpan
     spans: list[Interval]
 
 
 def assigned(exposed: Sequence[Interval], rows: Sequence[CollectiveSpan]) -> Iterator[AssignedTime]:
-    """Give each exposed nanosecond to one row, by the rule above. `exposed` is merged and covered by the rows."""
+    """Assign each exposed nanosecond to one collective, by the rule above. `exposed` must be merged and covered by
+    `rows`.
+    """
     coming = sorted(rows, key=lambda row: (row.start, row.end, row.order))
     live: list[CollectiveSpan] = []
     at = 0
@@ -58,7 +63,9 @@ def assigned(exposed: Sequence[Interval], rows: Sequence[CollectiveSpan]) -> Ite
 
 
 def parts(piece: AssignedTime) -> Iterator[tuple[str, list[Interval]]]:
-    """Waiting and transfer: a rank that came early waits first, for as long as `CollectiveSpan.wait_ns` says."""
+    """Split exposed time into waiting and transfer. A rank that arrives early waits first, for
+    `CollectiveSpan.wait_ns`.
+    """
     row = piece.row
     if row.wait_ns < 0:
         yield UNKNOWN_PART, piece.spans

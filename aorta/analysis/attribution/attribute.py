@@ -1,7 +1,7 @@
-"""Two sides of a comparison -> where the difference of their exposed communication lies (docs/attribution.md).
+"""Explains where the difference in exposed communication between two sides of a comparison lies (docs/attribution.md).
 
-Enters: one dataset a side, or several launches of each. Leaves: plain JSON values: one sentence, ranked causes, and
-every way of breaking the difference down. Must not: judge whether there is a difference; `compare` does.
+Each side is one dataset or several launches. The result is plain JSON values: one sentence, the ranked causes, and
+every breakdown of the difference. Must not: judge whether there is a difference; `compare` does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOTHING: Final = "no rank-step after warm-up whose exposed communication is kno
 
 
 class _Seen:
-    """Launches as they go by: the facts of the first one are kept, the others are not."""
+    """Passes launches on one by one and keeps the facts of the first, so that none has to be held or read again."""
 
     def __init__(self, launches: Launches) -> None:
         self._launches = [launches] if isinstance(launches, Dataset) else launches
@@ -43,15 +43,16 @@ class _Seen:
                 self.flops = flops_per_rank_step(dataset.run.manifest)
                 first = False
             yield dataset
-            del dataset  # or the next one is made while this one is held
+            del dataset  # otherwise the next launch is loaded while this one is still in memory
 
 
 def attribute(reference: Launches, candidate: Launches, engine: Engine | None = None) -> dict[str, Any]:
-    """The value of `comparison["attribution"]`. Its rows are in milliseconds per rank-step.
+    """Compute `comparison["attribution"]`. Its rows are in milliseconds per rank-step.
 
     Args:
-        reference, candidate: a dataset, or launches, which are asked for one at a time and may be made as they are.
-        engine: where records are read again; default: this machine.
+        reference, candidate: a dataset, or an iterable of launches. Launches are consumed one at a time, so they may be
+            loaded lazily.
+        engine: where records are read again; by default this machine.
 
     Raises:
         InputError: a record cannot be read again.

@@ -1,7 +1,8 @@
-"""Two totals -> the difference of their means, broken down in several ways, each of which adds up to it.
+"""Breaks a difference in exposed communication down by collective, region, rank and so on.
 
-Enters: totals of the reference and the candidate, both with rank-steps. Leaves: rows as plain JSON values. Must not:
-leave a nanosecond out of a way of breaking down; what is not listed is in its last row.
+Takes the totals of the reference and of the candidate, both with at least one rank-step, and returns rows of plain JSON
+values. The rows of each breakdown add up to the whole difference. Must not: lose a nanosecond; what is not listed is
+summed up in the last row.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ _NO_BLOCK: Final = "outside of every block"
 
 @dataclass(frozen=True)
 class Means:
-    """Forms the rows: sums of nanoseconds over the rank-steps of a side, and their share of the whole difference."""
+    """Turns sums of nanoseconds into rows: means per rank-step of each side, and shares of the whole difference."""
 
     reference: Totals
     candidate: Totals
 
     def ms(self, side_totals: Totals, total_ns: int) -> float:
-        """Mean over the rank-steps of one side."""
+        """Mean over the rank-steps of one side, in milliseconds."""
         return total_ns / side_totals.sums.rank_steps / NS_PER_MS
 
     @property
     def difference_ms(self) -> float:
-        """Of the mean exposed communication, candidate minus reference."""
+        """Difference of the mean exposed communication, candidate minus reference."""
         return self.ms(self.candidate, self.candidate.sums.exposed_ns) - self.ms(
             self.reference, self.reference.sums.exposed_ns
         )
 
     def row(self, dimension: str, what: str, before_ns: int, after_ns: int, **key: Any) -> dict[str, Any]:
-        """One row. The sums in nanoseconds stand in it so that anybody can add them up exactly."""
+        """One row. It keeps the sums in nanoseconds so that anybody can add the rows up exactly."""
         left, right, total = self.ms(self.reference, before_ns), self.ms(self.candidate, after_ns), self.difference_ms
         return {
             "what": what,
@@ -60,7 +61,7 @@ class Means:
         after: Mapping[Any, int],
         describe: Callable[[Any], tuple[str, dict[str, Any]]],
     ) -> list[dict[str, Any]]:
-        """A row a key, the largest difference first; what is beyond `SHOWN_ROWS` is summed up in one row."""
+        """One row per key, the largest difference first; keys beyond `SHOWN_ROWS` are summed up in one last row."""
         keys = dict.fromkeys([*before, *after])
         found = []
         for key in keys:
@@ -75,10 +76,10 @@ class Means:
 
 
 def dimensions(means: Means, parallel: str) -> dict[str, list[dict[str, Any]]]:
-    """Every way of breaking the difference down; the rows of each add up to it.
+    """Break the difference down in every way; the rows of each breakdown add up to it.
 
     Args:
-        parallel: the strategy of the runs, which says whether an all-reduce is a bucket.
+        parallel: the strategy of the runs. With DDP an all-reduce is named as a bucket.
     """
 
     def by(
@@ -128,7 +129,9 @@ def dimensions(means: Means, parallel: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def balance(means: Means) -> list[dict[str, Any]]:
-    """Exposed is communication less what of it is hidden: how much of the difference is which."""
+    """Split the difference in two: exposed time changes with the time spent in communication and with how much of it is
+    hidden.
+    """
     before, after = means.reference.sums, means.candidate.sums
     return [
         means.row("balance", "time in communication", before.comm_ns, after.comm_ns, term="communication"),
@@ -137,7 +140,7 @@ def balance(means: Means) -> list[dict[str, Any]]:
 
 
 def computing(means: Means) -> list[dict[str, Any]]:
-    """Computing of each pass of each block, per rank-step: not a part of the difference, so it has no share."""
+    """Compute time of each pass of each block, per rank-step. It is no part of the difference, so it has no share."""
     rows = means.rows(
         "computing",
         means.reference.computing,
@@ -148,9 +151,11 @@ def computing(means: Means) -> list[dict[str, Any]]:
 
 
 def stragglers(means: Means) -> list[dict[str, Any]]:
-    """Waiting for a rank that a side names: exposed time in which the others of its group waited for a peer. `late_ms`:
-    the median over the launches of a side that name it; None where none does. `alone`: no other group of that name and
-    size waited, so that exposed of the group, which hold no rank, are those of this one.
+    """Exposed time in which a group waited for a rank that either side names as its straggler.
+
+    Each row has `late_ms`, the median over the launches of a side that name the rank (None where none does), and
+    `alone`: no other group of the same name and size waited. Keys of exposed time hold no ranks, so only then is the
+    group's exposed time certainly this group's.
     """
     totals = {"reference": means.reference, "candidate": means.candidate}
     found = []

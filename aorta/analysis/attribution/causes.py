@@ -1,7 +1,6 @@
-"""The ways of breaking a difference down -> its causes in one list, the one to look at first on top.
+"""Ranks the causes of a difference in one list, the one to look at first on top.
 
-Enters: the rows of `breakdown`, and the one that the sentence is about. Leaves: some of these rows. Must not: form a
-number.
+Selects among the rows of `breakdown`; the row that the sentence is about comes first. Must not: compute a number.
 """
 
 from __future__ import annotations
@@ -14,21 +13,23 @@ from aorta.analysis.attribution.keys import TRANSFER
 SHOWN_CAUSES: Final = 12
 LEAST_SHARE: Final = 0.05
 _RANKED: Final = ("straggler", "collective", "kind", "block", "place", "balance", "part", "rank")
-"""Dimensions of the list; of equal differences the earlier one tells more."""
+"""Dimensions of the list; among equal differences the earlier dimension is more informative."""
 _NOT_ITS_OWN: Final = 0.5
-"""By how much the share of what is no longer hidden may differ from 1: beyond it, time in communication changed too."""
+"""How far the share of communication that is no longer hidden may differ from 1; beyond it, time in communication
+changed too.
+"""
 
 
 def ranked(
     found: dict[str, list[dict[str, Any]]], late: Sequence[dict[str, Any]], lead: dict[str, Any] | None
 ) -> list[dict[str, Any]]:
-    """The row of the sentence, then rows of all ways of breaking down, the largest difference first: at most
-    `SHOWN_CAUSES`, each with at least 5 % of the whole. Ways overlap: rows are views of the same milliseconds, and are
-    not to be added across dimensions. Empty where there is nothing to attribute (`lead` None).
+    """The row of the sentence, then rows of all breakdowns by size of their difference: at most `SHOWN_CAUSES`, each
+    with at least 5 % of the whole. Empty where there is nothing to attribute (`lead` None).
 
-    A way with one row says nothing and is left out. Of ranks only those are taken that stand out: beyond one and a half
-    times an even part. What is no longer hidden is a cause where time in communication is about as before. Transfer is
-    what communication is for: only waiting is a cause of its own.
+    Breakdowns overlap: their rows are views of the same milliseconds and must not be added across dimensions. A
+    breakdown with a single row says nothing and is left out. Of the ranks only outliers are kept, with more than one
+    and a half times an even share. Communication that is no longer hidden counts as a cause only where time in
+    communication is about as before. Transfer is what communication is for, so only waiting is a cause of its own.
     """
     if lead is None:
         return []
@@ -45,7 +46,7 @@ def ranked(
 
 
 def _tells(row: dict[str, Any], count: int) -> bool:
-    """`count`: rows of its dimension, those that are summed up in the last one too."""
+    """Whether a row is worth listing. `count`: rows of its dimension, including those summed up in the last one."""
     share = row["share"] or 0
     match row["dimension"]:
         case "rank":

@@ -1,6 +1,6 @@
-"""Two datasets -> the step that shows their difference best.
+"""Chooses the step whose picture represents the difference between two datasets best.
 
-Enters: datasets. Leaves: a global step for each side, and ranks. Must not: read a record again.
+Returns a global step for each side, and the ranks to draw. Must not: read a record again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ EXPOSED: Final = "exposed_comm_ms"
 
 @dataclass(frozen=True)
 class Shown:
-    """`ranks` are on both sides, the one whose exposed communication differs most first. `difference_ms`: of the mean
-    over the ranks of these two steps, candidate minus reference; `mean_ms`: of the means over all steps.
+    """The steps and ranks to draw. `ranks` exist on both sides, the one whose exposed communication differs most first.
+    `difference_ms` is candidate minus reference, averaged over the ranks of these two steps; `mean_ms` is the same for
+    the means over all steps.
     """
 
     reference_step: int
@@ -31,10 +32,14 @@ class Shown:
 
 
 def typical_step(reference: Dataset, candidate: Dataset) -> Shown | None:
-    """The step whose difference is nearest to the mean difference, so that the picture shows what the numbers say, not
-    the largest hiccup: the same global step on both sides where they have steps in common, else the step of each side
-    nearest to its own mean. Only steps after warm-up count, which all ranks of the side have with known exposed
-    communication. None where a side has no such step, or no rank is on both sides.
+    """Choose the step whose difference is closest to the mean difference, so that the picture shows what the summary
+    says and not the worst outlier.
+
+    Where both sides have steps in common it is the same global step on both; otherwise each side's step nearest to its
+    own mean. Only steps after warm-up count whose exposed communication is known on all ranks of the side.
+
+    Returns:
+        None where a side has no such step, or no rank exists on both sides.
     """
     left, right = _by_rank(reference), _by_rank(candidate)
     ranks = [rank for rank in left.ranks if rank in right.ranks]
@@ -58,7 +63,7 @@ def typical_step(reference: Dataset, candidate: Dataset) -> Shown | None:
 
 @dataclass(frozen=True)
 class _Table:
-    """Exposed communication in ms, a row a rank, a column a global step that every rank has."""
+    """Exposed communication in ms: one row per rank, one column per global step that every rank has."""
 
     ranks: list[int]
     steps: Ints
@@ -73,7 +78,7 @@ def _by_rank(dataset: Dataset) -> _Table:
 
 
 def _known(dataset: Dataset, rank: int) -> tuple[Ints, Floats]:
-    """The global steps of a rank after warm-up whose exposed communication is known, in order, and that."""
+    """The global steps of a rank after warm-up whose exposed communication is known, in order, and their values."""
     steps = dataset.run.ranks[rank].steps
     values = steps.column(EXPOSED)
     used = ~steps.warmup & ~np.isnan(values)

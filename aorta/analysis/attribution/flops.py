@@ -1,11 +1,11 @@
-"""A manifest -> the floating-point operations of one optimizer step on one rank, and so what computing achieved.
+"""Counts the model FLOPs of one optimizer step on one rank, from which the achieved TFLOP/s follow.
 
-Enters: `run.json`. Leaves: a number or the reason why there is none. Must not: count what was recomputed, or work that
-is no matrix product: these are model FLOPs, so that two stacks are held to the same work.
-
-2 operations a multiply-add; a backward pass takes two products for each of the forward one (of the gradient with the
-weight, and with the input), but one where the input needs no gradient. Kaplan et al., "Scaling Laws for Neural Language
-Models", arXiv 2001.08361, section 2.1, counts alike; a test holds the number to torch's own counter.
+Reads the manifest (`run.json`) and returns a number, or the reason why there is none. A multiply-add counts as 2
+operations. A backward pass takes two products for each of the forward pass (the gradient of the weight and of the
+input), but only one where the input needs no gradient. Kaplan et al., "Scaling Laws for Neural Language Models", arXiv
+2001.08361, section 2.1, counts the same way; a test holds the number to torch's own counter. Must not: count
+recomputation, or work that is no matrix product; these are model FLOPs, so that two stacks are measured against the
+same work.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from aorta.analysis.load.manifest import Manifest, config_of
 
 NO_MANIFEST: Final = "there is no manifest"
 _OWN: Final = "flops_per_step"
-"""Key of a manifest's `plan`, for loops that know their work."""
+"""Key of a manifest's `plan`, for training loops that state their own FLOPs."""
 
 
 def flops_per_rank_step(manifest: Manifest | None) -> tuple[float | None, str | None]:
-    """Model FLOPs of one optimizer step on one rank and None, or None and why they are not known."""
+    """Model FLOPs of one optimizer step on one rank and None, or None and the reason why they are not known."""
     if manifest is None:
         return None, NO_MANIFEST
     plan = manifest.get("plan")

@@ -1,7 +1,7 @@
-"""What a nanosecond of exposed communication is put down to, and the sums of a run.
+"""The keys by which exposed communication is counted, and the sums of a run.
 
-Enters: exposed and nanoseconds, rank by rank. Leaves: a `Totals`, as large as a run has different collectives and
-blocks, whatever its number of steps. Must not: divide; means are formed once, from sums of whole nanoseconds.
+A `Totals` grows with the number of different collectives and blocks, not with the number of steps. Must not: divide;
+means are formed once, from sums of whole nanoseconds.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ WAIT: Final = "wait"
 TRANSFER: Final = "transfer"
 UNKNOWN_PART: Final = "unknown"
 UNEXPLAINED: Final = "untold"
-"""In place of a kind: the record counts exposed communication that none of its rows covers."""
+"""Stands in place of a kind: exposed communication that the record counts but none of its rows covers."""
 ORDER_LIMIT: Final = 512
-"""Collectives of one kind, group and step that are told apart by their order; later ones are taken together."""
+"""Collectives of one kind and group are distinguished by their order within a step up to here; later ones are counted
+together.
+"""
 
 
 class Region(NamedTuple):
-    """Where in a step: a pass of a block (`forward`, `backward`), or work beside it (`optimizer`, `clip`, `data`),
-    which has no block. Both None where the source tells no place.
+    """A region of a step: a pass (`forward`, `backward`) of a block, or work outside the blocks (`optimizer`, `clip`,
+    `data`), where `block` is None. Both are None where the source does not say.
     """
 
     phase: str | None
@@ -32,8 +34,9 @@ NOWHERE: Final = Region(None, None)
 
 
 class ExposedKey(NamedTuple):
-    """One collective of a step (`order` counts those of its kind and group, from 0), where it was exposed, and whether
-    the rank waited for a peer then (`part`). `size`: ranks of the group; `bytes` -1: not told.
+    """One collective of a step, the region where it was exposed, and whether the rank was then waiting for a peer
+    (`part`). `order` counts the collectives of its kind and group in the step, from 0. `size` is the number of ranks of
+    the group; `bytes` is -1 where the source does not say.
     """
 
     kind: str
@@ -48,7 +51,7 @@ class ExposedKey(NamedTuple):
 
 @dataclass
 class Sums:
-    """Of the rank-steps that count, in nanoseconds. `hidden_ns + exposed_ns == comm_ns`."""
+    """Sums over the rank-steps that count, in nanoseconds. `hidden_ns + exposed_ns == comm_ns`."""
 
     rank_steps: int = 0
     left_out: int = 0
@@ -59,28 +62,28 @@ class Sums:
     compute_ns: int = 0
 
     def add(self, other: Sums) -> None:
-        """Take another rank, or another launch, in."""
+        """Add another rank or launch."""
         for name in self.__dataclass_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     @property
     def hidden_ns(self) -> int:
-        """Communication that computation hid."""
+        """Communication hidden behind computation."""
         return self.comm_ns - self.exposed_ns
 
 
 @dataclass
 class RankTotals:
-    """One rank of one launch: `sum(exposed.values()) == sums.exposed_ns`."""
+    """The totals of one rank of one launch: `sum(exposed.values()) == sums.exposed_ns`."""
 
     sums: Sums = field(default_factory=Sums)
     exposed: Counter[ExposedKey] = field(default_factory=Counter)
     computing: Counter[Region] = field(default_factory=Counter)
-    """Computing in each pass of each block, stalls taken out, in ns."""
+    """Compute time in each pass of each block, stalls excluded, in ns."""
 
 
 class LateRank(NamedTuple):
-    """A rank that the others of its group wait for. Groups may share name and size: `members` tell them apart."""
+    """A rank that the others of its group wait for. Groups may share name and size, so `members` distinguishes them."""
 
     group: str
     members: tuple[int, ...]
@@ -89,23 +92,23 @@ class LateRank(NamedTuple):
 
 @dataclass
 class Totals:
-    """One side of a comparison: all ranks of all its launches."""
+    """The totals of one side of a comparison: all ranks of all its launches."""
 
     launches: int = 0
     sums: Sums = field(default_factory=Sums)
     exposed: Counter[ExposedKey] = field(default_factory=Counter)
     computing: Counter[Region] = field(default_factory=Counter)
     ranks: Counter[int] = field(default_factory=Counter)
-    """Rank -> exposed ns."""
+    """Rank -> exposed nanoseconds."""
     waits: Counter[tuple[str, int | None, int]] = field(default_factory=Counter)
-    """Group, its size and a rank -> exposed ns in which that rank waited for others."""
+    """(group, its size, rank) -> exposed nanoseconds in which that rank waited for others."""
     stragglers: Counter[LateRank] = field(default_factory=Counter)
-    """In how many launches a rank was named."""
+    """In how many launches a rank was named as the straggler."""
     late_ms: defaultdict[LateRank, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """By how much, in each launch that names it."""
+    """By how many milliseconds it was late, one value per launch that names it."""
 
     def add(self, rank: int, found: RankTotals) -> None:
-        """Take one rank in."""
+        """Add one rank."""
         self.sums.add(found.sums)
         self.exposed.update(found.exposed)
         self.computing.update(found.computing)
@@ -115,7 +118,7 @@ class Totals:
                 self.waits[key.group, key.size, rank] += length
 
     def waits_in(self, late: LateRank) -> dict[int, int]:
-        """Rank -> exposed ns of waiting in groups of the name and size of that of `late`, its own and others."""
+        """Rank -> exposed nanoseconds of waiting in all groups that share name and size with the group of `late`."""
         return {
             rank: length
             for (group, size, rank), length in self.waits.items()

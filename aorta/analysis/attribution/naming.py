@@ -1,6 +1,6 @@
-"""Names of collectives, places and parts as a sentence uses them.
+"""How sentences and rows name collectives, regions of a step, and parts of exposed time.
 
-Enters: parts of exposed. Leaves: words. Must not: hold a number of a run.
+Must not: hold a number of a run.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _NO_PLACE: Final = "a place that the record does not tell"
 
 
 def group_name(group: str, size: int | None) -> str:
-    """As the record calls it, and its size."""
+    """The group's name as the record has it, with its size."""
     return f"group {group!r} ({'size unknown' if size is None else f'{size} ranks'})"
 
 
 def collective_name(key: ExposedKey) -> str:
-    """Kind, size and group."""
+    """Kind, message size and group."""
     if key.kind == UNEXPLAINED:
         return UNTOLD_WHAT
     return f"{key.kind} of {size_name(key.bytes)} on {group_name(key.group, key.size)}"
 
 
 def order_name(key: ExposedKey, parallel: str) -> str:
-    """Which of the step: the bucket, where DDP issues one all-reduce a bucket."""
+    """Which collective of the step it is; a bucket where DDP issues one all-reduce per bucket."""
     if key.kind == UNEXPLAINED:
         return UNTOLD_WHAT
     if parallel == "ddp" and key.kind == "allreduce":
@@ -41,20 +41,20 @@ def order_name(key: ExposedKey, parallel: str) -> str:
 
 
 def place_name(place: Region) -> str:
-    """A pass of a block, or work beside it."""
+    """A pass of a block, or work outside the blocks."""
     if place.phase is None:
         return _NO_PLACE
     return place.phase if place.block is None else f"{place.phase} of {place.block}"
 
 
 def amount(value_ms: float) -> str:
-    """Milliseconds for a sentence, three digits or so, no sign."""
+    """Milliseconds for a sentence: about three significant digits, no sign."""
     value = abs(value_ms)
     return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 1 else f"{value:.3f} ms"
 
 
 def percent(share: float) -> str:
-    """A share in whole per cent; none is called 0 or 100 that is not."""
+    """A share in whole per cent; one that is not exactly 0 or 100 % is never shown as such."""
     if 0 < share < 0.005:
         return "less than 1 %"
     if 0.995 <= share < 0.9995:

@@ -1,7 +1,7 @@
-"""The breakdown of a difference -> one sentence that an engineer can act on.
+"""Summarises the breakdown of a difference in one sentence that an engineer can act on.
 
-Enters: totals and the rows of `breakdown`. Leaves: text, and the row it is about. Must not: form a number that no
-row holds, but shares within a cause; or call a difference large or small (that is the comparison's verdict).
+Returns the text and the row it is about. Must not: compute a number that no row holds, other than shares within a
+cause; or call a difference large or small (that is the comparison's verdict).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from aorta.analysis.attribution.keys import TRANSFER, UNKNOWN_PART, WAIT, Expose
 from aorta.analysis.attribution.naming import amount, collective_name, percent, place_name
 
 SAME: Final = 0.01
-"""Means of exposed communication closer than this part of the larger are called the same."""
+"""Means of exposed communication that differ by less than this fraction of the larger one are called the same."""
 _MOST: Final = 0.5
 _LEADS, _MUCH = 0.6, 0.85
-"""A block leads the sentence where it has that part of the difference, and no collective the second part of that."""
+"""A block leads the sentence if it has the first fraction of the difference and no collective the second of that."""
 _LITTLE: Final = 0.25
-"""A change of computing below this part of what is no longer hidden does not explain it."""
+"""A change of compute time below this fraction of the communication that is no longer hidden does not explain it."""
 _SHOWN_COLLECTIVES: Final = 3
 _LEAST_SHARE: Final = 0.05
 
@@ -28,8 +28,10 @@ _LEAST_SHARE: Final = 0.05
 def sentence(
     means: Means, found: dict[str, list[dict[str, Any]]], late: Sequence[dict[str, Any]]
 ) -> tuple[str, dict[str, Any] | None]:
-    """Which cause makes the most of the difference, whether it is waiting or transfer, and where it is exposed; and the
-    row of that cause, None where there is nothing to attribute.
+    """Name the cause that makes up most of the difference, whether it is waiting or transfer, and where it is exposed.
+
+    Returns:
+        The sentence, and the row of that cause; None where there is nothing to attribute.
     """
     left, right = (means.ms(side, side.sums.exposed_ns) for side in (means.reference, means.candidate))
     total = means.difference_ms
@@ -62,7 +64,9 @@ _Chosen = Callable[[ExposedKey], bool]
 
 
 def _collective(found: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any], _Chosen]:
-    """The collective with the largest share; its whole kind where sizes share a cause and none has most of it."""
+    """The collective with the largest share, or its whole kind where several sizes share a cause and none makes up most
+    of it.
+    """
     one = max(_listed(found["collective"]), key=lambda row: row["share"] or 0)
     kind = max(_listed(found["kind"]), key=lambda row: row["share"] or 0)
     if kind["share"] >= _MOST and (one["share"] < 0.7 * kind["share"] or one.get("kind") != kind["kind"]):
@@ -72,7 +76,7 @@ def _collective(found: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any],
 
 
 def _of_what(means: Means, chosen: Sequence[_Chosen]) -> str:
-    """The collectives that make a block's difference, the largest first."""
+    """The collectives that make up a block's difference, the largest first."""
     total = means.difference_ms
     names = _differences(means, chosen, collective_name)
     shown = sorted((name for name in names if names[name] / total >= _LEAST_SHARE), key=lambda name: -abs(names[name]))
@@ -90,7 +94,7 @@ def _matching(row: dict[str, Any], *names: str) -> _Chosen:
 
 
 def _differences(means: Means, chosen: Sequence[_Chosen], of: Callable[[ExposedKey], Any]) -> dict[Any, float]:
-    """Difference per rank-step of the exposed time that was chosen, by key."""
+    """Difference per rank-step of the chosen exposed time, by key."""
     sides: list[Counter[Any]] = [Counter(), Counter()]
     for side, side_totals in zip(sides, (means.reference, means.candidate), strict=True):
         for key, length in side_totals.exposed.items():
@@ -103,8 +107,8 @@ def _differences(means: Means, chosen: Sequence[_Chosen], of: Callable[[ExposedK
 
 
 def _largest(differences: dict[Any, float], total: float) -> tuple[Any, float]:
-    """The key whose difference goes furthest with the total, and its share of all differences of the exposed time that
-    was chosen.
+    """The key whose difference contributes most in the direction of the total, and its share of all differences of the
+    chosen exposed time.
     """
     whole = sum(differences.values())
     name = max(differences, key=lambda key: differences[key] * (1 if total > 0 else -1))
@@ -140,7 +144,7 @@ def _where(means: Means, chosen: Sequence[_Chosen]) -> str:
 
 
 def _balance(means: Means, found: dict[str, list[dict[str, Any]]]) -> str:
-    """Where communication takes as long as before, and less of it is hidden: is there less to hide behind?"""
+    """Explain why less of equally long communication is hidden: is there less computation to hide behind?"""
     communication, hidden = found["balance"]
     if (hidden["share"] or 0) < _MOST:
         return ""
@@ -156,7 +160,7 @@ def _balance(means: Means, found: dict[str, list[dict[str, Any]]]) -> str:
     if abs(change) < _LITTLE * abs(hidden["difference_ms"]):
         return f"{text}, while computing takes {amount(left)} and {amount(right)}: it runs at another time, not longer."
     change_said = f"computing is {amount(change)} {'longer' if change > 0 else 'shorter'}"
-    if (change > 0) == (hidden["difference_ms"] > 0):  # more computing hides less, or less of it hides more
+    if (change > 0) == (hidden["difference_ms"] > 0):  # computation and hidden time changed in opposite directions
         return f"{text}, though {change_said}: it runs at another time."
     text += f", as {change_said}"
     rows = _listed(found["computing"])

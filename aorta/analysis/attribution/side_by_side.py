@@ -1,6 +1,7 @@
-"""One step of the reference over the same step of the candidate, on one scale: blocks, collectives, what was exposed.
+"""Draws a step of the reference above the same step of the candidate, on one time scale.
 
-Enters: two datasets. Leaves: a PNG. Must not: line ranks up in time; each starts at its own zero.
+The PNG shows blocks, collectives and exposed time of a few ranks. Must not: align ranks in time; each starts at its own
+zero.
 """
 
 from __future__ import annotations
@@ -31,15 +32,18 @@ SHOWN_RANKS: Final = 2
 _HEIGHT: Final = 0.8
 _WIDTH_INCHES: Final = 12.0
 _LETTER_INCHES: Final = 0.062
-"""Width of a letter of the size of labels; a label that does not fit into its bar is left out."""
+"""Width of a letter at the size of labels; a label that does not fit into its bar is left out."""
 _LABEL_SIZE: Final = 7
 
 
 def draw_side_by_side(reference: Dataset, candidate: Dataset, path: Path, shown: Shown | None = None) -> str | None:
-    """Draw the step that `typical_step` chooses, or another; returns why there is no picture, None if there is one.
+    """Draw the step that `typical_step` chooses, or the one given.
 
-    Lanes of a rank: passes of blocks (backward darker, stalls hatched), work beside them, the collectives of each
-    group (one below the other where they are in flight together), and the exposed time in black.
+    The rows of a rank: passes of blocks (backward darker, stalls hatched), work outside the blocks, the collectives of
+    each group (stacked where they are in flight together), and the exposed time in black.
+
+    Returns:
+        None, or the reason why there is no picture.
     """
     shown = shown or typical_step(reference, candidate)
     if shown is None:
@@ -112,7 +116,7 @@ class _Lanes:
 
 
 def _tracks(rows: Sequence[CollectiveSpan]) -> list[tuple[str, list[CollectiveSpan]]]:
-    """Collectives by group, those that are in flight together one below the other."""
+    """Collectives by group; those in flight together go to separate rows."""
     found: list[tuple[str, list[CollectiveSpan]]] = []
     for group in dict.fromkeys(row.group for row in rows):
         mine: list[list[CollectiveSpan]] = []
@@ -190,13 +194,13 @@ def _bar(ax: Axes, span: Interval, row: float, color: str, *, outline: bool = Fa
 
 
 def _names(row: CollectiveSpan) -> tuple[str, ...]:
-    """From the longest to the shortest; the first that fits is written."""
+    """Labels from the longest to the shortest; the first that fits is drawn."""
     short = {"allreduce": "AR", "reducescatter": "RS", "allgather": "AG", "alltoall": "A2A"}.get(row.kind, row.kind)
     return f"{row.kind} {size_name(row.bytes)}", f"{short} {size_name(row.bytes)}", short
 
 
 def _label(ax: Axes, span: Interval, row: float, names: Sequence[str], end_ms: float, *, dark: bool = False) -> None:
-    """Inside its bar, the first of the names that fits; none where none does."""
+    """Write the first name that fits inside its bar; nothing where none does."""
     width = (span[1] - span[0]) / NS_PER_MS / end_ms * (_WIDTH_INCHES - 2)
     name = next((name for name in names if len(name) * _LETTER_INCHES + 0.05 <= width), None)
     if name is None:

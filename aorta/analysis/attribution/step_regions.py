@@ -1,7 +1,7 @@
-"""One step -> where in it each nanosecond lies: inside which block's pass, or between which two.
+"""Divides a step into regions: inside a pass of a block, or between two of them.
 
-Enters: the window and the ranges of blocks and of the work beside them. Leaves: tiles that cover the window. Must not:
-know about communication, except which of its kinds bring what comes next.
+Takes the window of a step and the ranges of blocks and of work outside the blocks, and returns tiles that cover the
+window without gaps. Must not: know about communication, except which of its kinds deliver the input of what comes next.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from aorta.analysis.attribution.keys import NOWHERE, Region
 from aorta.timeline.intervals import Interval
 
 BRINGING: Final = frozenset({"allgather", "broadcast", "scatter", "recv"})
-"""Kinds that bring what the next block computes with; the others carry away what the last one computed."""
+"""Kinds that deliver what the next block computes with; the others carry away what the last one computed."""
 
 
 class Tile(NamedTuple):
-    """A stretch of the window, inside one range, or between two (`inside` None): then `before` and `after` are the
-    nearest ranges on either side.
+    """A stretch of the window, inside one range or between two. Between two, `inside` is None and `before` and `after`
+    are the nearest ranges on either side.
     """
 
     start: int
@@ -30,26 +30,28 @@ class Tile(NamedTuple):
     after: Region | None
 
     def region(self, kind: str) -> Region:
-        """Where a collective of that kind is exposed here. Inside a range (a stall is inside one): that range. Between
-        two: the later one for a kind of `BRINGING`, the earlier one for any other; the only one where there is one.
+        """The region to which exposed time of a collective of that kind belongs here.
+
+        Inside a range it is that range (a stall always lies inside one). Between two it is the later one for the kinds
+        in `BRINGING`, the earlier one for any other, and the only one where there is just one.
         """
         first, second = (self.after, self.before) if kind in BRINGING else (self.before, self.after)
         return self.inside or first or second or NOWHERE
 
 
 def tiled(window: Interval, ranges: Iterable[tuple[int, int, Region]]) -> list[Tile]:
-    """Cover the window. Of ranges inside each other, the one that began last counts: the innermost."""
+    """Cover the window with tiles. Where ranges nest, the innermost counts: the one that began last."""
     inward = [(max(start, window[0]), min(end, window[1]), place) for start, end, place in ranges]
     known = sorted((part for part in inward if part[0] < part[1]), key=lambda part: part[:2])
     if all(left[1] <= right[0] for left, right in pairwise(known)):
         return _apart(window, known)
     edges = sorted({*window, *(part[0] for part in known), *(part[1] for part in known)})
     inside: list[tuple[int, int, Region | None]] = []
-    active: list[tuple[int, int, int]] = []  # the latest start first; ended ones go once they come to the top
+    active: list[tuple[int, int, int]] = []  # latest start first; ended ones are removed lazily
     coming = 0
     for at, until in pairwise(edges):
         while coming < len(known) and known[coming][0] <= at:
-            heapq.heappush(active, (-known[coming][0], coming, known[coming][1]))  # of equals the shortest
+            heapq.heappush(active, (-known[coming][0], coming, known[coming][1]))  # among equal starts the shortest
             coming += 1
         while active and active[0][2] <= at:
             heapq.heappop(active)
@@ -62,7 +64,7 @@ def tiled(window: Interval, ranges: Iterable[tuple[int, int, Region]]) -> list[T
 
 
 def _apart(window: Interval, known: Sequence[tuple[int, int, Region]]) -> list[Tile]:
-    """The same for ranges none of which reaches into another, as those of most models: in one go."""
+    """The same, in one pass, for ranges that do not overlap, as in most models."""
     found: list[Tile] = []
     at, before = window[0], None
     for start, end, place in known:
@@ -90,7 +92,9 @@ def _with_neighbours(inside: Sequence[tuple[int, int, Region | None]]) -> list[T
 
 
 def overlaid(tiles: Sequence[Tile], spans: Sequence[Interval]) -> Iterator[tuple[Tile, int]]:
-    """The tiles that sorted, disjoint spans inside the window touch, each with how many nanoseconds. Linear."""
+    """Yield the tiles touched by sorted, disjoint spans inside the window, each with the nanoseconds of overlap. Linear
+    time.
+    """
     at = 0
     for start, end in spans:
         while tiles[at].end <= start:

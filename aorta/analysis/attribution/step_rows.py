@@ -1,7 +1,7 @@
-"""The steps of one rank, one at a time, as attribution needs them: collectives, computation, stalls, regions.
+"""Provides the steps of one rank in the form attribution needs: collectives, computation, stalls and regions.
 
-`steps_of(rank_input)` yields a `StepRows` a step in order of global step, times in absolute nanoseconds on the rank's
-clock. Must not: hold more than one step of intervals in memory, or ask what recorded them.
+`steps_of(rank_input)` yields one `StepRows` per step in order of global step, with absolute nanoseconds of the rank's
+clock. Must not: hold more than one step of intervals in memory, or ask which tool recorded them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ METRICS = ("comm_ms", "exposed_comm_ms", "compute_ms")
 
 @dataclass(frozen=True)
 class RankInput:
-    """One rank, and what of it was found out across ranks; it can be sent to another process.
+    """One rank with what only a match across ranks could tell; it can be pickled for another process.
 
     Attributes:
-        waits: a collective's wait in ns, in the order of the rows; below 0 where it is not known. sizes: group -> how
-            many ranks it has, as this rank means the name.
+        waits: wait of each collective in ns, in the order of its rows; negative where it is not known.
+        sizes: group name, as this rank uses it -> number of ranks.
     """
 
     tables: RankTables
@@ -36,23 +36,23 @@ class RankInput:
 
     @classmethod
     def of(cls, tables: RankTables, waits: Ints, sizes: Mapping[str, int]) -> RankInput:
-        """With no more columns than attribution reads."""
+        """Keep only the columns that attribution reads."""
         metrics = {name: tables.steps.column(name) for name in METRICS}
         return cls(replace(tables, steps=replace(tables.steps, metrics=metrics, losses={})), waits, sizes)
 
     def size_bytes(self) -> int:
-        """Of what is read again."""
+        """Bytes that will be read again from disk."""
         return self.tables.details.size_bytes()
 
     def absolute(self) -> RankInput:
-        """The same for workers elsewhere."""
+        """The same with absolute paths, for workers with another working directory."""
         return replace(self, tables=replace(self.tables, details=self.tables.details.absolute()))
 
 
 @dataclass(frozen=True)
 class StepRows:
-    """One step. The `_ns` of communication are those of the tables, `UNKNOWN` where null; `regions` are compute and
-    work beside it. `used`: after warm-up.
+    """One step. `used` means after warm-up. The communication times are those of the tables, `UNKNOWN` where null;
+    `regions` are compute ranges and work outside the blocks.
     """
 
     window: Interval
@@ -67,10 +67,10 @@ class StepRows:
 
 
 def steps_of(given: RankInput) -> Iterator[StepRows]:
-    """Every step of a rank.
+    """Yield every step of a rank.
 
     Raises:
-        InputError: what ran inside of a step cannot be read any more.
+        InputError: the intervals of a step can no longer be read.
     """
     steps = given.tables.steps
     comm_ns, exposed_ns, compute_ns = (_nanoseconds(steps.column(name)).tolist() for name in METRICS)
@@ -110,5 +110,7 @@ def _rows(given: RankInput, at: int, zero: int) -> list[CollectiveSpan]:
 
 
 def _nanoseconds(values_ms: Floats) -> Ints:
-    """A record's milliseconds are whole nanoseconds, divided once: rounding gives them back (below 2**52 of them)."""
+    """Convert the record's milliseconds back to the whole nanoseconds they were divided from; rounding is exact below
+    2**52 ns.
+    """
     return np.where(np.isnan(values_ms), UNKNOWN, np.rint(np.nan_to_num(values_ms) * NS_PER_MS)).astype(np.int64)

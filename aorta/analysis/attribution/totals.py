@@ -1,6 +1,6 @@
-"""Launches -> the totals of one side, one launch at a time.
+"""Adds up the ranks and launches of one side of a comparison.
 
-Must not: hold two launches.
+Launches are read one at a time. Must not: hold two launches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aorta.errors import InputError
 
 
 def totals_of(launches: Iterable[Dataset], engine: Engine | None = None) -> Totals:
-    """Add up all launches of one side: a rank-step counts once, whichever launch it is of.
+    """Add up all launches of one side. A rank-step counts once, whichever launch it belongs to.
 
     Raises:
         InputError: a record cannot be read again.
@@ -33,7 +33,7 @@ def totals_of(launches: Iterable[Dataset], engine: Engine | None = None) -> Tota
                 late = LateRank(entry["group"], tuple(entry["group_ranks"]), entry["rank"])
                 totals.stragglers[late] += 1
                 totals.late_ms[late].append(entry["late_ms"])
-        del dataset  # or the next one is made while this one is held
+        del dataset  # otherwise the next launch is loaded while this one is still in memory
     return totals
 
 

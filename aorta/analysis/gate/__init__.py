@@ -1,1 +1,3 @@
-"""May this candidate pass? Conditions on the metrics of a comparison, and their outcome for people and CI systems."""
+"""Decides whether a candidate may pass: conditions on the metrics of a comparison, with results for people and CI
+systems.
+"""

@@ -1,7 +1,7 @@
-"""The words of the gate on a command line -> its result, its files, its exit code.
+"""The command-line options of the gate: parse them, judge the conditions, write the result files.
 
-Enters: an argument parser, later its options and a summary. Leaves: `summary["gate"]`, files, an exit code and text.
-Must not: import pandas; conditions are read while the arguments are.
+Adds options to a parser, later puts `gate` into a summary and returns an exit code and text. Must not: import pandas;
+conditions are parsed together with the other arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aorta.errors import EXIT_OK, InputError
 
 
 def add_gate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--fail-on`, `--inconclusive`, `--junit` and `--markdown`. A condition that is none ends the command with
+    """Add `--fail-on`, `--inconclusive`, `--junit` and `--markdown`. A malformed condition ends the command with exit
     code 2 before anything is read.
     """
     group = parser.add_argument_group("gate", "exit code 3 if the candidate fails, 4 if the data cannot decide")
@@ -45,10 +45,10 @@ def add_gate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_gate_options(options: argparse.Namespace) -> None:
-    """Call before anything is read.
+    """Check the options against each other; to be called before anything is read.
 
     Raises:
-        InputError: conditions, and nothing to compare; or words that need a condition without one.
+        InputError: there are conditions but nothing to compare, or an option that needs a condition has none.
     """
     if options.fail_on and (options.reference is None or options.candidate is None):
         raise InputError("--fail-on judges a difference: give --reference and --candidate")
@@ -59,7 +59,9 @@ def check_gate_options(options: argparse.Namespace) -> None:
 
 
 def judge(options: argparse.Namespace, summary: dict[str, Any]) -> GateResult | None:
-    """Put `gate` into the summary; None and no such key without a condition."""
+    """Judge the conditions and put the result into the summary as `gate`. Without a condition returns None and adds no
+    key.
+    """
     if not options.fail_on:
         return None
     result = evaluate(options.fail_on, summary["comparison"], options.inconclusive)
@@ -68,10 +70,13 @@ def judge(options: argparse.Namespace, summary: dict[str, Any]) -> GateResult | 
 
 
 def run_gate(options: argparse.Namespace, summary: dict[str, Any], result: GateResult | None) -> tuple[int, str]:
-    """Write `--junit` and `--markdown`; the exit code and the text for the terminal (empty without a gate).
+    """Write the files of `--junit` and `--markdown`.
 
     Args:
-        result: what `judge` said of this summary.
+        result: what `judge` returned for this summary.
+
+    Returns:
+        The exit code, and the text for the terminal (empty without a gate).
 
     Raises:
         InputError: a file cannot be written.

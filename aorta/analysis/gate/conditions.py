@@ -1,6 +1,6 @@
-"""`METRIC<NUMBER` -> a `Condition`: what of a comparison makes the gate fail.
+"""Parses the conditions of the gate, for example `exposed_comm_ms>5%` or `overlap_ratio<-0.02`.
 
-Enters: words of a command line. Leaves: conditions. Must not: look at a run.
+Must not: look at a run.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _FORM: Final = "expected METRIC<NUMBER or METRIC>NUMBER, with % behind the numbe
 
 @dataclass(frozen=True)
 class Condition:
-    """The gate fails where candidate minus reference lies beyond `threshold`: in the unit of the metric, or, where
-    `relative`, as a part of the reference (0.05 for `5%`). `text` is what was asked for.
+    """One condition: the gate fails where candidate minus reference lies beyond `threshold`. The threshold is in the
+    unit of the metric or, if `relative`, a fraction of the reference (0.05 for `5%`). `text` is the condition as it was
+    given.
     """
 
     text: str
@@ -35,18 +36,18 @@ class Condition:
     relative: bool
 
     def beyond(self, value: float) -> bool:
-        """Does a difference of `value` fail the condition?"""
+        """Whether a difference of `value` fails the condition."""
         return value < self.threshold if self.sign == "<" else value > self.threshold
 
 
 def parse_condition(text: str, known: Collection[str] = STEP_METRIC_NAMES) -> Condition:
-    """Read one condition.
+    """Parse one condition.
 
     Args:
-        known: metrics that may be named; besides them, `ratio_delta` is another name of `overlap_ratio`.
+        known: metrics that may be named; `ratio_delta` is accepted as an alias of `overlap_ratio`.
 
     Raises:
-        InputError: it is none; the message shows where, and what is allowed.
+        InputError: it is malformed; the message shows where, and what is allowed.
     """
     signs = [at for at, char in enumerate(text) if char in "<>"]
     if not signs:
@@ -87,6 +88,6 @@ def _of_a_kind(metric: str) -> bool:
 
 
 def _wrong(text: str, at: int, what: str) -> InputError:
-    """The condition, a mark under the place, and what is wrong with it."""
+    """An error that shows the condition, a mark under the position, and what is wrong there."""
     shown = "".join(char if char.isprintable() else "?" for char in text)
     return InputError(f"condition {shown!r}: {what}\n    {shown}\n    {' ' * at}^")

@@ -1,7 +1,7 @@
-"""Conditions and a comparison -> pass, fail or inconclusive, each with its reason (docs/gate.md).
+"""Judges each condition of the gate against a comparison: pass, fail or inconclusive, with the reason (docs/gate.md).
 
-Enters: conditions, and `comparison` of `summary.json`. Leaves: a `GateResult`. Must not: fail a candidate for what may
-be chance where there are launches to tell; or say of two single runs more than that a threshold was crossed.
+Takes the conditions and `comparison` of `summary.json`, and returns a `GateResult`. Must not: fail a candidate for what
+may be chance where there are launches to tell; or claim more of two single runs than that a threshold was crossed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ _UNLIKE: Final = (
 )
 _ZERO: Final = "the reference, or a resample of it, is 0, and there is no part of that"
 _ALPHA: Final = 0.05
-"""Where a comparison of launches names none (its key `alpha`)."""
+"""Significance level where a comparison of launches states none (its key `alpha`)."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One condition. `value` is what was held against the threshold, in its unit; `low` and `high` its interval."""
+    """One condition with its outcome. `value` is what was compared with the threshold, in its unit; `low` and `high`
+    are the ends of its interval.
+    """
 
     condition: str
     metric: str
@@ -47,7 +49,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class GateResult:
-    """All conditions, and what the command ends with."""
+    """The outcome of all conditions, and the exit code of the command."""
 
     conditions: tuple[Judged, ...]
     on_inconclusive: OnInconclusive
@@ -55,19 +57,19 @@ class GateResult:
 
     @property
     def outcome(self) -> Outcome:
-        """A failure outweighs what cannot be decided, which outweighs what passed."""
+        """Fail outweighs inconclusive, which outweighs pass."""
         outcomes: set[Outcome] = {judged.outcome for judged in self.conditions}
         return "fail" if "fail" in outcomes else "inconclusive" if "inconclusive" in outcomes else "pass"
 
     @property
     def exit_code(self) -> int:
-        """0, 3 or 4; inconclusive as it was asked for."""
+        """0 (pass), 3 (fail) or 4; for an inconclusive gate what `--inconclusive` asked for."""
         failed, undecided = GateFailed.exit_code, Inconclusive.exit_code
         chosen = {"4": undecided, "pass": EXIT_OK, "fail": failed}[self.on_inconclusive]
         return {"pass": EXIT_OK, "fail": failed, "inconclusive": chosen}[self.outcome]
 
     def count(self, outcome: Outcome) -> int:
-        """How many conditions came out so."""
+        """Number of conditions with this outcome."""
         return Counter(judged.outcome for judged in self.conditions)[outcome]
 
     def as_json(self) -> dict[str, Any]:
@@ -87,8 +89,8 @@ def evaluate(
     """Judge every condition.
 
     Args:
-        comparison: of `summary.json`; with `launches` it rests on launch sets, without on two single runs.
-        on_inconclusive: what an undecided gate ends with: code 4, 0 (`pass`) or 3 (`fail`).
+        comparison: of `summary.json`. With the key `launches` it rests on launch sets, without it on two single runs.
+        on_inconclusive: what an inconclusive gate ends with: exit code 4, 0 (`pass`) or 3 (`fail`).
     """
     of_launches = bool(comparison.get("launches"))
     judged = tuple(
@@ -100,7 +102,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _Measured:
-    """What of a metric is held against a threshold, or why there is nothing."""
+    """The value of a metric that is compared with a threshold, or why there is none."""
 
     value: float | None = None
     low: float | None = None
@@ -121,8 +123,9 @@ def _of_runs(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
 
 
 def _of_launches(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
-    """Fail: beyond the threshold, and not by chance. Pass: not beyond it, and neither is the interval. What is left
-    cannot be decided with these launches; nor can anything with fewer than a verdict takes.
+    """Judge a condition on launch sets. Fail: beyond the threshold, and not by chance. Pass: neither the value nor its
+    interval is beyond it. Everything else is inconclusive with these launches, as is everything with fewer launches
+    than a verdict needs.
     """
     entry = comparison["metrics"].get(condition.metric)
     found = _measured(condition, entry)
@@ -146,11 +149,12 @@ def _of_launches(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
 
 
 def _p(entry: Mapping[str, Any], metrics: Mapping[str, Any]) -> float | None:
-    """By which a condition is judged: of the primary metric and of the guard as it is, of a secondary one corrected.
+    """The p-value by which a condition is judged: as it is for the primary metric and the guard, corrected for a
+    secondary one.
 
-    One that Holm left out (neither direction is good in itself, milliseconds across platforms, one value in all
-    launches) was asked for here, as one more beside those that were tested: Bonferroni's factor for them all, which
-    holds however the tests depend on each other.
+    Holm's correction leaves some metrics out (neither direction is better, milliseconds across platforms, the same
+    value in all launches). A condition on such a metric adds one test to those that were made, so its p gets
+    Bonferroni's factor for all of them, which holds however the tests depend on each other.
     """
     p: float | None = entry["p"]
     if entry["role"] != "secondary" or p is None:
@@ -163,7 +167,7 @@ def _p(entry: Mapping[str, Any], metrics: Mapping[str, Any]) -> float | None:
 def _decide(condition: Condition, found: _Measured, p: float | None, alpha: float) -> tuple[Outcome, str]:
     assert found.low is not None
     assert found.high is not None
-    if condition.beyond(0.0):  # no difference at all would fail it: significance against 0 says nothing here
+    if condition.beyond(0.0):  # even a difference of 0 fails it, so significance against 0 says nothing here
         if condition.beyond(found.low) and condition.beyond(found.high):
             return "fail", "the whole interval is beyond the threshold"
         return "inconclusive", "beyond the threshold, but the interval reaches back across it"
@@ -184,8 +188,9 @@ def _kept(condition: Condition, found: _Measured) -> tuple[Outcome, str]:
 
 
 def _measured(condition: Condition, entry: Mapping[str, Any] | None) -> _Measured:
-    """The difference in the condition's terms: in the metric's unit with the interval of the difference; as a part of
-    the reference with the interval of the quotient, or, of a ratio, that of the difference over the reference's median.
+    """The difference in the terms of the condition. An absolute one is in the metric's unit, with the interval of the
+    difference. A relative one is a fraction of the reference, with the interval of the quotient; for a ratio, with that
+    of the difference divided by the reference's median.
     """
     if entry is None:
         return _Measured(why=f"neither side has {condition.metric}")
@@ -223,7 +228,9 @@ def _judged(condition: Condition, found: _Measured, p: float | None, outcome: Ou
 
 
 def _with_note(reason: str, entry: Mapping[str, Any] | None) -> str:
-    """A condition was asked for: it is judged where the comparison itself would not, and says so."""
+    """Add a note where the comparison itself does not judge this metric: here it is judged because a condition asks for
+    it.
+    """
     if entry and entry.get("judgement") == "not judged" and entry.get("judgement_reason"):
         return f"{reason} (judged because it was asked for: {entry['judgement_reason']})"
     return reason

@@ -1,11 +1,9 @@
-"""A gate's result -> JUnit XML: one test case a condition, as CI systems show them.
+"""Writes a gate's result as JUnit XML, one test case per condition, for CI systems.
 
-Enters: a `GateResult` and the two labels. Leaves: an XML document as text. Must not: let a word of a file or a label
-become markup, or a character that XML has no place for.
-
-Shape: the schema that Jenkins' xUnit plug-in publishes (junit-10.xsd); GitHub, GitLab and Azure read the same. A failed
-condition is a `failure`. An undecided one is an `error`, or what it counts as: `failure` or `skipped`. Times are left
-out: nothing was timed.
+The shape follows the schema that Jenkins' xUnit plug-in publishes (junit-10.xsd); GitHub, GitLab and Azure read the
+same. A failed condition is a `failure`. An inconclusive one is an `error`, or what `--inconclusive` makes of it:
+`failure` or `skipped`. Times are left out, because nothing was timed. Must not: let text from a file or a label become
+markup, or a character that XML does not allow.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ from aorta.analysis.gate.judging import GateResult, Judged
 from aorta.analysis.gate.text import headline, interval, quantity
 
 _NOT_XML: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Everything outside of the production Char of XML 1.0, section 2.2."""
+"""Everything outside the production Char of XML 1.0, section 2.2."""
 _UNDECIDED: Final = {"4": "error", "fail": "failure", "pass": "skipped"}
 
 
 def junit_xml(result: GateResult, comparison: Mapping[str, Any]) -> str:
-    """The document, with its declaration; ends with a newline."""
+    """The XML document with its declaration; ends with a newline."""
     elements = [_element_name(result, judged) for judged in result.conditions]
     counts = {
         "tests": str(len(elements)),
@@ -70,5 +68,5 @@ def _details(judged: Judged, comparison: Mapping[str, Any]) -> str:
 
 
 def _clean(text: str) -> str:
-    """Characters that XML cannot hold, not even escaped, as the replacement character."""
+    """Replace characters that XML cannot hold even when escaped by the replacement character."""
     return _NOT_XML.sub("\ufffd", text)

@@ -1,7 +1,7 @@
-"""A summary and its gate -> GitHub-flavoured Markdown, for the page of a CI job ($GITHUB_STEP_SUMMARY).
+"""Writes a summary and its gate as GitHub-flavoured Markdown, for the page of a CI job ($GITHUB_STEP_SUMMARY).
 
-Enters: the dictionary of `summary.json`, and a `GateResult` if a gate was asked for. Leaves: text, the outcome first.
-Must not: let a word of a file or a label become markup, or compute a number.
+Takes the content of `summary.json` and, if conditions were given, a `GateResult`; the outcome comes first. Must not:
+let text from a file or a label become markup, or compute a number.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from aorta.analysis.gate.text import OUTCOMES, headline, interval, quantity
 
 _MARKS: Final = {"pass": "✅", "fail": "❌", "inconclusive": "❔"}
 _ACTIVE: Final = re.compile(r"([\\`*_{}\[\]()#+\-.!|~:@/])")
-"""Characters that GitHub reads as markup, links, mentions or references, with a backslash before them not."""
+"""Characters that GitHub reads as markup, links, mentions or references unless a backslash stands before them."""
 _SHOWN_CAUSES: Final = 6
 LIMIT_BYTES: Final = 1_000_000
-"""GitHub takes a summary of 1 MiB a step (GitHub Docs, "Adding a job summary")."""
+"""GitHub accepts a summary of up to 1 MiB per step (GitHub Docs, "Adding a job summary")."""
 
 
 def escaped(text: object) -> str:
-    """Text that GitHub shows as it is."""
+    """Escape text so that GitHub shows it literally, on one line."""
     line = " ".join(str(text).split())
     line = "".join(char if char.isprintable() else "\ufffd" for char in line)
     line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -31,7 +31,9 @@ def escaped(text: object) -> str:
 
 
 def markdown_summary(summary: Mapping[str, Any], result: GateResult | None) -> str:
-    """The page: outcome, conditions, where the difference lies, warnings; numbers and differences fold away."""
+    """The page: outcome, conditions, where the difference lies, and warnings; metrics and manifest differences are
+    collapsed.
+    """
     comparison = summary.get("comparison")
     lines = list(_head(comparison, result))
     if result is not None:
@@ -50,7 +52,7 @@ def markdown_summary(summary: Mapping[str, Any], result: GateResult | None) -> s
     if comparison is not None:
         lines += list(_comparison(comparison))
     text = "\n".join(lines) + "\n"
-    if len(text.encode()) > LIMIT_BYTES:  # labels of any length: the outcome must not be lost to GitHub's limit
+    if len(text.encode()) > LIMIT_BYTES:  # labels may have any length: the outcome must not be lost to GitHub's limit
         return "\n".join(_head(comparison, result))[:10_000] + "\n\nThe rest is in summary.json: it is too long.\n"
     return text
 

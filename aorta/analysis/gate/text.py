@@ -1,6 +1,6 @@
-"""A gate's result -> the lines a person reads at the end of a report.
+"""Formats a gate's result as the lines at the end of a report on the terminal.
 
-Enters: a `GateResult`. Leaves: text. Must not: judge.
+Must not: judge.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ OUTCOMES: Final = {"pass": "passed", "fail": "failed", "inconclusive": "inconclu
 
 
 def headline(result: GateResult) -> str:
-    """The outcome, and how many conditions came out how."""
+    """The outcome, and how many conditions had each outcome."""
     counts = [
         f"{number} {word}"
         for outcome, word in (("fail", "failed"), ("inconclusive", "inconclusive"), ("pass", "passed"))
@@ -25,7 +25,7 @@ def headline(result: GateResult) -> str:
 
 
 def quantity(judged: Judged, value: float | None) -> str:
-    """A difference with its sign and unit; relative ones in per cent."""
+    """A difference with its sign and unit; a relative one in per cent."""
     if value is None:
         return "null"
     if judged.relative:
@@ -35,14 +35,14 @@ def quantity(judged: Judged, value: float | None) -> str:
 
 
 def interval(judged: Judged) -> str:
-    """Its interval, or null."""
+    """The interval of a condition's value, or null."""
     if judged.low is None or judged.high is None:
         return "null"
     return f"{quantity(judged, judged.low)} to {quantity(judged, judged.high)}"
 
 
 def gate_text(result: GateResult) -> str:
-    """One line a condition behind the headline, and how an undecided gate ends."""
+    """The headline, one line per condition, and a note where `--inconclusive` changed the exit code."""
     lines = [f"{headline(result)} (exit code {result.exit_code})"]
     for judged in result.conditions:
         word = {"pass": "pass", "fail": "FAIL", "inconclusive": "?   "}[judged.outcome]

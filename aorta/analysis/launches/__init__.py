@@ -1,5 +1,5 @@
-"""Several independent launches of one configuration against several of another: what may be said of the difference.
+"""Compares several independent launches of one configuration with several launches of another.
 
-Enters: folders that hold run folders. Leaves: effects with intervals, p-values and verdicts. Must not: take a step for
-an independent observation (docs/measuring.md, section 5).
+Takes two folders of run folders and gives effects with confidence intervals, p-values and verdicts. Must not: treat a
+step as an independent observation (docs/measuring.md, section 5).
 """

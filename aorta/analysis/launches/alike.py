@@ -1,7 +1,7 @@
-"""Launches that did not do the same work are not compared.
+"""Refuses to compare launches that did not do the same work.
 
-Enters: two launch sets and what the caller allows to differ. Leaves: an error that names the key and both values, or a
-list of what was allowed. Must not: let one side mix configurations, which would pass for noise.
+A difference in the work is an error that names the key and both values, unless the caller allowed it; then it is
+listed. Must not: let one side mix configurations, which would pass for noise.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ from aorta.analysis.launches.sets import Launch, LaunchSet
 from aorta.errors import InputError
 
 _ONE_SIDE: Final = ("header.", "config.parallel.", "config.fabric.", "config.instrument.")
-"""Keys that may differ between the sides, where they are what is compared, but not within one."""
+"""Keys that may differ between the sides, where they are what is being compared, but not within one side."""
 _VARIES: Final = ".seed"
-"""Independent launches may well draw their own jitter."""
+"""Independent launches may well draw their own jitter, so seeds may differ within a side."""
 
 
 def refuse_unlike(reference: LaunchSet, candidate: LaunchSet, rules: Rules) -> list[dict[str, Any]]:
-    """Differences that would have been refused, had the caller not allowed them: `where` (`reference` or `candidate`
-    for a difference within that side, else `between`), `key`, the values and the folders of both launches.
+    """Check that all launches did the same work.
+
+    Returns:
+        The differences that would have been refused had the caller not allowed them: `where` (`reference` or
+            `candidate` for a difference within that side, else `between`), `key`, the values and the folders of both
+            launches.
 
     Raises:
         InputError: launches differ in workload, shapes, world size or dtype; or, within a side, in how they ran.
@@ -59,5 +63,7 @@ def _found(reference: LaunchSet, candidate: LaunchSet) -> Iterator[tuple[str, La
 
 
 def _yardstick(side: LaunchSet) -> Launch:
-    """What the launches of a side are held against: the first that tells its configuration, or else the first."""
+    """The launch that the others of a side are compared with: the first whose configuration is known, or else the
+    first.
+    """
     return next((launch for launch in side.launches if launch.tells_configuration), side.launches[0])

@@ -1,8 +1,8 @@
-"""Launches resampled, and steps within launches: how far an effect could have come out otherwise.
+"""Estimates how far an effect could have come out otherwise, by a hierarchical bootstrap.
 
-Enters: the values of a launch by global step (all ranks of a step together are one draw: they waited for each other),
-then launches of two sides. Leaves: medians of resamples, an effect and its percentile interval. Must not: resample
-single rank-steps, or hold more than a bounded block of a large launch.
+Launches are resampled, and within each launch its global steps. All ranks of a step are drawn together, because they
+waited for each other. The result is an effect with its percentile interval. Must not: resample single rank-steps, or
+hold more than a bounded block of a large launch.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from aorta.analysis.tables import Floats, Ints
 
 Kind: TypeAlias = Literal["difference", "quotient"]
 POOL: Final = 200
-"""Resamples of the steps of a launch, kept as their medians: a launch of the outer resample draws one of them."""
+"""Resamples of the steps of one launch, kept as their medians; the outer resample draws one median per launch."""
 LEAST_POOL: Final = 48
 _WORK: Final = 1 << 22
-"""Values looked at for the pool of one metric of one launch; a launch of 64 ranks x 1,000 steps gets 65 resamples."""
+"""Bounds the values touched per metric and launch: a launch of 64 ranks x 1,000 steps gets 65 resamples."""
 _BLOCK: Final = 1 << 20
 RESAMPLES: Final = 4_000
-"""Outer resamples: the ends of a 95 % interval then move by about a hundredth of its width from seed to seed."""
+"""Outer resamples: with these the ends of a 95 % interval vary by about a hundredth of its width from seed to seed."""
 
 
 @dataclass(frozen=True)
 class Effect:
-    """Of the candidate against the reference: a difference, or a quotient less 1. Null where the reference is 0."""
+    """The effect of the candidate against the reference: a difference, or a quotient less 1. None where the reference
+    is 0.
+    """
 
     kind: Kind
     value: float | None
@@ -37,13 +39,14 @@ class Effect:
 
 
 def step_medians(values: Floats, steps: Ints, generator: np.random.Generator) -> Floats:
-    """Medians of `values` when their global steps are drawn anew with replacement, shape (resamples,).
+    """Medians of `values` over resamples of their global steps, drawn with replacement; shape (resamples,).
 
     Args:
-        values: of the rank-steps, none NaN, at least one. steps: the global step of each.
+        values: one per rank-step, none NaN, at least one.
+        steps: the global step of each value.
     """
     if values.min() == values.max():
-        return values[:1].copy()  # whatever is drawn
+        return values[:1].copy()  # the median is the same for every draw
     order = np.argsort(values, kind="stable")
     _, cluster = np.unique(steps, return_inverse=True)
     ordered, cluster = values[order], cluster[order]
@@ -58,23 +61,23 @@ def step_medians(values: Floats, steps: Ints, generator: np.random.Generator) ->
 
 
 def _times_drawn(count: int, resamples: int, generator: np.random.Generator) -> Ints:
-    """How often each of `count` things comes up in `count` draws with replacement, shape (resamples, count)."""
+    """How often each of `count` items is drawn in `count` draws with replacement; shape (resamples, count)."""
     drawn = generator.integers(count, size=(resamples, count)) + count * np.arange(resamples)[:, None]
     return np.bincount(drawn.ravel(), minlength=resamples * count).reshape(resamples, count)
 
 
 def _weighted_medians(ordered: Floats, drawn: Ints, cluster: Ints) -> Floats:
-    """Median of `ordered` per row of `drawn`, in which the cluster of a value says how often the value counts."""
+    """Median of `ordered` for each row of `drawn`, where a value counts as often as its cluster was drawn."""
     places = np.cumsum(drawn[:, cluster], axis=1, dtype=np.int32)
     total = places[:, -1:]
-    # The place of the k-th smallest (from 0) is the first whose cumulative count exceeds k.
+    # The k-th smallest (from 0) is at the first position whose cumulative count exceeds k.
     lower = np.argmax(places > (total - 1) // 2, axis=1)
     upper = np.argmax(places > total // 2, axis=1)
     return np.asarray((ordered[lower] + ordered[upper]) / 2)
 
 
 def effect_of(kind: Kind, reference: float, candidate: float) -> float | None:
-    """Candidate minus reference, or candidate / reference - 1; None over 0."""
+    """Candidate minus reference, or candidate / reference - 1; None when dividing by 0."""
     if kind == "difference":
         return candidate - reference
     return candidate / reference - 1 if reference else None
@@ -87,11 +90,13 @@ def effect(
     level: float,
     generator: np.random.Generator,
 ) -> Effect:
-    """The effect of the medians over launches, with the percentile interval of a hierarchical bootstrap: launches with
-    replacement, then the steps of each (Davison and Hinkley, Bootstrap Methods and their Application, 1997, 3.8).
+    """The effect between the medians over launches, with the percentile interval of a hierarchical bootstrap: launches
+    are drawn with replacement, then the steps of each (Davison and Hinkley, Bootstrap Methods and their Application,
+    1997, 3.8).
 
     Args:
-        reference, candidate: for each launch its median and `step_medians`; at least one each.
+        reference, candidate: for each launch its median and its `step_medians`; at least one launch each.
+        level: coverage of the interval, for example 0.95.
     """
     medians = [float(np.median([median for median, _ in side])) for side in (reference, candidate)]
     value = effect_of(kind, *medians)

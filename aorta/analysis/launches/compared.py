@@ -1,7 +1,8 @@
-"""Two launch sets -> the `comparison` of the summary: every metric with its verdict, and the verdict of them all.
+"""Builds the `comparison` of `summary.json` for two launch sets: every metric with its verdict, and the overall
+verdict.
 
-Enters: launch sets, their representative launches, rules. Leaves: plain JSON values. Must not: decide anything itself
-(`numbers`, `judging` and `verdict` do), or show one launch's number as that of its side.
+The result is plain JSON values. Must not: decide anything itself (`numbers`, `judging` and `verdict` do), or show the
+value of one launch as that of its side.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ def compare_launches(
     collectives: tuple[list[Any], list[Any]],
     rules: Rules,
 ) -> dict[str, Any]:
-    """What `compare.compare` says, its values now medians over launches, and what several launches add to it.
+    """Extend the result of `compare.compare`: its values become medians over launches, and it gains verdicts and
+    effects.
 
     Args:
-        datasets: the representative launch of the reference and of the candidate. collectives: those of each, as in
-            their aggregates.
+        datasets: the representative launch of the reference and of the candidate.
+        collectives: the collectives of each, as in their aggregates.
 
     Raises:
-        InputError: the launches are unlike (`alike.refuse_unlike`).
+        InputError: the launches did different work (`alike.refuse_unlike`).
     """
     allowed = refuse_unlike(*sides, rules)
     before, after = (medians_entry(side) | {"collectives": rows} for side, rows in zip(sides, collectives, strict=True))
@@ -47,7 +49,7 @@ def compare_launches(
     found |= {
         "verdict": verdict,
         "verdict_reason": reason,
-        # `compare` saw one launch a side: whether there are manifests is said of all of them below.
+        # `compare` saw one launch per side; missing manifests are reported for all launches below.
         "warnings": list(
             dict.fromkeys(
                 [
@@ -71,7 +73,7 @@ def compare_launches(
 
 
 def medians_entry(side: LaunchSet) -> dict[str, Any]:
-    """Medians over the launches, under the keys that `compare` reads of an aggregate."""
+    """Medians over the launches, under the keys of an aggregate that `compare` reads."""
     metrics: dict[str, Any] = {}
     for name in dict.fromkeys(name for launch in side.launches for name in launch.samples):
         samples = side.of(name)
@@ -84,10 +86,13 @@ def medians_entry(side: LaunchSet) -> dict[str, Any]:
 def judged(
     pairs: Mapping[str, Any], reference: LaunchSet, candidate: LaunchSet, rules: Rules
 ) -> tuple[dict[str, Any], Word, str]:
-    """Every metric with its numbers and verdict; the verdict of the comparison, and why.
+    """Compute the statistics and verdict of every metric.
 
     Args:
-        pairs: as `compare.compare` has them under `metrics`.
+        pairs: metrics as under `metrics` in the result of `compare.compare`.
+
+    Returns:
+        The metrics, the verdict of the comparison, and the reason for it.
     """
     metrics = {
         name: pair | numbers(name, reference.of(name), candidate.of(name), rules) for name, pair in pairs.items()
@@ -96,7 +101,7 @@ def judged(
 
 
 def left_out(side: LaunchSet) -> list[dict[str, str]]:
-    """Launches that do not count, and why."""
+    """Launches that do not count, with the reason."""
     return [{"path": str(path), "reason": why} for path, why in side.left_out]
 
 

@@ -1,6 +1,6 @@
-"""Many p-values -> p-values that stand together.
+"""Corrects p-values for the number of metrics tested.
 
-Enters: p by name. Leaves: corrected p by name. Must not: correct what was named beforehand as the one primary metric.
+Must not: correct the one primary metric that was named before the runs.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from collections.abc import Mapping
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Holm's step-down correction: reject where it is <= alpha, and the chance of even one false rejection among all
-    is <= alpha, however the tests depend on each other (S. Holm, Scandinavian Journal of Statistics 6, 1979, 65-70).
+    """Holm's step-down correction: rejecting every hypothesis with a corrected p <= alpha keeps the chance of even one
+    false rejection at <= alpha, however the tests depend on each other (S. Holm, Scandinavian Journal of Statistics 6,
+    1979, 65-70).
     """
     corrected, least = {}, 0.0
     for place, name in enumerate(sorted(p_values, key=p_values.__getitem__)):

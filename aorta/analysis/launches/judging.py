@@ -1,7 +1,7 @@
-"""The numbers of all metrics -> a verdict for each, and the verdict of the comparison.
+"""Gives every metric its verdict, and the comparison the verdict of its primary metric.
 
-Enters: entries of `comparison.metrics`. Leaves: the same with `p_corrected`, `verdict` and `verdict_reason`. Must not:
-let a secondary metric carry the verdict, or judge what has no better direction.
+Adds `p_corrected`, `verdict` and `verdict_reason` to the entries of `comparison.metrics`. Must not: let a secondary
+metric decide the comparison, or judge a metric in which neither direction is better.
 """
 
 from __future__ import annotations
@@ -16,20 +16,24 @@ from aorta.analysis.launches.verdict import Evidence, Word, decide, slower, too_
 
 
 def judge(metrics: dict[str, Any], rules: Rules) -> tuple[Word, str]:
-    """Add `p_corrected`, `verdict` and `verdict_reason` to every entry; returns those of the comparison."""
+    """Add `p_corrected`, `verdict` and `verdict_reason` to every entry; return the verdict and reason of the
+    comparison.
+    """
     _correct(metrics)
     _judge(metrics, rules)
     return _carried(metrics, rules)
 
 
 def _is_judged(entry: Mapping[str, Any]) -> bool:
-    """Whether a metric gets a verdict: a direction is good in itself, both sides have values, and platforms allow."""
+    """Whether a metric gets a verdict: one direction is better, both sides have values, and the platforms permit it."""
     return entry["better"] is not None and entry["judgement"] != "not judged" and entry["p"] is not None
 
 
 def _correct(metrics: dict[str, Any]) -> None:
-    """Holm over the secondary metrics that are judged. A metric that has one value in all launches tests nothing, and
-    that can be said without knowing the sides of the launches, so that leaving it out keeps the rate.
+    """Apply Holm's correction to the secondary metrics that are judged.
+
+    A metric with the same value in all launches tests nothing. That can be seen without knowing which launch belongs to
+    which side, so leaving it out keeps the error rate.
     """
     tested = {
         name: entry["p"]
@@ -41,7 +45,9 @@ def _correct(metrics: dict[str, Any]) -> None:
 
 
 def _judge(metrics: dict[str, Any], rules: Rules) -> None:
-    """Verdict and reason of every metric. Step time first: nothing improves where the step takes longer."""
+    """Verdict and reason of every metric. Step time goes first: nothing counts as improved where the
+    step takes longer.
+    """
     for entry in metrics.values():
         entry["verdict"], entry["verdict_reason"] = _verdict(entry, rules)
     if rules.primary == GUARD:
@@ -77,7 +83,7 @@ def _verdict(entry: Mapping[str, Any], rules: Rules) -> tuple[Word | None, str]:
 
 
 def _carried(metrics: Mapping[str, Any], rules: Rules) -> tuple[Word, str]:
-    """The verdict of the comparison: that of the primary metric."""
+    """The verdict of the comparison, which is that of the primary metric."""
     entry = metrics.get(rules.primary)
     if entry is None:
         return "inconclusive", f"{rules.primary}, the primary metric, is in neither record"

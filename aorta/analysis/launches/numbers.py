@@ -1,6 +1,6 @@
-"""One metric of two launch sets -> effect, interval, p, and what could have been found.
+"""Computes the statistics of one metric of two launch sets: effect, interval, p-value and statistical power.
 
-Enters: the medians and pools of launches. Leaves: plain JSON values. Must not: judge, or correct a p for other metrics.
+The result is plain JSON values. Must not: judge, or correct a p-value for other metrics.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _AFTER_HOLM: Final = (
 
 
 def numbers(name: str, reference: Sequence[Sample], candidate: Sequence[Sample], rules: Rules) -> dict[str, Any]:
-    """Everything of one metric that no other metric has a say in. Launches whose median is null do not count.
+    """The statistics of a metric that do not depend on any other metric. Launches whose median is null do not count.
 
     Args:
         reference, candidate: the metric in each launch of a side.
@@ -49,7 +49,7 @@ def numbers(name: str, reference: Sequence[Sample], candidate: Sequence[Sample],
         empty = {"kind": kind, "value": None, "low": None, "high": None}
         nothing = {"effect": empty, "difference_interval": {"low": None, "high": None}}
         return found | nothing | _not_estimated("a side is null")
-    seed = [SEED, crc32(name.encode())]  # the same resamples for both
+    seed = [SEED, crc32(name.encode())]  # both effects rest on the same resamples
     estimate = effect(kind, sides[0], sides[1], LEVEL, np.random.default_rng(seed))
     apart = effect("difference", sides[0], sides[1], LEVEL, np.random.default_rng(seed))
     found["effect"] = {"kind": kind, "value": estimate.value, "low": estimate.low, "high": estimate.high}
@@ -59,7 +59,7 @@ def numbers(name: str, reference: Sequence[Sample], candidate: Sequence[Sample],
 
 
 def _power(name: str, left: Floats, right: Floats, estimate: Effect, rules: Rules) -> dict[str, Any]:
-    """What could have been found, and what it takes to find what was seen."""
+    """The smallest effect that could have been found, and the launches needed to find the one observed."""
     sd = pooled_sd(left, right)
     scale = 1.0 if estimate.kind == "difference" else abs(float(np.median(left)))
     if sd is None:

@@ -1,7 +1,7 @@
-"""What these launches and this noise could have found, and how many launches would find what was seen.
+"""Computes the effect that these launches could have detected, and how many launches would detect the one observed.
 
-Enters: one value a launch on two sides. Leaves: effects in the unit of the values, and numbers of launches. Must not:
-quote the power of another plan, or of a rule that the verdict does not use.
+Takes one value per launch on each side. Must not: quote the power of another design, or of a rule that the verdict does
+not use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from aorta.analysis.tables import Floats
 
 POWER: Final = 0.8
 CAP: Final = 64
-"""Launches a side above which no number is given: nobody runs them, and the estimate of the noise carries none."""
+"""Launches per side above which no number is given: nobody runs that many, and the noise estimate
+would not support it.
+"""
 _SEED: Final = 80
 _PLANS: Final = 4_000
 _LEAST_PLANS: Final = 500
@@ -27,9 +29,9 @@ _PAIRS: Final = 1 << 21
 
 
 def pooled_sd(reference: Floats, candidate: Floats) -> float | None:
-    """The standard deviation of launches round their own side's mean, free of its small-sample bias (divided by c4 for
-    its degrees of freedom: a root of a mean square is too small on average; Montgomery, Introduction to Statistical
-    Quality Control, appendix VI). None without two launches on a side.
+    """The standard deviation of launches around the mean of their own side, corrected for its small-sample bias:
+    divided by c4 for its degrees of freedom, because the root of a mean square is too small on average (Montgomery,
+    Introduction to Statistical Quality Control, appendix VI). None unless a side has two launches.
     """
     freedom = len(reference) + len(candidate) - 2
     if freedom < 1:
@@ -40,8 +42,8 @@ def pooled_sd(reference: Floats, candidate: Floats) -> float | None:
 
 
 def detectable(reference: int, candidate: int, sd: float, margin: float, alpha: float) -> float | None:
-    """The smallest shift that the rule (p <= alpha and medians further apart than `margin`) finds in 80 % of plans with
-    so many launches; None where no shift can. `sd`, `margin` and the shift are in one unit.
+    """The smallest shift that the rule (p <= alpha and medians further apart than `margin`) finds in 80 % of
+    experiments with this many launches; None where no shift can. `sd`, `margin` and the shift are in the same unit.
     """
     found = _shifts(reference, candidate, alpha)
     if found is None:
@@ -51,7 +53,9 @@ def detectable(reference: int, candidate: int, sd: float, margin: float, alpha: 
 
 
 def launches_needed(shift: float, sd: float, alpha: float) -> int | None:
-    """The smallest number of launches a side with which the test finds `shift` in 80 % of plans; None above `CAP`."""
+    """The smallest number of launches per side with which the test finds `shift` in 80 % of experiments; None above
+    `CAP`.
+    """
     sizes = range(LEAST_LAUNCHES, CAP + 1)
     place = bisect_left(sizes, True, key=lambda size: sd * _least_shift(size, alpha) <= abs(shift))
     return sizes[place] if place < len(sizes) else None
@@ -59,17 +63,20 @@ def launches_needed(shift: float, sd: float, alpha: float) -> int | None:
 
 @lru_cache(maxsize=256)
 def _least_shift(size: int, alpha: float) -> float:
-    """In standard deviations, what `size` against `size` launches find in 80 % of plans; infinite where nothing is."""
+    """The shift, in standard deviations, that `size` against `size` launches find in 80 % of experiments; inf if none
+    is.
+    """
     found = _shifts(size, size, alpha)
     return float("inf") if found is None else float(np.quantile(found[0], POWER))
 
 
 @lru_cache(maxsize=256)
 def _shifts(reference: int, candidate: int, alpha: float) -> tuple[Floats, Floats] | None:
-    """For simulated plans of standard normal launches: the shift from which on the test finds it, and the difference of
-    the medians that must still be made good. Both are of the same plans.
+    """Simulate experiments with normally distributed launches. For each, the smallest shift that the test finds, and
+    the difference of the medians that the shift must make up for; both from the same experiments.
 
-    Normal launches, not the residuals of the few there are: six degrees of freedom make a lumpy distribution with ties.
+    Normal launches are used and not the residuals of the observed ones, because six degrees of freedom make a lumpy
+    distribution with ties.
     """
     needed = critical_u(reference, candidate, alpha)
     if needed is None:

@@ -1,7 +1,6 @@
-"""The Mann-Whitney U test, exact: the values of whole launches on two sides -> a two-sided p.
+"""The exact Mann-Whitney U test for launches: a two-sided p-value from one value per launch on each side.
 
-Enters: one value a launch. Leaves: p, and what p each U has. Must not: see steps (they are correlated), or use the
-normal approximation where launches are few.
+Must not: see steps (they are correlated), or use the normal approximation where launches are few.
 """
 
 from __future__ import annotations
@@ -15,13 +14,16 @@ import numpy.typing as npt
 from aorta.analysis.tables import Floats
 
 EXACT_UP_TO: Final = 4096
-"""Pairs of launches (64 x 64) up to which the distribution of U is counted out; above, it is as good as normal."""
+"""Pairs of launches (64 x 64) up to which the distribution of U is computed exactly; above, the normal approximation is
+as good.
+"""
 
 
 def mann_whitney(reference: Floats, candidate: Floats) -> float:
-    """The two-sided p of "neither side tends to larger values" (Mann and Whitney 1947). No value may be NaN.
+    """The two-sided p-value of "neither side tends to larger values" (Mann and Whitney 1947). No value may be NaN.
 
-    Without ties from the exact distribution of U; with ties from all assignments of the very values to the sides.
+    Without ties it comes from the exact distribution of U; with ties, from all assignments of the observed values to
+    the sides.
     """
     values = np.concatenate([reference, candidate])
     if len(np.unique(values)) < len(values):
@@ -30,16 +32,16 @@ def mann_whitney(reference: Floats, candidate: Floats) -> float:
 
 
 def u_of(reference: Floats, candidate: Floats) -> int:
-    """Pairs of launches in which the candidate's value is the larger."""
+    """The statistic U: the number of pairs of launches in which the candidate's value is larger."""
     return int((candidate[:, None] > reference).sum())
 
 
 @lru_cache(maxsize=64)
 def p_values(reference: int, candidate: int) -> Floats:
-    """The two-sided p of every U from 0 to `reference * candidate`, numbers of launches without ties."""
+    """The two-sided p-value of every U from 0 to `reference * candidate` (numbers of launches), without ties."""
     pairs = reference * candidate
     wanted = np.arange(pairs + 1)
-    # Any samples with that U will do: as many references below each candidate as make U together.
+    # Any samples with that U will do: choose how many references lie below each candidate so that they add up to U.
     below = np.clip(wanted[:, None] - reference * np.arange(candidate), 0, reference)
     candidates = below + 0.5 + np.arange(candidate) / (2 * candidate)
     references = np.broadcast_to(np.arange(1.0, reference + 1), (pairs + 1, reference))
@@ -49,7 +51,9 @@ def p_values(reference: int, candidate: int) -> Floats:
 
 
 def critical_u(reference: int, candidate: int, alpha: float) -> int | None:
-    """The smallest U of the larger half with p <= alpha; None where no U has it: too few launches."""
+    """The smallest U in the upper half with p <= alpha; None where no U reaches it because there are
+    too few launches.
+    """
     found = p_values(reference, candidate)
     half = len(found) // 2
     enough = np.flatnonzero(found[half:] <= alpha)
@@ -57,8 +61,9 @@ def critical_u(reference: int, candidate: int, alpha: float) -> int | None:
 
 
 def _with_ties(reference: Floats, candidate: Floats) -> float:
-    """By counting, for every sum of ranks, the ways to choose the candidate's launches (ties share their mean rank):
-    scipy's exact method knows no ties, and its permutations take seconds a metric and no side of one launch.
+    """Count, for every sum of ranks, the ways to choose the candidate's launches; tied values share their mean rank.
+    scipy's exact method does not support ties, and its permutation test takes seconds per metric and refuses a side of
+    one launch.
     """
     from scipy.stats import rankdata
 

@@ -1,7 +1,6 @@
-"""The rules by which launches are judged, as the caller chose them.
+"""The rules by which launches are judged, as chosen on the command line.
 
-Enters: words of the command line. Leaves: a `Rules`. Must not: let a choice be made after the numbers were seen; every
-rule is written into the summary.
+Must not: let a choice be made after the results were seen; every rule is written into the summary.
 """
 
 from __future__ import annotations
@@ -13,17 +12,19 @@ from aorta.analysis.metrics import JOB_STEP, STEP_METRIC_NAMES, metric_named
 from aorta.errors import InputError
 
 LEVEL: Final = 0.95
-"""Of the bootstrap interval."""
+"""Coverage of the bootstrap interval."""
 LEAST_LAUNCHES: Final = 4
-"""A side. With three against three the smallest two-sided Mann-Whitney p is 2 / C(6, 3) = 0.10."""
+"""Launches per side. With three against three the smallest two-sided Mann-Whitney p is 2 / C(6, 3) = 0.10."""
 ALL: Final = "all"
 GUARD: Final = JOB_STEP
-"""Step time first: where it got worse, a better ratio is no improvement."""
+"""Step time guards every verdict: where it got worse, a better ratio is no improvement."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """`margin` is in the unit of an effect: a difference of a ratio, or a share of the reference's milliseconds."""
+    """Rules of a comparison. `margin` is in the unit of an effect: a difference of ratios, or a fraction of the
+    reference's milliseconds.
+    """
 
     primary: str = "overlap_ratio"
     alpha: float = 0.05
@@ -32,10 +33,10 @@ class Rules:
     judge_milliseconds: bool = False
 
     def __post_init__(self) -> None:
-        """Check.
+        """Validate the rules.
 
         Raises:
-            InputError: a number out of its range, or a primary metric in which no direction is better.
+            InputError: a number is out of range, or the primary metric has no better direction.
         """
         if not 0 < self.alpha <= 0.5:
             raise InputError(f"--alpha {self.alpha:g}: above 0 and at most 0.5; 0.05 is the default")
@@ -46,11 +47,15 @@ class Rules:
             raise InputError(f"--primary {self.primary}: the metrics that can be judged are {', '.join(judged)}")
 
     def role(self, name: str) -> str:
-        """`primary` carries the verdict, `guard` can withhold an improvement, `secondary` is corrected."""
+        """`primary` decides the verdict, `guard` can withhold an improvement, `secondary` is corrected for multiple
+        testing.
+        """
         return "primary" if name == self.primary else "guard" if name == GUARD else "secondary"
 
     def allows(self, key: str) -> bool:
-        """Whether runs may differ in a key: named whole, without its first part, or by a part it begins with."""
+        """Whether runs may differ in a key: given in full, without its first component, or as a prefix
+        of components.
+        """
         names = {key, key.partition(".")[2]}
         return any(
             word == ALL or name == word or name.startswith(f"{word}.") for word in self.allow_unlike for name in names

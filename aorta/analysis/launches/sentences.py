@@ -1,7 +1,7 @@
-"""The verdict of a comparison as sentences that an engineer can act on.
+"""States the verdict of a comparison in sentences that an engineer can act on.
 
-Enters: the `comparison` of the summary. Leaves: text. Must not: say a number that is not in the summary, or a ratio
-without its denominator.
+Takes the `comparison` of the summary. Must not: state a number that is not in the summary, or a ratio without its
+denominator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SAID: Final = {
 
 
 def headline(comparison: Mapping[str, Any]) -> str:
-    """Verdict, effect with its interval, p, launches, step time, and what could have been found."""
+    """The verdict, the effect with its interval, p, the launches, step time, and what could have been found."""
     word = comparison["verdict"].upper()
     primary = comparison["metrics"].get(comparison["primary"])
     if primary is None or primary["effect"]["value"] is None:
@@ -60,7 +60,7 @@ def _interval(effect: Mapping[str, Any]) -> str:
 
 
 def signed(value: float | None, kind: str) -> str:
-    """An effect: a difference of ratios as it is, a quotient less 1 in percent; always with its sign."""
+    """An effect with its sign: a difference of ratios as it is, a quotient less 1 in percent."""
     if value is None:
         return "null"
     return f"{value:+.3f}" if kind == "difference" else f"{value * 100:+.1f} %"

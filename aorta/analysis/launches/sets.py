@@ -1,8 +1,7 @@
-"""A folder of run folders -> a `LaunchSet`: what its launches say, read one after another.
+"""Reads a folder of run folders as a `LaunchSet`, one launch after another.
 
-Enters: the path of a launch set and an engine. Leaves: a few numbers a metric of every launch that is complete, and
-the name of every other one. Must not: hold the columns of two launches at once, leave a launch out silently, or count
-one run twice.
+Keeps a few numbers per metric of every complete launch, and lists the others with the reason. Must not: hold the
+columns of two launches at once, leave a launch out silently, or count one run twice.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from aorta.errors import InputError
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch. `facts`: what was run, as `compare.facts` has it."""
+    """One launch. `facts` says what was run, in the form of `compare.facts`."""
 
     path: Path
     run_id: str
@@ -31,29 +30,31 @@ class Launch:
 
     @property
     def tells_configuration(self) -> bool:
-        """Whether there is a manifest that says what was run, beside the headers of the records."""
+        """Whether the launch has a manifest with its configuration; otherwise only the record headers
+        say what was run.
+        """
         return any(not key.startswith(HEADER) for key in self.facts)
 
     def median(self, name: str) -> float | None:
-        """Of one metric; None where it is null or not in the record."""
+        """The median of one metric; None where it is null or not in the record."""
         return self.samples[name].median if name in self.samples else None
 
 
 @dataclass(frozen=True)
 class LaunchSet:
-    """Launches of one side, in order of their folders' names; never empty."""
+    """The launches of one side, ordered by folder name; never empty."""
 
     path: Path
     launches: tuple[Launch, ...]
     left_out: tuple[tuple[Path, str], ...]
-    """Folders that do not count, and why."""
+    """Folders that do not count, with the reason."""
 
     def of(self, name: str) -> list[Sample]:
         """One metric in every launch that has it."""
         return [launch.samples[name] for launch in self.launches if name in launch.samples]
 
     def representative(self, metric: str) -> Launch:
-        """The launch whose median of the metric is the (lower) middle one; the first where none is known."""
+        """The launch with the (lower) middle median of the metric; the first where no median is known."""
         known = sorted(
             (median, place)
             for place, launch in enumerate(self.launches)
@@ -86,7 +87,7 @@ def read_set(path: Path, folders: Sequence[Path], load: Callable[[Path], Run]) -
             launches.append(launch_of(dataset))
         else:
             left_out.append((folder, why))
-        del dataset  # or the next one is read while this one is held
+        del dataset  # otherwise the next launch is loaded while this one is still in memory
     if not launches:
         raise InputError(
             f"{path}: none of its {len(folders)} launches is complete:\n  "
@@ -108,7 +109,7 @@ def incomplete(dataset: Dataset) -> str | None:
 
 
 def launch_of(dataset: Dataset) -> Launch:
-    """What is kept of a launch."""
+    """Reduce a dataset to what a comparison keeps of a launch."""
     devices = devices_entry(dataset.run, dataset.table(*JOINED_ON), dataset.device_samples)
     run = dataset.run
     return Launch(

@@ -1,7 +1,7 @@
-"""One launch -> a few numbers a metric, all that a comparison keeps of it.
+"""Reduces one launch to the few numbers per metric that a comparison keeps of it.
 
-Enters: a dataset. Leaves: for each metric the median that `aggregate` publishes, and medians of resampled steps. Must
-not: define that median again, or keep a column.
+For each metric: the median that `aggregate` publishes, and the medians of resampled steps. Must not: define that median
+again, or keep a column.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.tables import Floats
 
 SEED: Final = 2027
-"""Of every random choice here: the same records give the same summary."""
+"""Seed of every random choice here, so that the same records give the same summary."""
 _NO_VALUES: Final = "no values"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One metric of one launch. `pool` holds medians of resamples of its global steps; it is empty where there are no
-    values, and `reason` then says why.
+    """One metric of one launch. `pool` holds medians over resamples of its global steps. It is empty where there are no
+    values; `reason` then says why.
     """
 
     median: float | None

@@ -1,7 +1,7 @@
-"""Evidence on one metric -> `regression`, `improvement`, `equivalent` or `inconclusive`, and why: the decision itself.
+"""Decides on one metric: `regression`, `improvement`, `equivalent` or `inconclusive`, with the reason.
 
-Enters: an effect with its interval, a p, numbers of launches. Leaves: a word and a sentence. Must not: look at
-anything else (the simulations of docs/comparing.md call this very function), or call a step better that got slower.
+Takes an effect with its interval, a p-value and the numbers of launches. Must not: depend on anything else (the
+simulations of docs/comparing.md call this very function), or call a step better that got slower.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NULL_REFERENCE: Final = "the reference is 0: there is no quotient, and a differe
 
 @dataclass(frozen=True)
 class Evidence:
-    """`p` is the one to judge by: corrected for a secondary metric. `launches`: with a value, on either side."""
+    """What a verdict rests on. `p` is corrected for a secondary metric; `launches` are those with a value, per side."""
 
     better: Better
     effect: Effect
@@ -32,7 +32,9 @@ class Evidence:
 
 
 def least_launches(alpha: float) -> int:
-    """A side, for the smallest two-sided Mann-Whitney p, 2 / C(2n, n), to reach alpha; never fewer than four."""
+    """Launches per side from which the smallest two-sided Mann-Whitney p, 2 / C(2n, n), can reach
+    alpha; at least four.
+    """
     size = LEAST_LAUNCHES
     while 2 / comb(2 * size, size) > alpha:
         size += 1
@@ -40,8 +42,8 @@ def least_launches(alpha: float) -> int:
 
 
 def decide(evidence: Evidence) -> tuple[Word, str]:
-    """The verdict by docs/measuring.md, section 5: significance *and* an effect beyond the margin; or an interval
-    within it; or what is lacking.
+    """The verdict by docs/measuring.md, section 5. A regression or improvement needs significance *and* an effect
+    beyond the margin; equivalence needs an interval within it; otherwise the reason says what is lacking.
     """
     lacking = too_few(evidence.launches, evidence.alpha)
     if lacking is not None:
@@ -80,10 +82,11 @@ def too_few(launches: tuple[int, int], alpha: float) -> str | None:
 
 
 def slower(guard: Mapping[str, Any] | None, alpha: float) -> str | None:
-    """Why the guard (a metric's entry of the summary, step time) forbids an improvement; None if it does not.
+    """Why step time (the guard's entry in the summary) rules out an improvement; None if it does not.
 
-    It does where the step is longer by more than its margin, on whatever platforms, and where it is unknown. A longer
-    step that may be chance withholds too: nothing was shown to be better while it may well be worse.
+    It does where the step got longer by more than its margin, whatever the platforms, and where step time is unknown. A
+    longer step that may be chance also withholds the verdict: nothing was shown to be better while it may well be
+    worse.
     """
     if guard is None or guard["effect"]["value"] is None or guard["p"] is None:
         return "the step time is not known on both sides"

@@ -1,1 +1,1 @@
-"""Sources of every kind, read into the tables of `aorta.analysis.tables`."""
+"""Loads sources of every kind into the tables of `aorta.analysis.tables`."""

@@ -1,16 +1,16 @@
-"""The text of a Chrome trace: its event array piece by piece, and what stands around it.
+"""Reads the text of a Chrome trace: its event array piece by piece, and the members around it.
 
 A trace is one JSON object with a list `traceEvents`, or that list alone (Trace Event Format, Google, 2016). Decoded at
-once it needs its whole text and an object per event. Here the array is cut between two events, so that memory does not
+once it needs its whole text and one object per event. Here the array is cut between two events, so that memory does not
 grow with the trace. A cut is tried at the last `},{` of a block, and is right if the piece decodes: `[piece]` is valid
-JSON only if the comma left out stands between two elements of the array itself, whatever strings and nested values
-hold. So the layout of the file does not matter.
+JSON only if the removed comma stood between two elements of the array itself, whatever strings and nested values hold.
+So the layout of the file does not matter.
 
     with opened("trace.json.gz") as stream, reading("trace.json.gz"):
         trace = RawEvents(stream, "trace.json.gz")
         phases = Counter(bytes(event["ph"]) for event in trace.events())
 
-Must not know what an event means, or take a broken file for a whole one.
+Must not: know what an event means, or accept a truncated file as complete.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from aorta.errors import InputError
 
 Piece = TypeVar("Piece")
 Event: TypeAlias = dict[str, msgspec.Raw]
-"""An event whose values are not decoded, so that what is not changed can be written back byte for byte."""
+"""An event whose values are not decoded, so that unchanged values can be written back byte for byte."""
 
 BLOCK: Final = 1 << 20
-"""Bytes read at a time: what becomes of them is several times as large, and should stay in a processor's cache."""
+"""Bytes read at a time. The decoded events are several times as large, and should stay in a processor's cache."""
 LIMIT: Final = 128 << 20
-"""Most bytes kept while the next place to cut, or the array's beginning or end, is looked for."""
+"""Most bytes buffered while searching for the next cut, or for the beginning or end of the array."""
 _EVENTS: Final = "traceEvents"
 _ARRAY: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _MORE_MEMBERS: Final = re.compile(rb',\s*"')
@@ -40,7 +40,7 @@ _TRUNCATED: Final = "Input data was truncated"
 _TRAILING: Final = re.compile(r"trailing characters \(byte (\d+)\)")
 _TRIES: Final = 32
 _ADJACENT_TRIES: Final = 16
-"""So many places to cut are tried one after the other; then the distance doubles, as all may lie inside one event."""
+"""This many cuts are tried one after the other; then the distance doubles, as all may lie inside one event."""
 _OPEN, _CLOSE, _COMMA = b"[],"
 _MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -48,20 +48,20 @@ _RAW_EVENTS: Final = msgspec.json.Decoder(list[Event])
 
 
 class NoEventArray(InputError):
-    """A whole JSON object that is no trace."""
+    """A complete JSON object that is not a trace."""
 
 
 class EventArray(Generic[Piece]):
     """The event array of one trace, read once.
 
     Args:
-        stream: the inflated text. What stands before the events is read at once.
-        decode: decodes a JSON list of events. It may keep the text until the next piece is asked for.
+        stream: the inflated text. Everything before the events is read at once.
+        decode: decodes a JSON list of events. It may keep references into the text until the next piece is requested.
         place: names the trace in errors.
 
     Attributes:
         head: members of the outer object before the events, undecoded.
-        tail: those behind them, once `pieces` has come to its end.
+        tail: members behind the events, once `pieces` is exhausted.
 
     Raises:
         NoEventArray: it is JSON, but no trace.
@@ -82,10 +82,10 @@ class EventArray(Generic[Piece]):
         self._first = self._begin()
 
     def pieces(self) -> Iterator[Piece]:
-        """Every piece of the array, decoded, in the order of the file.
+        """Yield the array piece by piece, decoded, in the order of the file.
 
         Raises:
-            InputError: the trace is cut off, malformed, or has an event of a wrong type; says where.
+            InputError: the trace is cut off, malformed, or has an event of a wrong type; names the position.
         """
         rest: bytes | memoryview = self._first
         while True:
@@ -108,12 +108,12 @@ class EventArray(Generic[Piece]):
                     buffer[at] = kept
                     if str(error) == _TRUNCATED:
                         continue  # the comma stood inside an event
-                    if _TRAILING.search(str(error)):  # the array ended before it
+                    if _TRAILING.search(str(error)):  # the array ended before this cut
                         yield self._last(bytes(memoryview(buffer)[:size]) + self._remainder())
                         return
                     raise self._broken(error, size) from error
                 rest = memoryview(buffer)[(at if kept == _COMMA else buffer.index(b",", at)) + 1 : size]
-                # The piece keeps its end while it is out: it may be decoded again, for times float64 cannot hold.
+                # The piece keeps its closing bracket while the caller has it: it may decode it again for exact digits.
                 yield piece
                 break
             if len(rest) > LIMIT:
@@ -123,7 +123,7 @@ class EventArray(Generic[Piece]):
                 )
 
     def _begin(self) -> bytes:
-        """Read up to the events. Returns what was read of them."""
+        """Read up to the events. Returns the part of the events that was read along with it."""
         text = bytearray()
         while not text.strip() and self._more(text):
             pass
@@ -171,7 +171,7 @@ class EventArray(Generic[Piece]):
         return NoEventArray(f'{self._place}: not a trace: it has no "{_EVENTS}"')
 
     def _remainder(self) -> bytes:
-        """What follows the events, of which the beginning was read."""
+        """Everything from here to the end of the file, where the end of the array has already been seen."""
         text = self._stream.read(LIMIT + 1)
         self._read += len(text)
         if len(text) > LIMIT:
@@ -179,7 +179,7 @@ class EventArray(Generic[Piece]):
         return text
 
     def _last(self, text: bytes) -> Piece:
-        """The rest of the array, and what follows it to the end of the file."""
+        """Decode the rest of the array, and the members behind it to the end of the file."""
         try:
             try:
                 piece, end = self._decode(text), len(text)
@@ -219,14 +219,14 @@ class EventArray(Generic[Piece]):
 
 
 class RawEvents:
-    """Events of one trace one at a time, their values undecoded.
+    """The events of one trace one at a time, with undecoded values.
 
     Args:
         stream: the inflated text.
         place: names the trace in errors.
 
     Attributes:
-        count: events before the one that is out.
+        count: number of events before the one yielded last.
 
     Raises:
         InputError: as `EventArray`.
@@ -244,14 +244,14 @@ class RawEvents:
 
     @property
     def tail(self) -> dict[str, msgspec.Raw]:
-        """Those behind the events, once `events` has come to its end."""
+        """Members behind the events, once `events` is exhausted."""
         return self._array.tail
 
     def events(self) -> Iterator[Event]:
-        """Every event, in the order of the file.
+        """Yield every event, in the order of the file.
 
         Raises:
-            InputError: the trace is cut off or malformed; says where.
+            InputError: the trace is cut off or malformed; names the position.
         """
         for piece in self._array.pieces():
             for event in piece:
@@ -269,12 +269,12 @@ class RawEvents:
 
 def _raw_events(text: bytes | memoryview) -> list[Event]:
     found = _RAW_EVENTS.decode(text)
-    str(text, "utf-8")  # nobody looks into undecoded values before they are written back
+    str(text, "utf-8")  # undecoded values are written back unchecked, so they must be valid UTF-8
     return found
 
 
 def _places_to_cut(text: bytearray, size: int) -> Iterator[int]:
-    """Indices just after the `}` of some `},{` before `size`, from the last one backwards."""
+    """Indices just behind the `}` of a `},{` before `size`, from the last one backwards."""
     before, step = size, 1
     for tries in range(_TRIES):
         before = _boundary(text, before)
@@ -287,7 +287,7 @@ def _places_to_cut(text: bytearray, size: int) -> Iterator[int]:
 
 
 def _boundary(text: bytearray, before: int) -> int:
-    """Index just after the `}` of the last `},{` whose `{` lies before `before`; -1 if there is none."""
+    """Index just behind the `}` of the last `},{` whose `{` lies before `before`; -1 if there is none."""
     for _ in range(1 << 16):
         before = text.rfind(b"{", 0, before)
         if before < 0:

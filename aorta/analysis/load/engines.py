@@ -1,10 +1,10 @@
-"""Where the per-file map runs: here, in a pool of processes, or on a Dask cluster that is already there.
+"""Runs a function on many files: in this process, in a pool of processes, or on a running Dask cluster.
 
     for result in Local().map(read_tables, [RecordFile(path) for path in paths]):
         ...                                     # a result, or the `InputError` that reading that file raised
 
-Results come in the order of the inputs, few of them under way at a time. Must not: start a scheduler, or let one bad
-file end the others (an `InputError` is a result).
+Results come in the order of the inputs, with few inputs in progress at a time. Must not: start a scheduler, or let one
+bad file end the others (an `InputError` is a result).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from aorta.errors import InputError, ToolMissing
 
 
 class Readable(Protocol):
-    """What a map is over: something on a disk, which can be sent to another process."""
+    """An input of a map: something on a disk that can be pickled for another process."""
 
     def size_bytes(self) -> int:
-        """About how much there is to read; 0 where that is not known."""
+        """Roughly how much there is to read; 0 where that is unknown."""
 
     def absolute(self) -> Readable:
-        """The same, whatever the current directory."""
+        """The same with absolute paths, for workers with another working directory."""
 
 
 Item = TypeVar("Item", bound=Readable)
@@ -38,12 +38,12 @@ Result = TypeVar("Result")
 WORTH_A_POOL_BYTES: Final = 64 * 1024 * 1024
 """Below this, starting processes (0.3 s each, `benchmarks/jsonl_scale.py`) takes longer than reading."""
 _AHEAD: Final = 2
-"""Files under way for each process: one that is read and one that waits, so that none is idle."""
+"""Files submitted per process: one being read and one waiting, so that no process is idle."""
 _CONNECT: Final = "10s"
 
 
 class Engine(Protocol):
-    """How a map runs: yields `function(item)`, or the `InputError` it raised, for each item, in order."""
+    """Runs a map: yields `function(item)`, or the `InputError` it raised, for each item, in order."""
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result | InputError]:
         """Run `function` on every item."""
@@ -51,7 +51,8 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Local:
-    """This machine. `jobs` processes, by default one a core; one alone, or little to read: no pool at all.
+    """Runs on this machine, in `jobs` processes (by default one per core); without a pool for one job or little to
+    read.
 
     Processes are spawned, so a script that reads a large run from its top level needs `if __name__ == "__main__":`.
     """
@@ -82,7 +83,7 @@ class Local:
 
 @dataclass(frozen=True)
 class Dask:
-    """A cluster whose workers have AORTA installed and see the files under the same paths."""
+    """Runs on a Dask cluster whose workers have AORTA installed and see the files under the same paths."""
 
     scheduler: str
 
@@ -125,13 +126,13 @@ class Dask:
 
 
 def cores() -> int:
-    """Cores this process may use."""
+    """Number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def progress(total: int, what: str) -> Iterator[Callable[[], object]]:
-    """A bar on a terminal, nothing elsewhere; call what is yielded once a file."""
+    """A progress bar on a terminal, nothing elsewhere. Call what is yielded once per file."""
     if not sys.stderr.isatty():
         yield lambda: None
         return
@@ -142,7 +143,7 @@ def progress(total: int, what: str) -> Iterator[Callable[[], object]]:
 
 
 def _bounded(submit: Callable[[Any], Any], items: Sequence[Any], limit: int) -> Iterator[Any]:
-    """Results in order, at most `limit` under way: a result that waits for its turn takes memory."""
+    """Results in order, with at most `limit` submitted at a time: a result that waits for its turn takes memory."""
     waiting: deque[Future[Any]] = deque()
     for item in items:
         if len(waiting) >= limit:

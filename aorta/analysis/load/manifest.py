@@ -65,7 +65,9 @@ def interceptor(manifest: Manifest | None) -> str | None:
 
 
 def emulated_fabric(manifest: Manifest | None) -> Mapping[str, object] | None:
-    """The `fabric` node if it delays collectives on purpose, else None. Its numbers are not those of any hardware."""
+    """The `fabric` node if it delays collectives on purpose, else None. Times of such a run describe
+    no real hardware.
+    """
     fabric = config_of(manifest).get("fabric")
     if not isinstance(fabric, dict) or fabric.get("kind") in (None, "none"):
         return None

@@ -1,10 +1,10 @@
-"""Microseconds as a Chrome trace writes them <-> integer nanoseconds, exactly.
+"""Converts between the microseconds of a Chrome trace and integer nanoseconds, exactly.
 
 Kineto writes microseconds with three decimals. As float64 a number below 2^43 us is off by less than 2^-11 us, so its
-nanosecond is still the nearest integer; a fraction of one counted from 1970 is lost (docs/measuring.md, W14), and there
-the digits are read. Columns are converted at once, as traces hold many times: `of_numbers`, else `of_texts`.
-
-Must not round to microseconds, or put what float64 cannot hold through it.
+nanosecond is still the nearest integer. For times counted from 1970 float64 loses the fraction of a microsecond
+(docs/measuring.md, W14), so their digits are read instead. A trace holds many times, so whole columns are converted: by
+`of_numbers`, or where that is not exact by `of_texts`. Must not: round to microseconds, or convert through float64 what
+it cannot represent.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from numpy.typing import NDArray
 from aorta.timeline.arrays import Int64
 
 LARGEST_NS: Final = 2**62
-"""Instants beyond it could overflow when a base is added; no clock shows them."""
+"""Later instants could overflow when a base is added; no clock shows them."""
 _NUMBERS: Final = msgspec.json.Decoder(list[int | float | str | None])
 _EXACT_BELOW_US: Final = 2.0**43
 _LONGEST: Final = 24
 _WHOLE_DIGITS, _DECIMALS = 16, 3
-"""Most digits of a number that is converted by column. Those of a 19-digit one that does not fit make it negative."""
+"""Most digits of a number that is converted by column. A 19-digit number that does not fit becomes negative."""
 
 
 def of_numbers(values: Sequence[object]) -> tuple[Int64, NDArray[np.bool_]] | None:
-    """Nanoseconds of decoded JSON numbers, and which values are numbers at all (where not, the time is 0). None where
-    decoding lost digits, so that they have to be read from the text.
+    """Convert decoded JSON numbers to nanoseconds.
+
+    Returns:
+        The times, 0 where a value is no number, and which values are numbers. None where decoding lost digits, so that
+        the text must be read.
     """
     kinds = set(map(type, values))
     known = np.ones(len(values), bool)
@@ -50,9 +53,13 @@ def of_numbers(values: Sequence[object]) -> tuple[Int64, NDArray[np.bool_]] | No
 
 
 def of_texts(texts: Sequence[bytes | msgspec.Raw]) -> tuple[Int64, NDArray[np.bool_]]:
-    """Nanoseconds of the texts of JSON values, and which are numbers that a clock shows (where not, the time is 0)."""
+    """Convert the texts of JSON values to nanoseconds.
+
+    Returns:
+        The times, and which values are numbers that a clock can show; the time is 0 where not.
+    """
     exact = None
-    if texts and len(bytes(texts[0])) <= _WHOLE_DIGITS:  # longer, it is counted from 1970
+    if texts and len(bytes(texts[0])) <= _WHOLE_DIGITS:  # longer numbers are counted from 1970
         try:
             exact = of_numbers(_NUMBERS.decode(b"[%b]" % b",".join(texts)))
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -88,8 +95,8 @@ def _of_digits(texts: list[bytes]) -> tuple[Int64, NDArray[np.bool_]]:
 
 
 def of_text(text: bytes) -> int | None:
-    """Nanoseconds of the text of a JSON number, also beyond `LARGEST_NS`; half a nanosecond goes to even. None where it
-    is no number, or of more than 19 digits before the point.
+    """Nanoseconds of the text of a JSON number, also beyond `LARGEST_NS`; half a nanosecond rounds to even. None where
+    it is no number, or has more than 19 digits before the point.
     """
     whole, _, decimals = text.partition(b".")
     if len(whole) < 17 and len(decimals) <= _DECIMALS and decimals.isdigit() == bool(decimals):
@@ -107,10 +114,10 @@ def of_text(text: bytes) -> int | None:
 
 
 def of_value(text: bytes) -> int:
-    """Nanoseconds of a `ts` or `dur` as it stands in an event, also in quotes.
+    """Nanoseconds of the text of a `ts` or `dur`, with or without quotes.
 
     Raises:
-        ValueError: it is no number of microseconds.
+        ValueError: it is not a number of microseconds.
     """
     found = of_text(text.strip(b'"'))
     if found is None:

@@ -1,11 +1,11 @@
-"""A location -> its bytes, inflated as they are read: local files, fsspec URLs, gzip by its magic number, tar archives.
+"""Opens local files, fsspec URLs, gzip files (recognised by their first bytes) and tar archives, and inflates them on
+the fly.
 
     with opened("traces/rank0.json.gz") as stream, reading("traces/rank0.json.gz"):
         first = stream.head()
 
-What is compressed further than any trace is refused: it is a bomb.
-
-Must not hold a whole file, write anything but a temporary copy that a library needs, or believe a file's name.
+A file that is compressed further than any trace is refused as a gzip bomb. Must not: hold a whole file, write anything
+but a temporary copy that a library needs, or trust a file's name.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ SNIFF_BYTES: Final = 1 << 16
 _COPIED: Final = 1 << 20
 _INFLATED_LIMIT: Final = 4 << 30
 _RATIO_LIMIT: Final = 200
-"""Traces shrink by 10 to 40; deflate can reach 1,032. Beyond both limits a file is taken for a gzip bomb."""
+"""Traces shrink by a factor of 10 to 40; deflate can reach 1,032. Beyond both limits a file is taken
+for a gzip bomb.
+"""
 
 
 class Peekable(io.BufferedReader):
-    """A buffered stream whose first `SNIFF_BYTES` can be looked at without being consumed."""
+    """A buffered stream whose first `SNIFF_BYTES` can be inspected without consuming them."""
 
     def head(self) -> bytes:
-        """The first bytes, fewer only where the stream is shorter. To be called before anything is read."""
+        """The first bytes; fewer than `SNIFF_BYTES` only if the stream is shorter. Call it before reading anything."""
         return self.peek(SNIFF_BYTES)[:SNIFF_BYTES]
 
 
 class _Raw(io.RawIOBase):
-    """Any binary file as a raw stream that fills its reader's buffer, however short the reads below are."""
+    """Any binary file as a raw stream that fills its reader's buffer, however short the underlying reads are."""
 
     def __init__(self, below: Any, count: Callable[[int], None]) -> None:
         self._below, self._count = below, count
@@ -65,7 +67,7 @@ class _Raw(io.RawIOBase):
 
 @dataclass
 class _Ratio:
-    """Compressed bytes taken and inflated bytes given, to notice a bomb."""
+    """Counts compressed bytes read and inflated bytes produced, to detect a gzip bomb."""
 
     place: str
     taken: int = 0
@@ -79,7 +81,7 @@ class _Ratio:
         """Count inflated bytes.
 
         Raises:
-            InputError: a gzip bomb.
+            InputError: it is a gzip bomb.
         """
         self.given += count
         if self.given > _INFLATED_LIMIT and self.given > _RATIO_LIMIT * self.taken:
@@ -91,7 +93,7 @@ class _Ratio:
 
 @contextmanager
 def reading(place: str) -> Iterator[None]:
-    """Turn what goes wrong below into an `InputError` that names the place."""
+    """Turn read errors inside the block into an `InputError` that names `place`."""
     try:
         yield
     except EOFError as error:
@@ -105,7 +107,7 @@ def reading(place: str) -> Iterator[None]:
 
 
 def is_url(location: str) -> bool:
-    """Whether fsspec opens it: a scheme before `://`, or a chain of them."""
+    """Whether fsspec opens it: it has a scheme before `://`, or a chain of them."""
     return "://" in location or "::" in location
 
 
@@ -114,7 +116,7 @@ def opened(location: str) -> Iterator[Peekable]:
     """The content of a file or URL, inflated if it is gzip.
 
     Raises:
-        InputError: it cannot be opened or read, also while the stream is used.
+        InputError: it cannot be opened or read, also while the stream is in use.
     """
     with reading(location):
         if is_url(location):
@@ -127,7 +129,7 @@ def opened(location: str) -> Iterator[Peekable]:
 
 @contextmanager
 def inflated(raw: IO[bytes], place: str) -> Iterator[Peekable]:
-    """A stream, inflated if it begins with gzip's magic number."""
+    """The stream, inflated if it begins with gzip's magic number."""
     ratio = _Ratio(place)
     outer = Peekable(_Raw(raw, ratio.take), 1 << 18)
     if not outer.head().startswith(GZIP_MAGIC):
@@ -139,7 +141,7 @@ def inflated(raw: IO[bytes], place: str) -> Iterator[Peekable]:
 
 @contextmanager
 def local_copy(location: str) -> Iterator[Path]:
-    """A path that a library can open: the file itself, or a temporary copy of a URL or of an inflated file."""
+    """A path that a library can open: the file itself, or a temporary copy of a URL or of the inflated content."""
     with opened(location) as stream:
         compressed = not is_url(location) and _starts_with_gzip(Path(location))
         if not is_url(location) and not compressed:
@@ -158,11 +160,11 @@ def is_tar(head: bytes) -> bool:
 
 
 def members(stream: IO[bytes], place: str) -> Iterator[tuple[str, Peekable]]:
-    """Every regular file of a tar archive, in order, inflated: its place (`archive!member`) and its content, which is
-    good until the next one is asked for. Nothing is written to disk.
+    """Yield every regular file of a tar archive, in order and inflated: its name (`archive!member`) and its content,
+    which is valid until the next one is requested. Nothing is written to disk.
 
     Raises:
-        InputError: a member is a link, a device, or names a path outside of the archive.
+        InputError: a member is a link, a device, or names a path outside the archive.
     """
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
@@ -178,7 +180,7 @@ def members(stream: IO[bytes], place: str) -> Iterator[tuple[str, Peekable]]:
             with inflated(content, where) as inner:
                 yield where, inner
     while stream.read(_COPIED):
-        pass  # only at its end does gzip say whether the archive is whole
+        pass  # gzip's checksum stands at its end, so read on to verify the archive
 
 
 def _starts_with_gzip(path: Path) -> bool:

@@ -1,8 +1,8 @@
-"""One record -> the tables of its rank: the map that every process, or every Dask worker, runs on one file at a time.
+"""Reads one record into the tables of its rank; this is what each process, or each Dask worker, runs on one file.
 
 `read_tables(path)` decodes the lines of a record block by block into columns, so that memory grows by the columns
-alone. Steps come out in order of `global_step`, each once; those of the isolated baselines are in nothing but
-`isolated`. Must not: keep a step as Python objects for longer than a block of them, or know anything about other ranks.
+alone. Steps come out in order of `global_step`, each once; those of the isolated baselines appear only in `isolated`.
+Must not: keep a step as Python objects for longer than its block, or know anything about other ranks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from aorta.records.schema import (
 )
 
 FORMAT: Final = "aorta"
-"""`Source.format` of a record of AORTA's own."""
+"""`Source.format` of AORTA's own records."""
 KILLED: Final = "killed (no footer)"
 _SCALARS: Final = (
     "epoch",
@@ -75,19 +75,21 @@ _ISOLATED: Final = ("phase", "warmup", "wall_ns", "reason", "coverage")
 BLOCK_STEPS: Final = 256
 """Steps held as Python objects before they become columns."""
 METRIC_LIMIT: Final = 512
-"""Metrics a record may name. This AORTA writes 45 at most; a record that names a new one each step would not fit."""
+"""Metrics a record may name. This AORTA writes 45 at most; a record that names a new one in each step would exhaust
+memory.
+"""
 _scalars_of = attrgetter(*_SCALARS)
 _losses_of = attrgetter(*LOSSES)
 
 
 def read_tables(path: Path) -> RankTables:
-    """Read one record. Memory: the columns and a block of lines.
+    """Read one record. Memory: its columns and one block of lines.
 
     Raises:
         InputError: as `records.reader.read_rank`, or the record names more than `METRIC_LIMIT` metrics.
     """
     collecting = gc.isenabled()
-    gc.disable()  # nothing here is cyclic, and a block is a million objects to look through again and again
+    gc.disable()  # nothing here is cyclic, and each collection would traverse the million objects of a block
     try:
         return _read(path)
     finally:
@@ -120,7 +122,7 @@ def _read(path: Path) -> RankTables:
 
 
 class _Line(msgspec.Struct, tag_field="record", tag="step", gc=False):
-    """As much of a step's line as is left out of the columns."""
+    """The part of a step's line that is not in the columns."""
 
     global_step: int
     active_segments: list[ActiveSegment]
@@ -141,7 +143,7 @@ _SAMPLES: Final = msgspec.json.Decoder(_Samples)
 
 @dataclass(frozen=True)
 class RecordDetails:
-    """`tables.Details` of a record: the lines of its file, read again where they stand."""
+    """`tables.Details` of a record: reads the lines of its file again, by their offsets."""
 
     path: Path
     lanes: tuple[str, ...]
@@ -156,13 +158,13 @@ class RecordDetails:
             return self._step(file, place)
 
     def steps(self) -> Iterator[StepIntervals]:
-        """Every step, line by line."""
+        """Yield every step, line by line."""
         with self._open("") as file:
             for place in range(len(self.global_step)):
                 yield self._step(file, place)
 
     def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
-        """The samples, of the lines that hold any."""
+        """Yield the device samples, from the lines that hold any."""
         if not self.sample_lines:
             return
         with self._open("its device samples ") as file:
@@ -173,14 +175,14 @@ class RecordDetails:
                     yield sample, line.reasons.get("device")
 
     def size_bytes(self) -> int:
-        """Of the file; 0 where it is gone: reading it says so."""
+        """Size of the file; 0 where it no longer exists, which reading it will report."""
         try:
             return self.path.stat().st_size
         except OSError:
             return 0
 
     def absolute(self) -> RecordDetails:
-        """The same, whatever the current directory."""
+        """The same with an absolute path, for workers with another working directory."""
         return replace(self, path=self.path.absolute())
 
     def _step(self, file: BinaryIO, place: int) -> StepIntervals:
@@ -204,7 +206,7 @@ class RecordDetails:
 
 @dataclass
 class _Columns:
-    """Steps of one file on their way to columns."""
+    """Collects the steps of one file until they become columns."""
 
     path: Path
     header: Header
@@ -227,10 +229,10 @@ class _Columns:
     )
 
     def add(self, number: int, offset: int, line: LeanStep) -> None:
-        """Take one step in.
+        """Add one step.
 
         Raises:
-            ValueError: it does not belong here, or one of its fields is not of the schema; nothing was taken in.
+            ValueError: it does not belong here, or one of its fields violates the schema; nothing was added.
         """
         rank, world_size = self.header.rank, self.header.world_size
         if line.rank != rank or line.world_size != world_size:
@@ -268,7 +270,7 @@ class _Columns:
         return self.metrics_by_names.setdefault(names, ([], []))
 
     def flush(self) -> None:
-        """Turn what was taken in into arrays."""
+        """Turn the steps added since the last call into arrays."""
         if not self.scalars:
             return
         of_names = self.metrics_by_names.items()
@@ -290,7 +292,7 @@ class _Columns:
         return table
 
     def finish(self, footer: Footer | None, problems: Problems) -> RankTables:
-        """Everything taken in, in order of global step, each once."""
+        """The tables of everything added, in order of global step, each step once."""
         self.flush()
         integers: Ints = _side_by_side([block[0] for block in self.blocks], np.empty((len(_INTEGERS), 0), np.int64))
         losses: Floats = _side_by_side([block[1] for block in self.blocks], np.empty((len(LOSSES), 0)))
@@ -344,7 +346,7 @@ class _Columns:
         return IsolatedSteps(phase, warmup != 0, wall_ns, reason, coverage, compute_ms)
 
     def _metrics(self, steps: int) -> Floats:
-        """A row a name. A kind that a step does not mention was not used in it: 0, unless kinds are null."""
+        """One row per name. A kind that a step does not mention was not used in it and is 0, unless kinds are null."""
         place = {name: index for index, name in enumerate(self.metric_names)}
         table = np.full((len(place), steps), np.nan)
         start = 0
@@ -362,7 +364,7 @@ class _Columns:
 
 
 class _Names(dict[tuple[Any, ...], int]):
-    """What collectives are called, numbered in order of appearance."""
+    """Numbers the distinct names of collectives in order of appearance."""
 
     def __missing__(self, name: tuple[Any, ...]) -> int:
         self[name] = number = len(self)
@@ -374,7 +376,7 @@ def _side_by_side(blocks: list[npt.NDArray[Any]], none: npt.NDArray[Any]) -> npt
 
 
 def _reordered(steps: Ints, rows: Ints, chosen: npt.NDArray[np.intp]) -> tuple[Ints, Ints]:
-    """The chosen steps (columns of `steps`) in their order, and their rows."""
+    """The chosen steps (columns of `steps`), in that order, and their rows."""
     rows_end = _INTEGERS.index("rows_end")
     starts = np.concatenate([[0], steps[rows_end, :-1]])
     parts = [rows[:, starts[at] : steps[rows_end, at]] for at in chosen]
@@ -424,7 +426,7 @@ def _ending(footer: Footer | None) -> str:
 
 
 def _coverage_facts(steps: Steps, collectives: Collectives) -> CoverageFacts:
-    """A step of unknown coverage is not taken for one in which a collective was missed."""
+    """Summarise coverage. A step of unknown coverage does not count as one in which a collective was missed."""
     reasons, uncovered, first = Counter[str](), 0, None
     assert steps.coverage is not None
     for code, coverage in enumerate(steps.coverages):

@@ -1,8 +1,9 @@
-"""The lines of a record as the report needs them: everything is required and must be JSON, only what is used is built.
+"""Decodes the lines of a record for the report: all fields are required and must be JSON, but only those used are
+built.
 
-Enters: the text of one line. Leaves: a `LeanStep`. Must not: accept a step that the schema refuses in a field that the
-report uses. Of the fields kept as `Raw`, coverage and reasons are decoded by `Decoded`, each distinct text once;
-segments and ranges must be there, and their types are checked when a picture reads them.
+Takes the text of one line and gives a `LeanStep`. Of the fields kept as `Raw`, coverage and reasons are decoded by
+`Decoded`, each distinct text once; segments and ranges must be present, and their types are checked when a picture
+reads them. Must not: accept a step that violates the schema in a field that the report uses.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from aorta.records.schema import Anchor, DeviceSample, EndSource, Footer, Line, 
 
 Value = TypeVar("Value")
 Integer: TypeAlias = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
-"""What a column of 64 bits holds, with room for the difference of two: 146 years in nanoseconds."""
+"""What a 64-bit column holds, with room for the difference of two values: 146 years in nanoseconds."""
 Milliseconds: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
-"""Also ratios. 1e15 ms are 30,000 years; sums of a billion of them are exact enough and finite."""
+"""Also used for ratios. 1e15 ms are 30,000 years; sums of a billion such values are exact enough and finite."""
 Loss: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
-"""Whatever diverged in 32 bits fits; a sum of a hundred million of them is finite."""
+"""Any diverged 32-bit value fits; a sum of a hundred million of them is finite."""
 
 CollectiveRow: TypeAlias = tuple[
     str, str, Integer, Integer, str | None, Integer, Integer | None, Integer | None, EndSource | None
@@ -57,27 +58,27 @@ class LeanStep(msgspec.Struct, tag_field="record", tag="step", gc=False):
     phase: Phase = "train"
     reasons: msgspec.Raw = msgspec.Raw(b"{}")
     device: msgspec.Raw = msgspec.Raw(b"")
-    """Empty: no samples in this line."""
+    """Empty: this line has no samples."""
 
 
 _SAMPLES: Final = msgspec.json.Decoder(list[DeviceSample])
 _DECODER: Final[msgspec.json.Decoder[LeanStep | Anchor | Footer]] = msgspec.json.Decoder(LeanStep | Anchor | Footer)
-"""A union, so that a line without `record` is refused: of one type alone, msgspec takes an absent tag for granted."""
+"""A union, so that a line without `record` is refused: with a single type, msgspec accepts a missing tag."""
 
 
 def decode(text: bytes) -> LeanStep | Line:
-    """A step, lean; any other line of the schema whole.
+    """Decode a step as `LeanStep`, or any other line of the schema completely.
 
     Raises:
-        ValueError: it is no line of this schema, or a number of it is beyond what a column holds.
+        ValueError: it is no line of this schema, or one of its numbers exceeds what a column holds.
     """
     try:
         return _DECODER.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        line = decode_line(text)  # another record, or a sentence about what is wrong
+        line = decode_line(text)  # a line of another type, or an error that says what is wrong
     if not isinstance(line, Step):
         return line
-    try:  # whole it is a step: a later version added a column, or a number is beyond what a column holds
+    try:  # valid as a full step: a later version added a field, or a number exceeds what a column holds
         values = msgspec.to_builtins(line)
         raw = {name: msgspec.Raw(msgspec.json.encode(values[name])) for name in _RAW if name in values}
         return msgspec.convert({**values, **raw}, LeanStep)
@@ -89,10 +90,10 @@ _RAW: Final = tuple(field.name for field in msgspec.structs.fields(LeanStep) if 
 
 
 def check_samples(text: bytes) -> None:
-    """Decode the `device` of a step, and throw it away.
+    """Check the `device` field of a step; the decoded value is discarded.
 
     Raises:
-        ValueError: it is not of the schema.
+        ValueError: it violates the schema.
     """
     try:
         _SAMPLES.decode(text)
@@ -101,7 +102,8 @@ def check_samples(text: bytes) -> None:
 
 
 class Decoded(dict[bytes, int], Generic[Value]):
-    """Text of a field -> its number; `values_[number]` is what it says. Most steps say the same as the one before.
+    """Numbers the distinct texts of a field and decodes each once: `values_[number]` is the value. Most steps have the
+    same text as the one before.
 
     Raises:
         ValueError: on looking up a text that is not of the type.

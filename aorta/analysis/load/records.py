@@ -1,7 +1,7 @@
-"""A run folder -> a `Run`: the records of one launch, all ranks that can be read, and their health.
+"""Loads a run folder as a `Run`: the records of all ranks that can be read, and their health.
 
-Reads `rank_<rank>_metrics.jsonl` and, where it is there, `run.json`; everything else in the folder is ignored, the
-`history` of earlier runs included. Must not: mix runs or attempts, or choose between two readings without saying so.
+Reads `rank_<rank>_metrics.jsonl` and, where it exists, `run.json`; everything else in the folder is ignored, including
+the `history` of earlier runs. Must not: mix runs or attempts, or choose between two interpretations without saying so.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from aorta.records.schema import WORLD_LIMIT
 
 @dataclass(frozen=True)
 class RecordFile:
-    """The record of one rank, to be read."""
+    """The record of one rank, not read yet."""
 
     path: Path
 
     def size_bytes(self) -> int:
-        """Of the file; 0 where it cannot be told: reading it says why."""
+        """Size of the file; 0 where it is unknown, which reading it will explain."""
         try:
             return self.path.stat().st_size
         except OSError:
             return 0
 
     def absolute(self) -> RecordFile:
-        """The same, whatever the current directory."""
+        """The same with an absolute path, for workers with another working directory."""
         return RecordFile(self.path.absolute())
 
 
@@ -45,23 +45,26 @@ def _tables(file: RecordFile) -> RankTables:
 
 
 class _Shared:
-    """Footers of a thousand ranks list the same thousand ranks; they are kept once."""
+    """Keeps equal lists of ranks once: each footer of a thousand ranks lists the same thousand ranks."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], Sequence[int]] = {}
 
     def groups(self, found: RankTables) -> RankTables:
-        """The tables, with equal lists of ranks made one."""
+        """The tables, with equal lists of ranks replaced by one."""
         groups = {name: self._known.setdefault(tuple(ranks), ranks) for name, ranks in found.source.groups.items()}
         return replace(found, source=replace(found.source, groups=groups))
 
 
 def load_run(path: str | Path, engine: Engine | None = None) -> Run:
-    """Read every rank of one run folder, one process a file at a time (`engine`, by default this machine's cores).
+    """Read every rank of one run folder, one process per file.
+
+    Args:
+        engine: where files are read; by default on this machine's cores.
 
     Raises:
-        InputError: the folder does not exist, holds no record that can be read, mixes runs, or its ranks disagree
-            about the world size; or the engine failed.
+        InputError: the folder does not exist, holds no readable record, mixes runs, or its ranks disagree about the
+            world size; or the engine failed.
         ToolMissing: the engine needs a package that is not installed.
     """
     folder = Path(path)
@@ -92,7 +95,7 @@ def _health(
     manifest: Manifest | None,
     manifest_problem: str | None,
 ) -> Health:
-    """The facts of ranks that are of one run, one attempt and one world size."""
+    """The facts about ranks that belong to one run, one attempt and one world size."""
     sources = [tables.source for tables in ranks.values()]
     reasons = Counter[str]()
     for tables in ranks.values():
@@ -143,10 +146,10 @@ def _nothing_found(folder: Path) -> str:
 
 
 def _refuse_mixture(folder: Path, sources: list[Source]) -> None:
-    """Headers must agree on the run; within an attempt, also on the world size.
+    """Check that headers agree on the run and, within an attempt, on the world size.
 
     Raises:
-        InputError: names both readings and their files.
+        InputError: they do not; names both values and their files.
     """
     first = sources[0]
     for other in sources[1:]:
@@ -166,7 +169,9 @@ def _refuse_mixture(folder: Path, sources: list[Source]) -> None:
 
 
 def _latest_attempt(records: list[RankTables], left_out: list[str]) -> list[RankTables]:
-    """A restarted job numbers its attempts; ranks of different attempts never met, so only the last one is used."""
+    """Keep the records of the last attempt. A restarted job numbers its attempts, and ranks of different attempts never
+    ran together.
+    """
     latest = max(tables.source.attempt or 0 for tables in records)
     left_out += [
         f"{_name(tables.source)}: attempt {tables.source.attempt}, the last attempt of this run is {latest}"
@@ -177,7 +182,9 @@ def _latest_attempt(records: list[RankTables], left_out: list[str]) -> list[Rank
 
 
 def _one_per_rank(records: list[RankTables], left_out: list[str]) -> dict[int, RankTables]:
-    """Records by rank. The file named as a run names it wins over `rank_00_...`; the other is said to be left out."""
+    """Records by rank. The file with the name that a run gives it wins over `rank_00_...`; the other is reported as
+    left out.
+    """
     chosen: dict[int, RankTables] = {}
     for tables in sorted(records, key=lambda tables: (tables.source.rank, len(_name(tables.source)))):
         rank, size, name = tables.source.rank, tables.source.world_size, _name(tables.source)

@@ -21,7 +21,8 @@ from aorta.analysis.load.microseconds import LARGEST_NS, of_value
 from aorta.analysis.load.open import is_tar, members, opened
 from aorta.errors import InputError
 from aorta.records.clock_offsets import CLOCK_SYNC_FILE
-from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE, WORLD_LIMIT
+from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE
+from aorta.records.schema import WORLD_LIMIT
 
 SUFFIXES: Final = (".json", ".json.gz", ".tar.gz", ".tgz")
 _NOT_TRACES = frozenset({MANIFEST_FILE, CLOCK_SYNC_FILE, "summary.json"})

@@ -1,5 +1,5 @@
-"""Traces that AORTA did not make: readers into one interval table, and what the table says about overlap.
+"""Reads traces of other tools: Kineto, rocprofv3, nsys, and the records of the first AORTA.
 
-Enters: files of other tools (Kineto, rocprofv3, nsys, the first AORTA). Leaves: a `table.Trace` for each, then the same
-metrics, tables and report as a run of AORTA's own. Must not: load torch, or hold a trace as a tree of Python objects.
+Each reader returns the same interval table (`table.Trace`), from which the same metrics and reports follow as from
+AORTA's own records. Must not: load torch, or hold a trace as a tree of Python objects.
 """

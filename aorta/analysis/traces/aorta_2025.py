@@ -1,15 +1,15 @@
-"""The first AORTA's `rank_<rank>_metrics.jsonl` (2025) -> a `Trace`.
+"""Reads the first AORTA's `rank_<rank>_metrics.jsonl` (2025) into a `Trace`.
 
 A line is an iteration: `rank`, `world_size`, `global_step`, ... and `profile` with `total_ms`, `ranges` (stream, tag,
-`start_ms`, `end_ms` after the iteration's start, as floats), `markers` and `overlap`. What it cannot know is null:
+`start_ms`, `end_ms` from the iteration's start, as floats), `markers` and `overlap`. What it could not measure is null:
 
-- It ended a collective's range when the collective had been *issued* (W1), and saw only Python calls, none of DDP's or
-  FSDP's. So every metric that rests on communication is null; the ranges stay in the table.
-- Its compute ranges span whole passes, waits for collectives included (W6): `compute_ms` is an upper bound.
+- It ended a collective's range when the collective had been *issued* (W1), and saw only calls from Python, none of
+  DDP's or FSDP's. So every metric that rests on communication is null; the ranges stay in the table.
+- Its compute ranges span whole passes, including waits for collectives (W6): `compute_ms` is an upper bound.
 - It wrote no absolute time. Iterations are laid end to end, so nothing between two of them can be seen.
 
 Its own `overlap` loses time where ranges of one stream nest (W7), and counts idle time only between ranges (W9), so
-metrics are measured again from the ranges. Must not: believe that `overlap`.
+metrics are measured again from the ranges. Must not: use that `overlap`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NOTES: Final = (
 )
 _LONGEST_LINE: Final = 256 << 20
 _LONGEST_MS: Final = 30 * 24 * 3_600_000.0
-"""A month: beyond any iteration, and far below what nanoseconds in 64 bits hold."""
+"""30 days: longer than any iteration, and far below what 64-bit nanoseconds hold."""
 _RESOLUTION_NS: Final = 500
 """`Event.elapsed_time` of CUDA and HIP resolves about 0.5 us (CUDA Runtime API, event management)."""
 Int: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -75,8 +75,8 @@ def read_aorta_2025(stream: IO[bytes], path: str) -> Trace:
     """Read one rank.
 
     Raises:
-        InputError: a line that is none of the first AORTA's; with file and line. A last line that was cut off by the
-            end of its process is left out and said so.
+        InputError: a line does not have this format; names file and line. A last line that was cut off when its process
+            ended is left out, with a note.
     """
     rows = {name: array("q") for name in ("start_ns", "end_ns", "stream", "cls", "kind", "name", "step")}
     steps = {name: array("q") for name in ("step", "start_ns", "end_ns")}
@@ -153,7 +153,9 @@ def _decoded(path: str, number: int, text: bytes) -> _Line:
 
 
 def _meaning(each: _Range) -> tuple[int, int]:
-    """Class and kind of a range. All-gathers ran on the stream `aux`; their function tells them apart (W8)."""
+    """Class and kind of a range. All-gathers ran on the stream `aux`; the name of their function
+    identifies them (W8).
+    """
     if each.stream == "compute":
         return Class.COMPUTE, NULL
     kind = KIND_CODE.get(each.stream, NULL)

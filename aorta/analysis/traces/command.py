@@ -1,7 +1,7 @@
-"""Words of `analysis/trace_tables.py` -> the interval tables of traces, as files.
+"""The command `analysis/trace_tables.py`: writes the interval tables of traces as files for other tools.
 
-Enters: arguments. Leaves: files, text on stdout, `error: ...` on stderr, an exit code. Must not: import pandas before
-the arguments are known to be good.
+Prints what it wrote on stdout and `error: ...` on stderr, and returns an exit code. Must not: import pandas before the
+arguments have been validated.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _write(location: str, output: Path, form: str, comm_patterns: Sequence[str]) -> list[str]:
-    """Write both files; sentences about them and about what was left out.
+    """Write both files.
+
+    Returns:
+        Sentences about the files, and about what was left out.
 
     Raises:
         InputError: nothing there can be read, or `output` cannot be written.
@@ -65,7 +68,7 @@ def _write(location: str, output: Path, form: str, comm_patterns: Sequence[str])
     broken: dict[str, str] = {}
 
     def traces() -> Iterator[Trace]:
-        """Every trace that can be read; a damaged file is left out and said, unless it is the only one."""
+        """Every trace that can be read; a damaged file is left out with a note, unless it is the only one."""
         for unit in units:
             try:
                 yield from read_unit(unit)
@@ -93,7 +96,9 @@ def _write(location: str, output: Path, form: str, comm_patterns: Sequence[str])
 
 @contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """A place to write what gets its name only once it is whole; an earlier file is kept until then."""
+    """A temporary path that takes the name of `path` only once the file is complete; an earlier file is kept until
+    then.
+    """
     part = path.with_name(f".part.{path.name}")
     try:
         yield part

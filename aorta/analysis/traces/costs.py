@@ -1,9 +1,9 @@
-"""What collectives cost, per kind, group and size, from traces of any source.
+"""Sums up what collectives cost, per kind, group and size, from traces of any source.
 
-Enters: the tables of one rank each (`parts_of`, where the trace is read), then the parts of all ranks (`costs`).
-Leaves: a row a (kind, group, bytes): how many, how long, how much of it hidden, and bandwidths. Definitions are
-docs/metrics.md's. Must not: take one rank's duration for a transfer (W5), the world size for a group's (W19), sum
-durations that overlap (W10), or match collectives of different ranks by their time (W11).
+`parts_of` reduces the table of one rank in the process that reads it; `costs` joins the parts of all ranks into one row
+per (kind, group, bytes): how many, how long, how much of it hidden, and bandwidths, as docs/metrics.md defines them.
+Must not: take one rank's duration for a transfer (W5), the world size for a group's (W19), sum durations that overlap
+(W10), or match collectives of different ranks by their time (W11).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ NO_RANKS: Final = "the ranks of its group are not in the trace"
 
 
 class Key(NamedTuple):
-    """What collectives are counted together. `members` are the global ranks of the group, None where not known: two
-    groups may bear one name. `size` is the number of ranks in it.
+    """The collectives that are counted together. `members` are the global ranks of the group, None where unknown (two
+    groups may share a name); `size` is the number of its ranks.
     """
 
     kind: str
@@ -42,7 +42,9 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """One key on one rank and device: lengths of unions, and every collective by its number."""
+    """The collectives of one key on one rank and device: lengths of unions, and step, sequence number and duration of
+    each.
+    """
 
     key: Key
     rank: int
@@ -50,16 +52,17 @@ class Part:
     time_ns: int
     hidden_ns: int
     step: Int64
-    """Of collectives numbered by their order in a step, else `NULL`."""
+    """Of collectives numbered by their order in a step; `NULL` of those that the source numbers itself."""
     seq: Int64
     duration_ns: Int64
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One key over all ranks read. Times are summed over ranks, each rank's being the length of a union. `matched` of
-    the collectives were found on every rank of the group; the medians of `transfer_ms` and the bandwidths are over
-    those. None: see `reasons`.
+    """One key over all ranks that were read.
+
+    Times are sums over ranks of the length of each rank's union. `matched` collectives were found on every rank of the
+    group; the medians of `transfer_ms` and the bandwidths are over those. Where a value is None, `reasons` says why.
     """
 
     key: Key
@@ -77,7 +80,7 @@ class Cost:
 
 
 def parts_of(trace: Trace) -> list[Part]:
-    """The collectives of one trace, by rank, device and key."""
+    """Reduce one trace to its collectives by rank, device and key."""
     table, parts = trace.intervals, []
     for rank, _, rows in places(table):
         here = table.take(rows)
@@ -106,7 +109,7 @@ def parts_of(trace: Trace) -> list[Part]:
 
 
 def _numbered(own: Intervals, trace: Trace) -> tuple[Intervals, Int64, Int64]:
-    """Collectives of one key, with the step and the number that together identify each."""
+    """Collectives of one key, with the step and the sequence number that together identify each."""
     step, seq = np.full(len(own), NULL, np.int64), own.seq.astype(np.int64)
     if not order_identifies(trace) or (seq != NULL).all():
         return own, step, seq
@@ -119,7 +122,7 @@ def _numbered(own: Intervals, trace: Trace) -> tuple[Intervals, Int64, Int64]:
 
 
 def costs(parts: Sequence[Part]) -> list[Cost]:
-    """Rows by time, the longest first."""
+    """Join the parts of all ranks; one row per key, the longest time first."""
     together: defaultdict[Key, list[Part]] = defaultdict(list)
     for part in parts:
         together[part.key].append(part)
@@ -175,7 +178,9 @@ def _cost(key: Key, parts: list[Part]) -> Cost:
 
 
 def _transfers(key: Key, parts: list[Part]) -> tuple[Int64, str | None]:
-    """Shortest duration over the ranks of the group for each collective found on all of them, or why there is none."""
+    """For each collective found on all ranks of the group, the shortest duration over those ranks; or why there is
+    none.
+    """
     none = np.zeros(0, np.int64)
     why = _not_comparable(key, parts)
     if why is not None or key.members is None:

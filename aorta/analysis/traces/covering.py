@@ -1,7 +1,7 @@
-"""How much of each interval lies inside others: what single kernels and collectives are compared by.
+"""Computes how much of each interval is covered by other intervals, for example how much of a kernel by communication.
 
-Enters: a table. Leaves: lanes merged per rank and device (W15: devices are never merged), and nanoseconds a row. Must
-not: sum lengths of intervals that may overlap (W10); what covers is merged first.
+Intervals that cover are merged first, per rank and device (W15: devices are never merged with each other). Must not:
+sum lengths of intervals that may overlap (W10).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aorta.timeline.arrays import Int64, Spans
 
 
 def places(table: Intervals) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
-    """Each rank and device of a table, with the rows on it."""
+    """Yield each rank and device of a table with the indices of its rows."""
     if not len(table):
         return
     packed = (table.rank.astype(np.int64) << 32) + (table.device.astype(np.int64) + 1)
@@ -27,7 +27,7 @@ def places(table: Intervals) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
 
 
 def covered_ns(rows: Spans, merged: Spans) -> Int64:
-    """Nanoseconds of each row that lie inside a merged set."""
+    """Nanoseconds of each row that lie inside a merged set of spans."""
     before = np.concatenate((np.zeros(1, np.int64), np.cumsum(merged.end - merged.start)))
 
     def until(instant: Int64) -> Int64:

@@ -1,8 +1,8 @@
-"""SQLite files of other tools -> integer columns and texts, without running anything that the file brings along.
+"""Reads SQLite files of other tools as integer columns and texts, without executing anything stored in the file.
 
-Enters: a path. Leaves: rows of stored tables, in bounded chunks; columns that this version of the tool does not write
-are `NULL`. Must not: query a view, a virtual table or a generated column (a hostile file could make them endless), or
-join in SQL: every query is one pass over one stored table, so its cost is bounded by the size of the file.
+Yields the rows of stored tables in bounded chunks; columns that this version of the tool does not write are `NULL`.
+Must not: query a view, a virtual table or a generated column (a hostile file could make them endless), or join in SQL:
+every query is one pass over one stored table, so its cost is bounded by the size of the file.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
 
 CHUNK: Final = 16_384
-"""Rows held as Python objects at any time."""
+"""Rows held as Python objects at a time."""
 
 
 class Database:
-    """A SQLite file, opened for reading only. Every failure inside is an `InputError` with the file and the table."""
+    """A SQLite file opened read-only. Every failure inside becomes an `InputError` that names the file
+    and the table.
+    """
 
     def __init__(self, path: Path, place: str) -> None:
         self.place = place
@@ -50,7 +52,7 @@ class Database:
         self._connection.close()
 
     def columns(self, table: str) -> list[str]:
-        """Names of a table's stored columns; empty where there is no such table."""
+        """Names of a table's stored columns; empty where the table does not exist."""
         if table not in self.tables:
             return []
         with self._named(table):
@@ -59,7 +61,8 @@ class Database:
     def rows(
         self, table: str, required: Sequence[str], optional: Sequence[str] = ()
     ) -> Iterator[list[tuple[object, ...]]]:
-        """Chunks of rows, `required` then `optional` columns; an optional column that does not exist is None.
+        """Yield chunks of rows: the `required` columns, then the `optional` ones. An optional column that does not
+        exist is None.
 
         Raises:
             InputError: the table or a required column is missing, or the file is damaged.
@@ -78,10 +81,10 @@ class Database:
                 yield chunk
 
     def integers(self, table: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Int64]:
-        """Whole integer columns; NULL of the file is `table.NULL`, also in required columns.
+        """Whole integer columns. SQL's NULL becomes `table.NULL`, also in required columns.
 
         Raises:
-            InputError: as `rows`, or a value that is no integer.
+            InputError: as `rows`, or a value is not an integer.
         """
         names = [*required, *optional]
         parts: list[list[Int64]] = [[] for _ in names]
@@ -104,7 +107,7 @@ class Database:
         return np.array([NULL if value is None else value for value in values], dtype=np.int64)
 
     def texts(self, table: str, key: str, value: str) -> dict[int, str]:
-        """`key` -> text; rows without either are left out.
+        """Map the column `key` to the text in `value`; rows that lack either are left out.
 
         Raises:
             InputError: as `rows`.
@@ -124,7 +127,9 @@ class Database:
 
 @contextmanager
 def database(path: Path, place: str) -> Iterator[Database]:
-    """A `Database`, closed at the end; `place` is what errors call it (a URL, where `path` is its copy)."""
+    """Open a `Database` and close it at the end. `place` is the name used in errors (a URL, where `path` is its local
+    copy).
+    """
     opened = Database(path, place)
     try:
         yield opened
@@ -133,7 +138,7 @@ def database(path: Path, place: str) -> Iterator[Database]:
 
 
 def look_up(keys: Int64, ids: Int64, values: Int64) -> Int64:
-    """`values` of the rows whose `ids` equal `keys`; `NULL` where there is none (an outer join)."""
+    """`values` of the rows whose `ids` equal `keys`, `NULL` where there is none (a left outer join)."""
     if not len(ids):
         return np.full(len(keys), NULL, np.int64)
     order = np.argsort(ids, kind="stable")

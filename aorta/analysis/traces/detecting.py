@@ -1,6 +1,7 @@
-"""What a file is, from its first bytes. Its name is never asked.
+"""Detects the format of a file from its first bytes; its name is never used.
 
-Enters: inflated first bytes, for SQLite a path. Leaves: a format's name, or None. Must not: read a whole file.
+Takes the first inflated bytes, for SQLite the path, and returns the name of a format or None. Must not: read a whole
+file.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ _HINTS: Final = (
 
 
 def detect(head: bytes) -> str | None:
-    """Format of a file that begins with `head`: `aorta`, `tar`, `sqlite`, `kineto`, `rocprofv3-json`,
-    `rocprofv3-csv`, `aorta-2025`; None for anything else.
+    """Format of a file that begins with `head`.
+
+    Returns:
+        `aorta`, `tar`, `sqlite`, `kineto`, `rocprofv3-json`, `rocprofv3-csv` or `aorta-2025`; None for anything else.
     """
     if head.startswith(_SQLITE):
         return "sqlite"
@@ -66,7 +69,7 @@ def _json(text: bytes) -> str | None:
 
 
 def detect_database(path: Path, place: str) -> str | None:
-    """`rocpd` or `nsys` for a SQLite file; None for another.
+    """`rocpd` or `nsys` for a SQLite file; None for any other.
 
     Raises:
         InputError: it cannot be read.
@@ -80,5 +83,5 @@ def detect_database(path: Path, place: str) -> str | None:
 
 
 def hint(head: bytes) -> str:
-    """What an unknown file seems to be, and what to do with it; empty where nothing is known of it."""
+    """What an unknown file seems to be, and what to do about it; empty where nothing is known."""
     return next((f"; it is {words}" for magic, words in _HINTS if head.startswith(magic)), "")

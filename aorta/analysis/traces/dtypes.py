@@ -1,4 +1,4 @@
-"""Names of data types, as torch's C++ and NCCL write them -> torch's own name and the size of an element."""
+"""Maps the names of data types in torch's C++ and in NCCL to torch's Python name and the size of an element."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ _BY_NAME: Final = {
 
 
 def known_dtype(name: str | None) -> tuple[str | None, int | None]:
-    """Name in torch and bytes an element (c10/core/ScalarType.h); the name as it is and None where it is not known."""
+    """Torch's name of a data type and its bytes per element (c10/core/ScalarType.h). An unknown name is returned
+    unchanged, with None.
+    """
     if not name:
         return None, None
     found = _BY_NAME.get(name.lower())

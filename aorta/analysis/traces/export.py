@@ -1,7 +1,8 @@
-"""Interval tables -> files for other tools: CSV or Parquet of every row, one trace of classified lanes for Perfetto.
+"""Exports interval tables for other tools: CSV or Parquet with every row, or a Chrome trace of merged intervals for
+Perfetto.
 
-Enters: traces, one at a time. Leaves: pandas frames and files. `NULL` becomes a missing value, codes become words,
-times stay whole nanoseconds. Must not: hold more than one trace's rows, or put times of different clocks on one axis.
+Takes traces one at a time. `NULL` becomes a missing value, codes become names, times stay whole nanoseconds. Must not:
+hold the rows of more than one trace, or put times of different clocks on one axis.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _COMM_COLOR: Final = "thread_state_uninterruptible"
 
 
 def interval_frame(trace: Trace) -> pd.DataFrame:
-    """One row an interval, in the order of the table: `rank, device, stream, class, kind, group, seq, bytes, dtype,
-    start_ns, end_ns, step, name, source, clock`. What is not known is missing; words are categories.
+    """One row per interval, in the order of the table: `rank, device, stream, class, kind, group, seq, bytes, dtype,
+    start_ns, end_ns, step, name, source, clock`. Unknown values are missing; strings are categories.
     """
     import pandas as pd
 
@@ -69,7 +70,7 @@ def interval_frame(trace: Trace) -> pd.DataFrame:
 
 
 def write_csv(traces: Iterable[Trace], path: Path) -> int:
-    """Every row of all traces; gzip where the name ends in `.gz`. Gives the number of rows."""
+    """Write every row of all traces, gzipped where the name ends in `.gz`. Returns the number of rows."""
     count = 0
     with _text_file(path) as file:
         for place, trace in enumerate(traces):
@@ -86,7 +87,7 @@ def _text_file(path: Path) -> IO[str]:
 
 
 def write_parquet(traces: Iterable[Trace], path: Path) -> int:
-    """Every row of all traces, a row group each. Gives the number of rows.
+    """Write every row of all traces, one row group per trace. Returns the number of rows.
 
     Raises:
         InputError: pyarrow is not installed.
@@ -115,9 +116,10 @@ def write_parquet(traces: Iterable[Trace], path: Path) -> int:
 
 
 def write_lanes(traces: Iterable[Trace], path: Path) -> int:
-    """One gzipped Chrome trace of merged lanes: a process for each rank and device, a thread for each lane, one for the
-    steps. Opens in https://ui.perfetto.dev. Every clock has its own zero, the first start on it. Gives the number of
-    events.
+    """Write one gzipped Chrome trace of merged intervals for https://ui.perfetto.dev: a process per rank and device, a
+    thread per class of intervals, and one for the steps.
+
+    Every clock has its own zero, the first start on it. Returns the number of events.
     """
     lanes = [lane for trace in traces for lane in _lanes(trace)]
     zero: dict[str, int] = {}

@@ -1,8 +1,7 @@
-"""What is wrong, or merely unusual, with traces that were read: facts for people and for `summary.json`.
+"""Collects what is wrong, or merely unusual, with the traces of one result, for people and for `summary.json`.
 
-Enters: traces, one at a time where they are read (`facts_of`), then the facts of all (`examine`). Leaves: a
-`TraceHealth` in every result. Nothing is dropped silently (W16): rows that no metric can use are counted here and taken
-out by `usable`. Must not: repair or guess.
+`facts_of` counts in one trace where it is read, `examine` joins the facts of all. Nothing is dropped silently (W16):
+rows that no metric can use are counted here and removed by `usable`. Must not: repair or guess.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ COUNTERS: Final[Mapping[str, str]] = {
     "same_stream_overlap": "rows that start before the one before them on their stream has ended",
     "same_stream_overlap_ns": "nanoseconds in which rows of one stream overlap",
 }
-"""Health counter -> what it counts. Readers add to those that only they can see (`Trace.counters`)."""
+"""Health counter -> what it counts. Readers add to the counters that only they can know (`Trace.counters`)."""
 
 _SAID: Final = (
     "without_times",
@@ -52,12 +51,12 @@ _SAID: Final = (
     "outside_steps",
     "same_stream_overlap",
 )
-"""Counters that make a note when they are not 0."""
+"""Counters that produce a note when they are not 0."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """One trace, without its rows: small enough to travel between processes."""
+    """Facts about one trace, without its rows: small enough to be sent between processes."""
 
     path: str
     format: str
@@ -66,7 +65,7 @@ class Facts:
     world_size: int | None
     host: str | None
     devices: Mapping[int, tuple[int, ...]]
-    """Rank -> devices its rows are on; a device that is not known is left out."""
+    """Rank -> devices that its rows are on; unknown devices are left out."""
     steps: int
     counters: Mapping[str, int]
     notes: tuple[str, ...]
@@ -74,7 +73,7 @@ class Facts:
 
 
 def facts_of(trace: Trace) -> Facts:
-    """Count everything in one trace, rows that no metric can use included: to be called before `usable`."""
+    """Count everything in one trace, including rows that no metric can use; to be called before `usable`."""
     table = trace.intervals
     return Facts(
         path=trace.path,
@@ -118,8 +117,8 @@ def _count(trace: Trace) -> dict[str, int]:
 
 
 def _same_stream(table: Intervals) -> tuple[int, int]:
-    """Rows of one stream of a device that begin while an earlier one of it still runs, and for how long together.
-    Threads of a host nest their operators, so only rows on a device are looked at.
+    """Number and total overlap in ns of rows that begin while an earlier row of the same stream still runs. Host
+    threads nest their operators, so only rows on a device are checked.
     """
     on_device = np.flatnonzero((table.device != NULL) & (table.stream != NULL))
     if len(on_device) < 2:
@@ -167,7 +166,9 @@ class TraceHealth:
 
     @property
     def coverage(self) -> dict[str, float | None]:
-        """Shares of rows: of all rows, those of known class and those inside a step; None without rows (or steps)."""
+        """Fractions of rows: of all rows, those of known class and those inside a step. None without
+        rows (or steps).
+        """
         rows = self.counters.get("rows", 0)
         stepped = sum(part.counters.get("rows", 0) for part in self.parts if part.steps)
         return {
@@ -176,7 +177,7 @@ class TraceHealth:
         }
 
     def notes(self) -> list[str]:
-        """Sentences a reader of the results must see, the gravest first; empty for clean and complete traces."""
+        """What every reader of the results must know, the most serious first; empty for clean and complete traces."""
         notes = []
         if self.ranks_missing:
             notes.append(
@@ -204,7 +205,7 @@ class TraceHealth:
         return notes
 
     def as_json(self) -> dict[str, object]:
-        """Every fact, in stable order, as plain JSON values."""
+        """Every fact, in a stable order, as plain JSON values."""
         return {
             "ranks_expected": self.world_size,
             "ranks_read": list(self.ranks_read),
@@ -240,8 +241,11 @@ class TraceHealth:
 def examine(
     parts: Sequence[Facts], files_left_out: Sequence[str] = (), measured: Collection[int] | None = None
 ) -> TraceHealth:
-    """The facts of all traces of one result together. `measured`: ranks of which something could be measured, without
-    which a rank is not read; None = all that a trace claims to be.
+    """Join the facts of all traces of one result.
+
+    Args:
+        measured: ranks for which something could be measured; other ranks do not count as read. None: all ranks that a
+            trace claims to be.
     """
     claims = Counter(rank for part in parts for rank in part.ranks if rank != NULL)
     worlds = {part.world_size for part in parts if part.world_size is not None}

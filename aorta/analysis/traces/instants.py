@@ -1,7 +1,6 @@
-"""Numbers of a file that may be damaged -> numbers that can be calculated with.
+"""Validates the times and device numbers of a file that may be damaged, so that arithmetic on them is safe.
 
-Enters: start and end of the rows of one table, and their devices. Leaves: nothing, or an error with the row. Must not:
-judge a duration (zero, negative and absurd ones are counted by `health`, not refused).
+Must not: judge a duration (zero, negative and absurd ones are counted by `health`, not refused).
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
 
 LATEST_NS: Final = 2**62
-"""146 years after the clock's zero. Beyond it, differences of two instants would not fit into 64 bits."""
+"""146 years after the clock's zero. Beyond it, the difference of two instants would not fit into 64 bits."""
 
 
 def check_instants(place: str, what: str, start_ns: Int64, end_ns: Int64) -> None:
-    """Refuse instants that no clock shows.
+    """Refuse instants that no clock can show.
 
     Raises:
-        InputError: a timestamp is missing (negative) or beyond `LATEST_NS`.
+        InputError: a timestamp is missing (negative) or beyond `LATEST_NS`; names the row.
     """
     for name, column in (("start", start_ns), ("end", end_ns)):
         wrong = np.flatnonzero((column < 0) | (column > LATEST_NS))
@@ -37,7 +36,7 @@ def check_devices(place: str, what: str, device: Int64) -> None:
     """Refuse device numbers that do not fit into the interval table.
 
     Raises:
-        InputError: a number below -1 (not known) or of more than 31 bits.
+        InputError: a number is below -1 (unknown) or longer than 31 bits.
     """
     wrong = np.flatnonzero((device < -1) | (device >= 2**31))
     if len(wrong):

@@ -1,7 +1,7 @@
-"""The interval table of a trace -> measured windows, device by device, through the one definition of a window.
+"""Measures the steps of a trace, device by device, with the same definition as for records (`aorta.timeline`).
 
-Enters: a `Trace`. Leaves: per rank and device the `Overlap` of each step and of the whole, and the lanes they were
-measured on. Must not: define a metric, or put two devices into one union (W15).
+Takes a `Trace` and gives, per rank and device, the `Overlap` of each step and of the whole trace. Must not: define a
+metric, or put two devices into one union (W15).
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from aorta.timeline.overlap import Overlap, measure_lanes
 
 @dataclass(frozen=True)
 class DeviceTimeline:
-    """One device of one rank. `lanes` are merged, by name; a lane that nobody looked for is missing."""
+    """One device of one rank. `lanes` holds merged spans by lane of the timeline; a lane that the source does not
+    observe is missing.
+    """
 
     rank: int
     device: int
@@ -32,14 +34,14 @@ class DeviceTimeline:
 
     @property
     def whole(self) -> Interval:
-        """From the first start to the last end of anything whose class is known."""
+        """From the first start to the last end of any interval of known class."""
         known = [lane for lane in self.lanes.values() if len(lane.start)]
         if not known:
             return 0, 0
         return min(int(lane.start[0]) for lane in known), max(int(lane.end[-1]) for lane in known)
 
     def measure(self, window: Interval) -> Overlap:
-        """Measure one window of this device."""
+        """Measure one window on this device."""
         lanes = self.lanes
         measured, _ = measure_lanes(
             MERGED_COLUMNS,
@@ -53,13 +55,13 @@ class DeviceTimeline:
         return measured
 
     def segments(self, window: Interval) -> tuple[Spans, Int64]:
-        """The window tiled by the set of active lanes; bits follow `classes.TRACE_STREAMS`."""
+        """Tile the window by the set of active lanes; the bits of a mask follow `classes.TRACE_STREAMS`."""
         places = {TRACE_STREAMS.index(name): cut(lane, window) for name, lane in self.lanes.items()}
         return tile(window, places)
 
 
 def device_timelines(trace: Trace) -> Iterator[DeviceTimeline]:
-    """Every device of every rank that has rows of a known class, by rank, then device."""
+    """Yield every device of every rank that has rows of a known class, by rank, then device."""
     table = trace.intervals
     known = table.cls != Class.UNKNOWN
     pairs = np.unique(np.stack([table.rank[known], table.device[known]]), axis=1).T.tolist()

@@ -1,8 +1,8 @@
-"""Names of kernels and operators -> class and kind of collective.
+"""Classifies kernels and operators by name: compute, copy or communication, and which kind of collective.
 
-Enters: names, each once, and patterns of the command line. Leaves: codes of `table.Class` and `table.KIND_CODE`. The
-patterns are unanchored (docs/measuring.md, W12): `void ncclDevKernel...` is communication too. Must not: look at
-anything but the name; where a format has categories, its reader selects by them first (W13).
+Takes each distinct name once, with additional patterns from the command line, and gives codes of `table.Class` and
+`table.KIND_CODE`. The patterns are unanchored (docs/measuring.md, W12): `void ncclDevKernel...` is communication too.
+Must not: look at anything but the name; where a format has categories, its reader selects by them first (W13).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMM: Final = (
     r"(one|two)_shot_all_reduce|multimem_all_(reduce|gather)|multimem_one_shot",  # torch symmetric memory
     r"nvshmem|rocshmem",
 )
-"""Communication kernels, any vendor. `--comm-pattern` adds to them."""
+"""Communication kernels of any vendor. `--comm-pattern` adds to them."""
 
 COPY: Final = (
     r"__amd_rocclr_(copy|fill)",  # HIP copies and fills run as kernels (rocprofv3)
@@ -54,7 +54,11 @@ _WORD_STARTS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z
 
 
 class NameClassifier:
-    """Classifies names by the built-in patterns and those added. Raises `InputError` for a pattern that is none."""
+    """Classifies names by the built-in patterns and additional ones.
+
+    Raises:
+        InputError: an additional pattern is not a regular expression.
+    """
 
     def __init__(self, comm_patterns: Sequence[str] = ()) -> None:
         for pattern in comm_patterns:
@@ -65,7 +69,7 @@ class NameClassifier:
         self._known: dict[str, Class] = {}
 
     def class_of(self, name: str) -> Class:
-        """Class of one kernel; an empty name is `UNKNOWN`, and what is no communication and no copy is compute."""
+        """Class of one kernel. An empty name is `UNKNOWN`; what is neither communication nor a copy is compute."""
         found = self._known.get(name)
         if found is None:
             found = self._known[name] = self._class_of(name)
@@ -79,14 +83,14 @@ class NameClassifier:
         return Class.COPY if self._copy.search(name) else Class.COMPUTE
 
     def kernels(self, names: Sequence[str]) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-        """Class and kind of each name, for use as `classes[name_codes]`."""
+        """Class and kind of each name, to be indexed by name codes: `classes[name_codes]`."""
         classes = np.array([self.class_of(name) for name in names], dtype=np.int8)
         kinds = [kind_of(name) if cls == Class.COMM else NULL for name, cls in zip(names, classes, strict=True)]
         return classes, np.array(kinds, dtype=np.int8)
 
 
 def kind_of(name: str) -> int:
-    """Code of the kind that a communication kernel, API call or operator names (`ncclDevKernel_AllReduce_Sum_bf16`,
+    """Code of the kind in the name of a communication kernel, API call or operator (`ncclDevKernel_AllReduce_Sum_bf16`,
     `c10d::_allgather_base_`, `ncclAllReduce`, `all_to_allv`), or `NULL` where the name does not say.
     """
     words = _WORD_STARTS.sub("_", name)

@@ -1,8 +1,9 @@
-"""nsys's `nsys export --type sqlite` -> a `Trace` for each process in it (one file may hold all ranks of a node).
+"""Reads nsys's SQLite export (`nsys export --type sqlite`) into one `Trace` per process; a file may hold all ranks of a
+node.
 
-Tables are created only when they have rows and columns differ between versions, so both are looked up; names are ids in
-`StringIds`. Times are nanoseconds since the session began: with its `utcEpochNs` they become CLOCK_REALTIME, coarsely.
-Process and thread are packed into `globalPid` and `globalTid`.
+Tables are created only when they have rows, and columns differ between versions, so both are looked up. Names are ids
+into `StringIds`. Times are nanoseconds since the session began; with its `utcEpochNs` they become CLOCK_REALTIME,
+coarsely. Process and thread are packed into `globalPid` and `globalTid`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _MEMCPY: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
 _MEMSET: Final = "CUPTI_ACTIVITY_KIND_MEMSET"
 _RUNTIME: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _GRAPHS: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-"""A CUDA graph traced as a whole: when it ran, and not which kernels (nsys --cuda-graph-trace=graph, its default)."""
+"""A CUDA graph traced as a whole: when it ran, but not which kernels (nsys --cuda-graph-trace=graph, its default)."""
 _NVTX: Final = "NVTX_EVENTS"
 _RANGES: Final = (59, 60)
 """`eventType` of push/pop and of start/end ranges (nsys, ENUM_NSYS_EVENT_TYPE); 34 is a mark."""
@@ -54,10 +55,14 @@ _NO_BYTES: Final = (
 
 
 def read_nsys(path: Path, name: str, classifier: NameClassifier, headers: Sequence[Header] = ()) -> list[Trace]:
-    """Read one export. `name`: what it is called in messages and in `Trace.path`.
+    """Read one export.
+
+    Args:
+        name: used in messages and as `Trace.path`.
+        headers: of records that may identify the rank of a process.
 
     Raises:
-        InputError: it is no nsys export, holds no kernels, or is damaged.
+        InputError: it is not an nsys export, holds no kernels, or is damaged.
     """
     with database(path, name) as db:
         if _KERNEL not in db.tables:
@@ -125,7 +130,7 @@ class _Export:
     ) -> Trace:
         pid = _process_of(owner) if owner != NULL else None
         where = f"{self._name} (process {pid})" if several else self._name
-        # The path names one rank; it cannot place several processes of one file.
+        # The path names one rank, so it cannot identify several processes of one file.
         placed = place(Process(path="" if several else self._name, pid=pid, host=self._host()), self._headers)
         notes = [note if not several else f"{where}{note}" for note in placed.notes]
         rows = concatenate([self._kernels(kernels), copies])
@@ -157,7 +162,7 @@ class _Export:
         )
 
     def _kernels(self, rows: dict[str, Int64]) -> Intervals:
-        """Kernel rows; the demangled name, else the mangled, else the short one."""
+        """Kernel rows, with the demangled name, else the mangled, else the short one."""
         code = rows["demangledName"]
         for other in ("mangledName", "shortName"):
             code = np.where(code == NULL, rows[other], code)
@@ -199,12 +204,12 @@ class _Export:
         return concatenate(parts)
 
     def _launches(self, kernels: dict[str, Int64], calls: dict[str, Int64]) -> Int64:
-        """When the host launched each kernel (nanoseconds of the session), `NULL` where that is not in the file."""
+        """When the host launched each kernel, in nanoseconds of the session; `NULL` where the file does not say."""
         launched = look_up(kernels["correlationId"], calls["correlationId"], calls["start"])
         return np.where(kernels["correlationId"] == NULL, NULL, launched)
 
     def _ran_later(self, rows: Intervals, launched: Int64, steps: Windows, where: str) -> list[str]:
-        """The host runs ahead of the device: how many kernels ran in another step than they were launched in."""
+        """Note how many kernels ran in another step than they were launched in: the host runs ahead of the device."""
         known = np.flatnonzero(launched != NULL)
         if not len(steps) or not len(known):
             return []
@@ -218,7 +223,7 @@ class _Export:
         ]
 
     def _ranges(self) -> tuple[dict[str, Int64], list[str]]:
-        """NVTX ranges, and the text of each: its own, or that of its id."""
+        """NVTX ranges and the text of each, its own or the one its id refers to."""
         if _NVTX not in self._db.tables:
             return {name: np.zeros(0, np.int64) for name in ("start", "end", "globalTid")}, []
         rows = self._db.integers(_NVTX, ("start", "end"), ("eventType", "textId", "globalTid"))
@@ -232,7 +237,7 @@ class _Export:
         return _of(rows, used), texts
 
     def _table(self, table: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Int64]:
-        """A table's integers; a table that was never created has no rows."""
+        """The integer columns of a table; a table that was never created has no rows."""
         if table not in self._db.tables:
             return {column: np.zeros(0, np.int64) for column in (*required, *optional)}
         return self._db.integers(table, required, optional)
@@ -241,7 +246,7 @@ class _Export:
         return {"id", "label"} <= set(self._db.columns("ENUM_CUDA_MEMCPY_OPER"))
 
     def _session_start(self) -> tuple[Clock, int]:
-        """The clock of the file, and what to add to its times."""
+        """The clock of the file, and the offset to add to its times."""
         start = self._table("TARGET_INFO_SESSION_START_TIME", (), ("utcEpochNs",))["utcEpochNs"]
         if len(start) == 1 and 0 < start[0] <= LATEST_NS // 2:
             return "REALTIME", int(start[0])
@@ -268,7 +273,9 @@ def _of(table: dict[str, Int64], rows: NDArray[Any]) -> dict[str, Int64]:
 
 
 def _assign(table: str, rows: dict[str, Int64], owners: list[int]) -> str | None:
-    """Give copies without a process id to the only process there is; what belongs to none is said (W16)."""
+    """Assign copies without a process id to the only process if there is just one; otherwise note that they belong to
+    none (W16).
+    """
     if len(owners) == 1:
         rows["globalPid"] = np.where(rows["globalPid"] == NULL, owners[0], rows["globalPid"])
     strays = int((~np.isin(rows["globalPid"], owners)).sum())

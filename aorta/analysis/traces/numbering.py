@@ -1,8 +1,8 @@
-"""Collectives that a source does not number -> numbers by their order, where order identifies them.
+"""Numbers the collectives of a source that has no sequence numbers by their order, where order identifies them.
 
-Enters: a trace, and for each collective the step and what it is. Leaves: numbers that are equal on all ranks for the
-same collective. Must not: number those of a device. Windows are cut where the host marked them and a device runs behind
-its host, so that a step may hold other collectives on other ranks, even where their count agrees.
+The same collective gets the same number on all ranks. Must not: number collectives of a device. There, steps are cut
+where the host marked them and the device runs behind its host, so a step may hold different collectives on different
+ranks even if their count agrees.
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ MOST_COUNTED: Final = 1 << 20
 
 
 def order_identifies(trace: Trace) -> bool:
-    """Whether steps are marked on the clock and the threads that the collectives ran on: gloo's, on a CPU."""
+    """Whether steps are marked on the clock and threads that the collectives ran on, as with gloo on a CPU."""
     return trace.platform == "cpu" and bool(len(trace.windows))
 
 
 def ordinals(place: Int64, code: Int64) -> Int64:
-    """How many of its code (what it is) the place (the step) has, and which of them this is, in one number. Rows are in
-    order of time. Ranks that have a different count in a step then match nothing, rather than something else.
+    """One number from how many collectives of its code its step has, and which of them this one is.
+
+    Because the count is part of the number, ranks that disagree on it match nothing rather than the wrong collective.
+
+    Args:
+        place: the step of each row, rows in order of time.
+        code: what each row is.
     """
     if not len(place):
         return np.zeros(0, np.int64)

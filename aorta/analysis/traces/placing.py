@@ -1,8 +1,8 @@
-"""Which rank a process of a trace was: the join of docs/traces.md, from the surest evidence to the weakest.
+"""Finds out which rank a traced process was, from the most to the least reliable evidence (docs/traces.md).
 
-Enters: what a trace says about a process, and the headers of AORTA's own records where the caller has them. Leaves: a
-rank, or `NULL` and a sentence that says why. Must not: guess. Ranks are never taken from the order of process ids or
-of files, and evidence that allows two ranks gives none.
+Takes what a trace says about a process and, where available, the headers of AORTA's own records. Gives a rank, or
+`NULL` and a sentence that says why. Must not: guess. Ranks are never taken from the order of process ids or of files,
+and evidence that allows two ranks gives none.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ LARGEST_RANK: Final = 2**31 - 1
 
 @dataclass(frozen=True)
 class Process:
-    """What a trace says of one process. `None` is not known.
+    """What a trace says about one process; None is unknown.
 
-    `gpus` are the GPUs it used, numbered over all GPUs of the machine (rocprofv3's `logical_node_type_id`);
-    `all_gpus_visible`: no `*_VISIBLE_DEVICES` renumbered them for this process, as far as the trace says.
+    Attributes:
+        gpus: the GPUs it used, numbered over all GPUs of the machine (rocprofv3's `logical_node_type_id`).
+        all_gpus_visible: no `*_VISIBLE_DEVICES` renumbered them for this process, as far as the trace says.
     """
 
     path: str
@@ -42,7 +43,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Placed:
-    """`rank` is `NULL` where it is not known; `notes` say why, or which evidence was overruled."""
+    """The rank of a process. `rank` is `NULL` where it is unknown; `notes` say why, or which evidence was overruled."""
 
     rank: int
     notes: tuple[str, ...] = ()
@@ -50,7 +51,7 @@ class Placed:
 
 
 def headers_in(folders: Iterable[Path]) -> tuple[Header, ...]:
-    """Headers of the records directly in some folders; what cannot be read is no evidence and left out."""
+    """Headers of the records directly in some folders; files that cannot be read are no evidence and left out."""
     found = []
     for folder in folders:
         for path in rank_files(folder):
@@ -62,8 +63,8 @@ def headers_in(folders: Iterable[Path]) -> tuple[Header, ...]:
 
 
 def headers_near(location: str) -> tuple[Header, ...]:
-    """Headers of the records in a local file's or folder's own folder and the two above it: a trace is often kept
-    below the run it belongs to. A URL or a glob has none.
+    """Headers of the records in the folder of a local file (or the folder itself) and the two above it: a trace is
+    often kept below the run it belongs to. A URL or a glob has none.
     """
     path = Path(location)
     if "://" in location or not path.exists():
@@ -73,8 +74,8 @@ def headers_near(location: str) -> tuple[Header, ...]:
 
 
 def place(process: Process, headers: Sequence[Header] = ()) -> Placed:
-    """Rank of one process: its environment, then `rank<k>` in its path, then the record that bears its process id,
-    then the one GPU it used where local ranks and GPUs correspond.
+    """Rank of one process: from its environment, then `rank<k>` in its path, then the record with its process id, then
+    the one GPU it used where local ranks and GPUs correspond.
     """
     by_pid = _by_pid(process, headers)
     evidence = [
@@ -97,8 +98,8 @@ def place(process: Process, headers: Sequence[Header] = ()) -> Placed:
 
 
 def ranks_in_path(path: str) -> set[int]:
-    """Ranks that the folders and the file name state as `rank<k>`. The part nearest to the file decides; several
-    different ranks in that one part are all given.
+    """Ranks that folder and file names state as `rank<k>`. The component nearest to the file decides; several different
+    ranks in that one component are all returned.
     """
     for part in reversed(PurePath(path).parts):
         found = {int(number) for number in _RANK_IN_PATH.findall(part)}
@@ -108,7 +109,7 @@ def ranks_in_path(path: str) -> set[int]:
 
 
 def _by_pid(process: Process, headers: Sequence[Header]) -> list[Header]:
-    """Process ids repeat on other machines: a host that both know must be the same."""
+    """Headers with this process id. Ids repeat on other machines, so the host must agree where both sides know it."""
     return [
         header
         for header in headers

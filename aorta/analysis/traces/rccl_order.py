@@ -1,11 +1,9 @@
-"""RCCL's generic kernels -> the kind of collective each ran, from the RCCL calls of the host.
+"""Finds out which collective each of RCCL's generic kernels ran, from the RCCL calls of the host.
 
 RCCL launches one kernel for every collective (`ncclDevKernel_Generic`), so the name says nothing (W12). A call and its
-kernel share a correlation id where the tracer kept it; else the n-th launching call of a thread is the n-th kernel of
-that thread, but only if there are equally many and none started before its call.
-
-Enters: API calls and the kernels whose kind is not known, by column. Leaves: kinds, and sentences for what stays
-unknown. Must not: guess: a count that does not match leaves every kernel of that thread unknown.
+kernel share a correlation id where the tracer kept it. Otherwise the n-th launching call of a thread is the n-th kernel
+of that thread, but only if there are equally many and no kernel started before its call. Must not: guess: a count that
+does not match leaves every kernel of that thread unknown.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ _COLLECTIVE: Final = (
     "ncclRecv",
     "ncclAllReduceWithBias",
 )
-"""Calls of RCCL that launch work (rccl.h); the rest (communicators, queries) launches none."""
+"""RCCL's calls that launch work (rccl.h); the others (communicators, queries) launch none."""
 _KIND: Final = {name: kind_of(name) for name in _COLLECTIVE}
 
 
@@ -55,7 +53,7 @@ class Calls:
 
 @dataclass(frozen=True)
 class Unnamed:
-    """Communication kernels of unknown kind by column. `ids` are all correlation ids that a kernel carries."""
+    """Communication kernels of unknown kind, by column. `ids` are all correlation ids that a kernel carries."""
 
     thread: Int64
     ids: tuple[Int64, ...]
@@ -71,7 +69,7 @@ class _Launch:
 
 
 def kinds_from_calls(calls: Calls, kernels: Unnamed) -> tuple[NDArray[np.int8], tuple[str, ...]]:
-    """Kind of each kernel (`NULL` where it stays unknown), and why some stay so."""
+    """Kind of each kernel (`NULL` where it stays unknown), and the reasons why some stay unknown."""
     kinds = np.full(len(kernels.start_ns), NULL, np.int8)
     if not len(kinds):
         return kinds, ()
@@ -127,7 +125,7 @@ def _launches(calls: Calls) -> dict[int, list[_Launch]]:
         thread, name = int(calls.thread[row]), calls.function[row]
         start, end, ident = int(calls.start_ns[row]), int(calls.end_ns[row]), int(calls.correlation[row])
         if end <= busy_until.get(thread, end - 1):
-            continue  # made by the call around it
+            continue  # nested inside another call, which counts instead
         if name == _GROUP_START:
             depth[thread] = depth.get(thread, 0) + 1
         elif name == _GROUP_END:

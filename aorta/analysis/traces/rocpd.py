@@ -1,9 +1,9 @@
-"""rocprofv3's `*_results.db` (rocpd, SQLite, schema 3) -> a `Trace` for each process in it.
+"""Reads rocprofv3's `*_results.db` (rocpd, SQLite, schema 3) into one `Trace` per process.
 
-The file offers views (`kernels`, `regions`); they are inner joins, in which a dispatch without event, thread or string
-vanishes. So the stored tables are read, `rocpd_<what>_<guid>`, and joined here, where nothing is lost (W16). An event's
-`stack_id` is the correlation id of the call, its `correlation_id` the external one. The environment of a process tells
-its rank; nothing else of it is looked at (it may hold secrets).
+The views of the file (`kernels`, `regions`) are inner joins, in which a dispatch without event, thread or string
+vanishes. So the stored tables `rocpd_<what>_<guid>` are read and joined here, where nothing is lost (W16). An event's
+`stack_id` is the correlation id of the call, its `correlation_id` the external one. Must not: use anything in the
+environment of a process but what tells its rank (it may hold secrets).
 """
 
 from __future__ import annotations
@@ -32,10 +32,14 @@ _MARKED: Final = (*MARKERS, "MARKER_API")
 
 
 def read_rocpd(path: Path, name: str, classifier: NameClassifier, headers: Sequence[Header] = ()) -> list[Trace]:
-    """Read one database. `name`: what it is called in messages and in `Trace.path`.
+    """Read one database.
+
+    Args:
+        name: used in messages and as `Trace.path`.
+        headers: of records that may identify the rank of a process.
 
     Raises:
-        InputError: it is no rocpd database of schema 3, or it is damaged.
+        InputError: it is not a rocpd database of schema 3, or it is damaged.
     """
     with database(path, name) as db:
         suffixes = sorted(table.removeprefix(_DISPATCH) for table in db.tables if table.startswith(_DISPATCH))
@@ -61,7 +65,7 @@ def _check_version(db: Database, suffix: str) -> None:
 
 
 class _Session:
-    """One guid of a database: usually one process."""
+    """One guid of a database, which is usually one process."""
 
     def __init__(
         self, db: Database, suffix: str, name: str, classifier: NameClassifier, headers: Sequence[Header]
@@ -72,7 +76,7 @@ class _Session:
         self._events = self._columns("rocpd_event", ("id",), ("category_id", "stack_id", "parent_stack_id"))
 
     def _columns(self, table: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Int64]:
-        """A table's integers; a table that was never created has no rows."""
+        """The integer columns of a table; a table that was never created has no rows."""
         if table + self._suffix not in self._db.tables:
             return {column: np.zeros(0, np.int64) for column in (*required, *optional)}
         return self._db.integers(table + self._suffix, required, optional)
@@ -83,7 +87,7 @@ class _Session:
         return self._db.texts(table + self._suffix, "id", value)
 
     def traces(self) -> list[Trace]:
-        """A trace for each process of this session that dispatched kernels."""
+        """One trace per process of this session that dispatched kernels."""
         kernels = self._columns(
             _DISPATCH,
             ("start", "end", "kernel_id", "agent_id"),
@@ -172,7 +176,7 @@ class _Session:
         )
 
     def _regions(self, rows: dict[str, Int64]) -> tuple[Calls, Marks]:
-        """API calls and markers share a table. A marker's text is in its event, or is the region's name."""
+        """API calls and markers, which share a table. The text of a marker is in its event, or is the region's name."""
         category = self._event(rows, "category_id")
         named = {ident: self._strings.get(ident, "") for ident in np.unique(category).tolist()}
         rccl = np.flatnonzero(np.isin(category, [ident for ident, text in named.items() if text == RCCL_API]))
@@ -192,7 +196,7 @@ class _Session:
         return calls, Marks(rows["start"][marked], rows["end"][marked], texts)
 
     def _messages(self, events: set[int]) -> dict[int, str]:
-        """`message` in the `extdata` of the events of markers."""
+        """`message` in the `extdata` of the markers' events."""
         table = f"rocpd_event{self._suffix}"
         if not events or "extdata" not in self._db.columns(table):
             return {}
@@ -209,7 +213,7 @@ class _Session:
         return look_up(rows["event_id"], self._events["id"], self._events[column])
 
     def _gpus(self) -> tuple[Int64, Int64]:
-        """Ids of GPU agents, and their numbers among the GPUs."""
+        """Ids of the GPU agents, and their numbers among the GPUs."""
         ids, numbers = [], []
         table = f"rocpd_info_agent{self._suffix}"
         if table in self._db.tables:
@@ -243,7 +247,7 @@ def _of(table: dict[str, Int64], ident: int) -> dict[str, Int64]:
 
 
 def _object(text: str | bytes) -> dict[str, object]:
-    """A JSON object, empty where it is none: what it would have told is then not known."""
+    """Decode a JSON object; empty where the text is none, so that its facts are unknown."""
     try:
         return msgspec.json.decode(text, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

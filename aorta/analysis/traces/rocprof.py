@@ -1,4 +1,5 @@
-"""What the outputs of rocprofv3 have in common: kernels, copies, RCCL calls and markers of one process -> a `Trace`.
+"""Builds a `Trace` from what all outputs of rocprofv3 have in common: kernels, copies, RCCL calls and markers of a
+process.
 
 Times are nanoseconds of CLOCK_BOOTTIME (rocprofiler-sdk: `default_clock_id`), not comparable between machines. Records
 come in buffer order, not in time order. Must not: know how a file stores them.
@@ -40,7 +41,7 @@ NO_BYTES: Final = (
 
 @dataclass(frozen=True)
 class Kernels:
-    """Dispatches by column; `parents` are the correlation ids of the calls around the launch."""
+    """Kernel dispatches by column; `parents` are the correlation ids of the calls around the launch."""
 
     thread: Int64
     device: Int64
@@ -57,7 +58,7 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Copies:
-    """Memory copies by column; `bytes` is `NULL` in CSV files, which have no such column."""
+    """Memory copies by column; `bytes` is `NULL` for CSV files, which have no such column."""
 
     device: Int64
     stream: Int64
@@ -70,7 +71,7 @@ class Copies:
 
 @dataclass(frozen=True)
 class Marks:
-    """ROCTx ranges by column; a mark is a range without length."""
+    """ROCTx ranges by column; a mark is a range of length 0."""
 
     start_ns: Int64
     end_ns: Int64
@@ -91,7 +92,7 @@ def trace_of(
     copies_observed: bool = True,
     notes: Sequence[str] = (),
 ) -> Trace:
-    """Put one process together: classes from names, kinds from names or RCCL calls, steps from markers."""
+    """Assemble the trace of one process: classes from names, kinds from names or RCCL calls, steps from markers."""
     for what, times in (("kernel", kernels), ("memory copy", copies), ("RCCL call", calls), ("marker", marks)):
         check_instants(path, what, times.start_ns, times.end_ns)
     check_devices(path, "kernel", kernels.device)

@@ -1,9 +1,9 @@
-"""rocprofv3's CSV files -> a `Trace` for each process in them.
+"""Reads rocprofv3's CSV files into one `Trace` per process.
 
 Four variants are read: of ROCm 6.2/6.3 (agents as bare numbers, no `Stream_Id`), of 6.4 and later ("Agent 4"), of
-`rocpd convert` (a leading `Guid`, other capitals, several processes in a file), and any of them with each field quoted.
-So columns are found by name, whatever their capitals, and never by position. One process writes several files
-(`<pid>_kernel_trace.csv`, `<pid>_marker_api_trace.csv`, ...): they are given together.
+`rocpd convert` (a leading `Guid`, other capitals, several processes in a file), and any of them with every field
+quoted. So columns are found by name, whatever their capitals, and never by position. One process writes several files
+(`<pid>_kernel_trace.csv`, `<pid>_marker_api_trace.csv`, ...), which are passed together.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEMS: Final = (
     "rccl_api_trace",
     "marker_api_trace",
 )
-"""Ends of the file names that one process writes and this reader uses."""
+"""Ends of the names of the files that one process writes and this reader uses."""
 _LONGEST_FIELD: Final = 1 << 20
 """Demangled kernel names reach tens of thousands of characters."""
 _LONGEST_LINE: Final = 4 << 20
@@ -46,7 +46,7 @@ _PID: Final = re.compile(r"^(\d{1,10})_(?:[a-z]+_)+trace\.csv", re.IGNORECASE)
 
 
 class _Rows:
-    """Integer columns that grow by rows."""
+    """Integer columns that grow row by row."""
 
     def __init__(self, *names: str) -> None:
         self.columns = {name: array("q") for name in names}
@@ -61,7 +61,7 @@ class _Rows:
 
 @dataclass
 class _Process:
-    """What the files say of one process."""
+    """What the files say about one process."""
 
     kernels: _Rows = field(
         default_factory=lambda: _Rows(
@@ -76,7 +76,7 @@ class _Process:
 
 
 def siblings(name: str) -> tuple[str, ...]:
-    """Names of all files that belong to the process which wrote the file of this name (that file among them)."""
+    """Names of all files that the process which wrote the file of this name may have written, including that file."""
     pure = PurePath(name)
     for stem in STEMS:
         if pure.name.endswith((f"{stem}.csv", f"{stem}.csv.gz")):
@@ -85,10 +85,14 @@ def siblings(name: str) -> tuple[str, ...]:
 
 
 def read_csv(files: Mapping[str, IO[bytes]], classifier: NameClassifier, headers: Sequence[Header] = ()) -> list[Trace]:
-    """Read the files of one process, or files of `rocpd convert`. `files`: path -> content, a kernel trace among them.
+    """Read the files of one process, or files of `rocpd convert`.
+
+    Args:
+        files: path -> content; a kernel trace must be among them.
+        headers: of records that may identify the rank of a process.
 
     Raises:
-        InputError: a file that is none of these, or a row that cannot be read; with file and line.
+        InputError: a file has none of the known formats, or a row cannot be read; names file and line.
     """
     processes: dict[str, _Process] = {}
     has_copies = False
@@ -101,7 +105,7 @@ def read_csv(files: Mapping[str, IO[bytes]], classifier: NameClassifier, headers
     traces = []
     for guid, process in processes.items():
         if not len(process.kernels["start"]):
-            continue  # a helper process: it computed nothing
+            continue  # a helper process that ran no kernels
         pids = process.pids or (from_name if len(processes) == 1 else set())
         where = f"{label} ({guid})" if guid and len(processes) > 1 else label
         traces.append(_trace(where, label, process, pids, has_copies, classifier, headers))
@@ -158,7 +162,7 @@ def _trace(
 
 
 def _read_file(path: str, stream: IO[bytes], processes: dict[str, _Process]) -> bool:
-    """Add one file's rows; whether it holds memory copies."""
+    """Add the rows of one file; returns whether it is a file of memory copies."""
     lines = _lines(path, stream)
     _, head = next(lines, (1, []))
     columns = {name.strip().lower(): at for at, name in enumerate(head)}
@@ -179,7 +183,7 @@ def _read_file(path: str, stream: IO[bytes], processes: dict[str, _Process]) -> 
 
 
 class _Cells:
-    """One row, by column."""
+    """One row, by column name."""
 
     def __init__(self, path: str, line: int, columns: Mapping[str, int], row: list[str]) -> None:
         self._path, self._line, self._columns, self._row = path, line, columns, row
@@ -193,7 +197,7 @@ class _Cells:
         text = self.text(column)
         if text in ("", "null", "None") and not needed:
             return NULL
-        # int() would take "1_000" and refuse only after 4,300 digits.
+        # int() accepts "1_000", and refuses a number only after 4,300 digits.
         if len(text) <= 20 and text.removeprefix("-").isdecimal() and text.isascii() and -(2**63) <= int(text) < 2**63:
             return int(text)
         raise self.error(column, "an integer of 64 bits is needed")
@@ -253,10 +257,10 @@ def _add_call(process: _Process, cells: _Cells) -> None:
 
 
 def _lines(path: str, stream: IO[bytes]) -> Iterator[tuple[int, list[str]]]:
-    """Rows with the number of their last line.
+    """Rows, each with the line number of its end.
 
     Raises:
-        InputError: no CSV, or not UTF-8.
+        InputError: it is not CSV, or not UTF-8.
     """
     csv.field_size_limit(_LONGEST_FIELD)
     reader = csv.reader(_texts(path, stream), strict=True)
@@ -269,7 +273,7 @@ def _lines(path: str, stream: IO[bytes]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _texts(path: str, stream: IO[bytes]) -> Iterator[str]:
-    """Lines as text. A file that is one endless line must not be held at once."""
+    """Lines as text. Their length is limited, because a file that is one endless line must not be read into memory."""
     number = 0
     while line := stream.readline(_LONGEST_LINE):
         number += 1

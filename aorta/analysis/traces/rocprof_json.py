@@ -1,7 +1,7 @@
-"""rocprofv3's `*_results.json` -> a `Trace` for each process in it.
+"""Reads rocprofv3's `*_results.json` into one `Trace` per process.
 
-Numbers of record kinds change between versions, so they are always looked up in the file's own `strings`; a kernel's
-name is found by `kernel_id`, not by position. Must not: put a timestamp through a float (W14).
+The numbers of record kinds change between versions, so they are always looked up in the file's own `strings`; a
+kernel's name is found by `kernel_id`, not by position. Must not: put a timestamp through a float (W14).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Symbol(msgspec.Struct):
 
 
 LARGEST_BYTES: Final = 1 << 30
-"""Most JSON that is read, inflated: its rows become objects, several times its size."""
+"""Most JSON that is read, inflated: its rows become objects of several times that size."""
 _BLOCK: Final = 1 << 20
 
 
@@ -143,13 +143,16 @@ _DECODER: Final = msgspec.json.Decoder(_File)
 
 
 def read_json(stream: IO[bytes], path: str, classifier: NameClassifier, headers: Sequence[Header] = ()) -> list[Trace]:
-    """Read one file. `headers`: of records that may tell the rank of a process.
+    """Read one file.
+
+    Args:
+        headers: of records that may identify the rank of a process.
 
     Raises:
-        InputError: it is no such file (names the place in it), or larger than `LARGEST_BYTES`.
+        InputError: it is not such a file (names the position in it), or larger than `LARGEST_BYTES`.
     """
     text = bytearray()
-    while block := stream.read(_BLOCK):  # read at once, a buffer of the largest size would be made first
+    while block := stream.read(_BLOCK):  # in blocks: a single read would allocate the largest size first
         text += block
         if len(text) <= LARGEST_BYTES:
             continue
@@ -216,7 +219,7 @@ def _trace(process: _Process, path: str, classifier: NameClassifier, headers: Se
 
 def _kernels(process: _Process, rows: list[_Kernel], devices: dict[int, int]) -> Kernels:
     names = Interner()
-    # A process with torch loads thousands of kernels, of which few run; each name that is kept has to be classified.
+    # A process with torch loads thousands of kernels but runs few, and every name that is kept has to be classified.
     ran = {row.dispatch_info.kernel_id for row in rows}
     symbols = {
         symbol.kernel_id: names(text)
@@ -256,7 +259,7 @@ def _copies(rows: list[_Copy], devices: dict[int, int], name: Callable[[Any], tu
 
 
 def _namer(tables: list[_Operations]) -> Callable[[Any], tuple[str, str]]:
-    """Record -> the names of its kind and operation, "" where the file does not name them."""
+    """A function from a record to the names of its kind and operation, "" where the file does not name them."""
 
     def name(row: Any) -> tuple[str, str]:
         if not 0 <= row.kind < len(tables):
@@ -273,7 +276,7 @@ def _number(agent: _Agent) -> int:
 
 
 def _handles(handles: list[int]) -> Int64:
-    """Handles are 64 bits without sign; beyond 63 they only have to stay different from each other."""
+    """Handles as int64. They are unsigned 64-bit numbers; beyond 63 bits they only have to stay distinct."""
     try:
         return _column(handles)
     except OverflowError:

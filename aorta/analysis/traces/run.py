@@ -1,7 +1,7 @@
-"""Traces of all ranks -> a `Run`, as records are read into one: matching, report and pictures are the same.
+"""Loads the traces of all ranks as a `Run`, so that matching, reports and pictures treat them like records.
 
-A trace that has no rank gets a negative number, which belongs to no group and is said to be no rank. Must not: guess a
-rank.
+A trace of unknown rank gets a negative number, which belongs to no process group and is reported as no rank. Must not:
+guess a rank.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from aorta.errors import InputError
 
 
 def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequence[str] = ()) -> Run:
-    """Read every trace of a file, directory, glob or URL, one process a file at a time. The run's `extras` hold what a
-    report says of traces beside what it says of every run: each device as one window under its number (a trace's
-    busiest device is also a rank under that number), costs of collectives, slow-down of kernels.
+    """Read every trace of a file, directory, glob or URL, one process per file.
+
+    Returns:
+        A run whose `ranks` hold the busiest device of each trace. Its `extras` hold what a report shows of traces only:
+        each device measured as one window, costs of collectives, slowdown of kernels.
 
     Raises:
         InputError: nothing there can be read.
@@ -90,15 +92,18 @@ def _extras(wholes: Mapping[int, Whole], parts: Sequence[Part], slow: Sequence[S
 
 @dataclass(frozen=True)
 class _Found:
-    """A device, and the unit it was in."""
+    """A device, and the unit it was read from."""
 
     unit: int
     device: DeviceTables
 
 
 def _numbers(found: Sequence[_Found]) -> tuple[list[int], set[int], list[str]]:
-    """The number of each device, the places of those that make a record (the busiest of each trace: a rank's steps
-    count once), and what is to be said. The first trace of a rank has its number; all others get a negative one.
+    """Number the devices. The first trace of a rank gets the rank's number, all others a negative one.
+
+    Returns:
+        The number of each device; the indices of those that become ranks of the run (the busiest of each trace, so that
+        a rank's steps count once); and notes.
     """
     busiest: dict[tuple[int, int], int] = {}
     for place, each in enumerate(found):
@@ -130,7 +135,7 @@ def _numbers(found: Sequence[_Found]) -> tuple[list[int], set[int], list[str]]:
 
 
 def _as_rank(tables: RankTables, number: int, world_size: int) -> RankTables:
-    # A group is that of its rank; a number that is no rank belongs to none.
+    # Groups belong to a rank; a number that stands for an unknown rank has none.
     groups = tables.source.groups if number >= 0 else {}
     return replace(tables, source=replace(tables.source, rank=number, world_size=world_size, groups=groups))
 

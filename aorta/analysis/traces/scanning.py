@@ -1,4 +1,4 @@
-"""One unit of traces -> the tables of its ranks, small enough to travel between processes.
+"""Reads one unit of traces and reduces it to the tables of its ranks, small enough to be sent between processes.
 
 `read_trace_tables(unit)` measures each device of each trace with the definition that records are measured with
 (`aorta.timeline`), and keeps what a report needs: tables, the whole trace as one window, and facts for the health of
@@ -45,9 +45,9 @@ from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import Unseen
 
 WHOLE_STEP: Final = 0
-"""Number of the one window of a trace that marks no steps."""
+"""Step number of the single window of a trace that marks no steps."""
 UNKNOWN_GROUP: Final = "unknown"
-"""Name of the group of collectives whose group the trace does not tell."""
+"""Group name of collectives whose process group the trace does not state."""
 END_SOURCE: Final = "trace"
 SHOWN_SLOWDOWNS: Final = 200
 _NOT_TOLD: Final = "a trace does not tell it"
@@ -55,14 +55,14 @@ _NOT_TOLD: Final = "a trace does not tell it"
 
 @dataclass(frozen=True)
 class TraceDetails:
-    """`tables.Details` of a trace: rows of (start, end, mask) in ns on its clock, of all steps, by start."""
+    """`tables.Details` of a trace: segments (start, end, mask) in ns on its clock, of all steps, ordered by start."""
 
     segments: Int64
     start_ns: Int64
     end_ns: Int64
 
     def step(self, place: int) -> StepIntervals:
-        """One step: which lanes were active when."""
+        """Which lanes were active when, in one step."""
         start, end = int(self.start_ns[place]), int(self.end_ns[place])
         first, last = np.searchsorted(self.segments[:, 0], (start, end))
         rows = self.segments[first:last]
@@ -75,21 +75,21 @@ class TraceDetails:
         return map(self.step, range(len(self.start_ns)))
 
     def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
-        """A trace has none."""
+        """A trace has no device samples."""
         return iter(())
 
     def size_bytes(self) -> int:
-        """Nothing is read again."""
+        """0: nothing is read again from disk."""
         return 0
 
     def absolute(self) -> TraceDetails:
-        """The same: it needs no file."""
+        """Unchanged: it needs no file."""
         return self
 
 
 @dataclass(frozen=True)
 class DeviceTables:
-    """One device of one rank; `trace` is the place of its trace in the unit: a process may use several devices."""
+    """One device of one rank. A process may use several devices; `trace` is the index of its trace in the unit."""
 
     device: int
     tables: RankTables
@@ -100,7 +100,7 @@ class DeviceTables:
 
 @dataclass(frozen=True)
 class UnitTables:
-    """What one unit holds."""
+    """Everything that one unit holds."""
 
     devices: tuple[DeviceTables, ...]
     facts: tuple[Facts, ...]
@@ -126,7 +126,7 @@ def read_trace_tables(unit: Unit) -> UnitTables:
         clean = usable(trace)
         devices += [_device(clean, timeline, place) for timeline in device_timelines(clean)]
         if clean.compute_unseen:
-            continue  # what hides communication, and what it slows down, is not in the table
+            continue  # without computation in the table, hidden communication and slowdowns cannot be computed
         parts += parts_of(clean)
         of_trace = slowdowns(clean.intervals)
         slow += of_trace[:SHOWN_SLOWDOWNS]
@@ -159,7 +159,7 @@ def _device(trace: Trace, timeline: DeviceTimeline, place: int) -> DeviceTables:
 
 
 def _windows(timeline: DeviceTimeline) -> tuple[list[Interval], Int64]:
-    """The steps in order of their numbers, each once; without any, the whole."""
+    """The steps in order of their numbers, each once; without any step, the whole trace."""
     if not len(timeline.steps):
         return [timeline.whole], np.array([WHOLE_STEP], np.int64)
     steps, chosen = np.unique(timeline.steps, return_index=True)
@@ -208,7 +208,7 @@ def _metrics(told: list[dict[str, float | None]]) -> dict[str, Floats]:
 def _collectives(
     trace: Trace, timeline: DeviceTimeline, windows: list[Interval], steps: Int64
 ) -> tuple[Collectives, Int64]:
-    """Collectives that start inside a window, by step, then start; and how many a step."""
+    """Collectives that start inside a window, by step, then start; and the number of them per step."""
     table = timeline.rows
     table = table.take(table.cls == Class.COMM)
     if len(timeline.steps):
@@ -236,7 +236,7 @@ def _collectives(
         names,
         name=code.astype(np.int32),
         seq=np.where(table.seq != UNKNOWN, table.seq, _numbers(trace, place, code)),
-        issue_ns=np.full(len(table), NO_TIME, np.int64),  # when it was issued is not in the trace
+        issue_ns=np.full(len(table), NO_TIME, np.int64),  # the trace does not record when it was issued
         start_ns=table.start_ns - begin,
         end_ns=table.end_ns - begin,
     )
@@ -244,7 +244,7 @@ def _collectives(
 
 
 def _numbers(trace: Trace, place: Int64, code: Int64) -> Int64:
-    """Of collectives that the source does not number."""
+    """Sequence numbers for collectives that the source does not number."""
     numbers = ordinals(place, code)
     return numbers if order_identifies(trace) else UNNUMBERED - numbers % MOST_COUNTED
 

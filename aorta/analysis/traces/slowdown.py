@@ -1,8 +1,8 @@
-"""Kernels of one name, alone and while communication runs: how much slower communication makes computation.
+"""Measures how much communication slows computation down: kernels of one name, alone and while communication runs.
 
-Enters: an interval table. Leaves: a row for each (rank, device, kernel name). A name is a fair comparison only where
-its kernels do the same work: matrix products of two shapes may bear one name. Must not: state a slow-down that rests on
-a few kernels, or compare across devices.
+Gives one row per (rank, device, kernel name). The comparison is fair only where kernels of one name do the same work;
+matrix products of two shapes may share a name. Must not: state a slowdown that rests on a few kernels, or compare
+across devices.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from aorta.timeline import arrays
 from aorta.timeline.arrays import Spans
 
 FEWEST: Final = 6
-"""Fewest kernels on either side. From 6 on, the range of a sample holds the true median with 95 % confidence
-(1 - 2^(1-n), the sign test).
+"""Fewest kernels on either side. From 6 on, the range of a sample contains the true median with 95 % confidence (1 -
+2^(1-n), the sign test).
 """
 _HALF: Final = 2
 """A kernel is `overlapped` if communication covers at least half of it, `alone` if it covers none, else neither."""
@@ -27,8 +27,8 @@ _HALF: Final = 2
 
 @dataclass(frozen=True)
 class Slowdown:
-    """`slowdown` is overlapped median / alone median - 1; `excess_ms` what the overlapped kernels together took beyond
-    the median of those alone. None with a `reason`.
+    """One kernel name on one device. `slowdown` is overlapped median / alone median - 1; `excess_ms` is what the
+    overlapped kernels together took beyond the median of those alone. Where they are None, `reason` says why.
     """
 
     rank: int | None
@@ -55,8 +55,8 @@ def slowdowns(table: Intervals) -> list[Slowdown]:
 
 
 def largest_first(each: Slowdown) -> tuple[bool, float, str]:
-    """Sorts by excess, the largest first; kernels that were faster under communication are compared too, and stand
-    before those that cannot be, which are sorted by name.
+    """Sort key: the largest excess first. Kernels that were faster under communication follow; those that cannot be
+    compared come last, by name.
     """
     return each.slowdown is None, -(each.excess_ms or 0.0), each.name
 

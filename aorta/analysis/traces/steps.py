@@ -1,8 +1,7 @@
-"""Text of a marker -> the step it stands for.
+"""Finds the steps of a trace from the texts of its ranges (NVTX, ROCTx, `record_function`).
 
-Enters: the texts of ranges (NVTX, ROCTx, `record_function`), in any order. Leaves: for each the number of its step, or
-`NULL`. One family of markers is used per process: a trace that holds both `iteration#7` and `ProfilerStep#3` counts
-one of them. Must not: guess a step from anything but a marker.
+For example, `ProfilerStep#3` is step 3. One family of markers is used per process: of a trace that holds both
+`iteration#7` and `ProfilerStep#3`, only one counts. Must not: guess a step from anything but a marker.
 """
 
 from __future__ import annotations
@@ -17,18 +16,19 @@ from aorta.analysis.traces.table import NO_WINDOWS, NULL, Windows, windows
 from aorta.timeline.arrays import Int64
 
 MARKS: Final = ("aorta.step=", "iteration#", "ProfilerStep#")
-"""What stands before the number, the best first: AORTA's own two carry the global step, the third is
-`torch.profiler`'s `step()`."""
+"""What stands before the number, best first: AORTA's own two carry the global step, the third is `torch.profiler`'s
+`step()`.
+"""
 MARK: Final = re.compile(rf"(?P<kind>{'|'.join(map(re.escape, MARKS))})(?P<step>\d{{1,18}})$")
 FAMILIES: Final = (
     *((mark, re.compile(rf"^{re.escape(mark)}(\d{{1,18}})$")) for mark in MARKS),
     ("step", re.compile(r"^(?:train(?:ing)?[ _.]?)?(?:step|iter(?:ation)?)[ _:=#]{1,2}(\d{1,18})$", re.IGNORECASE)),
 )
-"""Families of step markers, the one used first where a trace holds several."""
+"""Families of step markers; where a trace holds several, the first one here is used."""
 
 
 def step_numbers(texts: Sequence[str]) -> tuple[Int64, str | None]:
-    """Step number of each text (`NULL` where it is no marker of the family used), and the family, None without any."""
+    """Step number of each text (`NULL` where it is no marker of the family used), and that family; None without any."""
     for family, pattern in FAMILIES:
         found = [pattern.match(text) for text in texts]
         if any(found):
@@ -37,8 +37,8 @@ def step_numbers(texts: Sequence[str]) -> tuple[Int64, str | None]:
 
 
 def step_windows(texts: Sequence[str], start_ns: Int64, end_ns: Int64, rank: int) -> tuple[Windows, tuple[str, ...]]:
-    """Windows of the steps that ranges mark, and what is to be said about them. Ranges without length are no windows
-    (a mark; a range still open when the recording ended). Of several ranges of one step the earliest counts.
+    """Windows of the steps that ranges mark, and notes about them. Ranges of length 0 are no windows (a mark, or a
+    range still open when the recording ended). Of several ranges of one step the earliest counts.
     """
     numbers, family = step_numbers(texts)
     used = np.flatnonzero((numbers != NULL) & (end_ns > start_ns))

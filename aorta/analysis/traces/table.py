@@ -1,8 +1,8 @@
-"""The interval table: what every reader of a foreign trace returns, whatever the trace was.
+"""The interval table: what every trace reader returns, whatever tool recorded the trace.
 
-Enters: columns. Leaves: a `Trace`: one row an interval (`Intervals`), the windows of its steps (`Windows`) and what is
-known of its source. Integers throughout, times in int64 nanoseconds; `NULL` (-1) is "not known" in every column where
-it is allowed, and the strings stand once, in tables that codes point into. Must not: hold a Python object per row.
+A `Trace` has one row per interval (`Intervals`), the windows of its steps (`Windows`) and facts about its source. All
+columns are integers, times in int64 nanoseconds; `NULL` (-1) means "unknown" in every column that allows it. Strings
+are stored once, in tables indexed by codes. Must not: hold a Python object per row.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from aorta.timeline.arrays import Int64, Spans
 from aorta.timeline.classes import KINDS
 
 Clock: TypeAlias = Literal["REALTIME", "BOOTTIME", "unknown"]
-"""What the nanoseconds count. `unknown`: only differences within one trace mean anything."""
+"""The clock of the nanoseconds. `unknown`: only differences within one trace are meaningful."""
 
 NULL: Final = UNKNOWN
 
 
 class Class(IntEnum):
-    """What an interval is. `UNKNOWN` rows are counted in the health of a result and in no metric."""
+    """What an interval is. Rows of class `UNKNOWN` are counted in the health of a result and in no metric."""
 
     COMPUTE = 0
     COMM = 1
@@ -57,7 +57,7 @@ COLUMNS: Final = tuple(_TYPES)
 
 
 class Interner:
-    """Strings -> codes in order of first sight."""
+    """Assigns strings codes in order of first appearance."""
 
     def __init__(self) -> None:
         self.codes: dict[str, int] = {}
@@ -67,21 +67,26 @@ class Interner:
 
     @property
     def strings(self) -> tuple[str, ...]:
-        """The table that the codes point into."""
+        """The string table, indexed by code."""
         return tuple(self.codes)
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """One row an interval `[start_ns, end_ns)`; all columns are of one length.
+    """One row per interval `[start_ns, end_ns)`; all columns have the same length.
 
     Attributes:
-        rank: global rank, or `NULL`. device: index as the source gives it (not the local rank), or `NULL`.
+        rank: global rank, or `NULL`.
+        device: index as the source gives it (not the local rank), or `NULL`.
         stream: stream, queue or thread number as the source gives it, or `NULL`.
-        cls: a `Class`. kind: `KIND_CODE`, or `NULL` where it is no collective or its kind is not known.
-        group: code into `groups`. seq: number of the collective in its group. bytes: the full array (all-to-all:
-            one rank's send buffer) of a collective, the bytes moved by a copy. dtype: code into `dtypes`.
-        step: the window in which the interval starts, or `NULL` outside of all.
+        cls: a `Class`.
+        kind: `KIND_CODE`, or `NULL` where it is no collective or its kind is unknown.
+        group: code into `groups`.
+        seq: sequence number of the collective in its group.
+        bytes: size of the full array of a collective (for all-to-all, one rank's send buffer), or the bytes moved by a
+            copy.
+        dtype: code into `dtypes`.
+        step: the window in which the interval starts, or `NULL` outside all windows.
         name: code into `names`.
     """
 
@@ -111,7 +116,7 @@ class Intervals:
         return Spans(self.start_ns, self.end_ns)
 
     def take(self, rows: NDArray[Any] | slice) -> Intervals:
-        """Some rows, by mask, index or slice; the string tables stay."""
+        """Select rows by mask, index or slice; the string tables stay."""
         return replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
 
 
@@ -124,11 +129,11 @@ def intervals(
     dtypes: Sequence[str] = (),
     **columns: ArrayLike,
 ) -> Intervals:
-    """Build a table from columns; a scalar fills its column, and a column left out is `NULL` throughout (`cls`:
+    """Build a table from columns. A scalar fills its column; a column left out is `NULL` throughout (`cls`:
     `Class.UNKNOWN`).
 
     Raises:
-        ValueError: a column that does not exist, of another length, or with values that its type cannot hold.
+        ValueError: a column does not exist, has another length, or holds values that its type cannot represent.
     """
     given: dict[str, ArrayLike] = {"start_ns": start_ns, "end_ns": end_ns, **columns}
     if unknown := given.keys() - _TYPES.keys():
@@ -150,7 +155,7 @@ def intervals(
 
 
 def concatenate(parts: Sequence[Intervals]) -> Intervals:
-    """Tables one after the other, their string tables joined."""
+    """Concatenate tables and join their string tables."""
     if len(parts) == 1:
         return parts[0]
     made: dict[str, Any] = {
@@ -181,7 +186,7 @@ class Windows:
 
 
 def windows(rank: ArrayLike, step: ArrayLike, start_ns: ArrayLike, end_ns: ArrayLike) -> Windows:
-    """Sorted windows; a scalar rank stands for all."""
+    """Build sorted windows; a scalar rank applies to all."""
     start = np.asarray(start_ns, np.int64)
     ranks = np.broadcast_to(np.asarray(rank, np.int32), start.shape)
     order = np.lexsort((start, ranks))
@@ -192,8 +197,8 @@ NO_WINDOWS: Final = windows(0, [], [], [])
 
 
 def step_of(rank: NDArray[np.int32], start_ns: Int64, marks: Windows) -> Int64:
-    """The step in whose window each instant lies on its rank, `NULL` outside of all (where windows overlap, the one
-    that began last).
+    """The step in whose window each instant lies on its rank, `NULL` outside all windows. Where windows overlap, the
+    one that began last counts.
     """
     found = np.full(len(start_ns), NULL, np.int64)
     for each in np.unique(marks.rank):
@@ -207,23 +212,24 @@ def step_of(rank: NDArray[np.int32], start_ns: Int64, marks: Windows) -> Int64:
 
 @dataclass(frozen=True)
 class Trace:
-    """One source, read.
+    """One source after it was read.
 
     Attributes:
-        path: where it was read. format: the reader's name ("kineto", "rocprofv3-json", "rocprofv3-csv", "rocpd",
-            "nsys", "aorta-2025").
+        path: where it was read from.
+        format: the reader's name ("kineto", "rocprofv3-json", "rocprofv3-csv", "rocpd", "nsys", "aorta-2025").
         ranks: the ranks it holds, ascending; `NULL` alone where the source does not say.
         world_size: None where the source does not say.
-        platform: "cuda", "rocm", "cpu", or None where it is not known.
+        platform: "cuda", "rocm", "cpu", or None where it is unknown.
         group_ranks: group name -> its global ranks, for the groups whose ranks are known.
-        group_sizes: group name -> number of ranks, also where the ranks themselves are not known.
+        group_sizes: group name -> number of ranks, also where the ranks themselves are unknown.
         resolution_ns: step of the source's own clock: 1000 where it writes whole microseconds.
         host: name of the machine, or None.
-        counters: health counter -> rows, the names of `aorta.analysis.traces.health.COUNTERS`; a reader adds what only
-            it can see (rows it could not use, unlinked kernels), the rest is counted from the table.
-        notes: sentences that a reader of the results must see.
+        counters: health counter -> rows, by the names of `aorta.analysis.traces.health.COUNTERS`. A reader adds what
+            only it can know (rows it could not use, unlinked kernels); the rest is counted from the table.
+        notes: sentences that every reader of the results must see.
         copies_observed: whether the source would show copies if there were any.
-        unseen: why communication was not (fully) seen; what rests on it is null with this reason (R8). None: seen.
+        unseen: why communication was not (fully) observed; metrics that rest on it are null with this reason (R8).
+            None: it was observed.
         compute_unseen: whether the same holds for computation.
     """
 

@@ -1,7 +1,7 @@
-"""Files, directories, globs and URLs -> units: the files that one process read together, and how they are read.
+"""Groups the files of a directory, glob or URL into units: the files that one process wrote, to be read together.
 
-Enters: a location. Leaves: `Unit`s; reading one gives its traces, one after the other. Must not: read a file to find
-out that it is not wanted, or take two files that one process wrote of the same run for two ranks.
+`find_units` lists the units of a location; `read_unit` yields the traces of one, one after the other. Must not: read a
+file only to find out that it is not wanted, or take two files that one process wrote of the same run for two ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from aorta.errors import InputError
 from aorta.records.schema import Header
 
 _SAME_PROCESS: Final = re.compile(r"_(results\.(json|db)|kernel_trace\.csv)(\.gz)?$")
-"""Names under which one process's rocprofv3 writes the same kernels again."""
+"""Names under which rocprofv3 writes the kernels of one process in another format."""
 _PREFERRED: Final = ("rocpd", "rocprofv3-json", "rocprofv3-csv")
 LARGEST_FOLDER: Final = 100_000
 
@@ -40,7 +40,7 @@ class NoTraces(InputError):
 
 @dataclass(frozen=True)
 class Unit:
-    """Files read by one process."""
+    """The files written by one process."""
 
     files: tuple[str, ...]
     format: str
@@ -48,14 +48,14 @@ class Unit:
     headers: tuple[Header, ...] = ()
 
     def size_bytes(self) -> int:
-        """Of its first file; 0 where it is no local one."""
+        """Size of its first file; 0 where that is not a local file."""
         try:
             return Path(self.files[0]).stat().st_size
         except OSError:
             return 0
 
     def absolute(self) -> Unit:
-        """The same, whatever the current directory."""
+        """The same with absolute paths, for workers with another working directory."""
         files = tuple(file if is_url(file) else str(Path(file).absolute()) for file in self.files)
         return Unit(files, self.format, self.comm_patterns, self.headers)
 
@@ -63,10 +63,10 @@ class Unit:
 def find_units(
     location: str, comm_patterns: Sequence[str] = (), headers: Sequence[Header] = ()
 ) -> tuple[list[Unit], list[str]]:
-    """Units of a location in the order of their names, and sentences about files that were left out.
+    """Units of a location in the order of their names, and notes about files that were left out.
 
     Raises:
-        InputError: nothing there, or nothing that is a trace.
+        InputError: nothing is there, or nothing that is a trace.
     """
     named, folder = _files(location)
     units: dict[str, Unit] = {}
@@ -101,7 +101,7 @@ def find_units(
 
 
 def read_unit(unit: Unit) -> Iterator[Trace]:
-    """Every trace of a unit, one in memory at a time.
+    """Yield every trace of a unit, one in memory at a time.
 
     Raises:
         InputError: a file cannot be read, is damaged, or holds nothing.
@@ -142,7 +142,7 @@ def _read_stream(
 
 
 def _files(location: str) -> tuple[list[str], bool]:
-    """Files of a location, and whether they were looked for (so that others beside them are no error)."""
+    """Files of a location, and whether they were searched for; unrelated files beside them are then no error."""
     if is_url(location):
         return _remote(location)
     path = Path(location)
@@ -198,12 +198,12 @@ def _format(file: str) -> tuple[str | None, str]:
 
 
 def _together(file: str, found: str) -> tuple[str, ...]:
-    """The file and those that belong to it: rocprofv3 writes a CSV for each kind of record, each of which may be
+    """The file and those that belong to it: rocprofv3 writes one CSV per kind of record, each of which may be
     compressed.
     """
     if found != "rocprofv3-csv" or is_url(file):
         return (file,)
     own = file.removesuffix(".gz")
     beside = ((name, f"{name}.gz") for name in siblings(own) if name != own)
-    # `gzip -k` leaves both: the same rows, read once.
+    # `gzip -k` leaves both files; their rows are the same and must be read once.
     return (file, *(there for pair in beside if (there := next((n for n in pair if Path(n).is_file()), None))))

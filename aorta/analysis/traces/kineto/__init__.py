@@ -1,1 +1,1 @@
-"""Kineto traces (`torch.profiler.export_chrome_trace`), of AMD and NVIDIA devices and of CPUs with gloo."""
+"""Reads Kineto traces (`torch.profiler.export_chrome_trace`) of AMD and NVIDIA devices, and of CPUs with gloo."""

@@ -1,7 +1,7 @@
-"""What a collective was, from the arguments that `record_param_comms` left on its kernel or on the host's own row.
+"""Describes collectives from the arguments that `record_param_comms` left on their kernels or on the host's rows.
 
-Enters: decoded arguments, per row. Leaves: columns: kind, group, sequence number, bytes, data type. Must not: fall back
-to a guess; what an argument does not say is `NULL`.
+Fills columns row by row: kind, group, sequence number, bytes, data type. Must not: guess; what an argument does not say
+is `NULL`.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class CollectiveColumns:
 
     @classmethod
     def empty(cls, rows: int) -> CollectiveColumns:
-        """Nothing known of any row."""
+        """Columns in which nothing is known of any row."""
         group, seq, size, dtype = (np.full(rows, NULL, np.int64) for _ in range(4))
         return cls(np.full(rows, NULL, np.int8), group, seq, size, dtype)
 
 
 def from_arguments(columns: CollectiveColumns, arguments: Mapping[int, Arguments]) -> None:
-    """Fill in the rows that have arguments. Those of one collective repeat in every step but for its number, so what
-    the others say is worked out once.
+    """Fill in the rows that have arguments. A collective's arguments are the same in every step except for the sequence
+    number, so everything else is computed once per distinct set.
     """
     rows = np.fromiter(arguments, np.int64, len(arguments))
     known: dict[Any, tuple[int, int, int, int]] = {}
@@ -88,10 +88,13 @@ def from_arguments(columns: CollectiveColumns, arguments: Mapping[int, Arguments
 
 
 def _told(columns: CollectiveColumns, kind: int, found: Arguments) -> tuple[int, int, int, int]:
-    """Kind, codes of the group and of the data type, and bytes, `NULL` where not said; facts of the group are kept.
+    """Interpret one set of arguments; facts about the group are added to `columns`.
 
     Args:
-        kind: what the name of the kernel says.
+        kind: the kind in the name of the kernel.
+
+    Returns:
+        Kind, code of the group, code of the data type, and bytes; each `NULL` where the arguments do not say.
     """
     said = _kind_of(found.collective or "")
     kind = said if said != NULL else kind
@@ -112,7 +115,7 @@ def _told(columns: CollectiveColumns, kind: int, found: Arguments) -> tuple[int,
 
 
 def full_array(kind: str, elements_in: int, elements_out: int, group_size: int) -> int:
-    """Elements of the full array, or `NULL`."""
+    """Number of elements of the full array, or `NULL`."""
     if kind == "barrier":
         return 0
     side, one_part = _FULL_ARRAY[kind]
@@ -123,7 +126,7 @@ def full_array(kind: str, elements_in: int, elements_out: int, group_size: int) 
 
 
 def group_ranks(text: object) -> tuple[int, ...]:
-    """Ranks of `[0, 1]`, written as a list or as text; nothing where they are abbreviated ("[0, 1, ..., 7]")."""
+    """Ranks of `[0, 1]`, given as a list or as text; empty where they are abbreviated ("[0, 1, ..., 7]")."""
     if isinstance(text, list):
         return tuple(rank for rank in text if isinstance(rank, int))
     if not isinstance(text, str) or not _LIST.fullmatch(text):

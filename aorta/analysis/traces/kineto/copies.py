@@ -1,9 +1,9 @@
-"""Copies that are communication: collectives whose data copy engines move launch no kernel (NCCL with zero-CTA
-collectives, torch's symmetric memory), so their rows are copies between devices.
+"""Finds copies that are communication.
 
-Enters: the copies of a trace with what their own arguments and the host's operators say. Leaves: those that a
-collective launched. Must not: call a copy communication that nothing in the trace says so of; what may be either makes
-communication unseen, with this reason.
+Collectives whose data is moved by copy engines launch no kernel (NCCL with zero-CTA collectives, torch's symmetric
+memory), so their rows are copies between devices. Takes the copies of a trace with their own arguments and those of the
+host's operators, and returns the copies that a collective launched. Must not: call a copy communication without
+evidence in the trace; copies that may be either make communication unobserved, with this reason.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import Final
 from aorta.analysis.traces.kineto.structs import Arguments
 
 SYMMETRIC: Final = "symm_mem::"
-"""Operators of torch's symmetric memory (torch/csrc/distributed/c10d/symm_mem); they reach no `c10d::` operator."""
+"""Operators of torch's symmetric memory (torch/csrc/distributed/c10d/symm_mem); they do not go through a `c10d::`
+operator.
+"""
 _WITH_HOST: Final = re.compile(r"HtoD|DtoH|HtoH|HostToDevice|DeviceToHost|HostToHost|Pageable|Pinned|Host\b")
 
 
 def between_devices(name: str) -> bool:
-    """Whether a copy of that name may have moved data from device to device ("Memcpy PtoP (Device -> Device)"); fills,
-    and copies from and to the host, do not. CUPTI also calls a copy to another device's mapped memory `DtoD`.
+    """Whether a copy of that name may have moved data between devices ("Memcpy PtoP (Device -> Device)"). Fills, and
+    copies to or from the host, do not. CUPTI also calls a copy to another device's mapped memory `DtoD`.
     """
     return "memset" not in name.lower() and _WITH_HOST.search(name) is None
 
@@ -29,10 +31,10 @@ def between_devices(name: str) -> bool:
 def launched_by_collectives(
     copies: Mapping[int, Arguments | int], parameters: Mapping[int, Arguments]
 ) -> dict[int, Arguments]:
-    """Of `copies`, those that a collective launched, with its arguments.
+    """The copies that a collective launched, with that collective's arguments.
 
     Args:
-        copies: row -> its own arguments, where they name a collective, else the id of its host operator.
+        copies: row -> its own arguments where they name a collective, else the id of its host operator.
         parameters: that id -> the arguments of `record_param_comms`.
     """
     found = {}
@@ -44,7 +46,7 @@ def launched_by_collectives(
 
 
 def unknown(count: int, symmetric: bool) -> str | None:
-    """Why communication was not fully seen, or None: of `count` copies between devices no collective is known."""
+    """Why communication was not fully observed, or None. `count`: copies between devices without a known collective."""
     if not symmetric or not count:
         return None
     return (

@@ -1,10 +1,10 @@
-"""Events of a trace -> the columns that matter: device rows, collectives' parameters, step marks, host operators.
+"""Collects the columns that matter from the events of a trace: device rows, parameters of collectives, step marks,
+operators.
 
-What is kept are lists of plain numbers and codes, which grow with the rows that are kept, not with the trace. Selection
-is by category, never by an argument that an event happens to carry (W13). A trace holds millions of events, so nothing
-is done for each of them that can be done for a piece, or for each distinct name.
-
-Must not compute anything from an interval.
+Memory grows with the rows that are kept, not with the trace, because they are kept as plain numbers and codes.
+Selection is by category, never by an argument that an event happens to carry (W13). A trace holds millions of events,
+so work is done per piece or per distinct name wherever possible, not per event. Must not: compute anything from an
+interval.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _ROLES: Final = _ROLES_BESIDE_DEVICE | {"label", "operator"}
 _LABELS: Final = ("gloo:", "nccl:")
 _ARGUMENTS: Final = msgspec.json.Decoder(Arguments | None)
 _REFUSALS: Final = 4
-"""Pieces that may hold events of unknown categories, as the first and the last one of a trace do, before no further one
-is decoded by category.
+"""Number of pieces that may fail to decode by category before this is given up; the first and the last piece of a trace
+may hold events of unknown categories.
 """
 Piece: TypeAlias = "list[Event] | list[DigitEvent]"
 _Times: TypeAlias = tuple[Int64, Int64, NDArray[np.bool_]]
@@ -54,7 +54,7 @@ _Times: TypeAlias = tuple[Int64, Int64, NDArray[np.bool_]]
 
 
 class Rows:
-    """Rows of one kind, by column; times in ns since the trace's base, their ends included."""
+    """Rows of one kind, by column; times, ends included, in ns since the trace's base."""
 
     def __init__(self) -> None:
         self.starts: list[Int64] = []
@@ -62,14 +62,14 @@ class Rows:
         self.columns: dict[str, array[int]] = {}
 
     def add(self, start: Int64, length: Int64, **columns: list[int]) -> None:
-        """Append rows; the columns are the same in every call."""
+        """Append rows. Every call must pass the same columns."""
         self.starts.append(start)
         self.lengths.append(length)
         for name, values in columns.items():
             self.columns.setdefault(name, array("q")).extend(values)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all rows."""
         self.starts, self.lengths, self.columns = [], [], {}
 
     def __getitem__(self, name: str) -> Int64:
@@ -87,7 +87,7 @@ class Rows:
 
 
 class EventColumns:
-    """Takes pieces one after the other and keeps what matters of each."""
+    """Accepts the pieces of a trace one after the other and keeps what matters of each."""
 
     def __init__(self, classifier: NameClassifier, host_work: bool) -> None:
         self.classifier = classifier
@@ -100,7 +100,7 @@ class EventColumns:
         self._parameter_texts: list[bytes] = []
         self.linked: dict[int, Arguments] = {}
         self.copies: dict[int, Arguments | int] = {}
-        """Copies between devices, as `copies.launched_by_collectives` takes them."""
+        """Copies between devices, in the form `copies.launched_by_collectives` expects."""
         self.symmetric = False
         self.label_arguments: dict[int, Arguments] = {}
         self.operator_arguments: dict[int, Arguments] = {}
@@ -132,7 +132,7 @@ class EventColumns:
         marks, labels = by_role["mark"], by_role["label"]
         operators = [event for event in by_role["operator"] if event.cat in OPERATORS]
         times = [each for rows in (work, marks, operators, labels) if (each := self._times(rows)) is not None]
-        if len(times) < 4:  # what was taken before was exact
+        if len(times) < 4:  # earlier pieces were exact
             self.exact = True
             self.take(self.decode(self._text))
             return
@@ -151,7 +151,7 @@ class EventColumns:
             self._of_host_work += self.counters - before
 
     def _by_role(self, work: list[Any], host: list[Any]) -> dict[str, list[Any]]:
-        """Events of the host by what they are read for; those that are not read are left out."""
+        """Group the host's events by what they are used for; unused events are left out."""
         roles, wanted = self._roles, _ROLES if self.host_work else _ROLES_BESIDE_DEVICE
         names = {event.name for event in host}
         for name in (names | {event.name for event in work}) - roles.keys():
@@ -164,7 +164,9 @@ class EventColumns:
         return found
 
     def _forget_host_work(self) -> None:
-        """On the first work on a device: nothing of the host's is asked for any more, and no name is used yet."""
+        """Drop the host's work when the first work on a device appears: it is not needed then, and no name is in use
+        yet.
+        """
         self.host_work = False
         self.operators.clear()
         self.labels.clear()
@@ -199,7 +201,7 @@ class EventColumns:
                 if between_devices(str(events[at].name)):
                     self.copies[first + at] = arguments if arguments.collective is not None else external_id(arguments)
             elif arguments.collective is not None or classes[at] == comm:
-                classes[at] = comm  # its host operator says so, whatever its name
+                classes[at] = comm  # its host operator identifies it, whatever its name
                 self.linked[first + at] = arguments
         devices, streams = [event.pid for event in events], [event.tid for event in events]
         if not (_plain(devices) and _plain(streams)):
@@ -264,7 +266,7 @@ class EventColumns:
         return begun[0], lasted[0], begun[1] & lasted[1]
 
     def _usable(self, events: list[Any], times: _Times) -> tuple[list[Any], Int64, Int64]:
-        """The events whose times can be used, their starts and lengths in ns. The others are counted (W16)."""
+        """The events with usable times, with their starts and lengths in ns. The others are counted (W16)."""
         start, length, known = times
         backwards = known & (length < 0)
         self.fractions = self.fractions or bool(((start % 1000 != 0) | (length % 1000 != 0))[known].any())
@@ -285,7 +287,7 @@ class EventColumns:
 
 
 def _role(name: object) -> str:
-    """What an event of the host is read for; empty for none."""
+    """What an event of the host is used for; empty if it is unused."""
     if not isinstance(name, str):
         return ""
     if name == PARAMETERS:
@@ -305,7 +307,7 @@ def _integers(values: list[Any]) -> list[int]:
 
 
 def _arguments(raw: msgspec.Raw | bytes) -> Arguments:
-    """Arguments, or none where they are of a shape that cannot be used."""
+    """Decode arguments; empty where they have an unexpected shape."""
     try:
         return _ARGUMENTS.decode(raw) or _NOTHING
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -313,12 +315,12 @@ def _arguments(raw: msgspec.Raw | bytes) -> Arguments:
 
 
 def external_id(arguments: Arguments) -> int:
-    """What a row on a device shares with the operator of the host that launched it, or `NULL`."""
+    """The id that a row on a device shares with the host operator that launched it, or `NULL`."""
     return integer(arguments.external if arguments.external is not None else arguments.external_old)
 
 
 def integer(value: Number) -> int:
-    """A whole number, also as text ("stream 7"); `NULL` for anything else, or beyond 63 bits."""
+    """An integer, also from text ("stream 7"); `NULL` for anything else, or beyond 63 bits."""
     if type(value) is int:
         return value if -_LARGEST < value < _LARGEST else NULL
     if isinstance(value, str):

@@ -1,10 +1,9 @@
-"""Traces of CPUs: communication is what gloo's worker threads did, compute is what the operators of other threads did.
+"""Builds the interval table of a CPU trace, where communication runs on gloo's worker threads and compute on the
+others.
 
-`gloo:all_reduce` rows are the intervals; which collective it was stands on the caller's `c10d::` operator, because
+`gloo:all_reduce` rows are the intervals. Which collective one was stands on the caller's `c10d::` operator, because
 reduce-scatter runs under the label of all-reduce. The two are joined by their order, label by label (their ids differ).
-
-Enters: operators and labels by column. Leaves: an interval table without ranks and steps. Must not: take an operator
-that contains another one for work: its time would hold waits (W6).
+Must not: count an operator that contains another one as work: its time would include waits (W6).
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from aorta.timeline.arrays import Int64, Spans, merge
 _NO_COMPUTE: Final = ("c10d::", "_c10d_functional::", "c10d_functional::", "record_param_comms", "gloo:", "nccl:")
 _LABEL: Final = "gloo:"
 _RUNS_AS: Final = {KIND_CODE["reducescatter"]: KIND_CODE["allreduce"]}
-"""Kinds that gloo runs under another's label (torch: ProcessGroupGloo, reduce-scatter)."""
+"""Kinds that gloo runs under the label of another kind (torch: ProcessGroupGloo, reduce-scatter)."""
 _GATHERED: Final = frozenset({KIND_CODE["allgather"], KIND_CODE["gather"]})
-"""The label's input is one rank's part of the full array."""
+"""Kinds whose label has one rank's part of the full array as its input."""
 _DIMS: Final = msgspec.json.Decoder(list[list[int]])
 _TYPES: Final = msgspec.json.Decoder(list[str])
 
@@ -44,7 +43,9 @@ def host_intervals(
     world_size: int | None,
     counters: Counter[str],
 ) -> tuple[Intervals, CollectiveColumns]:
-    """Rows of compute and of communication. Counts gloo rows whose operator was not found."""
+    """Build the rows of compute and of communication, without ranks and steps. Gloo rows without an operator are
+    counted.
+    """
     is_label = np.array([name.startswith(_LABEL) for name in names], bool)
     communication = np.flatnonzero(is_label[labels["name"]]) if len(labels["name"]) else np.zeros(0, np.int64)
     issuing = operators["thread"][np.array(sorted(operator_arguments), np.int64)]
@@ -69,7 +70,9 @@ def host_intervals(
 
 
 def _leaves(operators: Rows, names: tuple[str, ...], gloo_threads: Int64) -> NDArray[np.bool_]:
-    """Operators that are work: nothing is nested in them, on a thread that is not gloo's own, no communication."""
+    """Operators that are compute: nothing is nested in them, they are not on a gloo thread, and they are no
+    communication.
+    """
     start, end, thread = operators.start, operators.end, operators["thread"]
     order = np.lexsort((-end, start, thread))
     leaf = np.ones(len(order), bool)
@@ -107,7 +110,9 @@ def _kinds(
     names: tuple[str, ...],
     world_size: int | None,
 ) -> tuple[NDArray[np.int8], int]:
-    """Kind of each gloo row, and how many rows were not joined with an operator (their label is their kind)."""
+    """Kind of each gloo row, and the number of rows that were not joined with an operator (their label
+    is their kind).
+    """
     label_kind = np.array([kind_of(name) for name in names], np.int8)
     own = label_kind[labels["name"][communication]] if len(communication) else np.zeros(0, np.int8)
     kinds, unlinked = own.copy(), 0
@@ -122,7 +127,7 @@ def _kinds(
         # The list form of reduce-scatter runs as one all-reduce for each rank's part.
         parts = [world_size or 1 if names[code] == "c10d::reduce_scatter_" else 1 for code in operators["name"][issued]]
         expected = np.repeat(issued, parts) if len(issued) else issued
-        # Rows too many were issued before the trace began; calls too many had not run when it ended.
+        # Surplus rows were issued before the trace began; surplus calls had not run when it ended.
         rows_joined = rows[max(len(rows) - len(expected), 0) :]
         expected = expected[: len(rows_joined)]
         in_order = labels.start[communication[rows_joined]] >= operators.start[expected]
@@ -144,7 +149,7 @@ def _outermost(operators: Rows, calls: Int64) -> Int64:
 
 
 def _size(columns: CollectiveColumns, at: int, arguments: Arguments | None, world_size: int | None) -> None:
-    """Bytes and data type of one row, from the shapes of its inputs (present with `record_shapes`)."""
+    """Set bytes and data type of one row from the shapes of its inputs (present with `record_shapes`)."""
     kind = int(columns.kind[at])
     if kind == KIND_CODE["barrier"]:
         columns.bytes[at] = 0

@@ -1,6 +1,6 @@
-"""What stands beside the events of a Kineto trace: where it ran and when its times begin.
+"""Decodes what surrounds the events of a Kineto trace: where it ran, and the base of its times.
 
-Must not look at an event.
+Must not: look at an event.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aorta.errors import InputError
 
 
 class DistributedInfo(msgspec.Struct):
-    """What torch writes when `torch.distributed` is initialised at export."""
+    """What torch writes when `torch.distributed` is initialised at the time of the export."""
 
     backend: str | None = None
     rank: int | None = None
@@ -23,7 +23,7 @@ class DistributedInfo(msgspec.Struct):
 
 
 class Metadata(msgspec.Struct):
-    """What is used of it. `None` where a trace does not say."""
+    """The members that are used; None where a trace does not have one."""
 
     distributed: DistributedInfo | None = msgspec.field(default=None, name="distributedInfo")
     devices: list[dict[str, object]] | None = msgspec.field(default=None, name="deviceProperties")
@@ -40,14 +40,15 @@ _METADATA: Final = msgspec.json.Decoder(Metadata)
 
 
 def metadata_of(head: Mapping[str, msgspec.Raw], tail: Mapping[str, msgspec.Raw], place: str) -> Metadata:
-    """What a trace says before its events, and where that is silent, behind them.
+    """Decode the members before the events, completed by those behind them.
 
     Args:
-        head: members of its outer object before the events. tail: those behind them.
+        head: members of the outer object before the events.
+        tail: members behind the events.
         place: names the trace in errors.
 
     Raises:
-        InputError: a member is of a type that it cannot have.
+        InputError: a member has an impossible type.
     """
     try:
         before, after = (_METADATA.decode(msgspec.json.encode(members)) for members in (head, tail))

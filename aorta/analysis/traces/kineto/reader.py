@@ -1,7 +1,7 @@
-"""A Kineto trace -> a `Trace`.
+"""Reads one Kineto trace into a `Trace`.
 
-Enters: an inflated stream. Leaves: the interval table of one rank: device rows, or for a CPU gloo's rows and operators.
-Must not: merge devices (W15), drop a row without counting it (W16), or trust the order of events.
+The rows are those of the devices, or for a trace of a CPU gloo's rows and operators. Must not: merge devices (W15),
+drop a row without counting it (W16), or trust the order of events.
 """
 
 from __future__ import annotations
@@ -38,18 +38,21 @@ from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
 
 _UNIX_FROM_NS: Final = 1_000_000_000_000_000_000
-"""9 September 2001. Instants after it count from 1970, also without a base: older torch wrote no base."""
+"""9 September 2001. Later instants count from 1970 even if no base is given; older torch wrote none."""
 
 
 def read_kineto(stream: io.BufferedReader, path: str, classifier: NameClassifier) -> Trace:
     """Read one trace.
+
+    Args:
+        stream: the inflated text.
 
     Raises:
         InputError: it is not a Kineto trace, is cut off or damaged, or holds nothing that can be measured.
     """
     columns = EventColumns(classifier, host_work=True)
     array = EventArray(stream, columns.decode, path)
-    # Devices among the metadata tell nothing: torch built for CUDA lists them in traces of a CPU's work too.
+    # Devices in the metadata prove nothing: torch built for CUDA lists them in traces of CPU work too.
     for piece in array.pieces():
         columns.take(piece)
     return _trace(columns, metadata_of(array.head, array.tail, path), path)
@@ -88,7 +91,7 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
     marks = _windows(columns.marks, columns.mark_kinds.strings, placed.rank, base, notes)
     groups = _groups(distributed.pg_config if distributed is not None else None) | collectives.group_ranks
     if len(groups) == 1:
-        # Where there is one group, what does not name its group ran in it.
+        # With a single group, collectives that do not name their group ran in it.
         (only,) = groups
         collectives.group[(table.cls == Class.COMM) & (collectives.group == NULL)] = collectives.groups(only)
     rank = np.full(len(table), placed.rank, np.int32)
@@ -133,7 +136,7 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
 
 
 def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColumns]:
-    """Rows of all devices; communication gets its parameters from its own arguments or from its host operator."""
+    """Rows of all devices. Communication gets its parameters from its own arguments or from its host operator."""
     device = columns.device
     names = columns.names.strings
     silent = any(arguments.collective is None for arguments in columns.linked.values())
@@ -168,13 +171,13 @@ def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColum
                     unlinked -= 1
     columns.counters["comm_unlinked"] += unlinked
     from_arguments(collectives, known | copies)
-    # One collective may be many copies: none of them is the whole, nor the only one of its number.
+    # One collective may be many copies: none of them has all its bytes, and they share its sequence number.
     collectives.seq[moved] = collectives.bytes[moved] = NULL
     return table, collectives
 
 
 def _base(starts: Int64, metadata: Metadata, path: str) -> tuple[int, Clock]:
-    """Nanoseconds to add, and the clock they then count."""
+    """Nanoseconds to add to the times, and the clock that they then refer to."""
     base = metadata.base_ns or 0
     low, high = int(starts.min()) + base, int(starts.max()) + base
     if not -LARGEST_NS < low <= high < LARGEST_NS:
@@ -183,7 +186,7 @@ def _base(starts: Int64, metadata: Metadata, path: str) -> tuple[int, Clock]:
 
 
 def _windows(marks: Rows, kinds: tuple[str, ...], rank: int, base: int, notes: list[str]) -> Windows:
-    """Windows of the steps, by the best kind of mark that is there; of marks with one number the first."""
+    """Windows of the steps, from the best kind of mark in the trace; of marks with the same number the first counts."""
     chosen = next((kinds.index(kind) for kind in MARKS if kind in kinds), None)
     if chosen is None:
         notes.append("no step marks (ProfilerStep#N): only the whole trace is measured")
@@ -198,7 +201,7 @@ def _windows(marks: Rows, kinds: tuple[str, ...], rank: int, base: int, notes: l
 
 
 def _groups(config: object) -> dict[str, tuple[int, ...]]:
-    """Group name -> ranks, of `distributedInfo.pg_config`."""
+    """Group name -> ranks, from `distributedInfo.pg_config`."""
     entries: Iterator[Any] = iter(config if isinstance(config, list) else ())
     found = {
         str(entry["pg_name"]): group_ranks(entry.get("ranks"))

@@ -1,6 +1,7 @@
-"""What is decoded of an event and of its arguments. Everything else is skipped where it stands.
+"""What is decoded of an event and of its arguments; everything else is skipped without being decoded.
 
-Types are wide where traces differ (thread ids are numbers or text), so that one odd value does not refuse a trace.
+Types are wide where traces differ (thread ids are numbers or text), so that one odd value does not make a trace
+unreadable.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ class _Skipped(msgspec.Struct, gc=False):
 
 
 class Event(_Timed, gc=False):
-    """What is read of an event, times as int or float64."""
+    """The members of an event that are read, with times as int or float64."""
 
     cat: str | None = None
 
 
 class DigitEvent(_Digits, gc=False):
-    """The same with the digits of its times kept, for times that float64 cannot hold."""
+    """The same with the digits of its times preserved, for times that float64 cannot represent."""
 
     cat: str | None = None
 
@@ -51,18 +52,18 @@ class DigitEvent(_Digits, gc=False):
 KERNELS: Final = frozenset({"kernel", "Kernel"})
 COPIES: Final = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset", "gpu_memcpy_p2p"})
 DEVICE: Final = KERNELS | COPIES
-"""Categories of work on a device; old traces wrote them with capitals."""
+"""Categories of work on a device; old traces capitalise them."""
 OPERATORS: Final = frozenset({"cpu_op", "Operator"})
 HOST: Final = OPERATORS | {"user_annotation", "collective_comm"}
-"""`gpu_user_annotation` is not among them: a copy, on the device's row, of a range of the host. It carries a stream,
-and is no work (W13).
+"""`gpu_user_annotation` is not among them: it is a copy, on the device's row, of a range of the host. It carries a
+stream, but is no work (W13).
 """
 _OTHERS: Final = (
     *("ac2g", "fwdbwd", "gpu_user_annotation", "python_function", "cpu_instant_event", "overhead", "Trace"),
     *("cuda_runtime", "cuda_driver", "cuda_sync", "cuda_profiler_range", "Runtime", "hip_runtime"),
     *("xpu_runtime", "xpu_driver", "mtia_runtime", "privateuse1_runtime", "privateuse1_driver"),
 )
-"""Categories that are most of a trace and never read. One that is missing here costs time, and nothing else."""
+"""Categories that make up most of a trace and are never read. One that is missing here costs time, and nothing else."""
 
 
 def _by_category(base: type[msgspec.Struct]) -> msgspec.json.Decoder[list[Any]]:
@@ -80,13 +81,13 @@ EVENTS: Final = msgspec.json.Decoder(list[Event])
 DIGIT_EVENTS: Final = msgspec.json.Decoder(list[DigitEvent])
 EVENTS_BY_CATEGORY: Final = _by_category(_Timed)
 DIGIT_EVENTS_BY_CATEGORY: Final = _by_category(_Digits)
-"""The same events for less work: those of other categories are skipped where they stand. These two refuse a category
-that they do not know, and an event without one.
+"""Decode the same events faster: those of other categories are skipped without being decoded. These two decoders refuse
+an unknown category, and an event without one.
 """
 
 
 class Arguments(msgspec.Struct, gc=False):
-    """Arguments of a kernel, a copy, `record_param_comms` or a gloo row, as far as they are used."""
+    """The arguments that are used of a kernel, a copy, `record_param_comms` or a gloo row."""
 
     external: Number = msgspec.field(default=None, name="External id")
     external_old: Number = msgspec.field(default=None, name="external id")
