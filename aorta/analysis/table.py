@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from aorta.analysis.aggregate import Dataset
-from aorta.analysis.amounts import number, size_name
 from aorta.analysis.devices import device_line, device_notes
-from aorta.analysis.launches.sentences import signed
+from aorta.analysis.formatting import TEXT, p_value
 from aorta.analysis.metrics import metric_named
 from aorta.analysis.straggler import sentences
 
@@ -88,11 +87,11 @@ def dataset_table(label: str, entry: Mapping[str, Any]) -> str:
         if values["median"] is None or name in zeros:
             continue
         unit = metric_named(name).unit
-        cells = [number(values[key], unit) for key in ("median", "p5", "p95", "mean")]
+        cells = [TEXT.number(values[key], unit) for key in ("median", "p5", "p95", "mean")]
         spread = values.get("rank_spread")
-        rows.append(_columns(_titled(name), [*cells, "-" if spread is None else number(spread, unit)]))
+        rows.append(_columns(_titled(name), [*cells, "-" if spread is None else TEXT.number(spread, unit)]))
         if values.get("ratio_of_sums") is not None:
-            rows.append(_columns(_POOLED, [number(values["ratio_of_sums"], "ratio")]))
+            rows.append(_columns(_POOLED, [TEXT.number(values["ratio_of_sums"], "ratio")]))
     rows += _zeros(zeros, "0 throughout") + _collective_rows(entry.get("collectives", ()))
     return "\n".join([*rows, *_nulls({name: values["reason"] for name, values in metrics.items()})])
 
@@ -155,7 +154,7 @@ def _collective_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [_columns("collectives", ["transfer ms", "wait ms", "algbw GB/s", "busbw GB/s", "count"])]
     for row in rows[:_SHOWN_COLLECTIVES]:
         cells = [
-            number(row[name]["median"], metric_named(name).unit)
+            TEXT.number(row[name]["median"], metric_named(name).unit)
             for name in ("transfer_ms", "wait_ms", "algbw_gb_per_s", "busbw_gb_per_s")
         ]
         lines.append(_columns(_collective_name(row), [*cells, str(row["collectives"])]))
@@ -170,19 +169,19 @@ def _collective_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _collective_name(row: Mapping[str, Any]) -> str:
-    return f"{row['kind']} {size_name(row['bytes'])} n={row['group_size'] or '?'}"
+    return f"{row['kind']} {TEXT.size(row['bytes'])} n={row['group_size'] or '?'}"
 
 
 def _pair_row(title: str, pair: Mapping[str, Any], unit: str, judgement: str) -> str:
-    values = [number(pair[key], unit) for key in ("reference", "candidate", "difference")]
-    return _columns(title, [*values, number(pair["quotient"], "ratio"), judgement])
+    values = [TEXT.number(pair[key], unit) for key in ("reference", "candidate", "difference")]
+    return _columns(title, [*values, TEXT.number(pair["quotient"], "ratio"), judgement])
 
 
 def _judged_row(title: str, pair: Mapping[str, Any]) -> str:
     p = pair["p"] if pair["p_corrected"] is None else pair["p_corrected"]
-    shown = "-" if p is None or pair["verdict"] is None else f"{p:.2g}"
-    values = [number(pair[key], pair["unit"]) for key in ("reference", "candidate")]
-    effect = signed(pair["effect"]["value"], pair["effect"]["kind"])
+    shown = "-" if pair["verdict"] is None else p_value(p, unknown="-")
+    values = [TEXT.number(pair[key], pair["unit"]) for key in ("reference", "candidate")]
+    effect = TEXT.effect(pair["effect"]["value"], pair["effect"]["kind"])
     return _judged_columns(title, [*values, effect, shown, pair["role"], pair["verdict"] or "-"])
 
 

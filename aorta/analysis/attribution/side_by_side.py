@@ -16,9 +16,9 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
 from aorta.analysis.aggregate import Dataset
-from aorta.analysis.amounts import size_name
 from aorta.analysis.attribution.assign_exposed import CollectiveSpan
 from aorta.analysis.attribution.choosing import Shown, typical_step
+from aorta.analysis.formatting import TEXT
 from aorta.analysis.plots.palette import BLUE, INK, LANE_COLORS, OTHER_KIND, PURPLE, SKY
 from aorta.analysis.plots.style import new_figure, save, tidy
 from aorta.analysis.tables import NO_TIME, Collectives, StepIntervals
@@ -69,7 +69,8 @@ def draw_side_by_side(reference: Dataset, candidate: Dataset, path: Path, shown:
         role = "reference" if ax is axes[0] else "candidate"
         who = role if dataset.label == role else f"{role} {dataset.label}"
         title = ax.set_title(
-            f"{who}: global step {number}, {exposed:.1f} ms exposed (mean of ranks shown){emulated}",
+            f"{who}: global step {number}, {TEXT.number(exposed, 'ms', fewer=2)} ms exposed "
+            f"(mean of ranks shown){emulated}",
             fontsize=10,
             loc="left",
         )
@@ -81,12 +82,16 @@ def draw_side_by_side(reference: Dataset, candidate: Dataset, path: Path, shown:
     more = len(shown.ranks) - len(ranks)
     rest = f"; the {len(ranks)} ranks that differ most, of {len(shown.ranks)}" if more else ""
     figure.suptitle(
-        f"The step nearest to the mean difference: {shown.difference_ms:+.2f} ms exposed communication, mean "
-        f"{shown.mean_ms:+.2f} ms per rank-step{rest}",
+        f"The step nearest to the mean difference: {_signed(shown.difference_ms)} ms exposed communication, mean "
+        f"{_signed(shown.mean_ms)} ms per rank-step{rest}",
         fontsize=11,
     )
     save(figure, path)
     return None
+
+
+def _signed(value_ms: float) -> str:
+    return TEXT.number(value_ms, "ms", signed=True, fewer=1)
 
 
 class _Lanes:
@@ -192,7 +197,7 @@ def _bar(ax: Axes, span: Interval, row: float, color: str, *, outline: bool = Fa
 def _names(row: CollectiveSpan) -> tuple[str, ...]:
     """From the longest to the shortest; the first that fits is written."""
     short = {"allreduce": "AR", "reducescatter": "RS", "allgather": "AG", "alltoall": "A2A"}.get(row.kind, row.kind)
-    return f"{row.kind} {size_name(row.bytes)}", f"{short} {size_name(row.bytes)}", short
+    return f"{row.kind} {TEXT.size(row.bytes)}", f"{short} {TEXT.size(row.bytes)}", short
 
 
 def _label(ax: Axes, span: Interval, row: float, names: Sequence[str], end_ms: float, *, dark: bool = False) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from aorta.analysis.amounts import number
+from aorta.analysis.formatting import TEXT, p_value, whole_percent
 from aorta.analysis.gate.judging import GateResult
 from aorta.analysis.gate.text import OUTCOMES, headline, interval, quantity
 
@@ -41,7 +41,7 @@ def markdown_summary(summary: Mapping[str, Any], result: GateResult | None) -> s
                 escaped(judged.condition),
                 quantity(judged, judged.value),
                 interval(judged),
-                "null" if judged.p is None else f"{judged.p:.3g}",
+                p_value(judged.p, 3),
                 escaped(judged.reason),
             ]
             for judged in result.conditions
@@ -91,8 +91,8 @@ def _metrics(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
     rows = [
         [
             escaped(name),
-            *(number(entry[key], entry["unit"]) for key in ("reference", "candidate", "difference")),
-            "null" if entry["quotient"] is None else f"{entry['quotient']:.3f}",
+            *(TEXT.number(entry[key], entry["unit"]) for key in ("reference", "candidate", "difference")),
+            TEXT.number(entry["quotient"], "ratio", fewer=1),
             escaped(entry["unit"]),
             escaped(entry.get("verdict") or entry["judgement"]),
         ]
@@ -106,8 +106,8 @@ def _causes(causes: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [
         [
             escaped(row["what"]),
-            *(f"{row[key]:.3f}" for key in ("reference_ms", "candidate_ms", "difference_ms")),
-            "null" if row["share"] is None else f"{row['share']:.0%}",
+            *(TEXT.number(row[key], "ms") for key in ("reference_ms", "candidate_ms", "difference_ms")),
+            whole_percent(row["share"]),
         ]
         for row in causes
     ]

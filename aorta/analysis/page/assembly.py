@@ -19,7 +19,7 @@ from bokeh.document import Document
 from bokeh.resources import Resources
 from jinja2 import Environment, StrictUndefined
 
-from aorta.analysis.page import words
+from aorta.analysis.formatting import json_text
 from aorta.analysis.page.charts import Chart
 
 _ASSETS: Final = files("aorta.analysis.page") / "assets"
@@ -32,8 +32,7 @@ def assemble(context: Mapping[str, Any], charts: Sequence[Chart], data: Mapping[
     scripts = [*_bokeh(), "\n".join(_asset(name) for name in _SCRIPTS)]
     page = {**data, "document": _document(charts), "roots": {chart.name: chart.model.id for chart in charts}}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["percent"] = words.percent
-    environment.filters["shown"] = words.shown
+    environment.filters["shown"] = json_text
     template = environment.from_string(_asset(_TEMPLATE))
     return template.render(
         **context,

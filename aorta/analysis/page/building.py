@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aorta.analysis.aggregate import Dataset
+from aorta.analysis.formatting import PAGE
 from aorta.analysis.page import tables
 from aorta.analysis.page.assembly import assemble
 from aorta.analysis.page.charts import Chart
@@ -23,7 +24,6 @@ from aorta.analysis.page.series import Series
 from aorta.analysis.page.spans import Spans, spans_of
 from aorta.analysis.page.timelines import payload, switches, timeline_charts
 from aorta.analysis.page.verdict import verdict_of
-from aorta.analysis.page.words import number
 from aorta.analysis.plots.palette import DARK, SERIES
 
 SPAN_BUDGET: Final = 36_000
@@ -159,7 +159,7 @@ def _attribution(found: Any) -> dict[str, Any] | None:
     ways |= {name: found[name] for name in ("stragglers", "computing") if found.get(name)}
     sides = {side: found[side] for side in ("reference", "candidate") if isinstance(found.get(side), dict)}
     means = {
-        side: {key: number(told[key], "ms") for key in _MEANS if told.get(key) is not None}
+        side: {key: PAGE.number(told[key], "ms") for key in _MEANS if told.get(key) is not None}
         | {key: told[key] for key in _REASONS if told.get(key)}
         for side, told in sides.items()
     }

@@ -13,7 +13,6 @@ from typing import Any, Final
 from bokeh.models import BoxZoomTool, HoverTool, PanTool, ResetTool, WheelZoomTool
 from bokeh.plotting import figure
 
-from aorta.analysis.page.words import plain
 from aorta.analysis.plots.palette import FAINT, INK
 
 FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
@@ -30,6 +29,13 @@ class Chart:
     model: Any
     dataset: int | None = None
     """Whose it is alone, by number."""
+
+
+def plain(text: str) -> str:
+    """Text for a canvas: what stands between delimiters of TeX would be typeset, so they are taken apart."""
+    for mark in ("$$", "\\[", "\\(", "\\]", "\\)"):
+        text = text.replace(mark, mark[0] + "\u200b" + mark[1])
+    return text
 
 
 def new_chart(

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from aorta.analysis.formatting import PAGE
 from aorta.analysis.metrics import metric_named
 from aorta.analysis.page.tables import SIDES, Cell, Column, Table, titled, value, word
-from aorta.analysis.page.words import NONE, number, percent, size
 
 ROW_LIMIT: Final = 400
 """Collectives of one dataset that a table lists; a browser sorts that many without a pause."""
@@ -35,7 +35,7 @@ def collectives_table(entries: Mapping[str, Mapping[str, Any]], definitions: Map
         rows += [_collective(label, row, names) for row in mine[:ROW_LIMIT]]
         if len(mine) > ROW_LIMIT:
             left, whole = (sum(map(_total_ms, part)) for part in (mine[ROW_LIMIT:], mine))
-            share = f", {percent(left / whole)} of the time in collectives" if whole else ""
+            share = f", {PAGE.percent(left / whole)} of the time in collectives" if whole else ""
             notes.append(f"{label}: {len(mine) - ROW_LIMIT} more{share}, all in summary.json")
     caption = "Collectives: medians, after warm-up"
     return Table("collectives", caption, tuple(columns), tuple(rows), ". ".join(notes) or None)
@@ -49,9 +49,9 @@ def _total_ms(row: Mapping[str, Any]) -> float:
 def _collective(label: str, row: Mapping[str, Any], names: Iterable[str]) -> tuple[Cell, ...]:
     bound = "an upper bound: some ends are those of the caller's wait" if row["transfer_is_upper_bound"] else None
     cells = [word(row["kind"]), word(label), word(row["group"])]
-    cells.append(Cell(NONE if row["group_size"] is None else str(row["group_size"]), row["group_size"]))
-    cells.append(Cell(size(row["bytes"]), row["bytes"]))
-    cells.append(Cell(f"{row['collectives']:,}", row["collectives"]))
+    cells.append(Cell(PAGE.unknown if row["group_size"] is None else str(row["group_size"]), row["group_size"]))
+    cells.append(Cell(PAGE.size(row["bytes"]), row["bytes"]))
+    cells.append(Cell(PAGE.whole(row["collectives"]), row["collectives"]))
     for name in names:
         found = row.get(name) or {}
         tip = found.get("reason") or (bound if name == "transfer_ms" else None)
@@ -72,12 +72,12 @@ def pairs_table(comparison: Mapping[str, Any]) -> Table | None:
     rows = []
     for row in found[:ROW_LIMIT]:
         cells = [word(row["kind"]), word(row["group"])]
-        cells.append(Cell(NONE if row["group_size"] is None else str(row["group_size"]), row["group_size"]))
-        cells.append(Cell(size(row["bytes"]), row["bytes"]))
+        cells.append(Cell(PAGE.unknown if row["group_size"] is None else str(row["group_size"]), row["group_size"]))
+        cells.append(Cell(PAGE.size(row["bytes"]), row["bytes"]))
         for name in names:
             pair = row[name]
             cells += [value(pair[side], pair["unit"], pair["judgement_reason"]) for side in SIDES]
-            cells.append(Cell(number(pair["quotient"], "ratio"), pair["quotient"], pair["quotient_reason"]))
+            cells.append(Cell(PAGE.number(pair["quotient"], "ratio"), pair["quotient"], pair["quotient_reason"]))
         rows.append(tuple(cells))
     alone = comparison["collectives_on_one_side"]
     notes = []

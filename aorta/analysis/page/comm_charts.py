@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from bokeh.models import ColumnDataSource
 
+from aorta.analysis.formatting import PAGE
 from aorta.analysis.page.charts import Chart, belongs, hover, new_chart
-from aorta.analysis.page.words import number, size
 from aorta.analysis.plots.palette import SERIES
 
 MARKERS: Final = {
@@ -39,7 +39,7 @@ def kinds_drawn(entries: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str
 
 def _bandwidth(entries: Mapping[str, Mapping[str, Any]]) -> Chart | None:
     plot = new_chart("bandwidth", 320, "bytes of the collective", "bus bandwidth, GB/s", zoom="both", x_axis_type="log")
-    plot.xaxis.major_label_overrides = {m * 10.0**k: size(m * 10**k) for k in range(14) for m in (1, 2, 5)}
+    plot.xaxis.major_label_overrides = {m * 10.0**k: PAGE.size(m * 10**k) for k in range(14) for m in (1, 2, 5)}
     for place, (label, entry) in enumerate(entries.items()):
         rows = [
             row for row in entry.get("collectives", ()) if row["bytes"] and row["busbw_gb_per_s"]["median"] is not None
@@ -51,8 +51,9 @@ def _bandwidth(entries: Mapping[str, Mapping[str, Any]]) -> Chart | None:
         for name, key in (("y", "median"), ("low", "p5"), ("high", "p95")):
             columns[name] = [row["busbw_gb_per_s"][key] for row in rows]
         columns["told"] = [
-            f"{number(row['busbw_gb_per_s']['median'], 'GB/s')} GB/s ({number(row['busbw_gb_per_s']['p5'], 'GB/s')} to "
-            f"{number(row['busbw_gb_per_s']['p95'], 'GB/s')})"
+            "{} GB/s ({} to {})".format(
+                *(PAGE.number(row["busbw_gb_per_s"][key], "GB/s") for key in ("median", "p5", "p95"))
+            )
             for row in rows
         ]
         _points(plot, place, label, columns, whiskers=True)
@@ -77,8 +78,8 @@ def _waiting(entries: Mapping[str, Mapping[str, Any]]) -> Chart | None:
         columns["x"] = [row["transfer_ms"]["median"] for row in rows]
         columns["y"] = [wait for _, _, wait in chosen]
         columns["told"] = [
-            f"{'' if rank is None else f'rank {rank} '}waits {number(wait, 'ms')} ms, transfer "
-            f"{number(row['transfer_ms']['median'], 'ms')} ms"
+            f"{'' if rank is None else f'rank {rank} '}waits {PAGE.number(wait, 'ms')} ms, transfer "
+            f"{PAGE.number(row['transfer_ms']['median'], 'ms')} ms"
             for row, rank, wait in chosen
         ]
         _points(plot, place, label, columns, whiskers=False)
@@ -106,7 +107,8 @@ def _about(rows: list[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {
         "marker": [MARKERS.get(row["kind"], OTHER_MARKER)[0] for row in rows],
         "what": [
-            f"{row['kind']}, {size(row['bytes'])}, group {row['group']} of {row['group_size'] or '?'}" for row in rows
+            f"{row['kind']}, {PAGE.size(row['bytes'])}, group {row['group']} of {row['group_size'] or '?'}"
+            for row in rows
         ],
     }
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 from bokeh.models import BoxAnnotation, ColumnDataSource, FactorRange, Span
 
 from aorta.analysis.aggregate import Dataset
-from aorta.analysis.page.charts import Chart, belongs, hover, new_chart
-from aorta.analysis.page.words import effect, interval, number, plain
+from aorta.analysis.formatting import PAGE
+from aorta.analysis.page.charts import Chart, belongs, hover, new_chart, plain
 from aorta.analysis.plots.breakdown import NEEDED, PARTS, parts
 from aorta.analysis.plots.palette import GREEN, GREY, INK, QUIET, RED, SERIES
 
@@ -63,8 +63,8 @@ def _effects(name: str, title: str, axis: str, found: Mapping[str, Mapping[str, 
             **{key: [100 * pair["effect"][key] for pair in pairs] for key in ("low", "high", "value")},
             "color": [_TONES.get(pair.get("verdict") or "", QUIET) for pair in pairs],
             "verdict": [pair.get("verdict") or "not judged" for pair in pairs],
-            "told": [effect(pair["effect"]["value"], pair["effect"]["kind"]) for pair in pairs],
-            "range": [interval(pair["effect"]) for pair in pairs],
+            "told": [PAGE.effect(pair["effect"]["value"], pair["effect"]["kind"]) for pair in pairs],
+            "range": [PAGE.interval(pair["effect"]) for pair in pairs],
             "marker": [_MARKS.get(pair.get("verdict") or "", "circle") for pair in pairs],
         }
     )
@@ -91,7 +91,7 @@ def launch_charts(comparison: Mapping[str, Any]) -> list[Chart]:
             columns = {
                 "x": [at for at, _ in known],
                 "y": [each[name] for _, each in known],
-                "told": [f"{number(each[name], unit or 'ratio')} {unit}" for _, each in known],
+                "told": [f"{PAGE.number(each[name], unit or 'ratio')} {unit}" for _, each in known],
                 "path": [str(each.get("path", "")) for _, each in known],
             }
             source, color = ColumnDataSource(columns), SERIES[place][0]

@@ -13,9 +13,8 @@ import numpy as np
 from bokeh.models import BasicTicker, ColorBar, ColumnDataSource, LinearColorMapper, Range1d
 from bokeh.palettes import Cividis256
 
-from aorta.analysis.page.charts import DASHES, FONT, Chart, belongs, hover, new_chart
+from aorta.analysis.page.charts import DASHES, FONT, Chart, belongs, hover, new_chart, plain
 from aorta.analysis.page.series import Curve, Map, Series
-from aorta.analysis.page.words import plain
 from aorta.analysis.plots.over_steps import MARKED_STEPS
 from aorta.analysis.plots.palette import INK, SERIES
 

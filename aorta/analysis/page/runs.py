@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.devices import device_line, device_notes
+from aorta.analysis.formatting import PAGE
 from aorta.analysis.load.manifest import config_of, flatten
 from aorta.analysis.page.tables import facts_table
-from aorta.analysis.page.words import count
 from aorta.analysis.straggler import sentences
 
 _ENVIRONMENT: Final = ("versions", "environment", "environment_differences", "host_facts", "devices", "plan", "command")
@@ -42,8 +42,9 @@ def health_of(dataset: Dataset, entry: Mapping[str, Any]) -> dict[str, Any]:
         "instrument mode": ", ".join(health.instrument_modes),
         "hosts": source["hosts"],
         "ranks read": f"{len(health.ranks_read)} of {health.world_size}",
-        "rank-steps used": f"{steps['rank_steps_used']:,} ({count(steps['global_steps_used'], 'global step')})",
-        "left out as warm-up": f"{steps['rank_steps_left_out_as_warmup']:,}",
+        "rank-steps used": f"{PAGE.whole(steps['rank_steps_used'])} "
+        f"({PAGE.count(steps['global_steps_used'], 'global step')})",
+        "left out as warm-up": PAGE.whole(steps["rank_steps_left_out_as_warmup"]),
         "coverage": _coverage(dataset, entry),
     }
     if "launches" in entry:
@@ -57,7 +58,8 @@ def health_of(dataset: Dataset, entry: Mapping[str, Any]) -> dict[str, Any]:
 def of_launches(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Which launch stands for each launch set where the page shows one."""
     return [
-        f"{label}: of {count(entry['launches'], 'launch')} this is {entry['representative']}, the one in the middle."
+        f"{label}: of {PAGE.count(entry['launches'], 'launch')} this is {entry['representative']}, "
+        "the one in the middle."
         for label, entry in entries.items()
         if "launches" in entry
     ]

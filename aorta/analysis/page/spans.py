@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from aorta.analysis.aggregate import Dataset
+from aorta.analysis.formatting import PAGE
 from aorta.analysis.frames import collectives_frame
-from aorta.analysis.page.words import size
 from aorta.analysis.plots.choosing import ChosenStep, chosen_steps
 from aorta.analysis.tables import StepIntervals
 from aorta.errors import InputError
@@ -231,7 +231,7 @@ def _segments(lane: str, parts: Iterable[tuple[int, int]]) -> Iterator[_Span]:
 
 
 def _collective(row: Any, *, by_group: bool) -> _Span:
-    what = f"{row.kind}, {size(None if row.bytes < 0 else row.bytes)}, group {row.group}"
+    what = f"{row.kind}, {PAGE.size(row.bytes)}, group {row.group}"
     start = int(row.start_ns) / NS_PER_MS
     lane = f"group {row.group}" if by_group else row.kind
     return _Span(lane, row.kind, what, start, row.duration_ms, max(-1, min(int(row.seq), 2**31 - 1)), row.wait_ms)

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from aorta.analysis.formatting import PAGE, json_text, p_value
 from aorta.analysis.metrics import metric_named
-from aorta.analysis.page.words import NONE, effect, interval, number, percent, shown, signed, size
 
 SIDES: Final = ("reference", "candidate")
 _SHARES: Final = ("share",)
@@ -54,7 +54,7 @@ def word(text: str, tip: str | None = None, tone: str | None = None) -> Cell:
 
 def value(found: float | None, unit: str, tip: str | None = None) -> Cell:
     """A cell with a value of a metric; the tip of a null is why."""
-    return Cell(number(found, unit), found, tip)
+    return Cell(PAGE.number(found, unit), found, tip)
 
 
 def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any]) -> Table:
@@ -76,8 +76,8 @@ def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any])
         row = [word(name, definitions.get(name, {}).get("definition")), word(unit)]
         row += [value(pair[side], unit, pair["judgement_reason"]) for side in SIDES]
         change = [
-            Cell(signed(pair["difference"], unit), pair["difference"]),
-            Cell(number(pair["quotient"], "ratio"), pair["quotient"], pair["quotient_reason"]),
+            Cell(PAGE.number(pair["difference"], unit, signed=True), pair["difference"]),
+            Cell(PAGE.number(pair["quotient"], "ratio"), pair["quotient"], pair["quotient_reason"]),
         ]
         if tested:
             row += [*_tested(pair), *change, word(pair.get("role") or "")]
@@ -95,14 +95,14 @@ _TONE: Final = {"better": "good", "worse": "bad", "improvement": "good", "regres
 def _tested(pair: Mapping[str, Any]) -> list[Cell]:
     found = pair.get("effect")
     p = pair.get("p_corrected") if pair.get("p_corrected") is not None else pair.get("p")
-    cells = [Cell(NONE), Cell(NONE)]
+    cells = [Cell(PAGE.unknown), Cell(PAGE.unknown)]
     if found is not None:
         cells = [
-            Cell(effect(found["value"], found["kind"]), found["value"]),
-            Cell(interval(found), found.get("low")),
+            Cell(PAGE.effect(found["value"], found["kind"]), found["value"]),
+            Cell(PAGE.interval(found), found.get("low")),
         ]
     verdict = pair.get("verdict") or "not judged"
-    cells.append(Cell(NONE if p is None else f"{p:.3g}", p))
+    cells.append(Cell(p_value(p, 3, unknown=PAGE.unknown), p))
     cells.append(word(verdict, pair.get("verdict_reason"), _TONE.get(verdict)))
     return cells
 
@@ -132,8 +132,8 @@ def dataset_table(label: str, entry: Mapping[str, Any], definitions: Mapping[str
                 *(value(found[each], unit) for each in shape),
                 value(found.get("rank_spread"), unit, found.get("rank_spread_reason")),
                 value(found.get("ratio_of_sums"), "ratio", found.get("ratio_of_sums_reason")),
-                Cell(f"{found['count']:,}", found["count"]),
-                Cell(f"{found['nulls']:,}", found["nulls"]),
+                Cell(PAGE.whole(found["count"]), found["count"]),
+                Cell(PAGE.whole(found["nulls"]), found["nulls"]),
             )
         )
     note = f"Null: {'; '.join(nulls)}." if nulls else None
@@ -162,20 +162,21 @@ def _all_numbers(values: Iterable[object]) -> bool:
 
 def _any(name: str, found: object) -> Cell:
     if isinstance(found, bool) or not isinstance(found, int | float):
-        return Cell(NONE) if found is None else word(shown(found))
+        return Cell(PAGE.unknown) if found is None else word(json_text(found))
     if name in _SHARES or name.endswith("_share"):
-        return Cell(percent(found), found)
+        return Cell(PAGE.percent(found), found)
     if name == "bytes":
-        return Cell(size(found), found)
+        return Cell(PAGE.size(found), found)
     unit = "ms" if name.endswith("_ms") else "ratio"
-    return Cell(f"{found:,}" if isinstance(found, int) else number(found, unit), found)
+    return Cell(PAGE.whole(found) if isinstance(found, int) else PAGE.number(found, unit), found)
 
 
 def differences_table(comparison: Mapping[str, Any]) -> Table:
     """Facts that differ between the sides."""
     columns = (Column("key"), *(Column(comparison[side]) for side in SIDES))
     rows = tuple(
-        (word(each["key"]), *(word(shown(each[side])) for side in SIDES)) for each in comparison["manifest_differences"]
+        (word(each["key"]), *(word(json_text(each[side])) for side in SIDES))
+        for each in comparison["manifest_differences"]
     )
     return Table("differences", "What differs between the runs", columns, rows)
 
@@ -186,7 +187,7 @@ def facts_table(key: str, caption: str, sides: Mapping[str, Mapping[str, object]
     columns = [Column(""), *(Column(label) for label in sides), *([Column("differs")] if mark else [])]
     rows = []
     for name in names:
-        texts = [shown(facts[name]) if name in facts else "(absent)" for facts in sides.values()]
+        texts = [json_text(facts[name]) if name in facts else "(absent)" for facts in sides.values()]
         cells = [word(name), *map(word, texts)]
         if mark:
             cells.append(word("yes" if len(set(texts)) > 1 else "", tone="open" if len(set(texts)) > 1 else None))

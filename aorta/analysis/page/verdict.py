@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aorta.analysis.page.words import NONE, count, effect, interval, number, percent, signed
+from aorta.analysis.formatting import PAGE, p_value
 
 _WORDS: Final = {
     "regression": ("Regression", "bad", "▼"),
@@ -85,8 +85,8 @@ def _numbers_only(entries: Mapping[str, Mapping[str, Any]]) -> Verdict:
             if found is None:
                 continue
             unit = "ms" if name.endswith("_ms") else "ratio"
-            facts = tuple((key, number(found[key], unit)) for key in ("p5", "p95", "min", "max"))
-            value = _value(found["median"], unit) if found["median"] is not None else f"null: {found['reason']}"
+            facts = tuple((key, PAGE.number(found[key], unit)) for key in ("p5", "p95", "min", "max"))
+            value = PAGE.quantity(found["median"], unit) if found["median"] is not None else f"null: {found['reason']}"
             cards.append(Card(name, f"{_TITLES[name]}, {label}", "median", value, "", "open", facts))
     labels = " and ".join(entries)
     sentence = f"The numbers of {labels}. Nothing was compared: name a reference and a candidate for that."
@@ -105,15 +105,17 @@ def _sentence(comparison: Mapping[str, Any], primary: str) -> str:
     elif primary == "overlap_ratio":
         change = pair["difference"]
         if change:
-            amount = f"{percent(abs(change)).removesuffix('%')}points {'more' if change > 0 else 'less'}"
-            sides = f"{percent(pair['candidate'])} against {percent(pair['reference'])}"
+            amount = f"{PAGE.points(abs(change))} {'more' if change > 0 else 'less'}"
+            sides = f"{PAGE.percent(pair['candidate'])} against {PAGE.percent(pair['reference'])}"
             parts.append(f"{candidate} hides {amount} of its communication than {reference}: {sides}")
         else:
-            parts.append(f"{candidate} hides as much of its communication as {reference}: {percent(pair['candidate'])}")
+            parts.append(
+                f"{candidate} hides as much of its communication as {reference}: {PAGE.percent(pair['candidate'])}"
+            )
     else:
         parts.append(
-            f"{primary}: {number(pair['candidate'], pair['unit'])} {pair['unit']} in {candidate}, "
-            f"{number(pair['reference'], pair['unit'])} {pair['unit']} in {reference}"
+            f"{primary}: {PAGE.number(pair['candidate'], pair['unit'])} {pair['unit']} in {candidate}, "
+            f"{PAGE.number(pair['reference'], pair['unit'])} {pair['unit']} in {reference}"
         )
     step = metrics.get("job_step_ms")
     if primary != "job_step_ms" and step is not None and step["quotient"] is not None:
@@ -130,7 +132,7 @@ def _job_step(quotient: float) -> str:
         return "job steps take as long"
     if quotient >= 2:
         return f"its job step takes {quotient:.1f} times as long"
-    return f"its job step takes {percent(abs(quotient - 1))} {'longer' if quotient > 1 else 'shorter'}"
+    return f"its job step takes {PAGE.percent(abs(quotient - 1))} {'longer' if quotient > 1 else 'shorter'}"
 
 
 def _basis(comparison: Mapping[str, Any]) -> str:
@@ -139,7 +141,7 @@ def _basis(comparison: Mapping[str, Any]) -> str:
     if launches is None:
         return ""
     sides = ", ".join(
-        f"{count(len(launches[side]), 'launch')} of {comparison[side]}" for side in ("reference", "candidate")
+        f"{PAGE.count(len(launches[side]), 'launch')} of {comparison[side]}" for side in ("reference", "candidate")
     )
     level = comparison.get("interval_level")
     return sides + ("" if level is None else f"; intervals at {100 * level:g} %")
@@ -148,19 +150,19 @@ def _basis(comparison: Mapping[str, Any]) -> str:
 def _card(name: str, pair: Mapping[str, Any], comparison: Mapping[str, Any]) -> Card:
     unit, found = pair["unit"], pair.get("effect")
     word = pair.get("verdict") or pair["judgement"]
-    facts = [(comparison[side], _value(pair[side], unit)) for side in ("reference", "candidate")]
+    facts = [(comparison[side], PAGE.quantity(pair[side], unit)) for side in ("reference", "candidate")]
     if found is not None:
-        change = effect(found["value"], found["kind"])
-        facts += [("interval", interval(found)), ("margin", _margin(pair, found))]
+        change = PAGE.effect(found["value"], found["kind"])
+        facts += [("interval", PAGE.interval(found)), ("margin", _margin(pair, found))]
         if pair.get("p") is not None:
-            facts.append(("p", f"{pair['p']:.3g}" + _corrected(pair)))
+            facts.append(("p", p_value(pair["p"], 3) + _corrected(pair)))
         facts.append(("smallest detectable", _detectable(pair, found)))
         if word == "inconclusive" and pair.get("launches_needed") is not None:
-            facts.append(("to find what was seen", f"{count(pair['launches_needed'], 'launch')} a side"))
+            facts.append(("to find what was seen", f"{PAGE.count(pair['launches_needed'], 'launch')} a side"))
     else:
-        change = f"{signed(pair['difference'], unit)} {'ms' if unit == 'ms' else ''}".strip()
+        change = f"{PAGE.number(pair['difference'], unit, signed=True)} {'ms' if unit == 'ms' else ''}".strip()
         if pair["quotient"] is not None:
-            facts.append(("quotient", number(pair["quotient"], "ratio")))
+            facts.append(("quotient", PAGE.number(pair["quotient"], "ratio")))
         if pair["judgement_reason"]:
             facts.append(("note", pair["judgement_reason"]))
     role = {"primary": "primary metric", "guard": "guard: a better ratio with a slower step is no improvement"}
@@ -168,29 +170,25 @@ def _card(name: str, pair: Mapping[str, Any], comparison: Mapping[str, Any]) -> 
         name,
         _TITLES.get(name, name),
         role.get(pair.get("role", ""), "secondary" if "role" in pair else ""),
-        _value(pair["candidate"], unit),
+        PAGE.quantity(pair["candidate"], unit),
         change,
         _WORDS[word][1] if word in _WORDS else "open",
         (("verdict" if pair.get("verdict") else "direction", word), *facts),
     )
 
 
-def _value(value: float | None, unit: str) -> str:
-    return NONE if value is None else f"{number(value, unit)}{'' if unit == 'ratio' else ' ' + unit}"
-
-
 def _margin(pair: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     margin = pair.get("margin")
-    return NONE if margin is None else "±" + effect(margin, found["kind"]).lstrip("+")
+    return PAGE.unknown if margin is None else "±" + PAGE.effect(margin, found["kind"]).lstrip("+")
 
 
 def _corrected(pair: Mapping[str, Any]) -> str:
     corrected = pair.get("p_corrected")
-    return "" if corrected is None or corrected == pair["p"] else f" ({corrected:.3g} corrected)"
+    return "" if corrected is None or corrected == pair["p"] else f" ({p_value(corrected, 3)} corrected)"
 
 
 def _detectable(pair: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     told = pair.get("detectable") or {}
     if told.get("effect") is None:
-        return told.get("reason") or NONE
-    return f"{effect(told['effect'], found['kind']).lstrip('+')} with power {percent(told['power'], 0)}"
+        return told.get("reason") or PAGE.unknown
+    return f"{PAGE.effect(told['effect'], found['kind']).lstrip('+')} with power {PAGE.percent(told['power'], 0)}"

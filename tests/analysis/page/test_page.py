@@ -16,13 +16,14 @@ pytest.importorskip("jinja2", reason="the extra 'html' is not installed")
 
 from aorta.analysis import page as page_room
 from aorta.analysis.aggregate import Dataset
+from aorta.analysis.formatting import PAGE
 from aorta.analysis.launches.rules import Rules
 from aorta.analysis.launches.sets import Launch
 from aorta.analysis.load.records import load_run
 from aorta.analysis.page import why_no_page, write_page
 from aorta.analysis.page.assembly import json_for_script, policy
+from aorta.analysis.page.charts import plain
 from aorta.analysis.page.verdict import verdict_of
-from aorta.analysis.page.words import effect, number, percent, plain, size
 from aorta.analysis.subjects import read_subjects
 from aorta.analysis.summary import summarize
 from aorta.analysis.traces.run import load_traces
@@ -108,9 +109,9 @@ def test_its_numbers_are_those_of_the_summary(written: tuple[dict, str]) -> None
         cells = re.findall(r'<td(?: data-sort="([^"]*)")?[^>]*>([^<]*)</td>', row[1])
         assert float(cells[1][0]) == pair["reference"]
         assert float(cells[2][0]) == pair["candidate"]
-        assert cells[1][1] == number(pair["reference"], pair["unit"])
+        assert cells[1][1] == PAGE.number(pair["reference"], pair["unit"])
     for row in summary["datasets"]["rocm"]["collectives"]:
-        assert number(row["busbw_gb_per_s"]["median"], "GB/s") in text
+        assert PAGE.number(row["busbw_gb_per_s"]["median"], "GB/s") in text
     for name, told in summary["metrics"].items():
         assert name in text
         assert " ".join(told["definition"].split()) in text
@@ -123,7 +124,7 @@ def test_the_verdict_comes_first_with_what_it_rests_on(written: tuple[dict, str]
     assert sections[0] == "verdict"
     assert text.index("Regression") < text.index("overlap_ratio")
     pair = summary["comparison"]["metrics"]["overlap_ratio"]
-    assert " ".join(effect(pair["effect"]["value"], "difference").split()) in text
+    assert " ".join(PAGE.effect(pair["effect"]["value"], "difference").split()) in text
     assert "3.10 points with power 80 %" in text
     assert "4 launches of cuda, 4 launches of rocm; intervals at 95 %" in text
     assert summary["comparison"]["attribution"]["sentence"] in text
@@ -142,7 +143,9 @@ def test_one_launch_a_side_is_no_verdict(tmp_path: Path) -> None:
     assert verdict.word == "No verdict from one launch"
     assert verdict.tone == "open"
     left, right = (summary["comparison"]["metrics"]["overlap_ratio"][side] for side in ("reference", "candidate"))
-    assert f"less of its communication than cuda: {percent(right)} against {percent(left)}" in verdict.sentence
+    assert (
+        f"less of its communication than cuda: {PAGE.percent(right)} against {PAGE.percent(left)}" in verdict.sentence
+    )
     assert summary["comparison"]["verdict_reason"] in text_of(page(datasets, summary, tmp_path / "r.html"))
 
 
@@ -305,12 +308,5 @@ def test_without_its_packages_a_page_says_how_to_get_them(tmp_path: Path, monkey
         write_page({}, {}, tmp_path / "report.html")
 
 
-def test_numbers_in_words() -> None:
-    assert number(None, "ms") == "\u2013"
-    assert number(1234.5678, "ms") == "1,234.568"
-    assert number(0.25, "ratio") == "0.2500"
-    assert effect(-0.123, "difference") == "\u221212.30\u00a0points"
-    assert effect(0.084, "quotient") == "+8.40\u00a0%"
-    assert size(25_000_000) == "25\u00a0MB"
-    assert size(None) == "size unknown"
+def test_text_on_a_canvas_is_no_tex() -> None:
     assert plain("$$a$$ \\(b") == "$\u200b$a$\u200b$ \\\u200b(b"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from aorta.analysis.amounts import size_name
 from aorta.analysis.attribution.keys import TRANSFER, UNEXPLAINED, UNKNOWN_PART, WAIT, ExposedKey, Region
+from aorta.analysis.formatting import TEXT
 
 PARTS: Final = {
     WAIT: "waiting for peers",
@@ -28,7 +28,7 @@ def collective_name(key: ExposedKey) -> str:
     """Kind, size and group."""
     if key.kind == UNEXPLAINED:
         return UNTOLD_WHAT
-    return f"{key.kind} of {size_name(key.bytes)} on {group_name(key.group, key.size)}"
+    return f"{key.kind} of {TEXT.size(key.bytes)} on {group_name(key.group, key.size)}"
 
 
 def order_name(key: ExposedKey, parallel: str) -> str:
@@ -45,18 +45,3 @@ def place_name(place: Region) -> str:
     if place.phase is None:
         return _NO_PLACE
     return place.phase if place.block is None else f"{place.phase} of {place.block}"
-
-
-def amount(value_ms: float) -> str:
-    """Milliseconds for a sentence, three digits or so, no sign."""
-    value = abs(value_ms)
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 1 else f"{value:.3f} ms"
-
-
-def percent(share: float) -> str:
-    """A share in whole per cent; none is called 0 or 100 that is not."""
-    if 0 < share < 0.005:
-        return "less than 1 %"
-    if 0.995 <= share < 0.9995:
-        return "over 99 %"
-    return f"{share:.0%}".replace("%", " %")
