@@ -16,42 +16,40 @@ from aorta.analysis.gate.judging import GateResult
 from aorta.analysis.launches.rules import Rules
 from aorta.analysis.load.engines import Dask, Engine, Local
 from aorta.analysis.locate import check_label, is_location, label_of, locate
-from aorta.errors import AortaError, InputError
+from aorta.command_line import command
+from aorta.errors import InputError
 
 
+@command()
 def overlap_report(arguments: Sequence[str], root: Path) -> int:
     """Run `analysis/overlap_report.py`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = _parser().parse_args(arguments)
-    try:
-        check_gate_options(options)
-        sources = _sources(options, root)
-        output = Path(options.output) if options.output else _default_output(options, list(sources))
-        engine = _engine(options)
-        rules = Rules(
-            primary=options.primary,
-            alpha=options.alpha,
-            margin=options.margin,
-            allow_unlike=tuple(options.allow_unlike),
-            judge_milliseconds=options.judge_milliseconds,
-        )
-        from aorta.analysis.report import write_report
+    check_gate_options(options)
+    sources = _sources(options, root)
+    output = Path(options.output) if options.output else _default_output(options, list(sources))
+    engine = _engine(options)
+    rules = Rules(
+        primary=options.primary,
+        alpha=options.alpha,
+        margin=options.margin,
+        allow_unlike=tuple(options.allow_unlike),
+        judge_milliseconds=options.judge_milliseconds,
+    )
+    from aorta.analysis.report import write_report
 
-        judged: list[GateResult | None] = []
-        report = write_report(
-            sources,
-            output,
-            options.reference,
-            options.candidate,
-            engine=engine,
-            comm_patterns=options.comm_pattern,
-            rules=rules,
-            finish=lambda summary: judged.append(judge(options, summary)),
-            html=options.html,
-        )
-        code, decided = run_gate(options, report.summary, *judged)
-    except AortaError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    judged: list[GateResult | None] = []
+    report = write_report(
+        sources,
+        output,
+        options.reference,
+        options.candidate,
+        engine=engine,
+        comm_patterns=options.comm_pattern,
+        rules=rules,
+        finish=lambda summary: judged.append(judge(options, summary)),
+        html=options.html,
+    )
+    code, decided = run_gate(options, report.summary, *judged)
     sys.stdout.write("\n\n".join(filter(None, [report.text, decided])) + "\n")
     return code
 

@@ -13,20 +13,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from aorta.errors import EXIT_OK, AortaError, InputError
+from aorta.command_line import command
+from aorta.errors import EXIT_OK, InputError
 
 LANES_FILE: Final = "lanes.json.gz"
 _SUFFIX: Final = {"csv": "intervals.csv", "csv.gz": "intervals.csv.gz", "parquet": "intervals.parquet"}
 
 
+@command()
 def trace_tables(arguments: Sequence[str]) -> int:
     """Run `analysis/trace_tables.py`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = _parser().parse_args(arguments)
-    try:
-        written = _write(options.traces, Path(options.output), options.format, options.comm_pattern)
-    except AortaError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    written = _write(options.traces, Path(options.output), options.format, options.comm_pattern)
     sys.stdout.write("".join(f"{line}\n" for line in written))
     return EXIT_OK
 
