@@ -17,8 +17,8 @@ from matplotlib.patches import Rectangle
 
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.metrics import metric_named
-from aorta.analysis.plots.palette import INK
-from aorta.analysis.plots.style import new_figure, save
+from aorta.analysis.report.charts.style import new_figure, save
+from aorta.analysis.report.palette import INK
 from aorta.errors import InputError
 from aorta.experiments.sweep_table import JobRow
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.formatting import PAGE, TEXT, json_text, p_value, rough_ms, rough_percent
-from aorta.analysis.report import write_report
+from aorta.analysis.report.report_folder import write_report
 from tests.analysis.attribution.test_attribute import two_ranks
 
 
