@@ -1,6 +1,6 @@
-"""Names of collectives, places and parts as a sentence uses them.
+"""Names of collectives, places and parts of exposed time as a sentence uses them.
 
-Enters: parts of exposed. Leaves: words. Must not: hold a number of a run.
+Must not hold a number of a run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The breakdown of a difference -> one sentence that an engineer can act on.
+"""The breakdown of a difference as one sentence that an engineer can act on.
 
-Enters: totals and the rows of `breakdown`. Leaves: text, and the row it is about. Must not: form a number that no
-row holds, but shares within a cause; or call a difference large or small (that is the comparison's verdict).
+Must not form a number that no row holds, but shares within a cause; or call a difference large or small (that is the
+comparison's verdict).
 """
 
 from __future__ import annotations

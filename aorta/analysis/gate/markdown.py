@@ -1,7 +1,6 @@
-"""A summary and its gate -> GitHub-flavoured Markdown, for the page of a CI job ($GITHUB_STEP_SUMMARY).
+"""A summary and its gate as GitHub-flavoured Markdown, for the page of a CI job ($GITHUB_STEP_SUMMARY).
 
-Enters: the dictionary of `summary.json`, and a `GateResult` if a gate was asked for. Leaves: text, the outcome first.
-Must not: let a word of a file or a label become markup, or compute a number.
+The outcome comes first. Must not let a word of a file or a label become markup, or compute a number.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A gate's result -> the lines a person reads at the end of a report.
+"""A gate's result as the lines a person reads at the end of a report.
 
-Enters: a `GateResult`. Leaves: text. Must not: judge.
+Must not judge.
 """
 
 from __future__ import annotations

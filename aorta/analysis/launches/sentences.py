@@ -1,7 +1,6 @@
 """The verdict of a comparison as sentences that an engineer can act on.
 
-Enters: the `comparison` of the summary. Leaves: text. Must not: say a number that is not in the summary, or a ratio
-without its denominator.
+Must not say a number that is not in the summary, or a ratio without its denominator.
 """
 
 from __future__ import annotations

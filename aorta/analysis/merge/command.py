@@ -1,6 +1,6 @@
-"""Words of the command line -> a merged trace. `analysis/merge_traces.py` only calls into here.
+"""The command `analysis/merge_traces.py`: traces of several ranks become one file for Perfetto.
 
-Enters: arguments. Leaves: text on stdout, notes and `error: ...` on stderr, an exit code. Must not: merge itself.
+Must not merge itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which steps of a run are looked at closely: the median job step, the slowest and the fastest.
 
-Enters: a dataset. Leaves: global steps with their job step time. Must not: choose a warm-up step, or one that some rank
-does not have, or call a time a job step that `summary.json` says is not known.
+`chosen_steps` names all three for the page, `representative_step` the one that a picture shows. Must not choose a
+warm-up step or one that some rank does not have, or call a time a job step that `summary.json` says is not known.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which colour means what, in the pictures and on the page.
+"""Which colour means what, in the pictures, on the page and in a sweep's heat map.
 
-Enters: nothing. Leaves: colours for a light background, and what each becomes on a dark one. Must not: carry meaning
-by colour alone: every use has a label, a dash or a place of its own beside it.
+Colours are those of a light background; `DARK` has what each becomes on a dark one. Must not carry meaning by colour
+alone: every use has a label, a dash or a place of its own beside it.
 """
 
 from __future__ import annotations

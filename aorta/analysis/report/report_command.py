@@ -1,7 +1,6 @@
-"""Words of the command line -> a report. The commands in `analysis/` only call into here.
+"""The command `analysis/overlap_report.py`: words of the command line become labelled sources, rules and a gate.
 
-Enters: arguments, and the root of the checkout. Leaves: text on stdout, `error: ...` on stderr, an exit code. Must
-not: import pandas or matplotlib before the arguments are known to be good.
+Must not import pandas or matplotlib before the arguments are known to be good.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Runs and launch sets -> `summary.json`, pictures and the text of the terminal: where a report is put together.
+"""Where a report is put together: runs are read and compared, then `summary.json`, pictures and the page are written.
 
-Enters: labelled folders and where to write. Leaves: files in that folder, and a `Report`. Must not: leave a picture
-of an earlier report beside the numbers of this one.
+    report = write_report({"base": "artifacts/base", "new": "artifacts/new"}, Path("out"), "base", "new")
+    print(report.text)
+
+Must not leave a picture of an earlier report beside the numbers of this one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""A summary -> the text a person reads in a terminal: health first, then numbers, then the verdict.
+"""A summary as a person reads it in a terminal: health first, then numbers, then the verdict.
 
-Enters: the dictionary of `summary.json` and the runs' notes. Leaves: text of at most 100 columns (paths aside).
-Must not: compute a number, or show a ratio without its denominator.
+Lines have at most 100 columns, paths aside. Must not compute a number, or show a ratio without its denominator.
 """
 
 from __future__ import annotations

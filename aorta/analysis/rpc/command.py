@@ -1,6 +1,6 @@
-"""Words of the command line -> the table of an RPC run and its trace. `analysis/rpc_report.py` only calls into here.
+"""The command `analysis/rpc_report.py`: the table of an RPC run on stdout, and its trace in a file.
 
-Enters: arguments. Leaves: the table on stdout, notes and `error: ...` on stderr, the trace in a file, an exit code.
+Must not read a trace or match calls itself.
 """
 
 from __future__ import annotations

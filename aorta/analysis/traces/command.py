@@ -1,7 +1,6 @@
-"""Words of `analysis/trace_tables.py` -> the interval tables of traces, as files.
+"""The command `analysis/trace_tables.py`: the interval tables of traces, as files.
 
-Enters: arguments. Leaves: files, text on stdout, `error: ...` on stderr, an exit code. Must not: import pandas before
-the arguments are known to be good.
+Must not import pandas before the arguments are known to be good.
 """
 
 from __future__ import annotations

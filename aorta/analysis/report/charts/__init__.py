@@ -1,7 +1,7 @@
-"""Pictures of a report, drawn without a display.
+"""The pictures of a report as PNG files, drawn without a display.
 
-Enters: datasets. Leaves: the names of all pictures, each with the function that draws it to a path and returns None,
-or returns why there is nothing to draw. Must not: touch pyplot or its global backend.
+`pictures` pairs the name of each file with the function that draws it; that returns None, or why there is nothing to
+draw. Must not touch pyplot or its global backend.
 """
 
 from __future__ import annotations

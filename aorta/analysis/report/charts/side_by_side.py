@@ -1,6 +1,6 @@
 """One step of the reference over the same step of the candidate, on one scale: blocks, collectives, what was exposed.
 
-Enters: two datasets. Leaves: a PNG. Must not: line ranks up in time; each starts at its own zero.
+Must not line ranks up in time; each starts at its own zero.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Where the time of a step goes, rank by rank: five parts that add up to the window.
+"""Where the time of a step goes, rank by rank: five parts that add up to the window (`{label}_breakdown.png`).
 
-Enters: a dataset. Leaves: `{label}_breakdown.png`. Must not: use medians (parts would no longer add up).
+Must not use medians: the parts would no longer add up.
 """
 
 from __future__ import annotations

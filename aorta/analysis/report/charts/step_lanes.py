@@ -1,6 +1,6 @@
 """One step, lane by lane and rank by rank: what ran when.
 
-Enters: a dataset. Leaves: `{label}_streams.png`. Must not: line ranks up in time; each starts at its own zero.
+Drawn as `{label}_streams.png`. Must not line ranks up in time; each starts at its own zero.
 """
 
 from __future__ import annotations

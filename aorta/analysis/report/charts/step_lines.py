@@ -1,7 +1,8 @@
 """Metrics over global steps: a line for the median of the ranks, a band from the lowest rank to the highest.
 
-Enters: datasets. Leaves: `{label}_timeline.png`, `overlap_ratio.png`. Must not: hide warm-up in the timeline (it is
-shaded) or show it in the ratio (it is left out, as in the numbers).
+`{label}_timeline.png` shows times, `overlap_ratio.png` the ratio of every dataset, and `{label}_devices.png` the ratio
+above what the devices did: a dip that comes with a lower clock is theirs. Must not hide warm-up in the timeline (it is
+shaded), show it in the ratio (it is left out, as in the numbers), or draw a value that no sample gave.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What all pictures share: size, grid, title, legend, saving.
 
-Enters: a figure to fill. Leaves: a PNG. Must not: import pyplot, which would choose a backend for the whole process, or
-let a legend cover data.
+Must not import pyplot, which would choose a backend for the whole process, or let a legend cover data.
 """
 
 from __future__ import annotations

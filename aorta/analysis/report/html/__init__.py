@@ -1,12 +1,11 @@
 """One HTML file that holds a whole report: verdict, timelines, curves, tables. It works from disk, without a network.
 
-    from aorta.analysis.report.html import write_page, why_no_page
+    from aorta.analysis.report.html import PAGE_FILE, why_no_page, write_page
     if (reason := why_no_page()) is None:
         write_page(datasets, summary, output / PAGE_FILE)
 
-Enters: datasets and the content of `summary.json`. Leaves: a file. Must not: load bokeh or jinja2 before a page is
-written (they come with the extra `html`), compute a number that `summary.json` has, or let a word from a file become
-markup.
+Must not load bokeh or jinja2 before a page is written (they come with the extra `html`), compute a number that
+`summary.json` has, or let a word from a file become markup.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Parts -> one file: template, styles, scripts and data, and the policy that lets nothing else run.
-
-Enters: what the template shows, charts, data. Leaves: HTML. Must not: load anything, in this process or in the browser.
+"""The page as one file: template, styles, scripts and data, and the policy that lets nothing else run.
 
 The content security policy forbids every request, and every script but those whose hashes it names. A word of a record
-that found its way into the page as markup could still do nothing.
+that found its way into the page as markup could still do nothing. Must not load anything, in this process or in the
+browser.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What all charts of the page share: size, tools, ranges, and the look of a light background.
 
-Enters: a name and axis titles. Leaves: a figure of Bokeh that a script of the page finds by its name. Must not: use
-what Bokeh evaluates in the browser (CustomJS, WebGL), which the page's content security policy forbids, or Bokeh's own
-legend, which lies over data: legends of the page are its switches.
+A script of the page finds a figure by its name. Must not use what Bokeh evaluates in the browser (CustomJS, WebGL),
+which the page's content security policy forbids, or Bokeh's own legend, which lies over data: legends of the page are
+its switches.
 """
 
 from __future__ import annotations

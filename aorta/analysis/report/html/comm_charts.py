@@ -1,6 +1,6 @@
-"""Collectives of all datasets: bandwidth over size, and waiting against transfer.
+"""Charts of the collectives of all datasets: bandwidth over size, and waiting against transfer.
 
-Enters: the entries of a summary. Leaves: charts. Must not: draw a point for a collective whose transfer is not known.
+Must not draw a point for a collective whose transfer is not known.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The comparison as pictures: effects with their intervals, single launches, and where a step's time goes.
+"""The comparison as charts: effects with their intervals, single launches, and where a step's time goes.
 
-Enters: a comparison, datasets. Leaves: charts. Must not: draw an interval that the comparison does not state.
+Must not draw an interval that the comparison does not state.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Datasets and a summary -> the text of the page: sections in the order in which they are read.
+"""The sections of the page in the order in which they are read, from datasets and a summary.
 
-Enters: what `write_page` was given. Leaves: HTML. Must not: reach for the network, or put anything into the page that
-Jinja's escaping or `assembly.json_for_script` has not made harmless.
+Must not reach for the network, or put anything into the page that Jinja's escaping or `assembly.json_for_script` has
+not made harmless.
 """
 
 from __future__ import annotations

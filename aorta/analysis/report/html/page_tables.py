@@ -1,7 +1,7 @@
-"""A summary -> the tables of the page, cell by cell.
+"""The tables of the page, cell by cell: text, and what each cell is sorted by.
 
-Enters: plain JSON values. Leaves: `Table`s of text with what each cell is sorted by. Must not: leave a row out without
-a sentence that says how many.
+Metrics, collectives and differences each have a function of their own; `generic_table` takes any list of flat
+dictionaries. Must not leave a row out without a sentence that says how many.
 """
 
 from __future__ import annotations

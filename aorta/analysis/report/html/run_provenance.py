@@ -1,6 +1,6 @@
-"""Where the numbers come from -> facts for the end of the page: health, coverage, versions, configuration.
+"""Where the numbers come from, for the end of the page: health, coverage, versions, configuration.
 
-Enters: datasets and their entries in the summary. Leaves: text and tables. Must not: repair or guess anything.
+Must not repair or guess anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Curves over global steps, and maps of rank by step.
+"""Charts of curves over global steps, and of maps of rank by step; they share one range of steps.
 
-Enters: the series of each dataset. Leaves: charts that share one range of steps. Must not: draw a value that no sample
-gave, or scale a share to less than its whole range.
+Must not draw a value that no sample gave, or scale a share to less than its whole range.
 """
 
 from __future__ import annotations

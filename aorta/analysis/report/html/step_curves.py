@@ -1,7 +1,7 @@
 """Metrics of a dataset over its steps, in as many points as a screen has: curves over ranks, and rank by step maps.
 
-Enters: a dataset. Leaves: arrays in which NaN is a gap. Must not: use a warm-up step, or drop a step: where there are
-more than fit, neighbours share a point, and the lowest and highest of them stay in its band.
+Arrays hold NaN for a gap. Must not use a warm-up step, or drop a step: where there are more than fit, neighbours share
+a point, and the lowest and highest of them stay in its band.
 """
 
 from __future__ import annotations

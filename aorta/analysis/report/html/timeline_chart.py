@@ -1,7 +1,7 @@
-"""The spans of chosen steps -> an empty chart for each dataset, and the columns a script of the page fills it from.
+"""The timelines of the page: an empty chart for each dataset, and the columns that a script fills it from.
 
-Enters: `Spans`. Leaves: charts that share one range of milliseconds, and a payload of plain JSON values. Must not: put
-a word of a file into a template of Bokeh.
+All charts share one range of milliseconds; `payload` is plain JSON values. Must not put a word of a file into a
+template of Bokeh.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A few steps of a dataset, span by span: what ran when on each rank, where it waited, what stayed exposed.
 
-Enters: a dataset. Leaves: `Spans`, columns of numbers. Must not: line ranks up in time (each step starts at its rank's
-own zero), or draw less than all ranks without saying how many.
+`spans_of` gives columns of numbers. Must not line ranks up in time (each step starts at its rank's own zero), or draw
+less than all ranks without saying how many.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The comparison of a summary -> what stands at the top of the page: one word, one sentence, the numbers behind them.
+"""What stands at the top of the page: one word, one sentence, and the numbers behind them on cards.
 
-Enters: `summary`. Leaves: a `Verdict`. Must not: decide anything; the verdict is the comparison's, or there is none.
+Must not decide anything; the verdict is the comparison's, or there is none.
 """
 
 from __future__ import annotations
