@@ -3,7 +3,7 @@
     python analysis/overlap_report.py --reference cuda --candidate rocm
     python analysis/overlap_report.py --log-dir DIR --label NAME [--log-dir DIR --label NAME ...] [--output DIR]
 
-Runs from any directory, installed or not. What it does is in `aorta/analysis/cli.py`.
+Runs from any directory, installed or not. What it does is in `aorta/analysis/report/report_command.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from aorta.analysis.cli import overlap_report  # noqa: E402
+from aorta.analysis.report.report_command import overlap_report  # noqa: E402
 
 if __name__ == "__main__":
     raise SystemExit(overlap_report(sys.argv[1:], ROOT))

@@ -26,6 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from aorta.analysis.collective_matching import CollectiveRows, MatchedCollectives, NumberedNames
+from aorta.analysis.formatting import TEXT, whole_percent
 from aorta.analysis.tables import Bools, Floats, Ints
 from aorta.timeline.overlap import NS_PER_MS
 
@@ -112,7 +113,9 @@ def judge(
     margin, needed = others[0][0] - own, max(MARGIN_MS, MARGIN_SHARE * transfer_ms)
     found["last_share"] = share
     if share < LAST_SHARE:
-        return found | {"reason": f"rank {rank} waits least, but was the last in {share:.0%} of the collectives only"}
+        return found | {
+            "reason": f"rank {rank} waits least, but was the last in {whole_percent(share)} of the collectives only"
+        }
     if margin <= needed:
         return found | {"reason": f"rank {rank} is late by {margin:.3g} ms, not by more than {needed:.3g} ms"}
     return found | {"rank": rank, "late_ms": float(np.median([median for median, _ in others])) - own}
@@ -122,8 +125,8 @@ def sentences(entries: Sequence[dict[str, Any]]) -> list[str]:
     """What a reader must see: one sentence a straggler, none where nobody is named."""
     return [
         f"rank {entry['rank']} is a straggler: the other ranks of group {entry['group']} wait for it, "
-        f"{entry['late_ms']:.3f} ms longer than it does in each collective (median; it was the last in "
-        f"{entry['last_share']:.0%} of {entry['collectives']})"
+        f"{TEXT.quantity(entry['late_ms'], 'ms')} longer than it does in each collective (median; it was the last in "
+        f"{whole_percent(entry['last_share'])} of {entry['collectives']})"
         for entry in entries
         if entry["rank"] is not None
     ]

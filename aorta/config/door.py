@@ -20,6 +20,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
+from aorta.command_line import command
 from aorta.config import multirun
 from aorta.config.arguments import options_of_a_job, translate
 from aorta.config.resolve import HOW_TO_BUILD, Resolved, resolve
@@ -30,6 +31,7 @@ Run = Callable[[Resolved], int]
 Sweep = Callable[[Sequence[str]], multirun.JobLauncher]
 
 
+@command()
 def main(run: Run, config_dir: Path, sweep: Sweep | None = None) -> int:
     """Compose, resolve and call `run`; returns the process's exit code.
 
@@ -53,9 +55,6 @@ def main(run: Run, config_dir: Path, sweep: Sweep | None = None) -> int:
         return worst
     except multirun.Stopped as stopped:
         return stopped.exit_code
-    except AortaError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return error.exit_code
 
 
 class InThisProcess:

@@ -17,7 +17,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from aorta.errors import EXIT_OK, AortaError, InputError, RunIncomplete
+from aorta.command_line import command
+from aorta.errors import EXIT_OK, InputError, RunIncomplete
 from aorta.experiments.node_files import NodeFile, files_of
 from aorta.records.reader import header_of
 from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_NAME, read_manifest
@@ -191,27 +192,24 @@ def _umask() -> int:
     return mask
 
 
+@command()
 def main(arguments: Sequence[str]) -> int:
     """Run `analysis/gather.py`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = parser().parse_args(arguments)
-    try:
-        gathered = gather(options.sources, Path(options.into), options.also)
-        for source, count in gathered.files.items():
-            sys.stdout.write(f"{source}: {count} files\n")
-        for note in gathered.notes:
-            sys.stdout.write(f"  ! {note}\n")
-        sys.stdout.write(
-            f"{gathered.folder}: run {gathered.run_id}, {len(gathered.ranks)} of {gathered.world_size} ranks, "
-            f"{sum(gathered.files.values())} files, {gathered.size_bytes} bytes\n"
+    gathered = gather(options.sources, Path(options.into), options.also)
+    for source, count in gathered.files.items():
+        sys.stdout.write(f"{source}: {count} files\n")
+    for note in gathered.notes:
+        sys.stdout.write(f"  ! {note}\n")
+    sys.stdout.write(
+        f"{gathered.folder}: run {gathered.run_id}, {len(gathered.ranks)} of {gathered.world_size} ranks, "
+        f"{sum(gathered.files.values())} files, {gathered.size_bytes} bytes\n"
+    )
+    if gathered.missing:
+        raise RunIncomplete(
+            f"no record of rank {ranges(gathered.missing)} of {gathered.world_size}; what is there is in "
+            f"{gathered.folder}. Gather it with the missing folders into a new one"
         )
-        if gathered.missing:
-            raise RunIncomplete(
-                f"no record of rank {ranges(gathered.missing)} of {gathered.world_size}; what is there is in "
-                f"{gathered.folder}. Gather it with the missing folders into a new one"
-            )
-    except AortaError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
     return EXIT_OK
 
 

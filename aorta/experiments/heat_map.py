@@ -15,10 +15,10 @@ import matplotlib
 import numpy as np
 from matplotlib.patches import Rectangle
 
-from aorta.analysis.amounts import number
+from aorta.analysis.formatting import TEXT
 from aorta.analysis.metrics import metric_named
-from aorta.analysis.plots.palette import INK
-from aorta.analysis.plots.style import new_figure, save
+from aorta.analysis.report.charts.style import new_figure, save
+from aorta.analysis.report.palette import INK
 from aorta.errors import InputError
 from aorta.experiments.sweep_table import JobRow
 
@@ -130,7 +130,7 @@ def draw(grid: HeatGrid, title: str, path: Path) -> str | None:
                 color = colors(scale(cell.value))
                 axes.add_patch(Rectangle(corner, 1, 1, facecolor=color, lw=0))
                 luminance = float(np.dot(color[:3], (0.2126, 0.7152, 0.0722)))  # ITU-R BT.709
-                text, ink = number(cell.value, metric.unit, fewer=1), "white" if luminance < _DARK else "black"
+                text, ink = TEXT.number(cell.value, metric.unit, fewer=1), "white" if luminance < _DARK else "black"
                 text += f"\n{cell.jobs} jobs" if cell.jobs > 1 else ""
                 box = None
             axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=9, bbox=box)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from aorta.experiments.stdio import to_stderr, tolerate_closed_terminal
+from aorta.command_line import to_stderr, tolerate_closed_terminal
 
 
 class LaunchProgress:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 import aorta
-from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AortaError, ConfigError, RunIncomplete
+from aorta.command_line import command, to_stderr, to_stdout
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, RunIncomplete
 from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, SIDES, Plan
-from aorta.experiments.stdio import to_stderr, to_stdout
 from aorta.launch.hiding import hide
 
 REPORT_DIR: Final = "report"
@@ -107,6 +107,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+@command()
 def main(arguments: Sequence[str]) -> int:
     """Carry out a plan; returns the exit code (argparse itself ends with 0 or 2)."""
     options = parse(arguments)
@@ -119,9 +120,6 @@ def main(arguments: Sequence[str]) -> int:
                 to_stdout(f"{launch.name}: {shlex.join(hide(plan.command(launch)))}")
             return EXIT_OK
         return _carry_out(plan, report=options.report)
-    except AortaError as error:
-        to_stderr(f"error: {error}")
-        return error.exit_code
     except KeyboardInterrupt:  # before the first launch, or after the last: nothing runs
         return SIGNAL_EXIT_BASE + signal.SIGINT
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aorta.analysis.metrics import JOB_STEP
-from aorta.errors import EXIT_OK, AortaError, InputError
+from aorta.command_line import command
+from aorta.errors import EXIT_OK, InputError
 from aorta.experiments.run_medians import check_metric
 from aorta.experiments.sweep_journal import Sweep, read_sweep
 
@@ -25,17 +26,14 @@ HEAT_FILE: Final = "heat_{metric}.png"
 _ALWAYS: Final = ("overlap_ratio", JOB_STEP)
 
 
+@command()
 def main(arguments: Sequence[str]) -> int:
     """Run `analysis/sweep_report.py`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = parser().parse_args(arguments)
-    try:
-        sweep = read_sweep(Path(options.sweep))
-        wanted = [check_metric(name, "--metric") for name in options.metric] or [sweep.asked.metric]
-        output = Path(options.output or Path("reports", f"sweep-{sweep.folder.resolve().name}"))
-        sys.stdout.write(_report(sweep, wanted, options.heat, output) + "\n")
-    except AortaError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    sweep = read_sweep(Path(options.sweep))
+    wanted = [check_metric(name, "--metric") for name in options.metric] or [sweep.asked.metric]
+    output = Path(options.output or Path("reports", f"sweep-{sweep.folder.resolve().name}"))
+    sys.stdout.write(_report(sweep, wanted, options.heat, output) + "\n")
     return EXIT_OK
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from aorta.analysis.amounts import number
+from aorta.analysis.formatting import TEXT
 from aorta.analysis.metrics import STEP_METRIC_NAMES, metric_named
 from aorta.experiments.run_medians import RunMedians, read_medians
 from aorta.experiments.sweep_journal import JobHistory, Sweep
@@ -110,4 +110,4 @@ def _notes(sweep: Sweep, rows: Sequence[JobRow], metrics: Sequence[str]) -> list
 
 
 def _shown(value: float | None, metric: str) -> str:
-    return "-" if value is None else number(value, metric_named(metric).unit)
+    return "-" if value is None else TEXT.number(value, metric_named(metric).unit)

@@ -19,7 +19,8 @@ from pathlib import Path
 import msgspec
 from hydra.errors import HydraException
 
-from aorta.errors import AortaError, ConfigError, RunIncomplete
+from aorta.command_line import command
+from aorta.errors import ConfigError, RunIncomplete
 from aorta.gpu_check.case import PAIRS, chosen
 from aorta.gpu_check.table import Report
 from aorta.launch import cuda
@@ -29,17 +30,14 @@ DEFAULT_JSON = ROOT / "artifacts" / "gpu_check.json"
 NO_DEVICE = "torch sees no CUDA or HIP device on this machine, so nothing was checked. Run it where there is one"
 
 
+@command("gpu_check")
 def main(words: Sequence[str]) -> int:
     """Check, and return the exit code."""
     asked = parse(words)
-    try:
-        count = processes(os.environ, cuda.device_count())
-        for strategy in asked.strategies:
-            _check_words(chosen(strategy, asked.words))
-        report = checked(asked.json.resolve(), count, asked.strategies, asked.words, asked.pairs)
-    except AortaError as error:
-        sys.stderr.write(f"gpu_check: {error}\n")
-        return error.exit_code
+    count = processes(os.environ, cuda.device_count())
+    for strategy in asked.strategies:
+        _check_words(chosen(strategy, asked.words))
+    report = checked(asked.json.resolve(), count, asked.strategies, asked.words, asked.pairs)
     sys.stdout.write(f"the same as JSON: {asked.json}\n")
     return report.exit_code
 

@@ -19,7 +19,8 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from aorta.errors import AortaError
+from aorta.command_line import command
+from aorta.errors import EXIT_OK
 from aorta.gpu_check import races
 from aorta.gpu_check.case import PAIRS, Case
 from aorta.gpu_check.table import Report, Row, Verdict, render, report_of
@@ -101,9 +102,11 @@ def race_rows(device: torch.device) -> list[Row]:
     ]
 
 
+@command("gpu_check")
+def _check(words: Sequence[str]) -> int:
+    main(Path(words[0]), words[1].split(","), words[3:], int(words[2]))
+    return EXIT_OK
+
+
 if __name__ == "__main__":
-    try:
-        main(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[4:], int(sys.argv[3]))
-    except AortaError as error:
-        sys.stderr.write(f"gpu_check: {error}\n")
-        sys.exit(error.exit_code)
+    sys.exit(_check(sys.argv[1:]))

@@ -11,7 +11,7 @@ import aorta.analysis
 from aorta.analysis.aggregate import Dataset, aggregate
 from aorta.analysis.launches.rules import Rules
 from aorta.analysis.load.records import load_run
-from aorta.analysis.report import write_report
+from aorta.analysis.report.report_folder import write_report
 from aorta.analysis.subjects import read_subjects
 from aorta.analysis.summary import summarize
 from aorta.records.schema import Coverage, Step

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import aorta.analysis
-from aorta.analysis.report import write_report
+from aorta.analysis.report.report_folder import write_report
 from aorta.records.schema import DeviceSample, DeviceTelemetry
 from tests.analysis.builders import MS, header, metrics, step, write_rank
 

@@ -10,7 +10,7 @@ import pytest
 
 from aorta.analysis.aggregate import Dataset, aggregate
 from aorta.analysis.load.records import load_run
-from aorta.analysis.report import write_report
+from aorta.analysis.report.report_folder import write_report
 from tests.analysis.builders import collective, footer, header, metrics, step, write_rank
 
 TRANSFER_MS = 10.0

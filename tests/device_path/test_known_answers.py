@@ -11,7 +11,7 @@ import pytest
 
 from aorta.analysis.frames import collectives_frame
 from aorta.analysis.load.records import load_run
-from aorta.analysis.report import write_report
+from aorta.analysis.report.report_folder import write_report
 from aorta.records.reader import read_rank
 from tests.device_path.launch import on_devices
 from tests.known_answers.test_pipeline import TABLE, flow_shop

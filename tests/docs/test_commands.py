@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from aorta.analysis.cli import _parser
 from aorta.analysis.merge import command as merge
+from aorta.analysis.report.report_command import _parser
 from aorta.analysis.rpc import command as rpc
 from aorta.analysis.traces.command import _parser as trace_words
 from aorta.config.door import main

@@ -12,7 +12,7 @@ import pytest
 
 from aorta.analysis.frames import collectives_frame
 from aorta.analysis.load.records import load_run
-from aorta.analysis.report import Report, write_report
+from aorta.analysis.report.report_folder import Report, write_report
 from tests.known_answers.again import undisturbed
 from tests.known_answers.launch import launch, link
 from tests.known_answers.program import Case

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import aorta.analysis
-from aorta.analysis.report import write_report
+from aorta.analysis.report.report_folder import write_report
 from aorta.records.reader import read_rank
 from tests.capture.devices.test_rocm_smi import TEXT
 from tests.runs import train

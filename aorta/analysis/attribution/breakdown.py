@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any, Final
 
 from aorta.analysis.attribution.keys import ExposedKey, Region, Totals
-from aorta.analysis.attribution.naming import PARTS, collective_name, group_name, order_name, place_name
+from aorta.analysis.attribution.part_names import PARTS, collective_name, group_name, order_name, place_name
 from aorta.timeline.overlap import NS_PER_MS
 
 SHOWN_ROWS: Final = 24

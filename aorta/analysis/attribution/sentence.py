@@ -1,7 +1,7 @@
-"""Summarises the breakdown of a difference in one sentence that an engineer can act on.
+"""The breakdown of a difference as one sentence that an engineer can act on.
 
-Returns the text and the row it is about. Must not: compute a number that no row holds, other than shares within a
-cause; or call a difference large or small (that is the comparison's verdict).
+Must not form a number that no row holds, but shares within a cause; or call a difference large or small (that is the
+comparison's verdict).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from aorta.analysis.attribution.breakdown import Means
 from aorta.analysis.attribution.keys import TRANSFER, UNKNOWN_PART, WAIT, ExposedKey, Region
-from aorta.analysis.attribution.naming import amount, collective_name, percent, place_name
+from aorta.analysis.attribution.part_names import collective_name, place_name
+from aorta.analysis.formatting import rough_ms, rough_percent
 
 SAME: Final = 0.01
 """Means of exposed communication that differ by less than this fraction of the larger one are called the same."""
@@ -37,15 +38,15 @@ def sentence(
     total = means.difference_ms
     if abs(total) <= SAME * max(left, right):
         return (
-            f"Exposed communication per rank-step is the same within {percent(SAME)}: {amount(left)} in the reference, "
-            f"{amount(right)} in the candidate; there is nothing to attribute."
+            f"Exposed communication per rank-step is the same within {rough_percent(SAME)}: {rough_ms(left)} in the "
+            f"reference, {rough_ms(right)} in the candidate; there is nothing to attribute."
         ), None
-    more = f"the {amount(total)} {'more' if total > 0 else 'less'} exposed communication per rank-step"
+    more = f"the {rough_ms(total)} {'more' if total > 0 else 'less'} exposed communication per rank-step"
     waiting = [row for row in late if (row["share"] or 0) >= _MOST]
     if waiting:
         row = max(waiting, key=lambda row: row["share"])
         lateness = row["late_ms"]["candidate" if total > 0 else "reference"]
-        by = f", late by {amount(lateness)} in each collective" if lateness is not None else ""
+        by = f", late by {rough_ms(lateness)} in each collective" if lateness is not None else ""
         mine = [_matching(row, "group", "group_size"), lambda key: key.part == WAIT]
         where = _where(means, mine) if row["alone"] else ""
         return f"{_share(row)} of {more} is {row['what']}{by}{where}.{_balance(means, found)}", row
@@ -80,7 +81,7 @@ def _of_what(means: Means, chosen: Sequence[_Chosen]) -> str:
     total = means.difference_ms
     names = _differences(means, chosen, collective_name)
     shown = sorted((name for name in names if names[name] / total >= _LEAST_SHARE), key=lambda name: -abs(names[name]))
-    parts = [f"{name} {percent(names[name] / total)}" for name in shown[:_SHOWN_COLLECTIVES]]
+    parts = [f"{name} {rough_percent(names[name] / total)}" for name in shown[:_SHOWN_COLLECTIVES]]
     return f": {', '.join(parts)}" if parts else ""
 
 
@@ -120,7 +121,7 @@ def _part(means: Means, chosen: Sequence[_Chosen]) -> str:
     if part == UNKNOWN_PART or share < _MOST:
         return "; whether that is waiting or transfer is not known" if part == UNKNOWN_PART else ""
     said = {WAIT: "waiting for peers, not transfer", TRANSFER: "transfer, not waiting for peers"}[part]
-    return f"; {'it' if share >= 0.95 else f'{percent(share)} of it'} is {said}"
+    return f"; {'it' if share >= 0.95 else f'{rough_percent(share)} of it'} is {said}"
 
 
 def _where(means: Means, chosen: Sequence[_Chosen]) -> str:
@@ -140,7 +141,7 @@ def _where(means: Means, chosen: Sequence[_Chosen]) -> str:
             for value in _differences(means, [*chosen, lambda key: key.phase == phase], lambda key: key.block).values()
         )
         return f"; {_mostly(of_phase)} exposed in {phase}, spread over {blocks} blocks"
-    return f"; the largest part ({percent(share)}) exposed in {place_name(place)}"
+    return f"; the largest part ({rough_percent(share)}) exposed in {place_name(place)}"
 
 
 def _balance(means: Means, found: dict[str, list[dict[str, Any]]]) -> str:
@@ -150,17 +151,18 @@ def _balance(means: Means, found: dict[str, list[dict[str, Any]]]) -> str:
         return ""
     less = "less" if hidden["difference_ms"] > 0 else "more"
     text = (
-        f" Time in communication is {amount(communication['reference_ms'])} in the reference, "
-        f"{amount(communication['candidate_ms'])} in the candidate: {amount(hidden['difference_ms'])} {less} of it is "
-        "hidden"
+        f" Time in communication is {rough_ms(communication['reference_ms'])} in the reference, "
+        f"{rough_ms(communication['candidate_ms'])} in the candidate: {rough_ms(hidden['difference_ms'])} {less} of "
+        "it is hidden"
     )
     before, after = means.reference.sums, means.candidate.sums
     left, right = means.ms(means.reference, before.compute_ns), means.ms(means.candidate, after.compute_ns)
     change = right - left
     if abs(change) < _LITTLE * abs(hidden["difference_ms"]):
-        return f"{text}, while computing takes {amount(left)} and {amount(right)}: it runs at another time, not longer."
-    change_said = f"computing is {amount(change)} {'longer' if change > 0 else 'shorter'}"
-    if (change > 0) == (hidden["difference_ms"] > 0):  # computation and hidden time changed in opposite directions
+        text += f", while computing takes {rough_ms(left)} and {rough_ms(right)}"
+        return f"{text}: it runs at another time, not longer."
+    change_said = f"computing is {rough_ms(change)} {'longer' if change > 0 else 'shorter'}"
+    if (change > 0) == (hidden["difference_ms"] > 0):  # more computing hides less, or less of it hides more
         return f"{text}, though {change_said}: it runs at another time."
     text += f", as {change_said}"
     rows = _listed(found["computing"])
@@ -169,15 +171,15 @@ def _balance(means: Means, found: dict[str, list[dict[str, Any]]]) -> str:
     row = max(rows, key=lambda row: row["difference_ms"] * (1 if change > 0 else -1))
     return (
         f"{text}, most of that in "
-        f"{row['what']} ({amount(row['reference_ms'])} in the reference, {amount(row['candidate_ms'])} in the "
+        f"{row['what']} ({rough_ms(row['reference_ms'])} in the reference, {rough_ms(row['candidate_ms'])} in the "
         "candidate)."
     )
 
 
 def _share(row: dict[str, Any]) -> str:
     share = row["share"]
-    return percent(share) if share <= 1.005 else f"More than all ({percent(share)})"
+    return rough_percent(share) if share <= 1.005 else f"More than all ({rough_percent(share)})"
 
 
 def _mostly(share: float) -> str:
-    return "it is" if share >= 0.95 else f"{percent(share)} of it is"
+    return "it is" if share >= 0.95 else f"{rough_percent(share)} of it is"

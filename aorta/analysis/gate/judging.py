@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, TypeAlias
 
+from aorta.analysis.formatting import p_value
 from aorta.analysis.gate.conditions import Condition
 from aorta.analysis.launches.verdict import too_few
 from aorta.analysis.metrics import metric_named
@@ -173,10 +174,10 @@ def _decide(condition: Condition, found: _Measured, p: float | None, alpha: floa
         return "inconclusive", "beyond the threshold, but the interval reaches back across it"
     assert p is not None, "both sides have values, or there would be no difference"
     if p > alpha:
-        return "inconclusive", f"beyond the threshold, but it may be chance: p {p:.3g} is above {alpha:g}"
+        return "inconclusive", f"beyond the threshold, but it may be chance: p {p_value(p, 3)} is above {alpha:g}"
     if found.low <= 0 <= found.high:
         return "inconclusive", "beyond the threshold, but the interval holds 0"
-    return "fail", f"beyond the threshold, and not by chance: p {p:.3g} is at most {alpha:g}"
+    return "fail", f"beyond the threshold, and not by chance: p {p_value(p, 3)} is at most {alpha:g}"
 
 
 def _kept(condition: Condition, found: _Measured) -> tuple[Outcome, str]:

@@ -1,7 +1,6 @@
-"""Writes a summary and its gate as GitHub-flavoured Markdown, for the page of a CI job ($GITHUB_STEP_SUMMARY).
+"""A summary and its gate as GitHub-flavoured Markdown, for the page of a CI job ($GITHUB_STEP_SUMMARY).
 
-Takes the content of `summary.json` and, if conditions were given, a `GateResult`; the outcome comes first. Must not:
-let text from a file or a label become markup, or compute a number.
+The outcome comes first. Must not let a word of a file or a label become markup, or compute a number.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from aorta.analysis.amounts import number
+from aorta.analysis.formatting import TEXT, p_value, whole_percent
 from aorta.analysis.gate.judging import GateResult
 from aorta.analysis.gate.text import OUTCOMES, headline, interval, quantity
 
@@ -43,7 +42,7 @@ def markdown_summary(summary: Mapping[str, Any], result: GateResult | None) -> s
                 escaped(judged.condition),
                 quantity(judged, judged.value),
                 interval(judged),
-                "null" if judged.p is None else f"{judged.p:.3g}",
+                p_value(judged.p, 3),
                 escaped(judged.reason),
             ]
             for judged in result.conditions
@@ -93,8 +92,8 @@ def _metrics(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
     rows = [
         [
             escaped(name),
-            *(number(entry[key], entry["unit"]) for key in ("reference", "candidate", "difference")),
-            "null" if entry["quotient"] is None else f"{entry['quotient']:.3f}",
+            *(TEXT.number(entry[key], entry["unit"]) for key in ("reference", "candidate", "difference")),
+            TEXT.number(entry["quotient"], "ratio", fewer=1),
             escaped(entry["unit"]),
             escaped(entry.get("verdict") or entry["judgement"]),
         ]
@@ -108,8 +107,8 @@ def _causes(causes: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [
         [
             escaped(row["what"]),
-            *(f"{row[key]:.3f}" for key in ("reference_ms", "candidate_ms", "difference_ms")),
-            "null" if row["share"] is None else f"{row['share']:.0%}",
+            *(TEXT.number(row[key], "ms") for key in ("reference_ms", "candidate_ms", "difference_ms")),
+            whole_percent(row["share"]),
         ]
         for row in causes
     ]

@@ -1,13 +1,13 @@
-"""Formats a gate's result as the lines at the end of a report on the terminal.
+"""A gate's result as the lines a person reads at the end of a report.
 
-Must not: judge.
+Must not judge.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from aorta.analysis.amounts import DIGITS
+from aorta.analysis.formatting import TEXT
 from aorta.analysis.gate.judging import GateResult, Judged
 
 OUTCOMES: Final = {"pass": "passed", "fail": "failed", "inconclusive": "inconclusive"}
@@ -20,24 +20,21 @@ def headline(result: GateResult) -> str:
         for outcome, word in (("fail", "failed"), ("inconclusive", "inconclusive"), ("pass", "passed"))
         if (number := result.count(outcome))  # type: ignore[arg-type]  # the keys of OUTCOMES
     ]
-    total = len(result.conditions)
-    return f"gate {OUTCOMES[result.outcome]}: {', '.join(counts)} of {total} condition{'s' if total != 1 else ''}"
+    total = TEXT.count(len(result.conditions), "condition")
+    return f"gate {OUTCOMES[result.outcome]}: {', '.join(counts)} of {total}"
 
 
 def quantity(judged: Judged, value: float | None) -> str:
-    """A difference with its sign and unit; a relative one in per cent."""
-    if value is None:
-        return "null"
+    """A difference with its sign and unit; relative ones in per cent."""
     if judged.relative:
-        return f"{100 * value:+.2f} %"
-    number = f"{value:+.{DIGITS[judged.unit]}f}"
-    return number if judged.unit == "ratio" else f"{number} {judged.unit}"
+        return TEXT.percent(value, 2, signed=True)
+    return TEXT.quantity(value, judged.unit, signed=True)
 
 
 def interval(judged: Judged) -> str:
     """The interval of a condition's value, or null."""
     if judged.low is None or judged.high is None:
-        return "null"
+        return TEXT.unknown
     return f"{quantity(judged, judged.low)} to {quantity(judged, judged.high)}"
 
 

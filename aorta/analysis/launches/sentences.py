@@ -1,7 +1,6 @@
 """States the verdict of a comparison in sentences that an engineer can act on.
 
-Takes the `comparison` of the summary. Must not: state a number that is not in the summary, or a ratio without its
-denominator.
+Must not say a number that is not in the summary, or a ratio without its denominator.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from aorta.analysis.formatting import TEXT, p_value, significant
 from aorta.analysis.launches.rules import GUARD
 from aorta.analysis.metrics import metric_named
 
@@ -44,35 +44,34 @@ def _effect(name: str, entry: Mapping[str, Any]) -> str:
     if effect["kind"] == "quotient":
         value = effect["value"]
         change = _percent(value, "more", "less") + f" {name}"
-        numbers = f"{entry['reference']:.4g} -> {entry['candidate']:.4g} {metric_named(name).unit}"
+        numbers = f"{significant(entry['reference'])} -> {significant(entry['candidate'])} {metric_named(name).unit}"
         return f"has {change} ({numbers}{interval})"
     value = effect["value"]
-    points = f"{abs(value) * 100:.1f}"
-    amount = "as much" if points == "0.0" else f"{points} points {'more' if value > 0 else 'less'}"
+    points = TEXT.points(abs(value))
+    amount = "as much" if points == TEXT.points(0) else f"{points} {'more' if value > 0 else 'less'}"
     said = _SAID.get(name, f"has {{amount}} of {name}").format(amount=amount)
-    return f"{said}: {entry['reference']:.3f} -> {entry['candidate']:.3f}{interval}"
+    return f"{said}: {_ratio(entry['reference'])} -> {_ratio(entry['candidate'])}{interval}"
 
 
 def _interval(effect: Mapping[str, Any]) -> str:
     if effect["low"] is None:
         return ""
-    return f", 95 % interval {signed(effect['low'], effect['kind'])} to {signed(effect['high'], effect['kind'])}"
-
-
-def signed(value: float | None, kind: str) -> str:
-    """An effect with its sign: a difference of ratios as it is, a quotient less 1 in percent."""
-    if value is None:
-        return "null"
-    return f"{value:+.3f}" if kind == "difference" else f"{value * 100:+.1f} %"
+    return (
+        f", 95 % interval {TEXT.effect(effect['low'], effect['kind'])} to {TEXT.effect(effect['high'], effect['kind'])}"
+    )
 
 
 def _percent(value: float, more: str, less: str) -> str:
-    share = f"{abs(value) * 100:.1f}"
-    return "the same" if share == "0.0" else f"{share} % {more if value > 0 else less}"
+    share = TEXT.percent(abs(value))
+    return "the same" if share == TEXT.percent(0) else f"{share} {more if value > 0 else less}"
+
+
+def _ratio(value: float) -> str:
+    return TEXT.number(value, "ratio", fewer=1)
 
 
 def _p(entry: Mapping[str, Any]) -> str:
-    return "p unknown" if entry["p"] is None else f"p = {entry['p']:.2g}"
+    return "p unknown" if entry["p"] is None else f"p = {p_value(entry['p'])}"
 
 
 def _step_time(guard: Mapping[str, Any] | None) -> str:
@@ -82,7 +81,9 @@ def _step_time(guard: Mapping[str, Any] | None) -> str:
     effect = guard["effect"]
     change = _percent(effect["value"], "longer", "shorter")
     verdict = f": {guard['verdict']}" if guard["verdict"] is not None else f"; not judged: {guard['verdict_reason']}"
-    numbers = f"{guard['reference']:.4g} -> {guard['candidate']:.4g} ms{_interval(effect)}; {_p(guard)}"
+    numbers = (
+        f"{significant(guard['reference'])} -> {significant(guard['candidate'])} ms{_interval(effect)}; {_p(guard)}"
+    )
     return f"Step time: {change} ({numbers}){verdict}."
 
 
@@ -91,11 +92,12 @@ def _could(primary: Mapping[str, Any], comparison: Mapping[str, Any]) -> str:
     if found["effect"] is None:
         said = f"What could have been found is not known: {found['reason']}."
     else:
-        size = signed(found["effect"], effect["kind"]).lstrip("+")
-        said = f"The smallest effect these launches could have found, with {found['power'] * 100:.0f} % power: {size}."
+        size = TEXT.effect(found["effect"], effect["kind"]).lstrip("+")
+        power = TEXT.percent(found["power"], 0)
+        said = f"The smallest effect these launches could have found, with {power} power: {size}."
     if comparison["verdict"] == "inconclusive" and primary["p"] > comparison["alpha"]:
         wanted = max(abs(effect["value"]), primary["margin"])
         needed = primary["launches_needed"]
         count = primary["launches_needed_reason"] if needed is None else f"{needed} launches a side"
-        said += f" To find {signed(wanted, effect['kind']).lstrip('+')} with that power: {count}."
+        said += f" To find {TEXT.effect(wanted, effect['kind']).lstrip('+')} with that power: {count}."
     return said

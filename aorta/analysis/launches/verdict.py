@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import comb
 from typing import Any, Final, Literal, TypeAlias
 
+from aorta.analysis.formatting import TEXT, p_value
 from aorta.analysis.launches.bootstrap import Effect
 from aorta.analysis.launches.rules import LEAST_LAUNCHES
 from aorta.analysis.metrics import Better
@@ -54,15 +55,18 @@ def decide(evidence: Evidence) -> tuple[Word, str]:
     significant, beyond = evidence.p <= evidence.alpha, abs(effect.value) > margin
     if significant and beyond:
         good = (effect.value > 0) == (evidence.better == "higher")
-        told = f"p = {evidence.p:.2g} and the effect is beyond the margin of {margin:g}"
+        told = f"p = {p_value(evidence.p)} and the effect is beyond the margin of {margin:g}"
         return "improvement" if good else "regression", told
     if effect.low is not None and effect.high is not None and -margin <= effect.low <= effect.high <= margin:
         return "equivalent", f"the whole interval lies within the margin of {margin:g}"
     if significant:
         return "inconclusive", (
-            f"p = {evidence.p:.2g}, but the effect is not beyond the margin of {margin:g}, nor its interval within"
+            f"p = {p_value(evidence.p)}, but the effect is not beyond the margin of {margin:g}, nor its interval within"
         )
-    return "inconclusive", f"p = {evidence.p:.2g} is above {evidence.alpha:g}, and the interval reaches over the margin"
+    return (
+        "inconclusive",
+        f"p = {p_value(evidence.p)} is above {evidence.alpha:g}, and the interval reaches over the margin",
+    )
 
 
 def too_few(launches: tuple[int, int], alpha: float) -> str | None:
@@ -94,4 +98,4 @@ def slower(guard: Mapping[str, Any] | None, alpha: float) -> str | None:
     if value <= guard["margin"]:
         return None
     chance = "" if guard["p"] <= alpha else ", which may be chance"
-    return f"the step takes {value * 100:.1f} % longer (p = {guard['p']:.2g}{chance})"
+    return f"the step takes {TEXT.percent(value)} longer (p = {p_value(guard['p'])}{chance})"

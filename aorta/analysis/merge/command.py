@@ -1,6 +1,6 @@
-"""Words of the command line -> a merged trace. `analysis/merge_traces.py` only calls into here.
+"""The command `analysis/merge_traces.py`: traces of several ranks become one file for Perfetto.
 
-Enters: arguments. Leaves: text on stdout, notes and `error: ...` on stderr, an exit code. Must not: merge itself.
+Must not merge itself.
 """
 
 from __future__ import annotations
@@ -12,30 +12,28 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aorta.analysis.merge.merging import Choices, Merged, merge
-from aorta.errors import EXIT_OK, AortaError, GateFailed, Inconclusive
+from aorta.command_line import command
+from aorta.errors import EXIT_OK, GateFailed, Inconclusive
 
 
+@command()
 def merge_traces(arguments: Sequence[str]) -> int:
     """Run `analysis/merge_traces.py`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = parser().parse_args(arguments)
-    try:
-        choices = Choices(
-            output=Path(options.output),
-            align=options.align,
-            window=options.window,
-            clock_sync=Path(options.clock_sync) if options.clock_sync else None,
-            records=not options.no_records,
-            overwrite=options.overwrite,
-        )
-        merged = merge([Path(path) for path in options.traces], choices)
-        for note in merged.notes:
-            sys.stderr.write(f"note: {note}\n")
-        sys.stdout.write("\n".join(_report(merged, choices)) + "\n")
-        if options.check:
-            _gate(merged)
-    except AortaError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    choices = Choices(
+        output=Path(options.output),
+        align=options.align,
+        window=options.window,
+        clock_sync=Path(options.clock_sync) if options.clock_sync else None,
+        records=not options.no_records,
+        overwrite=options.overwrite,
+    )
+    merged = merge([Path(path) for path in options.traces], choices)
+    for note in merged.notes:
+        sys.stderr.write(f"note: {note}\n")
+    sys.stdout.write("\n".join(_report(merged, choices)) + "\n")
+    if options.check:
+        _gate(merged)
     return EXIT_OK
 
 

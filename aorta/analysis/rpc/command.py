@@ -1,6 +1,6 @@
-"""Words of the command line -> the table of an RPC run and its trace. `analysis/rpc_report.py` only calls into here.
+"""The command `analysis/rpc_report.py`: the table of an RPC run on stdout, and its trace in a file.
 
-Enters: arguments. Leaves: the table on stdout, notes and `error: ...` on stderr, the trace in a file, an exit code.
+Must not read a trace or match calls itself.
 """
 
 from __future__ import annotations
@@ -19,37 +19,33 @@ from aorta.analysis.rpc.reading import RpcRun, read_run
 from aorta.analysis.rpc.rows import read_rows
 from aorta.analysis.rpc.table import make_rows, render
 from aorta.analysis.rpc.trace import write_trace
-from aorta.errors import EXIT_OK, AortaError, GateFailed, Inconclusive
+from aorta.command_line import command
+from aorta.errors import EXIT_OK, GateFailed, Inconclusive
 
 
+@command()
 def rpc_report(arguments: Sequence[str]) -> int:
     """Run `analysis/rpc_report.py`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = parser().parse_args(arguments)
-    try:
-        folder = Path(options.folder)
-        run = read_run(folder)
-        # One trace's operators in memory at a time.
-        operators = ((trace.rank, row) for trace in run.traces for row in read_rows(trace).operators)
-        rows = make_rows(run.calls, operators)
-        memory = any(row.allocated_bytes for row in rows)
-        sys.stdout.write(render(rows, run.workers, memory=memory) + "\n")
-        output = Path(options.output) if options.output else folder / "rpc_trace.json.gz"
-        notes: list[str] = [f"incomplete: {what}" for what in run.missing]
-        if not memory and any(_is_true(trace.head.get("profile_memory")) for trace in run.traces):
-            notes.append("profile_memory: the traces hold no allocation (torch 2.13 writes none for all threads)")
-        found = _merge(run, output, options, notes)
-        for note in notes:
-            sys.stderr.write(f"note: {note}\n")
-        sys.stdout.write(
-            "\n".join([*found.lines(), f"{output}: {len(run.traces)} traces, {len(run.calls)} calls"]) + "\n"
-        )
-        if options.check and found.violations:
-            raise GateFailed(f"{len(found.violations)} calls do not enclose what they ran")
-        if options.check and not found.pairs:
-            raise Inconclusive("there was nothing to check causality by")
-    except AortaError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    folder = Path(options.folder)
+    run = read_run(folder)
+    # One trace's operators in memory at a time.
+    operators = ((trace.rank, row) for trace in run.traces for row in read_rows(trace).operators)
+    rows = make_rows(run.calls, operators)
+    memory = any(row.allocated_bytes for row in rows)
+    sys.stdout.write(render(rows, run.workers, memory=memory) + "\n")
+    output = Path(options.output) if options.output else folder / "rpc_trace.json.gz"
+    notes: list[str] = [f"incomplete: {what}" for what in run.missing]
+    if not memory and any(_is_true(trace.head.get("profile_memory")) for trace in run.traces):
+        notes.append("profile_memory: the traces hold no allocation (torch 2.13 writes none for all threads)")
+    found = _merge(run, output, options, notes)
+    for note in notes:
+        sys.stderr.write(f"note: {note}\n")
+    sys.stdout.write("\n".join([*found.lines(), f"{output}: {len(run.traces)} traces, {len(run.calls)} calls"]) + "\n")
+    if options.check and found.violations:
+        raise GateFailed(f"{len(found.violations)} calls do not enclose what they ran")
+    if options.check and not found.pairs:
+        raise Inconclusive("there was nothing to check causality by")
     return EXIT_OK
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from aorta.analysis.amounts import size_name
+from aorta.analysis.formatting import TEXT
 from aorta.analysis.rpc.rows import Operator
 from aorta.records.rpc_files import Call
 
@@ -93,7 +93,7 @@ def render(rows: list[Row], names: dict[int, str], *, memory: bool) -> str:
             str(row.node),
             names.get(row.node, "-"),
         )
-        cells.append((*line, size_name(row.allocated_bytes)) if memory else line)
+        cells.append((*line, TEXT.size(row.allocated_bytes)) if memory else line)
     widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
     lines = [
         "  ".join(_cell(text, width, column) for column, (text, width) in enumerate(zip(line, widths, strict=True)))

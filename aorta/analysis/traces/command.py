@@ -1,7 +1,6 @@
-"""The command `analysis/trace_tables.py`: writes the interval tables of traces as files for other tools.
+"""The command `analysis/trace_tables.py`: the interval tables of traces, as files.
 
-Prints what it wrote on stdout and `error: ...` on stderr, and returns an exit code. Must not: import pandas before the
-arguments have been validated.
+Must not import pandas before the arguments are known to be good.
 """
 
 from __future__ import annotations
@@ -13,20 +12,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from aorta.errors import EXIT_OK, AortaError, InputError
+from aorta.command_line import command
+from aorta.errors import EXIT_OK, InputError
 
 LANES_FILE: Final = "lanes.json.gz"
 _SUFFIX: Final = {"csv": "intervals.csv", "csv.gz": "intervals.csv.gz", "parquet": "intervals.parquet"}
 
 
+@command()
 def trace_tables(arguments: Sequence[str]) -> int:
     """Run `analysis/trace_tables.py`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = _parser().parse_args(arguments)
-    try:
-        written = _write(options.traces, Path(options.output), options.format, options.comm_pattern)
-    except AortaError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    written = _write(options.traces, Path(options.output), options.format, options.comm_pattern)
     sys.stdout.write("".join(f"{line}\n" for line in written))
     return EXIT_OK
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import sys
 
+from aorta.command_line import command
 from aorta.errors import EXIT_OK, AortaError
 from aorta.instrument.native.build import build
 
 
+@command()
 def main() -> int:
     """Build; returns the exit code."""
     try:
         path = build()
-    except AortaError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
     except (OSError, RuntimeError) as error:  # a folder that cannot be written; what torch's build tool says
-        sys.stderr.write(f"error: {error}\n")
-        return AortaError.exit_code
+        raise AortaError(str(error)) from error
     sys.stdout.write(f"{path}\n")
     return EXIT_OK
 

@@ -10,8 +10,8 @@ import pytest
 
 from aorta.analysis.aggregate import Dataset
 from aorta.analysis.attribution.attribute import attribute
-from aorta.analysis.attribution.side_by_side import draw_side_by_side
 from aorta.analysis.load.records import load_run
+from aorta.analysis.report.charts.side_by_side import draw_side_by_side
 from tests.analysis.attribution.test_attribute import exact
 from tests.known_answers.again import each_undisturbed
 from tests.runs import train

@@ -12,9 +12,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from aorta.analysis.cli import overlap_report
 from aorta.analysis.gate import command
 from aorta.analysis.gate.command import add_gate_arguments, check_gate_options, judge, run_gate
+from aorta.analysis.report.report_command import overlap_report
 from aorta.errors import InputError
 from tests.analysis.gate.comparisons import comparison, metric
 from tests.analysis.launches.builders import launch

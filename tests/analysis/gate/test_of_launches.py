@@ -11,7 +11,7 @@ import pytest
 from aorta.analysis.gate.conditions import parse_condition
 from aorta.analysis.gate.judging import Judged, evaluate
 from aorta.analysis.launches.rules import Rules
-from aorta.analysis.report import write_report
+from aorta.analysis.report.report_folder import write_report
 from tests.analysis.launches.builders import launch, launch_set
 
 EIGHT = tuple(0.8 + number / 1000 for number in range(8))

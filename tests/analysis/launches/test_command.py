@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.cli import overlap_report
+from aorta.analysis.report.report_command import overlap_report
 from tests.analysis.builders import strict_json
 from tests.analysis.launches.builders import launch_set
 

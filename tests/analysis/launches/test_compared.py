@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aorta.analysis.launches.rules import Rules
-from aorta.analysis.report import Report, write_report
+from aorta.analysis.report.report_folder import Report, write_report
 from aorta.errors import InputError
 from tests.analysis.builders import strict_json
 from tests.analysis.launches.builders import CONFIG, launch, launch_set
@@ -22,7 +22,7 @@ _FOLDERS = itertools.count()
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are tested elsewhere and take a second a report."""
-    monkeypatch.setattr("aorta.analysis.report.pictures", lambda _datasets: ())
+    monkeypatch.setattr("aorta.analysis.report.report_folder.pictures", lambda _datasets: ())
 
 
 def report(tmp_path: Path, reference: Path, candidate: Path, **rules: Any) -> Report:

@@ -15,10 +15,10 @@ import pytest
 
 import aorta.analysis
 from aorta.analysis.aggregate import Dataset, aggregate
-from aorta.analysis.cli import _engine, _parser, overlap_report
 from aorta.analysis.load import engines
 from aorta.analysis.load.engines import Dask, Local, cores, progress
 from aorta.analysis.load.records import RecordFile, load_run
+from aorta.analysis.report.report_command import _engine, _parser, overlap_report
 from aorta.errors import InputError, ToolMissing
 from tests.analysis.builders import simulated_run
 

@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aorta.analysis.aggregate import Dataset, aggregate
-from aorta.analysis.cli import overlap_report
 from aorta.analysis.load.record_columns import METRIC_LIMIT
 from aorta.analysis.load.record_lines import LeanStep
 from aorta.analysis.load.records import load_run
+from aorta.analysis.report.report_command import overlap_report
 from aorta.errors import InputError
 from aorta.records.reader import LINE_LIMIT, PROBLEM_LIMIT, read_rank
 from aorta.records.schema import Step

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.cli import overlap_report
+from aorta.analysis.report.report_command import overlap_report
 from aorta.analysis.sources import load_source
 from aorta.analysis.tables import RankTables
 from aorta.analysis.traces.run import load_traces
@@ -221,12 +221,11 @@ def test_a_process_that_reads_loads_neither_pandas_nor_matplotlib_and_none_loads
     one = "from aorta.analysis.traces.scanning import read_trace_tables\n"
     one += "from aorta.analysis.traces.units import find_units\nread_trace_tables(find_units(sys.argv[1])[0][0])"
     assert loaded_by(one, str(folder)) == "[]"
-    whole = "from aorta.analysis.cli import overlap_report\noverlap_report(sys.argv[1:], None)"
+    whole = "from aorta.analysis.report.report_command import overlap_report\noverlap_report(sys.argv[1:], None)"
     words = ["--log-dir", str(folder), "--label", "x", "--output", str(tmp_path / "out")]
     assert loaded_by(whole, *words) == "['matplotlib', 'pandas']"
-    helped = (
-        "from aorta.analysis.cli import overlap_report\ntry: overlap_report(['--help'], None)\nexcept SystemExit: pass"
-    )
+    helped = "from aorta.analysis.report.report_command import overlap_report\n"
+    helped += "try: overlap_report(['--help'], None)\nexcept SystemExit: pass"
     assert loaded_by(helped) == "[]"
 
 

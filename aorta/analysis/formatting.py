@@ -1,0 +1,168 @@
+"""Numbers as text for people: how many digits, which sign, and what stands for a value that is not known.
+
+    TEXT.number(1.23456, "ms")         1.235         terminal, Markdown, sentences, pictures
+    PAGE.number(-1234.5, "ms")         -1,234.500    the HTML page: thousands apart, a real minus sign (U+2212)
+    TEXT.effect(0.05, "quotient")      +5.0 %
+    PAGE.effect(0.05, "difference")    +5.00 points
+    TEXT.size(26_214_400)              26.2 MB
+
+The module lies below everything that writes sentences (`launches`, `attribution`, `gate`) and below the reports.
+Must not choose words about a result, compute a number, or write a value that is not known as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+DIGITS: Final = {"ms": 3, "ratio": 4, "GB/s": 3}
+"""Digits behind the point, by unit of a metric."""
+_OTHER_DIGITS: Final = 3
+_SIZES: Final = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """How one medium writes numbers; `TEXT` and `PAGE` are the two there are.
+
+    Attributes:
+        unknown: what stands for None.
+        unknown_size: what stands for a number of bytes that is not known.
+        separator: between thousands.
+        minus: the sign of a negative number.
+        space: between a number and `%`, `points` or a unit of bytes.
+        effects_in_points: an effect on a ratio in percentage points, not as a ratio.
+        effect_digits: behind the point of an effect in per cent or points.
+    """
+
+    unknown: str = "null"
+    unknown_size: str = "unknown size"
+    separator: str = ""
+    minus: str = "-"
+    space: str = " "
+    effects_in_points: bool = False
+    effect_digits: int = 1
+
+    def number(self, value: float | None, unit: str, *, signed: bool = False, fewer: int = 0) -> str:
+        """A value of a metric without its unit: ms and GB/s with three decimals, ratios with four.
+
+        Args:
+            signed: write a + as well, for a difference.
+            fewer: leave so many decimals out, where there is little room.
+        """
+        if value is None:
+            return self.unknown
+        return self._fixed(value, DIGITS.get(unit, _OTHER_DIGITS) - fewer, signed=signed)
+
+    def quantity(self, value: float | None, unit: str, *, signed: bool = False) -> str:
+        """A value of a metric with its unit; a ratio has none."""
+        text = self.number(value, unit, signed=signed)
+        return text if value is None or unit == "ratio" else f"{text} {unit}"
+
+    def percent(self, share: float | None, digits: int = 1, *, signed: bool = False) -> str:
+        """A share: 0.123 is 12.3 %."""
+        return self.unknown if share is None else f"{self._fixed(100 * share, digits, signed=signed)}{self.space}%"
+
+    def points(self, difference: float, digits: int = 1, *, signed: bool = False) -> str:
+        """A difference of two shares: 0.123 is 12.3 points."""
+        return f"{self._fixed(100 * difference, digits, signed=signed)}{self.space}points"
+
+    def effect(self, value: float | None, kind: str) -> str:
+        """An effect with its sign: the `difference` of two ratios, or a `quotient` less 1."""
+        if value is None:
+            return self.unknown
+        if kind != "difference":
+            return self.percent(value, self.effect_digits, signed=True)
+        if self.effects_in_points:
+            return self.points(value, self.effect_digits, signed=True)
+        return self._fixed(value, 3, signed=True)
+
+    def interval(self, found: Mapping[str, Any]) -> str:
+        """From `low` to `high` of an effect of `summary.json`, as `effect` writes them, the unit once."""
+        low, high, kind = found.get("low"), found.get("high"), found["kind"]
+        if low is None or high is None:
+            return self.unknown
+        return f"{self.effect(low, kind).partition(self.space)[0]} to {self.effect(high, kind)}"
+
+    def size(self, count: float | None) -> str:
+        """Bytes in units of 1000 with three digits, no zeros at the end behind the point. -1 is not known either."""
+        if count is None or count < 0:
+            return self.unknown_size
+        for unit, least in _SIZES:
+            if count >= least:
+                digits = 2 if count < 10 * least else 1 if count < 100 * least else 0
+                text = f"{count / least:.{digits}f}"
+                return f"{text.rstrip('0').rstrip('.') if digits else text}{self.space}{unit}"
+        return f"{count:.0f}{self.space}B"
+
+    def whole(self, value: int) -> str:
+        """A number of things."""
+        return f"{value:{self.separator}}"
+
+    def count(self, value: int, what: str) -> str:
+        """`1 launch`, `4 launches`."""
+        plural = what + ("es" if what.endswith(("s", "ch")) else "s")
+        return f"{self.whole(value)} {what if value == 1 else plural}"
+
+    def _fixed(self, value: float, digits: int, *, signed: bool) -> str:
+        text = f"{value:{'+' if signed else ''}{self.separator}.{digits}f}"
+        return text.replace("-", self.minus)
+
+
+TEXT: Final = NumberFormat()
+"""Plain characters: a terminal, Markdown, JUnit, sentences in `summary.json`, pictures."""
+
+PAGE: Final = NumberFormat(
+    unknown="\u2013",
+    unknown_size="size unknown",
+    separator=",",
+    minus="\u2212",
+    space="\u00a0",
+    effects_in_points=True,
+    effect_digits=2,
+)
+"""The HTML page; a number and its unit stay on one line."""
+
+
+def p_value(p: float | None, digits: int = 2, *, unknown: str = "null") -> str:
+    """A probability with two significant digits, or three where it stands in a table."""
+    return unknown if p is None else f"{p:.{digits}g}"
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """A value with so many digits in all, for a sentence that names both sides of a comparison."""
+    return f"{value:.{digits}g}"
+
+
+def rough_ms(value_ms: float) -> str:
+    """Milliseconds for a sentence: three digits or so, with their unit, without a sign."""
+    value = abs(value_ms)
+    return f"{value:.{0 if value >= 100 else 1 if value >= 1 else 3}f} ms"
+
+
+def rough_percent(share: float) -> str:
+    """A share in whole per cent, for a sentence; none is called 0 or 100 that is not."""
+    if 0 < share < 0.005:
+        return "less than 1 %"
+    if 0.995 <= share < 0.9995:
+        return "over 99 %"
+    return TEXT.percent(share, 0)
+
+
+def whole_percent(share: float | None) -> str:
+    """A share for a table, or in passing: 0.123 is 12%."""
+    return TEXT.unknown if share is None else f"{share:.0%}"
+
+
+def json_text(value: object) -> str:
+    """Any JSON value as one line; strings as they are."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ", ".join(map(json_text, value)) or "(none)"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={json_text(each)}" for key, each in value.items()) or "(none)"
+    return str(value)

@@ -1,0 +1,235 @@
+"""Draws a step of the reference above the same step of the candidate, on one time scale.
+
+Must not line ranks up in time; each starts at its own zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
+
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.attribution.assign_exposed import CollectiveSpan
+from aorta.analysis.attribution.choosing import Shown, typical_step
+from aorta.analysis.formatting import TEXT
+from aorta.analysis.report.charts.style import new_figure, save, tidy
+from aorta.analysis.report.palette import BLUE, INK, LANE_COLORS, OTHER_KIND, PURPLE, SKY
+from aorta.analysis.tables import NO_TIME, Collectives, StepIntervals
+from aorta.errors import InputError
+from aorta.timeline.intervals import Interval, clip, measure, merge
+from aorta.timeline.overlap import NS_PER_MS, exposure
+
+FILE: Final = "side_by_side.png"
+SHOWN_RANKS: Final = 2
+_HEIGHT: Final = 0.8
+_WIDTH_INCHES: Final = 12.0
+_LETTER_INCHES: Final = 0.062
+"""Width of a letter at the size of labels; a label that does not fit into its bar is left out."""
+_LABEL_SIZE: Final = 7
+
+
+def draw_side_by_side(reference: Dataset, candidate: Dataset, path: Path, shown: Shown | None = None) -> str | None:
+    """Draw the step that `typical_step` chooses, or the one given.
+
+    The rows of a rank: passes of blocks (backward darker, stalls hatched), work outside the blocks, the collectives of
+    each group (stacked where they are in flight together), and the exposed time in black.
+
+    Returns:
+        None, or the reason why there is no picture.
+    """
+    shown = shown or typical_step(reference, candidate)
+    if shown is None:
+        return "no step after warm-up that all ranks have, on both sides, with known exposed communication"
+    ranks = shown.ranks[:SHOWN_RANKS]
+    sides = [(reference, shown.reference_step), (candidate, shown.candidate_step)]
+    try:
+        steps = [_steps(dataset, number, ranks) for dataset, number in sides]
+    except InputError as error:  # the numbers do not need what only this picture reads
+        return str(error)
+    lanes = [[_Lanes(rank, *step) for rank, step in found.items()] for found in steps]
+    if any(not side for side in lanes):
+        return "a side has no such step on the ranks that are shown"
+    if not any(lane.rows for side in lanes for lane in side):
+        return "these steps hold no collective that could be drawn (steps of traces never do)"
+    heights = [sum(rank.count for rank in side) + len(side) - 1 for side in lanes]
+    end_ms = max(lane.length_ns for side in lanes for lane in side) / NS_PER_MS
+    figure = new_figure(_WIDTH_INCHES, 2.3 + 0.25 * sum(heights))
+    axes = figure.subplots(2, 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+    kinds: dict[str, None] = {}
+    for (dataset, number), side, ax, height in zip(sides, lanes, axes, heights, strict=True):
+        _draw(ax, side, end_ms)
+        kinds |= dict.fromkeys(row.kind for lane in side for row in lane.rows)
+        ax.set_ylim(height - 0.4, -0.6)
+        exposed = sum(measure(lane.lanes.exposed) for lane in side) / len(side) / NS_PER_MS
+        emulated = ", EMULATED FABRIC" if dataset.run.health.fabric is not None else ""
+        role = "reference" if ax is axes[0] else "candidate"
+        who = role if dataset.label == role else f"{role} {dataset.label}"
+        title = ax.set_title(
+            f"{who}: global step {number}, {TEXT.number(exposed, 'ms', fewer=2)} ms exposed "
+            f"(mean of ranks shown){emulated}",
+            fontsize=10,
+            loc="left",
+        )
+        for text in (title, *ax.get_yticklabels()):
+            text.set_parse_math(False)  # a label or a group may hold a $
+    axes[0].set_xlim(0, end_ms)
+    axes[1].set_xlabel("ms since the start of the step on that rank (ranks are not clock-aligned)")
+    figure.legend(handles=_legend(list(kinds)), loc="outside lower center", frameon=False, ncols=6, fontsize=8)
+    more = len(shown.ranks) - len(ranks)
+    rest = f"; the {len(ranks)} ranks that differ most, of {len(shown.ranks)}" if more else ""
+    figure.suptitle(
+        f"The step nearest to the mean difference: {_signed(shown.difference_ms)} ms exposed communication, mean "
+        f"{_signed(shown.mean_ms)} ms per rank-step{rest}",
+        fontsize=11,
+    )
+    save(figure, path)
+    return None
+
+
+def _signed(value_ms: float) -> str:
+    return TEXT.number(value_ms, "ms", signed=True, fewer=1)
+
+
+class _Lanes:
+    """One rank's step, laid out in rows of bars."""
+
+    def __init__(self, rank: int, step: StepIntervals, rows: Collectives) -> None:
+        self.rank, self.step = rank, step
+        self.length_ns = step.length_ns
+        self.rows = [
+            CollectiveSpan(start, end, rows.names[name].kind, rows.names[name].group, rows.names[name].bytes, order, -1)
+            for order, (name, start, end) in enumerate(
+                zip(rows.name.tolist(), rows.start_ns.tolist(), rows.end_ns.tolist(), strict=True)
+            )
+            if NO_TIME not in (start, end)
+        ]
+        stalls = [(part.start_ns, part.end_ns) for part in step.stalls or ()]
+        self.lanes = exposure(
+            (0, self.length_ns), [(row.start, row.end) for row in self.rows], step.computing(), stalls
+        )
+        self.tracks = _tracks(self.rows)
+        self.count = 2 + len(self.tracks)
+        """Rows of bars: blocks, exposed, and those of collectives."""
+
+
+def _tracks(rows: Sequence[CollectiveSpan]) -> list[tuple[str, list[CollectiveSpan]]]:
+    """Collectives by group; those in flight together go to separate rows."""
+    found: list[tuple[str, list[CollectiveSpan]]] = []
+    for group in dict.fromkeys(row.group for row in rows):
+        mine: list[list[CollectiveSpan]] = []
+        for row in sorted((row for row in rows if row.group == group), key=lambda row: row.start):
+            free = next((track for track in mine if track[-1].end <= row.start), None)
+            if free is None:
+                mine.append(free := [])
+            free.append(row)
+        found += [(f"group {group}" if number == 0 else "", track) for number, track in enumerate(mine)]
+    return found
+
+
+def _steps(dataset: Dataset, number: int, ranks: Sequence[int]) -> dict[int, tuple[StepIntervals, Collectives]]:
+    found = {}
+    for rank in ranks:
+        tables = dataset.run.ranks[rank]
+        step = tables.step_intervals(number)
+        if step is not None:
+            place = int(np.searchsorted(tables.steps.global_step, number))
+            found[rank] = step, tables.collectives.take(tables.steps.rows_of(place, place + 1))
+    return found
+
+
+def _draw(ax: Axes, side: Sequence[_Lanes], end_ms: float) -> None:
+    ticks: list[tuple[float, str]] = []
+    top = 0.0
+    for lane in side:
+        ticks.append((top, f"rank {lane.rank} blocks"))
+        _blocks(ax, lane, top, end_ms)
+        for number, (name, rows) in enumerate(lane.tracks, start=1):
+            ticks.append((top + number, name))
+            for row in rows:
+                _bar(ax, (row.start, row.end), top + number, LANE_COLORS.get(row.kind, OTHER_KIND), outline=True)
+                _label(ax, (row.start, row.end), top + number, _names(row), end_ms)
+        last = top + lane.count - 1
+        ticks.append((last, "exposed"))
+        for span in lane.lanes.exposed:
+            _bar(ax, span, last, INK)
+        top += lane.count + 1
+    tidy(ax)
+    ax.grid(visible=False, axis="y")
+    ax.set_yticks([place for place, _ in ticks], [name for _, name in ticks], fontsize=8)
+    ax.tick_params(axis="y", length=0)
+
+
+def _blocks(ax: Axes, lane: _Lanes, row: float, end_ms: float) -> None:
+    for part in lane.step.aux or ():
+        span = (part.start_ns, part.end_ns)
+        _bar(ax, span, row, PURPLE)
+        _label(ax, span, row, (part.name,), end_ms)
+    for block in lane.step.compute or ():
+        span = (block.start_ns, block.end_ns)
+        backward = block.phase == "backward"
+        _bar(ax, span, row, BLUE if backward else SKY, outline=True)
+    if lane.step.compute is None:
+        for span in lane.step.computing():
+            _bar(ax, span, row, SKY, outline=True)
+    window = (0, lane.length_ns)
+    for stall in merge(clip(((part.start_ns, part.end_ns) for part in lane.step.stalls or ()), window)):
+        ax.broken_barh(
+            [_ms(stall)], (row - _HEIGHT / 2, _HEIGHT), facecolors="none", edgecolors=INK, hatch="/////", linewidth=0.0
+        )
+    for block in lane.step.compute or ():  # over the hatching
+        _label(ax, (block.start_ns, block.end_ns), row, (block.block,), end_ms, dark=block.phase == "backward")
+
+
+def _bar(ax: Axes, span: Interval, row: float, color: str, *, outline: bool = False) -> None:
+    ax.broken_barh(
+        [_ms(span)],
+        (row - _HEIGHT / 2, _HEIGHT),
+        facecolors=color,
+        edgecolors="white" if outline else "none",
+        linewidth=0.6 if outline else 0.0,
+    )
+
+
+def _names(row: CollectiveSpan) -> tuple[str, ...]:
+    """Labels from the longest to the shortest; the first that fits is drawn."""
+    short = {"allreduce": "AR", "reducescatter": "RS", "allgather": "AG", "alltoall": "A2A"}.get(row.kind, row.kind)
+    return f"{row.kind} {TEXT.size(row.bytes)}", f"{short} {TEXT.size(row.bytes)}", short
+
+
+def _label(ax: Axes, span: Interval, row: float, names: Sequence[str], end_ms: float, *, dark: bool = False) -> None:
+    """Write the first name that fits inside its bar; nothing where none does."""
+    width = (span[1] - span[0]) / NS_PER_MS / end_ms * (_WIDTH_INCHES - 2)
+    name = next((name for name in names if len(name) * _LETTER_INCHES + 0.05 <= width), None)
+    if name is None:
+        return
+    middle = (span[0] + span[1]) / 2 / NS_PER_MS
+    text = ax.text(
+        middle, row, name, ha="center", va="center_baseline", fontsize=_LABEL_SIZE, color="white" if dark else "black"
+    )
+    text.set_clip_on(True)
+    if not dark:
+        text.set_path_effects([withStroke(linewidth=2, foreground="white", alpha=0.6)])  # legible over hatching
+    text.set_parse_math(False)
+
+
+def _ms(span: Interval) -> tuple[float, float]:
+    return span[0] / NS_PER_MS, (span[1] - span[0]) / NS_PER_MS
+
+
+def _legend(kinds: Sequence[str]) -> list[Patch]:
+    named: Mapping[str, str] = {
+        "forward": SKY,
+        "backward": BLUE,
+        "work beside the blocks": PURPLE,
+        **{kind: LANE_COLORS.get(kind, OTHER_KIND) for kind in kinds},
+        "exposed communication": INK,
+    }
+    patches = [Patch(facecolor=to_rgb(color), label=name) for name, color in named.items()]
+    return [*patches, Patch(facecolor="white", edgecolor=INK, hatch="/////", label="blocked on a collective")]

@@ -1,0 +1,140 @@
+"""The comparison as charts: effects with their intervals, single launches, and where a step's time goes.
+
+Must not draw an interval that the comparison does not state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from bokeh.models import BoxAnnotation, ColumnDataSource, FactorRange, Span
+
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.formatting import PAGE
+from aorta.analysis.report.charts.step_breakdown import NEEDED, PARTS, parts
+from aorta.analysis.report.html.bokeh_chart import Chart, belongs, hover, new_chart, plain
+from aorta.analysis.report.palette import GREEN, GREY, INK, QUIET, RED, SERIES
+
+_TONES: Final = {"regression": RED, "improvement": GREEN, "equivalent": INK}
+_LAUNCH_METRICS: Final = (("overlap_ratio", "Overlap ratio", ""), ("job_step_ms", "Job step", "ms"))
+
+
+def effect_charts(comparison: Mapping[str, Any]) -> list[Chart]:
+    """Every metric whose effect has an interval, the primary first, then the guard: ratios in one chart, times and
+    rates in another, as their units differ.
+    """
+    order = sorted(
+        (name for name, pair in comparison["metrics"].items() if _has_interval(pair)),
+        key=lambda name: {"primary": 0, "guard": 1}.get(comparison["metrics"][name].get("role", ""), 2),
+    )
+    kinds = {
+        "difference": ("Ratios", "candidate - reference, percentage points"),
+        "quotient": ("Times and rates", "candidate / reference - 1, %"),
+    }
+    charts = []
+    for kind, (title, axis) in kinds.items():
+        pairs = {name: comparison["metrics"][name] for name in order}
+        mine = {name: pair for name, pair in pairs.items() if pair["effect"]["kind"] == kind}
+        if mine:
+            charts.append(_effects(f"effects-{kind}", f"Effects: {title.lower()}", axis, mine))
+    return charts
+
+
+def _has_interval(pair: Mapping[str, Any]) -> bool:
+    found = pair.get("effect") or {}
+    return found.get("low") is not None and found.get("high") is not None
+
+
+def _effects(name: str, title: str, axis: str, found: Mapping[str, Mapping[str, Any]]) -> Chart:
+    titles = [plain(each) for each in found]
+    plot = new_chart(name, 70 + 24 * len(titles), axis, "", y_range=FactorRange(*titles[::-1]))
+    plot.min_border_left = 150
+    plot.ygrid.grid_line_color = None
+    margins = {pair["margin"] for pair in found.values() if pair.get("margin") is not None}
+    if len(margins) == 1:
+        margin = 100 * margins.pop()
+        plot.add_layout(BoxAnnotation(left=-margin, right=margin, fill_color=GREY, fill_alpha=0.5, line_color=None))
+    plot.add_layout(Span(location=0, dimension="height", line_color=INK, line_width=1))
+    pairs = list(found.values())
+    source = ColumnDataSource(
+        {
+            "y": titles,
+            **{key: [100 * pair["effect"][key] for pair in pairs] for key in ("low", "high", "value")},
+            "color": [_TONES.get(pair.get("verdict") or "", QUIET) for pair in pairs],
+            "verdict": [pair.get("verdict") or "not judged" for pair in pairs],
+            "told": [PAGE.effect(pair["effect"]["value"], pair["effect"]["kind"]) for pair in pairs],
+            "range": [PAGE.interval(pair["effect"]) for pair in pairs],
+            "marker": [_MARKS.get(pair.get("verdict") or "", "circle") for pair in pairs],
+        }
+    )
+    plot.segment(x0="low", x1="high", y0="y", y1="y", line_color="color", line_width=3, source=source)
+    dots = plot.scatter(x="value", y="y", marker="marker", size=11, color="color", source=source)
+    hover(plot, [dots], ("", "@y"), ("effect", "@told"), ("interval", "@range"), ("verdict", "@verdict"))
+    return Chart(plot.name, title, "", plot)
+
+
+_MARKS: Final = {"regression": "inverted_triangle", "improvement": "triangle", "equivalent": "square"}
+
+
+def launch_charts(comparison: Mapping[str, Any]) -> list[Chart]:
+    """One point a launch, in the order of the plan; empty without launch sets."""
+    launches = comparison.get("launches")
+    charts = []
+    if not launches:
+        return []
+    for name, title, unit in _LAUNCH_METRICS:
+        plot = new_chart(f"launches-{name}", 230, "launch of its side", unit or "hidden / all communication")
+        plot.xaxis.ticker.min_interval = 1
+        for place, side in enumerate(("reference", "candidate")):
+            known = [(at, each) for at, each in enumerate(launches[side]) if each.get(name) is not None]
+            columns = {
+                "x": [at for at, _ in known],
+                "y": [each[name] for _, each in known],
+                "told": [f"{PAGE.number(each[name], unit or 'ratio')} {unit}" for _, each in known],
+                "path": [str(each.get("path", "")) for _, each in known],
+            }
+            source, color = ColumnDataSource(columns), SERIES[place][0]
+            marker = ("circle", "square")[place]
+            dots = plot.scatter(
+                x="x", y="y", marker=marker, size=10, fill_color=color, line_color=color, fill_alpha=0.7, source=source
+            )
+            belongs(dots, place, comparison[side])
+            hover(plot, [dots], ("run", "$name"), ("", "@told"), ("", "@path"))
+        if any(renderer.data_source.data["x"] for renderer in plot.renderers):
+            charts.append(
+                Chart(plot.name, f"{title}, launch by launch", "One point is the median of one launch.", plot)
+            )
+    return charts
+
+
+def breakdown_chart(datasets: Mapping[str, Dataset]) -> Chart | None:
+    """Mean milliseconds of a step, in five parts that add up to it, over all ranks; None where it is not known."""
+    means = {}
+    for label, dataset in datasets.items():
+        if set(NEEDED) <= set(dataset.metrics):
+            table = parts(dataset)
+            if not table.empty:
+                means[label] = table.mean()
+    if not means:
+        return None
+    labels = [plain(label) for label in means]
+    plot = new_chart("breakdown", 70 + 46 * len(labels), "mean ms per step", "", y_range=FactorRange(*labels[::-1]))
+    plot.min_border_left = 150
+    plot.ygrid.grid_line_color = None
+    left = dict.fromkeys(means, 0.0)
+    for title, color, hatch in PARTS:
+        lengths = [float(mean[title]) for mean in means.values()]
+        columns = {"y": labels, "left": list(left.values()), "part": [title] * len(labels), "ms": lengths}
+        left = {label: left[label] + length for label, length in zip(means, lengths, strict=True)}
+        columns["right"] = list(left.values())
+        source = ColumnDataSource(columns)
+        pattern = {"hatch_pattern": "right_diagonal_line", "hatch_color": "white", "hatch_alpha": 0.6} if hatch else {}
+        bars = plot.hbar(
+            y="y", left="left", right="right", height=0.7, fill_color=color, line_color=None, source=source, **pattern
+        )
+        hover(plot, [bars], ("", "@y"), ("", "@part"), ("mean", "@ms{0,0.000} ms"))
+    plot.x_range.start = 0
+    return Chart(
+        plot.name, "Where a step's time goes", "The parts add up to the step; mean over ranks and steps.", plot
+    )

@@ -1,0 +1,178 @@
+"""The sections of the page in the order in which they are read, from datasets and a summary.
+
+Must not reach for the network, or put anything into the page that Jinja's escaping or `assembly.json_for_script` has
+not made harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.formatting import PAGE
+from aorta.analysis.report.html import page_tables
+from aorta.analysis.report.html.assembly import assemble
+from aorta.analysis.report.html.bokeh_chart import Chart
+from aorta.analysis.report.html.comm_charts import comm_charts, kinds_drawn
+from aorta.analysis.report.html.compare_charts import breakdown_chart, effect_charts, launch_charts
+from aorta.analysis.report.html.run_provenance import environment_of, health_of, left_out, of_launches
+from aorta.analysis.report.html.step_charts import MAPPED, map_charts, step_charts
+from aorta.analysis.report.html.step_curves import Series
+from aorta.analysis.report.html.timeline_chart import payload, switches, timeline_charts
+from aorta.analysis.report.html.timeline_data import Spans, spans_of
+from aorta.analysis.report.html.verdict_cards import verdict_of
+from aorta.analysis.report.palette import DARK, SERIES
+
+SPAN_BUDGET: Final = 36_000
+"""Of all timelines together: about 30 bytes each in the file."""
+SHOWN_RANKS: Final = 8
+
+
+@dataclass(frozen=True)
+class Legend:
+    """One dataset: its number, its place in the comparison, and its colour."""
+
+    number: int
+    label: str
+    side: str
+    color: str
+
+
+def page_html(datasets: Mapping[str, Dataset], summary: Mapping[str, Any]) -> str:
+    """The whole page as text."""
+    entries = {label: summary["datasets"][label] for label in datasets}
+    comparison = summary.get("comparison")
+    order = _in_order(list(datasets), comparison)
+    datasets, entries = {label: datasets[label] for label in order}, {label: entries[label] for label in order}
+    spans = _spans(datasets, entries)
+    series = {label: Series(dataset) for label, dataset in datasets.items()}
+    ranks = [(len(dataset.run.ranks), dataset.run.health.world_size) for dataset in datasets.values()]
+    maps, mapped = map_charts(series, ranks)
+    charts: dict[str, list[Chart]] = {
+        "effects": effect_charts(comparison) if comparison else [],
+        "launches": launch_charts(comparison) if comparison else [],
+        "breakdown": _some(breakdown_chart(datasets)),
+        "timelines": timeline_charts(spans),
+        "steps": step_charts(series),
+        "maps": maps,
+        "collectives": comm_charts(entries),
+    }
+    definitions = summary.get("metrics", {})
+    context = {
+        "version": summary["aorta_version"],
+        "title": _title(list(datasets), comparison),
+        "verdict": verdict_of(summary),
+        "comparison": comparison,
+        "gate": _gate(summary.get("gate")),
+        "attribution": _attribution((comparison or {}).get("attribution")),
+        "legends": [_legend(number, label, comparison) for number, label in enumerate(datasets)],
+        "charts": charts,
+        "spans": spans,
+        "switches": switches(spans),
+        "mapped": [(name, *MAPPED[name]) for name in mapped],
+        "steps_a_point": {label: each.steps_a_point for label, each in series.items() if each.steps_a_point > 1},
+        "no_job_step": {label: why for label, each in series.items() if (why := each.why_no_job_step) is not None},
+        "of_launches": of_launches(entries),
+        "kinds": kinds_drawn(entries),
+        "metrics": page_tables.metrics_table(comparison, definitions) if comparison else None,
+        "distributions": [
+            page_tables.dataset_table(label, entry, definitions)
+            for label, entry in entries.items()
+            if entry.get("metrics")
+        ],
+        "collectives": page_tables.collectives_table(entries, definitions),
+        "pairs": page_tables.pairs_table(comparison) if comparison else None,
+        "differences": page_tables.differences_table(comparison) if comparison else None,
+        "left_out": left_out(comparison),
+        "health": [health_of(dataset, entries[label]) for label, dataset in datasets.items()],
+        "environment": environment_of(datasets),
+        "definitions": page_tables.definitions_table(definitions),
+        "conventions": summary.get("conventions", {}),
+    }
+    data = {
+        "dark": {light.lower(): dark for light, dark in DARK.items()},
+        "timelines": payload(spans),
+        "kindColors": {each["name"]: each["color"] for each in context["switches"]["kinds"]},
+        "maps": mapped,
+        "labels": list(datasets),
+    }
+    return assemble(context, [chart for each in charts.values() for chart in each], data)
+
+
+def _some(chart: Chart | None) -> list[Chart]:
+    return [] if chart is None else [chart]
+
+
+def _in_order(labels: Sequence[str], comparison: Mapping[str, Any] | None) -> list[str]:
+    """The reference first, then the candidate: the colours of both are those of every picture."""
+    sides = [comparison["reference"], comparison["candidate"]] if comparison else []
+    return [*sides, *(label for label in labels if label not in sides)]
+
+
+def _title(labels: Sequence[str], comparison: Mapping[str, Any] | None) -> str:
+    return f"{comparison['candidate']} against {comparison['reference']}" if comparison else ", ".join(labels)
+
+
+def _legend(number: int, label: str, comparison: Mapping[str, Any] | None) -> Legend:
+    sides = {comparison["reference"]: "reference", comparison["candidate"]: "candidate"} if comparison else {}
+    return Legend(number, label, sides.get(label, ""), SERIES[number % len(SERIES)][0])
+
+
+def _spans(datasets: Mapping[str, Dataset], entries: Mapping[str, Mapping[str, Any]]) -> list[Spans]:
+    share = SPAN_BUDGET // max(1, len(datasets))
+    named = {
+        label: [found["rank"] for found in entry.get("stragglers", ()) if found["rank"] is not None]
+        for label, entry in entries.items()
+    }
+    return [spans_of(dataset, share, SHOWN_RANKS, named[label]) for label, dataset in datasets.items()]
+
+
+def _gate(gate: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What a gate said: its facts, and each list of its rules as a table."""
+    if gate is None:
+        return None
+    facts = {name.replace("_", " "): found for name, found in gate.items() if not isinstance(found, list | dict)}
+    lists = {name: found for name, found in gate.items() if isinstance(found, list) and found}
+    return {
+        "facts": facts,
+        "tables": [
+            page_tables.generic_table(f"gate-{name}", name.replace("_", " ").capitalize(), rows)
+            for name, rows in lists.items()
+            if all(isinstance(row, dict) for row in rows)
+        ],
+    }
+
+
+_MEANS: Final = ("exposed_comm_ms", "comm_ms", "compute_comm_ms", "compute_ms", "window_ms", "achieved_tflops")
+_REASONS: Final = ("achieved_tflops_reason",)
+_SHOWN: Final = ("what", "reference_ms", "candidate_ms", "difference_ms", "share")
+
+
+def _attribution(found: Any) -> dict[str, Any] | None:
+    """Where the difference is: a sentence, its causes, and every way of breaking it down."""
+    if not found:
+        return None
+    if isinstance(found, list):
+        found = {"causes": found}
+    ways = dict(found.get("dimensions") or {})
+    ways |= {name: found[name] for name in ("stragglers", "computing") if found.get(name)}
+    sides = {side: found[side] for side in ("reference", "candidate") if isinstance(found.get(side), dict)}
+    means = {
+        side: {key: PAGE.number(told[key], "ms") for key in _MEANS if told.get(key) is not None}
+        | {key: told[key] for key in _REASONS if told.get(key)}
+        for side, told in sides.items()
+    }
+    return {
+        "sentence": found.get("sentence") or found.get("reason"),
+        "definition": found.get("definition"),
+        "means": page_tables.facts_table("attribution-means", "Each side, per rank-step", means) if means else None,
+        "causes": _rows("attribution", "Causes, the largest first", found.get("causes") or ()),
+        "ways": [_rows(f"attribution-{name}", f"By {name}", rows) for name, rows in ways.items() if rows],
+    }
+
+
+def _rows(key: str, caption: str, rows: Sequence[Mapping[str, Any]]) -> page_tables.Table | None:
+    shown = [{name: row.get(name) for name in _SHOWN if name in row} for row in rows]
+    return page_tables.generic_table(key, caption, shown) if shown else None

@@ -1,0 +1,279 @@
+"""The tables of the page, cell by cell: text, and what each cell is sorted by.
+
+Metrics, collectives and differences each have a function of their own; `generic_table` takes any list of flat
+dictionaries. Must not leave a row out without a sentence that says how many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aorta.analysis.formatting import PAGE, json_text, p_value
+from aorta.analysis.metrics import metric_named
+
+SIDES: Final = ("reference", "candidate")
+_SHARES: Final = ("share",)
+ROW_LIMIT: Final = 400
+"""Collectives of one dataset that a table lists; a browser sorts that many without a pause."""
+_TIMES: Final = ("duration_ms", "transfer_ms", "wait_ms", "queued_ms")
+_RATES: Final = ("algbw_gb_per_s", "busbw_gb_per_s")
+_HIDING: Final = ("hidden_ms", "exposed_ms")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`sort` is what the column is ordered by; None sorts last. `tip` says more, as a title."""
+
+    text: str
+    sort: float | str | None = None
+    tip: str | None = None
+    tone: str | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """`numeric` cells are set to the right and sorted as numbers."""
+
+    title: str
+    numeric: bool = False
+    tip: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """`key` is unique on the page; the first cell of each row is its heading. `note` stands below."""
+
+    key: str
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str | None = None
+
+
+def word(text: str, tip: str | None = None, tone: str | None = None) -> Cell:
+    """A cell sorted by its text."""
+    return Cell(text, text.casefold(), tip, tone)
+
+
+def value(found: float | None, unit: str, tip: str | None = None) -> Cell:
+    """A cell with a value of a metric; the tip of a null is why."""
+    return Cell(PAGE.number(found, unit), found, tip)
+
+
+def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any]) -> Table:
+    """Every metric of both sides; with launch sets also effect, interval, p and verdict."""
+    tested = "launches" in comparison
+    columns = [Column("metric"), Column("unit"), *(Column(comparison[side], True) for side in SIDES)]
+    plain = [Column("difference", True), Column("quotient", True, "candidate / reference")]
+    if tested:
+        columns += [Column("effect", True), Column("interval", True), Column("p", True, "corrected where secondary")]
+        columns += [Column("verdict"), *plain, Column("role")]
+    else:
+        columns += [*plain, Column("direction", tip="of the difference; not its significance")]
+    rows, nulls = [], []
+    for name, pair in comparison["metrics"].items():
+        if pair["reference"] is None and pair["candidate"] is None:
+            nulls.append(f"{name}: {pair['judgement_reason']}")
+            continue
+        unit = pair["unit"]
+        row = [word(name, definitions.get(name, {}).get("definition")), word(unit)]
+        row += [value(pair[side], unit, pair["judgement_reason"]) for side in SIDES]
+        change = [
+            Cell(PAGE.number(pair["difference"], unit, signed=True), pair["difference"]),
+            Cell(PAGE.number(pair["quotient"], "ratio"), pair["quotient"], pair["quotient_reason"]),
+        ]
+        if tested:
+            row += [*_tested(pair), *change, word(pair.get("role") or "")]
+        else:
+            row += [*change, word(pair["judgement"], pair["judgement_reason"], _TONE.get(pair["judgement"]))]
+        rows.append(tuple(row))
+    note = f"Null on both sides: {'; '.join(nulls)}." if nulls else None
+    caption = "Metrics: medians of the medians of launches" if tested else "Metrics: medians"
+    return Table("metrics", caption, tuple(columns), tuple(rows), note)
+
+
+_TONE: Final = {"better": "good", "worse": "bad", "improvement": "good", "regression": "bad", "equivalent": "even"}
+
+
+def _tested(pair: Mapping[str, Any]) -> list[Cell]:
+    found = pair.get("effect")
+    p = pair.get("p_corrected") if pair.get("p_corrected") is not None else pair.get("p")
+    cells = [Cell(PAGE.unknown), Cell(PAGE.unknown)]
+    if found is not None:
+        cells = [
+            Cell(PAGE.effect(found["value"], found["kind"]), found["value"]),
+            Cell(PAGE.interval(found), found.get("low")),
+        ]
+    verdict = pair.get("verdict") or "not judged"
+    cells.append(Cell(p_value(p, 3, unknown=PAGE.unknown), p))
+    cells.append(word(verdict, pair.get("verdict_reason"), _TONE.get(verdict)))
+    return cells
+
+
+def dataset_table(label: str, entry: Mapping[str, Any], definitions: Mapping[str, Any]) -> Table:
+    """Every metric of one dataset over its rank-steps."""
+    shape = ("median", "p5", "p95", "mean", "min", "max")
+    columns = (
+        Column("metric"),
+        Column("unit"),
+        *(Column(name, True) for name in shape),
+        Column("spread of ranks", True, "largest minus smallest of the medians of the ranks"),
+        Column("sums", True, "ratio of milliseconds summed over steps"),
+        Column("values", True),
+        Column("nulls", True),
+    )
+    rows, nulls = [], []
+    for name, found in entry.get("metrics", {}).items():
+        if found["median"] is None:
+            nulls.append(f"{name}: {found['reason']}")
+            continue
+        unit = metric_named(name).unit
+        rows.append(
+            (
+                word(name, definitions.get(name, {}).get("definition")),
+                word(unit),
+                *(value(found[each], unit) for each in shape),
+                value(found.get("rank_spread"), unit, found.get("rank_spread_reason")),
+                value(found.get("ratio_of_sums"), "ratio", found.get("ratio_of_sums_reason")),
+                Cell(PAGE.whole(found["count"]), found["count"]),
+                Cell(PAGE.whole(found["nulls"]), found["nulls"]),
+            )
+        )
+    note = f"Null: {'; '.join(nulls)}." if nulls else None
+    return Table(f"distribution-{label}", f"{label}: every metric over its rank-steps", columns, tuple(rows), note)
+
+
+def titled(name: str) -> str:
+    for end, unit in (("_ms", "ms"), ("_gb_per_s", "GB/s")):
+        if name.endswith(end):
+            return f"{name.removesuffix(end)}, {unit}"
+    return name
+
+
+def collectives_table(entries: Mapping[str, Mapping[str, Any]], definitions: Mapping[str, Any]) -> Table | None:
+    """Collectives of every dataset, by kind, group, size of the group and bytes. None without any."""
+    listed = [(label, row) for label, entry in entries.items() for row in entry.get("collectives", ())]
+    if not listed:
+        return None
+    hiding = [name for name in _HIDING if any(name in row for _, row in listed)]
+    columns = [Column("kind"), Column("run"), Column("group"), Column("ranks", True), Column("bytes", True)]
+    columns.append(Column("count", True))
+    names = (*_TIMES, *_RATES, *hiding)
+    columns += [Column(titled(name), True, definitions.get(name, {}).get("definition")) for name in names]
+    rows, notes = [], []
+    for label, entry in entries.items():
+        mine = sorted(entry.get("collectives", ()), key=_total_ms, reverse=True)
+        rows += [_collective(label, row, names) for row in mine[:ROW_LIMIT]]
+        if len(mine) > ROW_LIMIT:
+            left, whole = (sum(map(_total_ms, part)) for part in (mine[ROW_LIMIT:], mine))
+            share = f", {PAGE.percent(left / whole)} of the time in collectives" if whole else ""
+            notes.append(f"{label}: {len(mine) - ROW_LIMIT} more{share}, all in summary.json")
+    caption = "Collectives: medians, after warm-up"
+    return Table("collectives", caption, tuple(columns), tuple(rows), ". ".join(notes) or None)
+
+
+def _total_ms(row: Mapping[str, Any]) -> float:
+    """Time on all ranks, as far as it is known."""
+    return float((row["duration_ms"]["mean"] or 0) * row["rows"])
+
+
+def _collective(label: str, row: Mapping[str, Any], names: Iterable[str]) -> tuple[Cell, ...]:
+    bound = "an upper bound: some ends are those of the caller's wait" if row["transfer_is_upper_bound"] else None
+    cells = [word(row["kind"]), word(label), word(row["group"])]
+    cells.append(Cell(PAGE.unknown if row["group_size"] is None else str(row["group_size"]), row["group_size"]))
+    cells.append(Cell(PAGE.size(row["bytes"]), row["bytes"]))
+    cells.append(Cell(PAGE.whole(row["collectives"]), row["collectives"]))
+    for name in names:
+        found = row.get(name) or {}
+        tip = found.get("reason") or (bound if name == "transfer_ms" else None)
+        cells.append(value(found.get("median"), metric_named(name).unit, tip))
+    return tuple(cells)
+
+
+def pairs_table(comparison: Mapping[str, Any]) -> Table | None:
+    """Collectives that both sides issued, candidate against reference. None without any."""
+    found = comparison.get("collectives")
+    if not found:
+        return None
+    names = ("transfer_ms", "wait_ms", "queued_ms", "busbw_gb_per_s")
+    columns = [Column("kind"), Column("group"), Column("ranks", True), Column("bytes", True)]
+    for name in names:
+        columns += [Column(f"{titled(name)}, {comparison[side]}", True) for side in SIDES]
+        columns.append(Column("quotient", True, f"{name}: candidate / reference"))
+    rows = []
+    for row in found[:ROW_LIMIT]:
+        cells = [word(row["kind"]), word(row["group"])]
+        cells.append(Cell(PAGE.unknown if row["group_size"] is None else str(row["group_size"]), row["group_size"]))
+        cells.append(Cell(PAGE.size(row["bytes"]), row["bytes"]))
+        for name in names:
+            pair = row[name]
+            cells += [value(pair[side], pair["unit"], pair["judgement_reason"]) for side in SIDES]
+            cells.append(Cell(PAGE.number(pair["quotient"], "ratio"), pair["quotient"], pair["quotient_reason"]))
+        rows.append(tuple(cells))
+    alone = comparison["collectives_on_one_side"]
+    notes = []
+    if len(found) > ROW_LIMIT:
+        notes.append(f"{len(found) - ROW_LIMIT} more that both sides issued, all in summary.json")
+    if any(alone.values()):
+        notes.append(f"On one side only: {alone['reference']} of the reference, {alone['candidate']} of the candidate")
+    return Table("pairs", "The same collectives on both sides", tuple(columns), tuple(rows), ". ".join(notes) or None)
+
+
+def generic_table(key: str, caption: str, rows: Sequence[Mapping[str, Any]], note: str | None = None) -> Table:
+    """A list of flat dictionaries, its columns in order of first mention. Shares (0 to 1) are shown as per cent."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    numeric = {name: _all_numbers(row.get(name) for row in rows) for name in names}
+    columns = tuple(Column(titled(name).replace("_", " "), numeric[name]) for name in names)
+    return Table(key, caption, columns, tuple(tuple(_any(name, row.get(name)) for name in names) for row in rows), note)
+
+
+def _all_numbers(values: Iterable[object]) -> bool:
+    known = [each for each in values if each is not None]
+    return bool(known) and all(isinstance(each, int | float) and not isinstance(each, bool) for each in known)
+
+
+def _any(name: str, found: object) -> Cell:
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return Cell(PAGE.unknown) if found is None else word(json_text(found))
+    if name in _SHARES or name.endswith("_share"):
+        return Cell(PAGE.percent(found), found)
+    if name == "bytes":
+        return Cell(PAGE.size(found), found)
+    unit = "ms" if name.endswith("_ms") else "ratio"
+    return Cell(PAGE.whole(found) if isinstance(found, int) else PAGE.number(found, unit), found)
+
+
+def differences_table(comparison: Mapping[str, Any]) -> Table:
+    """Facts that differ between the sides."""
+    columns = (Column("key"), *(Column(comparison[side]) for side in SIDES))
+    rows = tuple(
+        (word(each["key"]), *(word(json_text(each[side])) for side in SIDES))
+        for each in comparison["manifest_differences"]
+    )
+    return Table("differences", "What differs between the runs", columns, rows)
+
+
+def facts_table(key: str, caption: str, sides: Mapping[str, Mapping[str, object]], *, mark: bool = False) -> Table:
+    """Facts of several datasets beside each other, one row a fact. `mark`: name the rows whose values differ."""
+    names = list(dict.fromkeys(name for facts in sides.values() for name in facts))
+    columns = [Column(""), *(Column(label) for label in sides), *([Column("differs")] if mark else [])]
+    rows = []
+    for name in names:
+        texts = [json_text(facts[name]) if name in facts else "(absent)" for facts in sides.values()]
+        cells = [word(name), *map(word, texts)]
+        if mark:
+            cells.append(word("yes" if len(set(texts)) > 1 else "", tone="open" if len(set(texts)) > 1 else None))
+        rows.append(tuple(cells))
+    return Table(key, caption, tuple(columns), tuple(rows))
+
+
+def definitions_table(definitions: Mapping[str, Any]) -> Table:
+    """What each metric is."""
+    columns = (Column("metric"), Column("unit"), Column("better"), Column("definition"))
+    rows = tuple(
+        (word(name), word(told["unit"]), word(told["better"] or "neither"), word(told["definition"]))
+        for name, told in definitions.items()
+    )
+    return Table("definitions", "What each metric is", columns, rows)

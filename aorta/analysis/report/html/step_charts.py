@@ -1,0 +1,153 @@
+"""Charts of curves over global steps, and of maps of rank by step; they share one range of steps.
+
+Must not draw a value that no sample gave, or scale a share to less than its whole range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from bokeh.models import BasicTicker, ColorBar, ColumnDataSource, LinearColorMapper, Range1d
+from bokeh.palettes import Cividis256
+
+from aorta.analysis.report.charts.step_lines import MARKED_STEPS
+from aorta.analysis.report.html.bokeh_chart import DASHES, FONT, Chart, belongs, hover, new_chart, plain
+from aorta.analysis.report.html.step_curves import Curve, Map, Series
+from aorta.analysis.report.palette import INK, SERIES
+
+_DEVICES: Final = (
+    ("device_sclk_mhz", "Clock of the compute units", "MHz"),
+    ("device_power_w", "Power", "W"),
+    ("device_temp_c", "Temperature", "°C"),
+    ("device_util_pct", "Busy", "%"),
+)
+MAPPED: Final = {
+    "overlap_ratio": ("overlap ratio", "1"),
+    "exposed_comm_ms": ("exposed communication", "ms"),
+    "compute_ms": ("computation", "ms"),
+    "step_ms": ("step", "ms"),
+}
+"""Metrics that a map can show: title and unit."""
+BAND: Final = "Line: median over ranks. Band: lowest to highest rank."
+
+
+def step_charts(series: Mapping[str, Series]) -> list[Chart]:
+    """Overlap ratio, job step, and below them what the devices did, all over the same steps."""
+    ratio = {label: each.curve("overlap_ratio") for label, each in series.items()}
+    charts: list[Chart] = []
+    shared: dict[str, Any] = {}
+
+    def add(name: str, title: str, unit: str, curves: Mapping[str, Curve], caption: str, whole: float | None) -> None:
+        if not any(curve.known for curve in curves.values()):
+            return
+        plot = new_chart(f"steps-{name}", 190, "", unit, **shared)
+        plot.xaxis.ticker = _whole_numbers()
+        if whole is not None:
+            plot.y_range = Range1d(-0.03 * whole, 1.03 * whole)
+        for number, (label, curve) in enumerate(curves.items()):
+            if curve.known:
+                _draw(plot, number, label, curve)
+        shared["x_range"] = plot.x_range
+        charts.append(Chart(plot.name, title, caption, plot))
+
+    add("overlap_ratio", "Overlap ratio", "hidden / all", ratio, BAND, 1.0)
+    job = {label: each.job_step() for label, each in series.items()}
+    add(
+        "job_step", "Job step", "ms", job, "Line: the slowest rank, which decides. Band: fastest to slowest rank.", None
+    )
+    sampled = {label: each.devices() for label, each in series.items()}
+    for name, title, unit in _DEVICES:
+        curves = {label: found[name] for label, found in sampled.items() if name in found}
+        placed = {label: curves.get(label, _NOTHING) for label in series}
+        add(name, title, unit, placed, "", 100.0 if unit == "%" else None)
+    if charts:
+        charts[-1].model.xaxis.axis_label = "global step"
+    return charts
+
+
+_NOTHING: Final = Curve(*(np.empty(0),) * 4)
+
+
+def _draw(plot: Any, number: int, label: str, curve: Curve) -> None:
+    color, dash = SERIES[number % len(SERIES)]
+    source = ColumnDataSource({"x": curve.x, "low": curve.low, "middle": curve.middle, "high": curve.high})
+    band = plot.varea(x="x", y1="low", y2="high", fill_color=color, fill_alpha=0.18, source=source)
+    line = plot.line(x="x", y="middle", line_color=color, line_width=1.8, line_dash=DASHES[dash], source=source)
+    drawn = [band, line]
+    if len(curve.x) <= MARKED_STEPS:
+        drawn.append(plot.scatter(x="x", y="middle", size=4, fill_color=color, line_color=None, source=source))
+    for each in drawn:
+        belongs(each, number, label)
+    hover(
+        plot,
+        [line],
+        ("run", "$name"),
+        ("global step", "@x{0,0.[0]}"),
+        ("value", "@middle{0,0.[0000]}"),
+        ("lowest", "@low{0,0.[0000]}"),
+        ("highest", "@high{0,0.[0000]}"),
+        mode="vline",
+    )
+
+
+def map_charts(series: Mapping[str, Series], ranks: Sequence[tuple[int, int]]) -> tuple[list[Chart], list[str]]:
+    """A map of rank by step for each dataset, all with the same colours; and the metrics it can show, in `MAPPED`.
+
+    Args:
+        ranks: of each dataset, how many ranks were read and how many its run has.
+    """
+    maps = {label: {name: each.map(name) for name in MAPPED} for label, each in series.items()}
+    names = [name for name in MAPPED if any(found[name] is not None for found in maps.values())]
+    charts: list[Chart] = []
+    shared: dict[str, Any] = {}
+    if not names:
+        return [], []
+    mapper = LinearColorMapper(palette=Cividis256, low=0, high=1, nan_color="rgba(127,127,127,0.25)", name="map-colors")
+    for number, (label, found) in enumerate(maps.items()):
+        known = [each for each in found.values() if each is not None]
+        if not known:
+            continue
+        shape = known[0]
+        height = int(np.clip(70 + 8 * shape.values.shape[0], 130, 420))
+        plot = new_chart(f"map-{number}", height, "global step", "rank", zoom="width", **shared)
+        plot.y_range = Range1d(shape.end_rank - 0.5, shape.first_rank - 0.5)
+        plot.xaxis.ticker, plot.yaxis.ticker = _whole_numbers(), _whole_numbers()
+        plot.grid.visible = False
+        images = {name: [_values(found[name], shape)] for name in names}
+        source = ColumnDataSource(
+            {"image": images[names[0]], **images, "x": [shape.first_step - 0.5], "y": [shape.first_rank - 0.5]}
+            | {"dw": [shape.end_step - shape.first_step], "dh": [shape.end_rank - shape.first_rank]},
+            name=f"map-data-{number}",
+        )
+        # The first row lies at `y`, which is the top: the range of ranks is reversed.
+        image = plot.image(
+            "image", x="x", y="y", dw="dw", dh="dh", color_mapper=mapper, source=source, origin="bottom_left"
+        )
+        hover(plot, [image], ("value", "@image{0,0.[0000]}"), ("global step", "$x{0,0}"), ("rank", "$y{0,0}"))
+        bar = ColorBar(color_mapper=mapper, width=12, background_fill_color=None, title=None, padding=8)
+        bar.major_label_text_font, bar.major_label_text_font_size = FONT, "11px"
+        bar.major_label_text_color, bar.major_tick_line_color = INK, INK
+        plot.add_layout(bar, "right")
+        shared["x_range"] = plot.x_range
+        caption = _cells(shape, *ranks[number])
+        charts.append(Chart(plot.name, plain(label), caption, plot, number))
+    return charts, names
+
+
+def _whole_numbers() -> BasicTicker:
+    return BasicTicker(min_interval=1)
+
+
+def _values(found: Map | None, shape: Map) -> np.ndarray:
+    return np.full_like(shape.values, np.nan) if found is None else found.values
+
+
+def _cells(shape: Map, ranks: int, of: int) -> str:
+    parts = [f"{ranks} of {of} ranks." if ranks < of else f"All {ranks} ranks." if ranks > 1 else "One rank."]
+    if shape.steps_a_column > 1 or shape.ranks_a_row > 1:
+        parts.append(f"A cell is the mean of {shape.ranks_a_row} rank(s) x {shape.steps_a_column} step(s).")
+    if np.isnan(shape.values).any():
+        parts.append("Grey: not read, or null.")
+    return " ".join(parts)

@@ -1,0 +1,136 @@
+"""Metrics of a dataset over its steps, in as many points as a screen has: curves over ranks, and rank by step maps.
+
+Arrays hold NaN for a gap. Must not use a warm-up step, or drop a step: where there are more than fit, neighbours share
+a point, and the lowest and highest of them stay in its band.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from aorta.analysis.aggregate import Dataset, by_step
+from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, step_columns
+from aorta.analysis.metrics import JOB_STEP
+
+POINTS: Final = 1_000
+"""Of a curve; more than a screen is wide."""
+MAP_STEPS: Final = 250
+MAP_RANKS: Final = 64
+_STEP_MS: Final = "step_ms"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """`x` is the middle global step of each point; `low` and `high` are over the ranks and steps of the point."""
+
+    x: np.ndarray
+    low: np.ndarray
+    middle: np.ndarray
+    high: np.ndarray
+
+    @property
+    def known(self) -> bool:
+        """Whether any point has a value."""
+        return bool(len(self.middle)) and not np.isnan(self.middle).all()
+
+
+@dataclass(frozen=True)
+class Map:
+    """`values` [rows, columns]: the mean over the ranks of a row and the steps of a column; NaN where none of them was
+    read. The first row begins with `first_rank`, the first column with `first_step`; `end_rank` and `end_step` are
+    behind the last. `steps_a_column` counts steps as far apart as the run has them.
+    """
+
+    values: np.ndarray
+    first_step: int
+    end_step: int
+    first_rank: int
+    end_rank: int
+    steps_a_column: int
+    ranks_a_row: int
+
+
+class Series:
+    """Curves and maps of one dataset."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    @cached_property
+    def _frame(self) -> pd.DataFrame:
+        return self._dataset.table("rank", "global_step", _STEP_MS)
+
+    @cached_property
+    def steps(self) -> np.ndarray:
+        """Every global step that is used, in order."""
+        return np.unique(self._frame["global_step"].to_numpy())
+
+    @cached_property
+    def steps_a_point(self) -> int:
+        """How many global steps share a point of a curve."""
+        return max(1, -(-len(self.steps) // POINTS))
+
+    def curve(self, name: str) -> Curve:
+        """A metric: the median over the ranks and steps of each point, between the lowest and the highest."""
+        return self._curve(pd.Series(self._dataset.values(name), index=self._frame.index))
+
+    def job_step(self) -> Curve:
+        """Job step time in ms (max over ranks); its band reaches from the fastest rank of the point to the slowest. A
+        gap throughout where `why_no_job_step` says why.
+        """
+        values, at, _ = by_step(self._dataset, JOB_STEP)
+        times = pd.Series(values, index=at).reindex(self.steps)
+        band = self._curve(self._frame[_STEP_MS])
+        middle = times.groupby(np.arange(len(times)) // self.steps_a_point).median().to_numpy()
+        return Curve(band.x, band.low, middle, band.high)
+
+    @property
+    def why_no_job_step(self) -> str | None:
+        """Why `summary.json` has none either; None where it has."""
+        return by_step(self._dataset, JOB_STEP)[2]
+
+    def devices(self) -> dict[str, Curve]:
+        """What was sampled of the devices, over the steps; empty without a sample that belongs to one."""
+        samples = self._dataset.device_samples
+        if samples.empty or samples["failed"].all():
+            return {}
+        steps = self._dataset.table(*JOINED_ON, "global_step")
+        joined = step_columns(self._dataset.run, steps, samples)
+        curves = {name: self._curve(joined[name]) for name in STEP_COLUMNS}
+        return {name: curve for name, curve in curves.items() if curve.known}
+
+    def map(self, name: str) -> Map | None:
+        """A metric, rank by step; None where it is null throughout."""
+        values = (self._frame[_STEP_MS] if name == _STEP_MS else pd.Series(self._dataset.values(name))).to_numpy()
+        if not len(values) or np.isnan(values).all():
+            return None
+        step, rank = (self._frame[key].to_numpy(np.int64) for key in ("global_step", "rank"))
+        first_step, stride = int(self.steps[0]), max(1, int(np.gcd.reduce(np.diff(self.steps))))
+        columns = (int(self.steps[-1]) - first_step) // stride + 1
+        # Rows of traces that do not tell their rank have negative numbers; a world has its ranks from 0 on.
+        numbers = [*self._dataset.run.ranks, *np.unique(rank).tolist()]
+        if min(numbers) >= 0:
+            numbers += [0, self._dataset.run.health.world_size - 1]
+        first_rank, rows = min(numbers), max(numbers) - min(numbers) + 1
+        each_step, each_rank = max(1, -(-columns // MAP_STEPS)), max(1, -(-rows // MAP_RANKS))
+        shape = (-(-rows // each_rank), -(-columns // each_step))
+        known = ~np.isnan(values)
+        row, column = (rank - first_rank) // each_rank, (step - first_step) // (stride * each_step)
+        place = (row * shape[1] + column)[known]
+        sums = np.bincount(place, values[known], shape[0] * shape[1])
+        counts = np.bincount(place, minlength=shape[0] * shape[1])
+        mean = np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0).reshape(shape)
+        # All columns are as wide, and all rows as high, as a full one; the last may hold fewer.
+        end_step, end_rank = first_step + shape[1] * each_step * stride, first_rank + shape[0] * each_rank
+        return Map(mean.astype(np.float32), first_step, end_step, first_rank, end_rank, each_step, each_rank)
+
+    def _curve(self, values: pd.Series[float]) -> Curve:
+        place = np.searchsorted(self.steps, self._frame["global_step"].to_numpy()) // self.steps_a_point
+        points = values.groupby(place)
+        x = pd.Series(self.steps).groupby(np.arange(len(self.steps)) // self.steps_a_point).mean().to_numpy()
+        return Curve(x, points.min().to_numpy(), points.median().to_numpy(), points.max().to_numpy())

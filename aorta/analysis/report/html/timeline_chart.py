@@ -1,0 +1,102 @@
+"""The timelines of the page: an empty chart for each dataset, and the columns that a script fills it from.
+
+All charts share one range of milliseconds; `payload` is plain JSON values. Must not put a word of a file into a
+template of Bokeh.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from bokeh.models import ColumnDataSource, FixedTicker, Range1d
+
+from aorta.analysis.report.html.bokeh_chart import Chart, hover, new_chart
+from aorta.analysis.report.html.timeline_data import BLOCKED, COPIES, EXPOSED, OTHER_WORK, Spans, lane_order
+from aorta.analysis.report.palette import BLUE, INK, LANE_COLORS, OTHER_KIND, PURPLE, SKY
+from aorta.timeline.classes import KINDS, UNKNOWN_KIND
+
+_DRAWN: Final = ("top", "bottom", "left", "right", "color")
+_TOLD: Final = ("rank", "what", "begin", "took", "more")
+_KIND_COLORS: Final = {**LANE_COLORS, "forward": BLUE, "backward": SKY, COPIES: SKY, EXPOSED: INK, BLOCKED: INK}
+
+
+def color_of(kind: str, lane: str) -> str:
+    """The colour of a span on a light background."""
+    if kind in _KIND_COLORS:
+        return _KIND_COLORS[kind]
+    if lane == OTHER_WORK:
+        return PURPLE
+    return OTHER_KIND if kind in KINDS or kind == UNKNOWN_KIND else _KIND_COLORS.get(lane, OTHER_KIND)
+
+
+def timeline_charts(spans: Sequence[Spans]) -> list[Chart]:
+    """A chart for each dataset that has a step; its sources are empty until the page's script fills them."""
+    charts: list[Chart] = []
+    shared: dict[str, Any] = {"x_range": Range1d(0, 1, name="timeline-x")}
+    for number, each in enumerate(spans):
+        if not each.steps:
+            continue
+        plot = new_chart(f"timeline-{number}", 240, "ms since the start of the step on that rank", "", **shared)
+        plot.y_range = Range1d(1, 0)
+        plot.yaxis.ticker = FixedTicker(ticks=[])
+        plot.ygrid.grid_line_color = None
+        plot.min_border_left = 150
+        box = {name: name for name in ("top", "bottom", "left", "right")}
+        empty: dict[str, list[Any]] = {name: [] for name in (*_DRAWN, *_TOLD)}
+        drawn = ColumnDataSource(dict(empty), name=f"timeline-spans-{number}")
+        ran = plot.quad(**box, fill_color="color", line_color=INK, line_width=0.3, line_alpha=0.6, source=drawn)
+        waits = ColumnDataSource(dict(empty), name=f"timeline-waits-{number}")
+        hatch = {"hatch_pattern": "right_diagonal_line", "hatch_color": INK, "hatch_scale": 6, "hatch_weight": 1}
+        waited = plot.quad(**box, fill_color=None, line_color=INK, line_width=0.8, source=waits, **hatch)
+        hover(
+            plot,
+            [ran, waited],
+            ("rank", "@rank"),
+            ("", "@what"),
+            ("start", "@begin"),
+            ("length", "@took"),
+            ("", "@more"),
+        )
+        charts.append(Chart(plot.name, each.label, "", plot, number))
+    return charts
+
+
+def payload(spans: Sequence[Spans]) -> list[dict[str, Any]]:
+    """What the page's script reads: lists of names, and columns as base64 of little-endian numbers."""
+    return [
+        {
+            "label": each.label,
+            "steps": [{"why": step.why, "step": step.global_step, "ms": step.job_step_ms} for step in each.steps],
+            "ranks": each.ranks,
+            "ranksInRun": each.ranks_in_run,
+            "shownFirst": each.shown_first,
+            "lanes": each.lanes,
+            "kinds": each.kinds,
+            "whats": each.whats,
+            "columns": {name: _packed(column) for name, column in each.columns.items()},
+        }
+        for each in spans
+    ]
+
+
+def switches(spans: Sequence[Spans]) -> dict[str, list[dict[str, str]]]:
+    """The streams and kinds that can be switched off, each with its colour where it has one."""
+    lanes: dict[str, None] = {}
+    kinds: dict[str, str] = {}
+    for each in spans:
+        lanes |= dict.fromkeys(each.lanes)
+        pairs = np.unique(np.stack([each.columns["kind"], each.columns["lane"]]), axis=1).T.tolist()
+        for kind, lane in pairs:
+            kinds.setdefault(each.kinds[kind], color_of(each.kinds[kind], each.lanes[lane]))
+    return {
+        "lanes": [{"name": name} for name in sorted(lanes, key=lane_order)],
+        "kinds": [{"name": name, "color": color} for name, color in kinds.items()],
+    }
+
+
+def _packed(column: np.ndarray) -> dict[str, str]:
+    little = column.astype(column.dtype.newbyteorder("<"))
+    return {"type": column.dtype.name, "data": base64.b64encode(little.tobytes()).decode("ascii")}

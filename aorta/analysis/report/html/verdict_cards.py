@@ -1,0 +1,194 @@
+"""What stands at the top of the page: one word, one sentence, and the numbers behind them on cards.
+
+Must not decide anything; the verdict is the comparison's, or there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aorta.analysis.formatting import PAGE, p_value
+
+_WORDS: Final = {
+    "regression": ("Regression", "bad", "▼"),
+    "improvement": ("Improvement", "good", "▲"),
+    "equivalent": ("Equivalent", "even", "="),
+    "inconclusive": ("Inconclusive", "open", "?"),
+}
+_NO_VERDICT: Final = ("No verdict from one launch", "open", "#")
+_CARDS: Final = ("overlap_ratio", "job_step_ms", "exposed_comm_ms")
+_TITLES: Final = {
+    "overlap_ratio": "Overlap ratio",
+    "job_step_ms": "Job step",
+    "exposed_comm_ms": "Exposed communication",
+}
+
+
+@dataclass(frozen=True)
+class Card:
+    """One metric, large. `facts` are label and value."""
+
+    name: str
+    title: str
+    role: str
+    value: str
+    change: str
+    tone: str
+    facts: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`tone` is good, bad, even or open; `symbol` says the same without colour."""
+
+    word: str
+    tone: str
+    symbol: str
+    sentence: str
+    reason: str
+    basis: str
+    cards: tuple[Card, ...]
+    warnings: tuple[str, ...]
+
+
+def verdict_of(summary: Mapping[str, Any]) -> Verdict:
+    """What the page says first."""
+    comparison = summary.get("comparison")
+    if comparison is None:
+        return _numbers_only(summary["datasets"])
+    tested = "launches" in comparison
+    found = comparison["verdict"]
+    word, tone, symbol = _WORDS.get(found, (str(found), "open", "?")) if tested else _NO_VERDICT
+    primary = comparison.get("primary", "overlap_ratio")
+    names = dict.fromkeys((primary, *_CARDS))
+    metrics = comparison["metrics"]
+    return Verdict(
+        word,
+        tone,
+        symbol,
+        _sentence(comparison, primary),
+        comparison["verdict_reason"],
+        _basis(comparison),
+        tuple(_card(name, metrics[name], comparison) for name in names if name in metrics),
+        tuple(comparison["warnings"]),
+    )
+
+
+def _numbers_only(entries: Mapping[str, Mapping[str, Any]]) -> Verdict:
+    """A report without a comparison."""
+    cards = []
+    for label, entry in entries.items():
+        for name in _CARDS[:2]:
+            found = entry.get("metrics", {}).get(name)
+            if found is None:
+                continue
+            unit = "ms" if name.endswith("_ms") else "ratio"
+            facts = tuple((key, PAGE.number(found[key], unit)) for key in ("p5", "p95", "min", "max"))
+            value = PAGE.quantity(found["median"], unit) if found["median"] is not None else f"null: {found['reason']}"
+            cards.append(Card(name, f"{_TITLES[name]}, {label}", "median", value, "", "open", facts))
+    labels = " and ".join(entries)
+    sentence = f"The numbers of {labels}. Nothing was compared: name a reference and a candidate for that."
+    return Verdict("Numbers", "open", "#", sentence, "", "", tuple(cards), ())
+
+
+def _sentence(comparison: Mapping[str, Any], primary: str) -> str:
+    """Both sides of the primary metric, and of the job step, in words."""
+    reference, candidate = comparison["reference"], comparison["candidate"]
+    metrics = comparison["metrics"]
+    parts = []
+    pair = metrics.get(primary)
+    if pair is None or pair["reference"] is None or pair["candidate"] is None:
+        why = "it is in neither record" if pair is None else pair["judgement_reason"] or pair["quotient_reason"]
+        parts.append(f"{primary} cannot be compared: {why}")
+    elif primary == "overlap_ratio":
+        change = pair["difference"]
+        if change:
+            amount = f"{PAGE.points(abs(change))} {'more' if change > 0 else 'less'}"
+            sides = f"{PAGE.percent(pair['candidate'])} against {PAGE.percent(pair['reference'])}"
+            parts.append(f"{candidate} hides {amount} of its communication than {reference}: {sides}")
+        else:
+            parts.append(
+                f"{candidate} hides as much of its communication as {reference}: {PAGE.percent(pair['candidate'])}"
+            )
+    else:
+        parts.append(
+            f"{primary}: {PAGE.number(pair['candidate'], pair['unit'])} {pair['unit']} in {candidate}, "
+            f"{PAGE.number(pair['reference'], pair['unit'])} {pair['unit']} in {reference}"
+        )
+    step = metrics.get("job_step_ms")
+    if primary != "job_step_ms" and step is not None and step["quotient"] is not None:
+        if step["judgement"] == "not judged":
+            parts.append(f"job steps are not compared: {step['judgement_reason']}")
+        else:
+            parts.append(_job_step(step["quotient"]))
+    only = "" if "launches" in comparison else "In this one pair of launches: "
+    return only + "; ".join(parts) + "."
+
+
+def _job_step(quotient: float) -> str:
+    if quotient == 1:
+        return "job steps take as long"
+    if quotient >= 2:
+        return f"its job step takes {quotient:.1f} times as long"
+    return f"its job step takes {PAGE.percent(abs(quotient - 1))} {'longer' if quotient > 1 else 'shorter'}"
+
+
+def _basis(comparison: Mapping[str, Any]) -> str:
+    """What the verdict rests on."""
+    launches = comparison.get("launches")
+    if launches is None:
+        return ""
+    sides = ", ".join(
+        f"{PAGE.count(len(launches[side]), 'launch')} of {comparison[side]}" for side in ("reference", "candidate")
+    )
+    level = comparison.get("interval_level")
+    return sides + ("" if level is None else f"; intervals at {100 * level:g} %")
+
+
+def _card(name: str, pair: Mapping[str, Any], comparison: Mapping[str, Any]) -> Card:
+    unit, found = pair["unit"], pair.get("effect")
+    word = pair.get("verdict") or pair["judgement"]
+    facts = [(comparison[side], PAGE.quantity(pair[side], unit)) for side in ("reference", "candidate")]
+    if found is not None:
+        change = PAGE.effect(found["value"], found["kind"])
+        facts += [("interval", PAGE.interval(found)), ("margin", _margin(pair, found))]
+        if pair.get("p") is not None:
+            facts.append(("p", p_value(pair["p"], 3) + _corrected(pair)))
+        facts.append(("smallest detectable", _detectable(pair, found)))
+        if word == "inconclusive" and pair.get("launches_needed") is not None:
+            facts.append(("to find what was seen", f"{PAGE.count(pair['launches_needed'], 'launch')} a side"))
+    else:
+        change = f"{PAGE.number(pair['difference'], unit, signed=True)} {'ms' if unit == 'ms' else ''}".strip()
+        if pair["quotient"] is not None:
+            facts.append(("quotient", PAGE.number(pair["quotient"], "ratio")))
+        if pair["judgement_reason"]:
+            facts.append(("note", pair["judgement_reason"]))
+    role = {"primary": "primary metric", "guard": "guard: a better ratio with a slower step is no improvement"}
+    return Card(
+        name,
+        _TITLES.get(name, name),
+        role.get(pair.get("role", ""), "secondary" if "role" in pair else ""),
+        PAGE.quantity(pair["candidate"], unit),
+        change,
+        _WORDS[word][1] if word in _WORDS else "open",
+        (("verdict" if pair.get("verdict") else "direction", word), *facts),
+    )
+
+
+def _margin(pair: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    margin = pair.get("margin")
+    return PAGE.unknown if margin is None else "±" + PAGE.effect(margin, found["kind"]).lstrip("+")
+
+
+def _corrected(pair: Mapping[str, Any]) -> str:
+    corrected = pair.get("p_corrected")
+    return "" if corrected is None or corrected == pair["p"] else f" ({p_value(corrected, 3)} corrected)"
+
+
+def _detectable(pair: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    told = pair.get("detectable") or {}
+    if told.get("effect") is None:
+        return told.get("reason") or PAGE.unknown
+    return f"{PAGE.effect(told['effect'], found['kind']).lstrip('+')} with power {PAGE.percent(told['power'], 0)}"

@@ -1,0 +1,192 @@
+"""The command `analysis/overlap_report.py`: words of the command line become labelled sources, rules and a gate.
+
+Must not import pandas or matplotlib before the arguments are known to be good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from aorta.analysis.gate.command import add_gate_arguments, check_gate_options, judge, run_gate
+from aorta.analysis.gate.judging import GateResult
+from aorta.analysis.launches.rules import Rules
+from aorta.analysis.load.engines import Dask, Engine, Local
+from aorta.analysis.locate import check_label, is_location, label_of, locate
+from aorta.command_line import command
+from aorta.errors import InputError
+
+
+@command()
+def overlap_report(arguments: Sequence[str], root: Path) -> int:
+    """Run `analysis/overlap_report.py`; returns its exit code (argparse itself ends with 0 or 2)."""
+    options = _parser().parse_args(arguments)
+    check_gate_options(options)
+    sources = _sources(options, root)
+    output = Path(options.output) if options.output else _default_output(options, list(sources))
+    engine = _engine(options)
+    rules = Rules(
+        primary=options.primary,
+        alpha=options.alpha,
+        margin=options.margin,
+        allow_unlike=tuple(options.allow_unlike),
+        judge_milliseconds=options.judge_milliseconds,
+    )
+    from aorta.analysis.report.report_folder import write_report
+
+    judged: list[GateResult | None] = []
+    report = write_report(
+        sources,
+        output,
+        options.reference,
+        options.candidate,
+        engine=engine,
+        comm_patterns=options.comm_pattern,
+        rules=rules,
+        finish=lambda summary: judged.append(judge(options, summary)),
+        html=options.html,
+    )
+    code, decided = run_gate(options, report.summary, *judged)
+    sys.stdout.write("\n\n".join(filter(None, [report.text, decided])) + "\n")
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="overlap_report.py",
+        description="How well communication hid behind computation: numbers, pictures, and one run against another.",
+        epilog="Without --log-dir a label L is looked up in the current directory, then in the checkout: artifacts_L/, "
+        "artifacts/L/, then artifacts/ if its records are labelled L or were made on platform L. Wherever a run is "
+        "named, traces of other tools may be: a file, folder, glob or URL of Kineto traces (.json, .json.gz, .tar.gz), "
+        "rocprofv3 output (JSON, CSV, rocpd), an nsys SQLite export or records of AORTA 2025, told apart by their "
+        "content. A folder of several run folders is a launch set: each is one launch, and two sets get a verdict from "
+        "four launches a side on; single runs get numbers. Files of an earlier report in the output folder are "
+        "replaced. Exit codes: 0 done, 2 bad input, 3 gate failed, 4 the data cannot decide, 127 a package is missing.",
+    )
+    parser.add_argument(
+        "--log-dir", action="append", default=[], metavar="PATH", help="run folder or traces; repeatable"
+    )
+    parser.add_argument("--label", action="append", default=[], metavar="NAME", help="its name; one per --log-dir")
+    parser.add_argument("--reference", metavar="LABEL|PATH", help="what to compare with (CUDA, say)")
+    parser.add_argument("--candidate", metavar="LABEL|PATH", help="what is judged (ROCm, say)")
+    parser.add_argument(
+        "--comm-pattern",
+        action="append",
+        default=[],
+        metavar="REGEX",
+        help="kernels of traces whose names match are communication too; repeatable, unanchored, case ignored",
+    )
+    _add_rules(parser)
+    parser.add_argument(
+        "--output", metavar="DIR", help="default: reports/CANDIDATE-vs-REFERENCE/ or reports/LABEL/ where you are"
+    )
+    parser.add_argument(
+        "--engine", choices=("local", "dask"), default="local", help="what reads the files: this machine, or a cluster"
+    )
+    parser.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask cluster that is there: tcp://HOST:8786, say")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes of --engine local; default: one a core")
+    parser.add_argument(
+        "--html",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="write report.html, one page that works offline; needs bokeh and jinja2",
+    )
+    add_gate_arguments(parser)
+    return parser
+
+
+def _add_rules(parser: argparse.ArgumentParser) -> None:
+    """The words of `launches.rules.Rules`: how launch sets are judged. Of single runs only what may be unlike."""
+    rules = Rules()
+    group = parser.add_argument_group("launch sets")
+    group.add_argument(
+        "--primary", default=rules.primary, metavar="METRIC", help="carries the verdict; default: %(default)s"
+    )
+    group.add_argument(
+        "--alpha", type=float, default=rules.alpha, metavar="P", help="highest p of a finding; default: %(default)s"
+    )
+    group.add_argument(
+        "--margin",
+        type=float,
+        default=rules.margin,
+        metavar="SIZE",
+        help="differences of a ratio, and shares of milliseconds, up to this count as none; default: %(default)s",
+    )
+    group.add_argument(
+        "--allow-unlike",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="a key in which launches or runs may differ though it changes the work (workload.model_dim, say), or all; "
+        "repeatable",
+    )
+    group.add_argument(
+        "--judge-milliseconds", action="store_true", help="judge them across platforms too, not ratios alone"
+    )
+
+
+def _engine(options: argparse.Namespace) -> Engine:
+    """What reads the files.
+
+    Raises:
+        InputError: words that do not go together.
+    """
+    if options.jobs is not None and (options.jobs < 1 or options.engine == "dask"):
+        raise InputError(f"--jobs {options.jobs}: at least 1, and only with --engine local")
+    if (options.engine == "dask") != (options.scheduler is not None):
+        raise InputError("--engine dask needs --scheduler ADDRESS, and --scheduler needs --engine dask")
+    return Local(options.jobs) if options.scheduler is None else Dask(options.scheduler)
+
+
+def _sources(options: argparse.Namespace, root: Path) -> dict[str, str | Path]:
+    """Label -> folder, file, glob or URL, in the order given. A path given as reference or candidate gets a label.
+
+    Raises:
+        InputError: no labels, labels that are unequal in number to the folders, doubled, unknown or not file names.
+    """
+    asked = [label for label in (options.reference, options.candidate) if label is not None]
+    if not (options.log_dir or options.label):
+        if not asked:
+            raise InputError("nothing to report on: give --reference and --candidate, or --log-dir with --label")
+        return _asked_for(options, root)
+    if len(options.log_dir) != len(options.label):
+        raise InputError(
+            f"--log-dir and --label counts must match: {len(options.log_dir)} --log-dir, {len(options.label)} --label"
+        )
+    labels = _distinct([check_label(label) for label in options.label])
+    for label in asked:
+        if label not in labels:
+            raise InputError(f"{label!r} is not among the labels; known labels: {', '.join(labels)}")
+    if options.reference is not None:
+        _distinct(asked)
+    return dict(zip(labels, options.log_dir, strict=True))
+
+
+def _asked_for(options: argparse.Namespace, root: Path) -> dict[str, str | Path]:
+    """What --reference and --candidate name, without --log-dir; each option becomes its label."""
+    words = {side: getattr(options, side) for side in ("reference", "candidate") if getattr(options, side) is not None}
+    places = {side: word for side, word in words.items() if is_location(word)}
+    labels = {side: label_of(word) if side in places else word for side, word in words.items()}
+    if len(set(labels.values())) < len(labels):
+        if not places:
+            _distinct(list(labels.values()))
+        labels = {side: f"{label}-{side}" if side in places else label for side, label in labels.items()}
+    for side, label in labels.items():
+        setattr(options, side, check_label(label))
+    found = locate([labels[side] for side in words if side not in places], Path.cwd(), root)
+    return {label: places[side] if side in places else found[label] for side, label in labels.items()}
+
+
+def _distinct(labels: list[str]) -> list[str]:
+    for label in labels:
+        if labels.count(label) > 1:
+            raise InputError(f"label {label!r} is given twice; every dataset needs a label of its own")
+    return labels
+
+
+def _default_output(options: argparse.Namespace, labels: list[str]) -> Path:
+    if options.reference is not None and options.candidate is not None:
+        return Path("reports", f"{options.candidate}-vs-{options.reference}")
+    return Path("reports", "-and-".join(labels))

@@ -1,0 +1,126 @@
+"""Where a report is put together: runs are read and compared, then `summary.json`, pictures and the page are written.
+
+    report = write_report({"base": "artifacts/base", "new": "artifacts/new"}, Path("out"), "base", "new")
+    print(report.text)
+
+Must not leave a picture of an earlier report beside the numbers of this one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from aorta.analysis.launches.rules import Rules
+from aorta.analysis.load.engines import Engine
+from aorta.analysis.report.charts import Draw, pictures
+from aorta.analysis.report.charts.side_by_side import FILE as SIDE_BY_SIDE_FILE
+from aorta.analysis.report.charts.side_by_side import draw_side_by_side
+from aorta.analysis.report.html import PAGE_FILE, why_no_page, write_page
+from aorta.analysis.report.terminal_text import (
+    comparison_table,
+    dataset_table,
+    files_block,
+    headline_block,
+    health_block,
+)
+from aorta.analysis.subjects import Subject, read_subjects
+from aorta.analysis.summary import summarize
+from aorta.errors import InputError
+
+SUMMARY_FILE: Final = "summary.json"
+
+
+@dataclass(frozen=True)
+class Report:
+    """`text` is for people, `summary` is what `summary.json` holds, `not_drawn` says why a picture is missing."""
+
+    text: str
+    summary: dict[str, Any]
+    files: tuple[Path, ...]
+    not_drawn: Mapping[str, str]
+
+
+def write_report(
+    sources: Mapping[str, str | Path],
+    output: Path,
+    reference: str | None = None,
+    candidate: str | None = None,
+    *,
+    engine: Engine | None = None,
+    comm_patterns: Sequence[str] = (),
+    rules: Rules | None = None,
+    finish: Callable[[dict[str, Any]], object] | None = None,
+    html: bool = True,
+) -> Report:
+    """Read, aggregate, compare (when both names are given), draw and write. Files of an earlier report are replaced.
+
+    Args:
+        sources: label -> run folder, launch set, or where traces are (`sources`). reference, candidate: labels among
+            them. engine: where files are read. comm_patterns: more patterns of communication kernels' names. rules: how
+            launch sets are judged. finish: called with the summary before anything is written, and may add to it.
+            html: write the page too.
+
+    Raises:
+        InputError: a folder cannot be read, launches are not alike, or `output` cannot be written.
+    """
+    rules = rules or Rules()
+    subjects = read_subjects(sources, rules, engine, comm_patterns)
+    summary = summarize(subjects, reference, candidate, rules, engine)
+    if finish is not None:
+        finish(summary)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        not_drawn: dict[str, str] = {}
+        written = [output / SUMMARY_FILE]
+        written[0].write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        page = partial(_draw_page, subjects, summary) if html else lambda _path: "not asked for"
+        for name, draw in (*_drawn(subjects, reference, candidate), (PAGE_FILE, page)):
+            path = output / name
+            reason = draw(path)
+            if reason is None:
+                written.append(path)
+            else:
+                path.unlink(missing_ok=True)
+                not_drawn[name] = reason
+    except OSError as error:
+        raise InputError(
+            f"{error.filename or output}: cannot be written: {error.strerror or error}. Choose another folder with "
+            "--output DIR"
+        ) from error
+    return Report(_text(subjects, summary, written, not_drawn), summary, tuple(written), not_drawn)
+
+
+def _draw_page(subjects: Mapping[str, Subject], summary: Mapping[str, Any], path: Path) -> str | None:
+    reason = why_no_page()
+    if reason is None:
+        write_page({label: subject.dataset for label, subject in subjects.items()}, summary, path)
+    return reason
+
+
+def _drawn(subjects: Mapping[str, Subject], reference: str | None, candidate: str | None) -> Iterator[tuple[str, Draw]]:
+    """Every picture: a file name, and what draws to a path and returns None or why it did not."""
+    yield from pictures([subject.dataset for subject in subjects.values()])
+    if reference is not None and candidate is not None:
+        sides = subjects[reference].dataset, subjects[candidate].dataset
+        yield SIDE_BY_SIDE_FILE, partial(draw_side_by_side, *sides)
+
+
+def _text(
+    subjects: Mapping[str, Subject], summary: dict[str, Any], written: Sequence[Path], not_drawn: Mapping[str, str]
+) -> str:
+    entries, comparison = summary["datasets"], summary.get("comparison")
+    compared = () if comparison is None else (comparison["reference"], comparison["candidate"])
+    blocks = [headline_block(comparison)] if comparison is not None and "headline" in comparison else []
+    blocks += [health_block(subject.dataset, entries[label]) for label, subject in subjects.items()]
+    blocks += [
+        dataset_table(label, entry) for label, entry in entries.items() if "metrics" in entry and label not in compared
+    ]
+    if comparison is not None:
+        blocks.append(comparison_table(comparison))
+    blocks.append(files_block(map(str, written), not_drawn))
+    return "\n\n".join(blocks)

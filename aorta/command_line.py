@@ -1,0 +1,76 @@
+"""How a command of AORTA ends: an error is one line on stderr and an exit code, never a traceback.
+
+    @command()
+    def main(arguments: Sequence[str]) -> int:
+        options = parser().parse_args(arguments)  # argparse itself ends with 0 or 2
+        ...                                       # raise InputError, GateFailed, ...: `errors` has their exit codes
+        return EXIT_OK
+
+Must not let a command lose its exit code or its journal over text that nobody can read (whoever started it may have
+closed the terminal meanwhile), or catch an error that AORTA did not raise on purpose.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
+from typing import ParamSpec
+
+from aorta.errors import AortaError
+
+_Arguments = ParamSpec("_Arguments")
+
+
+def command(speaker: str = "error") -> Callable[[Callable[_Arguments, int]], Callable[_Arguments, int]]:
+    """Make a function a command: an `AortaError` that it raises becomes the line `error: ...` and its exit code.
+
+    Args:
+        speaker: what stands before the message.
+    """
+
+    def decorate(main: Callable[_Arguments, int]) -> Callable[_Arguments, int]:
+        @wraps(main)
+        def ended(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> int:
+            try:
+                return main(*arguments, **named)
+            except AortaError as error:
+                to_stderr(f"{speaker}: {error}")
+                return error.exit_code
+
+        return ended
+
+    return decorate
+
+
+def to_stderr(line: str) -> None:
+    """Write a line to stderr."""
+    with tolerate_closed_terminal():
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
+def to_stdout(line: str) -> None:
+    """Write a line to stdout."""
+    with tolerate_closed_terminal():
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+
+@contextmanager
+def tolerate_closed_terminal() -> Iterator[None]:
+    """Wrap writing to stdout or stderr: where that fails (EIO: the terminal is closed), the text is lost, no more."""
+    try:
+        yield
+    except OSError:
+        # What is left in a buffer would fail again when the interpreter ends, which then ends with 120.
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                with suppress(OSError):
+                    nowhere = os.open(os.devnull, os.O_WRONLY)
+                    os.dup2(nowhere, stream.fileno())
+                    os.close(nowhere)

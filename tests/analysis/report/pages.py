@@ -1,0 +1,186 @@
+"""Pages to look at: runs by simulation, and the comparison of launch sets written down by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.gate.conditions import parse_condition
+from aorta.analysis.gate.judging import evaluate
+from aorta.analysis.load.records import load_run
+from aorta.analysis.report.html import write_page
+from aorta.analysis.subjects import Subject
+from aorta.analysis.summary import summarize
+from aorta.records.reader import read_rank
+from aorta.records.schema import DeviceSample, DeviceTelemetry
+from tests.analysis.builders import simulated_run, write_rank
+
+HOSTILE = "</script><img src=x onerror=alert(1)>'\"&<b>$$\\x$$@{what}"
+"""Ends a script element, loads something, is TeX to Bokeh and a place holder to its tooltips."""
+
+
+def two_runs(folder: Path, *, ranks: int = 2, steps: int = 30) -> dict[str, Dataset]:
+    """A reference, and a candidate whose transfers take twice as long, with samples of its devices."""
+    made = {
+        label: simulated_run(folder / label, label=label, ranks=ranks, steps=steps, transfer_ms=transfer, seed=seed)
+        for label, transfer, seed in (("cuda", 5.0, 1), ("rocm", 10.0, 2))
+    }
+    sampled(made["rocm"])
+    return {label: Dataset(label, load_run(where)) for label, where in made.items()}
+
+
+def compared(datasets: Mapping[str, Dataset]) -> dict[str, Any]:
+    """The summary of the first as reference and the second as candidate."""
+    reference, candidate = list(datasets)[:2]
+    return summarize(subjects(datasets), reference, candidate)
+
+
+def subjects(datasets: Mapping[str, Dataset]) -> dict[str, Subject]:
+    """Each a run by itself."""
+    return {label: Subject(dataset) for label, dataset in datasets.items()}
+
+
+def page(datasets: Mapping[str, Dataset], summary: Mapping[str, Any], path: Path) -> str:
+    """Write a page and read it."""
+    write_page(datasets, summary, path)
+    return path.read_text(encoding="utf-8")
+
+
+def launched(summary: dict[str, Any], verdict: str = "regression") -> dict[str, Any]:
+    """The summary as four launches a side would have it: values of `comparison` in place, the rest written by hand."""
+    found = summary["comparison"]
+    for number, (name, pair) in enumerate(found["metrics"].items()):
+        if pair["reference"] is None or pair["candidate"] is None:
+            continue
+        kind = "difference" if pair["unit"] == "ratio" else "quotient"
+        value = pair["difference"] if kind == "difference" else (pair["quotient"] - 1 if pair["quotient"] else None)
+        wide = 0.01 + 0.004 * (number % 5)
+        spread = (None, None) if value is None else (value - wide, value + wide)
+        pair |= {
+            "role": {"overlap_ratio": "primary", "job_step_ms": "guard"}.get(name, "secondary"),
+            "effect": {"kind": kind, "value": value, "low": spread[0], "high": spread[1]},
+            "difference_interval": {"low": pair["difference"] - wide, "high": pair["difference"] + wide},
+            "margin": 0.02,
+            "p": 0.0286,
+            "p_corrected": None if name == "overlap_ratio" else 0.114,
+            "verdict": verdict if name in ("overlap_ratio", "job_step_ms") else "inconclusive",
+            "verdict_reason": "p = 0.029 and the effect is beyond the margin of 0.02",
+            "detectable": {"power": 0.8, "effect": 0.031, "reason": None},
+            "launches_needed": 6,
+            "launches": {"reference": 4, "candidate": 4},
+        }
+    found |= {
+        "verdict": verdict,
+        "verdict_reason": "p = 0.029 and the effect is beyond the margin of 0.02",
+        "primary": "overlap_ratio",
+        "alpha": 0.05,
+        "interval_level": 0.95,
+        "left_out": {"reference": [], "candidate": [{"path": "plan/candidate/04", "reason": "killed (no footer)"}]},
+        "launches": {
+            side: [
+                {
+                    "path": f"plan/{side}/{at:02d}",
+                    "run_id": f"{side}-{at}",
+                    "overlap_ratio": found[f"{side}_overlap_ratio"] + 0.004 * (at - 1.5),
+                    "job_step_ms": found["metrics"]["job_step_ms"][side] * (1 + 0.006 * (at - 1.5)),
+                }
+                for at in range(4)
+            ]
+            for side in ("reference", "candidate")
+        },
+        "attribution": {
+            "sentence": "96 % of the 12.1 ms more exposed communication per rank-step is all-reduce of 25 MB; it is "
+            "transfer, not waiting for peers; 71 % of it is exposed behind the end of backward.",
+            "reference": {"exposed_comm_ms": 2.3, "compute_ms": 53.1, "achieved_tflops": 12.5},
+            "candidate": {
+                "exposed_comm_ms": 14.4,
+                "compute_ms": 53.5,
+                "achieved_tflops_reason": "not a known workload",
+            },
+            "dimensions": {
+                "kind": [
+                    {
+                        "what": "allreduce",
+                        "reference_ms": 2.3,
+                        "candidate_ms": 14.4,
+                        "difference_ms": 12.1,
+                        "share": 1.0,
+                    }
+                ]
+            },
+            "computing": [
+                {
+                    "what": "block3 in backward",
+                    "reference_ms": 8.1,
+                    "candidate_ms": 8.2,
+                    "difference_ms": 0.1,
+                    "share": None,
+                }
+            ],
+            "definition": "mean exposed_comm_ms of the rank-steps after warm-up, candidate minus reference",
+            "causes": [
+                {
+                    "what": what,
+                    "reference_ms": left,
+                    "candidate_ms": right,
+                    "difference_ms": right - left,
+                    "share": share,
+                }
+                for what, left, right, share in (
+                    ("all-reduce of 25 MB, group world, 2 ranks", 2.1, 13.7, 0.96),
+                    ("behind the end of backward", 1.9, 10.5, 0.71),
+                    ("waiting for peers", 0.4, 0.9, 0.04),
+                )
+            ],
+        },
+    }
+    for label in (found["reference"], found["candidate"]):
+        summary["datasets"][label] |= {"launches": 4, "representative": f"plan/{label}/01"}
+    return summary | gated(summary)
+
+
+def gated(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What a gate says of the comparison."""
+    return {"gate": evaluate([parse_condition("overlap_ratio<-0.05")], summary["comparison"]).as_json()}
+
+
+def sampled(folder: Path) -> Path:
+    """The records of a folder again, with a sample of the device in every step: its clock is half in steps 10 to 19."""
+    for path in sorted(folder.glob("rank_*_metrics.jsonl")):
+        record = read_rank(path)
+        rank = record.header.rank
+        path.unlink()
+        lines = [
+            msgspec.structs.replace(
+                step,
+                device=[
+                    DeviceSample(
+                        step.start_mono_ns + 1_000,
+                        step.start_mono_ns + 2_000,
+                        temp_c=60.0 + step.global_step / 2,
+                        power_w=300.0 + 10 * rank,
+                        sclk_mhz=900.0 if 10 <= step.global_step < 20 else 1_800.0 + rank,
+                        mclk_mhz=None,
+                        util_pct=97.0,
+                        mem_used_bytes=None,
+                        throttle=["thermal"] if 10 <= step.global_step < 20 else [],
+                    )
+                ],
+            )
+            for step in record.steps
+        ]
+        head = msgspec.structs.replace(record.header, device_telemetry=DeviceTelemetry("nvml", 1.0))
+        write_rank(folder, head, lines)
+    return folder
+
+
+def text_of(html: str) -> str:
+    """What a page says, without scripts, styles and markup."""
+    bare = re.sub(r"<(script|style)\b.*?</\1>", " ", html, flags=re.S)
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", bare)))

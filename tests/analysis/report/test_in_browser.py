@@ -1,0 +1,387 @@
+"""The page in a real browser, from disk, with the network off: what happens when it is used.
+
+Needs Debian's `chromium` and `chromium-driver`, and selenium; skips with a reason where one is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("bokeh", reason="the extra 'html' is not installed")
+pytest.importorskip("selenium", reason="selenium is not installed")
+
+from bokeh.palettes import Cividis256
+from selenium.common.exceptions import TimeoutException
+from selenium.webdriver import Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.load.records import load_run
+from aorta.analysis.summary import summarize
+from tests.analysis.builders import header, metrics, step, write_rank
+from tests.analysis.report.pages import HOSTILE, compared, launched, page, subjects, two_runs
+from tests.analysis.report.test_page import hostile_run
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+DRIVER = shutil.which("chromedriver")
+PATIENCE_S = 60
+pytestmark = [
+    pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install chromium"),
+    pytest.mark.skipif(DRIVER is None, reason="no chromedriver: apt-get install chromium-driver"),
+    pytest.mark.xdist_group("browser"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chrome]:
+    yield from started()
+
+
+def started() -> Iterator[Chrome]:
+    """A browser without a network, closed at the end."""
+    options = ChromeOptions()
+    options.binary_location = str(BROWSER)
+    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,900"):
+        options.add_argument(word)
+    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = Chrome(options=options, service=Service(str(DRIVER)))
+    driver.execute_cdp_cmd("Network.enable", {})
+    driver.execute_cdp_cmd(
+        "Network.emulateNetworkConditions",
+        {"offline": True, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1},
+    )
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("browser")
+    datasets = two_runs(folder)
+    path = folder / "report.html"
+    page(datasets, launched(compared(datasets)), path)
+    return path
+
+
+def opened(browser: Chrome, path: Path) -> Chrome:
+    """The page, once its charts are there. What the browser said before is forgotten."""
+    browser.get_log("browser")
+    browser.get_log("performance")
+    browser.get(path.as_uri())
+    WebDriverWait(browser, PATIENCE_S).until(
+        lambda it: it.find_element(By.TAG_NAME, "html").get_attribute("data-ready")
+    )
+    return browser
+
+
+def asked(browser: Chrome, code: str) -> Any:
+    """The value of an expression in the page; `model(name)` is a model of Bokeh."""
+    return browser.execute_script(
+        f"const model = (name) => Bokeh.documents[0].get_model_by_name(name); return ({code});"
+    )
+
+
+def settled(browser: Chrome, code: str) -> None:
+    """Wait until an expression is true."""
+    WebDriverWait(browser, PATIENCE_S).until(lambda it: asked(it, code))
+
+
+def requests(browser: Chrome) -> list[str]:
+    """Every address that was asked for, in frames and workers as well."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    return [
+        message["params"]["request"]["url"] for message in messages if message["method"] == "Network.requestWillBeSent"
+    ]
+
+
+def complaints(browser: Chrome) -> list[str]:
+    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+
+def clicked(browser: Chrome, selector: str) -> None:
+    element = browser.find_element(By.CSS_SELECTOR, selector)
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element)
+    element.click()
+
+
+_EVERYWHERE = (
+    "(function all(node) { return [...node.querySelectorAll('*')]"
+    ".flatMap((each) => [each, ...(each.shadowRoot ? all(each.shadowRoot) : [])]); })(document)"
+)
+"""Every element, those in shadow roots as well."""
+
+
+def told(browser: Chrome, chart: str) -> str:
+    """What the tooltips of a chart say, somewhere over it."""
+    element = browser.find_element(By.ID, chart)
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element)
+    width, height = element.size["width"], element.size["height"]
+    for across in range(4, 20, 3):
+        for down in range(1, 9):
+            at = round(width * (across / 20 - 0.5)), round(height * (down / 10 - 0.5))
+            ActionChains(browser, duration=0).move_to_element_with_offset(element, *at).perform()
+            shown = asked(
+                browser,
+                f"{_EVERYWHERE}.filter((each) => each.classList?.contains('bk-Tooltip') && each.checkVisibility())"
+                ".map((each) => each.shadowRoot.textContent).join(' ')",
+            )
+            if shown:
+                return str(shown)
+    return ""
+
+
+def test_it_opens_from_disk_without_a_word_or_a_request(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    assert [url for url in requests(browser) if not url.startswith(("data:", "blob:"))] == [report.as_uri()]
+    assert complaints(browser) == []
+    assert asked(browser, "document.querySelector('h1').textContent.trim().endsWith('Regression')")
+    roots = asked(browser, "Bokeh.documents[0].roots().length")
+    drawn = asked(browser, "[...document.querySelectorAll('.plot')].filter((each) => each.children.length).length")
+    assert roots == drawn >= 15
+
+
+def test_the_policy_is_in_force(browser: Chrome, report: Path) -> None:
+    """The other tests see no request and no error; this one, that the browser would have stopped both."""
+    opened(browser, report)
+    browser.execute_script(
+        "const image = document.createElement('img'); image.src = 'http://127.0.0.1:9/x';"
+        "const script = document.createElement('script'); script.textContent = 'window.ran = 1';"
+        "document.body.append(image, script);"
+        "setTimeout('window.ran = 2', 0);"  # text, which is evaluated where that is allowed
+    )
+    said: list[str] = []
+
+    def three_times(browser: Chrome) -> bool:
+        said.extend(each for each in complaints(browser) if "Content Security Policy" in each)
+        return len(said) >= 3
+
+    WebDriverWait(browser, PATIENCE_S).until(three_times)
+    assert asked(browser, "window.ran === undefined")
+
+
+def test_timelines_zoom_move_and_reset_together(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    both = "['timeline-0', 'timeline-1'].map((name) => [model(name).x_range.start, model(name).x_range.end])"
+    (start, end), other = asked(browser, both)
+    assert start == 0 < end
+    assert [start, end] == other
+    clicked(browser, "#timelines [data-move=in]")
+    zoomed, other = asked(browser, both)
+    assert zoomed == other == pytest.approx([end / 4, 3 * end / 4])
+    clicked(browser, "#timelines [data-move=right]")
+    assert asked(browser, both)[0] == pytest.approx([end * 3 / 8, end * 7 / 8])
+    clicked(browser, "#timelines [data-move=reset]")
+    assert asked(browser, both)[0] == pytest.approx([0, end])
+
+
+def test_a_timeline_is_dragged_and_zoomed_by_mouse(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    plot = browser.find_element(By.ID, "chart-timeline-0")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", plot)
+    end = asked(browser, "model('timeline-x').end")
+    ActionChains(browser).move_to_element(plot).click_and_hold().move_by_offset(-120, 0).release().perform()
+    settled(browser, "model('timeline-x').start > 0")
+    assert asked(browser, "model('timeline-x').end - model('timeline-x').start") == pytest.approx(end)
+    clicked(browser, "#timelines input[value=BoxZoomTool]")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", plot)
+    ActionChains(browser).move_to_element(plot).click_and_hold().move_by_offset(120, 10).release().perform()
+    settled(browser, f"model('timeline-x').end - model('timeline-x').start < {end / 2}")
+
+
+def test_timelines_are_filtered_by_rank_stream_kind_and_step(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    seen = "new Set(model('timeline-spans-0').data.rank).size"
+    spans = "model('timeline-spans-0').data.left.length"
+    whats = "[...new Set(model('timeline-spans-0').data.what)]"
+    assert asked(browser, seen) == 2
+    whole, rows = asked(browser, spans), asked(browser, "model('timeline-0').y_range.start")
+    field = browser.find_element(By.ID, "timeline-ranks")
+    field.clear()
+    field.send_keys("1", Keys.TAB)
+    assert asked(browser, seen) == 1
+    assert asked(browser, spans) == whole / 2
+    assert asked(browser, "model('timeline-0').y_range.start") < rows
+    assert "of 1 of 2 ranks" in browser.find_element(By.ID, "timeline-told-0").text
+    clicked(browser, "#timeline-all")
+    assert asked(browser, spans) == whole
+    clicked(browser, "input[data-kind][value=forward]")
+    assert not any("forward" in what for what in asked(browser, whats))
+    assert asked(browser, spans) == whole - 8  # four blocks on two ranks
+    clicked(browser, "input[data-lane][value=compute]")
+    assert asked(browser, spans) == whole - 16
+    assert asked(browser, "model('timeline-waits-0').data.left.length") == 0
+    told = browser.find_element(By.ID, "timeline-told-0").text
+    Select(browser.find_element(By.ID, "timeline-step")).select_by_visible_text("slowest job step")
+    assert browser.find_element(By.ID, "timeline-told-0").text != told
+    field.clear()
+    field.send_keys("one", Keys.TAB)
+    assert field.get_attribute("aria-invalid") == "true"
+    assert "0-3, 8" in browser.find_element(By.ID, "timeline-problem").text
+
+
+def test_a_dataset_is_switched_off_everywhere(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    clicked(browser, "#steps input[data-dataset='1']")
+    boxes = asked(browser, "[...document.querySelectorAll('input[data-dataset=\"1\"]')].map((each) => each.checked)")
+    assert boxes == [False] * len(boxes)
+    assert len(boxes) >= 3
+    visible = "model('steps-overlap_ratio').renderers.map((each) => each.visible)"
+    assert asked(browser, visible) == [True, True, True, False, False, False]
+    assert not browser.find_element(By.ID, "chart-timeline-1").is_displayed()
+    assert browser.find_element(By.ID, "chart-timeline-0").is_displayed()
+
+
+def test_devices_lie_under_the_ratio_on_the_same_steps(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    assert asked(
+        browser,
+        "['steps-job_step', 'steps-device_sclk_mhz', 'steps-device_power_w', 'steps-device_temp_c']"
+        ".every((name) => model(name).x_range === model('steps-overlap_ratio').x_range)",
+    )
+
+
+def test_a_map_shows_each_rank_where_its_axis_says(browser: Chrome, tmp_path: Path) -> None:
+    for rank in range(2):
+        lines = [step(rank, 2, at, overlap=metrics(10 + 10 * rank, 8, 4, 2)) for at in range(4)]
+        write_rank(tmp_path / "run", header(rank, 2), lines)
+    datasets = {"x": Dataset("x", load_run(tmp_path / "run"))}
+    path = tmp_path / "map.html"
+    page(datasets, summarize(subjects(datasets)), path)
+    opened(browser, path)
+    Select(browser.find_element(By.ID, "map-metric")).select_by_value("step_ms")
+    clicked(browser, "#map-stretched")
+    ends = [[int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in (Cividis256[0], Cividis256[-1])]
+    seen: list[list[int]] = []
+
+    def drawn(browser: Chrome) -> bool:
+        """Bokeh draws when it comes to it."""
+        seen[:] = [
+            browser.execute_script(
+                "const [rank] = arguments, view = Bokeh.index.find_one_by_id(data.roots['map-0']);"
+                "const canvas = view.canvas_view.primary.canvas, ratio = canvas.width / view.bbox.width;"
+                "const [x, y] = [view.frame.x_scale.compute(1.5), view.frame.y_scale.compute(rank)];"
+                "return [...canvas.getContext('2d').getImageData(x * ratio, y * ratio, 1, 1).data].slice(0, 3)",
+                rank,
+            )
+            for rank in range(2)
+        ]
+        return seen == ends
+
+    with suppress(TimeoutException):
+        WebDriverWait(browser, PATIENCE_S).until(drawn)
+    assert seen == ends
+
+
+def test_tables_sort_by_a_column_and_back(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    keys = (
+        "[...document.querySelectorAll('#table-metrics tbody tr')]"
+        ".map((row) => row.cells[2].dataset.sort).filter(Boolean).map(Number)"
+    )
+    head = "#table-metrics thead th:nth-child(3)"
+    clicked(browser, f"{head} button")
+    values = asked(browser, keys)
+    assert values == sorted(values, reverse=True)
+    assert browser.find_element(By.CSS_SELECTOR, head).get_attribute("aria-sort") == "descending"
+    # By keyboard, as anybody can who does not use a mouse.
+    browser.find_element(By.CSS_SELECTOR, f"{head} button").send_keys(Keys.ENTER)
+    assert asked(browser, keys) == sorted(values)
+    assert browser.find_element(By.CSS_SELECTOR, head).get_attribute("aria-sort") == "ascending"
+
+
+def test_collectives_are_chosen_by_run(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    rows = "[...document.querySelectorAll('#table-collectives tbody tr')].filter((row) => !row.hidden)"
+    whole = asked(browser, f"{rows}.length")
+    Select(browser.find_element(By.CSS_SELECTOR, "select[data-column='1']")).select_by_visible_text("rocm")
+    assert asked(browser, f"[...new Set({rows}.map((row) => row.cells[1].textContent.trim()))]") == ["rocm"]
+    assert asked(browser, f"{rows}.length") < whole
+
+
+def test_the_theme_recolours_the_page_and_the_charts(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    page_color = "getComputedStyle(document.body).backgroundColor"
+    label = "model('timeline-0').below[0].major_label_text_color"
+    line = "model('steps-overlap_ratio').renderers[1].glyph.line_color"
+    light = [asked(browser, each) for each in (page_color, label)]
+    spans = asked(browser, "model('timeline-spans-0').data.color[0]")
+    clicked(browser, "#theme")
+    assert browser.find_element(By.ID, "theme").get_attribute("aria-pressed") == "true"
+    dark = [asked(browser, each) for each in (page_color, label)]
+    assert dark[1] == "#DDDDDD" != light[1]
+    assert "#4F9FDA" in json.dumps(asked(browser, line))
+    assert asked(browser, "model('timeline-spans-0').data.color[0]") != spans
+    assert dark[0] == "rgb(22, 25, 29)" != light[0]
+    clicked(browser, "#theme")
+    assert [asked(browser, each) for each in (page_color, label)] == light
+    assert complaints(browser) == []
+
+
+def test_a_reader_who_prefers_dark_gets_it(browser: Chrome, report: Path) -> None:
+    prefer = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", prefer)
+    try:
+        opened(browser, report)
+        assert asked(browser, "getComputedStyle(document.body).backgroundColor") == "rgb(22, 25, 29)"
+        assert asked(browser, "model('timeline-0').below[0].major_label_text_color") == "#DDDDDD"
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_everything_is_reached_by_keyboard(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    browser.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
+    assert "skip" in browser.switch_to.active_element.get_attribute("class")
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    assert browser.execute_script("return location.hash") == "#main"
+    reached = asked(
+        browser,
+        "[...document.querySelectorAll('button, select, input, summary, a[href], .scroll')]"
+        ".filter((each) => each.checkVisibility()).every((each) => each.tabIndex >= 0)",
+    )
+    assert reached
+    unnamed = asked(
+        browser,
+        "[...document.querySelectorAll('button, select, input')].filter((each) =>"
+        " !each.textContent.trim() && !each.ariaLabel && !each.labels?.length && !each.title).length",
+    )
+    assert unnamed == 0
+
+
+def test_hostile_words_do_nothing(browser: Chrome, tmp_path: Path) -> None:
+    labels = (f"a{HOSTILE}", f"b{HOSTILE}")
+    datasets = {label: hostile_run(tmp_path / str(at), label) for at, label in enumerate(labels)}
+    path = tmp_path / "hostile.html"
+    page(datasets, launched(compared(datasets)), path)
+    opened(browser, path)
+    for name in ("chart-timeline-0", "chart-steps-job_step", "chart-breakdown"):
+        assert "</script><img src=x onerror=alert(1)>" in told(browser, name), name
+    assert asked(browser, f"{_EVERYWHERE}.filter((each) => ['IMG', 'B'].includes(each.tagName)).length") == 0
+    assert HOSTILE in browser.find_element(By.CSS_SELECTOR, "#health h3").text
+    assert [url for url in requests(browser) if not url.startswith(("data:", "blob:"))] == [path.as_uri()]
+    assert complaints(browser) == []
+
+
+def test_it_prints(browser: Chrome, report: Path) -> None:
+    import base64
+
+    opened(browser, report)
+    printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True, "preferCSSPageSize": True})
+    data = base64.b64decode(printed["data"])
+    assert data.startswith(b"%PDF")
+    assert complaints(browser) == []
+    if where := os.environ.get("AORTA_PAGE_SHOTS"):
+        Path(where, "report.pdf").write_bytes(data)

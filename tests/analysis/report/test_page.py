@@ -1,0 +1,312 @@
+"""The page as text: what it says, what it loads (nothing), what it escapes, how large it is."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("bokeh", reason="the extra 'html' is not installed")
+pytest.importorskip("jinja2", reason="the extra 'html' is not installed")
+
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.formatting import PAGE
+from aorta.analysis.launches.rules import Rules
+from aorta.analysis.launches.sets import Launch
+from aorta.analysis.load.records import load_run
+from aorta.analysis.report import html as page_room
+from aorta.analysis.report.html import why_no_page, write_page
+from aorta.analysis.report.html.assembly import json_for_script, policy
+from aorta.analysis.report.html.bokeh_chart import plain
+from aorta.analysis.report.html.verdict_cards import verdict_of
+from aorta.analysis.subjects import read_subjects
+from aorta.analysis.summary import summarize
+from aorta.analysis.traces.run import load_traces
+from aorta.errors import ToolMissing
+from tests.analysis.builders import collective, footer, header, metrics, simulated_run, step, write_manifest, write_rank
+from tests.analysis.report.pages import HOSTILE, compared, gated, launched, page, subjects, text_of, two_runs
+from tests.analysis.traces.kineto_files import document, kernel
+from tests.analysis.traces.kineto_files import step as kineto_step
+
+
+class Parts(HTMLParser):
+    """Elements with what could load something, ids, and the content of scripts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self._in: str | None = None
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._in = tag if tag in ("script", "style") else None
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in = None
+
+    def handle_data(self, text: str) -> None:
+        if self._in == "script":
+            self.scripts[-1] += text
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, str]:
+    folder = tmp_path_factory.mktemp("page")
+    datasets = two_runs(folder)
+    summary = launched(compared(datasets))
+    return summary, page(datasets, summary, folder / "report.html")
+
+
+def test_it_loads_nothing(written: tuple[dict, str]) -> None:
+    parts = Parts(written[1])
+    assert not {tag for tag, _ in parts.tags} & {"iframe", "object", "embed", "img", "video", "audio", "base", "image"}
+    assert [link["href"] for link in parts.named("link")] == ["data:,"]
+    assert all("src" not in script for script in parts.named("script"))
+    assert all(anchor["href"].startswith("#") for anchor in parts.named("a"))
+    style = re.search(r"<style>(.*?)</style>", written[1], re.S)
+    assert style is not None
+    assert "url(" not in style[1]
+    assert "@import" not in style[1]
+
+
+def test_its_policy_forbids_the_network_and_names_every_script(written: tuple[dict, str]) -> None:
+    parts = Parts(written[1])
+    told = next(each["content"] for each in parts.named("meta") if each.get("http-equiv") == "Content-Security-Policy")
+    assert told is not None
+    rules = dict(rule.strip().split(" ", 1) for rule in told.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert "unsafe" not in rules["script-src"]
+    run = [
+        text
+        for script, text in zip(parts.named("script"), parts.scripts, strict=True)
+        if script.get("type") != "application/json"
+    ]
+    hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in run}
+    assert hashes == set(rules["script-src"].split())
+
+
+def test_its_numbers_are_those_of_the_summary(written: tuple[dict, str]) -> None:
+    summary, html = written
+    text = text_of(html)
+    table = html[html.index('id="table-metrics"') :]
+    for name, pair in summary["comparison"]["metrics"].items():
+        if pair["reference"] is None:
+            continue
+        row = re.search(rf'<tr><th scope="row"[^>]*>{name}</th>(.*?)</tr>', table)
+        assert row is not None, name
+        cells = re.findall(r'<td(?: data-sort="([^"]*)")?[^>]*>([^<]*)</td>', row[1])
+        assert float(cells[1][0]) == pair["reference"]
+        assert float(cells[2][0]) == pair["candidate"]
+        assert cells[1][1] == PAGE.number(pair["reference"], pair["unit"])
+    for row in summary["datasets"]["rocm"]["collectives"]:
+        assert PAGE.number(row["busbw_gb_per_s"]["median"], "GB/s") in text
+    for name, told in summary["metrics"].items():
+        assert name in text
+        assert " ".join(told["definition"].split()) in text
+
+
+def test_the_verdict_comes_first_with_what_it_rests_on(written: tuple[dict, str]) -> None:
+    summary, html = written
+    parts, text = Parts(html), text_of(html)
+    sections = [attributes["id"] for tag, attributes in parts.tags if tag == "section"]
+    assert sections[0] == "verdict"
+    assert text.index("Regression") < text.index("overlap_ratio")
+    pair = summary["comparison"]["metrics"]["overlap_ratio"]
+    assert " ".join(PAGE.effect(pair["effect"]["value"], "difference").split()) in text
+    assert "3.10 points with power 80 %" in text
+    assert "4 launches of cuda, 4 launches of rocm; intervals at 95 %" in text
+    assert summary["comparison"]["attribution"]["sentence"] in text
+    for said in ("12.500", "not a known workload", "By kind", "block3 in backward", "12.100"):
+        assert said in text
+    assert "overlap_ratio<-0.05" in text
+    assert summary["gate"]["conditions"][0]["reason"] in text
+    assert "outcome fail exit code 3" in text
+    assert "killed (no footer)" in text
+
+
+def test_one_launch_a_side_is_no_verdict(tmp_path: Path) -> None:
+    datasets = two_runs(tmp_path, steps=8)
+    summary = compared(datasets)
+    verdict = verdict_of(summary)
+    assert verdict.word == "No verdict from one launch"
+    assert verdict.tone == "open"
+    left, right = (summary["comparison"]["metrics"]["overlap_ratio"][side] for side in ("reference", "candidate"))
+    assert (
+        f"less of its communication than cuda: {PAGE.percent(right)} against {PAGE.percent(left)}" in verdict.sentence
+    )
+    assert summary["comparison"]["verdict_reason"] in text_of(page(datasets, summary, tmp_path / "r.html"))
+
+
+@pytest.mark.parametrize("word", ["regression", "improvement", "equivalent", "inconclusive"])
+def test_every_verdict_has_a_word_a_tone_and_a_symbol(word: str, tmp_path: Path) -> None:
+    datasets = two_runs(tmp_path, steps=6)
+    found = verdict_of(launched(compared(datasets), word))
+    assert found.word.casefold() == word
+    assert found.tone == {"regression": "bad", "improvement": "good", "equivalent": "even"}.get(word, "open")
+    needed = dict(found.cards[0].facts).get("to find what was seen")
+    assert needed == ("6 launches a side" if word == "inconclusive" else None)
+
+
+def test_one_dataset_has_a_page_without_a_comparison(tmp_path: Path) -> None:
+    datasets = {"cuda": two_runs(tmp_path, steps=6)["cuda"]}
+    html = page(datasets, summarize(subjects(datasets)), tmp_path / "r.html")
+    assert "Nothing was compared" in text_of(html)
+    ids = {attributes.get("id") for _, attributes in Parts(html).tags}
+    assert {"chart-timeline-0", "chart-steps-overlap_ratio", "chart-map-0", "chart-bandwidth"} <= ids
+    assert "chart-effects" not in ids
+
+
+def test_traces_of_other_tools_have_a_page(tmp_path: Path) -> None:
+    for rank in range(2):
+        events = [
+            kineto_step(0, 0, 1000),
+            kernel("gemm", 0, 400),
+            kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 300, 300, stream=20),
+        ]
+        facts = {"distributedInfo": {"rank": rank, "world_size": 2}}
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(document(events, **facts)))
+    datasets = {label: Dataset(label, load_traces(str(tmp_path / f"rank{at}.json"))) for at, label in enumerate("ab")}
+    html = page(datasets, compared(datasets), tmp_path / "r.html")
+    assert "No verdict from one launch" in text_of(html)
+    assert "coverage not known: a trace does not count what was issued" in text_of(html)
+    assert "every collective was seen" not in text_of(html)
+    assert {"chart-timeline-0", "chart-timeline-1"} <= {attributes.get("id") for _, attributes in Parts(html).tags}
+
+
+def test_of_launch_sets_each_section_says_which_launch_it_shows(tmp_path: Path) -> None:
+    for side, transfer in (("reference", 5.0), ("candidate", 10.0)):
+        for at in range(4):
+            folder, name = tmp_path / side / f"{at:02d}", f"{side}{at}"
+            simulated_run(folder, label=name, ranks=2, steps=8, transfer_ms=transfer + at / 10, seed=at)
+    sides = {side: tmp_path / side for side in ("reference", "candidate")}
+    found = read_subjects(sides, Rules())
+    summary = summarize(found, *sides)
+    summary |= gated(summary)
+    html = page({label: each.dataset for label, each in found.items()}, summary, tmp_path / "r.html")
+    middle = {label: sorted(each.launches.launches, key=overlap)[1].path for label, each in found.items()}
+    sections = {part.split('"')[0]: text_of(part) for part in html.split('<section id="')[1:]}
+    for label, path in middle.items():
+        for name in ("metrics", "timelines", "steps", "collectives"):
+            assert f"{label}: of 4 launches this is {path}, the one in the middle." in sections[name], name
+    assert "medians of the medians of launches" in sections["metrics"]
+    assert summary["gate"]["outcome"] in sections["gate"]
+    assert summary["gate"]["conditions"][0]["reason"] in sections["gate"]
+
+
+def overlap(launch: Launch) -> float:
+    median = launch.median("overlap_ratio")
+    assert median is not None
+    return median
+
+
+def test_a_job_step_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
+    for rank in range(2):
+        lines = [step(rank, 3, at, overlap=metrics(10, 8, 4, 2)) for at in range(4)]
+        write_rank(tmp_path / "run", header(rank, 3), lines)
+    datasets = {"x": Dataset("x", load_run(tmp_path / "run"))}
+    summary = summarize(subjects(datasets))
+    assert summary["datasets"]["x"]["metrics"]["job_step_ms"]["median"] is None
+    html = page(datasets, summary, tmp_path / "r.html")
+    assert "chart-steps-overlap_ratio" in html
+    assert 'id="chart-steps-job_step"' not in html
+    text = text_of(html)
+    assert "x: no job step is drawn: 1 of 3 ranks are missing; the slowest may be among them." in text
+    assert "median step of the ranks read" in text
+    assert "job step</option>" not in html
+    assert "2 of 3 ranks. Grey: not read, or null." in text
+
+
+def test_ranks_with_another_environment_are_named(tmp_path: Path) -> None:
+    write_rank(tmp_path / "run", header(), [step(0, 1, at, overlap=metrics(10, 8, 4, 2)) for at in range(4)])
+    write_manifest(tmp_path / "run", environment_differences={"2": {"NCCL_ALGO": "Tree"}})
+    datasets = {"x": Dataset("x", load_run(tmp_path / "run"))}
+    text = text_of(page(datasets, summarize(subjects(datasets)), tmp_path / "r.html"))
+    assert "x: another environment than that of rank 0 on rank 2" in text
+    assert "environment_differences.2.NCCL_ALGO Tree" in text
+
+
+def test_a_run_without_a_step_still_has_a_page(tmp_path: Path) -> None:
+    write_rank(tmp_path / "run", header(), [])
+    datasets = {"x": Dataset("x", load_run(tmp_path / "run"))}
+    text = text_of(page(datasets, summarize(subjects(datasets)), tmp_path / "r.html"))
+    assert "nothing to measure" in text
+
+
+def test_ids_are_unique_and_every_label_has_its_control(written: tuple[dict, str]) -> None:
+    ids = [attributes["id"] for _, attributes in Parts(written[1]).tags if attributes.get("id")]
+    assert len(ids) == len(set(ids))
+
+
+def hostile_run(folder: Path, label: str) -> Dataset:
+    """Every word that a record holds is hostile."""
+    folder.mkdir()
+    for rank in range(2):
+        rows = [collective(HOSTILE, seq, seq * 2.0, seq * 2.0 + 1.5, group=HOSTILE) for seq in range(3)]
+        rows += [collective("allreduce", 3, 7.0, 8.0, group=HOSTILE)]
+        lines = [step(rank, 2, at, overlap=metrics(10, 8, 4, 2), collectives=rows) for at in range(4)]
+        head = header(rank, 2, label=HOSTILE, run_id=f"run {HOSTILE}", host=HOSTILE, parallel=HOSTILE)
+        write_rank(folder, head, lines, footer(4, 2, groups={HOSTILE: [0, 1]}, error=HOSTILE))
+    write_manifest(
+        folder,
+        {"workload": {HOSTILE: HOSTILE}},
+        run_id=f"run {HOSTILE}",
+        warnings=[HOSTILE],
+        environment={"NCCL_X": HOSTILE},
+        command=HOSTILE,
+    )
+    return Dataset(label, load_run(folder))
+
+
+def test_words_of_files_stay_words(tmp_path: Path) -> None:
+    labels = (f"a{HOSTILE}", f"b{HOSTILE}")
+    datasets = {label: hostile_run(tmp_path / str(at), label) for at, label in enumerate(labels)}
+    html = page(datasets, compared(datasets), tmp_path / "r.html")
+    parts = Parts(html)
+    assert not parts.named("img")
+    assert len(parts.named("b")) == 0
+    assert "<img" not in html
+    data = next(
+        text
+        for script, text in zip(parts.named("script"), parts.scripts, strict=True)
+        if script.get("id") == "page-data"
+    )
+    found = json.loads(data)
+    assert found["labels"] == list(labels)
+    assert any(HOSTILE in each for each in found["timelines"][0]["lanes"])
+
+
+def test_json_in_a_script_cannot_end_it() -> None:
+    text = json_for_script({"a": HOSTILE, "b": "<!--", "c": "]]>"})
+    assert not set("<>&") & set(text)
+    assert json.loads(text) == {"a": HOSTILE, "b": "<!--", "c": "]]>"}
+
+
+def test_the_hash_of_a_policy_is_that_of_the_script() -> None:
+    # https://www.w3.org/TR/CSP3/#external-hash: 'alert(1)' worked out with `openssl dgst -sha256 -binary | base64`.
+    assert "'sha256-bhHHL3z2vDgxUt0W3dWQOrprscmda2Y5pLsLg4GF+pI='" in policy(["alert(1)"])
+
+
+def test_without_its_packages_a_page_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_no_page() is None
+    monkeypatch.setattr(page_room, "find_spec", lambda name: None if name == "bokeh" else object())
+    reason = why_no_page()
+    assert reason is not None
+    assert "pip install bokeh" in reason
+    with pytest.raises(ToolMissing, match=r"report\.html was not written: bokeh not installed"):
+        write_page({}, {}, tmp_path / "report.html")
+
+
+def test_text_on_a_canvas_is_no_tex() -> None:
+    assert plain("$$a$$ \\(b") == "$\u200b$a$\u200b$ \\\u200b(b"

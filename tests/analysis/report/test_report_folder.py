@@ -1,0 +1,152 @@
+"""A whole report: files, text, nulls, pictures."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.load.records import load_run
+from aorta.analysis.report.charts.step_breakdown import parts
+from aorta.analysis.report.charts.step_lanes import representative_step
+from aorta.analysis.report.report_folder import write_report
+from aorta.errors import InputError
+from tests.analysis.builders import collective, header, metrics, simulated_run, step, strict_json, write_rank
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def test_a_comparison_writes_everything_it_names(tmp_path: Path) -> None:
+    sources = {
+        "cuda": simulated_run(tmp_path / "a", label="cuda", ranks=2, steps=6),
+        "rocm": simulated_run(tmp_path / "b", label="rocm", ranks=2, steps=6, transfer_ms=11, platform="rocm"),
+    }
+    report = write_report(sources, tmp_path / "out", "cuda", "rocm")
+    names = {f"{label}_{what}.png" for label in sources for what in ("timeline", "streams", "breakdown")}
+    assert {path.name for path in report.files} == names | {
+        "overlap_ratio.png",
+        "side_by_side.png",
+        "report.html",
+        "summary.json",
+    }
+    for path in report.files:
+        assert str(path) in report.text
+        if path.suffix == ".png":
+            width, height = png_size(path)
+            assert 400 < width < 2500
+            assert 300 < height < 2500
+            assert 5_000 < path.stat().st_size < 500_000
+    summary = strict_json(tmp_path / "out" / "summary.json")
+    assert summary == report.summary
+    assert list(summary) == ["summary_version", "aorta_version", "conventions", "datasets", "comparison", "metrics"]
+    assert summary["datasets"]["rocm"]["source"]["platform"] == "rocm"
+    assert summary["comparison"]["metrics"]["overlap_ratio"]["judgement"] == "worse"
+
+
+def test_the_text_fits_and_names_denominators(tmp_path: Path) -> None:
+    sources = {name: simulated_run(tmp_path / name, label=name, ranks=2, steps=6, seed=ord(name)) for name in "ab"}
+    text = write_report(sources, tmp_path / "out", "a", "b", html=False).text
+    lines = [line for line in text.splitlines() if str(tmp_path) not in line]
+    assert max(map(len, lines)) <= 100
+    assert "overlap_ratio (hidden/comm)" in text
+    assert "overlap_over_compute (hidden/compute)" in text
+    assert "exposed_share (exposed/step)" in text
+    assert "verdict: inconclusive" in text
+    assert text.index("2 of 2 ranks read") < text.index("overlap_ratio")
+
+
+def test_a_single_dataset_has_no_comparison(tmp_path: Path) -> None:
+    sources = {"cuda": simulated_run(tmp_path / "a", label="cuda", ranks=2, steps=6, fabric="emulated")}
+    report = write_report(sources, tmp_path / "out", "cuda")
+    assert "comparison" not in report.summary
+    assert "EMULATED FABRIC" in report.text
+    assert "rank spread" in report.text
+    assert report.summary["datasets"]["cuda"]["health"]["emulated_fabric"] == {"kind": "emulated"}
+
+
+def test_the_collectives_of_a_dataset_are_told_with_what_limits_them(tmp_path: Path) -> None:
+    rows = [collective("reducescatter", end_source="wait"), collective("broadcast", 1)]
+    for rank in range(2):
+        write_rank(tmp_path, header(rank, 2), [step(rank, 2, overlap=metrics(10, 8, 4, 2), collectives=rows)])
+    text = write_report({"x": tmp_path}, tmp_path / "out", html=False).text
+    assert "reducescatter 1 MB n=2                       1.000       0.000       1.000       0.500" in text
+    assert "reducescatter: some ends are those of the caller's wait; its transfer is an upper bound" in text
+    assert "null transfer of broadcast: a rank may end this kind early" in text
+
+
+def test_a_third_dataset_gets_its_own_table(tmp_path: Path) -> None:
+    sources = {name: simulated_run(tmp_path / name, label=name, ranks=1, steps=5) for name in "abc"}
+    text = write_report(sources, tmp_path / "out", "a", "b", html=False).text
+    assert text.count("rank spread") == 1
+    assert "reference = a, candidate = b" in text
+
+
+def test_no_rows_means_no_picture_and_no_stale_one(tmp_path: Path) -> None:
+    write_rank(tmp_path / "run", header(), [])
+    output = tmp_path / "out"
+    write_report({"x": simulated_run(tmp_path / "full", label="x", ranks=1, steps=5)}, output)
+    assert (output / "x_timeline.png").exists()
+    report = write_report({"x": tmp_path / "run"}, output)
+    assert sorted(path.name for path in output.iterdir()) == ["report.html", "summary.json"]
+    assert set(report.not_drawn) == {
+        *("x_timeline.png", "x_streams.png", "x_breakdown.png", "x_devices.png"),
+        "overlap_ratio.png",
+    }
+    assert "not drawn: x_timeline.png: no steps in the record" in report.text
+    entry = strict_json(output / "summary.json")["datasets"]["x"]
+    assert entry["count"] == 0
+    assert "! nothing to measure" in report.text
+
+
+def test_nulls_everywhere_are_still_json_and_still_drawn(tmp_path: Path) -> None:
+    why = "instrument.mode is off"
+    blind = dict.fromkeys(metrics(10, 8, 4, 2)) | {"window_ms": 10.0, "compute_ms": 8.0}
+    lines = [step(0, 1, number, overlap=blind, reasons=dict.fromkeys(blind, why), loss=None) for number in range(3)]
+    write_rank(tmp_path / "run", header(instrument_mode="off"), lines)
+    report = write_report({"x": tmp_path / "run"}, tmp_path / "out")
+    entry = strict_json(tmp_path / "out" / "summary.json")["datasets"]["x"]
+    assert entry["overlap_ratio"] is None
+    assert entry["metrics"]["comm_ms"]["reason"] == why
+    assert (tmp_path / "out" / "x_timeline.png").exists()
+    assert "x_breakdown.png" in report.not_drawn
+    assert f": {why}" in " ".join(report.text.split())
+
+
+def test_the_representative_step_is_the_median_job_step(tmp_path: Path) -> None:
+    slowest = {0: 500, 1: 30, 2: 10, 3: 20, 4: 40}
+    for rank in range(2):
+        lines = [
+            step(rank, 2, number, overlap=metrics(length - rank, 4, 2, 1), warmup=number == 0)
+            for number, length in slowest.items()
+        ]
+        write_rank(tmp_path, header(rank, 2), lines)
+    assert representative_step(Dataset("x", load_run(tmp_path))) == 3  # the lower middle of 10, 20, 30, 40
+
+
+def test_the_parts_of_the_breakdown_add_up_to_the_window(tmp_path: Path) -> None:
+    row = {"window_ms": 30.0, "compute_ms": 16.0, "compute_comm_ms": 6.0, "exposed_comm_ms": 2.0, "idle_ms": 5.0}
+    longer = {name: 3 * value for name, value in row.items()}
+    null = row | {"idle_ms": None}
+    lines = [
+        step(0, 1, 0, overlap=longer, warmup=True),
+        *(step(0, 1, number, overlap=overlap) for number, overlap in enumerate((row, null, longer), 1)),
+    ]
+    write_rank(tmp_path, header(0, 1), lines)
+    table = parts(Dataset("x", load_run(tmp_path)))
+    assert table.index.tolist() == [0]
+    assert table.iloc[0].tolist() == [12.0, 20.0, 4.0, 14.0, 10.0]  # twice the first: the mean of one and three times
+    assert table.iloc[0].sum() == 2 * row["window_ms"]
+
+
+def test_an_output_that_is_a_file_is_an_input_error(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(InputError, match=r"out: cannot be written: .*--output DIR"):
+        write_report({"x": simulated_run(tmp_path / "a", label="x", ranks=1, steps=5)}, tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "mine"

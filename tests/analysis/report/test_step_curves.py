@@ -1,0 +1,237 @@
+"""Curves, maps and spans against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from aorta.analysis.aggregate import Dataset
+from aorta.analysis.load.records import load_run
+from aorta.analysis.report.html import step_curves, timeline_data
+from aorta.analysis.report.html.step_charts import map_charts
+from aorta.analysis.report.html.step_curves import Series
+from aorta.analysis.report.html.timeline_data import BLOCKED, EXPOSED, Spans, spans_of
+from aorta.analysis.traces.run import load_traces
+from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, Stall
+from aorta.timeline.classes import STREAMS
+from tests.analysis.builders import MS, collective, header, metrics, step, write_rank
+from tests.analysis.traces.kineto_files import document, kernel
+from tests.analysis.traces.kineto_files import step as kineto_step
+
+
+def run_of(folder: Path, steps: int, ranks: int = 2, warm: int = 0) -> Dataset:
+    """Step k takes 10 + k ms on rank 0 and a ms more on each further rank; its ratio is (k % 10) / 10 on all."""
+    for rank in range(ranks):
+        lines = [
+            step(rank, ranks, at, overlap=metrics(10 + at + rank, 8, 4, 4 * (at % 10) / 10), warmup=at < warm)
+            for at in range(steps)
+        ]
+        write_rank(folder, header(rank, ranks), lines)
+    return Dataset("x", load_run(folder))
+
+
+def test_a_curve_is_the_median_between_the_lowest_and_the_highest(tmp_path: Path) -> None:
+    series = Series(run_of(tmp_path, 5, ranks=3, warm=2))
+    job = series.job_step()
+    assert job.x.tolist() == [2, 3, 4]
+    assert job.low.tolist() == [12, 13, 14]
+    assert job.middle.tolist() == [14, 15, 16]
+    assert job.high.tolist() == [14, 15, 16]
+    assert series.curve("overlap_ratio").middle == pytest.approx([0.2, 0.3, 0.4])
+
+
+def test_steps_that_do_not_fit_share_a_point_and_stay_in_its_band(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_curves, "POINTS", 4)
+    series = Series(run_of(tmp_path, 10, ranks=1))
+    assert series.steps_a_point == 3
+    job = series.job_step()
+    assert job.x.tolist() == [1, 4, 7, 9]
+    assert job.low.tolist() == [10, 13, 16, 19]
+    assert job.high.tolist() == [12, 15, 18, 19]
+    assert job.middle.tolist() == [11, 14, 17, 19]
+
+
+def test_a_map_holds_every_rank_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_curves, "MAP_STEPS", 3)
+    monkeypatch.setattr(step_curves, "MAP_RANKS", 2)
+    series = Series(run_of(tmp_path, 5, ranks=3))
+    found = series.map("step_ms")
+    assert found is not None
+    # Two steps a column, two ranks a row; the last of each hold one.
+    assert found.values.tolist() == [[11.0, 13.0, 14.5], [12.5, 14.5, 16.0]]
+    assert (found.first_step, found.end_step, found.first_rank, found.end_rank) == (0, 6, 0, 4)
+    assert series.map("no_such_metric") is None
+
+
+def test_a_map_has_gaps_where_ranks_and_steps_were_not_read(tmp_path: Path) -> None:
+    for rank in (0, 2, 3):
+        lines = [step(rank, 4, at, overlap=metrics(10 + rank, 8, 4, 2)) for at in (0, 1, 2, 5)]
+        write_rank(tmp_path, header(rank, 4), lines)
+    dataset = Dataset("x", load_run(tmp_path))
+    found = Series(dataset).map("step_ms")
+    assert found is not None
+    assert (found.first_step, found.end_step, found.first_rank, found.end_rank) == (0, 6, 0, 4)
+    gap = np.nan
+    expected = [[at, at, at, gap, gap, at] if at else [gap] * 6 for at in (10, 0, 12, 13)]
+    np.testing.assert_array_equal(found.values, expected)
+    (chart,), _ = map_charts({"x": Series(dataset)}, [(3, 4)])
+    assert chart.caption == "3 of 4 ranks. Grey: not read, or null."
+
+
+def test_steps_that_are_recorded_now_and_then_stand_side_by_side(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(), [step(0, 1, at, overlap=metrics(at, 8, 4, 2)) for at in (10, 20, 40)])
+    found = Series(Dataset("x", load_run(tmp_path))).map("step_ms")
+    assert found is not None
+    np.testing.assert_array_equal(found.values, [[10, 20, np.nan, 40]])
+    assert (found.first_step, found.end_step) == (10, 50)
+
+
+def test_ranks_that_a_trace_does_not_tell_have_rows_below_0(tmp_path: Path) -> None:
+    for at in range(2):
+        events = [kineto_step(0, 0, 1000), kernel("gemm", 0, 400)]
+        (tmp_path / f"{at}.json").write_text(json.dumps(document(events, distributedInfo=None)))
+    found = Series(Dataset("x", load_traces(str(tmp_path)))).map("step_ms")
+    assert found is not None
+    assert (found.first_rank, found.end_rank, found.values.tolist()) == (-2, 0, [[1.0], [1.0]])
+
+
+def drawn(found: Spans, rank: int, place: int) -> set[tuple[str, str, float, float]]:
+    """Lane, kind, start and length in ms of the spans of one rank in one step."""
+    columns = found.columns
+    mine = (columns["rank"] == found.ranks.index(rank)) & (columns["step"] == place)
+    return {
+        (
+            found.lanes[columns["lane"][at]],
+            found.kinds[columns["kind"][at]],
+            round(float(columns["start"][at]), 3),
+            round(float(columns["length"][at]), 3),
+        )
+        for at in np.flatnonzero(mine)
+    }
+
+
+def detailed(folder: Path, ranks: int = 2, steps: int = 3, parts: int = 1) -> Dataset:
+    """Compute 0 to 4 ms, an all-reduce 3 to 6, blocked 4 to 6, the optimizer 6 to 7; `parts`: pieces of compute."""
+    compute, allreduce = 1 << STREAMS.index("compute"), 1 << STREAMS.index("allreduce")
+    for rank in range(ranks):
+        lines = [
+            step(
+                rank,
+                ranks,
+                at,
+                overlap=metrics(7 + (at == 1), 4, 3, 1),
+                collectives=[collective(seq=at, start_ms=3.0 + 0.5 * rank, end_ms=6.0)],
+                compute=[
+                    ComputeRange("block0", "forward", piece * 4 * MS // parts, (piece + 1) * 4 * MS // parts)
+                    for piece in range(parts)
+                ],
+                stalls=[Stall(4 * MS, 6 * MS)],
+                aux=[AuxRange("optimizer", 6 * MS, 7 * MS)],
+                active_segments=[
+                    ActiveSegment(0, 3 * MS, compute),
+                    ActiveSegment(3 * MS, 4 * MS, compute | allreduce),
+                    ActiveSegment(4 * MS, 6 * MS, allreduce),
+                ],
+            )
+            for at in range(steps)
+        ]
+        write_rank(folder, header(rank, ranks), lines)
+    return Dataset("x", load_run(folder))
+
+
+def test_the_spans_of_a_step_are_those_of_the_record(tmp_path: Path) -> None:
+    found = spans_of(detailed(tmp_path), budget=1000, first=8)
+    assert [(each.why, each.global_step) for each in found.steps] == [
+        ("median job step", 2),  # of steps that take 7, 7 and 8 ms
+        ("slowest job step", 1),
+        ("fastest job step", 0),
+    ]
+    assert drawn(found, 0, 0) == {
+        ("compute", "forward", 0.0, 4.0),
+        ("compute", BLOCKED, 4.0, 2.0),
+        ("group world", "allreduce", 3.0, 3.0),
+        (EXPOSED, EXPOSED, 4.0, 2.0),
+        ("optimizer, data", "optimizer", 6.0, 1.0),
+    }
+    late = found.columns["wait"][(found.columns["seq"] == 2) & (found.columns["rank"] == 0)]
+    assert late.tolist() == [0.5]  # rank 1 came 0.5 ms later
+    assert found.notes == []
+
+
+def test_fewer_ranks_than_there_are_is_said_and_named_ranks_stay(tmp_path: Path) -> None:
+    dataset = detailed(tmp_path, ranks=9)
+    found = spans_of(dataset, budget=5 * 3 * 3, first=2, named=[7])
+    assert found.ranks == [0, 4, 7, 8]
+    assert found.ranks_in_run == 9
+    assert found.shown_first == [0, 7, 8]
+    assert spans_of(dataset, budget=10_000, first=20).ranks == list(range(9))
+
+
+def test_more_named_ranks_than_fit_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = detailed(tmp_path, ranks=9)
+    found = spans_of(dataset, budget=5 * 3 * 2, first=2, named=[7, 6, 5, 4])
+    assert found.ranks == [0, 6, 7, 8]
+    assert found.notes == ["2 rank(s) named as stragglers do not fit and are not drawn, the first: 4"]
+
+
+def test_only_ranks_that_are_drawn_are_taken_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    apart = pd.DataFrame.itertuples
+
+    def counted(frame: pd.DataFrame) -> object:
+        taken.extend(frame["rank"].unique())
+        return apart(frame)
+
+    monkeypatch.setattr(pd.DataFrame, "itertuples", counted)
+    assert spans_of(detailed(tmp_path, ranks=9), budget=5 * 3 * 2, first=2).ranks == [0, 8]
+    assert set(taken) == {0, 8}
+
+
+def test_the_ranks_of_a_run_are_those_it_had(tmp_path: Path) -> None:
+    dataset = detailed(tmp_path, ranks=3)
+    (tmp_path / "rank_1_metrics.jsonl").unlink()
+    found = spans_of(Dataset("x", load_run(tmp_path)), budget=1000, first=8)
+    assert (found.ranks, found.ranks_read, found.ranks_in_run) == ([0, 2], 2, 3)
+    assert {each.job_step_ms for each in found.steps} == {None}
+    assert {each.job_step_ms for each in spans_of(dataset, budget=1000, first=8).steps} == {7.0, 8.0}
+
+
+def test_spans_closer_than_a_pixel_are_drawn_as_one_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline_data, "RANK_STEP_SPANS", 50)
+    found = spans_of(detailed(tmp_path, ranks=1, parts=100), budget=10_000, first=8)
+    assert ("compute", "forward", 0.0, 4.0) in drawn(found, 0, 0)
+    assert found.notes == ["297 span(s) closer to their neighbour than a pixel are drawn as one with it"]
+
+
+def test_lanes_are_in_the_order_in_which_they_are_read() -> None:
+    names = ["optimizer, data", "group 10", EXPOSED, "group 9", "compute", "allgather"]
+    assert sorted(names, key=timeline_data.lane_order) == [
+        "compute",
+        "allgather",
+        "group 9",
+        "group 10",
+        EXPOSED,
+        "optimizer, data",
+    ]
+
+
+def test_a_trace_of_another_tool_is_drawn_from_its_segments(tmp_path: Path) -> None:
+    events = [
+        kineto_step(0, 0, 1000),
+        kernel("gemm", 0, 400),
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 300, 300, stream=20),
+    ]
+    (tmp_path / "rank0.json").write_text(json.dumps(document(events)))
+    found = spans_of(Dataset("x", load_traces(str(tmp_path / "rank0.json"))), budget=1000, first=8)
+    rank = found.ranks[0]
+    assert ("compute", "compute", 0.0, 0.4) in drawn(found, rank, 0)
+    assert (EXPOSED, EXPOSED, 0.4, 0.2) in drawn(found, rank, 0)
+    assert {(kind, start, length) for _, kind, start, length in drawn(found, rank, 0)} >= {("allreduce", 0.3, 0.3)}

@@ -1,0 +1,110 @@
+"""How sizes and numbers are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aorta.analysis.formatting import PAGE, TEXT, json_text, p_value, rough_ms, rough_percent
+from aorta.analysis.report.report_folder import write_report
+from tests.analysis.attribution.test_attribute import two_ranks
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, "unknown size"),
+        (-1, "unknown size"),
+        (0, "0 B"),
+        (999, "999 B"),
+        (8_000, "8 kB"),
+        (1_048_576, "1.05 MB"),
+        (25_000_000, "25 MB"),
+        (26_214_400, "26.2 MB"),
+        (100_000_000, "100 MB"),
+        (999_999, "1000 kB"),
+        (3_840_000_000, "3.84 GB"),
+    ],
+)
+def test_bytes_have_three_digits(count: int | None, text: str) -> None:
+    assert TEXT.size(count) == text
+
+
+def test_a_size_of_the_page_stays_on_one_line_and_never_becomes_an_exponent() -> None:
+    assert PAGE.size(25_000_000) == "25\u00a0MB"
+    assert PAGE.size(999_999) == "1000\u00a0kB"
+    assert PAGE.size(None) == "size unknown"
+
+
+def test_numbers_have_the_digits_of_their_unit() -> None:
+    assert [TEXT.number(1.23456, unit) for unit in ("ms", "ratio", "GB/s")] == ["1.235", "1.2346", "1.235"]
+    assert TEXT.number(None, "ms") == "null"
+
+
+def test_the_page_separates_thousands_and_has_a_real_minus_sign() -> None:
+    assert PAGE.number(1234.5678, "ms") == "1,234.568"
+    assert PAGE.number(-0.25, "ratio") == "\u22120.2500"
+    assert PAGE.number(None, "ms") == "\u2013"
+    assert [PAGE.count(1, "launch"), PAGE.count(1200, "launch")] == ["1 launch", "1,200 launches"]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text", "page"),
+    [
+        (-0.123, "difference", "-0.123", "\u221212.30\u00a0points"),
+        (0.084, "quotient", "+8.4 %", "+8.40\u00a0%"),
+        (None, "quotient", "null", "\u2013"),
+    ],
+)
+def test_an_effect_has_its_sign_in_both_media(value: float | None, kind: str, text: str, page: str) -> None:
+    assert [TEXT.effect(value, kind), PAGE.effect(value, kind)] == [text, page]
+
+
+def test_an_interval_names_its_unit_once_and_is_unknown_with_one_end() -> None:
+    assert PAGE.interval({"kind": "quotient", "low": -0.01, "high": 0.02}) == "\u22121.00 to +2.00\u00a0%"
+    assert PAGE.interval({"kind": "quotient", "low": -0.01, "high": None}) == PAGE.unknown
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0123, "0.012 ms"), (-1.26, "1.3 ms"), (99.96, "100.0 ms"), (123.4, "123 ms")]
+)
+def test_milliseconds_of_a_sentence_have_about_three_digits_and_no_sign(value: float, text: str) -> None:
+    assert rough_ms(value) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.0, "0 %"), (0.004, "less than 1 %"), (0.5, "50 %"), (0.996, "over 99 %"), (0.9996, "100 %"), (-0.2, "-20 %")],
+)
+def test_a_share_of_a_sentence_is_called_none_or_all_only_where_it_is(share: float, text: str) -> None:
+    assert rough_percent(share) == text
+
+
+def test_what_is_not_known_is_said_and_not_written_as_zero() -> None:
+    assert [p_value(None), p_value(None, unknown="-"), p_value(0.02857), p_value(0.02857, 3)] == [
+        "null",
+        "-",
+        "0.029",
+        "0.0286",
+    ]
+    assert TEXT.quantity(None, "ms", signed=True) == "null"
+    assert TEXT.percent(None) == "null"
+
+
+def test_a_json_value_is_one_line() -> None:
+    assert json_text({"a": None, "b": [True, 1.5], "c": {}}) == "a=null, b=true, 1.5, c=(none)"
+
+
+def test_a_cell_of_a_picture_has_room_for_fewer_digits() -> None:
+    assert [TEXT.number(1.23456, unit, fewer=1) for unit in ("ms", "ratio", "GB/s")] == ["1.23", "1.235", "1.23"]
+
+
+def test_one_report_writes_a_size_in_one_way(tmp_path: Path) -> None:
+    runs = {name: tmp_path / name for name in ("base", "new")}
+    for name, slow in (("base", 1.0), ("new", 3.0)):
+        two_ranks(runs[name], name, slow)
+    text = write_report(runs, tmp_path / "out", "base", "new", html=False).text
+    assert "reducescatter 25 MB n=2" in text
+    assert "reducescatter of 25 MB on group" in " ".join(text.split())
+    assert "25.0 MB" not in text

@@ -1,0 +1,55 @@
+"""How a command ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from aorta.command_line import command
+from aorta.errors import AortaError, GateFailed, Inconclusive, InputError, RunIncomplete, ToolMissing
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(InputError, 2), (GateFailed, 3), (Inconclusive, 4), (RunIncomplete, 5), (ToolMissing, 127)]
+)
+def test_an_error_is_one_line_and_its_exit_code(
+    error: type[AortaError], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @command()
+    def main(words: list[str]) -> int:
+        raise error(f"no {words[0]}")
+
+    assert main(["file"]) == code
+    assert capsys.readouterr() == ("", "error: no file\n")
+
+
+def test_without_an_error_the_exit_code_is_the_command_s_own(capsys: pytest.CaptureFixture[str]) -> None:
+    @command("gpu_check")
+    def main(code: int) -> int:
+        if code:
+            raise InputError("wrong word")
+        return 7
+
+    assert main(0) == 7
+    assert main(code=1) == 2
+    assert capsys.readouterr().err == "gpu_check: wrong word\n"
+
+
+def test_an_error_that_nobody_raised_on_purpose_is_not_hidden() -> None:
+    @command()
+    def main() -> int:
+        raise KeyError("a bug")
+
+    with pytest.raises(KeyError):
+        main()
+
+
+def test_the_exit_code_survives_a_stderr_that_cannot_be_written_to() -> None:
+    code = (
+        "import os, sys\nfrom aorta.command_line import command\nfrom aorta.errors import InputError\n"
+        "@command()\ndef main():\n    raise InputError('x')\n"
+        "os.close(2); os.open('/dev/full', os.O_WRONLY)\nsys.exit(main())"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 2
