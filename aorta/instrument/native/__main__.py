@@ -1,4 +1,4 @@
-"""`python -m aorta.instrument.native`: build the compiled part, and say where it is."""
+"""`python -m aorta.instrument.native`: build the compiled part, and print its path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main() -> int:
     except AortaError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    except (OSError, RuntimeError) as error:  # a folder that cannot be written; what torch's build tool says
+    except (OSError, RuntimeError) as error:  # the folder cannot be written, or torch's build tool failed
         sys.stderr.write(f"error: {error}\n")
         return AortaError.exit_code
     sys.stdout.write(f"{path}\n")
