@@ -1,1 +1,1 @@
-"""The deep look: profiler windows beside the record, never a condition of it."""
+"""Optional profiler windows, written beside the record; a run's record never depends on them."""

@@ -1,4 +1,7 @@
-"""Where each kind of file is uploaded, and what it is called there. Must not: upload (that is `upload`)."""
+"""Destinations of uploads: where each kind of file goes, and its name there.
+
+Must not upload (that is `upload`).
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,15 @@ from aorta.config.templates import fill
 
 
 class Destination:
-    """One place, and the template of names there.
+    """One upload destination, and the template of names there.
 
     Args:
-        root: `profiling.remote_root`; not needed where the template is a whole address.
-        template: of names. known: variables known before the run.
+        root: `profiling.remote_root`; not needed where the template is a full address.
+        template: of names.
+        known: variables known before the run.
 
     Raises:
-        ConfigError: the place cannot be used.
+        ConfigError: the destination cannot be used.
     """
 
     def __init__(self, root: str | None, template: str, known: Mapping[str, Any], *, overwrite: bool) -> None:
@@ -27,14 +31,15 @@ class Destination:
             begin, brace, rest = fill(template, known).partition("{")
             root, _, name = begin.rpartition("/")
             template = name + brace + rest
-        assert root  # `destination` makes none without
+        assert root  # `destination` creates none without
         self.remote, self._template = Remote(root, overwrite=overwrite), template
 
     def name(self, values: Mapping[str, Any], file: PurePosixPath, compression: str) -> str:
-        """What a file is called there.
+        """Name of a file at the destination.
 
         Args:
-            values: what file templates know. file: its path below the trace folder, compression included.
+            values: variables of file templates.
+            file: its path below the trace folder, compression included.
         """
         wanted = PurePosixPath(fill(self._template, {**values, "file": str(file)}).lstrip("/"))
         return str(compressed(wanted, compression))
@@ -47,10 +52,10 @@ class Destination:
 def destination(
     root: str | None, template: str | None, known: Mapping[str, Any], *, overwrite: bool
 ) -> Destination | None:
-    """The destination asked for; None where nothing is to be uploaded.
+    """The configured destination; None where nothing is to be uploaded.
 
     Raises:
-        ConfigError: the place cannot be used.
+        ConfigError: the destination cannot be used.
     """
     if template is None or not (root or "://" in template):
         return None

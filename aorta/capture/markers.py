@@ -1,6 +1,6 @@
-"""A range round every step that nsys and rocprofv3 show: `iteration#<global_step>`, as in torch.profiler's traces.
+"""Marks every step as a range that nsys and rocprofv3 show: `iteration#<global_step>`, as in torch.profiler's traces.
 
-Where no tool listens, and none was asked for, nothing is called at all. Must not: fail a step.
+Without a listening tool, and unless requested, nothing is called at all. Must not fail a step.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MARK = "iteration#{step}"
 
 
 class StepMarkers:
-    """The ranges of one rank.
+    """The step ranges of one rank.
 
     Args:
-        asked: True or False as the configuration says; None: when nsys or rocprofv3 traces this process.
+        asked: True or False as configured; None: when nsys or rocprofv3 traces this process.
     """
 
     def __init__(self, asked: bool | None, environment: Mapping[str, str] = os.environ) -> None:
@@ -40,14 +40,14 @@ class StepMarkers:
         return self._range(global_step) if self.on else nullcontext()
 
     def begin(self, global_step: int) -> None:
-        """A step begins here; a range that is open ends."""
+        """Begin a step; an open range ends."""
         self.end()
         if self.on:
             cuda.begin_range(MARK.format(step=global_step))
             self._open = True
 
     def end(self) -> None:
-        """The open range, if any, ends here."""
+        """End the open range, if any."""
         if self._open:
             self._open = False
             cuda.end_range()

@@ -1,7 +1,7 @@
-"""The device allocator's own history of a window, for `python -m torch.cuda._memory_viz`.
+"""Records the device allocator's own history of a window, for `python -m torch.cuda._memory_viz`.
 
-Leaves: `<name>.snapshot.pickle` beside the memory timeline, on a CUDA or HIP build with a device; nothing elsewhere.
-Must not: call what torch has deprecated (`export_memory_timeline`).
+It writes `<name>.snapshot.pickle` beside the memory timeline on a CUDA or HIP build with a device, and nothing
+elsewhere. Must not call what torch has deprecated (`export_memory_timeline`).
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from aorta.capture.packing import PART
 from aorta.launch import cuda
 
 MAX_ENTRIES = 100_000
-"""Allocations and frees kept; some hundred bytes each, with their stacks."""
+"""Allocations and frees kept; a few hundred bytes each, with their stacks."""
 
 
 class MemoryHistory:
-    """Recording of one window at a time; does nothing where there is no device or it was not asked for."""
+    """Recording of one window at a time; a no-op without a device, or if it was not requested."""
 
     def __init__(self, wanted: bool) -> None:
         self._on = wanted and cuda.has_memory_history()
         self.running = False
 
     def start(self) -> None:
-        """Begin with a window."""
+        """Start recording with a window."""
         if self._on:
             cuda.begin_memory_history(MAX_ENTRIES)
             self.running = True
 
     def dump(self, target: Path) -> None:
-        """Write what was recorded, whole or not at all, and stop, also when it cannot be written.
+        """Write the recorded history atomically and stop recording, even if writing fails.
 
         Raises:
-            OSError: nothing stands under `target` that was not there before.
+            OSError: it could not be written; `target` is unchanged.
         """
         part = target.with_name(target.name + PART)
         try:
@@ -46,7 +46,7 @@ class MemoryHistory:
                 part.unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """Record no longer."""
+        """Stop recording."""
         if self.running:
             self.running = False
             cuda.end_memory_history()

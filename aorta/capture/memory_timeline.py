@@ -1,9 +1,11 @@
-"""Memory over time, as one HTML file that needs nothing else: `python -m aorta.capture.memory_timeline TRACE OUT.html`.
+"""Draws memory over time as one self-contained HTML file.
 
-Enters: a Chrome trace (.json) whose window recorded allocations (`[memory]` events). Leaves: per device a curve of what
-was allocated, its peak, and the largest allocations alive at the peak with the operator and the Python line that made
-them. A process of its own, so that reading a large trace does not hold up training. Must not: import torch, or refer to
-anything on a network.
+    python -m aorta.capture.memory_timeline TRACE OUT.html
+
+TRACE is a Chrome trace (.json) whose window recorded allocations (`[memory]` events). Per device the page shows a curve
+of allocated bytes, its peak, and the largest allocations alive at the peak with the operator and the Python line that
+made them. It runs in its own process, so that reading a large trace does not stall training. Must not import torch, or
+refer to anything on a network.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 
 WIDTH, HEIGHT = 1000, 260
 POINTS = 2_000
-"""Points of a drawn curve; each is the highest value of its slice, so no peak is lost."""
+"""Points of a drawn curve; each is the maximum of its slice, so no peak is lost."""
 LARGEST = 25
 DEVICE_KINDS = {0: "CPU", 1: "GPU", 20: "GPU"}
 """c10::DeviceType: 0 CPU, 1 CUDA (also HIP behind torch's CUDA interface), 20 HIP."""
@@ -28,7 +30,7 @@ DEVICE_KINDS = {0: "CPU", 1: "GPU", 20: "GPU"}
 
 @dataclass(frozen=True)
 class Allocation:
-    """One `[memory]` event: time in microseconds since the trace began, bytes gained (or given back, negative)."""
+    """One `[memory]` event: time in microseconds since the trace began, bytes allocated (negative: freed)."""
 
     ts_us: float
     bytes: int
@@ -40,7 +42,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Live:
-    """An allocation alive at the peak; `operator` and `line` are "" where the trace does not say."""
+    """An allocation alive at the peak; `operator` and `line` are "" where the trace does not have them."""
 
     bytes: int
     ts_us: float
@@ -51,7 +53,7 @@ class Live:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One device: events in order of time, and what was alive at the highest one."""
+    """One device: its events in order of time, and the allocations alive at the peak."""
 
     device: str
     events: list[Allocation]
@@ -61,7 +63,7 @@ class Timeline:
 
 
 def timelines(trace: dict[str, Any]) -> list[Timeline]:
-    """What a trace says about memory, one entry a device, the CPU first."""
+    """The memory timelines in a trace, one per device, the CPU first."""
     events = [event for event in trace.get("traceEvents", ()) if isinstance(event, dict)]
     devices: dict[tuple[int, int], list[Allocation]] = defaultdict(list)
     for event in events:
@@ -102,7 +104,7 @@ def _timeline(device: tuple[int, int], events: list[Allocation], enclosing: _Enc
 
 
 class _Enclosing:
-    """The innermost operator and Python function round a moment of a thread."""
+    """Finds the innermost operator and Python function around a point in time on a thread."""
 
     def __init__(self, events: Sequence[dict[str, Any]]) -> None:
         self._spans: dict[str, dict[tuple[Any, Any], list[dict[str, Any]]]] = {}
@@ -128,7 +130,7 @@ class _Enclosing:
 
     def _innermost(self, category: str, event: Allocation) -> dict[str, Any] | None:
         spans = self._spans[category].get(event.thread, [])
-        # Spans of a thread nest: the last one that began before, and has not ended, is the innermost.
+        # Spans of a thread are nested: the last one that began before and has not ended is the innermost.
         for place in range(bisect_right(spans, event.ts_us, key=lambda span: float(span["ts"])) - 1, -1, -1):
             if float(spans[place]["ts"]) + float(spans[place].get("dur", 0)) >= event.ts_us:
                 return spans[place]
@@ -197,7 +199,7 @@ def _curve(timeline: Timeline) -> str:
 
 
 def _size(number: int) -> str:
-    """Bytes in the largest unit of 1024 that keeps a digit before the point."""
+    """Bytes in the largest binary unit (powers of 1024) that leaves a digit before the point."""
     value, unit = float(number), "B"
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024 or unit == "GiB":

@@ -1,8 +1,8 @@
-"""What a trace is called. Pure: who wrote it and which steps are in it -> a path below the trace folder.
+"""Names of trace files: the writing process and the steps in a trace -> a path below the trace folder.
 
-`naming` and `compression` are independent. Step numbers are 0-based everywhere in AORTA; a name follows the tool it
-comes from: `step_<N>` and `{batch}` count finished steps, `iter<a>_<b>` is 1-based with both ends included. The trace
-itself says `first_step` and `last_step`, 0-based. Must not: touch the disk.
+`naming` and `compression` are independent. Step numbers are 0-based everywhere in AORTA, but a name follows the tool
+that its pattern comes from: `step_<N>` and `{batch}` count finished steps, `iter<a>_<b>` is 1-based and inclusive. The
+trace itself holds `first_step` and `last_step`, 0-based. Must not touch the disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ STEP_BASE = 0
 
 @dataclass(frozen=True)
 class Place:
-    """Which process writes. `coordinate` is its place in the device mesh, size-1 dimensions included; None: alone."""
+    """The writing process. `coordinate` is its position in the device mesh, size-1 dimensions included; None for a
+    single process.
+    """
 
     run_name: str
     rank: int = 0
@@ -35,14 +37,16 @@ class Place:
     coordinate: tuple[int, ...] | None = None
 
     def variables(self) -> dict[str, Any]:
-        """What folder templates know."""
+        """Variables available in folder templates."""
         names = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Finished counts when a window closed, and wall-clock seconds since the loop, the epoch and the step began."""
+    """Counts of finished steps when a window closed, and wall-clock seconds since the loop, the epoch and the step
+    began.
+    """
 
     epoch: int = 0
     batch: int = 0
@@ -58,7 +62,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Counters:
-    """What finished steps mean in epochs, samples (over all ranks) and tokens."""
+    """Converts finished steps to epochs, samples (over all ranks) and tokens."""
 
     steps_per_epoch: int | None = None
     samples_per_step: int = 0
@@ -84,9 +88,9 @@ class Counters:
 
 @dataclass(frozen=True)
 class Window:
-    """What one trace holds: kept steps `first_step` to `last_step` (0-based, both included; None: not one whole step).
+    """The content of one trace: kept steps `first_step` to `last_step` (0-based, inclusive; None: no complete step).
 
-    `partial`: fewer than a cycle keeps, because the run resumed or ended inside it, or its epoch ended.
+    `partial`: fewer steps than a cycle keeps, because the run resumed or ended inside it, or its epoch ended.
     """
 
     first_step: int | None
@@ -96,12 +100,12 @@ class Window:
 
     @property
     def finished(self) -> int:
-        """Steps finished when it closed."""
+        """Number of steps finished when it closed."""
         return self.moment.batch
 
 
 def coordinate_of(rank: int, shape: Sequence[int], world_size: int) -> tuple[int, ...] | None:
-    """Where `rank` stands in a mesh that ranks fill row by row; None when it is alone in it.
+    """Position of `rank` in a mesh that ranks fill in row-major order; None for a single process.
 
     An empty shape is a mesh of one dimension over all ranks.
     """
@@ -109,7 +113,7 @@ def coordinate_of(rank: int, shape: Sequence[int], world_size: int) -> tuple[int
     if math.prod(sizes) == 1 and world_size == 1:
         return None
     if math.prod(sizes) == 1:
-        sizes = (world_size,)  # every rank computes for itself: its rank is all that tells it apart
+        sizes = (world_size,)  # ranks are independent: only the rank number distinguishes them
     place: list[int] = []
     for size in reversed(sizes):
         rank, here = divmod(rank, size)
@@ -140,12 +144,12 @@ def trace_path(naming: Naming, place: Place, window: Window, filename: str) -> P
 
 
 def template_values(place: Place, moment: Moment) -> Mapping[str, Any]:
-    """What file templates know."""
+    """Variables available in file templates."""
     return place.variables() | {name: getattr(moment, name) for name in Moment.__dataclass_fields__}
 
 
 def compressed(path: PurePosixPath, compression: str) -> PurePosixPath:
-    """The name with the suffix of its compression; a name that has it already stays."""
+    """The name with the suffix of its compression, unless it already has it."""
     name = path.name
     if compression == "gz" and not name.endswith(".gz"):
         name += ".gz"
@@ -155,7 +159,7 @@ def compressed(path: PurePosixPath, compression: str) -> PurePosixPath:
 
 
 def chrome_name(trace_filename: str, window: Window, *, only_one: bool) -> str:
-    """Name of the Chrome trace; `_step<N>` finished steps are added unless the run has one window of one step."""
+    """Name of the Chrome trace, with `_step<N>` (finished steps) unless the run has a single window of one step."""
     if only_one:
         return trace_filename
     stem, dot, suffixes = trace_filename.partition(".")

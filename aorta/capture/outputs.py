@@ -1,4 +1,7 @@
-"""A window -> the files that are made of it, here and elsewhere. Must not: write any of them (that is `saver`)."""
+"""Decides which files are made of a profiler window, locally and remotely.
+
+Must not write any of them (that is `saver`).
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,12 @@ class Recipe:
     """Everything that a window's files depend on besides the window.
 
     Attributes:
-        settings: the profiling group. place: which process writes. folder: of traces, no template any more.
-        counters: what a step is in epochs and samples. chrome: write a Chrome trace of its own (naming=tensorboard).
-        trace_remote, memory_remote: where files go besides.
+        settings: the profiling group.
+        place: the writing process.
+        folder: of traces, with templates filled in.
+        counters: converts steps to epochs and samples.
+        chrome: whether to write a separate Chrome trace (naming=tensorboard).
+        trace_remote, memory_remote: upload destinations.
     """
 
     settings: Profiling
@@ -56,9 +62,9 @@ class Recipe:
             yield self._output("trace", compressed(path, compression), values, compression)
 
     def snapshot(self, window: Window) -> Output:
-        """The allocator's own history of the window, beside the memory timeline."""
+        """The file of the allocator's history of the window, beside the memory timeline."""
         values = template_values(self.place, window.moment)
-        assert self.settings.memory_filename is not None  # else no history is recorded
+        assert self.settings.memory_filename is not None  # without it no history is recorded
         name = PurePosixPath(fill(self.settings.memory_filename, values))
         return self._output("snapshot", name.with_name(name.name.removesuffix(".html") + ".snapshot.pickle"), values)
 

@@ -1,6 +1,6 @@
-"""An exported trace -> its file, compressed as asked, whole or not at all.
+"""Compresses an exported trace into its file, atomically.
 
-Must not: delete what it packs before the packed file stands under its name.
+Must not delete the source before the compressed file exists under its name.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _CHUNK_BYTES = 1 << 20
 
 
 def pack(source: Path, target: Path) -> None:
-    """Write `source` to `target`; the suffix says how. `source` stays.
+    """Write `source` to `target`, compressed as its suffix says. `source` stays.
 
     `.tar.gz` holds one regular file with the archive's bare name and `.json`, `.gz` the bytes alone.
 
     Raises:
-        OSError: it cannot be written; nothing stands under `target` that was not there before.
+        OSError: it cannot be written; `target` is unchanged.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + PART)
@@ -31,7 +31,7 @@ def pack(source: Path, target: Path) -> None:
         else:
             with source.open("rb") as plain, gzip.open(part, "wb") if target.suffix == ".gz" else part.open("wb") as to:
                 shutil.copyfileobj(plain, to, _CHUNK_BYTES)
-        os.replace(part, target)  # noqa: PTH105  Path.replace is the same call, but harder to make fail in a test
+        os.replace(part, target)  # noqa: PTH105  the same as Path.replace, but easier to make fail in a test
     finally:
         part.unlink(missing_ok=True)
 
@@ -45,7 +45,7 @@ def _archive(source: Path, target: Path, member: str) -> None:
 
 
 def free_name(target: Path) -> Path:
-    """`target`, or the same with `-2`, `-3`, ... before its suffixes where something stands there already."""
+    """`target`, or the same with `-2`, `-3`, ... before its suffixes if it exists."""
     stem, dot, suffixes = target.name.partition(".")
     candidate, number = target, 1
     while candidate.exists():

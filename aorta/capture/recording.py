@@ -1,7 +1,7 @@
-"""torch's profiler for one loop: global steps, windows handed to a `Saver`, failures kept to itself.
+"""Runs torch's profiler for one loop, with global step numbers; finished windows go to a `Saver`.
 
-Leaves in each trace `first_step`, `last_step` (0-based, both included), `partial`, `step_base` and `global_rank`. Must
-not: fail the loop: a profiler that breaks is reported once and left out. Must not write on the training thread.
+Each trace holds `first_step`, `last_step` (0-based, inclusive), `partial`, `step_base` and `global_rank`. A failing
+profiler is reported once and disabled. Must not fail the loop, or write on the training thread.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ERROR_WAIT_S = 20.0
 
 
 class Recording(profile):
-    """torch's own profiler, whose steps are global, and whose failures stay its own. Made by `Profiler.open`."""
+    """torch's own profiler with global steps, whose failures do not affect the loop. Created by `Profiler.open`."""
 
     def __init__(self, recipe: Recipe, plan: Schedule, first_step: int) -> None:
         settings = recipe.settings
@@ -64,13 +64,13 @@ class Recording(profile):
             with_stack=settings.with_stack,
             with_flops=settings.with_flops,
         )
-        # torch counts from 0, and would treat the first step after a resume as it treats step 0.
+        # torch counts from 0, and would treat the first step after a resume as step 0.
         self.step_num = first_step
         self.current_action = self._prev_schedule_action = cast(Any, _ACTIONS[plan(first_step)])
 
     @property
     def files(self) -> list[Path]:
-        """Files on this disk, once nothing is pending."""
+        """Files on this disk; complete once nothing is pending."""
         return [file.path for saved in self.saver.kept() for file in saved.files if file.here]
 
     def __enter__(self) -> Self:
@@ -91,13 +91,13 @@ class Recording(profile):
             )
 
     def prepare_trace(self) -> None:
-        """torch's, without its word about events of earlier windows: they are saved by then."""
+        """torch's method, without its warning about events of earlier windows, which have been saved."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*Profiler clears events")
             super().prepare_trace()
 
     def start_trace(self) -> None:
-        """torch's, and the allocator's history with it."""
+        """torch's method; also starts the allocator's history."""
         self._memory.start()
         super().start_trace()
 
@@ -109,7 +109,7 @@ class Recording(profile):
         return record_function(f"iteration#{global_step}")
 
     def step(self) -> None:
-        """One step is done."""
+        """Called after each step."""
         action, done = self._plan(self._finished), self._finished
         self._finished += 1
         if self._broken or self._closed:
@@ -126,7 +126,7 @@ class Recording(profile):
             self._times[1] = now
 
     def close(self) -> None:
-        """Stop, and hand over a window that is open; does not wait for files."""
+        """Stop, and submit an open window; does not wait for files."""
         if self._closed:
             return
         self._closed = True
@@ -145,7 +145,7 @@ class Recording(profile):
             self.saver.call(self._log_tables)
 
     def _stopped(self) -> bool:
-        """Stop torch's; whether it did."""
+        """Stop torch's profiler; returns whether it worked."""
         with self._harmless("stop"):
             if self._plan(self._finished).kept:
                 if self._began == self._finished:
@@ -163,7 +163,7 @@ class Recording(profile):
         self._last = None
 
     def _mark(self) -> None:
-        """Into the trace, while it is being recorded: afterwards it is too late."""
+        """Add the metadata while the trace is being recorded; afterwards it is too late."""
         self._closing = window = self._window()
         for key, value in {
             "global_rank": self._recipe.place.rank,
@@ -188,11 +188,11 @@ class Recording(profile):
 
     def _ready(self) -> None:
         if self._broken:
-            return  # the stop of a profiler that failed: what it holds cannot be trusted
+            return  # a failed profiler is being stopped: its content cannot be trusted
         window, inner = self._closing or self._window(), self.profiler
         self._kept, self._closing = [], None
-        # The run ended right before a window's first step: torch has begun a trace, with no whole step in it. Names by
-        # mesh keep it, as their tool does, unless a whole window has just taken the name.
+        # The run ended right before a window's first step: torch's trace has no complete step in it. Names by
+        # mesh keep it, as their tool does, unless a complete window has just taken the name.
         keeps = self._settings.naming is Naming.mesh and self._finished > self._first
         if window.first_step is None and (not keeps or self._last_at == window.finished):
             self._memory.stop()
@@ -200,17 +200,17 @@ class Recording(profile):
         self._saved_any, self._last_at = True, window.finished
         if self._settings.summary_rows:
             self._last = inner
-        assert inner is not None  # torch calls this with a trace in its hand
+        assert inner is not None  # torch calls this only with a trace
         outputs = list(self._recipe.outputs(window))
         if self._memory.running and (snapshot := self._snapshot(window)):
             outputs.insert(0, snapshot)
-        # These very results: torch puts others in their place, at the next window or when it is stopped twice.
+        # Keep this object: torch replaces it at the next window, or when stopped twice.
         results = inner.kineto_results
         assert results is not None  # every build AORTA supports has Kineto
         self.saver.submit(Job(window, lambda path: results.save(str(path)), outputs))
 
     def _snapshot(self, window: Window) -> Output | None:
-        """The allocator's history, written here and now: only this thread may ask for it."""
+        """Write the allocator's history right here: only this thread may read it."""
         output = self._recipe.snapshot(window)
         path = output.path if self._settings.overwrite else free_name(output.path)
         try:
@@ -225,10 +225,10 @@ class Recording(profile):
     def _harmless(self, what: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001  whatever breaks in a profiler, the record goes on; it is logged
+        except Exception as error:  # noqa: BLE001  a profiler failure must not stop the record; it is logged
             _log.error("profiling: torch.profiler failed to %s and is left out from here on: %s", what, error)
             self._broken = True
-            with suppress(Exception):  # else it might go on collecting for the rest of the run
+            with suppress(Exception):  # otherwise it might keep collecting for the rest of the run
                 profile.stop(self)
             with suppress(Exception):
                 self._memory.stop()

@@ -1,8 +1,8 @@
-"""Windows to files, off the training thread: export, pack, upload, and remove what is not to be kept.
+"""Saves profiler windows off the training thread: export, compress, upload, and remove old files.
 
-Enters: jobs, one a window. Leaves: files whole or not at all, and a list of what is where. Two threads at the lowest
-priority, so that a slow upload does not hold up the next window's file. Must not: raise into training, wait in it, or
-remove a file here that has not arrived where it was to go.
+It takes one job per window; files appear whole or not at all, and `windows` lists what is where. Two threads at the
+lowest priority, so that a slow upload does not delay the next window's file. Must not raise into training, block it, or
+remove a local file that has not reached its destination.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOWEST_PRIORITY = 19
 
 @dataclass
 class SavedFile:
-    """One file of a window: `here` on this disk, `there` its address after an upload, `error` what went wrong."""
+    """One file of a window: `here` its local path, `there` its address after an upload, `error` what went wrong."""
 
     kind: Kind
     path: Path
@@ -51,13 +51,13 @@ class SavedWindow:
 
     @property
     def removable(self) -> bool:
-        """Whether every file is where it was to go."""
+        """Whether every file has reached its destination."""
         return all(file.there or not file.wanted_there for file in self.files)
 
 
 @dataclass(frozen=True)
 class Output:
-    """A file to be made of an exported trace; `remote` is what it is called at `destination`."""
+    """A file to be made of an exported trace; `remote` is its name at `destination`."""
 
     kind: Kind
     path: Path
@@ -67,7 +67,9 @@ class Output:
 
 @dataclass(frozen=True)
 class Job:
-    """One window: how its trace is exported (to a path, as JSON), and what is made of it, the trace itself last."""
+    """One window: how its trace is exported (to a path, as JSON), and which files are made of it, the trace itself
+    last.
+    """
 
     window: Window
     export: Callable[[Path], Any]
@@ -77,11 +79,13 @@ class Job:
 class Saver:
     """The two threads of one rank, started by the first job.
 
-    Attributes:
-        windows: what was saved so far. given_up: somebody has waited as long as is allowed; nobody shall wait again.
-
     Args:
-        keep: newest windows that stay on this disk, -1 for all. overwrite: replace files of the same name.
+        keep: number of newest windows that stay on this disk, -1 for all.
+        overwrite: replace files of the same name.
+
+    Attributes:
+        windows: what has been saved so far.
+        given_up: a caller has waited as long as is allowed; nobody waits again.
     """
 
     def __init__(self, keep: int = -1, *, overwrite: bool = False) -> None:
@@ -98,16 +102,18 @@ class Saver:
         self._threads: list[threading.Thread] = []
 
     def submit(self, job: Job) -> None:
-        """Take a window; returns at once."""
+        """Queue a window; returns at once."""
         self.call(lambda: self._save(job))
 
     def call(self, work: Callable[[], None]) -> None:
-        """Do `work` after what was submitted before; what it raises is logged."""
+        """Run `work` after everything submitted before; its exceptions are logged."""
         self._put(self._jobs, work)
 
     @contextmanager
     def filling(self, folder: Path) -> Iterator[None]:
-        """While somebody else makes a file in `folder`: it is not removed, however empty an old window leaves it."""
+        """While other code writes a file in `folder`: the folder is not removed, even if deleting an old window
+        empties it.
+        """
         with self._lock:
             self._foreign = folder
         try:
@@ -118,12 +124,12 @@ class Saver:
 
     @property
     def pending(self) -> int:
-        """Pieces of work that are not done."""
+        """Number of unfinished jobs."""
         with self._lock:
             return self._pending
 
     def drain(self, limit_s: float) -> bool:
-        """Wait until nothing is pending, at most `limit_s`; whether that was enough."""
+        """Wait until nothing is pending, at most `limit_s`; returns whether everything was done."""
         with self._lock:
             return self._lock.wait_for(lambda: self._pending == 0, timeout=limit_s)
 
@@ -137,14 +143,14 @@ class Saver:
             self._pending += 1
             if not self._threads:
                 for name, source in (("aorta-traces", self._jobs), ("aorta-uploads", self._uploads)):
-                    # Daemons: a server that never answers must not keep a finished run alive.
+                    # Daemon threads: a server that never answers must not keep a finished run alive.
                     thread = threading.Thread(target=self._work, args=(source,), name=name, daemon=True)
                     self._threads.append(thread)
                     thread.start()
         where.put(work)
 
     def _work(self, source: queue.SimpleQueue[Callable[[], None]]) -> None:
-        with suppress(AttributeError, OSError):  # on Linux a thread has a priority of its own
+        with suppress(AttributeError, OSError):  # on Linux each thread has its own priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         while True:
             work = source.get()
@@ -164,12 +170,12 @@ class Saver:
         trace = job.outputs[-1].path
         raw = trace.with_name(trace.name + ".json" + PART)
         try:
-            # What has arrived elsewhere is removed by the other thread, with folders that it leaves empty: not these.
+            # The other thread removes uploaded files and the folders this leaves empty, except those being filled.
             with self._lock:
                 self._filling = {raw.parent, *(output.path.parent for output in job.outputs)}
                 raw.parent.mkdir(parents=True, exist_ok=True)
             job.export(raw)
-        except Exception as error:  # noqa: BLE001  a trace that is lost must not cost the next one; it is logged
+        except Exception as error:  # noqa: BLE001  losing one trace must not lose the next; it is logged
             saved.files = [
                 SavedFile(out.kind, out.path, out.destination is not None, error=_words(error)) for out in job.outputs
             ]
@@ -221,7 +227,7 @@ class Saver:
         self._remove_old()
 
     def _remove_old(self) -> None:
-        """Oldest first, down to `keep` windows; one that did not arrive stays, and counts."""
+        """Remove the oldest windows down to `keep`; one that has not reached its destination stays, and counts."""
         if self._keep < 0:
             return
         with self._lock:
@@ -241,11 +247,10 @@ class Saver:
 
 
 def draw_memory(raw: Path, target: Path) -> None:
-    """The memory timeline of an exported trace, in a process of its own: reading a large trace would hold the
-    interpreter's lock.
+    """Draw the memory timeline of an exported trace, in a separate process: reading a large trace would hold the GIL.
 
     Raises:
-        OSError: it failed; says what it said.
+        OSError: it failed; includes its error output.
     """
     import aorta
 
@@ -263,7 +268,7 @@ def draw_memory(raw: Path, target: Path) -> None:
 
 
 def _rescued(raw: Path, trace: Path) -> Path:
-    """Keep an exported trace that could not be packed, under its bare JSON name."""
+    """Keep an exported trace that could not be compressed, under its bare JSON name."""
     name = trace.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".json") + ".json"
     target = free_name(trace.with_name(name))
     raw.replace(target)

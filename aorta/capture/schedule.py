@@ -1,6 +1,6 @@
-"""Which steps a profiler leaves alone, warms up on, keeps, and saves after. Pure: step number -> action.
+"""Decides which steps the profiler skips, warms up on, keeps, and saves after. Pure: step number -> action.
 
-Steps are global and 0-based, so every rank and every attempt of a run agrees on them without a word. Must not: know
+Steps are global and 0-based, so all ranks and attempts of a run agree on them without communication. Must not know
 torch, or what is done in a step.
 """
 
@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Action(Enum):
-    """What happens to one step."""
+    """What the profiler does with one step."""
 
     NONE = "none"
     WARMUP = "warmup"
@@ -26,16 +26,17 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Cycles of `wait`, `warmup` and `active` steps; `repeat` cycles, 0 for ever.
+    """Cycles of `wait`, `warmup` and `active` steps; `repeat` cycles, 0 for unlimited.
 
     Attributes:
-        skip_first: steps left alone before the first cycle.
-        steps_per_epoch: count anew in every epoch of this many steps, whose last one saves if it is kept; None: never.
+        skip_first: steps skipped before the first cycle.
+        steps_per_epoch: restart counting in every epoch of this many steps, whose last one saves if it is kept; None:
+            never.
         resumed_at: global step at which the run resumed; within that epoch, `skip_first` counts from there. Without
             epochs it changes nothing: windows lie on the same global steps as in an uninterrupted run.
 
     Raises:
-        ValueError: a number is below its least; names all of them.
+        ValueError: a number is below its minimum; names all of them.
     """
 
     wait: int
@@ -55,7 +56,7 @@ class Schedule:
 
     @classmethod
     def periodic(cls, period: int, warmup: int, active: int) -> Schedule:
-        """Cycles of `period` steps in all, for ever.
+        """Unlimited cycles of `period` steps each.
 
         Raises:
             ValueError: warm-up and kept steps do not fit; names the three.
@@ -78,16 +79,18 @@ class Schedule:
         if place is None or place < self.wait:
             return Action.NONE
         if place < self.wait + self.warmup:
-            # A warm-up that the epoch ends before any step is kept is none: torch would warn about it.
+            # Skip a warm-up if the epoch ends before any step is kept: torch would warn about it.
             return Action.WARMUP if place + left >= self.wait + self.warmup else Action.NONE
         return Action.ACTIVE_AND_SAVE if place == self.cycle - 1 or left == 0 else Action.ACTIVE
 
     def whole(self, first: int, last: int) -> bool:
-        """Whether kept steps `first` to `last` (global, both included) are as many as a cycle keeps."""
+        """Whether kept steps `first` to `last` (global, inclusive) are as many as a cycle keeps."""
         return last - first + 1 == self.active
 
     def _place(self, step: int) -> tuple[int | None, int]:
-        """Place in the cycle (None: before the first or after the last), and steps left in the epoch after this."""
+        """Position in the cycle (None: before the first or after the last), and steps left in the epoch after this
+        one.
+        """
         left = self.cycle
         if self.steps_per_epoch is not None:
             epoch, step = divmod(step, self.steps_per_epoch)

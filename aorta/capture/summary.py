@@ -1,6 +1,6 @@
-"""The tables at the end of a profiled run: which operators took the time, and the memory.
+"""Formats the tables at the end of a profiled run: which operators used the time, and the memory.
 
-Enters: torch's averages of the last window. Leaves: text. Must not: be computed inside the loop: it takes seconds.
+Must not be called inside the loop: it takes seconds.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from typing import Any
 
 
 def tables(averages: Any, rows: int, *, memory: bool, device: bool) -> Iterator[str]:
-    """One table an ordering, each with a heading.
+    """One table per sort order, each with a heading.
 
     Args:
-        averages: `key_averages()` of a profile. rows: of each table.
-        memory: allocations were recorded. device: an accelerator was recorded.
+        averages: `key_averages()` of the last profile.
+        rows: number of rows of each table.
+        memory: whether allocations were recorded.
+        device: whether an accelerator was recorded.
     """
     orders = ["cpu_time_total"]
     if memory:

@@ -1,7 +1,7 @@
-"""One profiler for every schedule and naming: what a rank profiles, and where its traces go.
+"""Creates the profiler of a rank, for every schedule and naming.
 
-Enters: settings, which process this is, a folder. Leaves: `open`, which gives a `Recording` of torch.profiler, or a
-profiler that does nothing. Must not: touch the disk, or start anything, before `open`.
+From the settings, the writing process and a folder, `Profiler.open` gives a `Recording` of torch.profiler, or a
+profiler that does nothing. Must not touch the disk, or start anything, before `open`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class NullProfiler:
-    """A rank that is not profiled."""
+    """The profiler of a rank that is not profiled."""
 
     files: tuple[Path, ...] = ()
 
@@ -41,27 +41,29 @@ class NullProfiler:
         pass
 
     def iteration(self, global_step: int) -> AbstractContextManager[Any]:  # noqa: ARG002  as Recording's
-        """Nothing."""
+        """No-op."""
         return nullcontext()
 
     def step(self) -> None:
-        """Nothing."""
+        """No-op."""
 
     def close(self) -> None:
-        """Nothing."""
+        """No-op."""
 
 
 class Profiler:
     """What one rank profiles and where its traces go; nothing is touched before `open`.
 
     Args:
-        settings: the profiling group. place: which process this is.
-        folder: of traces; templates in it know what `place` knows.
+        settings: the profiling group.
+        place: the writing process.
+        folder: of traces; templates in it use the variables of `place`.
         mesh: gives the coordinate in names; without one, `place` does.
-        counters: what a step is in epochs and samples. trace_remote, memory_remote: where files go besides.
+        counters: converts steps to epochs and samples.
+        trace_remote, memory_remote: upload destinations.
 
     Raises:
-        ValueError: the schedule cannot be.
+        ValueError: the schedule is impossible.
     """
 
     def __init__(
@@ -93,10 +95,10 @@ class Profiler:
         self.schedule(0)
 
     def schedule(self, first_step: int) -> Schedule:
-        """Of a loop that begins at a global step."""
+        """The schedule of a loop that begins at global step `first_step`."""
         settings = self.settings
         if settings.wait is None and settings.period is not None and not settings.per_epoch:
-            Schedule.periodic(settings.period, settings.warmup, settings.active)  # for its words
+            Schedule.periodic(settings.period, settings.warmup, settings.active)  # for its error message
         return Schedule(
             steps_to_wait(settings),
             settings.warmup,
@@ -129,11 +131,11 @@ class Profiler:
                 self.settings, place, self.folder, self.counters, self.chrome, self.trace_remote, self.memory_remote
             )
             return Recording(recipe, self.schedule(first_step), first_step)
-        except Exception as error:  # noqa: BLE001  whatever a profiler needs and does not find, the record goes on
+        except Exception as error:  # noqa: BLE001  a missing prerequisite of the profiler must not stop the record
             _log.error("profiling: torch.profiler failed to start and is left out from here on: %s", error)
             return NullProfiler()
 
 
 def chrome_trace_disabled(settings: Profiling) -> bool:
-    """Whether Chrome traces that were asked for are left out: exporting them has crashed on ROCm."""
+    """Whether requested Chrome traces are omitted: exporting them has crashed on ROCm."""
     return bool(settings.chrome_trace and torch.version.hip is not None and not settings.chrome_trace_force)

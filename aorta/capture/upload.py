@@ -1,8 +1,7 @@
-"""Saved files to another place, through fsspec: `file://`, `s3://`, `gs://`, `az://`, `sftp://`, ...
+"""Uploads saved files through fsspec: `file://`, `s3://`, `gs://`, `az://`, `sftp://`, ...
 
-Enters: an address, checked once before the run; then files, one after another. Leaves: the file under its name there,
-whole, and where that is. Nothing there is replaced unless asked. Must not: delete anything, here or there, but its own
-check and parts.
+An address is checked once before the run; each file then appears there whole, under its name, and nothing is replaced
+unless requested. Must not delete anything, here or there, except its own check file and partial uploads.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from aorta.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 ATTEMPTS = 3
-"""Tries per file; Composer's uploader tries as often."""
+"""Attempts per file, as many as Composer's uploader makes."""
 BACKOFF_S = (1.0, 4.0)
 CHECK = ".aorta-upload-check"
 _CHUNK_BYTES = 1 << 20
@@ -46,17 +45,17 @@ _PASSING = frozenset(
     if hasattr(errno, name)
 )
 _PASSING_CLASSES = frozenset(
-    # botocore, aiohttp and Azure raise errors of their own; by name, so that none of them need be installed
+    # error classes of botocore, aiohttp and Azure; by name, so that none of them need be installed
     ("HTTPClientError", "ClientConnectionError", "ServerTimeoutError", "ServiceRequestError", "ServiceResponseError")
 )
 _TOO_MANY_REQUESTS, _REQUEST_TIMEOUT = 429, 408
 
 
 class Remote:
-    """One place that files are uploaded to.
+    """One upload destination.
 
     Args:
-        address: a URL, or a path of this machine.
+        address: a URL, or a local path.
 
     Raises:
         ConfigError: fsspec does not know the scheme, or its package is not installed; says what to install.
@@ -68,14 +67,14 @@ class Remote:
         self._local = "file" in _protocols(self._fs)
 
     def where(self, name: str) -> str:
-        """The whole address of a file called `name` there."""
+        """The full address of a file called `name`."""
         return f"{self.address}/{name.lstrip('/')}"
 
     def check(self, who: str) -> None:
-        """Write a small file, and take it away again, before anything depends on it.
+        """Write a small file and delete it again, before anything depends on the destination.
 
         Args:
-            who: told apart from other processes that check at the same time.
+            who: distinguishes processes that check at the same time.
 
         Raises:
             ConfigError: nothing can be written there; says why.
@@ -91,15 +90,15 @@ class Remote:
             ) from error
         try:
             self._fs.rm_file(path)
-        except Exception as error:  # noqa: BLE001  a place may allow writing and not deleting; uploads need no more
+        except Exception as error:  # noqa: BLE001  writing may be allowed and deleting not; uploads only need to write
             _log.debug("upload: %s stays: %s", path, _words(error))
 
     def put(self, source: Path, name: str) -> str:
-        """Upload one file; returns its whole address. Tried again after an error that may pass.
+        """Upload one file; returns its full address. Transient errors are retried.
 
         Raises:
-            FileExistsError: something else stands there already, and replacing was not asked for.
-            Exception: whatever the last try met.
+            FileExistsError: a different file has this name, and replacing was not requested.
+            Exception: the error of the last attempt.
         """
         path = self._path(name)
         tries = 0
@@ -110,7 +109,7 @@ class Remote:
             try:
                 self._put_once(source, path)
             except FileExistsError:
-                # A try whose answer got lost may have arrived all the same.
+                # An attempt whose answer got lost may have succeeded.
                 if tries == 1 or not self._same(source, path):
                     raise
             self._confirm(source, path)
@@ -165,7 +164,7 @@ class Remote:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the same call may succeed a little later: the network or the server, not what was asked."""
+    """Whether an error is transient: caused by the network or the server rather than by the request."""
     for name in ("status", "status_code", "code"):
         status = getattr(error, name, None)
         if isinstance(status, int) and 400 <= status < 600:  # an HTTP answer
@@ -203,7 +202,7 @@ def _protocols(fs: Any) -> tuple[str, ...]:
 
 
 def _copy(source: Path, target: Path, *, overwrite: bool) -> None:
-    """Copy whole or not at all; a hard link is what creates a name only where there is none."""
+    """Copy atomically; a hard link is what creates a name only if it does not exist."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:

@@ -1,1 +1,1 @@
-"""What was asked: typed schema, words of the command line, rules between fields. No torch, no pandas."""
+"""Configuration: typed schema, command-line overrides, rules between fields. No torch, no pandas."""

@@ -1,8 +1,8 @@
-"""Words of the command line -> words Hydra understands.
+"""Translates command-line arguments into Hydra's syntax.
 
-Enters: `sys.argv[1:]` in the older AORTA's style, in Hydra's, or mixed. Leaves: Hydra's style only. Older key names
-that still mean something are renamed; those that do not are refused by name. Must not: compose or read a
-configuration (only look whether the file named by `--config` is there).
+`sys.argv[1:]` may be in the older AORTA's style, in Hydra's, or mixed. Older key names that still mean something are
+renamed; those that do not are refused by name. Must not compose or read a configuration (only check that the file named
+by `--config` exists).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ RENAMED: dict[str, str] = {
     "distributed.enable_overlap": "parallel.overlap",
     "telemetry.rocm_smi_interval_s": "telemetry.device_interval_s",
 }
-"""Keys of the older configuration -> the same thing today."""
+"""Keys of the older configuration -> their equivalents today."""
 
 ALSO: dict[str, str] = {"workload.batch_size": "training.batch_size"}
-"""Other words for a key, good for every workload."""
+"""Aliases of keys, for every workload."""
 
 SHORT: dict[str, str] = {"baseline": "baseline.enabled"}
-"""Sections that are switched on by their own name -> the key that does it."""
+"""Sections that can be enabled by their own name -> the key that enables them."""
 
 RETRANSLATED: dict[str, dict[str, str]] = {
     "fsdp.sharding_strategy": {
@@ -56,7 +56,7 @@ RETRANSLATED: dict[str, dict[str, str]] = {
         "false": "parallel.forward_prefetch=0",
     },
 }
-"""Older FSDP1 keys whose values are spelt differently today (compared in lower case)."""
+"""Older FSDP1 keys whose values are spelled differently today (compared in lower case)."""
 
 REFUSED_VALUES: dict[str, str] = {
     "fsdp.sharding_strategy=no_shard": "use parallel=ddp",
@@ -82,19 +82,20 @@ DEAD: dict[str, str] = {
     "dataset.dense_dim": "dense features are projected straight to workload.model_dim",
     "logging.level": "the log file of each rank always holds everything",
 }
-"""Keys of the older configuration that mean nothing today, and why."""
+"""Keys of the older configuration that have no meaning today, and why."""
 
 
 def translate(words: Sequence[str], caller: Path, root: Path) -> list[str]:
-    """Rewrite the older words; everything else is passed through, options before KEY=VALUE words: Hydra's command line
-    takes those in one piece only, and the two styles mix.
+    """Rewrite the older arguments; everything else passes through, with options before KEY=VALUE overrides: Hydra's
+    command line accepts overrides only as one contiguous group, and the two styles mix.
 
     Args:
         words: the command line without the program's name.
-        caller: folder that a relative `--config` is looked up in first; then `root`, the repository's.
+        caller: folder against which a relative `--config` is resolved first; then `root`, the repository's.
 
     Raises:
-        ConfigError: a missing or JSON configuration file, `--override` without a word, a key that means nothing today.
+        ConfigError: a missing or JSON configuration file, `--override` without an argument, a key that has no meaning
+            today.
     """
     options: list[str] = []
     values: list[str] = []
@@ -123,16 +124,16 @@ def translate(words: Sequence[str], caller: Path, root: Path) -> list[str]:
 
 
 def options_of_a_job(words: Sequence[str]) -> list[str]:
-    """Of a translated command line, the options that a job of its sweep needs too: which configuration is built on.
+    """The options of a translated command line that a job of its sweep also needs: which configuration to build on.
 
-    KEY=VALUE words are left out, the sweeper deals them out; so is the option that makes it a sweep.
+    KEY=VALUE overrides are left out, since the sweeper assigns them; so is the option that makes it a sweep.
     """
     options = itertools.takewhile(lambda word: word.startswith("-") or not ("=" in word or word.startswith("~")), words)
     return [word for word in options if word != "-m" and not (word.startswith("--m") and "--multirun".startswith(word))]
 
 
 def quoted(key: str, value: str) -> str:
-    """`KEY='VALUE'` in Hydra's grammar, whatever marks the value holds."""
+    """`KEY='VALUE'` in Hydra's grammar, whatever quotes the value contains."""
     # Inside quotes, a backslash counts only before a quote.
     escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), value)
     return f"{key}='{escaped}'"
@@ -147,12 +148,12 @@ def _config_file(value: str, caller: Path, root: Path) -> list[str]:
         raise ConfigError(f"--config {value}: only YAML is read (.yaml), not {path.suffix or 'a file without suffix'}")
     if path.parent == (root / "config").resolve():
         return [f"--config-name={path.stem}"]
-    # The groups beside a user's file can be chosen too; the door reads the file itself.
+    # Groups next to a user's file can be selected too; `config.door` reads the file itself.
     return [f"--config-dir={path.parent}", f"--config-name={path}"]
 
 
 def _quote(override: str) -> str:
-    """Quote a value that Hydra's grammar does not take as it stands: a second `=`, braces, an apostrophe, ..."""
+    """Quote a value that Hydra's grammar does not accept as it is: a second `=`, braces, an apostrophe, ..."""
     key, equals, value = override.partition("=")
     if not equals:
         raise ConfigError(f"--override {override}: expected KEY=VALUE")
@@ -160,7 +161,7 @@ def _quote(override: str) -> str:
         OverridesParser.create().parse_override(override)
     except HydraException:
         if value.startswith(("'", '"', "[")):
-            return override  # a slip in a quoted value or a list: Hydra says where
+            return override  # a syntax error in a quoted value or a list: Hydra says where
         return quoted(key, value)
     return override
 
@@ -177,7 +178,7 @@ def _rename(word: str) -> str:
         if choice not in RETRANSLATED[bare]:
             raise ConfigError(f"{word}: {value!r} is not one of {', '.join(RETRANSLATED[bare])}")
         return RETRANSLATED[bare][choice]
-    if bare in SHORT and equals and not value.startswith("{"):  # a whole section is Hydra's own
+    if bare in SHORT and equals and not value.startswith("{"):  # Hydra itself handles a whole section
         return f"{SHORT[bare]}={value}"
     if (today := (RENAMED | ALSO).get(bare)) and equals:
         return f"{today}={value}"

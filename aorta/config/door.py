@@ -1,7 +1,7 @@
-"""The command line of `train.py`: compose with Hydra, resolve, hand over, and end with a defined exit code.
+"""The command line of `train.py`: compose with Hydra, resolve, run, and end with a defined exit code.
 
-Enters: `sys.argv`. Leaves: whatever the run or the sweep returns as exit code; 1 for a configuration that cannot be
-run. Must not: import torch; `--help`, `--cfg job` and a configuration error stay fast and work where torch is missing.
+The exit code is that of the run or the sweep, and 1 for a configuration that cannot be run. Must not import torch:
+`--help`, `--cfg job` and a configuration error stay fast and work where torch is missing.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def main(run: Run, config_dir: Path, sweep: Sweep | None = None) -> int:
     """Compose, resolve and call `run`; returns the process's exit code.
 
     Args:
-        run: takes the resolved configuration, returns an exit code.
+        run: runs a resolved configuration, returns an exit code.
         config_dir: absolute path of `config/`.
-        sweep: takes the options of this command line that its jobs need as well (which configuration file), returns
-            what starts the jobs of `--multirun`. None: they run in this process.
+        sweep: gets the options of this command line that its jobs also need (which configuration file), returns what
+            starts the jobs of `--multirun`. None: they run in this process.
     """
     try:
         words = translate(sys.argv[1:], Path.cwd(), config_dir.parent)
@@ -50,7 +50,7 @@ def main(run: Run, config_dir: Path, sweep: Sweep | None = None) -> int:
         if task.batches:
             return launching.finish()
         worst = EXIT_OK
-        for job in map(resolve, task.composed):  # none after --help or --cfg
+        for job in map(resolve, task.composed):  # empty after --help or --cfg
             worst = max(worst, run(job))
         return worst
     except multirun.Stopped as stopped:
@@ -58,13 +58,13 @@ def main(run: Run, config_dir: Path, sweep: Sweep | None = None) -> int:
 
 
 class InThisProcess:
-    """Runs the jobs of a sweep here, one after another."""
+    """Runs the jobs of a sweep in this process, one after another."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._worst = run, EXIT_OK
 
     def launch(self, batch: multirun.SweepBatch) -> list[float]:
-        """Run a batch; there are no results.
+        """Run a batch; the jobs have no results.
 
         Raises:
             Stopped: a job was stopped by a signal, and so is the sweep.
@@ -81,7 +81,7 @@ class InThisProcess:
 
 
 def _adopt(word: str) -> str:
-    """Give a user's own file a name of its own, so that `default` in it is AORTA's whatever the file is called."""
+    """Give a user's own file a unique name, so that `default` in it refers to AORTA's whatever the file is called."""
     name, _, path = word.partition("=")
     if name != "--config-name" or not Path(path).is_absolute():
         return word
@@ -97,23 +97,23 @@ def _adopt(word: str) -> str:
 
 
 def _compose(config_dir: Path, task: multirun.HydraTask) -> None:
-    """Have Hydra compose what `sys.argv` says: the task notes one configuration, or starts the jobs of a sweep."""
+    """Have Hydra compose what `sys.argv` says: the task stores one configuration, or starts the jobs of a sweep."""
     multirun.register()
-    # Hydra would print and exit by itself; raising lets one place word every error.
+    # Hydra would print and exit by itself; raising lets one place format every error.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         hydra.main(version_base="1.3", config_path=str(config_dir), config_name="default")(task)()
     except (AortaError, multirun.Stopped):
         raise
     except Exception as error:
-        # Before a sweep's first job nothing of ours runs in there: whatever is raised is about the configuration.
+        # Before a sweep's first job none of our code runs in there: any error is about the configuration.
         if task.batches:
             raise
         raise ConfigError(explain(error)) from error
 
 
 def explain(error: Exception) -> str:
-    """One message for what Hydra or OmegaConf refused: the key, the value, and what there is to choose from."""
+    """One message for an error of Hydra or OmegaConf: the key, the value, and the available choices."""
     chain = list(_chain(error))
     text = _without_internals(str(chain[0]))
     inner = str(chain[-1]).strip().splitlines()[0] if chain[1:] else ""
@@ -127,7 +127,7 @@ def explain(error: Exception) -> str:
 
 
 def _without_internals(text: str) -> str:
-    """Drop Hydra's search path, our `base_*` schemas and the advice to append: none is something to choose."""
+    """Drop Hydra's search path, AORTA's `base_*` schemas and the advice to append: none of them is a choice."""
     visible, _, _ = text.partition("Config search path:")
     visible = visible.replace("To append to your config use +", "  in: ")
     return "\n".join(line for line in visible.strip().splitlines() if not line.strip().startswith("base_"))
@@ -141,7 +141,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _choices(key: str) -> Iterator[str]:
-    """Lines that say what could stand where the last part of `key` stands; none where the key itself is right."""
+    """Lines that list the alternatives to the last part of `key`; none where the key itself is right."""
     *parents, last = key.split(".")
     if not last:
         return

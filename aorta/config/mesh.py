@@ -1,6 +1,6 @@
-"""How a strategy lays the ranks out, as far as the configuration has to know: what they share, and whether they fit.
+"""The layout of ranks under each parallel strategy: which of them share a batch, and whether the world size fits.
 
-Must not: import torch.
+Must not import torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def data_parallel_size(config: Config, world_size: int) -> int:
 
 
 def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
-    """The ranks fill the mesh, and the layers can be cut into as many parts as it asks for."""
+    """One message per broken rule: the ranks must fill the mesh, and the layers must divide into as many parts as it
+    has.
+    """
     parallel = config.parallel
     match parallel:
         case HSDP(replicas=parts):

@@ -1,8 +1,8 @@
-"""Hydra's side of `python train.py -m`: composes and checks the jobs of a sweep, and hands them to a `JobLauncher`.
+"""Hydra's side of `python train.py -m`: composes and checks the jobs of a sweep, and passes them to a `JobLauncher`.
 
-What starts them is `aorta.experiments.sweep_launcher`; each job's result goes back to Hydra's sweeper.
+`aorta.experiments.sweep_launcher` starts them; each job's result is returned to Hydra's sweeper.
 
-Must not start a process, or start anything before every job of the first batch was found to be good.
+Must not start a process, or start anything before every job of the first batch has been validated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from aorta.errors import ConfigError
 
 LAUNCHER: Final = "torchrun"
 UNNAMED: Final = "sweep"
-"""The folder of a sweep without a label."""
+"""The folder name of a sweep without a label."""
 INSIDE_TORCHRUN: Final = (
     "--multirun inside torchrun: each rank would sweep for itself, and they would wait for each other for ever; start "
     "the sweep with python train.py -m, which starts one torchrun a job (hydra.launcher.nproc=N)"
@@ -53,7 +53,7 @@ class TorchrunConf:
 
 @dataclass(frozen=True)
 class SweepJob:
-    """One point of a sweep. `refused` says why it cannot be run; then `resolved` is None."""
+    """One point of a sweep. `refused` says why it cannot be run; `resolved` is None then."""
 
     number: int
     words: tuple[str, ...]
@@ -63,7 +63,7 @@ class SweepJob:
 
 @dataclass(frozen=True)
 class SweepBatch:
-    """Jobs to be started one after another. `words` are the sweep's own, `folder` is absolute."""
+    """Jobs to be started one after another. `words` are the sweep's own arguments, `folder` is absolute."""
 
     jobs: tuple[SweepJob, ...]
     folder: Path
@@ -72,17 +72,17 @@ class SweepBatch:
 
 
 class JobLauncher(Protocol):
-    """What starts jobs."""
+    """Starts the jobs of a sweep."""
 
     def launch(self, batch: SweepBatch) -> list[float]:
-        """Start all jobs of a batch, one after another; the result of each, NaN where there is none.
+        """Start all jobs of a batch, one after another; returns the result of each, NaN where there is none.
 
         Raises:
             Stopped: a signal ended the sweep.
         """
 
     def finish(self) -> int:
-        """The exit code of a sweep that went to its end.
+        """The exit code of a sweep that ran to its end.
 
         Raises:
             RunIncomplete: names the jobs that failed.
@@ -98,7 +98,7 @@ class Stopped(Exception):
 
 
 class HydraTask:
-    """What Hydra is given to run: notes the configuration of a single run, hands the batches of a sweep over.
+    """The task function that Hydra runs: stores the configuration of a single run, or passes on the batches of a sweep.
 
     Args:
         launcher: starts the jobs of a sweep.
@@ -110,10 +110,10 @@ class HydraTask:
         self.batches = 0
 
     def __call__(self, config: DictConfig) -> None:
-        """Hydra's call for a single run.
+        """Called by Hydra for a single run.
 
         Raises:
-            ConfigError: another launcher calls it for a job of a sweep; jobs are launches of their own.
+            ConfigError: another Hydra launcher calls it for a job of a sweep, whose jobs must be separate launches.
         """
         if not OmegaConf.is_missing(HydraConfig.get().job, "num"):
             chosen = HydraConfig.get().runtime.choices["hydra/launcher"]
@@ -124,15 +124,15 @@ class HydraTask:
         self.composed.append(config)
 
     def launch(self, batch: SweepBatch) -> list[float]:
-        """The launcher's call for a sweep."""
+        """Called by the Hydra launcher for a sweep."""
         self.batches += 1
         return self.launcher.launch(batch)
 
 
 class TorchrunLauncher(Launcher):
-    """Hydra's launcher `torchrun`: checks jobs, hands them over, returns their results.
+    """Hydra's launcher `torchrun`: checks jobs, passes them on, returns their results.
 
-    A job that failed returns NaN, which optimising sweepers know as a failed trial, and the sweep goes on. Arguments
+    A job that failed returns NaN, which optimising sweepers treat as a failed trial, and the sweep continues. Arguments
     are those of `TorchrunConf`.
     """
 
@@ -154,7 +154,7 @@ class TorchrunLauncher(Launcher):
         )
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Called once, before the sweeper looks at its words.
+        """Called once, before the sweeper parses its arguments.
 
         Raises:
             ConfigError: inside torchrun.
@@ -167,7 +167,8 @@ class TorchrunLauncher(Launcher):
         """Check a batch and run it.
 
         Raises:
-            ConfigError: a job of the first batch cannot be run. Later ones come from an optimiser; they have failed.
+            ConfigError: a job of the first batch cannot be run. In later batches, which an optimiser makes, it counts
+                as failed.
         """
         if not isinstance(self._task, HydraTask):
             raise ConfigError(f"hydra/launcher={LAUNCHER} runs AORTA's train.py only")
@@ -195,7 +196,9 @@ TorchrunLauncher.__module__ = PLUGIN_MODULE
 
 
 def register() -> None:
-    """Make all that `default.yaml` names known to Hydra: the schemas, the launcher, the name of a sweep's folder."""
+    """Register with Hydra everything that `default.yaml` names: the schemas, the launcher, the name of a sweep's
+    folder.
+    """
     schema.register()
     OmegaConf.register_new_resolver("aorta.sweep_name", lambda label: label or UNNAMED, replace=True)
     register_plugin("hydra/launcher", LAUNCHER, TorchrunLauncher, TorchrunConf)
@@ -203,7 +206,7 @@ def register() -> None:
 
 @contextmanager
 def _world_of(size: int) -> Iterator[None]:
-    """Rules between fields read the number of ranks where torchrun puts it."""
+    """Set the number of ranks in the environment as torchrun does, where rules between fields read it."""
     before = os.environ.get("WORLD_SIZE")
     os.environ["WORLD_SIZE"] = str(size)
     try:

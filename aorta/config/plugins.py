@@ -1,6 +1,6 @@
-"""Classes of ours as plugins of Hydra, without a package that Hydra would have to find.
+"""Registers classes of AORTA as Hydra plugins, without a package that Hydra would have to discover.
 
-Enters: a launcher or sweeper, the group and name that choose it, the schema of its settings. Must not: know any.
+Must not know any particular launcher or sweeper.
 """
 
 from __future__ import annotations
@@ -14,12 +14,18 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
 PLUGIN_MODULE: Final = "hydra_plugins.aorta"
-"""Hydra takes plugins from below `hydra_plugins` only; `register_plugin` makes this module in memory."""
+"""Hydra accepts plugins only below `hydra_plugins`; `register_plugin` creates this module in memory."""
 
 
 def register_plugin(group: str, name: str, plugin: type[Any], schema: type[Any]) -> None:
-    """Make `GROUP=NAME` choose a plugin of ours, whose `__module__` is `PLUGIN_MODULE`."""
-    plugins = Plugins.instance()  # finds what is installed, before there is a module of ours to be found
+    """Make `GROUP=NAME` select a plugin, whose `__module__` must be `PLUGIN_MODULE`.
+
+    Args:
+        group, name: of Hydra's configuration, e.g. `hydra/launcher` and `torchrun`.
+        plugin: a launcher or sweeper class.
+        schema: the dataclass of its settings.
+    """
+    plugins = Plugins.instance()  # scans installed plugins before our module exists
     above, _, last = PLUGIN_MODULE.rpartition(".")
     try:
         parent = importlib.import_module(above)

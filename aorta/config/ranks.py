@@ -1,4 +1,7 @@
-"""Which ranks: `all`, `"0, 2, 4"`, a list, or one number -> a set. Must not: know how many ranks there are."""
+"""Parses a selection of ranks: `all`, `"0, 2, 4"`, a list, or one number -> a set.
+
+Must not know how many ranks there are.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 
 def selected_ranks(asked: Any) -> frozenset[int] | None:
-    """Global ranks that are meant; None = every rank, an empty set = none.
+    """The selected global ranks; None = every rank, an empty set = none.
 
     Raises:
         ValueError: names the part that is not a rank.

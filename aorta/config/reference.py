@@ -1,7 +1,7 @@
-"""`docs/configuration.md` from the schema: `python -m aorta.config.reference > docs/configuration.md`.
+"""Generates `docs/configuration.md` from the schema: `python -m aorta.config.reference > docs/configuration.md`.
 
-Enters: the source of `groups/` (the comment above a field is its documentation), `config/*.yaml` as Hydra composes it,
-the older words of `arguments`. Leaves: Markdown. Must not: say anything about a key that is not said there.
+Its sources are the code of `groups/` (the comment above a field is its documentation), `config/*.yaml` as Hydra
+composes it, and the older keys of `arguments`. Must not say anything about a key that is not said there.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ After `--override` (older style: `--override KEY=VALUE ...`, repeatable) a secon
 
 @dataclass(frozen=True)
 class Entry:
-    """One key as the schema's source tells it; `kind` is "" for a section, `meaning` where there is no comment."""
+    """One key of the schema; `kind` is "" for a section, `meaning` is "" where there is no comment."""
 
     name: str
     kind: str
@@ -83,7 +83,7 @@ def entries(node: type[Any]) -> list[Entry]:
 
 
 def reference() -> str:
-    """The whole page."""
+    """The whole page, as Markdown."""
     return "\n".join(_page()) + "\n"
 
 
@@ -130,7 +130,7 @@ def _section(
 
 
 def _comment_of(group: str, option: str) -> str:
-    """The comment an option's file begins with, where several options share a schema class."""
+    """The comment at the top of an option's file, for options that share a schema class."""
     lines = (CONFIG_DIR / group / f"{option}.yaml").read_text().splitlines()
     return " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
 
@@ -155,7 +155,7 @@ def _older_names() -> Iterator[str]:
 
 
 def _composed(*overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values composed from `config/`, and the option chosen of each group."""
+    """The values composed from `config/`, and the option chosen in each group."""
     multirun.register()
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         composed = compose("default", list(overrides), return_hydra_config=True)
@@ -164,7 +164,7 @@ def _composed(*overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _comments(node: type[Any]) -> dict[str, str]:
-    """Field -> the comment lines right above it."""
+    """Field -> the comment lines directly above it."""
     source = inspect.getsource(node)
     lines = source.splitlines()
     found: dict[str, str] = {}
@@ -182,7 +182,7 @@ def _comments(node: type[Any]) -> dict[str, str]:
 
 
 def _kind(hint: Any, written: str) -> str:
-    """A type in words, an enum by its choices; "" for a section."""
+    """A type as text, an enum by its choices; "" for a section."""
     if is_dataclass(hint):
         return ""
     first = written.partition(" | ")[0]
@@ -193,7 +193,7 @@ def _kind(hint: Any, written: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text in a table: `<` would begin a tag, `|` a column."""
+    """Text for a table cell: escapes `<`, which would begin a tag, and `|`, which would end the cell."""
     return text.replace("<", "&lt;").replace("|", "\\|")
 
 

@@ -1,7 +1,7 @@
-"""A composed configuration -> a typed one that can be run, or one error that lists everything wrong with it.
+"""Turns a configuration composed by Hydra into a typed one that can be run, or one error that lists everything wrong.
 
-Enters: the `DictConfig` Hydra composed. Leaves: a `schema.Config` whose fields agree with each other, and its plain
-form for the manifest. Must not: import torch or touch the disk.
+The result is a `schema.Config` whose fields are consistent, and its plain form for the manifest. Must not import torch
+or touch the disk.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def resolve(composed: DictConfig) -> Resolved:
     """Check every rule between fields once, before anything starts.
 
     Raises:
-        ConfigError: lists every broken rule, each with its key, the value seen and what is allowed.
+        ConfigError: lists every broken rule, each with its key, its value and what is allowed.
     """
     if OmegaConf.get_type(composed) is not Config:
         raise ConfigError(HOW_TO_BUILD)
@@ -68,10 +68,10 @@ def resolve(composed: DictConfig) -> Resolved:
 
 
 def environment_number(name: str, default: int, environment: Mapping[str, str] = os.environ) -> int:
-    """A whole number from the environment, where torchrun puts its.
+    """An integer from an environment variable such as torchrun sets.
 
     Raises:
-        ConfigError: it is set to something else.
+        ConfigError: it is not an integer.
     """
     text = environment.get(name, str(default))
     try:
@@ -97,7 +97,7 @@ def _hash(plain: dict[str, Any]) -> str:
 
 
 def hash_of(values: Mapping[str, Any]) -> str:
-    """What tells two configurations (JSON types) apart, in 16 hexadecimal digits."""
+    """A hash of a configuration (JSON types) in 16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -161,7 +161,7 @@ def _broken_rules(config: Config) -> Iterator[str]:
             f"clock.fake_drift_ppm={config.clock.fake_drift_ppm}: must be at most {MAX_FAKE_DRIFT_PPM} either way: "
             "no clock is worse"
         )
-    betas = list(config.optimizer.betas)  # OmegaConf checks the types in a tuple, not how many there are
+    betas = list(config.optimizer.betas)  # OmegaConf checks the types in a tuple, not its length
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         yield f"optimizer.betas={betas}: must be two numbers in [0, 1)"
     for group, name in (key.split(".") for key in NAMES):

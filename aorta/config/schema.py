@@ -1,7 +1,7 @@
-"""The typed shape of a configuration. `config/*.yaml` holds values, `groups/` holds names, types and meaning.
+"""The typed schema of a configuration. `config/*.yaml` holds values, `groups/` holds names, types and meaning.
 
-Each field's comment on the line(s) above it is its documentation: `docs/configuration.md` is made from it. Hydra
-overrides need mutable dataclasses, so none is frozen. Must not: import torch, or check one field against another (that
+Each field's comment on the line(s) above it is its documentation: `docs/configuration.md` is generated from it. Hydra
+overrides need mutable dataclasses, so none is frozen. Must not import torch, or check one field against another (that
 is `resolve`).
 """
 
@@ -119,11 +119,11 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
 """Config group -> option -> its schema. Every option has a file `config/<group>/<option>.yaml`."""
 
 NAMES = ("workload.name", "parallel.strategy", "fabric.kind")
-"""Keys that repeat the option chosen: the record cites them, nobody sets them."""
+"""Keys that repeat the chosen option: they are recorded, and not meant to be set."""
 
 
 def register() -> None:
-    """Hand the schemas to Hydra: `base_config`, and `<group>/base_<option>` for every option."""
+    """Register the schemas with Hydra: `base_config`, and `<group>/base_<option>` for every option."""
     store = ConfigStore.instance()
     store.store(name="base_config", node=Config)
     for group, options in GROUPS.items():

@@ -1,8 +1,7 @@
-"""Names with variables in braces: `rank{rank}.{batch:06d}.json`.
+"""Fills name templates with variables in braces: `rank{rank}.{batch:06d}.json` -> `rank3.000120.json`.
 
-Enters: a template and what is known. Leaves: the name, or what is wrong with the template. A variable whose value is
-not known yet stays as it is written, and so does `{}`; a name that is no variable at all is a mistake. Must not: touch
-the disk.
+A variable whose value is not known yet stays as it is written, and so does `{}`; an unknown variable name is an error.
+Must not touch the disk.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from string import Formatter
 from typing import Any
 
 RANK_FIELDS = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")
-"""Known before the run."""
+"""Variables known before the run."""
 TIME_FIELDS = (
     *("epoch", "batch", "batch_in_epoch", "sample", "sample_in_epoch", "token", "token_in_epoch"),
     *("total_wct", "epoch_wct", "batch_wct"),
 )
-"""Known when a window is saved: finished counts, and wall-clock seconds (float)."""
+"""Variables known when a window is saved: finished counts, and wall-clock seconds (float)."""
 FILE_FIELDS = (*RANK_FIELDS, *TIME_FIELDS)
 REMOTE_FIELDS = (*FILE_FIELDS, "file")
 """`file`: the path of a saved file below its trace folder."""
@@ -35,7 +34,7 @@ def fields_of(template: str) -> set[str]:
 
 
 def problem_of(template: str, known: Collection[str] = FILE_FIELDS) -> str | None:
-    """What is wrong with a template, in words; None when it can be used."""
+    """What is wrong with a template, as text; None when it can be used."""
     try:
         unknown = sorted(fields_of(template) - set(known))
         if unknown:
@@ -47,7 +46,7 @@ def problem_of(template: str, known: Collection[str] = FILE_FIELDS) -> str | Non
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:
-    """The template with every variable in `values` replaced, format included; the others stay as they are written.
+    """The template with every variable in `values` replaced, format included; others stay as they are written.
 
     Raises:
         ValueError: a format does not suit its value, or the braces do not match.
@@ -68,6 +67,6 @@ def fill(template: str, values: Mapping[str, Any]) -> str:
 
 
 def tells_ranks_apart(*templates: str) -> bool:
-    """Whether two ranks never get the same name."""
+    """Whether two ranks always get different names."""
     names = set().union(*map(fields_of, templates))
     return "rank" in names or {"local_rank", "node_rank"} <= names

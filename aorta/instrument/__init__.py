@@ -1,1 +1,1 @@
-"""How a run is seen: the seam every collective passes, compute ranges, stalls, clocks, and the steps made of them."""
+"""Instrumentation of a run: intercepted collectives, compute ranges, stalls, clocks, and the steps built from them."""

@@ -1,11 +1,11 @@
-"""When each rank of a group arrived at a collective, shared by the ranks of one host through memory.
+"""Shares the time at which each rank of a group reached a collective, through memory common to the ranks of one host.
 
-A collective begins on a link when its last rank has arrived. A rank cannot tell that moment from its own backend,
-whose completion comes a backend's time later, so ranks tell each other. CLOCK_MONOTONIC is common to the processes of
-a host, and a backend cannot complete an all-reduce before all ranks have written their arrival: nobody waits to read.
+A collective begins on a link when its last rank has arrived. A rank cannot tell that moment from its own backend, whose
+completion comes later, so ranks publish their arrivals in a memory-mapped file. CLOCK_MONOTONIC is common to the
+processes of a host, and a backend cannot complete an all-reduce before all ranks have written their arrival, so readers
+never wait. The file is unlinked once every rank of the group has opened it.
 
-Enters: a folder that all ranks of a run see. Leaves: nothing in it once every rank has opened a group's file.
-Must not: be used across hosts, whose clocks differ.
+Must not be used across hosts, whose clocks differ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from aorta.launch.peers import Peers
 
 SLOTS = 4096
-"""Collectives of one group that a rank may be ahead of another."""
+"""How many collectives of one group a rank may be ahead of another."""
 _LAP_BITS = 6
 _WORD = 8
 
@@ -31,7 +31,7 @@ _MEMORY = Path("/dev/shm")
 
 @contextmanager
 def meeting_place(peers: Peers) -> Iterator[Path | None]:
-    """A folder for the tables of one run, gone at the end; None where not all ranks are on one host."""
+    """A folder for the shared files of one run, removed at the end; None where not all ranks are on one host."""
     own = None
     if peers.rank == 0:
         own = tempfile.mkdtemp(prefix="aorta-fabric-", dir=_MEMORY if _MEMORY.is_dir() else None)
@@ -44,7 +44,8 @@ def meeting_place(peers: Peers) -> Iterator[Path | None]:
 
 
 class Arrivals:
-    """One group's table: a row of slots a rank. One word holds arrival and lap, so that no reader sees half of it.
+    """The arrival table of one group: a row of slots per rank. Each slot is a single word with arrival and lap, so that
+    no reader sees half an update.
 
     Args:
         folder: agreed on by the run's ranks.
@@ -57,17 +58,17 @@ class Arrivals:
         key = hashlib.sha256(f"{name}/{list(ranks)}".encode()).hexdigest()[:16]
         self._path = folder / key
         with self._path.open("a+b") as file:
-            file.truncate(self.ranks * SLOTS * _WORD)  # grows with zeros, and keeps what a peer has written
+            file.truncate(self.ranks * SLOTS * _WORD)  # grows with zeros, and keeps what a peer wrote
             self._map = mmap.mmap(file.fileno(), 0)
         self._words = memoryview(self._map).cast("Q")
         self._named = True
 
     def arrive(self, number: int, at_ns: int) -> None:
-        """This rank arrived at collective `number` (0, 1, ...) of the group."""
+        """Publish that this rank reached collective `number` (0, 1, ...) of the group."""
         self._words[self._own * SLOTS + number % SLOTS] = at_ns << _LAP_BITS | self._lap(number)
 
     def known(self, number: int) -> list[int]:
-        """Arrivals at collective `number` that have been written so far, in nanoseconds of CLOCK_MONOTONIC."""
+        """Arrivals at collective `number` published so far, in nanoseconds of CLOCK_MONOTONIC."""
         lap, words = self._lap(number), self._words[number % SLOTS :: SLOTS]
         found = [word >> _LAP_BITS for word in words if word & ((1 << _LAP_BITS) - 1) == lap]
         if self._named and len(found) == self.ranks:
@@ -78,5 +79,5 @@ class Arrivals:
 
     @staticmethod
     def _lap(number: int) -> int:
-        """Never 0, which is what an empty slot holds."""
+        """The lap of a slot; never 0, which marks an empty slot."""
         return number // SLOTS % ((1 << _LAP_BITS) - 1) + 1

@@ -1,7 +1,8 @@
-"""When a backward pass had computed everything, and when the strategy's ending behind it was over.
+"""Marks when a backward pass has computed everything, and when the strategy's work after it (waiting for collectives)
+is over.
 
-Nobody has to call anything: the first gradient that reaches the output of a watched module asks the autograd engine
-for a word at the end of the pass. Must not: change a gradient, or outlive `close`.
+No call by the user is needed: the first gradient that reaches the output of a watched module queues a callback with the
+autograd engine for the end of the pass. Must not change a gradient, or stay active after `close`.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from aorta.instrument.seam import backward_pass, when_backward_ends
 
 
 class BackwardEnds:
-    """Once for each backward pass that reaches a watched module, gradient accumulation included.
+    """Marks the end of each backward pass that reaches a watched module, including those of gradient accumulation.
 
-    The engine runs what it was asked for in order, and takes more while it does: a first word asked for before DDP's
-    and FSDP's own endings marks the last node; a second one, asked for by the first, comes behind those endings.
+    The engine runs queued callbacks in order, and accepts more while it does: a first callback, queued before those of
+    DDP and FSDP, marks the last node; it queues a second one, which runs after theirs.
 
     Args:
         clock: takes the marks.
         on_nodes_ran: called when the last node of a pass has run.
-        on_tail: called with two marks between which the strategy's ending ran, which waits for collectives.
+        on_tail: called with two marks around the strategy's end-of-backward work, which waits for collectives.
     """
 
     def __init__(self, clock: Clock, on_nodes_ran: Callable[[], None], on_tail: Callable[[Mark, Mark], None]) -> None:
@@ -35,24 +36,24 @@ class BackwardEnds:
         self._asked_in: int | None = None
 
     def watch(self, module: nn.Module) -> None:
-        """Look at the gradients of `module`'s outputs; of those watched the first to get one counts."""
+        """Watch the gradients of `module`'s outputs; of all watched modules, the first to get a gradient counts."""
 
         def after_forward(_module: nn.Module, _args: Any, output: Any) -> None:
             for tensor in needing_gradient(output):
                 tensor.register_hook(self._gradient_came)  # type: ignore[no-untyped-call]
 
-        # In front of FSDP's own hook: hooks of one tensor run in the order they were put on, and FSDP asks for its
-        # ending with the first gradient too.
+        # Before FSDP's own hook: hooks of a tensor run in the order of registration, and FSDP queues its callback
+        # with the first gradient too.
         self._handles.append(module.register_forward_hook(after_forward, prepend=True))
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def _gradient_came(self, _gradient: torch.Tensor) -> None:
-        # Told apart by identity: a pass that failed never ends, and must not hide the next one.
+        # Compared by id: a pass that failed never ends, and must not hide the next one.
         if self._handles and (current := backward_pass()) != self._asked_in:
             self._asked_in = current
             when_backward_ends(self._nodes_ran)

@@ -1,8 +1,13 @@
-"""Moments on the device's own time line, read later (docs/measuring.md, R4 and R6).
+"""Timestamps on the device's own timeline, taken without waiting and read later (docs/measuring.md, R4 and R6).
 
-A `Mark` is taken now and read some steps later: on a CPU it is the host clock, on an accelerator an event in the
-current stream. Reading never waits. Everything read is in nanoseconds of CLOCK_MONOTONIC (`time.perf_counter_ns` on
-Linux). Must not: synchronise, except where a method says so.
+A `Mark` is taken now and read some steps later: on a CPU it is a reading of the host clock, on an accelerator an event
+recorded in the current stream. All times read are in nanoseconds of CLOCK_MONOTONIC (`time.perf_counter_ns` on Linux):
+
+    begin = clock.mark()
+    ...
+    clock.read_ns(begin)  # None until the device has reached the event
+
+Must not synchronise with the device, except where a method says so.
 """
 
 from __future__ import annotations
@@ -22,14 +27,16 @@ Mark: TypeAlias = Any
 
 
 def on_host(mark: Mark) -> bool:
-    """Whether a mark is its own reading, of the host's clock, whatever clock the run has: a collective of CPU tensors
-    beside a device's has such marks. (The compiled clock's marks of a device are negative numbers.)
+    """Whether a mark is a plain reading of the host clock, whatever clock the run has.
+
+    Collectives of CPU tensors on an accelerator run have such marks. (The compiled clock represents device marks as
+    negative numbers.)
     """
     return type(mark) is int and mark > 0
 
 
 BRACKETS = 20
-"""How often an event is put between two readings of the host's clock to place the device's: the narrowest is kept."""
+"""How often an event is bracketed by two host clock readings to relate device time to host time; the narrowest wins."""
 
 
 class Clock(Protocol):
@@ -39,22 +46,22 @@ class Clock(Protocol):
         """A mark in the current stream (on a CPU: now); None while a graph is being captured there."""
 
     def new_epoch(self) -> None:
-        """Once a step: marks are read against the newest epoch before them."""
+        """Called once per step: later marks are measured relative to this epoch."""
 
     def read_ns(self, mark: Mark) -> int | None:
         """When the mark happened, or None if it has not yet."""
 
     def release(self, mark: Mark) -> None:
-        """The mark has happened, and will not be read again."""
+        """Return a mark that has happened and will not be read again."""
 
     def forget(self, mark: Mark | None) -> None:
-        """The mark will not be read, and may not have happened yet."""
+        """Drop a mark that will not be read and may not have happened yet."""
 
     def drain(self) -> None:
         """Wait until every mark taken so far has happened. Synchronises: only after the last step."""
 
     def facts(self) -> DeviceClockFacts | None:
-        """How well the device is placed on the host's time line; None where they are one. Synchronises, as `drain`."""
+        """How accurately device time maps to host time; None where both are one clock. Synchronises, like `drain`."""
 
 
 class HostClock:
@@ -84,7 +91,7 @@ class HostClock:
 
 @dataclass(frozen=True)
 class Placed:
-    """An event that happened at `at_ns` of the host's clock, give or take `bound_ns`."""
+    """An event that happened at `at_ns` of the host clock, within +-`bound_ns`."""
 
     event: Any
     at_ns: int
@@ -92,15 +99,15 @@ class Placed:
 
 
 def timed_event(device: torch.device) -> Any:
-    """A new one. It is recorded with the stream named: by itself it takes the current device's."""
+    """A new timing event. Always record it with an explicit stream: by default it takes the current device's."""
     return torch.Event(device=device, enable_timing=True)
 
 
 def placed(device: torch.device) -> Placed:
-    """An event whose place on the host's clock is known: of several short brackets the narrowest.
+    """An event whose host time is known, from the narrowest of several short brackets of host clock readings.
 
-    One reading behind one wait was wrong by 1.4 and 3.3 ms on a busy host, which wakes up late; the narrowest bracket
-    is wrong by at most half its width. The device should have nothing else to do.
+    A single reading after one wait was off by 1.4 and 3.3 ms on a busy host, which wakes up late; the narrowest bracket
+    is off by at most half its width. The device should be otherwise idle.
     """
     best = None
     stream = torch.accelerator.current_stream(device)
@@ -119,8 +126,8 @@ def placed(device: torch.device) -> Placed:
 
 
 class _Epoch:
-    """An event that later marks are measured from, and its own place in time once that is known. When nothing is
-    measured from it any more, the event goes back to `pool`.
+    """An event that later marks are measured from, and its host time once known. When no mark refers to it any more,
+    the event goes back to `pool`.
     """
 
     def __init__(self, event: Any, before: _Epoch | None, start_ns: int | None, pool: deque[Any]) -> None:
@@ -131,11 +138,11 @@ class _Epoch:
 
 
 class DeviceClock:
-    """Events of an accelerator, from a pool.
+    """A clock of pooled accelerator events.
 
-    `Event.elapsed_time` answers in float32 milliseconds: 100 ms resolve to 8 ns but an hour only to 0.25 s, so times
-    are measured from the step's own first event (an epoch), and epochs are chained. The chain begins at an event whose
-    host time is known because nothing else was running; each link adds the event's resolution (about 0.5 us) of error.
+    `Event.elapsed_time` answers in float32 milliseconds: 100 ms resolve to 8 ns but an hour only to 0.25 s. Times are
+    therefore measured from the step's own first event (an epoch), and epochs are chained. The chain starts at an event
+    whose host time is known because the device was idle; each link adds the event resolution (about 0.5 us) of error.
 
     Args:
         device: whose streams are marked; the current stream of *this* device, whichever device is current.
@@ -171,7 +178,7 @@ class DeviceClock:
             self._pool.append(mark[0])
 
     def forget(self, mark: Mark | None) -> None:
-        """Nothing: the event may still tell somebody that tensors are free (`DeviceTap`), so it is not used again."""
+        """No-op: the event may still signal that tensors can be freed (`DeviceTap`), so it is not reused."""
 
     def drain(self) -> None:
         torch.accelerator.synchronize(self._device)
@@ -191,7 +198,7 @@ class DeviceClock:
 
 
 def _start_of(epoch: _Epoch) -> int | None:
-    """When an epoch began; places those before it on the way."""
+    """When an epoch began; resolves the epochs before it on the way."""
     unplaced = []
     before: _Epoch | None = epoch
     while before is not None and before.start_ns is None:

@@ -1,9 +1,11 @@
-"""One collective passing the seam: issue it, time it, and hand back what its caller expects.
+"""Interceptor for collectives of CPU tensors: issues and times each one, and returns what its caller expects.
 
-Enters: an operator's name, arguments and original, from the seam. Leaves: the original's result with a `TimedWork` in
-it, and an `Issued` row for the recorder. A CPU backend runs collectives on its own threads, so they are timed where
-they are (R6); those of device tensors are `device_collectives`' part. Must not: change a value, an exception, a dtype
-or an order.
+It is called by the dispatcher interception with an operator's name, arguments and original implementation. The caller
+gets the original's result with a `TimedWork` in it; the recorder gets an `Issued` row. A CPU backend runs collectives
+on its own threads, so they are timed where they run (R6); collectives of device tensors are handled in
+`device_collectives`.
+
+Must not change a value, an exception, a dtype or an order.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ from aorta.instrument.works import KeptAlive, TimedWork
 _CPU = torch.device("cpu")
 
 ENQUEUE_NS = 200_000
-"""A call of the backend that returns sooner only handed the collective over, which is work of the host, not a stall:
+"""A backend call that returns sooner than this only enqueued the collective, which is host work and not a stall:
 measured 20 to 195 us on gloo (docs/log.md). Half the stalls of a record were such calls."""
 
 
 class _Call(NamedTuple):
-    """What the schema of an operator says about its arguments, looked up once."""
+    """What an operator's schema says about its arguments, looked up once."""
 
     operator: Operator
     group_at: int
@@ -51,8 +53,8 @@ class _Call(NamedTuple):
 
 
 class _Member(NamedTuple):
-    """A process group as the tap needs it at every call. `on_device`: who waits for its collectives of device tensors
-    waits on the device. `early`: those end behind their futures (`seam.ends_on_streams`).
+    """What the interceptor needs of a process group at every call. `on_device`: waiting for its collectives of device
+    tensors blocks the device and not the host. `early`: those complete after their futures do (`seam.ends_on_streams`).
     """
 
     name: str
@@ -63,27 +65,27 @@ class _Member(NamedTuple):
 
 @cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` of `torch.float32`."""
+    """The name without its module: `torch.float32` -> `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 def group_seen(process_group: dist.ProcessGroup) -> Group:
-    """A process group as the record needs it."""
+    """The facts about a process group that the record needs."""
     return Group(tuple(dist.get_process_group_ranks(process_group)), worker_threads(process_group, _CPU))
 
 
 class HostTap:
-    """CPU backends.
+    """Interceptor for CPU backends.
 
-    The end is stamped by the backend's completion callback, or by the caller's own wait where there is none (gloo's
-    reduce-scatter, send and receive), whichever is earlier.
+    The end of a collective is stamped by the backend's completion callback, or by the caller's own wait where there is
+    none (gloo's reduce-scatter, send and receive), whichever comes first.
 
     Args:
         clock: of the device.
-        groups: filled with every process group as it is first seen, by name.
+        groups: filled with every process group when first seen, by name.
         on_issue: called in issue order with each collective, before it is issued.
-        on_stall: called with two marks between which the caller stood waiting.
-        links: of the emulated fabric, which delays completion; None = the real one.
+        on_stall: called with two marks between which the caller was blocked.
+        links: of the emulated fabric, which delays completion; None = the real network.
     """
 
     def __init__(
@@ -103,18 +105,18 @@ class HostTap:
             name: _Call(operator, position_of_group(name), position_of_async_op(name))
             for name, operator in offered().items()
         }
-        # By identity, which asks neither C++ for a name nor for a size; the groups stay alive until `close`.
+        # Keyed by identity, so that C++ need not be asked for a name or a size; the groups stay alive until `close`.
         self._members: dict[dist.ProcessGroup, _Member] = {}
         self._futureless: set[tuple[str, str]] = set()
 
     def __call__(self, name: str, args: tuple[Any, ...], original: Original) -> Any:
-        """The seam's handler."""
+        """Handle one call of an operator."""
         operator, group_at, async_at = self._calls[name]
         tensor = first_tensor(args)
         process_group = group_in(args[group_at])
         member = self._member(process_group)
         group = member.name
-        # Not every rank sends or receives: counted by themselves, they leave the numbers of collectives equal on all.
+        # Not every rank sends or receives: counted separately, they keep collective numbers equal on all ranks.
         counter = f"{group}/{operator.kind}" if operator.point_to_point else group
         seq = self._count.get(counter, 0)
         self._count[counter] = seq + 1
@@ -136,20 +138,20 @@ class HostTap:
         self._on_issue(issued)
         original = labelled(issued.kind, seq, group, original)
         asynchronous = is_async(args, async_at)
-        # A barrier is waited for by the host, whatever its backend.
+        # The host waits for a barrier, whatever its backend.
         if on_host or operator.argument is None or not (member.on_device or (member.early and not asynchronous)):
             return self._on_host(name, issued, original, early=member.early and not on_host)
         return self._on_device(issued, args, asynchronous, original)
 
     def open(self, device: torch.device, on_captured: Callable[[], None]) -> Looking:
-        """Look at every collective until the answer is closed; `on_captured`: see `Seam`."""
+        """Start intercepting; `close` of the returned object ends it. `on_captured`: see `Seam`."""
         return Seam(OPERATORS, device, self, on_captured)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Called when a step begins."""
 
     def close(self) -> None:
-        """No collective will pass any more."""
+        """Called when no further collective will arrive."""
         self._members.clear()
         if self._links is not None:
             self._links.close()
@@ -170,12 +172,12 @@ class HostTap:
         return False, False
 
     def _on_host(self, name: str, issued: Issued, original: Original, *, early: bool) -> Any:
-        """`early`: its future knows no end."""
+        """Issue and time one collective; `early`: its future says nothing about its end."""
         transfer, in_place = None, False
         if self._links is not None:
             transfer = self._links.arrive(issued, self._groups[issued.group].ranks)
         result = original()
-        # The caller's thread was inside the backend: to hand it over, or, where the backend works in the call, blocked.
+        # The caller's thread was inside the backend: enqueueing, or blocked where the backend works synchronously.
         if (returned_ns := time.perf_counter_ns()) - issued.issue_ns > ENQUEUE_NS:
             self._host_stall(issued.issue_ns, returned_ns)
         work = work_in(result)
@@ -190,9 +192,10 @@ class HostTap:
         return with_work(result, TimedWork(work, wait, self._kept, issued.waiters, in_place=in_place))
 
     def _notice_end(self, name: str, issued: Issued, work: Work) -> bool:
-        """By the backend's future; returns whether it has one. Where it has none the caller's wait is all there is;
-        asked for in vain once for each operator of a group, since the answer is an exception, the dearest thing on
-        this path.
+        """Register for the backend's completion callback; returns whether it has a future.
+
+        Without one, only the caller's wait marks the end. A missing future is probed once per operator and group, since
+        the answer is an exception, the most expensive event on this path.
         """
         kind_of_work = (issued.group, name)
         if kind_of_work in self._futureless:
@@ -207,13 +210,13 @@ class HostTap:
         return True
 
     def _wait(self, issued: Issued, inner: Callable[[], bool], _limited: bool) -> bool:
-        """How the caller waits: timed as a stall, and as the end where nothing else told it. A caller that comes when
-        the collective has ended is not blocked.
+        """The caller's wait: timed as a stall, and as the end where nothing else has stamped it. A caller that arrives
+        after the collective has ended is not blocked.
         """
         begin, blocked = time.perf_counter_ns(), not issued.look()
         try:
             outcome = inner()
-            issued.stamp("wait")  # not behind an error: of a timeout, perhaps, and that is not the end
+            issued.stamp("wait")  # not reached after an error: a timeout, say, is not the end
             return outcome
         finally:
             if blocked:

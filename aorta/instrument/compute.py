@@ -1,7 +1,8 @@
-"""When blocks of the model computed (docs/measuring.md, R5).
+"""Times the computation of the model's blocks (docs/measuring.md, R5).
 
 A range over the whole backward pass contains every stall, so each block is bracketed by itself, after its parameters
-have arrived: hooks go behind FSDP's own. Must not: change a tensor, or touch the graph (tensor hooks only look).
+have arrived: these hooks run after FSDP's own. Must not change a tensor, or modify the graph (tensor hooks only
+observe).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from aorta.instrument.clock import Clock, Mark
 
 @dataclass(slots=True)
 class Range:
-    """One pass of one block, between two marks; `end` is None while it is open."""
+    """One forward or backward pass of one block, between two marks; `end` is None while it is open."""
 
     block: str
     phase: str
@@ -27,7 +28,7 @@ class Range:
 
 
 class BlockRanges:
-    """Hooks on blocks.
+    """Forward and backward hooks that bracket blocks.
 
     Args:
         clock: takes the marks.
@@ -68,8 +69,8 @@ class BlockRanges:
         def after_forward(_module: nn.Module, _args: Any, output: Any) -> None:
             forward.pop().end = clock.mark()
             for tensor in needing_gradient(output):
-                # Before its node, and so behind all hooks of the tensor, whenever they were put on: FSDP waits for the
-                # block's parameters in one that comes later than this (R5).
+                # A node's pre-hook runs after all hooks of the tensor, whenever those were registered: FSDP waits for
+                # the block's parameters in a tensor hook that it registers later than this (R5).
                 before = tensor.register_hook if tensor.grad_fn is None else tensor.grad_fn.register_prehook
                 before(open_backward)
 
@@ -79,13 +80,13 @@ class BlockRanges:
         ]
 
     def backward_ran(self) -> None:
-        """The last node of a backward pass has run: blocks whose inputs need no gradient end here."""
+        """Called after the last node of a backward pass: closes blocks whose inputs need no gradient."""
         for open_range in self._backward.values():
-            open_range.end = self._clock.mark()  # one each: a mark is given back to the clock by every range
+            open_range.end = self._clock.mark()  # one mark each: every range returns its marks to the clock
         self._backward.clear()
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -112,7 +113,7 @@ def needing_gradient(values: Any) -> list[torch.Tensor]:
 
 
 def _last_of(count: int, reached: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
-    """A hook of `count` gradients, which hands on the last of them."""
+    """A hook for `count` gradients that passes on only the last of them."""
     left = [count]
 
     def came(gradient: torch.Tensor) -> None:

@@ -1,8 +1,11 @@
-"""Collectives of device tensors: on a stream of our own (`dedicated`, R2), or timed beside another (`observe`, R3).
+"""Interceptor for collectives of an accelerator's tensors: on AORTA's own stream (`dedicated`, R2), or timed from a
+stream beside the backend's (`observe`, R3).
 
-A stall is time in which the stream that *computes* stood waiting. A strategy's own communication stream waits for its
-collectives as well (FSDP's do), and nothing computes there: such a wait is none. Must not: change a value, an
-exception, a dtype or an order; wait on the host for a device, unless the caller's own call does.
+A stall is time in which the *compute* stream was waiting. A strategy's own communication stream also waits for its
+collectives (FSDP's does), but nothing computes there, so such a wait is not a stall.
+
+Must not change a value, an exception, a dtype or an order, or make the host wait for a device unless the caller's own
+call does.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from aorta.instrument.works import TimedWork
 
 
 class _Lent:
-    """An event for as long as somebody may wait for it; then `pool` has it again."""
+    """An event that is in use while a caller may still wait for it; then it returns to `pool`."""
 
     def __init__(self, event: torch.Event, pool: deque[torch.Event]) -> None:
         self.event, self._pool = event, pool
@@ -47,21 +50,21 @@ class _Lent:
 
 @dataclass
 class _Batch:
-    """What a backend has collected since it was asked to, and the tensors of it."""
+    """The operations that a backend has coalesced so far, and their tensors."""
 
     rows: list[Issued] = field(default_factory=list)
     alive: list[Any] = field(default_factory=list)
 
 
 class DeviceTap(HostTap):
-    """Accelerators; collectives of CPU tensors beside them are timed as on a CPU.
+    """Interceptor for accelerators; collectives of CPU tensors in the same run are timed as on a CPU.
 
     Args:
-        on_wait: called with two marks between which the stream that computes may have stood waiting.
-        dedicated: run collectives on our own stream of their group; otherwise leave them where they are and let that
-            stream only wait, for the timing. Sends and receives are always left: a side stream a group would run those
-            of opposite directions one after another, and two ranks would wait for each other.
-        device_link: of the emulated fabric, for collectives of device tensors; None = the real one.
+        on_wait: called with two marks between which the compute stream may have been waiting.
+        dedicated: run collectives on AORTA's own stream of their group; otherwise leave them on the backend's, and let
+            that stream only wait, for the timing. Sends and receives are never moved: one side stream per group would
+            serialise those of opposite directions, and two ranks would wait for each other.
+        device_link: of the emulated fabric, for collectives of device tensors; None = the real network.
     """
 
     def __init__(
@@ -97,12 +100,12 @@ class DeviceTap(HostTap):
 
     def _on_device(self, issued: Issued, args: tuple[Any, ...], asynchronous: bool, original: Original) -> Any:
         if (batch := self._batches.get(issued.group)) is not None:
-            # A backend counts what it launches, and launches a batch once.
+            # A backend counts launches, and a batch is launched once.
             issued.counted = issued.counted and not any(row.counted for row in batch.rows)
             batch.rows.append(issued)
             batch.alive.append(args)
             return original()  # launched when the batch ends
-        if issued.number is None:  # one stream a peer and direction; the last argument is the tag
+        if issued.number is None:  # one stream per peer and direction; the last argument is the tag
             return self._watched(issued, args, (issued.group, issued.kind, args[2:-1]), original)
         issued.communicator = issued.group
         if self._dedicated and (side := self._streams.side(issued.group)) is not None:
@@ -114,7 +117,7 @@ class DeviceTap(HostTap):
     def _moved(
         self, issued: Issued, args: tuple[Any, ...], side: torch.Stream, asynchronous: bool, original: Original
     ) -> Any:
-        """Run it on our stream (R2), whichever stream the backend would have taken."""
+        """Run it on AORTA's stream (R2), whichever stream the backend would have used."""
         self._streams.order(self._streams.current(), side)  # the inputs must be ready (W2)
         with self._streams.use(side):
             issued.start = self.clock.mark()
@@ -125,21 +128,21 @@ class DeviceTap(HostTap):
         if asynchronous:
             self._hold(issued, args)
         else:
-            # Behind this wait the caller's stream is where it would be had the backend used it.
+            # After this wait the caller's stream is in the state it would be in had the backend used it.
             self._join(done)
         return result if work is None else with_work(result, self._handle(issued, work, side, done))
 
     def _watched(self, issued: Issued, args: tuple[Any, ...], key: Hashable, original: Original) -> Any:
-        """Leave it on the backend's stream and let ours wait beside it, for the marks (R3)."""
+        """Leave it on the backend's stream; AORTA's stream waits for it and records the marks (R3)."""
         side = self._streams.side(("beside", key))
         if side is None:
-            return original()  # no stream is left to time it on: it has no end, and coverage says so
+            return original()  # no stream left to time it on: it has no end, which coverage reports
         self._streams.order(self._streams.current(), side)
         with self._streams.use(side):
             issued.start = self.clock.mark()
         result = original()
         work = work_in(result)
-        if work is None:  # the backend ran it on the caller's stream after all
+        if work is None:  # the backend used the caller's stream after all
             self._end(None, [issued])
             return result
         with self._streams.use(side):
@@ -148,9 +151,9 @@ class DeviceTap(HostTap):
         return with_work(result, self._handle(issued, work, side))
 
     def _bracketed(self, issued: Issued, original: Original) -> Any:
-        """The backend runs it on the caller's own stream: two marks there bracket it."""
+        """The backend runs it on the caller's own stream, where two marks bracket it."""
         computes = self._streams.computes()
-        begin = self.clock.mark() if computes else None  # a mark is given back once for each that uses it
+        begin = self.clock.mark() if computes else None  # every user of a mark releases it once
         issued.start = self.clock.mark()
         result = original()
         self._end(work_in(result), [issued])
@@ -195,26 +198,26 @@ class DeviceTap(HostTap):
     def _end(self, work: Work | None, rows: list[Issued]) -> None:
         """Mark the end on the current stream."""
         if work is not None:
-            work.wait()  # makes the stream wait, not the host; without it this would be the end of the launch (W1)
+            work.wait()  # blocks the stream, not the host; without it the mark would be at the end of the launch (W1)
         for issued in rows:
             self._delay(issued)
         for issued in rows:
             issued.end, issued.end_source = self.clock.mark(), "event"
 
     def _done(self, side: torch.Stream) -> _Lent:
-        """An event behind everything on `side` that is its caller's alone. The end mark's own goes back to the clock
-        when the step is read, which may be before the caller waits.
+        """An event after everything on `side`, owned by the caller alone. The end mark's own event returns to the
+        clock when the step is read, possibly before the caller waits.
         """
         event = self._done_events.popleft() if self._done_events else torch.Event(device=self._device)
         event.record(side)
         return _Lent(event, self._done_events)
 
     def _join(self, done: _Lent) -> None:
-        """The caller's stream waits: for this collective only, not for what was issued behind it."""
+        """The caller's stream waits for this collective only, not for those issued after it."""
         self._stalling(lambda: done.event.wait(self._streams.current()))
 
     def _stalling(self, wait: Callable[[], Any]) -> Any:
-        """Have the caller's stream wait; a stall, where that is the one that computes."""
+        """Make the caller's stream wait; a stall if that is the compute stream."""
         if not self._streams.computes():
             return wait()
         begin = self.clock.mark()
@@ -223,8 +226,8 @@ class DeviceTap(HostTap):
         return outcome
 
     def _handle(self, issued: Issued, work: Work, side: torch.Stream, done: _Lent | None = None) -> TimedWork:
-        """What the caller gets. Its wait is for `done`, or the backend's where the collective was left where it is."""
-        if self._device_link is not None:  # the backend's stream and future know nothing of the emulated time
+        """The caller's handle. It waits for `done`, or for the backend's work where the collective was not moved."""
+        if self._device_link is not None:  # the backend's stream and future do not include the emulated time
             done = done or self._done(side)
             with self._streams.use(side):
                 work = cast(Work, DelayedOnDevice(work, done.event, self._device_link.devices))
@@ -235,16 +238,16 @@ class DeviceTap(HostTap):
                 outcome = bool(self._stalling(inner))
             else:
                 if limited:
-                    outcome = inner()  # with a limit of time the host waits, and may be told of a failure
+                    outcome = inner()  # with a timeout the host waits, and may get an error
                 self._join(done)
-            issued.alive = None  # what the caller's stream does next comes behind it, as with the backend's own wait
+            issued.alive = None  # the caller's stream continues after it, as with the backend's own wait
             return outcome
 
         return TimedWork(work, wait, self._kept, issued.waiters, repeatable=True, in_place=True)
 
     def _hold(self, issued: Issued, alive: Any) -> None:
-        """Keep tensors until somebody has waited, or the device has passed: our own wait, for the mark, made the
-        backend let go of them (W3). They hold memory that a sharded model counts on: not longer.
+        """Keep tensors until a caller has waited or the device has passed: our own wait, for the mark, made the
+        backend release them (W3). No longer, since a sharded model needs that memory.
         """
         issued.alive = alive
         self._held.append(issued)
@@ -262,11 +265,11 @@ class DeviceTap(HostTap):
     def _on_streams(self, group: dist.ProcessGroup) -> tuple[bool, bool]:
         try:
             return orders_streams(group, self._device), ends_on_streams(group, self._device)
-        except RuntimeError:  # a group of CPU tensors only
+        except RuntimeError:  # the group serves CPU tensors only
             return False, False
 
     def _host_stall(self, begin: Mark, end: Mark) -> None:
-        """The host waits for a collective of CPU tensors; the compute stream does not."""
+        """A caller on the host waits for a collective of CPU tensors; the compute stream does not."""
 
     # --- the emulated fabric -----------------------------------------------------------------------------------------
 
@@ -276,6 +279,6 @@ class DeviceTap(HostTap):
             self._device_link.be_late()
 
     def _delay(self, issued: Issued) -> None:
-        """The emulated time, behind the backend's collective on the current stream."""
+        """Add the emulated time after the backend's collective on the current stream."""
         if self._device_link is not None:
             self._device_link.delay(issued, self._groups[issued.group].ranks)

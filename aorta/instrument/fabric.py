@@ -1,9 +1,10 @@
-"""What the emulated fabric charges for a collective: pure arithmetic, apart from the mechanism that delays it.
+"""Cost model of the emulated fabric: a collective's kind, bytes and group -> nanoseconds. Pure arithmetic.
 
-Enters: a collective's kind and bytes, its group, the settings. Leaves: nanoseconds. The model is latency plus bytes
-over bandwidth (Hockney) with the usual costs of ring and tree algorithms: Thakur, Rabenseifner, Gropp, "Optimization
-of Collective Communication Operations in MPICH", Int. J. of High Performance Computing Applications 19 (2005) 49-66.
-Reductions are charged no arithmetic. Must not: read a clock, or import torch.
+The model is latency plus bytes over bandwidth (Hockney) with the usual costs of ring and tree algorithms: Thakur,
+Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", Int. J. of High Performance
+Computing Applications 19 (2005) 49-66. The arithmetic of reductions is not charged.
+
+Must not read a clock, or import torch.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ def cost_ns(kind: str, size_bytes: int, ranks: int, *, spans_nodes: bool, settin
     Args:
         kind: one of `timeline.classes.KINDS`.
         size_bytes: of the full array (all-to-all: one rank's send buffer), as docs/measuring.md, section 1 counts it.
-        ranks: n, of the group.
-        spans_nodes: the group's slowest link is one between nodes.
+        ranks: n, the size of the group.
+        spans_nodes: whether the group's slowest link is one between nodes.
         settings: latency, bandwidth and algorithm.
 
     Raises:
@@ -43,7 +44,7 @@ def cost_ns(kind: str, size_bytes: int, ranks: int, *, spans_nodes: bool, settin
 
 
 def _ring(kind: str, n: int) -> tuple[int, float]:
-    """Messages one after another, and how many times the full array passes a rank's link.
+    """Number of consecutive messages, and how many times the full array passes a rank's link.
 
     Broadcast and reduce are pipelined along a chain, gather and scatter are linear at the root, all-to-all exchanges
     pairwise; a barrier is always the dissemination of Hensgen, Finkel and Manber (1988).
@@ -65,10 +66,10 @@ def _ring(kind: str, n: int) -> tuple[int, float]:
 
 
 def _tree(kind: str, n: int) -> tuple[int, float]:
-    """The same for algorithms of about log2(n) rounds.
+    """As `_ring`, for algorithms of about log2(n) rounds.
 
-    Reduce-scatter halves, all-gather doubles recursively, and all-reduce is the one after the other (Rabenseifner);
-    gather and scatter are binomial; all-to-all is Bruck's, which sends half its buffer in every round.
+    Reduce-scatter uses recursive halving, all-gather recursive doubling, and all-reduce the one after the other
+    (Rabenseifner); gather and scatter are binomial; all-to-all is Bruck's, which sends half its buffer in every round.
     """
     part, rounds = (n - 1) / n, _log2(n)
     return {
@@ -92,12 +93,12 @@ def _log2(n: int) -> int:
 
 
 class Fabric:
-    """The emulated network of one run, as one rank asks it.
+    """The emulated network of one run, as seen from one rank.
 
     Args:
         settings: of the fabric.
         rank, world_size: of this process.
-        folder: where the ranks of one host tell each other their arrivals (`arrivals.meeting_place`); None without.
+        folder: where the ranks of one host share their arrival times (`arrivals.meeting_place`); None without.
     """
 
     def __init__(self, settings: EmulatedFabric, rank: int, world_size: int, folder: Path | None) -> None:
@@ -107,7 +108,8 @@ class Fabric:
         """By how much this rank is late to every collective."""
 
     def cost_ns(self, kind: str, size_bytes: int, ranks: Sequence[int], number: int | None) -> int:
-        """What collective `number` of the group of these global ranks costs; the same on every rank of it.
+        """Cost of collective `number` of the group with these global ranks, in nanoseconds; the same on every rank of
+        it.
 
         Sends and receives have no number that both ends agree on (None), and so no jitter.
         """
@@ -120,7 +122,7 @@ class Fabric:
         return round(cost * self._slowness(kind, size_bytes) * self._jitter(ranks, number))
 
     def _slowness(self, kind: str, size_bytes: int) -> float:
-        """The injected fault: how many times as long collectives of this kind and size take."""
+        """The injected fault: the factor by which collectives of this kind and size are slower."""
         settings = self.settings
         wanted = settings.slow_kind in (None, kind)
         large_enough = settings.slow_min_bytes is None or size_bytes >= settings.slow_min_bytes
@@ -130,6 +132,6 @@ class Fabric:
     def _jitter(self, ranks: Sequence[int], number: int | None) -> float:
         if number is None or not self.settings.jitter:
             return 1.0
-        # Not `hash`, and a generator of its own: ranks are processes, and training must draw the same numbers as ever.
+        # Not `hash`, which differs between processes, and a separate generator, so that training's random numbers stay.
         chance = random.Random(f"{self.settings.seed}/{list(ranks)}/{number}")
         return 1.0 + self.settings.jitter * chance.uniform(-1.0, 1.0)

@@ -1,7 +1,7 @@
-"""Everything that looks at a run, switched on and off together.
+"""Switches all instrumentation of one rank on and off together.
 
-Enters: a device, a mode, and where finished steps go. Leaves: an `Instrument` whose `recorder` collects steps. Must
-not: leave a hook or a kernel behind after `close`.
+An `Instrument` installs the interception and the hooks for a device and a mode; its `recorder` collects steps and
+passes finished ones to a sink. Must not leave a hook or a kernel installed after `close`.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from aorta.records.schema import ClockReading, InstrumentMode, Step
 from aorta.timeline.overlap import PAIRS, Unseen
 
 SWITCH_INTERVAL_S = 1e-4
-"""How long a backend's completion callback may wait for the interpreter lock before the training thread must hand it
-over; Python's default, 5 ms, would be added to the ends of collectives. It costs only when somebody waits."""
+"""How long a backend's completion callback may wait for the interpreter lock before the training thread must release
+it; Python's default, 5 ms, would be added to the ends of collectives. It costs only when a thread waits."""
 
 
 class Instrument:
-    """The seam, the block ranges and the recorder of one rank.
+    """The interception, the block ranges and the recorder of one rank.
 
     Args:
         device: what the run computes on.
         mode: `dedicated`, `observe` or `off` (docs/measuring.md, R2 and R3).
         rank, world_size: of this process.
-        anchor: places MONOTONIC in wall-clock time.
-        sink: takes finished steps in order.
+        anchor: relates CLOCK_MONOTONIC to wall-clock time.
+        sink: receives finished steps in order.
         stream_priority: of dedicated streams on an accelerator; None: that of the stream a collective was issued on.
         fabric: delays collectives as another network would; None = the real one.
-        native: the compiled parts where they have been built (`native.build`), which notice collectives and blocks
-            and measure steps.
-        together: on a CPU, how many steps are read at once (`recorder.TOGETHER`, where nobody but SIGKILL ends a run
-            with steps unread).
+        native: use the compiled parts where they have been built (`native.build`) to time collectives and blocks and to
+            measure steps.
+        together: on a CPU, how many steps are read at once (`recorder.TOGETHER`, where only SIGKILL can end a run with
+            steps unread).
 
     Raises:
         InstrumentError: this torch lacks what the interception needs.
@@ -87,16 +87,16 @@ class Instrument:
             ),
             lambda: {id(group): counted(group) for group in all_groups()},
             sink,
-            # Until it has been read, a step on a device keeps its events, and its collectives' tensors (R2).
+            # An unread step on a device keeps its events and its collectives' tensors alive (R2).
             together=together if device.type == "cpu" else 1,
         )
         self._device, self.clock, self._mode = device, clock, mode
-        # The tap outlives a pause: it counts collectives, and holds on to those that are under way.
+        # The interceptor outlives a pause: it counts collectives, and keeps those in flight.
         self._tap = None if mode == "off" else self._make_tap(device, stream_priority, fabric, module)
         self._blocks: list[tuple[str, nn.Module]] = []
         self._outputs: list[nn.Module] = []
         self._ranges: BlockRanges | NativeRanges
-        # DDP waits for its collectives behind the last node, on futures in C++ where no handle of ours is asked.
+        # DDP waits for its collectives after the last node, on futures in C++ that bypass our work handles.
         self._endings: BackwardEnds | NativeEnds
         if isinstance(self._tap, NativeTap):
             self._ranges = self._tap.ranges
@@ -112,7 +112,9 @@ class Instrument:
             self._look()
 
     def watch(self, blocks: Iterable[tuple[str, nn.Module]]) -> None:
-        """Bracket the computation of named blocks; call after the parallel strategy put its own hooks on them."""
+        """Bracket the computation of named blocks; call after the parallel strategy has registered its own hooks on
+        them.
+        """
         self._blocks += (new := list(blocks))
         if self._seam is not None:
             for name, block in new:
@@ -120,15 +122,16 @@ class Instrument:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Between two steps: look away, as `mode=off` does, until the block ends; the steps inside say so.
+        """Between two steps: remove the instrumentation, as `mode=off` does, for the length of a `with` block.
 
-        Nothing of the instrument stays on the run's path, so that steps inside and outside can be compared (K5).
-        Every rank must pause for the same steps: collectives are matched across ranks by the count of those seen.
+        Nothing of the instrumentation stays on the run's path, so that steps inside and outside can be compared (K5);
+        the steps inside are recorded as unobserved. Every rank must pause for the same steps: collectives are matched
+        across ranks by the count of those seen.
         """
         if self._seam is None:
             yield
             return
-        self.recorder.catch_up()  # what was seen is read and written before, what was not seen behind it
+        self.recorder.catch_up()  # steps observed so far are written now, unobserved ones after them
         self._look_away()
         self.recorder.unseen = Unseen("the instrument was paused: nothing was looked at", compute=True)
         try:
@@ -140,11 +143,12 @@ class Instrument:
 
     @contextmanager
     def replaced(self, handler: Handler) -> Iterator[None]:
-        """Between two steps: every collective goes to `handler` instead, until the block ends; nothing else changes.
+        """Between two steps: send every collective to `handler` instead, for the length of a `with` block.
 
-        What it lets pass to a backend is not in the record, and is missed by the coverage of a recorded step.
+        Collectives that it passes to a backend are not in the record, and show up as missing in a recorded step's
+        coverage.
         """
-        assert self._seam is not None  # with mode=off there is nothing to replace
+        assert self._seam is not None  # mode=off intercepts nothing
         self._seam.close()
         self._seam = Seam(OPERATORS, self._device, handler, self.recorder.on_captured)
         try:
@@ -154,13 +158,13 @@ class Instrument:
             self._seam = self._opened()
 
     def watch_backward(self, module: nn.Module) -> None:
-        """Notice the end of every backward pass that begins at `module`'s outputs or behind them."""
+        """Mark the end of every backward pass that starts at or after `module`'s outputs."""
         self._outputs.append(module)
         if self._seam is not None:
             self._endings.watch(module)
 
     def close(self) -> None:
-        """Take everything off again; a second call does nothing."""
+        """Remove all instrumentation; a second call does nothing."""
         if self._seam is not None:
             self._look_away()
         if self._tap is not None:
@@ -185,7 +189,7 @@ class Instrument:
             sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     def _opened(self) -> Looking:
-        assert self._tap is not None  # with mode=off there is nothing to look with
+        assert self._tap is not None  # mode=off has no interceptor
         return self._tap.open(self._device, self.recorder.on_captured)
 
     def _look_away(self) -> None:

@@ -1,9 +1,10 @@
-"""Collectives without a network: the seam's handler in steps that only compute (docs/measuring.md, R10).
+"""Replaces collectives by local copies, for steps that only compute (docs/measuring.md, R10).
 
-Enters: an operator's name and arguments. Leaves: its outputs filled by local copies of the right shape, and a handle
-that is complete for every kind of caller: Python, DDP's futures in C++, functional collectives. On an accelerator the
-copies run on the caller's stream, and who waits for the handle waits for them. Must not: call a backend, or count as
-a collective: what passes here is in no row of the record.
+Used as the dispatcher handler, it fills an operator's outputs with local copies of the right shape and returns a
+completed handle that works for every kind of caller: Python, DDP's futures in C++, functional collectives. On an
+accelerator the copies run on the caller's stream, and waiting for the handle waits for them.
+
+Must not call a backend, or count as a collective: these calls are in no row of the record.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ Copy = Callable[[tuple[Any, ...], Place], None]
 
 
 class StandIn:
-    """Answers every collective at once.
+    """Handler that completes every collective at once, locally.
 
-    The time of the copies is a stall, as the collective's would be: it is not the block's own computation. On an
+    The time of the copies counts as a stall, as the collective's would: it is not the block's own computation. On an
     accelerator that holds where they run on the stream that computes.
 
     Args:
         device: what the run computes on; the stream that is current now is the one that computes.
         clock: of the device.
-        on_stall: called with two marks round each copy.
+        on_stall: called with two marks around each copy.
 
     Raises:
-        InstrumentError: this torch does not make a handle of a future.
+        InstrumentError: this torch cannot make a work handle from a future.
     """
 
     def __init__(self, device: torch.device, clock: Clock, on_stall: Callable[[Mark, Mark], None]) -> None:
@@ -59,7 +60,11 @@ class StandIn:
         self._compute = None if device.type == "cpu" else torch.accelerator.current_stream(device)
 
     def __call__(self, name: str, args: tuple[Any, ...], _original: Original) -> Any:
-        """The seam's handler; raises KeyError for an operator that `operators.OPERATORS` does not know."""
+        """Handle one call of an operator.
+
+        Raises:
+            KeyError: an operator that `operators.OPERATORS` does not know.
+        """
         copy, group = COPIES[name], group_in(args[position_of_group(name)])
         blocks = self._compute is None or torch.accelerator.current_stream(self._device) == self._compute
         begin = self._clock.mark() if blocks else None
@@ -74,7 +79,9 @@ class StandIn:
         return (args[0], work.boxed()) if len(returns) == 2 else work.boxed()
 
     def _done(self, written: list[torch.Tensor]) -> Work:
-        """A handle in C++ alone, which nobody has to keep alive; its future remembers the streams of the copies."""
+        """A completed handle that lives in C++ alone, so nothing must keep it alive; its future captures the copies'
+        streams.
+        """
         devices = list({tensor.device for tensor in written if tensor.device.type != "cpu"})
         future: torch.futures.Future[Any] = torch.futures.Future(devices=cast(Any, devices) or None)
         future.set_result(written)
@@ -91,7 +98,9 @@ def tensors_in(arguments: Any) -> Iterator[torch.Tensor]:
 
 
 def _fill(output: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy, repeating or cutting `source` where the sizes differ; by `.data`, as backends do not count versions."""
+    """Copy, repeating or truncating `source` where the sizes differ; through `.data`, as backends do not bump
+    versions.
+    """
     to, data = output.data, source.data
     if to.data_ptr() == data.data_ptr() and to.numel() == data.numel():
         return  # in place
@@ -105,7 +114,7 @@ def _fill(output: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _repeat(output: torch.Tensor, source: torch.Tensor, place: Place) -> None:
-    """An all-gather into one tensor: this rank's part, once for each rank. The part may lie inside the output."""
+    """All-gather into one tensor: this rank's part, once for each rank. The part may be a view of the output."""
     if output.numel() != place.size * source.numel() or not (output.is_contiguous() and source.is_contiguous()):
         _fill(output, source.clone())
         return
@@ -120,12 +129,12 @@ def _repeat(output: torch.Tensor, source: torch.Tensor, place: Place) -> None:
 
 
 def _chunk(output: torch.Tensor, source: torch.Tensor, place: Place) -> None:
-    """A reduce-scatter from one tensor: this rank's own part of it."""
+    """Reduce-scatter from one tensor: this rank's own part of it."""
     _fill(output, source.reshape(place.size, -1)[place.rank])
 
 
 def _each(copy: Callable[[Any, Any, Place], None]) -> Copy:
-    """The same for each of several outputs and inputs."""
+    """The same copy for each of several outputs and inputs."""
 
     def several(args: tuple[Any, ...], place: Place) -> None:
         for output, source in zip(args[0], args[1], strict=True):
@@ -159,11 +168,11 @@ def _scatter(args: tuple[Any, ...], place: Place) -> None:
 
 def _zero(args: tuple[Any, ...], _place: Place) -> None:
     for output in tensors_in(args[0]):
-        output.data.zero_()  # nothing local could stand there, and what memory happens to hold may be no number
+        output.data.zero_()  # there is no local value, and uninitialised memory may hold NaN
 
 
 COPIES: dict[str, Copy | None] = {
-    # What is reduced or broadcast is there already, with this rank's values.
+    # In-place reductions and broadcasts already hold this rank's values.
     **dict.fromkeys(("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "send", "barrier")),
     "_reduce_scatter_base_": lambda args, place: _chunk(args[0], args[1], place),
     "reduce_scatter_": _each(lambda output, sources, place: _fill(output, sources[place.rank])),
@@ -179,4 +188,4 @@ COPIES: dict[str, Copy | None] = {
     "recv_": _zero,
     "recv_any_source_": _zero,
 }
-"""Operator name -> how its outputs are filled from this rank's inputs; None where nothing has to be."""
+"""Operator name -> how its outputs are filled from this rank's inputs; None where nothing has to be copied."""

@@ -1,4 +1,7 @@
-"""A collective from its issue to its line in the record, and the process group it belongs to."""
+"""A collective in flight, from its issue to its line in the record, and the process group it belongs to.
+
+Must not wait for a collective.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,26 @@ from aorta.records.schema import EndSource
 
 
 class Completion(Protocol):
-    """Known without Python (`native.tap`)."""
+    """The end of a collective as recorded by compiled code (`native.tap`)."""
 
     def ended(self) -> tuple[int, EndSource] | None:
-        """When the collective ended, on the clock of `time.perf_counter_ns`, and who noticed; None until it has."""
+        """When the collective ended, on the clock of `time.perf_counter_ns`, and what reported it; None while in
+        flight.
+        """
 
 
 @dataclass(slots=True)
 class Issued:
-    """One collective, while it is under way. `start` is None where it has to be derived from the backend's order.
-    `number` counts what all ranks of a group take part in, so it is the same on each; None for send and receive.
-    `counted`: the backend's own counter has it. `communicator`: runs one collective after another; None where it does
-    not say when this one could begin (a start of None is derived otherwise, sends and receives have one of their own).
-    `launch`: those with the same one were launched together.
+    """One collective in flight.
+
+    Attributes:
+        number: counts the collectives that all ranks of a group take part in, so it is the same on each; None for send
+            and receive.
+        start: None where it has to be derived from the backend's queue order.
+        counted: whether the backend's own counter includes it.
+        communicator: runs one collective after another; None where it does not determine when this one could begin (a
+            start of None is derived otherwise, sends and receives have a communicator of their own).
+        launch: collectives with the same value were launched together.
     """
 
     kind: str
@@ -46,26 +56,26 @@ class Issued:
     completion: Completion | None = field(default=None, repr=False)
 
     def look(self) -> bool:
-        """Whether its end is known, asking the backend's own stamp, if there is one."""
+        """Whether its end is known; queries the backend's own time stamp if there is one."""
         if self.end is None and self.completion is not None and (ended := self.completion.ended()):
             self.end, self.end_source = ended
             self.completion = None
         return self.end is not None
 
     def stamp(self, source: EndSource) -> None:
-        """It has ended by now, on the host's clock; the first to notice counts. Not for one with a `completion`."""
+        """It has ended by now, on the host's clock; the first call counts. Not for a collective with a `completion`."""
         if self.end is None:
             self.end, self.end_source = time.perf_counter_ns(), source
             self.has_completed = None
 
     def on_completion(self, _future: Any) -> None:
-        """The backend's future is done."""
+        """Callback of the backend's future."""
         self.stamp("future")
 
 
 @dataclass(frozen=True)
 class Group:
-    """A process group that was seen: its global ranks, and how many of its collectives a CPU backend runs at once."""
+    """A process group: its global ranks, and how many of its collectives a CPU backend runs at once."""
 
     ranks: tuple[int, ...]
     lanes: int

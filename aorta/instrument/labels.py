@@ -1,7 +1,7 @@
-"""A collective's name in torch.profiler's trace, so that its rows can be matched across ranks (C17).
+"""Labels collectives in torch.profiler's trace, so that its rows can be matched across ranks (C17).
 
-Gloo's own rows carry no sequence number. Enters: one collective and the call that issues it. Leaves: the same call,
-inside `comm:<kind>#<seq> group=<name>` while a profiler is on. Must not: cost more than a look at one flag otherwise.
+Gloo's own rows carry no sequence number. While a profiler is on, each collective is issued inside a range
+`comm:<kind>#<seq> group=<name>`. Must not cost more than checking one flag otherwise.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 def labelled(kind: str, seq: int, group: str, issue: Callable[[], _T]) -> Callable[[], _T]:
-    """`issue` as it is, or inside its label. torch sets the flag while any of its profilers is on."""
+    """`issue` unchanged, or wrapped in its label while a profiler is on, which a flag of torch tells."""
     if not profiler._is_profiler_enabled:
         return issue
 

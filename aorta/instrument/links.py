@@ -1,21 +1,27 @@
-"""The emulated fabric at work: it delays the completion of a collective, on the host's clock or on a device's stream.
+"""Emulates a network: delays the completion of collectives, on the host's clock or on a device's stream.
 
-Enters: collectives as they are issued, and the backend's handles. Leaves: handles that complete when the emulated
-fabric would have completed them, and the emulated start and end in the `Issued` row. Must not: touch data, wait for a
-backend's work that has no future (its caller must, once: R6), or hold the interpreter lock while it waits.
+It wraps the backend's work handles in handles that complete when the emulated network would have completed them, and
+stores the emulated start and end in the `Issued` row.
 
 When does a collective end? On a real link it begins when its last rank has arrived and the link is free, and takes
-`cost`:  end = max(last arrival, end of the one before) + cost.  The last arrival is what makes the answer right:
-taken from this rank's own issue, a straggler would be hidden behind the cost; taken from the backend's completion, the
-backend's own time would be added to every collective. With it `transfer_ms`, the shortest duration over ranks, is the
-straggler's own and stays `cost`, and a peer that came s earlier waits s (K3). All ranks compute the same end from the
-same arrivals, so they stay in step. The data must be there as well: where the backend takes longer than all that, its
-completion is the end, the row keeps the backend's `end_source`, and the run says how often that happened.
+`cost`:
+
+    end = max(last arrival, end of the previous one) + cost
+
+The last arrival is what makes the answer right: measured from this rank's own issue, a straggler would be hidden behind
+the cost; measured from the backend's completion, the backend's own time would be added to every collective. With it
+`transfer_ms`, the shortest duration over ranks, is the straggler's own and stays `cost`, and a peer that arrived s
+earlier waits s (K3). All ranks compute the same end from the same arrivals, so they stay in step. The data must be
+there as well: where the backend takes longer than all that, its completion is the end, the row keeps the backend's
+`end_source`, and the run reports how often that happened.
 
 Ranks on several hosts share no clock, and neither does a device: there the collective takes `cost` from the moment the
 backend has completed, which every rank sees at about the same time, and the backend's own time is added. On several
-hosts a work without a future (gloo's reduce-scatter) tells its completion only to its caller: there the collective is
+hosts a work without a future (gloo's reduce-scatter) reports its completion only to its caller: there the collective is
 taken to begin with this rank's own issue, and a straggler shorter than `cost` is not seen.
+
+Must not touch data, wait for a backend's work that has no future (its caller must, once: R6), or hold the interpreter
+lock while it waits.
 """
 
 from __future__ import annotations
@@ -42,19 +48,21 @@ from aorta.timeline.classes import LOCKSTEP
 _log = logging.getLogger(__name__)
 
 SPIN_NS = 300_000
-"""The last part of a wait is spent looking at the clock: a sleep on Linux ends 50 us late or more (its timer slack)."""
+"""The last part of a wait polls the clock: a sleep on Linux ends 50 us late or more (its timer slack)."""
 _POLL_S = 1e-4
 _CLOSE_S = 2.0
 _CALIBRATION_CYCLES = 20_000_000
-"""About 10 ms at 2 GHz: long against the 0.5 us to which events resolve."""
+"""About 10 ms at 2 GHz: long compared with the event resolution of 0.5 us."""
 _CALIBRATIONS = 5
 _LONG_ENOUGH_NS = 100_000
-"""Of a spin that is measured again: the same 0.5 us are then 0.5 %."""
+"""Shortest spin that is used for recalibration: the event resolution of 0.5 us is then 0.5 %."""
 
 
 @dataclass
 class Transfer:
-    """One collective on an emulated link. `backend_ns` is when the backend had completed it, once `backend` is set."""
+    """One collective on an emulated link. `backend_ns` is when the backend completed it, valid once `backend` is
+    set.
+    """
 
     issued: Issued
     cost_ns: int
@@ -70,7 +78,7 @@ class Transfer:
 
 
 class Tally:
-    """How many collectives the fabric carried, and for how many the backend was slower. Counted from any thread."""
+    """Counts the collectives that were emulated, and those for which the backend was slower. Thread-safe."""
 
     def __init__(self) -> None:
         self.carried, self.slow = 0, 0
@@ -90,11 +98,11 @@ def sleep_until(end_ns: int) -> None:
 
 
 class Link:
-    """The link of one process group: first in, first out, served by a thread of its own.
+    """The emulated link of one process group: first in, first out, served by its own thread.
 
     Args:
         arrivals: of the group's ranks; None where they are on several hosts.
-        tally: counts what it carried.
+        tally: counts what the link carried.
     """
 
     def __init__(self, arrivals: Arrivals | None, tally: Tally) -> None:
@@ -106,11 +114,11 @@ class Link:
         self._thread.start()
 
     def put(self, transfer: Transfer) -> None:
-        """Serve this one after those before it."""
+        """Queue a transfer behind the earlier ones."""
         self._queue.put(transfer)
 
     def close(self) -> None:
-        """Serve what is left, but wait for no rank that has not arrived."""
+        """Finish the queue, without waiting for ranks that have not arrived."""
         self._closed.set()
         self._queue.put(None)
         self._thread.join(_CLOSE_S)
@@ -119,11 +127,11 @@ class Link:
         while (transfer := self._queue.get()) is not None:
             try:
                 self._carry(transfer)
-            except Exception as error:  # noqa: BLE001  a caller waits at this gate: it must hear of it, whatever it is
+            except Exception as error:  # noqa: BLE001  a caller waits on this gate and must get the error, whatever it is
                 transfer.gate.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is wrong
 
     def _carry(self, transfer: Transfer) -> None:
-        """One collective over the link; ends when its emulated time has passed."""
+        """Emulate one collective; returns when its emulated time has passed."""
         issued = transfer.issued
         start_ns = max(issued.issue_ns, self._free_at_ns)
         end_ns = max(self._last_arrival_ns(transfer), self._free_at_ns) + transfer.cost_ns
@@ -133,11 +141,11 @@ class Link:
         sleep_until(end_ns)
         self._free_at_ns = end_ns
         issued.start, issued.end_source = start_ns, "future" if slow else "emulated"
-        issued.end = end_ns  # last: a row with an end is complete
+        issued.end = end_ns  # set last: a row with an end is complete
         transfer.gate.set_result(None)
 
     def _last_arrival_ns(self, transfer: Transfer) -> int:
-        """When the last rank came, as far as this rank may know; waits for the backend where that can be done."""
+        """When the last rank arrived, as far as this rank can know; waits for the backend where possible."""
         if transfer.has_future:
             transfer.backend.wait()
         own_ns = transfer.issued.issue_ns
@@ -151,14 +159,16 @@ class Link:
 
 
 class DelayedWork:
-    """A backend's handle that completes when its link says so; for a `TimedWork`, which calls `wait` once."""
+    """A backend's handle that completes when the emulated link says so; wrapped by a `TimedWork`, which calls `wait`
+    once.
+    """
 
     def __init__(self, work: Work, transfer: Transfer, tally: Tally) -> None:
         self._work, self._transfer, self._tally = work, transfer, tally
         self._future: Any = None
 
     def wait(self, *timeout: timedelta) -> bool:
-        """The backend's own wait first: it puts the data in place, and raises what there is to raise."""
+        """Wait for the backend first, which puts the data in place and raises its errors, then for the emulated end."""
         begin_ns = time.perf_counter_ns()
         outcome = bool(self._work.wait(*timeout))
         backend_ns = time.perf_counter_ns()
@@ -166,7 +176,7 @@ class DelayedWork:
         transfer.gate.wait()
         end_ns = int(transfer.issued.end or 0)  # set before the gate opened
         if not transfer.has_future and begin_ns <= end_ns < backend_ns:
-            # Only now known: the link was already given to the next one.
+            # Known only now, when the link already serves the next collective.
             transfer.issued.end_source, transfer.issued.end = "wait", backend_ns
             self._tally.count(slow=1)
         return outcome
@@ -177,7 +187,7 @@ class DelayedWork:
     def get_future(self) -> Any:
         inner = self._work.get_future()
         if self._future is None:
-            # Taken from the backend's future, so that its error reaches those who wait in C++ as an error.
+            # Uses the backend's future, so that its error propagates to C++ callers.
             self._future = self._transfer.gate.then(lambda _: inner.value())
         return self._future
 
@@ -186,10 +196,10 @@ class DelayedWork:
 
 
 class HostLinks:
-    """The links of all groups of a rank on the host's clock.
+    """The emulated links of all groups of a rank, on the host's clock.
 
     Args:
-        fabric: what a collective costs.
+        fabric: cost of a collective.
     """
 
     def __init__(self, fabric: Fabric) -> None:
@@ -198,12 +208,12 @@ class HostLinks:
         self._tally = Tally()
 
     def be_late(self) -> None:
-        """Before a collective is issued: the straggler's sleep."""
+        """Sleep as the configured straggler does, before a collective is issued."""
         if self._fabric.late_ns:
             time.sleep(self._fabric.late_ns / 1e9)
 
     def arrive(self, issued: Issued, ranks: tuple[int, ...]) -> Transfer:
-        """A collective is about to be issued; tells the other ranks."""
+        """Publish this rank's arrival at a collective that is about to be issued."""
         link = self._links.get(issued.group)
         if link is None:
             folder = self._fabric.folder
@@ -214,15 +224,15 @@ class HostLinks:
         return Transfer(issued, self._fabric.cost_ns(issued.kind, issued.bytes, ranks, issued.number))
 
     def carry(self, transfer: Transfer, work: Work) -> DelayedWork:
-        """It was issued: delay its completion."""
-        with contextlib.suppress(RuntimeError):  # no future: its caller waits for the backend
+        """Delay the completion of a collective that has been issued."""
+        with contextlib.suppress(RuntimeError):  # without a future, its caller waits for the backend
             work.get_future().add_done_callback(transfer.backend_done)
             transfer.has_future = True
         self._links[transfer.issued.group].put(transfer)
         return DelayedWork(work, transfer, self._tally)
 
     def close(self) -> None:
-        """End the links, and say how far they could be believed."""
+        """Stop the links, and report how often the backend was slower than the emulation."""
         for link in self._links.values():
             link.close()
         if self._tally.slow:
@@ -235,12 +245,12 @@ class HostLinks:
 
 
 class DeviceLink:
-    """The emulated fabric on an accelerator's stream: it keeps the stream busy behind the backend's collective.
+    """The emulated fabric on an accelerator: it keeps the stream busy after the backend's collective.
 
     Args:
-        fabric: what a collective costs.
-        devices: whose streams a future must order; that of the run.
-        sleep: keeps the current stream busy for so many nanoseconds; a `StreamSleep`.
+        fabric: cost of a collective.
+        devices: whose streams a future must order; the run's device.
+        sleep: keeps the current stream busy for a number of nanoseconds; a `StreamSleep`.
     """
 
     def __init__(self, fabric: Fabric, devices: list[torch.device | str | int], sleep: Callable[[int], None]) -> None:
@@ -248,22 +258,24 @@ class DeviceLink:
         self._fabric, self._sleep = fabric, sleep
 
     def be_late(self) -> None:
-        """Before a collective is issued: the straggler's delay, on the caller's stream, which is current."""
+        """Delay the caller's stream, which is current, as the configured straggler does, before a collective is
+        issued.
+        """
         if self._fabric.late_ns:
             self._sleep(self._fabric.late_ns)
 
     def delay(self, issued: Issued, ranks: tuple[int, ...]) -> None:
-        """Behind the backend's collective on the current stream: the emulated time."""
+        """Add the emulated time after the backend's collective on the current stream."""
         cost_ns = self._fabric.cost_ns(issued.kind, issued.bytes, ranks, issued.number)
         if cost_ns:
             self._sleep(cost_ns)
 
 
 class DelayedOnDevice:
-    """A backend's handle whose future makes those who wait for it wait for the emulated end as well (DDP's way)."""
+    """A backend's handle whose future also covers the emulated end, for callers that wait on futures (as DDP does)."""
 
     def __init__(self, work: Work, done: Any, devices: list[torch.device | str | int]) -> None:
-        """Call with the communication stream current: the future remembers what is on it by now."""
+        """Call with the communication stream current: the future captures what has been queued on it."""
         self._work, self._done = work, done
         self._future: Any = torch.futures.Future(devices=devices)
         self._future.set_result(work.get_future().value())
@@ -279,11 +291,11 @@ class DelayedOnDevice:
 
 
 class StreamSleep:
-    """Keeps the current stream of `device` busy for so many nanoseconds, on one thread of the device.
+    """Keeps the current stream of `device` busy for a number of nanoseconds, using one thread of the device.
 
-    A spin is counted in cycles of the device's clock, which moves with power and temperature. Its length is measured
-    once, with the device warm, as the shortest of several: what else happens only makes one longer. From then on one
-    spin at a time is measured again, without waiting for it, and the next ones follow the clock.
+    A spin is counted in cycles of the device's clock, whose frequency varies with power and temperature. It is
+    calibrated once, with the device warm, as the shortest of several spins, since disturbances only make one longer.
+    After that one spin at a time is measured asynchronously, and later spins follow the clock.
     """
 
     def __init__(self, device: torch.device) -> None:

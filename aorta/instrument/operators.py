@@ -1,6 +1,6 @@
-"""What each `c10d::*` operator is called by an engineer, how many bytes it moves, and whether its caller waits.
+"""Table of the `c10d::*` operators: the name engineers use, the bytes moved, and whether the caller waits.
 
-The tables follow the operators' schemas (`torch.ops.c10d.<name>.default._schema`). Must not: call anything.
+The tables follow the operators' schemas (`torch.ops.c10d.<name>.default._schema`). Must not call an operator.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ Arguments = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What an operator is called, and where its full array is found (docs/measuring.md, section 1: the reduced tensor,
-    the gathered output, the scattered input; for all-to-all one rank's send buffer).
+    """What an operator is called, and which argument holds its full array.
+
+    The full array (docs/measuring.md, section 1) is the reduced tensor, the gathered output, the scattered input; for
+    all-to-all one rank's send buffer.
 
     Attributes:
         kind: one of `timeline.classes.KINDS`.
@@ -33,7 +35,7 @@ class Operator:
 
     @property
     def point_to_point(self) -> bool:
-        """Whether two ranks of the group take part, rather than all."""
+        """Whether only two ranks of the group take part."""
         return self.kind in ("send", "recv")
 
     def full_array_bytes(self, args: Arguments, group_size: int) -> int:
@@ -64,7 +66,7 @@ OPERATORS: dict[str, Operator] = {
     "recv_any_source_": Operator("recv", 0),
     "barrier": Operator("barrier", None),
 }
-"""Operator name -> what it is. The dispatcher is asked at start which of them this torch has."""
+"""Operator name -> its description. `offered` gives those that this torch has."""
 
 
 def offered() -> dict[str, Operator]:
@@ -79,18 +81,18 @@ def _bytes(tensors: Any) -> int:
 
 
 def position_of_async_op(name: str) -> int | None:
-    """Where `async_op` stands among the operator's arguments; None for operators without it (always asynchronous)."""
+    """Position of `async_op` among the operator's arguments; None for operators without it (always asynchronous)."""
     return next((i for i, argument in enumerate(_arguments(name)) if argument.name == "async_op"), None)
 
 
 @cache
 def position_of_group(name: str) -> int:
-    """Where the process group stands among the operator's arguments."""
+    """Position of the process group among the operator's arguments."""
     return next(i for i, argument in enumerate(_arguments(name)) if str(argument.type).endswith("ProcessGroup"))
 
 
 def position_of_peer(name: str) -> int | None:
-    """Where the other rank stands among the arguments of a send or a receive; None where there is none."""
+    """Position of the other rank among the arguments of a send or a receive; None for other operators."""
     return next((i for i, argument in enumerate(_arguments(name)) if argument.name in ("dst", "src")), None)
 
 
@@ -99,7 +101,7 @@ def _arguments(name: str) -> Any:
 
 
 def is_async(args: Arguments, position: int | None) -> bool:
-    """Whether the caller goes on without waiting; the dispatcher leaves out trailing defaults, and the default is
+    """Whether the caller continues without waiting; the dispatcher omits trailing defaults, and the default is
     asynchronous.
     """
     return position is None or position >= len(args) or bool(args[position])

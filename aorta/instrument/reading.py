@@ -1,7 +1,6 @@
-"""The marks of one step -> its line in the record.
+"""Turns the marks of one finished step into its line in the record (`telemetry.schema.Step`).
 
-Enters: an `OpenStep` whose end has happened. Leaves: a `records.schema.Step`. Must not: wait, or compute a metric
-itself (that is `aorta.timeline`).
+Must not wait, or compute a metric itself (that is `aorta.timeline`).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import PAIRS, Algebra, Unseen, measure_lanes
 
 Pass: TypeAlias = tuple[str, str, int, int]
-"""A range that has been read: its block, its phase, and from when to when, in nanoseconds of the clock."""
+"""A range whose marks have been read: (block, phase, start_ns, end_ns), in nanoseconds of the clock."""
 
 _NO_TRAINING = "a comm_only step trains nothing"
 
@@ -51,7 +50,9 @@ class StepFacts:
 
 @dataclass(frozen=True)
 class Told:
-    """What was noted down of a step without Python. `passes` are ranges of blocks, read already; `ranges` are not."""
+    """Events of a step that were recorded by compiled code. `passes` are block ranges already read; `ranges` are
+    not.
+    """
 
     collectives: list[Issued] = field(default_factory=list)
     stalls: list[tuple[Mark, Mark]] = field(default_factory=list)
@@ -62,8 +63,10 @@ class Told:
 
 @dataclass(slots=True)
 class OpenStep:
-    """One step's marks, while it is under way or not yet read; `unseen` says why it is not looked at, if it is not.
-    `tell` has more of them, if anything was noted down without Python.
+    """The marks of one step, while it runs or has not been read yet.
+
+    `unseen` says why the step is not observed, if it is not. `tell` returns the events recorded by compiled code, if
+    any.
     """
 
     facts: StepFacts
@@ -85,7 +88,7 @@ class OpenStep:
     tell: Callable[[], Told] | None = None
 
     def marks(self) -> Iterator[Mark | None]:
-        """All that were noted down through Python."""
+        """All marks recorded by Python code."""
         yield from (self.start, self.end)
         for issued in self.collectives:
             yield from (issued.start, issued.end)
@@ -95,7 +98,7 @@ class OpenStep:
             yield from (span.start, span.end)
 
     def hear(self) -> None:
-        """Take in what was noted down without Python."""
+        """Add the events recorded by compiled code."""
         if self.tell is not None:
             told, self.tell = self.tell(), None
             self.collectives += told.collectives
@@ -106,14 +109,15 @@ class OpenStep:
 
 
 class StepReader:
-    """Reads one rank's steps, in order: a collective may reach into the next step, and queues outlive steps.
+    """Builds the record lines of one rank, in step order: a collective may reach into the next step, and queues outlive
+    steps.
 
     Args:
-        clock: that took the marks.
+        clock: the clock that took the marks.
         rank, world_size: of this process.
-        groups: process groups seen so far, by name (kept up to date by the tap).
-        anchor: places MONOTONIC in wall-clock time.
-        algebra: what the window is measured with; every one gives the same.
+        groups: process groups seen so far, by name (kept up to date by the interceptor).
+        anchor: relates CLOCK_MONOTONIC to wall-clock time.
+        algebra: interval arithmetic to measure the window with; all implementations give the same result.
     """
 
     def __init__(
@@ -132,9 +136,9 @@ class StepReader:
         self._spilling: list[tuple[str, Interval]] = []
 
     def line(self, step: OpenStep) -> Step:
-        """The step's line; its marks are given back to the clock."""
+        """The step's line; its marks are returned to the clock."""
         start_ns, end_ns = self._read(step.start), self._read(step.end)
-        assert start_ns is not None  # a step is only written once its end has happened
+        assert start_ns is not None  # a step is written only after its end
         assert end_ns is not None
         window = (start_ns, end_ns)
         rows = [self._row(issued, start_ns) for issued in step.collectives]
@@ -144,7 +148,7 @@ class StepReader:
         algebra = self._algebra
         stalls = algebra.lane(self._spans(step.stalls), window)
         waits = self._spans(step.waits)
-        # A strategy's ending that waits by itself, in calls that are seen, does other work between them.
+        # A strategy that waits in intercepted calls after the backward pass does other work between them.
         tails = [tail for tail in self._spans(step.tails) if not any(tail[0] <= begin <= tail[1] for begin, _ in waits)]
         if tails or waits:
             everywhere = algebra.lane([span for spans in comm.values() for span in spans], window)
@@ -173,7 +177,7 @@ class StepReader:
             if value is None:
                 reasons[name] = _NO_TRAINING if step.facts.phase == "comm_only" else why
             elif not math.isfinite(value):
-                reasons[name] = f"was {value}"  # JSON has no such number: it is written as null
+                reasons[name] = f"was {value}"  # not representable in JSON: written as null
         per_stream_ms = overlap.per_stream_ms(unseen)
         window_ms = metrics["window_ms"]
         blind = unseen is not None and unseen.compute
@@ -235,7 +239,9 @@ class StepReader:
         )
 
     def _in_turn(self, communicator: str, launch: int | None, start_ns: int, end_ns: int) -> int:
-        """A communicator runs one launch after another, whatever streams they are on: until then it is in the queue."""
+        """When a launch could begin: a communicator runs one after another, on whatever streams, and queues the
+        others.
+        """
         before_launch, before_ns, free_at_ns = self._communicators.get(communicator, (None, 0, 0))
         if launch is None or launch != before_launch:
             before_ns = free_at_ns
@@ -248,7 +254,7 @@ class StepReader:
         return self._lanes[group]
 
     def _communication(self, rows: list[Collective], window: Interval) -> dict[str, list[Interval]]:
-        """Kind -> absolute intervals that touch this window, those that began in an earlier step included."""
+        """Kind -> absolute intervals that touch this window, including those that began in an earlier step."""
         spans = self._spilling + [
             (row.kind, (window[0] + row.start_ns, window[0] + row.end_ns))
             for row in rows
@@ -261,7 +267,7 @@ class StepReader:
         return comm
 
     def _coverage(self, step: OpenStep, rows: list[Collective]) -> Coverage:
-        # What a backend leaves out of its own count cannot be held against it.
+        # Collectives that the backend does not count itself are left out of the comparison.
         seen = sum(issued.counted for issued in step.collectives)
         if step.unseen is not None:
             return Coverage(seen, self._issued_between(step), complete=False, reason=step.unseen.reason)

@@ -1,7 +1,7 @@
-"""Steps: collect marks while one runs, and hand on its line once everything in it has happened.
+"""Collects the marks of a step while it runs, and emits its record line once everything in it has happened.
 
-Enters: issued collectives, stalls, block ranges and auxiliary ranges, as marks. Leaves: `records.schema.Step`, in
-order, some steps late (R4). Must not: wait for anything inside the loop.
+Issued collectives, stalls, block ranges and auxiliary ranges come in as marks; `telemetry.schema.Step` objects go to a
+sink, in order, some steps late (R4). Must not wait for anything inside the loop.
 """
 
 from __future__ import annotations
@@ -22,35 +22,37 @@ from aorta.records.schema import Step
 from aorta.timeline.overlap import Unseen
 
 MAX_STEPS_LATE = 8
-"""Steps that may stay unread for a collective that does not end; then coverage says what is missing."""
+"""How many steps may stay unread because a collective has not ended; after that, coverage reports it as missing."""
 
 TOGETHER = 8
-"""Steps read at once where the engine runs the loop, which writes what is left when a signal ends it. The model empties
-the processor's caches, so that most of what reading one step costs is fetching the code that reads it
+"""Steps read at once where AORTA owns the loop, which writes the rest when a signal ends it. The model evicts
+the processor's caches, so most of the cost of reading one step is fetching the code that reads it
 (docs/measurements.md)."""
 
 LOOK_AFTER_S = 1.0
-"""A run that is killed loses no more than the steps of about this long; a step that takes longer is read at once."""
+"""A killed run loses at most the steps of about this long; a longer step is read at once."""
 
 FINISH_GRACE_S = 2.0
-"""How long the last steps are waited for once the device has nothing left to do."""
+"""How long to wait for the last steps once the device is idle."""
 
 
 class QuietTap(Protocol):
-    """Notices collectives, stalls and passes while a step runs, and tells of them behind it (`native.tap`)."""
+    """An interceptor in compiled code: records collectives, stalls and passes during a step, fetched afterwards
+    (`native.tap`).
+    """
 
     def begin(self) -> None:
-        """Note down what happens from here on."""
+        """Start recording events."""
 
     def end(self) -> Callable[[], Told]:
-        """Note down nothing more; the answer tells what happened since `begin`."""
+        """Stop recording; the returned callable gives the events since `begin`."""
 
     def abandon(self) -> None:
-        """Note down nothing more, and forget what happened since `begin`."""
+        """Stop recording, and discard the events since `begin`."""
 
 
 class _Aux:
-    """A range of work that is neither compute nor communication, in the step that was under way when it began."""
+    """A range of work that is neither compute nor communication, in the step that was running when it began."""
 
     __slots__ = ("_clock", "_name", "_span", "_step")
 
@@ -68,20 +70,20 @@ class _Aux:
 
 
 class StepRecorder:
-    """One rank's steps.
+    """Records the steps of one rank.
 
     Args:
         clock: of the device.
-        reader: makes a line of a step's marks.
+        reader: builds a line from a step's marks.
         issued_by_backends: identity of each process group -> how many collectives its backend counted (R8).
-        sink: takes finished steps in order.
-        together: so many steps are read at once, or what there is when the last look is `LOOK_AFTER_S` ago.
+        sink: receives finished steps in order.
+        together: number of steps read at once, or fewer when the last read is `LOOK_AFTER_S` ago.
 
     Attributes:
-        unseen: why the steps that begin now are not looked at; None when they are.
-        on_begin: called when a step begins, on the thread and the stream that train.
-        quiet_tap: if any, notices collectives and blocks without Python; it tells of them when it is asked.
-        steps_written: how many the sink has got.
+        unseen: why steps that begin now are not observed; None when they are.
+        on_begin: called when a step begins, on the training thread and stream.
+        quiet_tap: compiled interceptor, if any; its events are fetched when the step is read.
+        steps_written: how many steps the sink has received.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class StepRecorder:
 
     @contextmanager
     def step(self, facts: StepFacts) -> Iterator[None]:
-        """One iteration. A step that fails is not recorded."""
+        """One iteration, as a `with` block. A step that fails is not recorded."""
         self.begin(facts)
         try:
             yield
@@ -115,7 +117,7 @@ class StepRecorder:
             self.abandon()
 
     def begin(self, facts: StepFacts) -> None:
-        """A step begins here; one that was under way is not recorded."""
+        """Begin a step; one that was open is discarded."""
         self.abandon()
         self._clock.new_epoch()
         self.on_begin()
@@ -125,12 +127,12 @@ class StepRecorder:
         self._current = begun
 
     def end(self) -> None:
-        """The step that is under way ends here."""
+        """End the open step."""
         done = self._current
         assert done is not None  # begin comes before end
         done.end, done.issued_after = self._clock.mark(), self._issued_by_backends()
         if self.quiet_tap is not None:
-            done.tell = self.quiet_tap.end()  # and says how many collectives were captured
+            done.tell = self.quiet_tap.end()  # also reports how many collectives were captured
         done.captured = self._captured
         self._unread.append(done)
         self._current = None
@@ -138,7 +140,7 @@ class StepRecorder:
             self.catch_up()
 
     def abandon(self) -> None:
-        """The step that is under way, if any, is not recorded."""
+        """Discard the open step, if any."""
         abandoned, self._current = self._current, None
         if abandoned is None:
             return
@@ -147,7 +149,7 @@ class StepRecorder:
             self.quiet_tap.abandon()
 
     def aux(self, name: str) -> AbstractContextManager[None]:
-        """Work that is neither compute nor communication."""
+        """A `with` block of work that is neither compute nor communication."""
         return _Aux(self._clock, self._current, name)
 
     def on_issue(self, issued: Issued) -> None:
@@ -156,14 +158,14 @@ class StepRecorder:
             self._current.collectives.append(issued)
 
     def on_stall(self, begin: Mark, end: Mark) -> None:
-        """The caller stood between these marks, waiting for a collective."""
+        """The caller was waiting for a collective between these marks."""
         if self._current is not None:
             self._current.stalls.append((begin, end))
         else:
             self._forget(begin, end)
 
     def on_wait(self, begin: Mark, end: Mark) -> None:
-        """Between these marks the stream that computes may have stood waiting for one of the strategy's: what of it
+        """Between these marks the compute stream may have been waiting for a stream of the strategy; the part that
         coincides with communication is a stall.
         """
         if self._current is not None:
@@ -181,22 +183,24 @@ class StepRecorder:
             self._current.compute.append(opened)
 
     def on_backward_tail(self, begin: Mark, end: Mark) -> None:
-        """Between the last node of a backward pass and its return: a strategy's ending, which waits for collectives.
+        """Called with marks around the strategy's work between a backward pass's last node and its return.
 
-        DDP waits on futures in C++, where no handle of ours is asked; what of this stretch coincides with
-        communication is a stall.
+        DDP waits there on futures in C++, bypassing our work handles; the part that coincides with communication is a
+        stall.
         """
         if self._current is None:
             self._forget(begin, end)
             return
         self._current.tails.append((begin, end))
         for issued in self._current.collectives:
-            # The training thread goes on because they are done; their callbacks may still wait for the interpreter.
+            # The training thread continues because they are done; their callbacks may still wait for the GIL.
             if issued.has_completed is not None and issued.has_completed():
                 issued.stamp("future")
 
     def note(self, loss: Scalar | None, grad_norm: Scalar | None, lr: float | None = None) -> None:
-        """Scalars of the current step, read when the step is, and its learning rate; None leaves one as it was."""
+        """Record scalars of the current step, read when the step is, and its learning rate; None keeps the previous
+        value.
+        """
         step = self._current
         if step is None:
             return
@@ -205,7 +209,7 @@ class StepRecorder:
             step.facts = replace(step.facts, lr=lr)
 
     def _forget(self, *marks: Mark | None) -> None:
-        """Taken outside of a step, or in one that is not recorded."""
+        """Drop marks taken outside a step, or in one that is not recorded."""
         for mark in marks:
             self._clock.forget(mark)
 
@@ -214,7 +218,7 @@ class StepRecorder:
     def finish(self) -> None:
         """Wait for the device and write every remaining step. Only after the last step."""
         self._clock.drain()
-        # A backend wakes those who wait before it calls back, so the last ends may still be on their way.
+        # A backend wakes waiting threads before it runs callbacks, so the last ends may still be pending.
         deadline = time.monotonic() + FINISH_GRACE_S
         while self._unread:
             if self._readable(self._unread[0], late=time.monotonic() > deadline):
@@ -228,18 +232,18 @@ class StepRecorder:
             self._write(self._unread.popleft())
 
     def catch_up(self) -> None:
-        """Write the steps that have happened."""
+        """Write the steps that are complete."""
         self._looked_s = time.monotonic()
         while self._unread and self._readable(self._unread[0], late=len(self._unread) > MAX_STEPS_LATE):
             self._write(self._unread.popleft())
 
     def _readable(self, step: OpenStep, *, late: bool) -> bool:
-        """The step has ended on the device, and so have its collectives, unless it is too late to wait for those."""
+        """Whether the step and its collectives have ended on the device; `late`: no longer wait for the collectives."""
         step.hear()
         if not self._happened(step.end):
             return False
         ended = True
-        for issued in step.collectives:  # all are asked, so that an end is known as soon as it can be
+        for issued in step.collectives:  # query all, so that each end is known as early as possible
             ended &= issued.look() and self._happened(issued.end)
         return ended or late
 

@@ -1,9 +1,10 @@
-"""The collectives of one training step, noted down and issued again without the step (docs/measuring.md, R10).
+"""Records the collectives of one training step and issues them again without the step (docs/measuring.md, R10).
 
-Enters: a real step, through `Rehearsal` as the seam's handler. Leaves: a `Replay` that issues the same operators with
-the same group, shapes, types and options in the same order, on the same streams, and waits where the step's callers
-waited. Replayed collectives pass the dispatcher, and so the seam, like any other. Must not: keep a tensor of the step,
-or wait for anything the step did not wait for, before the end.
+`Rehearsal` is the dispatcher handler of one real step; from its events, `Replay` issues the same operators with the
+same group, shapes, types and options in the same order, on the same streams, and waits where the step's callers waited.
+Replayed collectives pass through the dispatcher, and so through the interception, like any other.
+
+Must not keep a tensor of the step, or wait before the end for anything the step did not wait for.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from aorta.instrument.seam import Original, Work, first_tensor, with_work, work_
 from aorta.instrument.works import KeptAlive, TimedWork
 
 _ALIGNMENT = 512
-"""Bytes: what torch's allocators align to, so that a part of a buffer lies as it lay in the step."""
+"""Bytes: the alignment of torch's allocators, so that views of a buffer are aligned as they were in the step."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A tensor without its memory: where it lies in its storage, in elements, and what that storage is called."""
+    """A tensor without its memory: its layout within its storage, in elements, and an identifier of that storage."""
 
     storage: int
     device: torch.device
@@ -38,7 +39,7 @@ class Shape:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Shape:
-        """As `tensor` lies now."""
+        """The layout of `tensor` as it is now."""
         return cls(
             tensor.untyped_storage().data_ptr(),
             tensor.device,
@@ -49,7 +50,7 @@ class Shape:
         )
 
     def span_bytes(self) -> tuple[int, int]:
-        """Its first byte in its storage, and the one behind its last."""
+        """Byte range [first, end) within its storage."""
         extent = 0 if 0 in self.size else 1 + sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
         return self.offset * self.dtype.itemsize, (self.offset + extent) * self.dtype.itemsize
 
@@ -57,7 +58,7 @@ class Shape:
 @dataclass(frozen=True)
 class Call:
     """One collective. `args` are the operator's, with a `Shape` in place of each tensor; `stream` is None on a CPU.
-    `after` are earlier calls on other streams whose result it takes in.
+    `after` lists earlier calls on other streams whose result this one reads.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Wait:
-    """Somebody waited for call `number`."""
+    """A caller waited for call `number`."""
 
     number: int
     stream: Any
@@ -76,11 +77,11 @@ class Wait:
 
 @dataclass
 class Rehearsal:
-    """The seam's handler of a real step whose collectives are noted down.
+    """Dispatcher handler that records the collectives of a real step.
 
     Args:
         device: what the run computes on.
-        current_stream: the caller's stream, for `events`; None asks `device`, and a CPU has none.
+        current_stream: returns the caller's stream; None asks `device`, and a CPU has none.
     """
 
     device: torch.device
@@ -95,7 +96,7 @@ class Rehearsal:
             self.current_stream = lambda: torch.accelerator.current_stream(self.device)
 
     def __call__(self, name: str, args: tuple[Any, ...], original: Original) -> Any:
-        """The seam's handler."""
+        """Handle one call of an operator."""
         number, self._calls = self._calls, self._calls + 1
         stream = self._stream()
         self.events.append(Call(name, _without_memory(args), stream, self._needed(number, args, stream)))
@@ -117,7 +118,9 @@ class Rehearsal:
         return None if self.current_stream is None else self.current_stream()
 
     def _needed(self, number: int, args: tuple[Any, ...], stream: Any) -> tuple[int, ...]:
-        """Earlier calls on other streams that had the same memory: an all-reduce of what was reduce-scattered, say."""
+        """Earlier calls on other streams that touched the same memory, e.g. a reduce-scatter whose output is
+        all-reduced.
+        """
         needed = set()
         for tensor in tensors_in(args):
             memory = (tensor.data_ptr(), tensor.nbytes)
@@ -129,10 +132,10 @@ class Rehearsal:
 
 
 class Replay:
-    """The collectives of a rehearsed step, to be issued again and again.
+    """The collectives of a recorded step, to be issued repeatedly.
 
-    Memory is allocated here, once: a buffer serves the next collective of its size when the step had waited for the
-    one before. It holds zeros, which no reduction turns into anything else.
+    Memory is allocated here, once: a buffer is reused for the next collective of its size if the step had waited for
+    the previous one. Buffers hold zeros, which no reduction changes.
 
     Args:
         events: of a `Rehearsal`.
@@ -157,7 +160,7 @@ class Replay:
         self.collectives = len(taken)
 
     def run(self) -> None:
-        """Issue everything once; when this returns, all of it is complete (on an accelerator: in stream order)."""
+        """Issue every collective once; on return all of them are complete (on an accelerator: in stream order)."""
         main = torch.accelerator.current_stream(self._streams[0].device) if self._streams else None
         for stream in self._streams:
             stream.wait_stream(main)
@@ -202,7 +205,9 @@ def _without_memory(arguments: Any) -> Any:
 def _with_memory(
     arguments: tuple[Any, ...], free: defaultdict[tuple[torch.device, int], list[torch.Tensor]]
 ) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
-    """Buffers for one call, a storage each, and its arguments with tensors in them that lie as the step's did."""
+    """Buffers for one call, one per storage, and its arguments with tensors in them that are laid out as the step's
+    were.
+    """
     storages: defaultdict[int, list[Shape]] = defaultdict(list)
     for shape in _shapes(arguments):
         storages[shape.storage].append(shape)

@@ -1,4 +1,7 @@
-"""A number that lives on the device and is wanted in the record, without waiting for it (R4)."""
+"""Scalars that live on the device and are recorded without waiting for them, e.g. the loss (R4).
+
+Must not synchronise with the device.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ import torch
 class Scalar:
     """The value of a one-element tensor, as it is now.
 
-    On CUDA/HIP it is copied to page-locked memory in the current stream; `read` must come after that point of the
-    stream is known to have been passed (the recorder reads a step only after its end mark).
+    On CUDA/HIP it is copied to page-locked memory in the current stream; `read` must be called only once the stream is
+    known to have passed that point (the recorder reads a step only after its end mark).
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:

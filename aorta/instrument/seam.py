@@ -1,11 +1,11 @@
-"""The one place where collectives are intercepted, with the private names of torch that takes.
+"""Intercepts collectives at torch's dispatcher, and holds every private name of torch that this takes.
 
-Every collective of DDP (C++ reducer), FSDP, tensor parallelism, compiled code and user code reaches a `c10d::*`
-dispatcher operator (docs/measuring.md, R1). A kernel at the BackendSelect key sees them all; the original is reached
-through the operator's own `_op_dk`, which lets go of the interpreter lock inside the backend. (Calling it by
-`torch.library.get_kernel` keeps the lock and deadlocks with gloo's worker threads.)
+Every collective of DDP (C++ reducer), FSDP, tensor parallelism, compiled code and user code goes through a `c10d::*`
+dispatcher operator (docs/measuring.md, R1). A kernel registered at the BackendSelect key sees them all. The original is
+called through the operator's own `_op_dk`, which releases the interpreter lock inside the backend.
+(`torch.library.get_kernel` keeps the lock and deadlocks with gloo's worker threads.)
 
-Must not: measure anything, or decide what to do with a call.
+Must not measure anything, or decide what to do with a call.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ from aorta.launch.cuda import is_capturing
 
 Original: TypeAlias = Callable[[], Any]
 Handler: TypeAlias = Callable[[str, tuple[Any, ...], Original], Any]
-"""Takes an operator's name, its arguments and a call of the original; returns what the caller shall get."""
+"""Takes an operator's name, its arguments and a callable that runs the original; returns the caller's result."""
 
 Work: TypeAlias = dist.Work
 
 STREAM_ORDERED = ("nccl", "xccl", "hccl")
-"""Backends whose `wait()` makes the current stream wait and not the host (RCCL calls itself nccl)."""
+"""Backends whose `wait()` blocks the current stream and not the host (RCCL calls itself nccl)."""
 _BLOCKING_WAIT = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
 
 
 class Seam:
-    """Kernels over `c10d::<name>` for as long as the object is open.
+    """Kernels that override `c10d::<name>` while the object is open.
 
-    Collectives that are being captured into a CUDA graph are left to torch: marks and streams of ours would become
-    part of the graph. Their replays pass no dispatcher, so nobody sees them here.
+    Collectives that are being captured into a CUDA graph are passed to torch untouched: marks and streams of AORTA
+    would become part of the graph. Graph replays bypass the dispatcher and are not seen.
 
     Args:
-        operators: names to intercept, of those this torch has. device: what the run computes on.
-        handler: is given every call.
-        on_captured: called with each collective that was left to a capture.
+        operators: names to intercept; those this torch lacks are skipped.
+        device: what the run computes on.
+        handler: called for every intercepted collective.
+        on_captured: called for each collective that is being captured into a graph.
         capturing: whether a capture is under way on the caller's stream; None asks torch (on a CPU there is none).
 
     Raises:
-        InstrumentError: this torch lacks something the interception needs; says which name, and which torch it is.
+        InstrumentError: this torch lacks something the interception needs; names it, and torch's version.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Seam:
             capturing = is_capturing
         self.operators = tuple(name for name in operators if hasattr(torch.ops.c10d, name))
         with warnings.catch_warnings():
-            # torch warns that a kernel is overridden: that is the purpose.
+            # torch warns about the overridden kernel, which is intended here.
             warnings.simplefilter("ignore")
             for name in self.operators:
                 overload = getattr(torch.ops.c10d, name).default
@@ -74,7 +75,7 @@ class Seam:
                 )
 
     def close(self) -> None:
-        """Put torch back as it was."""
+        """Restore torch's own kernels."""
         self._library._destroy()  # type: ignore[no-untyped-call]
 
 
@@ -86,8 +87,10 @@ def _kernel(
     on_captured: Callable[[], None],
     capturing: Callable[[], bool] | None,
 ) -> Callable[..., Any]:
-    """The kernel of one operator. It runs with cold caches, between kernels of the model, where every line of Python
-    costs several times what a tight loop says (docs/measurements.md): so each device gets only what it needs.
+    """The kernel of one operator.
+
+    It runs with cold caches, between kernels of the model, where every line of Python costs several times what a tight
+    loop suggests (docs/measurements.md); each device therefore gets only what it needs.
     """
     original = overload._op_dk
     host_key = _dispatch_key("cpu")
@@ -96,7 +99,7 @@ def _kernel(
         return handler(name, args, partial(original, host_key, *args, **kwargs))
 
     def beside_a_device(_keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        # A CPU tensor on an accelerator's run (gloo beside NCCL) goes to the CPU backend.
+        # A CPU tensor in an accelerator run (gloo beside NCCL) goes to the CPU backend.
         tensor = first_tensor(args)
         key = host_key if tensor is not None and tensor.is_cpu else own_key
         if capturing is not None and capturing():
@@ -126,15 +129,15 @@ def first_tensor(arguments: Any) -> torch.Tensor | None:
 def work_in(result: Any) -> Work | None:
     """The work handle inside an operator's result.
 
-    None where the backend left it out: ProcessGroupNCCL does for a synchronous collective, behind which the caller's
-    stream runs what comes next anyway, and for an operation that is collected into a batch.
+    None where the backend omits it: ProcessGroupNCCL does for a synchronous collective, after which the caller's stream
+    continues in order anyway, and for an operation that is being coalesced into a batch.
     """
     boxed = result[-1] if isinstance(result, (tuple, list)) else result
     return None if boxed is None else Work.unbox(boxed)
 
 
 def with_work(result: Any, work: Work) -> Any:
-    """An operator's result with another work handle in the place of its own."""
+    """An operator's result with its work handle replaced by another."""
     return (*result[:-1], work.boxed()) if isinstance(result, (tuple, list)) else work.boxed()
 
 
@@ -149,40 +152,40 @@ def all_groups() -> list[dist.ProcessGroup]:
 
 
 def orders_streams(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether who waits for the group's work on `device` waits on the device, and the host goes on.
+    """Whether waiting for the group's work on `device` blocks the device while the host continues.
 
-    Where the host waits (gloo on device tensors, NCCL's blocking wait), nothing may be waited for but by the caller.
+    Where the host blocks (gloo on device tensors, NCCL's blocking wait), only the caller itself may wait.
     """
     blocking = any(os.environ.get(name, "").strip() == "1" for name in _BLOCKING_WAIT)
     return not blocking and ends_on_streams(group, device)
 
 
 def ends_on_streams(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether the group's work on `device` ends behind what tells of it: a future is done, and a synchronous call has
-    returned, once it is in a stream, also where `wait()` blocks the host.
+    """Whether the group's work on `device` completes after its notification: the future is done, and a synchronous call
+    has returned, as soon as the work is in a stream, also where `wait()` blocks the host.
     """
     return group._get_backend(device).name() in STREAM_ORDERED
 
 
 def issued_by(group: dist.ProcessGroup) -> int | None:
-    """How many collectives the group's backends themselves have counted (R8); None where one keeps no counter.
+    """How many collectives the group's backends themselves have counted (R8); None if any of them keeps no counter.
 
-    Asked of each backend: the group itself answers for its default backend only, which in `cpu:gloo,cuda:nccl` is NCCL.
+    Each backend is asked: the group itself answers for its default backend only, which in `cpu:gloo,cuda:nccl` is NCCL.
     """
     try:
         backends: list[Any] = [group._get_backend(device) for device in group._device_types]
-        distinct = {id(backend): backend for backend in backends}  # one may serve several kinds of device
+        distinct = {id(backend): backend for backend in backends}  # one backend may serve several device types
         return sum(int(backend._get_sequence_number_for_group()) for backend in distinct.values())
     except RuntimeError:
         return None
 
 
 def counts_point_to_point(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether sends and receives are in the count of the backend that serves `device`.
+    """Whether the counter of the backend that serves `device` includes sends and receives.
 
-    gloo counts every operation. ProcessGroupNCCL (RCCL is the same file) and ProcessGroupXCCL count them apart, and
-    tell only the count of the others; docs/decisions/0003-sequence-counters-as-coverage.md. True of a group without a
-    backend for `device`, which sends nothing of it.
+    gloo counts every operation. ProcessGroupNCCL (RCCL is the same file) and ProcessGroupXCCL count them separately and
+    expose only the count of the others; docs/decisions/0003-sequence-counters-as-coverage.md. True for a group without
+    a backend for `device`, which sends nothing from it.
     """
     try:
         return group._get_backend(device).name() not in ("nccl", "xccl")
@@ -199,13 +202,14 @@ def worker_threads(group: dist.ProcessGroup, device: torch.device) -> int:
 
 
 class Coalescing:
-    """The two calls between which a backend collects operations into one launch, for as long as the object is open.
+    """Patches the two calls between which a backend coalesces operations into one launch, while the object is open.
 
-    `_coalescing_manager(device=...)` and `batch_isend_irecv` make them, from Python; no operator is dispatched.
+    `_coalescing_manager(device=...)` and `batch_isend_irecv` make these calls from Python; no dispatcher operator is
+    involved.
 
     Args:
-        on_start: called with the group before it begins to collect.
-        on_end: given the group and the call that launches what was collected; returns what the caller shall get.
+        on_start: called with the group before coalescing starts.
+        on_end: called with the group and a callable that launches the batch; returns the caller's result.
     """
 
     def __init__(
@@ -226,7 +230,7 @@ class Coalescing:
         self._put({"_start_coalescing": start_coalescing, "_end_coalescing": end_coalescing})
 
     def close(self) -> None:
-        """Put torch back as it was."""
+        """Restore torch's methods."""
         self._put(self._originals)
 
     @staticmethod
@@ -236,41 +240,41 @@ class Coalescing:
 
 
 class Looking(Protocol):
-    """Collectives are looked at until it is closed."""
+    """An active interception of collectives; ends when it is closed."""
 
     def close(self) -> None:
-        """Put torch back as it was."""
+        """Restore torch as it was."""
 
 
 class Watches:
-    """Everything that is put on torch while collectives are looked at, taken off together."""
+    """Several interceptions that are removed together."""
 
     def __init__(self, *watches: Looking) -> None:
         self._watches = watches
 
     def close(self) -> None:
-        """Put torch back as it was."""
+        """Restore torch as it was, last one first."""
         for watch in reversed(self._watches):
             watch.close()
 
 
 def when_backward_ends(callback: Callable[[], None]) -> None:
-    """From inside a backward pass: run `callback` when its last node has run, before DDP's and FSDP's own endings
-    that are asked for later.
+    """From inside a backward pass: run `callback` after its last node, and before callbacks that DDP and FSDP queue
+    later.
     """
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def backward_pass() -> int:
-    """Which backward pass is running on this thread; -1 outside of one."""
+    """Id of the backward pass running on this thread; -1 outside of one."""
     return int(torch._C._current_graph_task_id())
 
 
 def check_torch() -> None:
-    """Whether collectives can be intercepted here.
+    """Check that collectives can be intercepted with this torch.
 
     Raises:
-        InstrumentError: this torch lacks something; says which name, and which torch it is.
+        InstrumentError: this torch lacks something; names it, and torch's version.
     """
     if missing := _missing_names():
         raise InstrumentError(

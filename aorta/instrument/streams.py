@@ -1,7 +1,6 @@
-"""Streams, as the instrumentation needs them: which is current, which computes, and side streams of our own.
+"""Accelerator streams: which one is current, which one computes, and the side streams that AORTA adds.
 
-A CPU has no streams: gloo runs collectives on threads of its own, so nothing has to be moved there. Must not:
-synchronise with the host.
+A CPU has no streams: gloo runs collectives on its own threads. Must not synchronise with the host.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ class DeviceStreams:
 
     Args:
         device: whose streams.
-        priority: of our own streams (lower is more urgent); None: that of the stream a collective was issued on, so
+        priority: of AORTA's own streams (lower is more urgent); None: that of the stream a collective was issued on, so
             that moving it changes nothing for the device's scheduler.
 
     Attributes:
@@ -37,14 +36,14 @@ class DeviceStreams:
         return torch.accelerator.current_stream(self._device)
 
     def computes(self) -> bool:
-        """Whether the caller's stream is the one that computes: a strategy waits on streams of its own as well."""
+        """Whether the caller's stream is the one that computes; strategies also wait on streams of their own."""
         return self.current() == self.compute
 
     def side(self, key: Hashable) -> torch.Stream | None:
-        """Our stream for `key` (a process group, say) with the caller's priority; the same at every call.
+        """AORTA's stream for `key` (e.g. a process group) with the caller's priority; the same at every call.
 
-        None where the device hands out a stream a second time (CUDA: 32 a priority, in turn): two communicators on one
-        stream would wait for each other, in an order that no program promised.
+        Returns None where the device hands out a stream a second time (CUDA has 32 per priority, round robin): two
+        communicators on one stream would wait for each other in an order that the program never requested.
         """
         priority = self.priority() if self._priority is None else self._priority
         if (key, priority) not in self._sides:
@@ -62,8 +61,8 @@ class DeviceStreams:
         return stream
 
     def order(self, before: torch.Stream, after: torch.Stream) -> None:
-        """What comes on `after` waits for what is on `before` now. One event serves every time: a wait remembers the
-        moment it was asked for, not the event.
+        """Make `after` wait for everything on `before` so far. One event is reused: a wait captures the event's state
+        at the time of the call.
         """
         self._order.record(before)
         self._order.wait(after)
@@ -73,14 +72,16 @@ _WAITS = ("wait_event", "wait_stream")
 
 
 class StreamWaits:
-    """Marks round every wait of the stream that computes, for as long as the object is open.
+    """Brackets every wait of the compute stream with marks, while the object is open.
 
-    FSDP's collectives run on streams of its own, and the compute stream waits for events of those, not for a handle:
-    these waits are calls of the device's stream class from Python, and pass here.
+    FSDP's collectives run on its own streams, and the compute stream waits for their events rather than for a work
+    handle. These waits are Python calls of the device's stream class, which is patched here.
 
     Args:
-        device: whose stream class. streams: says which stream computes. mark: takes a mark on the current stream.
-        on_wait: called with two marks between which the compute stream may have stood waiting.
+        device: whose stream class.
+        streams: tells which stream computes.
+        mark: takes a mark on the current stream.
+        on_wait: called with two marks between which the compute stream may have been waiting.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class StreamWaits:
             setattr(self._class, name, self._marked(getattr(self._class, name), streams, mark, on_wait))
 
     def close(self) -> None:
-        """Put the class back as it was."""
+        """Restore the class."""
         for name, own in self._own.items():
             if own is None:
                 delattr(self._class, name)

@@ -1,8 +1,8 @@
-"""The work handles callers get back: they behave like the backend's, and remember when the caller stood waiting.
+"""Work handles returned to callers: they behave like the backend's, and record when the caller was blocked.
 
-A handle that Python made must outlive every C++ caller that may still wait on it (R1), so `KeptAlive` holds on to
-them. Must not: wait for a backend's work more than once, or without being asked: gloo's reduce-scatter copies its
-result out inside `wait()`, and a second wait copies again (R6).
+A handle created in Python must outlive every C++ caller that may still wait on it (R1), so `KeptAlive` keeps
+references. Must not wait for a backend's work more than once, or unless the caller does: gloo's reduce-scatter copies
+its result out inside `wait()`, and a second wait copies again (R6).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from aorta.instrument.seam import Work
 
 
 class KeptAlive:
-    """Handles that C++ may still wait for.
+    """Keeps handles that C++ may still wait for.
 
     A Python caller holds the handle itself; a C++ caller holds only its C++ half, and waiting on that after the Python
-    half is gone would never end. A handle is let go once it was waited for. DDP never waits (it keeps the future and
-    drops the handle): a handle that has completed and is held here alone lets go of the backend's work, whose outputs
-    it would keep alive, and beyond `capacity` the oldest go as well.
+    half is gone would never return. A handle is released once it was waited for. DDP never waits (it keeps the future
+    and drops the handle): a handle that has completed and is referenced only here releases the backend's work, whose
+    outputs it would keep alive, and beyond `capacity` the oldest handles are dropped as well.
     """
 
     def __init__(self, capacity: int = 1024) -> None:
@@ -35,7 +35,7 @@ class KeptAlive:
         self._completed: OrderedDict[int, TimedWork] = OrderedDict()
 
     def hold(self, work: TimedWork) -> None:
-        """Keep `work` until it was waited for, or has completed and `capacity` newer ones have come."""
+        """Keep `work` until it was waited for, or has completed and `capacity` newer ones have been added."""
         self._look_at_oldest()
         self._full[id(work)] = work
 
@@ -51,7 +51,7 @@ class KeptAlive:
         for _ in range(min(_LOOKS, len(self._full))):
             number, oldest = next(iter(self._full.items()))
             if sys.getrefcount(oldest) > _HELD_HERE_ALONE:
-                # Somebody else in Python holds it, and may ask for the rest yet; those behind it are no less old.
+                # Python code still references it and may use it; check the ones after it, which may be as old.
                 self._full.move_to_end(number)
                 continue
             if not oldest.is_completed():
@@ -63,13 +63,13 @@ class KeptAlive:
 
 
 _LOOKS = 4
-"""Handles that are looked at whenever one comes: more than one, so that none is left behind."""
+"""Handles checked whenever one is added: more than one, so that the backlog shrinks."""
 _HELD_HERE_ALONE = 3
-"""References to a handle that `KeptAlive` alone holds, as it counts them: its dictionary's, a name's, the call's."""
+"""Reference count of a handle that only `KeptAlive` holds: the dictionary's, a local name's, the call's."""
 
 
 class _Done:
-    """In the place of a backend's work that has completed and that nobody in Python can ask any more."""
+    """Replaces a backend's work that has completed and that no Python code can query any more."""
 
     def wait(self, _timeout: timedelta | None = None) -> bool:
         return True
@@ -82,17 +82,17 @@ class _Done:
 
 
 class TimedWork(dist._Work):
-    """Stands for the backend's work.
+    """Wraps the backend's work.
 
     Args:
         work: the backend's handle.
-        wait: how to wait; gets a function that waits on the backend's handle, and whether the caller set a limit of
-            time. Called once, unless `repeatable`.
-        kept: holds this handle until it was waited for.
+        wait: how to wait; gets a function that waits on the backend's handle, and whether the caller set a timeout.
+            Called once, unless `repeatable`.
+        kept: keeps this handle until it was waited for.
         waiters: how often it may be waited for. A functional collective of several tensors shares one handle, and each
             tensor's first use waits on it in C++.
-        repeatable: a device's wait orders streams, so it is due on every stream that asks; gloo's must not be repeated.
-        in_place: its outputs are there when it has completed; gloo's reduce-scatter puts them there in its wait.
+        repeatable: a device's wait orders streams, so every stream that waits needs it; gloo's must not be repeated.
+        in_place: whether its outputs are written on completion; gloo's reduce-scatter writes them in its wait.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class TimedWork(dist._Work):
         kept.hold(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        limited = bool(timeout)  # C++ callers say "no limit" with a length of 0
+        limited = bool(timeout)  # C++ callers pass 0 for "no limit"
         with self._once:
             if self._repeatable or not self._waited:
                 self._answer = self._wait(
@@ -127,8 +127,8 @@ class TimedWork(dist._Work):
         return self._answer
 
     def let_go(self) -> None:
-        """It has completed, and only C++ may still wait for it: what can only be asked in Python is not needed, and
-        neither are the events and marks that a wait uses.
+        """Called when it has completed and only C++ may still wait for it: releases what only Python could query, and
+        the events and marks that a wait uses.
         """
         if self._in_place:
             self._work, self._wait = _Done(), lambda inner, _limited: inner()

@@ -1,1 +1,1 @@
-"""Where a run happens: its ranks, process group, folder, manifest, and how all ranks end together."""
+"""The distributed side of a run: ranks, process group, output folder, manifest, and how all ranks end together."""

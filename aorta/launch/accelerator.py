@@ -1,8 +1,8 @@
-"""What AORTA needs of an accelerator, asked of any that torch knows: streams, events with times, random states, and a
-backend of torch.distributed.
+"""What AORTA needs of an accelerator of any kind: streams, timing events, random states, and a torch.distributed
+backend.
 
-`torch.accelerator`, `torch.Stream`, `torch.Event` and the module of the device's type answer; what only CUDA and HIP
-have is in `cuda`. Must not: name a kind of device to decide what it can do, or guess: it is tried.
+It uses `torch.accelerator`, `torch.Stream`, `torch.Event` and the module of the device's type; what only CUDA and HIP
+have is in `cuda`. Must not decide by the kind of device what it can do, or guess: features are tried.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch.profiler import ProfilerActivity, supported_activities
 from aorta.launch import cuda
 
 _ON_HOST = "gloo"
-"""The backend that copies an accelerator's tensors to the host: nothing of it runs on the device."""
+"""The backend that copies an accelerator's tensors to the host: its collectives do not run on the device."""
 
 
 def default_backend(device: torch.device) -> str | None:
-    """What torch.distributed takes for tensors of this device where nobody says otherwise; None: there is nothing."""
+    """The backend torch.distributed uses for tensors of this device by default; None if there is none."""
     return dist.Backend.default_device_backend_map.get(device.type) if dist.is_available() else None
 
 
 def lacks_backend(device: torch.device) -> Iterator[str]:
-    """Why a run cannot exchange this accelerator's tensors on the device, in one clause; none where it can."""
+    """Why a run cannot communicate on this accelerator itself, as one clause; empty where it can."""
     backend = default_backend(device)
     if backend is None:
         yield "torch.distributed has no backend for it"
@@ -37,16 +37,16 @@ def lacks_backend(device: torch.device) -> Iterator[str]:
 
 
 def lacks_streams(device: torch.device) -> Iterator[str]:
-    """What this accelerator, the current one, does not have that the measurement needs, one clause each.
+    """What the measurement needs and this accelerator, the current one, lacks; one clause each.
 
-    CUDA and HIP have it; others are tried, which waits for the device once.
+    CUDA and HIP have everything; on others features are tried, which waits for the device once.
     """
     if device.type == cuda.TYPE:
         return
     try:
         if torch.Stream(device) == torch.accelerator.current_stream(device):
             yield "it has one stream only"
-    except RuntimeError:  # what torch raises where a device's guard does not implement it
+    except RuntimeError:  # raised by torch where a device's guard does not implement it
         yield "it has no streams"
     try:
         begin, end = (torch.Event(device, enable_timing=True) for _ in range(2))
@@ -59,7 +59,7 @@ def lacks_streams(device: torch.device) -> Iterator[str]:
 
 
 def device_name(device: torch.device) -> str:
-    """The device as its vendor calls it; `cpu`, and the device's type where the vendor's module has no name for it."""
+    """The vendor's name of the device; `cpu`, or the device's type where the vendor's module gives no name."""
     if device.type == "cpu":
         return "cpu"
     named = getattr(_module(device), "get_device_name", None)
@@ -75,14 +75,14 @@ def random_states(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def set_random_states(states: dict[str, torch.Tensor], device: torch.device) -> None:
-    """Put back what `random_states` gave; an accelerator's only where there is one in both."""
+    """Restore what `random_states` gave; an accelerator's only where both sides have one."""
     torch.set_rng_state(states["cpu"])
     if device.type != "cpu" and "device" in states:
         _module(device).set_rng_state(states["device"], device)
 
 
 def profiled() -> list[ProfilerActivity]:
-    """What torch's profiler can see here: the host first, and the accelerator where there is one."""
+    """The activities that torch's profiler can record here: the host first, then the accelerator if there is one."""
     found = supported_activities()  # type: ignore[no-untyped-call]
     return sorted(found, key=lambda activity: activity is not ProfilerActivity.CPU)
 

@@ -1,11 +1,11 @@
-"""Measure every rank's wall clock against rank 0's, before the first and after the last step (R9).
+"""Measures every rank's wall clock against rank 0's, before the first and after the last step (R9).
 
-Enters: the peers' store. Leaves: a `ClockSync` on every rank, which rank 0 also writes to `clock_sync.json`. Must not:
-run while steps are timed, use a collective, or fail a run whose other ranks are gone: what could not be measured is
-null with a reason.
+Rank 0 asks one rank after another, through the peers' store: it sends a ping at t1, the rank receives it at t2 and
+answers at t3, rank 0 gets the answer at t4. All four are read from CLOCK_REALTIME, which Kineto uses. Every rank gets
+the `ClockSync`, which rank 0 also writes to `clock_sync.json`.
 
-Rank 0 asks one rank after another: it sends a ping at t1, the rank receives it at t2 and answers at t3, rank 0 has
-the answer at t4. All four are read from CLOCK_REALTIME, which Kineto counts.
+Must not run while steps are timed, use a collective, or fail a run whose other ranks are gone: what could not be
+measured is null with a reason.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from aorta.records.clocks import boot_id
 _log = logging.getLogger(__name__)
 REFERENCE_RANK = 0
 _COMES_S = 20.0
-"""So long a rank waits for the other: ranks end their last step together, and may still have their last rows and the
-footer to write when they are asked."""
+"""How long a rank waits for the other to begin: ranks end their last step together, but may still be writing their last
+rows and the footer."""
 _ANSWERS_S = 5.0
-"""So long for one answer, once both are there. It takes about 0.1 ms on one host, 0.1 s round the world."""
+"""How long to wait for one answer, once both take part. It takes about 0.1 ms on one host, 0.1 s around the world."""
 
 
 class WallClock:
-    """CLOCK_REALTIME of this rank, with the skew a test asks for on every rank but the reference."""
+    """CLOCK_REALTIME of this rank, plus the skew that a test may set on every rank but the reference."""
 
     def __init__(self, settings: Clock, rank: int, since_ns: int) -> None:
         fake = rank != REFERENCE_RANK and bool(settings.fake_offset_ns or settings.fake_drift_ppm)
@@ -59,7 +59,7 @@ class WallClock:
 
 
 def ping(store: dist.Store, clock: WallClock, prefix: str, samples: int) -> OffsetSample:
-    """The reference's side: `samples` ping-pongs with the rank that answers under `prefix`."""
+    """The reference's side: `samples` ping-pongs with the rank that answers under `prefix`; gives the best of them."""
     best: tuple[int, int, int] | None = None
     for number in range(samples):
         asked, answered = f"{prefix}/ask/{number}", f"{prefix}/answer/{number}"
@@ -73,9 +73,9 @@ def ping(store: dist.Store, clock: WallClock, prefix: str, samples: int) -> Offs
             best = (rtt, twice, (t2 + t3) // 2)
         store.delete_key(asked)
         store.delete_key(answered)
-    assert best is not None  # samples is at least 1: a rule of the configuration
+    assert best is not None  # samples is at least 1, by validation of the configuration
     rtt, twice, at_ns = best
-    # A clock that was stepped back in mid-flight could make it negative; then nothing is known but that it was short.
+    # A clock stepped back meanwhile could make it negative; then it is only known to be short.
     rtt = max(rtt, 0)
     return OffsetSample(at_ns, twice // 2, rtt, (rtt + 1) // 2 + 1, samples)
 
@@ -90,7 +90,7 @@ def pong(store: dist.Store, clock: WallClock, prefix: str, samples: int) -> None
 
 
 class ClockSynchronisation:
-    """The two measurements of one run, on one rank; both calls are made by every rank.
+    """The two measurements of one run, on one rank; every rank makes both calls.
 
     Attributes:
         result: as far as it is known on this rank.
@@ -103,11 +103,13 @@ class ClockSynchronisation:
         self.result: ClockSync | None = None
 
     def at_start(self) -> ClockSync | None:
-        """Measure before the first step; rank 0 writes the file, so that a killed run has what was known. None where
-        `clock.sync` is off.
+        """Measure before the first step; rank 0 writes the file now, so that a killed run keeps it.
+
+        Returns:
+            None where `clock.sync` is off.
 
         Raises:
-            PeerFailed: a rank did not come.
+            PeerFailed: a rank did not take part.
         """
         if not self._settings.sync:
             return None
@@ -147,7 +149,7 @@ class ClockSynchronisation:
         return sync
 
     def at_end(self) -> ClockSync | None:
-        """Measure after the last step. Ranks that do not answer keep what the start gave, bound unknown."""
+        """Measure after the last step. Ranks that do not answer keep the value of the start, with an unknown bound."""
         if self.result is None or self._clock is None:
             return None  # clock.sync is off
         found = self._pass("end", self._clock)
@@ -156,18 +158,18 @@ class ClockSynchronisation:
         return self.result
 
     def _pass(self, when: str, clock: WallClock) -> list[OffsetSample | str]:
-        """Every rank's sample, or why there is none; the same on all ranks that can be reached."""
+        """Every rank's sample, or why there is none; the same on all reachable ranks."""
         peers, samples = self._peers, self._settings.sync_samples
         store, mine = peers.store, f"clock/{when}/{peers.rank}"
         with _patience(store, _ANSWERS_S):
             if peers.rank == REFERENCE_RANK:
                 results = [self._ask(rank, f"clock/{when}/{rank}", clock) for rank in range(peers.world_size)]
-                with suppress(RuntimeError, OSError):  # what is known stays known when the store is gone
+                with suppress(RuntimeError, OSError):  # the store may be gone; keep what is known
                     store.set(f"clock/{when}/done", msgspec.json.encode(results).decode())
                 return results
             try:
                 store.set(f"{mine}/here", "1")
-                # One after another: my turn comes when all before me are done, or given up.
+                # Ranks take turns: this one's comes when all before it are done, or given up.
                 turn = timedelta(seconds=_COMES_S * peers.rank)
                 store.wait([f"{mine}/turn"], turn)
                 pong(store, clock, mine, samples)
@@ -200,7 +202,7 @@ class ClockSynchronisation:
 
 @contextmanager
 def _patience(store: dist.Store, seconds: float) -> Iterator[None]:
-    """How long `store.get` waits for a key; it has no argument for it."""
+    """Limit how long `store.get` waits for a key; it has no argument for it."""
     before: timedelta = store.timeout  # type: ignore[attr-defined]  # torch has it, its stubs do not
     store.set_timeout(timedelta(seconds=seconds))
     try:

@@ -1,8 +1,8 @@
-"""What only CUDA and HIP have: names of `torch.cuda` that torch offers in no form for every accelerator.
+"""Functions of `torch.cuda` that torch does not offer for accelerators in general.
 
-Everything else asks `torch.accelerator`, `torch.Stream`, `torch.Event` and `torch.get_device_module`, which serve any
-accelerator torch knows. On ROCm builds `torch.cuda` is HIP, so one call serves both. Must not: be asked on a device of
-another type, except where a function says what it answers there.
+Everything else uses `torch.accelerator`, `torch.Stream`, `torch.Event` and `torch.get_device_module`, which serve any
+accelerator torch knows. On ROCm builds `torch.cuda` is HIP, so one call serves both. Must not be called on a device of
+another type, except where a function says what it returns there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 TYPE = "cuda"
-"""The type of CUDA's and HIP's devices, as torch names both."""
+"""torch's device type for both CUDA and HIP."""
 
 
 def device_count() -> int:
@@ -24,7 +24,9 @@ def device_count() -> int:
 
 
 def spin(cycles: int) -> None:
-    """Keep the current stream busy for so many cycles of the device's clock, which its power management moves."""
+    """Keep the current stream busy for a number of cycles of the device's clock, whose frequency power management
+    varies.
+    """
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
 
@@ -36,9 +38,9 @@ def is_capturing() -> bool:
 
 @contextmanager
 def no_synchronisation() -> Iterator[None]:
-    """For a `with` block: an operator of torch that waits for the device raises RuntimeError instead."""
+    """For a `with` block: torch operators that wait for the device raise RuntimeError instead."""
     with warnings.catch_warnings():
-        # torch says once a process that this is a prototype, which is no news to who asks for it.
+        # torch warns once per process that this is a prototype, which is known here.
         warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype", category=UserWarning)
         torch.cuda.set_sync_debug_mode("error")
     try:
@@ -48,17 +50,17 @@ def no_synchronisation() -> Iterator[None]:
 
 
 def nccl_version() -> str | None:
-    """NCCL's, on ROCm RCCL's, as `2.27.3`; None without it or without a device."""
+    """Version of NCCL, or of RCCL on ROCm, e.g. `2.27.3`; None without it or without a device."""
     if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
         return None
     return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
 
 
 def has_ranges() -> bool:
-    """Whether this build has NVTX or ROCTx; leaves a mark of that name behind where it has."""
+    """Whether this build has NVTX or ROCTx; emits a mark of that name where it has."""
     try:
         torch.cuda.nvtx.mark("aorta")  # type: ignore[no-untyped-call]
-    except RuntimeError:  # what torch's stub raises in a build without it
+    except RuntimeError:  # raised by torch's stub in a build without it
         return False
     return True
 
@@ -69,25 +71,25 @@ def begin_range(name: str) -> None:
 
 
 def end_range() -> None:
-    """End the range that was opened last."""
+    """End the innermost open range."""
     torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
 
 
 def has_memory_history() -> bool:
-    """Whether the allocator can record what it does; False without a device."""
+    """Whether the allocator can record its history; False without a device."""
     return torch.cuda.is_available() and hasattr(torch.cuda.memory, "_record_memory_history")
 
 
 def begin_memory_history(max_entries: int) -> None:
-    """Record allocations and frees; of more than `max_entries` the oldest are forgotten."""
+    """Record allocations and frees; beyond `max_entries` the oldest are dropped."""
     torch.cuda.memory._record_memory_history(max_entries=max_entries)
 
 
 def write_memory_history(path: Path) -> None:
-    """What has been recorded, as a pickle for `python -m torch.cuda._memory_viz`."""
+    """Write the recorded history as a pickle for `python -m torch.cuda._memory_viz`."""
     torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
 
 
 def end_memory_history() -> None:
-    """Record no longer."""
+    """Stop recording."""
     torch.cuda.memory._record_memory_history(enabled=None)

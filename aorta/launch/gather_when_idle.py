@@ -1,8 +1,6 @@
-"""Gathers a value from every rank once none is busy any more: nobody times out because a peer is still at work.
+"""Gathers a value from every rank once all are idle, without timing out on a peer that is still busy.
 
-At the end of a run ranks write files and upload traces, for as long as that takes.
-
-Must not use a collective.
+At the end of a run ranks write files and upload traces, for as long as that takes. Must not use a collective.
 """
 
 from __future__ import annotations
@@ -17,21 +15,21 @@ from aorta.launch.peers import Peers
 
 _BEAT_S = 0.2
 _LOOK_S = 5.0
-"""Between two looks at each rank's own signs of life."""
+"""Interval between checks of each rank's heartbeat."""
 
 
 def gather_when_idle(
     peers: Peers, key: str, busy: Callable[[], bool], value: Callable[[], Any], beat_s: float = _BEAT_S
 ) -> list[Any]:
-    """Every rank's `value()`, in rank order, once none is `busy()` any more.
+    """Every rank's `value()`, in rank order, once no rank is `busy()` any more.
 
-    A rank says every `beat_s` seconds that it is there; only one that falls silent for the peers' `timeout_s` is given
-    up.
+    Each rank sends a heartbeat every `beat_s` seconds; a rank is given up only after a silence of the peers'
+    `timeout_s`.
 
     Args:
-        key: names this gathering; the same on all ranks, and used once.
+        key: identifies this call; the same on all ranks, and used once.
         busy: whether this rank is still at work.
-        value: what this rank contributes, in JSON types; asked when it is no longer busy.
+        value: what this rank contributes, in JSON types; called when it is no longer busy.
 
     Raises:
         PeerFailed: a rank fell silent; names it.
@@ -46,7 +44,7 @@ def gather_when_idle(
                 told = True
             elif not told:
                 peers.store.add(mine, 1)
-            # One question about all: the store answers every rank, and a question for each pair would bury it.
+            # One query for all ranks: a query per pair of ranks would overload the store.
             if told and peers.store.check(names):
                 return [json.loads(text) for text in peers.store.multi_get(names)]
             if time.monotonic() >= next_look:
@@ -58,14 +56,18 @@ def gather_when_idle(
 
 
 class _Others:
-    """The other ranks' signs of life."""
+    """Heartbeats of the other ranks."""
 
     def __init__(self, peers: Peers, key: str, names: list[str]) -> None:
         self._peers, self._key, self._names = peers, key, names
         self._waited_for = {rank: (-1, time.monotonic()) for rank in range(peers.world_size) if rank != peers.rank}
 
     def look(self) -> None:
-        """Raises PeerFailed when one has fallen silent."""
+        """Check the heartbeats.
+
+        Raises:
+            PeerFailed: a rank has fallen silent.
+        """
         store, limit_s = self._peers.store, self._peers.timeout_s
         for rank, (beats, since) in list(self._waited_for.items()):
             if store.check([self._names[rank]]):

@@ -1,7 +1,8 @@
-"""Words of a command line -> the same words as they may be written down. The one rule for run manifests and plans.
+"""Redacts secrets in command lines before they are written down. The only such rule, for run manifests and plans.
 
-Enters: words. Leaves: words. Must not: load torch (plans use it), or let the value of a name that looks like a secret's
-through.
+    hide(["--env=HF_TOKEN=abc", "--password", "x"])  # ["--env=HF_TOKEN=...", "--password", "..."]
+
+Must not load torch (plans use it), or pass on the value of a name that looks like a secret's.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from typing import Final
 
 HIDDEN: Final = "..."
 SECRET: Final = re.compile("TOKEN|SECRET|PASSW|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
-"""What the name of a variable, option or key holds whose value is a secret."""
+"""Matches names of variables, options or keys whose value is a secret."""
 
 
 def hide(words: Sequence[str]) -> list[str]:
-    """Words with secrets replaced by `...`: what follows `NAME=`, however many `=` stand before it
-    (`--env=HF_TOKEN=abc`), and the word behind an option (`--password abc`), where the name looks like a secret's.
+    """The arguments with secrets replaced by `...`.
+
+    A secret is what follows `NAME=`, however many `=` come before it (`--env=HF_TOKEN=abc`), or the argument after an
+    option (`--password abc`), where the name matches `SECRET`.
     """
     shown: list[str] = []
     before = ""

@@ -1,9 +1,9 @@
-"""Environment settings that silently change what is measured, found at the start of a run.
+"""Warns about environment settings that silently change what is measured, at the start of a run.
 
-Enters: the environment, the platform and how many streams the run will use. Leaves: one sentence for each setting that
-gets in the way: what it is, what it does to the measurement, what to do; an error where the measurement itself destroys
-what it measures. Must not: change a setting (it would come too
-late, W18) or refuse to run: somebody may want to measure just that.
+From the environment, the platform and the number of streams that the run will use, it yields one sentence for each
+problematic setting: what it is, what it does to the measurement, and what to do; at error level where it destroys what
+is measured. Must not change a setting (it would come too late, W18), or refuse to run: the effect of the setting may be
+what is to be measured.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from aorta.records.schema import Platform
 
 DEFAULT_HW_QUEUES = 4
-"""Hardware queues of a process on ROCm unless GPU_MAX_HW_QUEUES says otherwise (ROCm: HIP environment variables)."""
+"""Default of GPU_MAX_HW_QUEUES, the hardware queues of a process on ROCm (ROCm: HIP environment variables)."""
 
 _OFF = frozenset({"", "0", "false", "no", "off"})
 
@@ -37,22 +37,21 @@ _WITH_NCCL = {
 
 
 class Knob(NamedTuple):
-    """One setting that gets in the way, and the level of `logging` at which to say so."""
+    """One problematic setting, and the `logging` level at which to report it."""
 
     text: str
     level: int = logging.WARNING
 
 
 def knobs_found(environment: Mapping[str, str], platform: Platform, streams: int, *, timing_events: bool) -> list[Knob]:
-    """What in the environment changes the measurement on this platform.
+    """The environment settings that change the measurement on this platform.
 
     Args:
         environment: names and values as the process started with them.
-        platform: where the run computes; nothing here matters on a CPU, and what matters on
-            an accelerator other than CUDA's and HIP's is not known.
+        platform: where the run computes. Nothing is reported for a CPU, where none of this matters, or for accelerators
+            other than CUDA's and HIP's, for which it is not known.
         streams: accelerator streams that the run will use at once.
-        timing_events: whether the run records events that tell the time, as every mode of the instrument but `off`
-            does.
+        timing_events: whether the run records timing events, as every mode of the instrumentation but `off` does.
     """
     return [] if platform in ("cpu", "other") else list(_found(environment, platform, streams, timing_events))
 

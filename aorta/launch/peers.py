@@ -1,7 +1,7 @@
-"""What ranks tell each other outside collectives: facts of rank 0, shared outcomes, and who failed.
+"""Communication between ranks outside collectives: values from rank 0, joint decisions, and who failed.
 
 Everything goes through the rendezvous store, which still answers when a collective cannot: under torchrun it lives in
-the agent, so it outlives any rank. Must not: use a collective.
+the agent, so it outlives any rank. Must not use a collective.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aorta.errors import AortaError, PeerFailed, RunIncomplete
 
 _POLL_S = 0.05
 _FAILED = "failed"
-"""Key of the word of whichever rank failed last."""
+"""Key of the failure reported last, by whichever rank."""
 _COMMUNICATION_WORDS = ("gloo", "nccl", "connection", "timed out", "timeout", "socket")
 
 
@@ -29,7 +29,7 @@ class Peers:
         self.store, self.rank, self.world_size, self.timeout_s = store, rank, world_size, timeout_s
 
     def from_rank_zero(self, key: str, value: Any) -> Any:
-        """`value` as rank 0 gave it (JSON types); the others' is ignored."""
+        """`value` as rank 0 passed it (JSON types); those of other ranks are ignored."""
         if self.rank == 0:
             self.store.set(f"fact/{key}", json.dumps(value))
         self._wait([f"fact/{key}"], [0], key)
@@ -43,33 +43,36 @@ class Peers:
         return [json.loads(text) for text in self.store.multi_get(names)]
 
     def agree(self, key: str, error: str | None) -> None:
-        """All go on, or all stop: a barrier at which any rank may report that it cannot.
+        """A barrier at which any rank may report that it cannot continue: all continue, or all stop.
+
+        Args:
+            error: why this rank cannot continue; None if it can.
 
         Raises:
-            PeerFailed: names each rank that reported an error, and what it said.
+            PeerFailed: names each rank that reported an error, with its message.
         """
         failed = {rank: text for rank, text in enumerate(self.gather(f"agree/{key}", error)) if text}
         if failed:
             raise PeerFailed("; ".join(f"rank {rank}: {text}" for rank, text in failed.items()))
 
     def report_failure(self, text: str, *, own: bool) -> None:
-        """Leave word of a failure: `own` is this rank's, otherwise it only met a peer's."""
+        """Publish a failure for the other ranks: `own` is this rank's own fault, otherwise it only met a peer's."""
         self.store.set(f"failure/{self.rank}", json.dumps({"text": text, "own": own}))
         if own:
-            named = text.removeprefix(f"rank {self.rank}: ")  # an error that was explained before bears it already
+            named = text.removeprefix(f"rank {self.rank}: ")  # an error explained before already has the prefix
             self.store.set(_FAILED, f"rank {self.rank} failed: {named}")
 
     def go_on(self) -> None:
-        """Between steps that no collective holds together, where a peer's failure would not be noticed otherwise.
+        """Check for failed peers, between steps without collectives, where a failure would not be noticed otherwise.
 
         Raises:
-            PeerFailed: a rank has left word of a failure of its own; it is named.
+            PeerFailed: a rank has reported a failure of its own; it is named.
         """
         if self.world_size > 1 and self._has(_FAILED):
             raise PeerFailed(f"rank {self.rank} stops: {self.store.get(_FAILED).decode()}")
 
     def word_of(self, rank: int) -> str | None:
-        """What a rank has said of a failure of its own; None: nothing, or nobody can be asked any more."""
+        """What a rank has reported of a failure of its own; None if it has reported nothing, or the store is gone."""
         with suppress(RuntimeError, OSError):
             if self._has(f"failure/{rank}"):
                 word = json.loads(self.store.get(f"failure/{rank}"))
@@ -79,7 +82,7 @@ class Peers:
     def diagnose(self, grace_s: float = 3.0) -> str:
         """After a collective failed: which ranks are to blame, as one sentence.
 
-        Waits up to `grace_s` for the others to leave word. A rank that says nothing is dead or hangs.
+        Waits up to `grace_s` for the others to report. A rank that reports nothing is dead or hangs.
         """
         silent = set(range(self.world_size)) - {self.rank}
         told: dict[int, str] = {}
@@ -100,9 +103,9 @@ class Peers:
         return "; ".join(parts) or "no rank reported an error of its own"
 
     def explain(self, error: Exception) -> AortaError:
-        """What ended this rank: its own fault, or a peer's, who is named. Leaves word of it for the others.
+        """The error to report for this rank: its own, or a peer's, which is named. Publishes it for the others.
 
-        Call it while the store still answers; a second call with its own answer changes nothing.
+        Call it while the store still answers; calling it again with its own result changes nothing.
         """
         if isinstance(error, AortaError):
             self._leave_word(str(error), own=not isinstance(error, PeerFailed))
@@ -137,7 +140,7 @@ class Peers:
 
 
 def _is_communication(error: Exception) -> bool:
-    """Whether a collective failed. gloo raises plain RuntimeErrors, so its words are all there is to go by."""
+    """Whether a collective failed. gloo raises plain RuntimeErrors, so the message is the only evidence."""
     if isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _COMMUNICATION_WORDS)

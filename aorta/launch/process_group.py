@@ -1,7 +1,6 @@
-"""Open and close torch.distributed for one run.
+"""Opens and closes torch.distributed for one run, and gives `Peers` on a store with their own prefix.
 
-Enters: a topology and a device. Leaves: `Peers` on a store of their own prefix. Must not: leave a group behind,
-whatever happens inside.
+Must not leave a group open, whatever happens inside.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ def process_group(topology: Topology, device: torch.device, timeout_s: float) ->
     """The default process group and the peers, for the length of a `with` block.
 
     Raises:
-        PeerFailed: the other ranks did not come within `timeout_s`.
-        ConfigError: WORLD_SIZE promises other ranks, but the environment does not say where to meet them.
+        PeerFailed: the other ranks did not join within `timeout_s`.
+        ConfigError: WORLD_SIZE is above 1, but the environment does not name the rendezvous.
     """
     timeout = timedelta(seconds=timeout_s)
     try:
@@ -68,18 +67,18 @@ def process_group(topology: Topology, device: torch.device, timeout_s: float) ->
 
 
 def _abort() -> None:
-    """Close every group behind an error: on an accelerator, closing in order waits for the kernels that were issued,
-    and those may wait for a peer that is dead. gloo has nothing of the kind to wait for.
+    """Abort every group after an error: on an accelerator, closing in order waits for kernels already issued, and
+    those may wait for a dead peer. gloo has no such kernels.
     """
     try:
         dist.distributed_c10d._abort_process_group()
-    except Exception as error:  # noqa: BLE001  the error that brought us here is the one to be told
+    except Exception as error:  # noqa: BLE001  the error that led here is the one to report
         _log.warning("the process group could not be aborted and is left to the end of the process: %s", error)
 
 
 def _store(topology: Topology, timeout: timedelta) -> dist.Store:
     if topology.world_size == 1:
-        # A world of one needs no port, so two of them never meet by accident.
+        # A world of one needs no port, so two such runs cannot connect by accident.
         return dist.HashStore()
     store, _, _ = next(dist.rendezvous("env://", topology.rank, topology.world_size, timeout=timeout))
     # torchrun's agent may keep one store over all restarts: a new attempt must not read the addresses of dead ranks.

@@ -1,6 +1,6 @@
-"""The manifest: what a reader must know to trust, repeat or compare a run. Written to `run.json`.
+"""Builds the manifest, `run.json`: what a reader must know to trust, repeat or compare a run.
 
-Must not: record an environment variable that is not on the list below; tokens live in the environment.
+Must not record an environment variable that is not on the list below: tokens live in the environment.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from aorta.records.schema import SCHEMA_VERSION
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked for: the run's label (None: that of the platform), its configuration (JSON types), and a hash of
-    what changes a measurement.
+    """What was requested: the run's label (None: that of the platform), its configuration (JSON types), and a hash
+    of the settings that change a measurement.
     """
 
     label: str | None
@@ -41,7 +41,7 @@ class Asked:
 
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that change a measurement, in their effective values (W18); nothing that looks like a secret."""
+    """The variables that change a measurement, with their effective values (W18); nothing that looks like a secret."""
     return {
         name: value
         for name, value in sorted(environment.items())
@@ -52,8 +52,11 @@ def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def rank_facts(
     topology: Topology, device: torch.device, device_telemetry: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What each rank contributes to the manifest; `device_telemetry`: where its samples come from, and what is set on
-    its device (power cap, clock limits and locks).
+    """What each rank contributes to the manifest.
+
+    Args:
+        device_telemetry: the source of its device samples, and the device's settings (power cap, clock limits and
+            locks).
     """
     return {
         "rank": topology.rank,
@@ -77,7 +80,7 @@ def build_manifest(
     ranks: list[dict[str, Any]],
     plan: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Everything in `run.json`; JSON types only.
+    """The content of `run.json`; JSON types only.
 
     Args:
         ranks: `rank_facts` of every rank, in rank order.
@@ -135,7 +138,7 @@ def _versions() -> dict[str, str | None]:
 
 
 def _commit() -> str | None:
-    """Commit of the checkout, with `-dirty` after local changes; None outside a checkout or without git."""
+    """Commit of the checkout, with `-dirty` if there are local changes; None outside a checkout or without git."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

@@ -1,7 +1,7 @@
-"""One folder for all ranks of a run, agreed through rank 0; an earlier run there is kept under `history/`.
+"""Prepares the output folder of a run, one for all ranks, agreed through rank 0.
 
-Enters: the folder asked for. Leaves: an empty place in it and a run id that every rank shares. Must not: delete
-anything that is not this project's, or mix two runs (docs in `artifacts/README.md`).
+An earlier run in the folder is moved to `history/`, and all ranks share the new run's id. Must not delete anything that
+is not this project's, or mix two runs (docs in `artifacts/README.md`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ID_TIME = "%Y%m%dT%H%M%SZ"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where one attempt of one run writes. `attempt` counts torchrun's restarts from 0."""
+    """Paths of one attempt of one run. `attempt` counts torchrun's restarts from 0."""
 
     path: Path
     run_id: str
@@ -58,15 +58,14 @@ class RunFolder:
 def prepare(path: Path, topology: Topology, peers: Peers, *, overwrite: bool, resuming: bool) -> RunFolder:
     """Agree on run id and attempt, and clear the folder for them.
 
-    One process a node moves what an earlier run left, rank 0 before the others: on a shared disk it moves everything
-    into one place, on local disks each node moves its own. Checkpoints stay where they are when this run resumes from
-    them.
+    One process per node moves what an earlier run left, rank 0 before the others: on a shared disk it moves everything
+    at once, on local disks each node moves its own. Checkpoints stay where they are when this run resumes from them.
 
     Raises:
         RunIncomplete: the folder cannot be written on some rank; every rank raises, and the rank is named.
     """
     path = path.absolute()
-    overwrite = overwrite and topology.restart_count == 0  # an earlier attempt of this run is no earlier run
+    overwrite = overwrite and topology.restart_count == 0  # an earlier attempt of this run is not an earlier run
     run_id, attempt = peers.from_rank_zero("run", _identity(path, topology))
     for turn, mine in (("first", topology.rank == 0), ("others", topology.rank != 0 == topology.local_rank)):
         error: str | None = None
@@ -87,7 +86,9 @@ def prepare(path: Path, topology: Topology, peers: Peers, *, overwrite: bool, re
 
 
 def began_unix_s(path: Path, topology: Topology) -> float | None:
-    """When the run that this process is a restart of began (to the second, as its id says); None for a first start."""
+    """When the run that this process restarts began, in Unix seconds (to the second, from its id); None for a first
+    start.
+    """
     if topology.restart_count == 0:
         return None
     earlier = _earlier_manifest(path)
@@ -100,7 +101,7 @@ def began_unix_s(path: Path, topology: Topology) -> float | None:
 
 
 def write_manifest(folder: RunFolder, manifest: dict[str, Any]) -> None:
-    """Write `run.json` whole or not at all."""
+    """Write `run.json` atomically."""
     target = folder.path / MANIFEST_FILE
     part = target.with_suffix(".json.part")
     part.write_text(json.dumps(manifest, indent=2) + "\n")
@@ -139,7 +140,7 @@ def _clear(path: Path, *, overwrite: bool, resuming: bool) -> None:
         return
     earlier = _earlier_manifest(path)
     name = f"{earlier.get('run_id', 'unknown')}-attempt{earlier.get('attempt', 0)}"
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", name)[-128:].lstrip(".")  # run.json may hold anything
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", name)[-128:].lstrip(".")  # the content of run.json is not trusted
     target = path / HISTORY_DIR / name
     copies = 1
     while target.exists():

@@ -1,10 +1,12 @@
-"""End a run early, all ranks after the same step.
+"""Ends a run early, with all ranks stopping after the same step.
 
 A signal reaches ranks at different times; if each stopped after its own current step, the faster ones would wait in a
-collective for ever. So ranks agree on the last step through the store, in a thread, without touching the training
-loop: once a stop was asked for, each rank posts the step it is in and starts no further step until all have posted;
-the largest posted step is the last one for everybody. It costs the loop one flag per step. A rank whose loop is over
-posts that it has no demand, so nobody waits for it.
+collective for ever. So ranks agree on the last step through the store, in a thread, without involving the training
+loop: once a stop is requested, each rank posts the step it is in and starts no further step until all have posted; the
+largest posted step is the last one for all ranks. The cost to the loop is one flag per step. A rank whose loop is over
+posts that it requires no further step, so nobody waits for it.
+
+Must not use a collective.
 """
 
 from __future__ import annotations
@@ -21,14 +23,15 @@ import torch.distributed as dist
 _POLL_S = 0.25
 _IMPATIENCE_S = 2.0
 _GRACE_S = 15.0
-"""A living rank posts within a poll, whatever its training thread does; torchrun kills 30 s after its own signal."""
+"""A living rank posts within one poll, whatever its training thread does; torchrun kills 30 s after its own signal."""
 _NO_DEMAND = -1
 
 
 class StopAgreement:
-    """Asked before each step whether it may start.
+    """Decides before each step whether it may start.
 
-    `stopped_by` is the signal that asked for the stop, on whichever rank it arrived.
+    Attributes:
+        stopped_by: the signal that requested the stop, on whichever rank it arrived.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
@@ -77,8 +80,8 @@ class StopAgreement:
                     self._agree()
                     return
         except (RuntimeError, OSError):
-            # The store is gone: the run is failing, and a rank that was not asked to stop goes on to meet the
-            # collective that says so.
+            # The store is gone: the run is failing, and a rank that got no stop request goes on into the
+            # collective that reports it.
             return
         finally:
             self._decided.set()
@@ -104,14 +107,14 @@ class StopAgreement:
 
 
 class Signals:
-    """Which signal asked the run to stop, if any; on ranks that did not get it too, once they agreed."""
+    """The signal that asked the run to stop, if any; known also on ranks that did not get it, once they agreed."""
 
     def __init__(self, agreement: StopAgreement) -> None:
         self._agreement = agreement
 
     @property
     def received(self) -> signal.Signals | None:
-        """The signal."""
+        """The signal; None if there was none."""
         return self._agreement.stopped_by
 
 
@@ -119,8 +122,8 @@ class Signals:
 def stop_on_signals(agreement: StopAgreement) -> Iterator[Signals]:
     """Turn SIGINT and SIGTERM into a stop after the current step, for the length of a `with` block.
 
-    A launcher often repeats the signal, so a repetition is ignored; a SIGINT more than two seconds after the first
-    signal is a person losing patience and interrupts at once (KeyboardInterrupt).
+    Launchers often repeat the signal, so a repetition is ignored; a SIGINT more than two seconds after the first signal
+    comes from an impatient person and interrupts at once (KeyboardInterrupt).
     """
     first: float | None = None
 

@@ -1,6 +1,6 @@
-"""Which process this is, and which device it computes on.
+"""Determines which rank this process is and which device it computes on, from torchrun's environment variables.
 
-Enters: the environment torchrun sets (a world of one without it). Must not: initialise torch.distributed.
+Without them the world has one rank. Must not initialise torch.distributed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Topology:
-    """One rank's place. `local_rank` selects the device, `rank` takes part in collectives."""
+    """This process's ranks: `local_rank` selects the device, `rank` takes part in collectives."""
 
     rank: int
     world_size: int
@@ -71,8 +71,8 @@ def select_device(wanted: str, local_rank: int) -> torch.device:
         wanted: `training.device`: `auto`, `cpu`, or the type of an accelerator as torch names it.
 
     Raises:
-        ConfigError: that accelerator is not there or lacks what the measurement needs, or there are fewer devices than
-            local ranks.
+        ConfigError: that accelerator does not exist or lacks what the measurement needs, or there are fewer devices
+            than local ranks.
     """
     there = None if wanted == "cpu" else torch.accelerator.current_accelerator(check_available=True)
     if wanted not in ("auto", "cpu") and (there is None or there.type != wanted):
@@ -109,7 +109,7 @@ def platform_of(device: torch.device) -> Platform:
 
 
 def default_label(device: torch.device) -> str:
-    """What a run is called that has no label: its platform, or the type of an accelerator that has none of its own."""
+    """Label of a run without one: its platform, or the device type of an accelerator of platform `other`."""
     platform = platform_of(device)
     return device.type if platform == "other" else platform
 

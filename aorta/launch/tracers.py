@@ -1,6 +1,6 @@
-"""Which device tracer this process runs under, told from the environment that the tracer gives its programs.
+"""Detects which device tracer this process runs under, from the environment variables that tracers set.
 
-Must not: load a tracer's library, or change the environment.
+Must not load a tracer's library, or change the environment.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def tracer_present(environment: Mapping[str, str]) -> Tracer | None:
 
 
 def untraced(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a helper program that is no part of what is traced."""
+    """The environment for a helper program that must not be traced."""
     if tracer_present(environment) is None:
         return dict(environment)
     return {name: value for name, value in environment.items() if name not in _INJECTED}
 
 
 def refuse_two_tracers(profiling: bool, environment: Mapping[str, str]) -> None:
-    """One tracer at a time: both want the device's only tracing session.
+    """Reject a second tracer: both need the device's only tracing session.
 
     Raises:
-        ConfigError: torch.profiler is asked for in a process that rocprofv3 or nsys traces. Under rocprofv3 the second
+        ConfigError: torch.profiler is enabled in a process that rocprofv3 or nsys traces. Under rocprofv3 the second
             one hangs or fails with CONFIGURATION_LOCKED; under nsys it gets no device activity.
     """
     tracer = tracer_present(environment)

@@ -1,6 +1,6 @@
-"""Variables of the environment that change a measurement: runs record them, plans hold them equal.
+"""Names of the environment variables that change a measurement: runs record them, plans keep them equal.
 
-Enters: nothing. Leaves: names. Must not: load torch (plans use it).
+Must not load torch (plans use it).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How a model is spread over ranks, with overlap and without."""
+"""Distribution of a model over ranks, with overlap and without."""

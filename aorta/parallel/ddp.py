@@ -1,4 +1,7 @@
-"""DistributedDataParallel, reducing its buckets during backward or, for comparison, after it."""
+"""DistributedDataParallel, which all-reduces its buckets during backward or, for comparison, after it.
+
+Must not change the gradients.
+"""
 
 # No `from __future__ import annotations`: DDP compares the hook's annotation with the type itself.
 from contextlib import nullcontext
@@ -17,7 +20,7 @@ _BUCKETS_WANTED = 8
 
 
 def spread(model: nn.Module, settings: DDP, precision: Precision, device: torch.device) -> Spread:
-    """Wrap `model`; with `overlap=false` the same buckets are reduced once backward has computed everything."""
+    """Wrap `model`; with `overlap=false` the same buckets are reduced after backward has computed everything."""
     bucket_cap_mb = settings.bucket_cap_mb or default_bucket_mb(model)
     wrapped = DistributedDataParallel(
         model,
@@ -39,7 +42,7 @@ def spread(model: nn.Module, settings: DDP, precision: Precision, device: torch.
 def default_bucket_mb(model: nn.Module) -> float:
     """An eighth of the gradients' size in MiB, at most torch's own default of 25.
 
-    One bucket could not overlap with anything, and a small model fills only one of torch's size.
+    A single bucket could not overlap with anything, and a small model fills only one of torch's size.
     """
     size = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     return min(_TORCH_BUCKET_MB, max(size / MIB / _BUCKETS_WANTED, 1 / 16))
@@ -57,15 +60,17 @@ class ReduceAfterBackward:
         self._waiting: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
 
     def keep(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The hook: called with each bucket as it becomes ready; returns what DDP waits for."""
-        # DDP itself multiplies by 1/n rather than dividing; done the same way, the gradients are bit-identical.
+        """The communication hook: called with each bucket as it becomes ready; returns the future that DDP waits
+        for.
+        """
+        # DDP multiplies by 1/n rather than dividing; doing the same keeps the gradients bit-identical.
         gradients = bucket.buffer().mul_(1.0 / dist.get_world_size())
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=None if self._device.type == "cpu" else [self._device]
         )
         self._waiting.append((gradients, future))
         if bucket.is_last():
-            # Runs when the last node has, before DDP's own ending, which is asked for after this hook returns.
+            # Runs after the last node, before DDP's own callback, which is queued after this hook returns.
             torch.autograd.Variable._execution_engine.queue_callback(self._reduce)
         return future
 

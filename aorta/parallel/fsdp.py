@@ -1,4 +1,7 @@
-"""FSDP2: `fully_shard` on every block and on the root, with prefetching or, for comparison, without any overlap."""
+"""FSDP2: `fully_shard` on every block and on the root, with prefetching or, for comparison, without any overlap.
+
+Must not shard by anything but the workload's blocks.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def spread(
     mesh: DeviceMesh,
     facts: Mapping[str, object],
 ) -> Spread:
-    """Shard `model` over the last dimension of `mesh`; two dimensions hold copies along the first.
+    """Shard `model` over the last dimension of `mesh`; with two dimensions, the first one holds replicas.
 
     With `overlap=false` nothing is prefetched, all-gathers are waited for where they are needed, and each
     reduce-scatter is waited for before the next block computes.
@@ -45,8 +48,8 @@ def spread(
     sharded = [block for _, block in blocks if isinstance(block, FSDPModule)]  # all: fully_shard changed their class
     if settings.overlap:
         prefetch(sharded, settings.forward_prefetch, settings.backward_prefetch)
-        # On an accelerator FSDP overlaps through streams of its own. On a CPU there are none, and only an asynchronous
-        # all-gather can run beside compute.
+        # On an accelerator FSDP overlaps through its own streams. A CPU has none, and only an asynchronous all-gather
+        # can overlap with compute.
         root._set_unshard_async_op(device.type == "cpu")
     else:
         prefetch(sharded, 0, 0)
@@ -75,21 +78,21 @@ def prefetch(sharded: Sequence[FSDPModule], forward: int, backward: int) -> None
     for index, block in enumerate(sharded):
         block.set_modules_to_forward_prefetch(list(sharded[index + 1 : index + 1 + forward]))
         before = list(reversed(sharded[max(index - backward, 0) : index]))
-        # Told nothing, FSDP prefetches one block by itself; told the block at hand, which is there already, none.
+        # By default FSDP prefetches one block; given the current block, which is already gathered, none.
         block.set_modules_to_backward_prefetch(before or [block])
 
 
 class WaitedReduceScatter:
     """A reduce-scatter that the compute stream waits for, for a run without overlap.
 
-    FSDP issues it on a stream of its own and goes on computing; on a CPU it is synchronous anyway.
+    FSDP issues it on its own stream and continues computing; on a CPU it is synchronous anyway.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._compute = None if device.type == "cpu" else torch.accelerator.current_stream(device)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory for its input or output."""
+        """Allocate its input or output."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -107,13 +110,13 @@ class WaitedReduceScatter:
 
 
 def _wait_for_all_reduce(device: torch.device) -> Callable[[torch.Tensor], None]:
-    """Called on the stream of the all-reduce behind each one."""
+    """A hook that FSDP calls on the all-reduce stream after each all-reduce."""
     compute = torch.accelerator.current_stream(device)
     return lambda _gradients: compute.wait_stream(torch.accelerator.current_stream())
 
 
 def _data_rank(mesh: DeviceMesh) -> int:
-    """This rank's number among those of the mesh, in its order."""
+    """This rank's index among those of the mesh, in its order."""
     return int((mesh.mesh.flatten() == dist.get_rank()).nonzero().item())
 
 

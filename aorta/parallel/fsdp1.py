@@ -1,7 +1,7 @@
-"""FSDP1: `FullyShardedDataParallel` round every block and the root, with prefetching or, for comparison, without.
+"""FSDP1: `FullyShardedDataParallel` around every block and the root, with prefetching or, for comparison, without.
 
 On a CPU it has no asynchronous form: each collective is waited for where it is issued, so `overlap` and prefetching
-change only accelerators' runs.
+only affect runs on accelerators. Must not shard by anything but the workload's blocks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def spread(model: nn.Module, blocks: Blocks, settings: FSDP1, precision: Precisi
         block.register_forward_pre_hook(_views)
     own = {id(block) for _, block in blocks}
     with warnings.catch_warnings():
-        # A CPU is a device like any other here; and torch 2.13 advises FSDP2, which is parallel=fsdp.
+        # torch warns about FSDP1 on a CPU, which is intended, and 2.13 advises FSDP2, which is parallel=fsdp.
         warnings.simplefilter("ignore")
         wrapped = FullyShardedDataParallel(
             model,
@@ -62,8 +62,8 @@ def spread(model: nn.Module, blocks: Blocks, settings: FSDP1, precision: Precisi
     return Spread(
         wrapped,
         micro_batch=lambda last: nullcontext() if last else wrapped.no_sync(),
-        clip=wrapped.clip_grad_norm_,  # its shards look like whole gradients
-        scaler=ShardedGradScaler,  # for the same reason: only this one asks the other ranks whether theirs overflowed
+        clip=wrapped.clip_grad_norm_,  # its shards look like unsharded gradients
+        scaler=ShardedGradScaler,  # for the same reason: only this one checks the other ranks for overflow
         streams=STREAMS,
         facts={
             "overlap": settings.overlap,
@@ -75,14 +75,14 @@ def spread(model: nn.Module, blocks: Blocks, settings: FSDP1, precision: Precisi
 
 
 def _views(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Give a block inputs of its own, so that the end of its backward is seen before FSDP gathers the block before it:
-    both would hang on one tensor, whose hooks run in the order they were put on. (FSDP2 does this by itself.)
+    """Give a block views of its inputs, so that the end of its backward is marked before FSDP gathers the previous
+    block: both would otherwise hook one tensor, whose hooks run in the order of registration. (FSDP2 does this itself.)
     """
     return tuple(a.view_as(a) if isinstance(a, torch.Tensor) and a.requires_grad else a for a in args)
 
 
 def _waited_reduce_scatter(device: torch.device) -> Any:
-    """FSDP's own reduce-scatter, which it issues on a stream of its own, waited for by the compute stream."""
+    """FSDP's own reduce-scatter, issued on FSDP's stream, with the compute stream waiting for it."""
     compute = torch.accelerator.current_stream(device)
 
     def reduce(state: default_hooks.DefaultState, gradient: torch.Tensor, shard: torch.Tensor) -> None:

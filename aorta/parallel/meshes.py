@@ -1,6 +1,6 @@
-"""Strategies on a device mesh: FSDP2 in one dimension, hybrid sharding and tensor parallelism beside it.
+"""Strategies on a device mesh: FSDP2 in one dimension, hybrid sharding, and tensor parallelism.
 
-Leaves: a `Spread` whose facts name the mesh. Must not: decide how a block is sharded or split (`fsdp`, `tensor`).
+Each gives a `Spread` whose facts name the mesh. Must not decide how a block is sharded or split (`fsdp`, `tensor`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def sharded(model: nn.Module, blocks: Blocks, settings: FSDP, precision: Precisi
 
 
 def hybrid(model: nn.Module, blocks: Blocks, settings: HSDP, precision: Precision, device: torch.device) -> Spread:
-    """Shard each of `replicas` copies of `model`; ranks that follow one another share a copy."""
+    """Shard each of `replicas` copies of `model`; consecutive ranks share a copy."""
     mesh = _mesh(device, replicate=settings.replicas, shard=dist.get_world_size() // settings.replicas)
     return fsdp.spread(model, blocks, settings, precision, device, mesh, _facts(mesh))
 
@@ -38,14 +38,14 @@ def sharded_tensor_parallel(
     precision: Precision,
     device: torch.device,
 ) -> Spread:
-    """Split layers over `tp_size` ranks that follow one another, and shard what each has over the others."""
+    """Split layers over `tp_size` consecutive ranks, and shard each rank's part over the others."""
     mesh = _mesh(device, shard=dist.get_world_size() // settings.tp_size, tensor=settings.tp_size)
     tensor.split(parts, mesh["tensor"])
     return fsdp.spread(model, blocks, settings, precision, device, mesh["shard"], _facts(mesh))
 
 
 def tensor_parallel(model: nn.Module, parts: Iterable[Parts], precision: Precision, device: torch.device) -> Spread:
-    """Split layers over all ranks; what is not split is computed by every rank alike."""
+    """Split layers over all ranks; every rank computes what is not split."""
     mesh = _mesh(device, tensor=dist.get_world_size())
     tensor.split(parts, mesh)
     return Spread(model, arithmetic=autocast(precision, device), data_rank=0, data_size=1, facts=_facts(mesh))
@@ -56,5 +56,5 @@ def _mesh(device: torch.device, **sizes: int) -> DeviceMesh:
 
 
 def _facts(mesh: DeviceMesh) -> dict[str, object]:
-    assert mesh.mesh_dim_names is not None  # _mesh gives them
+    assert mesh.mesh_dim_names is not None  # set by _mesh
     return {"mesh": dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))}

@@ -1,6 +1,6 @@
-"""What every strategy makes of a model: something the training step can run without knowing which strategy it is.
+"""The common result of all strategies: a distributed model that the training step can run without knowing which it is.
 
-Must not: know the workload beyond its named blocks, or the instrumentation.
+Must not know the workload beyond its named blocks, or the instrumentation.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ Blocks = Sequence[tuple[str, nn.Module]]
 
 @dataclass(frozen=True)
 class Spread:
-    """A model, spread.
+    """A model, distributed over ranks.
 
     Attributes:
         module: what to call in the forward pass.
-        micro_batch: context of one micro-batch, told whether it is the step's last: gradients are reduced then only.
+        micro_batch: context of one micro-batch; its argument says whether it is the step's last, the only one after
+            which gradients are reduced.
         arithmetic: context of forward and loss (autocast, where the strategy does not cast by itself).
         data_rank, data_size: which part of every batch this rank trains on, and of how many; ranks that compute a layer
             together train on the same part. By default every rank has its own.
-        clip: scales gradients to a global norm of at most so much, and returns the norm before; None: the runner's way,
-            which counts gradients on a mesh once, and takes all others to be whole on every rank.
+        clip: scales gradients to a maximum global norm, and returns the norm before; None: the runner's function, which
+            counts gradients on a mesh once, and assumes all others to be whole on every rank.
         scaler: of the loss, for fp16.
-        streams: accelerator streams the strategy itself opens.
+        streams: number of accelerator streams that the strategy itself opens.
         facts: effective settings, for the manifest.
     """
 
@@ -53,7 +54,7 @@ class Spread:
 
 
 def autocast(precision: Precision, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    """The autocast context of a precision; none for `none`."""
+    """The autocast context of a precision; a null context for `none`."""
     if precision is Precision.none:
         return nullcontext
     return lambda: torch.autocast(device.type, dtype=DTYPES[precision.value])

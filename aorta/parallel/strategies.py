@@ -1,4 +1,7 @@
-"""Which strategy a configuration asks for."""
+"""Selects the parallel strategy that a configuration names.
+
+Must not know the details of any strategy.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from aorta.parallel.tensor import Parts
 
 
 def spread(model: nn.Module, blocks: Blocks, parts: Iterable[Parts], config: Config, device: torch.device) -> Spread:
-    """Spread `model` as `config.parallel` says; needs an initialised process group.
+    """Distribute `model` as `config.parallel` says; needs an initialised process group.
 
     Args:
         blocks: the modules that are sharded one by one, in the order they run.

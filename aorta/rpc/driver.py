@@ -1,6 +1,6 @@
-"""What the RPC workload calls, and how its driver calls it: plain torch.distributed.rpc, as anybody writes it.
+"""The functions that the RPC workload calls, and its driver: plain torch.distributed.rpc, as user code has it.
 
-Must not know that anybody looks on.
+Must not know that it is being traced.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ def udf_with_torch_ops(x: torch.Tensor) -> torch.Tensor:
 
 
 def relay(to: str, x: torch.Tensor) -> torch.Tensor:
-    """Have the next worker compute it: a call inside a call."""
+    """Have the next worker compute it: a nested call."""
     answer: torch.Tensor = rpc.rpc_sync(to, udf_with_torch_ops, args=(x,))
     return answer
 
 
 class Driver:
-    """The calls of rank 0: the three kinds in turn, a builtin and Python functions in turn, over all callees in turn.
+    """The calls of rank 0: alternates between the three kinds, between a builtin and Python functions, and between
+    callees.
 
     Args:
-        callees: names of the other workers. size: side of the square tensors sent.
+        callees: names of the other workers.
+        size: side of the square tensors sent.
         nested: with two callees or more, some calls make another. Each blocks a server thread of its callee, and torch
-            needs a second one there for the answer: with one thread a call inside a call never ends.
+            needs a second one there for the answer: with one thread a nested call never ends.
     """
 
     def __init__(self, callees: Sequence[str], size: int, *, nested: bool) -> None:
@@ -60,6 +62,6 @@ class Driver:
             (torch.add, (self._x, self._x)),
             (udf_with_torch_ops, (self._x,)),
         ]
-        if self._nested and others and number % 3 == 0:  # one at a time, so that two threads are enough
+        if self._nested and others and number % 3 == 0:  # one at a time, so that two threads suffice
             forms.append((relay, (others[0], self._x)))
         return forms[(number + number // 3) % len(forms)]

@@ -1,9 +1,9 @@
 """A run of the RPC workload: rank 0 drives, every rank serves, and each profiles itself window by window.
 
-The windows are agreed on over the store, between main threads: rank 0 says what to profile, the others start and say
-so, rank 0 starts last and calls, says that it is over, and the others save. The folder then holds `rpc.json`, and per
-rank its traces and the list of the calls it made. Must not profile on a thread of the RPC server, or lose what living
-workers saw when one dies.
+Windows are coordinated over the store, between main threads: rank 0 announces what to profile, the others start and
+confirm, rank 0 starts last, makes its calls and announces the end, and the others save. The folder then holds
+`rpc.json`, and per rank its traces and the list of the calls it made. Must not profile on a thread of the RPC server,
+or lose what living workers recorded when one dies.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from aorta.runner.recorded_run import RunSite, measured_clocks, publish_manifest
 _log = logging.getLogger(__name__)
 DRIVER = 0
 _BEAT_S = 1.0
-"""Between two signs of life of the driver; small beside any `training.timeout_s`."""
+"""Interval of the driver's heartbeat; small compared with any `training.timeout_s`."""
 _POLL_S = 0.1
 
 
 def run_rpc(resolved: Resolved) -> int:
-    """Run one worker, and return the process's exit code; raises as `run_rank` does. A worker that was lost is no
-    failure: what the others saw is kept, and `rpc.json` says `incomplete`.
+    """Run one worker, and return the process's exit code; raises as `run_rank` does.
+
+    Losing a worker is no failure: what the others recorded is kept, and `rpc.json` says `incomplete`.
     """
     return run_rank(resolved, lambda *place: RpcRun(*place).run(), leave_together=False)
 
@@ -56,7 +57,7 @@ class RpcRun:
     """One process of an RPC run."""
 
     def __init__(self, resolved: Resolved, topology: Topology, device: torch.device, peers: Peers) -> None:
-        assert isinstance(resolved.config.workload, Rpc)  # the caller chose by it
+        assert isinstance(resolved.config.workload, Rpc)  # the caller checked it
         self.resolved, self.config, self.workload = resolved, resolved.config, resolved.config.workload
         self.topology, self.device, self.peers = topology, device, peers
         self.rank = topology.rank
@@ -65,7 +66,7 @@ class RpcRun:
         self.cut_short: str | None = None
 
     def run(self) -> None:
-        """All windows, then everything written."""
+        """Run all windows, then write everything."""
         base = Path(self.config.training.output_dir) / (self.config.label or "")
         folder = prepare(base, self.topology, self.peers, overwrite=self.config.training.overwrite, resuming=False)
         with log_to(folder.log(self.rank)):
@@ -107,15 +108,17 @@ class RpcRun:
                 with self._window(traced, folder, number, options):
                     try:
                         driver.call(self.workload.calls)
-                    except RuntimeError as error:  # torch's own for a callee that is gone or late
+                    except RuntimeError as error:  # torch's error for a callee that is gone or late
                         _log.error("rpc: window %d was cut short: %s", number, str(error).splitlines()[0])
                         self.cut_short = f"window {number}: {str(error).splitlines()[0]}"
-                    # One-way answers may still be under way: a window holds its calls whole.
+                    # One-way answers may still be in flight: a window contains its calls completely.
                     traced.settle(self.workload.timeout_s)
                 self._say(f"ended/{number}", None)
                 self._hear(f"saved/{number}")
         finally:
-            for number in range(self.workload.windows):  # whoever still waits for one, or for its end, is let go
+            for number in range(
+                self.workload.windows
+            ):  # release every rank that still waits for a window, or for its end
                 self._say(f"window/{number}", None, only_if_missing=True)
                 self._say(f"ended/{number}", None, only_if_missing=True)
 
@@ -150,7 +153,7 @@ class RpcRun:
             num_worker_threads=self.workload.num_worker_threads, rpc_timeout=self.workload.timeout_s
         )
         with warnings.catch_warnings():
-            # torch 2.13 warns of its own use of a deprecated form; nothing here can change it.
+            # torch 2.13 warns about its own use of a deprecated form, which cannot be changed here.
             warnings.simplefilter("ignore", UserWarning)
             rpc.init_rpc(  # type: ignore[no-untyped-call]
                 self.names[self.rank], rank=self.rank, world_size=len(self.names), rpc_backend_options=options
@@ -158,11 +161,11 @@ class RpcRun:
         try:
             yield
         finally:
-            # A graceful end waits for everybody: not for the dead.
+            # A graceful shutdown waits for all workers, which a dead one would block.
             graceful = bool(self.peers.from_rank_zero("rpc/graceful", not (self.lost or self.cut_short)))
             try:
                 rpc.shutdown(graceful=graceful)
-            except RuntimeError as error:  # all that was seen is kept: only the parting failed
+            except RuntimeError as error:  # everything recorded is kept: only the shutdown failed
                 _log.warning("rpc: the workers did not part in order: %s", str(error).splitlines()[0])
 
     def _say(self, key: str, value: Any, *, only_if_missing: bool = False) -> None:
@@ -170,16 +173,16 @@ class RpcRun:
             self.peers.store.set(f"rpc/{key}", json.dumps(value))
 
     def _listen(self, key: str) -> Any:
-        """What rank 0 says, however long a window lasts: it is waited for as long as it lives.
+        """Wait for rank 0's value of `key`, however long a window lasts, as long as rank 0 is alive.
 
         Raises:
-            PeerFailed: it failed, or has given no sign of life for `training.timeout_s`.
+            PeerFailed: it failed, or sent no heartbeat for `training.timeout_s`.
         """
         store, limit_s = self.peers.store, self.config.training.timeout_s
         beats, since = -1, time.monotonic()
         while not store.check([f"rpc/{key}"]):
             time.sleep(_POLL_S)
-            # Another worker's failure is no reason to stop: what the living see is kept.
+            # Another worker's failure is no reason to stop: what the others record is kept.
             if (word := self.peers.word_of(DRIVER)) is not None:
                 raise PeerFailed(f"rank {self.rank} stops: rank {DRIVER} failed: {word}")
             now_beats, now = store.add("rpc/beat", 0), time.monotonic()
@@ -191,11 +194,11 @@ class RpcRun:
 
     @contextmanager
     def _beating(self) -> Iterator[None]:
-        """Rank 0 gives signs of life: a window may hold calls of any number and length."""
+        """Rank 0 sends heartbeats, since a window may hold calls of any number and length."""
         over = threading.Event()
 
         def beat() -> None:
-            with suppress(RuntimeError, OSError):  # the store is gone, and with it whoever would listen
+            with suppress(RuntimeError, OSError):  # the store is gone, and with it every listener
                 while not over.wait(_BEAT_S):
                     self.peers.store.add("rpc/beat", 1)
 
@@ -208,7 +211,7 @@ class RpcRun:
             thread.join(_BEAT_S)
 
     def _hear(self, key: str) -> None:
-        """Rank 0: every living worker says so, or counts as lost."""
+        """Rank 0: wait until every living worker confirms, or counts as lost."""
         for rank in range(1, len(self.names)):
             if rank in self.lost:
                 continue

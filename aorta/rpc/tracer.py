@@ -1,10 +1,10 @@
-"""Every call through torch.distributed.rpc, seen on both sides, without a change to the code that makes it.
+"""Traces every call through torch.distributed.rpc on both sides, without changes to the calling code.
 
 While a `TracedRpc` is open, `rpc_sync`, `rpc_async` and `remote` are replaced in every module that holds them: each
-call puts a `Call` into its list, and on the callee a `record_function` round what was called, for that worker's
-profiler.
+call adds a `Call` to its list, and on the callee a `record_function` range around the called function, for that
+worker's profiler.
 
-What torch itself offers is lost (torch 2.13): its Kineto profiler sees callers only, its legacy one the first call of
+torch's own tools do not suffice (torch 2.13): its Kineto profiler sees callers only, its legacy one the first call of
 each server thread only, and one started on a server thread ends the process.
 
 Must not change a value, an exception's type, an RRef or a timeout, or leave a function replaced on exit.
@@ -32,19 +32,19 @@ from aorta.records.rpc_files import CALL_MARK, Call
 
 _log = logging.getLogger(__name__)
 KINDS = {"rpc_sync": "rpc_sync", "rpc_async": "rpc_async", "remote": "rpc_remote"}
-"""Function of torch.distributed.rpc -> what its calls are named (C3)."""
+"""Function of torch.distributed.rpc -> the name of its calls (C3)."""
 _here = threading.local()
 
 
 class Ticket(NamedTuple):
-    """What travels with a call: who it is."""
+    """Identity of a call, sent along with it."""
 
     call_id: str
     name: str
 
 
 def run_traced(ticket: Ticket, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """On the callee: the call itself, inside its slice. Importable wherever AORTA is installed."""
+    """On the callee: run the call inside its range. Importable wherever AORTA is installed."""
     before = getattr(_here, "ticket", None)
     _here.ticket = ticket
     try:
@@ -57,12 +57,12 @@ def run_traced(ticket: Ticket, function: Callable[..., Any], args: Any, kwargs: 
 class TracedRpc:
     """Replaces the three functions wherever a module holds them, for the length of a `with` block.
 
-    Methods of `RRef.rpc_sync()` and its siblings keep the originals, which torch takes once at start: they are not
-    seen. Functions marked `async_execution`, and TorchScript ones, cannot be wrapped: their calls are listed, their
-    remote side is not marked, and that is said once.
+    Methods of `RRef.rpc_sync()` and its siblings keep the originals, which torch looks up once at start: they are not
+    traced. Functions marked `async_execution`, and TorchScript ones, cannot be wrapped: their calls are listed, their
+    remote side is not marked, and a message says so once.
 
     Attributes:
-        calls: every call, in order of issue; `window` is what `self.window` was then.
+        calls: every call, in order of issue; `window` is the value of `self.window` at that time.
     """
 
     def __init__(self) -> None:
@@ -88,15 +88,17 @@ class TracedRpc:
         self._replaced.clear()
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until every call was answered; whether it was, within `timeout_s`."""
+        """Wait until every call was answered; returns whether that happened within `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: all(call.reply_ns is not None for call in self.calls), timeout_s)
 
     def _replace_everywhere(self, original: Any, wrapper: Any) -> None:
-        """Modules that hold it under any name: `from torch.distributed.rpc import rpc_sync` made a copy."""
+        """Also covers modules that hold it under another name: `from torch.distributed.rpc import rpc_sync` makes a
+        copy.
+        """
         for module in list(sys.modules.values()):
             if getattr(module, "__name__", "").startswith("torch.distributed.rpc."):
-                continue  # what torch calls by itself (shutdown's barriers, say) is nobody's call
+                continue  # torch's internal calls (e.g. shutdown's barriers) are not traced
             for name, value in list(getattr(module, "__dict__", {}).items()):
                 if value is original:
                     self._replaced.append((module, name, original))
@@ -107,7 +109,7 @@ class TracedRpc:
         def call(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
             callee = _worker(to)
             if not callable(func) or callee is None:
-                return original(to, func, args, kwargs, timeout)  # torch's own words for it
+                return original(to, func, args, kwargs, timeout)  # torch raises its own error
             return self._call(kind, original, to, callee, func, args, kwargs, timeout)
 
         return call
@@ -180,20 +182,20 @@ class TracedRpc:
 
 
 def _find_builtin(func: Any) -> str | None:
-    """What torch calls an operator (`aten::add` for torch.add); None for anything else."""
+    """torch's name of an operator (`aten::add` for torch.add); None for anything else."""
     name: str | None = torch.jit._builtins._find_builtin(func)  # type: ignore[no-untyped-call]
     return name
 
 
 def _worker(to: Any) -> Any:
-    """The worker that `to` names; None where torch will refuse it."""
+    """The worker that `to` names; None where torch will reject it."""
     with suppress(RuntimeError, ValueError, TypeError):
         return rpc.api._to_worker_info(to)  # type: ignore[no-untyped-call]
     return None
 
 
 def _acknowledged(reference: Any) -> Any:
-    """The future that is done when the owner has made the value; None where torch does not hand it out."""
+    """The future that completes when the owner has created the value; None where torch does not expose it."""
     with suppress(AttributeError, RuntimeError):
         return reference._get_future()
     return None
@@ -202,6 +204,6 @@ def _acknowledged(reference: Any) -> Any:
 def _error_of(future: Any) -> str | None:
     try:
         future.wait()
-    except Exception as error:  # noqa: BLE001  whatever a remote function raised; its caller gets it too
+    except Exception as error:  # noqa: BLE001  any error of the remote function; its caller gets it too
         return type(error).__name__
     return None

@@ -16,7 +16,7 @@ from torch.profiler import profile
 from aorta.launch.accelerator import profiled
 
 OPTIONS = ("record_shapes", "profile_memory", "with_stack", "with_flops")
-"""What the driver decides for all workers (C6)."""
+"""Settings that the driver chooses for all workers (C6)."""
 
 
 class WorkerWindow:
@@ -26,7 +26,7 @@ class WorkerWindow:
         self._worker = worker
         self._profiler: Any = profile(
             activities=profiled(),
-            # Server threads run what is called: without this none of it is seen (torch 2.13: 0 of 44 calls).
+            # Server threads run the called functions: without this none is recorded (torch 2.13: 0 of 44 calls).
             experimental_config=_ExperimentalConfig(profile_all_threads=True),
             acc_events=True,
             record_shapes=options["record_shapes"],
@@ -36,12 +36,12 @@ class WorkerWindow:
         )
 
     def start(self) -> None:
-        """From here on every thread is recorded."""
+        """Start recording, on all threads."""
         self._profiler.__enter__()
         self._profiler.add_metadata_json("rpcWorker", json.dumps(self._worker))
 
     def stop(self, path: Path) -> None:
-        """Write the trace, whole or not at all."""
+        """Write the trace atomically."""
         self._profiler.__exit__(None, None, None)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part.json")

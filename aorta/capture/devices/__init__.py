@@ -1,4 +1,4 @@
-"""Device telemetry: temperature, power, clocks, use, memory and throttling of the device a rank computes on.
+"""Device metrics: temperature, power, clocks, utilisation, memory and throttling of the device a rank computes on.
 
-`choice` opens the best source there is, `sampler` reads it on a thread of its own, the other files are one source each.
+`choice` opens the best source available, `sampler` reads it on its own thread, the other files are one source each.
 """

@@ -1,7 +1,7 @@
 """AMD devices through the program `amd-smi metric --json`: two shapes of output, "N/A", warnings before the JSON.
 
-Since ROCm 7 the list of devices is under "gpu_data", before it is the whole document. "MB" are MiB there (a card of
-192 GiB has 196592). A start costs 0.3 to 1 s of a core. Not run on a device here.
+Since ROCm 7 the list of devices is under "gpu_data"; before, it is the whole document. "MB" are MiB there (a card of
+192 GiB has 196592). A call uses a core for 0.3 to 1 s. Not run on a device here.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _VIOLATIONS = {
 
 
 class AmdSmiProgram:
-    """The source of one rank's device.
+    """The metrics source of one rank's device.
 
     Raises:
-        DeviceUnreadable: the program is missing or fails, or the device cannot be told.
+        DeviceUnreadable: the program is missing or fails, or the device cannot be identified.
     """
 
     name = "amd-smi"
@@ -46,7 +46,7 @@ class AmdSmiProgram:
     def __init__(self, identity: Identity) -> None:
         self._program = Program("amd-smi")
         words = checked(self._program, "metric", "--help")
-        # Guests and older versions lack some; without a choice it prints every section, slowly.
+        # Guests and older versions lack some sections; unless told which, it prints all of them, slowly.
         self._sections = [section for section in _SECTIONS if section in words]
         if "--throttle" in self._sections and "--violation" in self._sections:
             self._sections.remove("--violation")  # the later name of the same section
@@ -64,20 +64,20 @@ class AmdSmiProgram:
         raise DeviceUnreadable(f"amd-smi: no device {self._index} in its output")
 
     def read(self) -> Values:
-        """The device now."""
+        """The current values."""
         values = normalised(self._card())
         if values.empty:
             raise DeviceUnreadable("amd-smi: every value is N/A")
         return values
 
     def settings(self) -> dict[str, Any]:
-        """Clock limits and locks, performance level, as the metrics tell them."""
+        """Clock limits and locks, and the performance level, as reported by the metrics."""
         card = self._card()
         clock = _section(card, "clock")
         graphics, memory = _section(clock, "gfx_0"), _section(clock, "mem_0")
         locked = graphics.get("clk_locked")
         return {
-            "sclk_max_mhz": number(graphics.get("max_clk")) or None,  # 0 MHz has been seen for "not known"
+            "sclk_max_mhz": number(graphics.get("max_clk")) or None,  # 0 MHz is seen for "not known"
             "mclk_max_mhz": number(memory.get("max_clk")) or None,
             "sclk_locked": {"ENABLED": True, "DISABLED": False}.get(
                 str(locked), locked if locked in (True, False) else None
@@ -86,19 +86,19 @@ class AmdSmiProgram:
         }
 
     def raw(self) -> dict[str, Any]:
-        """None: only rocm-smi's words are kept."""
+        """Empty: only rocm-smi's raw output is kept."""
         return {}
 
     def close(self) -> None:
-        """End a call that is under way."""
+        """End a call in progress."""
         self._program.abort()
 
 
 def entries(document: Any) -> list[Mapping[str, Any]]:
-    """The devices in either shape.
+    """The devices in either shape of output.
 
     Raises:
-        DeviceUnreadable: neither.
+        DeviceUnreadable: it has neither shape.
     """
     found = document.get("gpu_data") if isinstance(document, Mapping) else document
     if not isinstance(found, list):
@@ -130,7 +130,7 @@ def _section(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _mean_clock(clocks: Mapping[str, Any], kind: str) -> float | None:
-    """Mean over the dies of a card (gfx_0 to gfx_7); those that are not there are N/A."""
+    """Mean over the dies of a card (gfx_0 to gfx_7); missing ones are N/A."""
     parts = [value for name, value in clocks.items() if name == kind or name.startswith(f"{kind}_")]
     found = [clock for part in parts if (clock := number(_clock_of(part))) is not None]
     return sum(found) / len(found) if found else None
@@ -141,7 +141,7 @@ def _clock_of(part: object) -> object:
 
 
 def _throttle(section: Mapping[str, Any], status: object) -> list[str] | None:
-    """MI300 and later tell which limit was met; earlier cards only that one was."""
+    """MI300 and later report which limit was hit; earlier cards only that one was."""
     told = {name: str(section.get(f"{key}_violation_status")) for key, name in _VIOLATIONS.items()}
     known = {name: state for name, state in told.items() if state.upper() in ("ACTIVE", "NOT ACTIVE", "TRUE", "FALSE")}
     if known:

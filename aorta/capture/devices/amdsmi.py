@@ -1,6 +1,6 @@
 """AMD devices through the `amdsmi` package of the installed ROCm (`pip install /opt/rocm/share/amd_smi`).
 
-Units as its functions give them: degrees Celsius, watts, MHz, percents, MiB. Not run on a device here.
+Units are those of its functions: degrees Celsius, watts, MHz, percent, MiB. Not run on a device here.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _VIOLATIONS = {
     "active_vr_thrm": "vr_thermal",
     "active_hbm_thrm": "memory_thermal",
 }
-"""Of `amdsmi_get_violation_status`, which cards since MI300 answer."""
+"""Fields of `amdsmi_get_violation_status`, which cards since MI300 support."""
 _THROTTLERS = (
     (range(8), "power_cap"),
     (range(16, 24), "current"),
     (range(32, 48), "thermal"),
     (range(56, 64), "other"),
 )
-"""Bits of `indep_throttle_status`, which earlier cards answer (SMU_THROTTLER_*_BIT, amdgpu_smu.h of Linux)."""
+"""Bits of `indep_throttle_status`, which earlier cards support (SMU_THROTTLER_*_BIT, amdgpu_smu.h of Linux)."""
 _MICROWATTS_FROM = 10_000
 """A power cap is in watts up to ROCm 6 and in microwatts since; no card takes 10 kW, none is capped at 10 mW."""
 
 
 class AmdSmi:
-    """The source of one rank's device.
+    """The metrics source of one rank's device.
 
     Raises:
-        DeviceUnreadable: the package is missing or does not fit the driver, or the device cannot be told.
+        DeviceUnreadable: the package is missing or does not fit the driver, or the device cannot be identified.
     """
 
     name = "amdsmi"
@@ -46,7 +46,7 @@ class AmdSmi:
 
     def __init__(self, identity: Identity) -> None:
         try:
-            # Without the library it fits it prints, and fails with whatever its wrapper runs into (KeyError, OSError).
+            # Without a matching library it prints, and fails with whatever its wrapper runs into (KeyError, OSError).
             with redirect_stdout(io.StringIO()):
                 self._smi: Any = importlib.import_module("amdsmi")
                 self._smi.amdsmi_init()
@@ -66,7 +66,7 @@ class AmdSmi:
         self._device = found
 
     def read(self) -> Values:
-        """The device now; a sensor that the card lacks is None."""
+        """The current values; those of a sensor that the card lacks are None."""
         smi, device = self._smi, self._device
         return ask_all(
             {
@@ -83,7 +83,7 @@ class AmdSmi:
         )
 
     def _temperature(self) -> float | None:
-        """The hot spot's, as rocm-smi's junction; MI300 has no edge sensor."""
+        """The hot spot's, like rocm-smi's junction; MI300 has no edge sensor."""
         smi = self._smi
         kinds, current = smi.AmdSmiTemperatureType, smi.AmdSmiTemperatureMetric.CURRENT
         try:
@@ -94,7 +94,7 @@ class AmdSmi:
     def _power(self) -> float | None:
         power = self._smi.amdsmi_get_power_info(self._device)
         names = ("current_socket_power", "socket_power", "average_socket_power")
-        return first(*(number(power.get(name)) or None for name in names))  # one of them may be 0 for "not this one"
+        return first(*(number(power.get(name)) or None for name in names))  # 0 may mean that a field does not apply
 
     def _clock(self, kind: str) -> float | None:
         clock = self._smi.amdsmi_get_clock_info(self._device, getattr(self._smi.AmdSmiClkType, kind))
@@ -133,23 +133,23 @@ class AmdSmi:
         )
 
     def raw(self) -> dict[str, Any]:
-        """None: the library has no words."""
+        """Empty: the library has no raw output."""
         return {}
 
     def close(self) -> None:
-        """Leave the library."""
+        """Shut the library down."""
         with suppress(Exception):
             self._smi.amdsmi_shut_down()
 
 
 def violations(status: Mapping[str, Any]) -> list[str] | None:
-    """Reasons in a violation status; None where the card answers none of them."""
+    """Throttle reasons in a violation status; None where the card reports none of the fields."""
     active = {name: status[key] for key, name in _VIOLATIONS.items() if isinstance(status.get(key), bool | int)}
     return sorted(name for name, on in active.items() if on) if active else None
 
 
 def throttlers(metrics: Mapping[str, Any]) -> list[str] | None:
-    """Reasons in the metrics of an earlier card; None where it does not tell."""
+    """Throttle reasons in the metrics of an earlier card; None where it does not report them."""
     bits = metrics.get("indep_throttle_status")
     if isinstance(bits, int) and not isinstance(bits, bool) and bits != 0xFFFF_FFFF_FFFF_FFFF:
         return sorted({name for places, name in _THROTTLERS if any(bits >> place & 1 for place in places)})

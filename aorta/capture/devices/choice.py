@@ -1,6 +1,6 @@
-"""Which source tells about a rank's device: the one asked for, or the best there is.
+"""Selects the source of device metrics for a rank: the one requested, or the best available.
 
-Leaves: an open source, or why there is none. Must not: fail a run.
+It gives an open source, or the reason why there is none. Must not fail a run.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ BEST: dict[str, tuple[str, ...]] = {
     "cpu": ("psutil",),
     "other": (),
 }
-"""In order of preference: libraries before programs, what is maintained before what is not."""
+"""In order of preference: libraries before programs, maintained ones before others."""
 UNASKED_PROGRAM_INTERVAL_S = 5.0
-"""A program that nobody asked for is run this seldom: each run takes a core for up to a second, on every rank."""
+"""Interval for a program that was not requested explicitly: each run uses a core for up to a second, on every rank."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """`source` None: `problem` says why; both None: nothing was wanted."""
+    """An open source. Where `source` is None, `problem` says why; if that is None too, none was requested."""
 
     source: Source | None = None
     interval_s: float | None = None
@@ -41,11 +41,12 @@ class Opened:
 
 
 def open_source(asked: Devices, interval_s: float, identity: Identity, keep_words: bool = False) -> Opened:
-    """Open it; the caller closes it.
+    """Open the source; the caller closes it.
 
     Args:
-        asked: `telemetry.devices`. interval_s: seconds between two samples, as asked.
-        keep_words: rocm-smi, if it is chosen, keeps its own words.
+        asked: `telemetry.devices`.
+        interval_s: requested seconds between two samples.
+        keep_words: rocm-smi, if it is chosen, keeps its raw output.
     """
     if asked is Devices.off:
         return Opened()

@@ -1,6 +1,6 @@
-"""The processor of this machine, all cores together, through psutil: the device of a run without an accelerator.
+"""Metrics of this machine's processor, all cores together, through psutil: for a run without an accelerator.
 
-Power needs privileges on Linux and is not read. Must not: start anything.
+Power needs privileges on Linux and is not read. Must not start a program.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _CPUS = Path("/sys/devices/system/cpu")
 _SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 """Drivers of processor sensors: Intel, AMD, AMD, Arm."""
 MIN_WINDOW_S = 0.1
-"""Use over less than ten ticks of the kernel's clock (10 ms) is mostly rounding."""
+"""Utilisation over less than ten ticks of the kernel's clock (10 ms) is mostly rounding."""
 
 
 class Host:
-    """The source of every rank of this machine."""
+    """The metrics source of every rank of this machine."""
 
     name = "psutil"
     min_interval_s = 0.1
@@ -34,7 +34,7 @@ class Host:
         self._throttled = self._throttle_count()
 
     def read(self) -> Values:
-        """The machine now; use and throttling since the reading before."""
+        """The current values; utilisation and throttling since the previous reading."""
         return ask_all(
             {
                 "temp_c": _temperature,
@@ -55,9 +55,9 @@ class Host:
 
     @staticmethod
     def _times() -> tuple[float, float, float]:
-        """Seconds: a clock's, processor time in use, processor time in all."""
+        """(monotonic time, processor time in use, total processor time), in seconds."""
         times = psutil.cpu_times()
-        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # counted in user, nice
+        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # already in user, nice
         return time.monotonic(), total - times.idle - getattr(times, "iowait", 0.0), total
 
     def _throttle(self) -> list[str] | None:
@@ -68,7 +68,7 @@ class Host:
         return ["thermal"] if count > before else []
 
     def _throttle_count(self) -> int | None:
-        """Times that packages were slowed down by their temperature; only Intel's driver counts them."""
+        """How often packages were throttled by temperature; only Intel's driver counts this."""
         counts = []
         for file in self._cpus.glob("cpu[0-9]*/thermal_throttle/package_throttle_count"):
             try:
@@ -78,11 +78,11 @@ class Host:
         return sum(counts) if counts else None
 
     def settings(self) -> dict[str, Any]:
-        """How clocks are governed."""
+        """The clock governor's settings."""
         no_turbo = self._setting("intel_pstate/no_turbo")
         try:
             frequency = psutil.cpu_freq()
-        except Exception as error:  # noqa: BLE001  psutil has one of each kind; the others are still known; logged
+        except Exception as error:  # noqa: BLE001  psutil's errors vary by call; the other settings are still known; logged
             _log.info("device telemetry: the processor's clock limit is not known: %s: %s", type(error).__name__, error)
             frequency = None
         return {
@@ -98,15 +98,15 @@ class Host:
             return None
 
     def raw(self) -> dict[str, Any]:
-        """None: psutil has no words."""
+        """Empty: psutil has no raw output."""
         return {}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No-op: nothing is held."""
 
 
 def _temperature() -> float | None:
-    """The hottest of the processor's sensors."""
+    """The highest of the processor's sensors."""
     sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
     found = [entry.current for driver in _SENSORS for entry in sensors.get(driver, []) if entry.current]
     return max(found, default=None)

@@ -1,6 +1,6 @@
-"""Which physical device a rank computes on, in the words of the tools that read its sensors.
+"""Identifies the physical device a rank computes on, as the tools that read its sensors name it.
 
-torch counts the devices it is shown; management libraries count all of them. The PCI address is the same in both.
+torch counts visible devices; management libraries count all of them. The PCI address is the same in both.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def identify(device: torch.device, environment: Mapping[str, str] = os.environ) 
 
 
 def physical_index(platform: Platform, ordinal: int, environment: Mapping[str, str]) -> int | None:
-    """The index among all devices of the `ordinal`-th that is shown; None where the lists do not say it in numbers."""
+    """Index among all devices of the `ordinal`-th visible one; None where the variables do not list it by number."""
     if environment.get("ROCR_VISIBLE_DEVICES") and platform == "rocm":
         return None
     for name in _VISIBLE[platform]:
@@ -59,11 +59,13 @@ def physical_index(platform: Platform, ordinal: int, environment: Mapping[str, s
 
 
 def match(identity: Identity, found: Sequence[tuple[str | None, T]]) -> T | None:
-    """The one of `found` (PCI address, thing; in the tool's order) that is this device; None where that is not sure."""
+    """The entry of `found` (PCI address, thing; in the tool's order) that is this device; None where that is
+    ambiguous.
+    """
     wanted = pci_key(identity.pci)
     if wanted is not None:
         keys = [(pci_key(pci), thing) for pci, thing in found]
-        for length in (4, 3):  # partitions of one card differ in their function only, which torch does not tell
+        for length in (4, 3):  # partitions of one card differ only in their function, which torch does not report
             same = [thing for key, thing in keys if key is not None and key[:length] == wanted[:length]]
             if len(same) == 1:
                 return same[0]
@@ -77,7 +79,7 @@ def match(identity: Identity, found: Sequence[tuple[str | None, T]]) -> T | None
 
 
 def _pci(properties: object) -> str | None:
-    """Newer torch tells it; an older one only through the uuid."""
+    """The PCI address, where torch reports it; older versions allow identification only by uuid."""
     parts = [getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
     if not all(isinstance(part, int) for part in parts):
         return None

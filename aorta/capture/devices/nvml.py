@@ -1,4 +1,4 @@
-"""NVIDIA devices through NVML (`pip install nvidia-ml-py`, imported as `pynvml`). Calls leave the interpreter lock.
+"""NVIDIA devices through NVML (`pip install nvidia-ml-py`, imported as `pynvml`). Calls release the interpreter lock.
 
 Units: NVML gives milliwatts, MHz, bytes and whole percents (nvml.h). Not run on a device here.
 """
@@ -23,17 +23,17 @@ _REASONS = {
     0x200: "board_limit",
     0x400: "reliability",
 }
-"""Bits of nvmlClocksEventReasons (nvml.h) that hold clocks back. Left out: idle (0x1), clocks that somebody set (0x2)
-and the display's (0x100), which are no answer to load.
+"""Bits of nvmlClocksEventReasons (nvml.h) that reduce clocks under load. Excluded: idle (0x1), application clock
+settings (0x2) and the display's clock setting (0x100), which are not responses to load.
 """
 _MILLI = 1000.0
 
 
 class Nvml:
-    """The source of one rank's device.
+    """The metrics source of one rank's device.
 
     Raises:
-        DeviceUnreadable: the package or the driver's library is missing, or the device cannot be told.
+        DeviceUnreadable: the package or the driver's library is missing, or the device cannot be identified.
     """
 
     name = "nvml"
@@ -67,7 +67,7 @@ class Nvml:
         return nvml.nvmlDeviceGetHandleByIndex(index)
 
     def read(self) -> Values:
-        """The device now; a sensor that the card lacks is None."""
+        """The current values; those of a sensor that the card lacks are None."""
         nvml, device = self._nvml, self._device
         return ask_all(
             {
@@ -89,7 +89,7 @@ class Nvml:
         return sorted({name for bit, name in _REASONS.items() if bits & bit})
 
     def settings(self) -> dict[str, Any]:
-        """Power cap and clock limits. NVML does not tell a lock by `nvidia-smi --lock-gpu-clocks`."""
+        """Power cap and clock limits. NVML does not report a lock by `nvidia-smi --lock-gpu-clocks`."""
         nvml, device = self._nvml, self._device
         graphics = nvml.NVML_CLOCK_GRAPHICS
         return known(
@@ -104,10 +104,10 @@ class Nvml:
         )
 
     def raw(self) -> dict[str, Any]:
-        """None: NVML has no words."""
+        """Empty: NVML has no raw output."""
         return {}
 
     def close(self) -> None:
-        """Leave NVML."""
+        """Shut NVML down."""
         with suppress(Exception):
             self._nvml.nvmlShutdown()

@@ -1,6 +1,6 @@
-"""Running a management program: never on the training thread, never traced along, never left behind.
+"""Runs a management program such as rocm-smi: never on the training thread, never traced, never left running.
 
-Must not: interpret what it prints.
+Must not interpret what it prints.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TIMEOUT_S = 20.0
 
 @dataclass(frozen=True)
 class Output:
-    """What a program left."""
+    """Exit code and output of a program."""
 
     code: int
     out: str
@@ -28,7 +28,7 @@ class Output:
 
 
 class Program:
-    """One program, run again and again; `abort` from another thread ends a run that is under way, for good.
+    """A program that is run repeatedly; `abort` from another thread ends a run in progress and prevents further ones.
 
     Raises:
         DeviceUnreadable: it is not on PATH.
@@ -43,7 +43,7 @@ class Program:
         self._aborted = False
 
     def run(self, *words: str) -> Output:
-        """Run it to its end.
+        """Run it to completion.
 
         Raises:
             DeviceUnreadable: it cannot be started, takes too long, or was aborted.
@@ -77,7 +77,7 @@ class Program:
         return Output(child.returncode, out, err)
 
     def abort(self) -> None:
-        """End what is under way, and start nothing again."""
+        """End a run in progress, and start none again."""
         with self._lock:
             self._aborted = True
             child = self._child
@@ -87,7 +87,7 @@ class Program:
 
 
 def checked(program: Program, *words: str) -> str:
-    """What it printed.
+    """Run a program and return what it printed.
 
     Raises:
         DeviceUnreadable: it failed.

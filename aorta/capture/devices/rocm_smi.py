@@ -1,7 +1,8 @@
 """AMD devices through the program `rocm-smi`, which is no longer part of ROCm 10: the last resort.
 
-Its text and its JSON hold the same keys, whose wording changed over versions. Asked to keep its own words, it is run
-for the text, and the values are read from that: one run either way. Not run on a device here; tests read real outputs.
+Its text and its JSON hold the same keys, whose wording changed over versions. When its raw output is to be kept, it is
+run for the text, and the values are read from that: one run either way. Not run on a device here; tests read real
+outputs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ Card = Mapping[str, object]
 
 
 class RocmSmi:
-    """The source of one rank's device; `keep_words`: keep what it prints for the record (`rocm_smi_*`).
+    """The metrics source of one rank's device.
+
+    Args:
+        keep_words: keep its raw output for the record (`rocm_smi_*`).
 
     Raises:
         DeviceUnreadable: the program is missing.
@@ -39,9 +43,9 @@ class RocmSmi:
         self._raw: dict[str, Any] = {}
 
     def read(self) -> Values:
-        """The device now."""
+        """The current values."""
         if self._keep_words:
-            self._raw = {}  # a reading that fails has no words
+            self._raw = {}  # a failed reading has no raw output
             done, self._raw = words_of(self._program)
             cards = from_text(done.out)
         else:
@@ -68,17 +72,17 @@ class RocmSmi:
         }
 
     def raw(self) -> dict[str, Any]:
-        """The last reading in its own words, once."""
+        """The raw output of the last reading, returned once."""
         raw, self._raw = self._raw, {}
         return raw
 
     def close(self) -> None:
-        """End a call that is under way."""
+        """End a call in progress."""
         self._program.abort()
 
 
 def words_of(program: Program) -> tuple[Output, dict[str, Any]]:
-    """Run it for its text: what it left, and the `rocm_smi_*` fields of a step.
+    """Run it for its text: the program's output, and the `rocm_smi_*` fields of a step.
 
     Raises:
         DeviceUnreadable: it cannot be run.
@@ -90,7 +94,7 @@ def words_of(program: Program) -> tuple[Output, dict[str, Any]]:
 
 
 def from_json(document: Any) -> list[Card]:
-    """The cards of its JSON, in its order; keys in lower case and without a colon at the end."""
+    """The cards in its JSON, in its order; keys in lower case and without a trailing colon."""
     if not isinstance(document, Mapping):
         raise DeviceUnreadable("rocm-smi: its JSON is not an object")
     return [
@@ -101,7 +105,7 @@ def from_json(document: Any) -> list[Card]:
 
 
 def from_text(text: str) -> list[Card]:
-    """The cards of its text, in its order."""
+    """The cards in its text, in its order."""
     cards: dict[int, dict[str, object]] = {}
     for found in _LINE.finditer(text):
         cards.setdefault(int(found[1]), {})[found[2].rstrip(":").lower()] = found[3].strip()
@@ -109,7 +113,7 @@ def from_text(text: str) -> list[Card]:
 
 
 def normalised(card: Card) -> Values:
-    """The values of one card; it does not tell whether clocks are held back."""
+    """The values of one card; it does not report throttling."""
 
     def value(*names: str) -> float | None:
         return first(*(number(card.get(name)) for name in names))
@@ -131,7 +135,7 @@ def normalised(card: Card) -> Values:
 
 
 def _is_clock(card: Card, name: str, what: str) -> bool:
-    """A level by itself ("1") is no clock."""
+    """Whether a field holds a clock; a level by itself ("1") is none."""
     return "mhz" in str(card.get(f"{name} clock {what}")).lower()
 
 

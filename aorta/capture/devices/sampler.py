@@ -1,7 +1,7 @@
-"""The one thread that samples a device, from the start of a run to its end.
+"""The thread that samples device metrics, from the start of a run to its end.
 
-Enters: sources. Leaves: samples with their own times, for the record to pick up with the next step it writes. Must not:
-run anything on the training thread, stop a run, or be silent about a sample that failed.
+Samples have their own time stamps; the record takes them with the next step it writes. Must not run anything on the
+training thread, stop a run, or hide a failed sample.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ MIN_WORDS_INTERVAL_S = 1.0
 
 
 class DeviceSampler:
-    """Samples for the length of a `with` block.
+    """Takes samples for the length of a `with` block.
 
     Args:
-        opened: the source of values; closed at the end. keep_words: record rocm-smi's own words, which another source
-            than rocm-smi does not have, so that it is run beside it. interval_s: between two samples of those words.
+        opened: the source of values; closed at the end.
+        keep_words: record rocm-smi's raw output, for which rocm-smi is run in addition if another source was chosen.
+        interval_s: between two samples of that raw output.
     """
 
     def __init__(self, opened: Opened, keep_words: bool = False, interval_s: float = 1.0) -> None:
@@ -53,20 +54,20 @@ class DeviceSampler:
         if self._source is not None:
             try:
                 self.settings = self._source.settings()
-            except Exception as error:  # noqa: BLE001  as in _sample: it costs what is not known, never the run; logged
+            except Exception as error:  # noqa: BLE001  as in _sample: a failure loses values, never the run; logged
                 said = error if isinstance(error, DeviceUnreadable) else f"{type(error).__name__}: {error}"
                 _log.warning("device telemetry: power caps and clock limits are not known: %s", said)
 
     @property
     def header(self) -> DeviceTelemetry | None:
-        """What the record's header says; None where nothing was wanted."""
+        """The entry of the record's header; None if no metrics were requested."""
         if self._source is None and self._opened.problem is None:
             return None
         name = None if self._source is None else self._source.name
         return DeviceTelemetry(name, self._opened.interval_s, self._opened.problem)
 
     def facts(self) -> dict[str, Any] | None:
-        """What the manifest says about this rank's device; None where nothing was wanted."""
+        """The manifest's entry for this rank's device; None if no metrics were requested."""
         header = self.header
         return None if header is None else {**msgspec.structs.asdict(header), "settings": self.settings}
 
@@ -82,7 +83,7 @@ class DeviceSampler:
         if self._program is not None:
             self._program.abort()
         if self._source is not None and self._source.min_interval_s >= 1:
-            self._source.close()  # ends a program that is under way; a library is closed when nothing calls it
+            self._source.close()  # ends a running program; a library is closed when no call is in progress
         if self._thread.is_alive():
             self._thread.join(timeout=_JOIN_S)
         if self._source is not None and not self._thread.is_alive():
@@ -96,7 +97,7 @@ class DeviceSampler:
             )
 
     def onto(self, step: Step) -> Step:
-        """The step, with what was sampled since the last call."""
+        """The step, with the samples taken since the last call."""
         with self._lock:
             samples, self._samples = self._samples, []
             raw, self._raw = self._raw, {}
@@ -119,19 +120,19 @@ class DeviceSampler:
             if self._stop.wait(max(0.0, due[job] - time.monotonic())):
                 return
             job()
-            # From the end of a sample: a slow source leaves pauses instead of running without end.
+            # Measured from the end of a sample, so that a slow source does not run continuously.
             due[job] = time.monotonic() + interval[job]
 
     def _sample(self) -> None:
         source = self._source
-        assert source is not None  # _run asks for samples only then
+        assert source is not None  # _run samples only with a source
         start_ns = time.monotonic_ns()
         raw: dict[str, Any] = {}
         try:
             values, error = source.read(), None
         except DeviceUnreadable as problem:
             values, error = Values(), str(problem)
-        except Exception as problem:  # noqa: BLE001  a bug in a source costs its samples, never the run; it is recorded
+        except Exception as problem:  # noqa: BLE001  a bug in a source loses its samples, never the run; it is recorded
             values, error = Values(), f"{source.name}: {type(problem).__name__}: {problem}"
         end_ns = time.monotonic_ns()
         if error is not None and self._stop.is_set():
@@ -177,5 +178,5 @@ class DeviceSampler:
 
 
 def is_failed(sample: DeviceSample) -> bool:
-    """Nothing is known of it."""
+    """Whether the sample holds no value."""
     return all(getattr(sample, name) is None for name in DeviceSample.__struct_fields__[2:])

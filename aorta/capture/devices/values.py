@@ -1,6 +1,6 @@
-"""What every source gives, in the same units, and the helpers that bring the sources' own notations there.
+"""The values that every source gives, in common units, and helpers that parse the sources' notations.
 
-Must not: turn a missing value into 0.
+Must not turn a missing value into 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _PCI = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.?([0-7
 
 @dataclass(frozen=True)
 class Values:
-    """One reading. None: the source does not say. `throttle`: why clocks are held back now; empty: they are not."""
+    """One reading. None: the source does not provide it. `throttle`: why clocks are reduced now; empty: they are
+    not.
+    """
 
     temp_c: float | None = None
     power_w: float | None = None
@@ -34,31 +36,31 @@ class Values:
 
     @property
     def empty(self) -> bool:
-        """Nothing is known."""
+        """Whether no value is known."""
         return all(getattr(self, field.name) is None for field in fields(self))
 
 
 class Source(Protocol):
-    """Where readings come from. `min_interval_s`: reading more often costs more than it tells."""
+    """A source of readings. `min_interval_s`: reading more often costs more than it tells."""
 
     name: str
     min_interval_s: float
 
     def read(self) -> Values:
-        """The device now.
+        """The current values.
 
         Raises:
             DeviceUnreadable: nothing could be read; says why.
         """
 
     def settings(self) -> dict[str, Any]:
-        """What was set on the device when the run began: power cap, clock limits and locks; JSON types."""
+        """The device's settings when the run began: power cap, clock limits and locks; JSON types."""
 
     def raw(self) -> dict[str, Any]:
-        """Fields of the record that hold the last reading in the source's own words."""
+        """Fields of the record that hold the raw output of the last reading."""
 
     def close(self) -> None:
-        """Give up what is held; a reading under way ends soon. Never raises."""
+        """Release resources; a reading in progress ends soon. Never raises."""
 
 
 def number(value: object) -> float | None:
@@ -87,7 +89,7 @@ def whole(value: float | None, factor: float = 1) -> int | None:
 
 
 def first(*values: float | None) -> float | None:
-    """The first that is known."""
+    """The first value that is not None."""
     return next((value for value in values if value is not None), None)
 
 
@@ -98,7 +100,7 @@ def pci_key(text: str | None) -> tuple[int, int, int, int] | None:
 
 
 def json_after_words(text: str) -> Any:
-    """The JSON document in the output of a tool that may print warnings before it ("[WARNING] ..." too).
+    """The JSON document in the output of a tool that may print warnings before it (even "[WARNING] ...").
 
     Raises:
         DeviceUnreadable: there is none.
@@ -115,17 +117,17 @@ def json_after_words(text: str) -> Any:
 
 
 def ask_all(asked: Mapping[str, Callable[[], Any]]) -> Values:
-    """Call one function a field; one that fails gives None. For libraries, in which not every card has every sensor.
+    """Call one function per field; one that fails gives None. For libraries where not every card has every sensor.
 
     Raises:
-        DeviceUnreadable: every one failed, as when the device is lost; says what the first one said.
+        DeviceUnreadable: all failed, as when the device is lost; includes the first error.
     """
     given: dict[str, Any] = {}
     problems = []
     for name, ask in asked.items():
         try:
             given[name] = ask()
-        except Exception as error:  # noqa: BLE001  the libraries' own classes, loaded late; kept below
+        except Exception as error:  # noqa: BLE001  classes of lazily imported libraries; kept below
             problems.append(f"{name}: {type(error).__name__}: {error}")
     if not given:
         raise DeviceUnreadable(problems[0])
@@ -133,11 +135,11 @@ def ask_all(asked: Mapping[str, Callable[[], Any]]) -> Values:
 
 
 def known(settings: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """The settings that can be read; null for the others."""
+    """The settings, with null for those that cannot be read."""
     found: dict[str, Any] = {}
     for name, ask in settings.items():
         try:
             found[name] = ask()
-        except Exception:  # noqa: BLE001  as in `ask_all`; null says that it is not known
+        except Exception:  # noqa: BLE001  as in `ask_all`; null means not known
             found[name] = None
     return found

@@ -1,1 +1,1 @@
-"""The typed shape of each section and group, a file a group. `aorta.config.schema` gathers them."""
+"""The typed schema of each section and group, one file per group. `aorta.config.schema` gathers them."""

@@ -1,4 +1,4 @@
-"""The words a key may choose from, where several groups share them or a list of words is all there is."""
+"""The enums of allowed values: those that several groups share, and those that are a mere list of choices."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ class Precision(Enum):
 
 
 class Wording(Enum):
-    """Progress lines: of overlap, or those of a profiling tutorial, which also says when each rank starts and ends."""
+    """Style of progress lines: overlap, or that of a profiling tutorial, which also says when each rank starts and
+    ends.
+    """
 
     overlap = "overlap"
     tutorial = "tutorial"
 
 
 class Mode(Enum):
-    """How collectives are seen (docs/measuring.md, R2 and R3)."""
+    """How collectives are observed (docs/measuring.md, R2 and R3)."""
 
     dedicated = "dedicated"
     observe = "observe"
@@ -29,7 +31,7 @@ class Mode(Enum):
 
 
 class Algorithm(Enum):
-    """How a collective passes data on: round a ring, or in about log2(n) rounds."""
+    """The algorithm of a collective: around a ring, or in about log2(n) rounds."""
 
     ring = "ring"
     tree = "tree"

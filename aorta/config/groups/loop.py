@@ -1,4 +1,4 @@
-"""The sections of the root file: the loop, its optimizer and data, how it is compiled and how it is watched."""
+"""The sections of the root file: the loop, its optimizer and data, compilation and instrumentation."""
 
 from __future__ import annotations
 

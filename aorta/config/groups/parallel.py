@@ -1,4 +1,4 @@
-"""`parallel=...`: how the model is spread over ranks."""
+"""`parallel=...`: how the model is distributed over ranks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`profiling=...`: windows of torch.profiler. One profiler with one set of keys.
 
-The defaults stand here; each option's file in `config/profiling/` states what it wants otherwise, and nothing else.
-Must not: know the options apart.
+The defaults are here; each option's file in `config/profiling/` states only what differs. Must not distinguish between
+the options.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ComposerProfiling(Profiling):
 
 
 def steps_to_wait(profiling: Profiling) -> int:
-    """Steps of a cycle that are left alone, from `wait` or from `period`; negative when they do not fit.
+    """Steps of a cycle that are skipped, from `wait` or from `period`; negative when they do not fit.
 
     Raises:
         ValueError: neither is given.

@@ -1,1 +1,3 @@
-"""Rules between keys, a file a group: each yields one message per broken rule. `aorta.config.resolve` gathers them."""
+"""Rules between keys, one file per group: each yields one message per broken rule. `aorta.config.resolve` gathers
+them.
+"""

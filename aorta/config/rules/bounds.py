@@ -1,4 +1,7 @@
-"""Rules of single numbers."""
+"""Rules of single numbers.
+
+Must not know any key.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 
 def at_least(minimum: int, values: dict[str, Any]) -> Iterator[str]:
-    """A message for every value below `minimum`; null is left alone."""
+    """A message for every value below `minimum`; None is accepted."""
     for key, value in values.items():
         if value is not None and not value >= minimum:
             yield f"{key}={value}: must be at least {minimum}"

@@ -1,4 +1,7 @@
-"""Rules of `fabric=...`."""
+"""Rules of `fabric=...`.
+
+Must not import torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rules of `parallel=...`. How ranks form a mesh is `aorta.config.mesh`."""
+"""Rules of `parallel=...`. How ranks form a mesh is `aorta.config.mesh`.
+
+Must not import torch.
+"""
 
 from __future__ import annotations
 

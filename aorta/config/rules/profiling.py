@@ -1,4 +1,7 @@
-"""Rules of `profiling=...`, and what is worth a word before the run."""
+"""Rules of `profiling=...`, and notes to log before the run.
+
+Must not import torch.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from aorta.config.templates import FILE_FIELDS, REMOTE_FIELDS, fields_of, proble
 
 COMPRESSIONS = ("none", "gz", "tar.gz")
 _LOCAL = ("profiling.filename", "profiling.memory_filename")
-"""Names below the trace folder; those of an upload may be whole addresses."""
+"""Names below the trace folder; names of uploads may be full addresses."""
 
 
 def profiling_rules(profiling: Profiling, world_size: int) -> Iterator[str]:
@@ -144,9 +147,9 @@ def _has_password(address: str) -> bool:
 
 
 def profiling_notes(config: Config, world_size: int) -> Iterator[str]:
-    """What will be kept is less than was asked for."""
+    """One note for each way in which less will be kept than was requested."""
     profiling, steps = config.profiling, config.training.max_steps
-    if not profiling.enabled or isinstance(config.workload, Rpc):  # it has windows of its own
+    if not profiling.enabled or isinstance(config.workload, Rpc):  # RPC runs have their own windows
         return
     cycle = steps_to_wait(profiling) + profiling.warmup + profiling.active
     if steps is not None and steps < profiling.skip_first + cycle:

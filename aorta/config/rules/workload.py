@@ -1,4 +1,7 @@
-"""Rules of `workload=...`."""
+"""Rules of `workload=...`.
+
+Must not import torch.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from aorta.config.schema import (
 )
 
 _RESNET18_STRIDE = 32
-"""Pixels of the image a side that become one in the last stage: five times half."""
+"""Downsampling of the image per side at the last stage: halved five times."""
 
 _NOT_IN_RPC = (
     "ranks",
@@ -34,7 +37,7 @@ _NOT_IN_RPC = (
     "chrome_trace",
     "summary_rows",
 )
-"""Of the profiling group: what `rpc.rpc_run` does not read, beside the schedule."""
+"""Keys of the profiling group, besides the schedule, that `rpc.rpc_run` does not read."""
 
 
 def workload_rules(config: Config) -> Iterator[str]:
@@ -49,7 +52,7 @@ def workload_rules(config: Config) -> Iterator[str]:
 
 
 def workload_notes(config: Config) -> Iterator[str]:
-    """What was asked for and this workload has no use for."""
+    """One note for each setting that this workload does not use."""
     if not isinstance(config.workload, Rpc):
         return
     without = []
@@ -107,7 +110,7 @@ def _resnet18_rules(config: Config, workload: Resnet18) -> Iterator[str]:
 
 
 def _rpc_refusals(config: Config) -> Iterator[str]:
-    """What a run of calls cannot give: without it the run would not be what was asked for."""
+    """Requested features that an RPC run cannot provide, and must therefore refuse."""
     if config.baseline.enabled:
         yield "baseline=true: workload=rpc has no training steps to isolate; leave it out"
     if isinstance(config.fabric, EmulatedFabric):

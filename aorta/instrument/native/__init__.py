@@ -1,1 +1,1 @@
-"""The compiled part of the instrument: optional, built on request, once for each torch and Python."""
+"""The optional compiled part of the instrumentation, built on request, once for each torch and Python version."""

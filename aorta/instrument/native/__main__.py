@@ -1,4 +1,4 @@
-"""`python -m aorta.instrument.native`: build the compiled part, and say where it is."""
+"""`python -m aorta.instrument.native`: build the compiled part, and print its path."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ def main() -> int:
     """Build; returns the exit code."""
     try:
         path = build()
-    except (OSError, RuntimeError) as error:  # a folder that cannot be written; what torch's build tool says
-        raise AortaError(str(error)) from error
+    except AortaError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    except (OSError, RuntimeError) as error:  # the folder cannot be written, or torch's build tool failed
+        sys.stderr.write(f"error: {error}\n")
+        return AortaError.exit_code
     sys.stdout.write(f"{path}\n")
     return EXIT_OK
 

@@ -1,7 +1,7 @@
-"""The compiled operations on intervals, for the window of a live step.
+"""Compiled interval arithmetic for measuring the window of a live step.
 
-Enters: `build.load`'s module. Leaves: an `Algebra` that gives what `overlap.PAIRS` gives, for nanoseconds that fit in
-int64 (tests/instrument/test_native_algebra.py). Must not: define a metric.
+It gives what `overlap.PAIRS` gives, for nanoseconds that fit in int64 (tests/instrument/test_native_algebra.py). Must
+not define a metric.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aorta.timeline.overlap import Algebra
 
 
 def compiled_algebra(module: Any) -> Algebra[Iterable[Interval], Any]:
-    """The operations of `module`; what they give is opaque, but for `pairs`."""
+    """The operations of `module`; their results are opaque, except those of `pairs`."""
     return Algebra(
         module.lane,
         module.unite,

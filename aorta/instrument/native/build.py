@@ -1,8 +1,8 @@
-"""`host_tap.cpp` -> a module of this Python: built by set-up where there is a compiler, loaded where it is there.
+"""Builds and loads the compiled part: `host_tap.cpp` -> an extension module for this Python and torch.
 
-Enters: the source beside this file, and torch's own headers and build tool. Leaves: one shared library in
-`$XDG_CACHE_HOME/aorta` (`~/.cache/aorta`), named after all it was made from. Must not: build anything unless asked to,
-or fail a run: without it collectives of CPU tensors are timed from Python.
+Set-up builds it where there is a compiler, using torch's headers and build tool; runs load it where it exists. The
+shared library is in `$XDG_CACHE_HOME/aorta` (`~/.cache/aorta`), with a name derived from everything it was built from.
+Must not build anything unless asked to, or fail a run: without it collectives of CPU tensors are timed from Python.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ BUILD_COMMAND: Final = "python -m aorta.instrument.native"
 
 
 def library() -> Path:
-    """Where the module for this source, torch and Python is, or would be.
+    """Path of the module for this source, torch and Python, whether or not it has been built.
 
     Raises:
         OSError: the source cannot be read.
-        RuntimeError: there is no home folder to look in.
+        RuntimeError: no home folder can be determined.
     """
     torch_build = (torch.__version__, str(torch.version.git_version), str(torch._C._GLIBCXX_USE_CXX11_ABI))
     made_from = (*(source.read_text() for source in (SOURCE, *HEADERS)), *torch_build, sys.version)
@@ -45,13 +45,13 @@ def library() -> Path:
 
 @cache
 def load() -> tuple[Any | None, str | None]:
-    """The module and no reason, or None and why it is not used."""
+    """The module and None, or None and the reason why it is not used."""
     try:
         path = library()
         path.stat()
     except FileNotFoundError:
         return None, f"not built; {BUILD_COMMAND} does it"
-    except (OSError, RuntimeError) as error:  # a home that may not be entered, or none at all
+    except (OSError, RuntimeError) as error:  # the home folder is inaccessible, or unknown
         return None, f"cannot be looked for: {error}"
     name = _module_name(path)
     try:
@@ -62,16 +62,18 @@ def load() -> tuple[Any | None, str | None]:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    except (ImportError, OSError) as error:  # of another torch build with the same version, say
+    except (ImportError, OSError) as error:  # e.g. built against another torch build of the same version
         return None, f"{path} cannot be loaded: {error}"
     return module, None
 
 
 def compiled(device: torch.device, *, wanted: bool, emulated: bool) -> tuple[Any | None, str]:
-    """What times the collectives of a run: the module, or None for Python; and that in words.
+    """What times the collectives of a run: the module, or None for Python, and a description for people.
 
     Args:
-        device: the run's. wanted: the configuration asks for it. emulated: the fabric is, which is Python's business.
+        device: the run's.
+        wanted: whether the configuration asks for compiled code.
+        emulated: whether the fabric is emulated, which only Python supports.
     """
     if not wanted:
         return None, "python: instrument.native=false"
@@ -84,19 +86,19 @@ def compiled(device: torch.device, *, wanted: bool, emulated: bool) -> tuple[Any
 
 
 def host_tap(device: torch.device, mode: InstrumentMode, *, wanted: bool, emulated: bool) -> dict[str, str]:
-    """A rank's entry in the manifest: what times its collectives; nothing where nothing does."""
+    """A rank's manifest entry: what times its collectives; empty if nothing does."""
     if mode == "off":
         return {}
     return {"interceptor": compiled(device, wanted=wanted, emulated=emulated)[1]}
 
 
 def build() -> Path:
-    """Compile it; returns where it is. Does nothing where it is built already.
+    """Compile the module unless it has been built; returns its path.
 
     Raises:
         ToolMissing: no C++ compiler.
-        RuntimeError: torch's build tool failed; its words are in the message. Or there is no home folder.
-        OSError: the folder it belongs into cannot be written.
+        RuntimeError: torch's build tool failed (its output is in the message), or no home folder can be determined.
+        OSError: the target folder cannot be written.
     """
     path = library()
     if path.exists():
@@ -107,7 +109,7 @@ def build() -> Path:
             f"{compiler} not found: needed to build {SOURCE.name}. Install g++, or go without: collectives are then "
             "timed from Python, which costs more"
         )
-    # torch's build tool looks for ninja on the PATH, which an environment that is not activated is not on.
+    # torch's build tool looks for ninja on the PATH, which lacks a virtual environment that is not activated.
     os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
     from torch.utils import cpp_extension
 
@@ -117,7 +119,7 @@ def build() -> Path:
             _module_name(path), [str(SOURCE)], build_directory=folder, extra_cflags=["-O2"], is_python_module=False
         )
         (made,) = Path(folder).glob("*.so")
-        made.replace(path)  # in one step: another process may be loading
+        made.replace(path)  # atomic: another process may be loading it
     return path
 
 

@@ -1,9 +1,9 @@
-// Collectives of device tensors: the same as `device_collectives.py` and `streams.py` do, without Python (docs/measuring.md,
-// R2 and R3). The rules and their reasons are told there.
+// Collectives of device tensors, without Python: the same as `device_collectives.py` and `streams.py` do, where the
+// rules and their reasons are explained (docs/measuring.md, R2 and R3).
 //
-// Enters: calls of the backend. Leaves: marks round them, and handles whose waits are noted down. Must not: change an
-// order; wait on the host for a device, unless the caller's own call does; touch a Python object on a collective's path
-// (but once for each stream that is new).
+// Calls of the backend are bracketed by marks, and return handles whose waits are recorded. Must not change an order;
+// make the host wait for a device, unless the caller's own call does; touch a Python object on a collective's path
+// (except once for each new stream).
 
 #pragma once
 
@@ -26,7 +26,7 @@
 
 namespace aorta {
 
-// Events that order streams, each for as long as somebody may wait for it.
+// Events that order streams, each in use while a caller may still wait for it.
 class OrderEvents : public std::enable_shared_from_this<OrderEvents> {
  public:
   explicit OrderEvents(c10::DeviceType type) : type_(type) {}
@@ -58,14 +58,14 @@ class OrderEvents : public std::enable_shared_from_this<OrderEvents> {
   std::vector<std::unique_ptr<c10::Event>> free_;
 };
 
-// Tensors that the backend has let go of because we waited for it, until the caller has waited or the device has passed.
+// Tensors that the backend released because we waited for it: kept until the caller waited or the device has passed.
 struct Held {
   std::mutex mutex;
   std::vector<c10::IValue> tensors;
   OrderEvents::Lent done;
 
   void let_go() {
-    std::vector<c10::IValue> gone;  // freed without the lock
+    std::vector<c10::IValue> gone;  // freed after the lock is released
     const std::lock_guard<std::mutex> held(mutex);
     gone.swap(tensors);
   }
@@ -101,7 +101,7 @@ class Device {
     let_go();
   }
 
-  // Our stream for `key` with the caller's priority; none where the device hands out one a second time.
+  // AORTA's stream for `key` with the caller's priority; none where the device hands out a stream a second time.
   std::optional<c10::Stream> side(const std::string& key) {
     const c10::Stream caller = current();
     const int priority = priority_ ? *priority_ : priority_of(caller);
@@ -122,12 +122,12 @@ class Device {
     return fresh;
   }
 
-  // What comes on `after` waits for what is on `before` now.
+  // Make `after` wait for everything on `before` so far.
   void order(const c10::Stream& before, const c10::Stream& after) { orders_->recorded(before)->block(after); }
 
   OrderEvents::Lent done(const c10::Stream& stream) { return orders_->recorded(stream); }
 
-  // Have the caller's stream wait; a stall, where that is the one that computes.
+  // Make the caller's stream wait; a stall if that is the compute stream.
   template <class Wait>
   void stalling(Step& step, Wait wait) {
     if (!computes() || !step.is_open()) {
@@ -193,8 +193,8 @@ class Device {
   std::deque<std::shared_ptr<Held>> held_;
 };
 
-// Stands for the backend's work on a device. Its wait is for `done`, or, without that, the backend's own; either orders
-// streams, so it is due on every stream that asks.
+// Wraps the backend's work on a device. It waits for `done`, or, without that, for the backend's work; either orders
+// streams, so every stream that waits needs it.
 class DeviceWork final : public Work {
  public:
   DeviceWork(
@@ -216,12 +216,12 @@ class DeviceWork final : public Work {
       device_->stalling(*step_, [&] { answer = work_->wait(timeout); });
     } else {
       if (timeout != kNoTimeout) {
-        answer = work_->wait(timeout);  // the host waits, and may be told of a failure
+        answer = work_->wait(timeout);  // the host waits, and may get an error
       }
       device_->stalling(*step_, [&] { done_->block(device_->current()); });
     }
     if (held_) {
-      held_->let_go();  // what the caller's stream does next comes behind it, as with the backend's own wait
+      held_->let_go();  // the caller's stream continues after it, as with the backend's own wait
     }
     return answer;
   }

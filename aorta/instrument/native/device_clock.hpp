@@ -1,7 +1,7 @@
-// Moments on an accelerator's own time line: the same as `DeviceClock` in clock.py, without Python.
+// Timestamps on an accelerator's own timeline: the same as `DeviceClock` in clock.py, without Python.
 //
-// A mark is a number: on the host's clock it is a moment in nanoseconds and positive, on the device an event of the pool
-// and negative; 0 is none. Must not: wait for the device, or touch a Python object.
+// A mark is a number: positive for a time of the host's clock in nanoseconds, negative for a device event of the pool,
+// 0 for none. Must not wait for the device, or touch a Python object.
 
 #pragma once
 
@@ -22,7 +22,7 @@ namespace aorta {
 using Mark = int64_t;
 constexpr Mark NO_MARK = 0;
 
-// Streams say so since torch 2.13; with an older one devices are served from Python (`SERVES_DEVICES`).
+// Streams report this since torch 2.13; with an older torch devices are handled in Python (`SERVES_DEVICES`).
 template <class AnyStream>
 constexpr bool says_capturing = requires(const AnyStream& stream) { stream.is_capturing(); };
 
@@ -93,12 +93,12 @@ class DeviceClock {
     forget_epochs();
   }
 
-  // Bounds at the start and now, and how far the two time lines have moved apart. The device has nothing to do.
+  // Error bounds at the start and now, and the drift between the two clocks. The device must be idle.
   std::tuple<int64_t, int64_t, std::optional<int64_t>> facts() {
     new_epoch();  // before it, so that it has happened too when `placed` returns
     const Placed again = placed();
     const std::lock_guard<std::mutex> held(mutex_);
-    while (!slots_[epochs_.back().slot].event.query()) {  // a moment: nothing is in front of it
+    while (!slots_[epochs_.back().slot].event.query()) {  // returns soon: nothing is queued before it
     }
     const auto start_ns = start_of(epochs_.size() - 1);
     std::optional<int64_t> drift_ns;
@@ -124,7 +124,7 @@ class DeviceClock {
 
   struct Epoch {
     size_t slot;
-    int64_t marks;  // that are measured from it and not released
+    int64_t marks;  // unreleased marks that are measured from it
     std::optional<int64_t> start_ns;
   };
 
@@ -134,7 +134,7 @@ class DeviceClock {
     int64_t bound_ns;
   };
 
-  // Of several short brackets of the host's clock round an event the narrowest: see `clock.placed`.
+  // The narrowest of several short brackets of host clock readings around an event: see `clock.placed`.
   Placed placed() {
     std::optional<Placed> best;
     for (int i = 0; i < BRACKETS; ++i) {
@@ -177,7 +177,7 @@ class DeviceClock {
     return std::llrint(slots_[from].event.elapsedTime(slots_[to].event) * 1e6);
   }
 
-  // When the epoch at this place in `epochs_` began; places those before it on the way.
+  // When the epoch at this index in `epochs_` began; resolves the epochs before it on the way.
   std::optional<int64_t> start_of(size_t at) {
     size_t known = at;
     while (!epochs_[known].start_ns) {
@@ -192,7 +192,7 @@ class DeviceClock {
     return epochs_[at].start_ns;
   }
 
-  // Nothing is measured from the oldest any more, and the one behind it is placed.
+  // No mark refers to the oldest any more, and the time of the next one is known.
   void forget_epochs() {
     while (epochs_.size() > 1 && epochs_.front().marks == 0 && epochs_[1].start_ns) {
       free_.push_back(epochs_.front().slot);
@@ -204,7 +204,7 @@ class DeviceClock {
   const c10::Device device_;
   const c10::impl::VirtualGuardImpl guard_;
   std::mutex mutex_;
-  std::deque<Slot> slots_;  // a deque: what is in it stays where it is
+  std::deque<Slot> slots_;  // a deque: addresses of its elements are stable
   std::deque<size_t> free_;
   std::deque<Epoch> epochs_;
   size_t first_epoch_ = 0;

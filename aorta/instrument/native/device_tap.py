@@ -1,7 +1,8 @@
-"""The compiled tap on an accelerator: collectives are issued, marked, waited for and ended without Python.
+"""Compiled interceptor for collectives of an accelerator's tensors: issued, marked, waited for and ended without
+Python.
 
-The rules are those of `device_collectives` and are told there; both serve the same tests. Must not: be on the path of a
-collective (but once for each process group, each stream, and each batch that a backend collects).
+The rules are those of `device_collectives` and are explained there; the same tests run against both. Must not be on the
+path of a collective (except once for each process group, each stream, and each batch that a backend coalesces).
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from aorta.records.schema import DeviceClockFacts
 
 
 class NativeDeviceClock:
-    """What `clock.DeviceClock` is; a mark is a number, negative where it is an event.
+    """Compiled counterpart of `clock.DeviceClock`; a mark is an integer, negative where it is an event.
 
     Args:
-        module: of `build.load`. device: whose streams are marked.
+        module: of `build.load`.
+        device: whose streams are marked.
     """
 
     def __init__(self, module: Any, device: torch.device) -> None:
@@ -54,12 +56,12 @@ class NativeDeviceClock:
 
 
 class NativeDeviceTap(NativeTap):
-    """What `device_collectives.DeviceTap` is, without an emulated fabric.
+    """Compiled counterpart of `device_collectives.DeviceTap`; does not support an emulated fabric.
 
     Args:
-        on_wait: called with two marks between which the stream that computes may have stood waiting.
-        on_captured: called with each collective that was left to the capture of a graph.
-        priority: of our own streams; None: that of the stream a collective was issued on.
+        on_wait: called with two marks between which the compute stream may have been waiting.
+        on_captured: called for each collective that is being captured into a graph.
+        priority: of AORTA's own streams; None: that of the stream a collective was issued on.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class NativeDeviceTap(NativeTap):
         issued.end = issued.end or None
         issued.communicator = None if own_communicator else issued.group
         if issued.launch is not None and issued.kind not in ("send", "recv"):
-            # A backend counts what it launches, and launches a batch once.
+            # A backend counts launches, and a batch is launched once.
             issued.counted = issued.launch != self._counted_launch
             self._counted_launch = issued.launch
 
@@ -123,7 +125,7 @@ class NativeDeviceTap(NativeTap):
         try:
             ordered = orders_streams(process_group, self._device), ends_on_streams(process_group, self._device)
             counted = counts_point_to_point(process_group, self._device)
-        except RuntimeError:  # a group of CPU tensors only
+        except RuntimeError:  # the group serves CPU tensors only
             return False, False
         self._counts_point_to_point[process_group.group_name] = counted
         return ordered

@@ -1,7 +1,7 @@
-// How `Ranges` looks at a model: forward hooks of its modules, as C functions, and hooks of the nodes of its graph.
+// How `Ranges` observes a model: forward hooks on its modules, as C functions, and hooks on the nodes of its graph.
 //
-// Enters: modules' inputs and outputs. Leaves: nothing; `Ranges` is told. Must not: change a gradient, or touch an object
-// of Python in a backward pass.
+// The hooks see modules' inputs and outputs, and notify `Ranges`. Must not change a gradient, or touch a Python object
+// in a backward pass.
 
 #pragma once
 
@@ -23,7 +23,7 @@ namespace aorta {
 using torch::autograd::FunctionPreHook;
 using torch::autograd::variable_list;
 
-// In front of a node of the graph, and left out of what compiled autograd compiles: it only looks.
+// A pre-hook of a graph node, excluded from what compiled autograd compiles: it only observes.
 class Looks : public FunctionPreHook {
  public:
   explicit Looks(std::shared_ptr<Ranges> ranges) : ranges_(std::move(ranges)) {}
@@ -47,7 +47,7 @@ class OpensBackward final : public Looks {
   const size_t block_;
 };
 
-// With the last of `left` gradients.
+// Fires with the last of `left` gradients.
 class ClosesBackward final : public Looks {
  public:
   ClosesBackward(std::shared_ptr<Ranges> ranges, size_t block, std::shared_ptr<std::atomic<int64_t>> left)
@@ -92,7 +92,7 @@ inline void add_needing_gradient(PyObject* value, std::vector<at::Tensor>& found
   }
 }
 
-// Looks at a gradient when it is there: a hook of the tensor, behind those it has, or `first`.
+// Observes a gradient when it is ready: a hook of the tensor, after its existing ones, or before them if `first`.
 template <typename Hook, typename... Arguments>
 void at_gradient(const at::Tensor& tensor, bool first, Arguments... arguments) {
   auto hook = std::make_unique<Hook>(std::move(arguments)...);
@@ -104,7 +104,7 @@ void at_gradient(const at::Tensor& tensor, bool first, Arguments... arguments) {
   }
 }
 
-// A module's forward hook: a C function, whose self is one of these in a capsule.
+// State of a module's forward hook: a C function whose self is one of these in a capsule.
 struct Hook {
   std::shared_ptr<Ranges> ranges;
   size_t block;
@@ -133,9 +133,9 @@ inline PyObject* before_forward(PyObject* self, PyObject* const* arguments, Py_s
   END_HANDLE_TH_ERRORS
 }
 
-// (module, args, output) -> None. The block's backward pass begins with the first gradient of its outputs, before that
-// one's node and so behind all hooks of the tensor, whenever they were put on: FSDP waits for the block's parameters in
-// one of them (R5).
+// (module, args, output) -> None. The block's backward pass begins with the first gradient of its outputs, in a
+// pre-hook of its node and so after all hooks of the tensor, whenever they were registered: FSDP waits for the block's
+// parameters in one of them (R5).
 inline PyObject* after_forward(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   const Hook& hook = hook_of(self);
@@ -153,8 +153,8 @@ inline PyObject* after_forward(PyObject* self, PyObject* const* arguments, Py_ss
   END_HANDLE_TH_ERRORS
 }
 
-// (module, args, output) -> None. In front of the tensor's other hooks: FSDP asks for its ending with the first
-// gradient too.
+// (module, args, output) -> None. Before the tensor's other hooks: FSDP also queues its end-of-backward callback with
+// the first gradient.
 inline PyObject* after_watched_forward(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   std::vector<at::Tensor> outputs;

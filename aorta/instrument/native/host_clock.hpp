@@ -7,7 +7,7 @@
 
 namespace aorta {
 
-// Another clock in its place, for tests in virtual time; null: the real one.
+// Replacement clock for tests in virtual time; null: the real clock.
 inline int64_t (*other_clock)() = nullptr;
 
 inline int64_t now_ns() {

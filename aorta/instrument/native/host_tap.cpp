@@ -1,9 +1,9 @@
-// Collectives, seen at the dispatcher and timed without Python: no interpreter lock, and no interpreter.
+// Intercepts collectives at the dispatcher and times them without Python: no interpreter lock, and no interpreter.
 //
 // The same as `aorta/instrument/seam.py`, `collectives.py` and `device_collectives.py` do (docs/measuring.md, R1 to R3
-// and R6), but for an emulated fabric. Enters: calls of `c10d::*` operators. Leaves: what each was, when it was issued, when it ended
-// and when its caller stood waiting, for Python to take once a step. Must not: touch a Python object on a backend's
-// thread; wait for a backend's work more than once, or without being asked.
+// and R6), without an emulated fabric. For each call of a `c10d::*` operator it records what it was, when it was
+// issued, when it ended and when its caller was blocked; Python fetches that once per step. Must not touch a Python
+// object on a backend's thread; wait for a backend's work more than once, or unless the caller does.
 
 #include <cstdint>
 #include <memory>
@@ -47,16 +47,16 @@ using c10::IValue;
 using c10d::ProcessGroup;
 using c10d::Work;
 
-// What an operator's schema and `operators.py` say about it.
+// An operator as its schema and `operators.py` describe it.
 struct Operator {
   std::string kind;
   int64_t group_at;
-  std::optional<int64_t> argument;  // holds the full array; none for operators that move none
+  std::optional<int64_t> argument;  // position of the full array; none for operators that move none
   bool one_part;                    // only the root is given the full array
   bool coalesced;                   // several tensors share one work handle
   bool point_to_point;
-  std::optional<int64_t> async_at;  // whether the caller goes on without waiting; none: it always does
-  std::optional<int64_t> peer_at;   // the other rank of a send or a receive
+  std::optional<int64_t> async_at;  // position of the flag for asynchronous calls; none: always asynchronous
+  std::optional<int64_t> peer_at;   // position of the other rank of a send or a receive
 };
 
 int64_t bytes_in(const IValue& value) {
@@ -97,13 +97,13 @@ class Label {
   }
 
  private:
-  std::string text_;  // outlives the scope, which looks at it
+  std::string text_;  // outlives the scope, which references it
   std::optional<at::RecordFunction> scope_;
 };
 
 class Tap;
 
-// Between the dispatcher's BackendSelect key and the backend, for one operator.
+// The kernel of one operator, between the dispatcher's BackendSelect key and the backend.
 class Kernel final : public c10::OperatorKernel {
  public:
   Kernel(std::shared_ptr<Tap> tap, size_t index) : tap_(std::move(tap)), index_(index) {}
@@ -114,10 +114,10 @@ class Kernel final : public c10::OperatorKernel {
   const size_t index_;
 };
 
-// Counts collectives for as long as it lives; looks at them while it is open.
+// Counts collectives for as long as it lives; intercepts them while it is open.
 class Tap : public std::enable_shared_from_this<Tap> {
  public:
-  // `on_group` is called with each group that is new, and says `on_device` and `early` of it.
+  // `on_group` is called with each new group, and returns its `on_device` and `early`.
   Tap(const std::vector<std::pair<std::string, Operator>>& operators,
       int64_t enqueue_ns,
       py::function on_group,
@@ -127,7 +127,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
                           : c10::DispatchKey::CPU;
   }
 
-  // The last to hold it may be a thread without the interpreter lock.
+  // The last reference may be dropped by a thread without the interpreter lock.
   ~Tap() {
     if (!Py_IsInitialized()) {
       on_group_.release();
@@ -160,19 +160,19 @@ class Tap : public std::enable_shared_from_this<Tap> {
     if (device_) {
       device_->begin();
     }
-    let_go(*end());  // of a step that was abandoned
+    let_go(*end());  // marks of an abandoned step
     step_->begin();
   }
-  // How many collectives were left to the capture of a graph since the last call.
+  // How many collectives were captured into a graph since the last call.
   int64_t take_captured() { return captured_.exchange(0); }
 
-  // What happened since `begin`; nothing more is noted down. Python is told of it when there is time (`rows_of`).
+  // Stop recording; returns the events since `begin`, which Python converts later (`rows_of`).
   std::unique_ptr<Noted> end() {
     auto [collectives, stalls] = step_->end();
     return std::make_unique<Noted>(Noted{std::move(collectives), std::move(stalls)});
   }
 
-  // Give the marks of what nobody will read back to the clock.
+  // Return to the clock the marks that will not be read.
   void let_go(const Noted& noted) {
     if (!device_) {
       return;
@@ -204,7 +204,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     TORCH_CHECK_NOT_IMPLEMENTED(
         device_ || tensor == nullptr || on_host, "a collective of device tensors in a run on the CPU");
     const bool asynchronous = !op.async_at || arguments[*op.async_at].toBool();
-    // A barrier is waited for by the host, whatever its backend.
+    // The host waits for a barrier, whatever its backend.
     const bool on_device =
         tensor != nullptr && !on_host && op.argument && (group.on_device || (group.early && !asynchronous));
     Collective row = issued(index, group, arguments, tensor, on_device);
@@ -225,19 +225,19 @@ class Tap : public std::enable_shared_from_this<Tap> {
     if (const int64_t returned_ns = now_ns(); !device_ && returned_ns - row.issue_ns > enqueue_ns_) {
       step_->stall(row.issue_ns, returned_ns);
     }
-    if (!work) {  // it is over, and there is nothing to wait for
+    if (!work) {  // already complete: there is nothing to wait for
       row.end->stamp(End::WAIT);
       return;
     }
     if (on_host || !group.early) {
       notice_end(index, group, row, *work);
     }
-    // The host may wait beside a device; the stream that computes does not.
+    // The host may wait in an accelerator run; the compute stream does not.
     const auto stalls = device_ ? nullptr : step_;
     stack->back() = IValue(c10::intrusive_ptr<Work>(c10::make_intrusive<TimedWork>(std::move(work), row.end, stalls)));
   }
 
-  // The backend collects what comes into one launch.
+  // The backend starts to coalesce operations into one launch.
   void batch_begins(const c10::intrusive_ptr<ProcessGroup>& process_group) {
     Group& group = group_of(process_group);
     if (group.on_device) {
@@ -245,7 +245,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
   }
 
-  // `launch` is the backend's; what it returns, or what stands for it.
+  // `launch` is the backend's; returns its work, or the handle that wraps it.
   c10::intrusive_ptr<Work> batch_ends(
       const c10::intrusive_ptr<ProcessGroup>& process_group,
       const std::function<c10::intrusive_ptr<Work>()>& launch) {
@@ -280,7 +280,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   }
 
  private:
-  // What a backend has collected since it was asked to.
+  // The operations that a backend has coalesced so far.
   struct Batch {
     std::vector<std::shared_ptr<Span>> spans;
     std::vector<IValue> tensors;
@@ -289,14 +289,14 @@ class Tap : public std::enable_shared_from_this<Tap> {
   using Counts = std::unordered_map<std::string, int64_t>;  // by kind for sends and receives, else under ""
 
   struct Group {
-    c10::weak_intrusive_ptr<ProcessGroup> pinned;  // weak: it may go, but its address is not given to another
+    c10::weak_intrusive_ptr<ProcessGroup> pinned;  // weak: it may be destroyed, but its address is not reused
     std::string name;
     int64_t size;
-    std::shared_ptr<Counts> counts;  // of its name, as ranks match them, whichever group bears it
+    std::shared_ptr<Counts> counts;  // by group name, as ranks match them, whichever object has that name
     std::vector<bool> futureless;    // by operator
-    bool on_device;                  // who waits for its collectives of device tensors waits on the device
-    bool early;                      // those end behind their futures (`seam.ends_on_streams`)
-    std::shared_ptr<Batch> batch;    // what is being collected, if anything
+    bool on_device;                  // waiting for its collectives of device tensors blocks the device
+    bool early;                      // they complete after their futures do (`seam.ends_on_streams`)
+    std::shared_ptr<Batch> batch;    // what is being coalesced, if anything
   };
 
   Collective issued(
@@ -330,16 +330,16 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
   }
 
-  // Let `side` wait for the backend's work, and mark the end there; an event behind it that is the caller's alone.
+  // Let `side` wait for the backend's work, and mark the end there; returns an event after it for the caller alone.
   aorta::OrderEvents::Lent waited_beside(
       const c10::Stream& side, Work& work, const std::vector<std::shared_ptr<Span>>& spans) {
     const c10::StreamGuard on(side);
-    work.wait();  // makes `side` wait, not the host; without it this would be the end of the launch (W1)
+    work.wait();  // blocks `side`, not the host; without it the mark would be at the end of the launch (W1)
     ended(spans);
     return device_->done(side);
   }
 
-  // A collective of device tensors; returns what stands for the backend's work, if it gave one.
+  // A collective of device tensors; returns the handle that wraps the backend's work, if there is one.
   template <class Original>
   c10::intrusive_ptr<Work> on_device_stream(
       const Operator& op, Group& group, Collective& row, std::vector<IValue> tensors, const Original& original) {
@@ -364,7 +364,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     if (asynchronous) {
       return watched("beside " + group.name, caller, row, tensors, original);
     }
-    // The backend runs it on the caller's own stream: two marks there bracket it.
+    // The backend runs it on the caller's own stream, where two marks bracket it.
     device_->stalling(*step_, [&] {
       row.span->start = marked();
       if (const auto work = original()) {
@@ -375,7 +375,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     return nullptr;
   }
 
-  // On our stream (R2), whichever the backend would have taken.
+  // On AORTA's stream (R2), whichever the backend would have used.
   template <class Original>
   c10::intrusive_ptr<Work> moved(
       const c10::Stream& side,
@@ -401,7 +401,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     if (asynchronous) {
       held = device_->hold(std::move(tensors), done);
     } else {
-      // Behind this wait the caller's stream is where it would be had the backend used it.
+      // After this wait the caller's stream is in the state it would be in had the backend used it.
       device_->stalling(*step_, [&] { done->block(caller); });
     }
     if (!work) {
@@ -410,7 +410,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     return c10::make_intrusive<DeviceWork>(std::move(work), device_, step_, std::move(done), std::move(held));
   }
 
-  // Left on the backend's stream, with ours beside it for the marks (R3).
+  // Left on the backend's stream; AORTA's stream waits for it and records the marks (R3).
   template <class Original>
   c10::intrusive_ptr<Work> watched(
       const std::string& key,
@@ -420,7 +420,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       const Original& original) {
     const auto side = device_->side(key);
     if (!side) {
-      original();  // no stream is left to time it on: it has no end, and coverage says so
+      original();  // no stream left to time it on: it has no end, which coverage reports
       return nullptr;
     }
     device_->order(caller, *side);
@@ -429,7 +429,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       row.span->start = marked();
     }
     auto work = original();
-    if (!work) {  // the backend ran it on the caller's stream after all
+    if (!work) {  // the backend used the caller's stream after all
       ended({row.span});
       return work;
     }
@@ -443,10 +443,10 @@ class Tap : public std::enable_shared_from_this<Tap> {
       const std::lock_guard<std::mutex> held(groups_mutex_);
       const auto found = groups_.find(group.get());
       if (found != groups_.end()) {
-        return found->second;  // stays where it is, whatever is put in beside it
+        return found->second;  // its address is stable under insertion
       }
     }
-    // Asked for without the lock: a group implemented in Python takes the interpreter's.
+    // Called without the lock held: a group implemented in Python takes the interpreter lock.
     const std::string name = group->getGroupName();
     const int64_t size = group->getSize();
     std::pair<bool, bool> on_streams;
@@ -468,8 +468,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
     return groups_.try_emplace(group.get(), std::move(fresh)).first->second;
   }
 
-  // By the backend's future. Where it has none the caller's wait is all there is; asked for in vain once for each
-  // operator of a group, since the answer is an exception.
+  // Registers with the backend's future. Without one, only the caller's wait marks the end; a missing future is probed
+  // once per operator and group, since the answer is an exception.
   void notice_end(size_t index, Group& group, const Collective& row, Work& work) {
     {
       const std::lock_guard<std::mutex> held(groups_mutex_);
@@ -480,7 +480,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     try {
       const auto future = work.getFuture();
       row.end->watch(future);
-      // uses_future=false: it is not looked at, so no stream is switched for the callback.
+      // uses_future=false: the callback does not read it, so no stream is switched for it.
       future->addCallback([end = row.end](Future&) { end->called_back(); }, /*uses_future=*/false);
     } catch (const std::exception&) {
       const std::lock_guard<std::mutex> held(groups_mutex_);
@@ -504,7 +504,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
 };
 
 void Kernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  // The tap may be closed, and this kernel with it, before the backend has answered.
+  // The interceptor may be closed, and this kernel with it, before the backend returns.
   const auto tap = tap_;
   tap->collective(index_, op, stack);
 }
@@ -555,7 +555,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                              bool dedicated,
                              std::optional<int> priority,
                              py::function priority_of_current) {
-        // The last to hold it may be a thread without the interpreter lock, or outlive the interpreter.
+        // The last reference may be dropped by a thread without the interpreter lock, or outlive the interpreter.
         const std::shared_ptr<py::function> held(
             new py::function(std::move(priority_of_current)), [](py::function* function) {
               if (!Py_IsInitialized()) {

@@ -1,7 +1,7 @@
 // The algebra of `aorta/timeline/intervals.py`, compiled: the operations that `overlap.measure_lanes` is made of.
 //
-// Enters: lists of (start, end) pairs of Python. Leaves: `Spans`, opaque to Python, equal to what `intervals` gives for
-// the same pairs (tests/instrument/test_native_algebra.py). Must not: know what an interval stands for, or a metric.
+// Lists of Python (start, end) pairs become `Spans`, opaque to Python and equal to what `intervals` gives for the same
+// pairs (tests/instrument/test_native_algebra.py). Must not know what an interval stands for, or a metric.
 
 #pragma once
 
@@ -57,8 +57,8 @@ inline Spans merged(std::vector<Interval> any) {
   return spans;
 }
 
-// Spans as Python sees them, and functions of them. A step takes some thirty calls: they go past pybind11, whose own
-// part of each is several times that of the algebra.
+// Spans as Python objects, and functions on them. A step makes about thirty calls: they bypass pybind11, whose overhead
+// per call is several times the cost of the algebra.
 struct SpansObject {
   PyObject_HEAD
   Spans spans;
@@ -214,7 +214,7 @@ inline py::list tile(const Interval& window, PyObject* lanes) {
   return rows;
 }
 
-// A function of the module: `count` arguments by position; no exception leaves it as one of C++.
+// A function of the module: `count` positional arguments; C++ exceptions are translated to Python's.
 template <Py_ssize_t count, PyObject* (*function)(PyObject* const*)>
 PyObject* call(PyObject* /*module*/, PyObject* const* arguments, Py_ssize_t given_count) {
   try {

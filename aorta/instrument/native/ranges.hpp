@@ -1,8 +1,7 @@
 // When blocks computed and a backward pass ended, marked without Python, on the host's clock or a device's.
 //
-// The same as `aorta/instrument/compute.py` and `backward.py` do (docs/measuring.md, R5). Enters: what the hooks see
-// (`hooks.hpp`). Leaves: the passes of blocks and the endings of backward passes of a step. Must not: touch a Python
-// object.
+// The same as `aorta/instrument/compute.py` and `backward.py` do (docs/measuring.md, R5): the hooks of `hooks.hpp`
+// report here, and a step's block passes and ends of backward passes come out. Must not touch a Python object.
 
 #pragma once
 
@@ -31,7 +30,7 @@ struct Pass {
   int64_t end_ns;
 };
 
-// Of one step, in the order in which they began; `tails` are the endings of backward passes.
+// Of one step, in the order in which they began; `tails` is the strategy's work at the end of backward passes.
 struct Passes {
   std::vector<Pass> all;
   Stalls tails;
@@ -49,7 +48,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
     open_ = true;
   }
 
-  // What happened since `begin`; nothing more is noted down.
+  // Stop recording; returns the events since `begin`.
   std::unique_ptr<Passes> end() {
     const std::lock_guard<std::mutex> held(mutex_);
     open_ = false;
@@ -58,7 +57,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
     return taken;
   }
 
-  // From here on, until `ignore`: what was put into a graph before is looked at too.
+  // Observe from here on, until `ignore`; hooks already in a graph count too.
   void look() { looking_.store(true, std::memory_order_release); }
   void ignore() { looking_.store(false, std::memory_order_release); }
 
@@ -96,8 +95,8 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
     close(backward_[block]);
   }
 
-  // A gradient reached a module whose backward passes are watched: the engine is asked for a word behind the last node,
-  // once a pass. Told apart by identity: a pass that failed never ends, and must not hide the next one.
+  // A gradient reached a module whose backward passes are watched: queue a callback of the engine after the last node,
+  // once per pass. Passes are compared by id: one that failed never ends, and must not hide the next one.
   void gradient_came() {
     const int pass = torch::autograd::get_current_graph_task_id();
     if (looking_.load(std::memory_order_acquire) && asked_in_.exchange(pass) != pass) {
@@ -110,7 +109,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
     torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
   }
 
-  // Before the strategy's own ending, which was asked for later; a second word comes behind that.
+  // Runs before the strategy's own callback, which was queued later; queues a second one that runs after it.
   void nodes_ran() {
     {
       const std::lock_guard<std::mutex> held(mutex_);

@@ -1,7 +1,7 @@
-"""The compiled block ranges: passes of blocks and ends of backward passes, marked without Python.
+"""Compiled block ranges: passes of blocks and ends of backward passes, marked without Python.
 
-Enters: `build.load`'s module and the compiled tap. Leaves: a step's passes and endings, in the order in which they
-began; on a device they are marks.
+A step's passes come in the order in which they began; on a device their times are marks. Must not run Python code in a
+backward pass.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from aorta.instrument.reading import Pass
 
 
 class NativeRanges:
-    """What `compute.BlockRanges` is.
+    """Compiled counterpart of `compute.BlockRanges`.
 
     Args:
-        module: of `build.load`. tap: its `Tap`, told when a backward pass has ended.
+        module: of `build.load`.
+        tap: its `Tap`, notified when a backward pass has ended.
     """
 
     def __init__(self, module: Any, tap: Any) -> None:
@@ -37,26 +38,26 @@ class NativeRanges:
         self.compiled.look()
 
     def begin(self) -> None:
-        """Note down what happens from here on."""
+        """Start recording events."""
         self.compiled.begin()
 
     def end(self) -> Any:
-        """What happened since `begin`, for `told`; note down nothing more."""
+        """Stop recording; returns the events since `begin`, for `told`."""
         return self.compiled.end()
 
     def told(self, noted: Any) -> tuple[list[Pass], list[tuple[Mark, Mark]]]:
-        """The passes that ended, and the endings of backward passes."""
+        """The passes that ended, and the marks around the strategy's end-of-backward work."""
         rows, tails = noted.rows()
         names = self._names
         return [(names[block], "backward" if back else "forward", low, high) for block, back, low, high in rows], tails
 
     def forget(self) -> None:
-        """Note down nothing more, and forget what happened since `begin`."""
+        """Stop recording, and discard the events since `begin`."""
         self.compiled.begin()
         self.compiled.end()
 
     def close(self) -> None:
-        """Take the hooks off; what is in a graph already looks at nothing."""
+        """Remove the hooks; those already in a graph become no-ops."""
         self.compiled.ignore()
         for handle in self._handles:
             handle.remove()
@@ -64,19 +65,19 @@ class NativeRanges:
 
 
 class NativeEnds:
-    """What `backward.BackwardEnds` is, of the same compiled half as `ranges`."""
+    """Compiled counterpart of `backward.BackwardEnds`, on the same compiled object as `ranges`."""
 
     def __init__(self, ranges: NativeRanges) -> None:
         self._compiled: Any = ranges.compiled
         self._handles: list[Any] = []
 
     def watch(self, module: nn.Module) -> None:
-        """Look at the gradients of `module`'s outputs; of those watched the first to get one counts."""
+        """Watch the gradients of `module`'s outputs; of all watched modules, the first to get a gradient counts."""
         self._handles.append(module.register_forward_hook(self._compiled.after_watched_forward(), prepend=True))
         self._compiled.look()
 
     def close(self) -> None:
-        """Take the hooks off; what is in a graph already looks at nothing."""
+        """Remove the hooks; those already in a graph become no-ops."""
         self._compiled.ignore()
         for handle in self._handles:
             handle.remove()

@@ -1,7 +1,7 @@
-// What is remembered of collectives while a step runs: when each ended, and when a caller stood waiting.
+// State of collectives while a step runs: when each ended, and when a caller was blocked.
 //
-// Enters: moments, from whatever thread. Leaves: the rows and stalls of a step. Must not: touch a Python object; wait
-// for a backend's work more than once, or without being asked.
+// Times come from any thread, and a step's rows and stalls come out. Must not touch a Python object; wait for a
+// backend's work more than once, or unless the caller does.
 
 #pragma once
 
@@ -24,37 +24,37 @@ namespace aorta {
 using c10d::Work;
 using Future = c10::ivalue::Future;
 
-// When a collective ended, and who noticed first: the backend's future, or its caller's wait.
+// When a collective ended, and what reported it first: the backend's future, or its caller's wait.
 class End {
  public:
   enum Source : int64_t { FUTURE = 0, WAIT = 1 };
 
   void stamp(Source source) {
     int64_t unknown = 0;
-    // In one word, so that nobody reads the moment of one and the source of the other.
+    // In one word, so that time and source are read together.
     both_.compare_exchange_strong(unknown, now_ns() * 2 + source, std::memory_order_acq_rel);
   }
-  // Twice the moment, and the source in the last bit; 0 until it is known.
+  // Twice the time, with the source in the lowest bit; 0 until it is known.
   int64_t both() const { return both_.load(std::memory_order_acquire); }
   static int64_t moment_ns(int64_t both) { return both >> 1; }
   static Source source(int64_t both) { return (both & 1) != 0 ? WAIT : FUTURE; }
 
-  // Looked at by `settle` until it has called back.
+  // Polled by `settle` until its callback has run.
   void watch(const c10::intrusive_ptr<Future>& future) {
     const std::lock_guard<std::mutex> held(mutex_);
     future_ = c10::weak_intrusive_ptr<Future>(future);
   }
 
-  // The future called back. It is let go of here: even a weak hold on it keeps its value, the collective's tensors.
+  // The future's callback. The future is released here: even a weak reference keeps its value, the tensors, alive.
   void called_back() {
     stamp(FUTURE);
     const std::lock_guard<std::mutex> held(mutex_);
     future_.reset();
   }
 
-  // A future wakes those who wait before it calls back.
+  // A future wakes waiting threads before it runs callbacks.
   void settle() {
-    c10::intrusive_ptr<Future> alive;  // let go of behind the lock
+    c10::intrusive_ptr<Future> alive;  // released after the lock
     {
       const std::lock_guard<std::mutex> held(mutex_);
       alive = future_.lock();
@@ -92,7 +92,7 @@ struct Collective {
 
 using Stalls = std::vector<std::pair<int64_t, int64_t>>;
 
-// What happens in one step. Written from any thread; between two steps nothing is noted down.
+// The events of one step. Written from any thread; between two steps nothing is recorded.
 class Step {
  public:
   void begin() {
@@ -113,7 +113,7 @@ class Step {
     return open_;
   }
 
-  // Numbered and noted down in one go: rows are in the order in which they were issued.
+  // Numbered and recorded under one lock: rows are in the order in which they were issued.
   void issue(Collective& row, int64_t& count) {
     const std::lock_guard<std::mutex> held(mutex_);
     row.seq = count++;
@@ -130,7 +130,7 @@ class Step {
     }
   }
 
-  // The caller goes on because collectives are over: those that are end here at the latest.
+  // The caller continues because collectives are over: those that are end here at the latest.
   void settle() {
     const std::lock_guard<std::mutex> held(mutex_);
     for (const Collective& row : collectives_) {
@@ -147,15 +147,15 @@ class Step {
   Stalls stalls_;
 };
 
-// Stands for the backend's work, and remembers when its caller stood waiting.
+// Wraps the backend's work, and records when its caller was blocked.
 class TimedWork final : public Work {
  public:
-  // `step`: where its stalls are noted down, if anywhere.
+  // `step`: where its stalls are recorded, if anywhere.
   TimedWork(c10::intrusive_ptr<Work> work, std::shared_ptr<End> end, std::shared_ptr<Step> step)
       : Work(-1, work->retrieveOpType()), work_(std::move(work)), end_(std::move(end)), step_(std::move(step)) {}
 
-  // gloo's reduce-scatter copies its result out inside its wait, and a second one copies again (R6): others that wait
-  // for the same handle only wait for the first.
+  // gloo's reduce-scatter copies its result out inside its wait, and a second one copies again (R6): other callers that
+  // wait for the same handle only wait for the first one.
   bool wait(std::chrono::milliseconds timeout) override {
     const std::lock_guard<std::mutex> held(once_);
     if (!waited_.load(std::memory_order_acquire)) {
@@ -168,7 +168,7 @@ class TimedWork final : public Work {
       };
       try {
         answer_ = work_->wait(timeout);
-      } catch (...) {  // of a timeout, perhaps: that is not the end
+      } catch (...) {  // a timeout, say, is not the end
         stood();
         throw;
       }

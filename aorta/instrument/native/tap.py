@@ -1,8 +1,7 @@
-"""The compiled tap: collectives of CPU tensors, timed without the interpreter, and handed over once a step.
+"""Compiled interceptor for collectives of CPU tensors: timed without the interpreter, fetched once per step.
 
-Enters: `build.load`'s module. Leaves: `Issued` rows and stalls, and passes of blocks (`ranges`), in the order in which
-they happened. Must not: be on
-the path of a collective (but once for each process group).
+Its events become `Issued` rows, stalls and passes of blocks (`ranges`), in the order in which they happened. Must not
+be on the path of a collective (except once for each process group).
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ _CPU = torch.device("cpu")
 
 
 class NativeTap:
-    """What `collectives.HostTap` is, without an emulated fabric.
+    """Compiled counterpart of `collectives.HostTap`; does not support an emulated fabric.
 
     Args:
         module: of `build.load`.
-        groups: filled with every process group as it is first seen, by name.
-        device: the module's, for a run on an accelerator.
+        groups: filled with every process group when first seen, by name.
+        device: the compiled module's device object, for a run on an accelerator.
 
     Raises:
         InstrumentError: see `seam.check_torch`.
@@ -68,24 +67,24 @@ class NativeTap:
         self.ranges = NativeRanges(module, self._tap)
 
     def open(self, _device: torch.device, _on_captured: Callable[[], None]) -> Looking:
-        """Look at every collective until the answer is closed. There is no capture on a CPU."""
+        """Start intercepting; `close` of the returned object ends it. There is no graph capture on a CPU."""
         self._tap.open()
         return cast(Looking, self._tap)
 
     def begin(self) -> None:
-        """Note down what happens from here on."""
+        """Start recording events."""
         if self._tap is not None:
             self._tap.begin()
             self.ranges.begin()
 
     def end(self) -> Callable[[], Told]:
-        """Note down nothing more; the answer tells what happened since `begin`. Nothing once it is closed."""
+        """Stop recording; the returned callable gives the events since `begin`, and none after `close`."""
         if self._tap is None:
             return Told
         return partial(self._told, self._tap.end(), self.ranges.end())
 
     def abandon(self) -> None:
-        """Note down nothing more, and forget what happened since `begin`."""
+        """Stop recording, and discard the events since `begin`."""
         self.end()
 
     def _told(self, noted: Any, passes: Any) -> Told:
@@ -108,15 +107,15 @@ class NativeTap:
         return Told(collectives, stalls, *self.ranges.told(noted))
 
     def _tell_end(self, issued: Issued, source: Any) -> None:
-        """Of a collective whose end is not known yet."""
+        """Attach what will report the end of a collective that has not ended yet."""
         issued.completion = source
 
     def close(self) -> None:
-        """No collective will pass any more: let go of the compiled half, which knows this one."""
+        """No further collective will arrive: release the compiled object, which references this one."""
         self._tap = None
 
     def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool]:
-        """A new group; returns `on_device` and `early` of `collectives._Member`."""
+        """Register a new group; returns `on_device` and `early` of `collectives._Member`."""
         name = process_group.group_name
         self._groups[name] = group_seen(process_group)
         self._counts_point_to_point[name] = counts_point_to_point(process_group, _CPU)

@@ -1,7 +1,6 @@
-// What Python is told of a step once it is over: rows of numbers and words.
+// Reports a finished step to Python: the events of collectives and of blocks become tuples of numbers and strings.
 //
-// Enters: what was noted down of collectives and of blocks, and process groups. Leaves: tuples. Must not: be called
-// while the step runs.
+// Must not be called while the step runs.
 
 #pragma once
 
@@ -22,15 +21,15 @@
 
 namespace aorta {
 
-// Of one step, once it is over.
+// The events of one finished step.
 struct Noted {
   std::vector<Collective> collectives;
   Stalls stalls;
 };
 
 // (operator, group, seq, bytes, dtype, issue_ns, waiters, end_ns, source) of each collective, and (begin, end) of each
-// stall, in nanoseconds. Where an end is not known yet it is none, and the source is what will know it. Of a collective
-// on a device the end is none, and the source (start mark, end mark, launch, whether it has a communicator of its own).
+// stall, in nanoseconds. An end that is not known yet is None, and the source is the object that will know it. For a
+// collective on a device the end is None, and the source (start mark, end mark, launch, has its own communicator).
 inline py::tuple rows_of(const Noted& noted) {
   const std::array<py::str, 2> sources{py::str("future"), py::str("wait")};
   std::unordered_map<std::string, py::str> groups;
@@ -55,8 +54,8 @@ inline py::tuple rows_of(const Noted& noted) {
   return py::make_tuple(rows, noted.stalls);
 }
 
-// (block, backward, start, end) of each pass that ended (on a device, of each), and (begin, end) of each ending of a
-// backward pass.
+// (block, backward, start, end) of each pass that ended (on a device, of every pass), and (begin, end) of the
+// strategy's work at the end of each backward pass.
 inline py::tuple passes_of(const Passes& passes) {
   py::list rows;
   for (const Pass& pass : passes.all) {
@@ -67,8 +66,7 @@ inline py::tuple passes_of(const Passes& passes) {
   return py::make_tuple(rows, passes.tails);
 }
 
-// How many collectives the group's backends themselves have counted, as `seam.issued_by`; none where one keeps no
-// count.
+// How many collectives the group's backends themselves have counted, as `seam.issued_by`; none if one keeps no count.
 inline std::optional<uint64_t> issued_by(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   try {
     std::vector<const c10d::Backend*> backends;
