@@ -1,6 +1,6 @@
-"""Words of the command line -> a merged trace. `analysis/merge_traces.py` only calls into here.
+"""The command `analysis/merge_traces.py`: parses its arguments, merges, and prints the result.
 
-Enters: arguments. Leaves: text on stdout, notes and `error: ...` on stderr, an exit code. Must not: merge itself.
+Text goes to stdout, notes and `error: ...` to stderr. Must not: merge itself.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def merge_traces(arguments: Sequence[str]) -> int:
 
 def _gate(merged: Merged) -> None:
     """Raises:
-    GateFailed: an effect comes before its cause. Inconclusive: there was nothing to check.
+    GateFailed: an effect precedes its cause.
+    Inconclusive: there was nothing to check.
     """
     if merged.causality.violations:
         raise GateFailed(f"{len(merged.causality.violations)} effects come before their cause by more than the bound")
@@ -80,7 +81,7 @@ def _window(text: str) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The words that the command takes."""
+    """The options of the command."""
     words = argparse.ArgumentParser(
         prog="merge_traces.py",
         description="Chrome traces of several ranks -> one file for Perfetto, on the clock of rank 0.",
