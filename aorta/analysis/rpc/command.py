@@ -1,6 +1,6 @@
-"""Words of the command line -> the table of an RPC run and its trace. `analysis/rpc_report.py` only calls into here.
+"""The command `analysis/rpc_report.py`: prints the table of an RPC run and writes its merged trace.
 
-Enters: arguments. Leaves: the table on stdout, notes and `error: ...` on stderr, the trace in a file, an exit code.
+The table goes to stdout, notes and `error: ...` to stderr. Must not: analyse itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def rpc_report(arguments: Sequence[str]) -> int:
     try:
         folder = Path(options.folder)
         run = read_run(folder)
-        # One trace's operators in memory at a time.
+        # Lazily, so that only one trace's operators are in memory.
         operators = ((trace.rank, row) for trace in run.traces for row in read_rows(trace).operators)
         rows = make_rows(run.calls, operators)
         memory = any(row.allocated_bytes for row in rows)
@@ -83,7 +83,7 @@ def _is_true(raw: msgspec.Raw | None) -> bool:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The words that the command takes."""
+    """The options of the command."""
     words = argparse.ArgumentParser(
         prog="rpc_report.py",
         description="Every call of an RPC run and what it ran where: a table, and one trace with arrows for Perfetto.",
