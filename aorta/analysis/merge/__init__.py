@@ -1,5 +1,5 @@
-"""Many Chrome traces, one a rank -> one file for Perfetto, on one clock, checked against causality.
+"""Merges the Chrome traces of all ranks into one file for Perfetto, on one clock, and checks it against causality.
 
-Streams: never more than one event of one trace is in memory. No torch, no pandas
-(docs/decisions/0011-merged-trace.md).
+It streams: never more than one event of one trace is in memory (docs/decisions/0011-merged-trace.md). Must not: load
+torch or pandas.
 """

@@ -1,8 +1,8 @@
-"""A time of one rank's trace or record -> the same instant on the reference rank's clock.
+"""Converts times of one rank's trace or record to the clock of the reference rank.
 
-Enters: a rank's absolute Unix nanoseconds, and what `clock_sync.json` says of its clock. Leaves: integer nanoseconds,
-and how wrong they may be. Must not: put an absolute time through a float (W14), or align silently by something else
-than what was asked.
+Takes absolute Unix nanoseconds of a rank and what `clock_sync.json` says about its clock; gives integer nanoseconds and
+a bound on their error. Must not: put an absolute time through a float (W14), or silently align by another method than
+the one asked for.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from aorta.records.clock_offsets import CLOCK_SYNC_FILE, ClockSync, RankClock, r
 
 Align: TypeAlias = Literal["clock", "none", "start_profile"]
 _FOLDERS_ABOVE = 4
-"""A trace lies in `torch_profiler/rank<N>/` of its run, at most this deep below the run's own folder."""
+"""A trace lies in `torch_profiler/rank<N>/` of its run, at most this many folders below the run's own."""
 _STARTS = (b'"__start_profile"', b'"Iteration Start: PyTorch Profiler"', b'"PyTorch Profiler (0)"')
-"""Events that stand where a profiler was started: torch's legacy profiler, and Kineto's two."""
+"""Events that mark the start of a profiler: torch's legacy profiler, and Kineto's two."""
 
 
 class RankAlignment:
-    """One rank's clock against the reference.
+    """Aligns one rank's clock with the reference.
 
     Args:
-        clock: what was measured; None = nothing.
-        align: what to correct by. shift_ns: what `start_profile` adds.
+        clock: what was measured of the rank's clock; None = nothing.
+        align: the method of correction.
+        shift_ns: what `start_profile` adds.
     """
 
     def __init__(self, rank: int, clock: RankClock | None, align: Align, shift_ns: int = 0) -> None:
@@ -38,7 +39,7 @@ class RankAlignment:
         self._clock = clock if clock is not None and clock.known else None
 
     def to_reference(self, own_ns: int) -> int:
-        """`own_ns` as the host's clock gave it; a skew that was asked for (`clock.fake_*`) is put on first."""
+        """Correct `own_ns`, a time of the host's clock. A skew injected for tests (`clock.fake_*`) is applied first."""
         shown = own_ns if self._injected is None else self._injected.shown(own_ns)
         if self.align == "start_profile":
             return shown + self.shift_ns
@@ -47,15 +48,19 @@ class RankAlignment:
         return self._clock.to_reference(shown)
 
     def bound_ns(self, own_ns: int) -> int | None:
-        """How wrong the clock itself is known to be there; None is unknown. The same whatever is aligned by."""
+        """Bound on the error of the clock itself at that time; None if unknown. It does not depend on the method of
+        alignment.
+        """
         if self._clock is None:
             return None
         return self._clock.bound_ns(own_ns if self._injected is None else self._injected.shown(own_ns))
 
     def move(self, event: Event, base_ns: int, new_base_ns: int) -> int | None:
-        """Put `event` on the reference clock, in place; returns its absolute start there, None without a `ts`.
+        """Move `event` to the reference clock, in place. Both ends are corrected and the duration is their distance, so
+        that nested events stay nested.
 
-        A duration is the distance of its two corrected ends, so that what was nested stays nested.
+        Returns:
+            Its absolute start on the reference clock; None without a `ts`.
         """
         if "ts" not in event:
             return None
@@ -69,14 +74,14 @@ class RankAlignment:
 
 
 def find_clock_sync(given: Path | None, traces: Sequence[Trace], folders: Sequence[Path]) -> ClockSync | None:
-    """The file given, or the one of the run the traces lie in; None if there is none.
+    """Read the given file, or the one of the run in which the traces lie; None if there is none.
 
     Raises:
-        InputError: it cannot be read, or two runs' are found.
+        InputError: it cannot be read, or the traces belong to two runs.
     """
     if given is not None:
         return read_clock_sync(given)
-    # A folder above a run may hold what another one left: only the nearest file of each trace is its run's.
+    # A folder above a run may hold the file of another run: only the one nearest to a trace belongs to its run.
     ways = [list(trace.path.absolute().parents)[:_FOLDERS_ABOVE] for trace in traces]
     near = dict.fromkeys(path for way in ways if (path := _nearest(way)) is not None)
     found: dict[tuple[str, int], tuple[Path, ClockSync]] = {}
@@ -96,7 +101,7 @@ def _nearest(folders: Sequence[Path]) -> Path | None:
 def align_ranks(
     traces: Sequence[Trace], sync: ClockSync | None, align: Align, notes: list[str]
 ) -> dict[int, RankAlignment]:
-    """Rank -> its alignment; what is not known about one is said in `notes`."""
+    """Rank -> its alignment. What is unknown about a rank is added to `notes`."""
     ranks = sorted({trace.rank for trace in traces})
     clocks = {rank: None if sync is None else sync.of(rank) for rank in ranks}
     if align == "start_profile":
@@ -123,7 +128,7 @@ def align_ranks(
 
 
 def _start_shifts(traces: Sequence[Trace], clocks: Mapping[int, RankClock | None]) -> dict[int, int]:
-    """Rank -> what to add so that its first profiler starts with the lowest rank's."""
+    """Rank -> the shift that makes its first profiler start together with the lowest rank's."""
     starts: dict[int, int] = {}
     for trace in traces:
         raw = RankAlignment(trace.rank, clocks[trace.rank], "none")
@@ -134,7 +139,7 @@ def _start_shifts(traces: Sequence[Trace], clocks: Mapping[int, RankClock | None
 
 
 def _start_of(trace: Trace) -> int:
-    """When the profiler began: its own mark, or the earliest event."""
+    """When the profiler began: the time of its own mark, or of the earliest event."""
     earliest = None
     with scanning(trace.path) as scanner:
         for event in scanner.events():

@@ -1,7 +1,7 @@
-"""Does any effect come before its cause, by more than the clocks may be wrong?
+"""Checks whether any effect precedes its cause by more than the error of the clocks.
 
-Enters: collectives of every rank (and calls with what they ran elsewhere), on one clock with bounds. Leaves: what was
-checked, and every violation. Must not: call a pair checked whose bound is unknown without saying so.
+Takes the collectives of every rank (and RPC calls with what they ran elsewhere), on one clock with error bounds, and
+reports what was checked and every violation. Must not: call a pair checked whose bound is unknown without saying so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _SHOWN: Final = 5
 
 @dataclass(frozen=True)
 class Violation:
-    """`what` says it in words; by `lead_ns` the effect came first, where at most `allowed_ns` could be the clocks'."""
+    """One violation, described by `what`. The effect came `lead_ns` early, of which the clocks can explain at most
+    `allowed_ns`.
+    """
 
     what: str
     lead_ns: int
@@ -31,7 +33,7 @@ class Violation:
 
 @dataclass
 class Causality:
-    """What a check found. `unknown_bounds` counts pairs whose bound was taken as 0 because nobody measured it."""
+    """Result of a check. `unknown_bounds` counts pairs whose bound was taken as 0 because it was never measured."""
 
     pairs: int = 0
     unknown_bounds: int = 0
@@ -40,7 +42,7 @@ class Causality:
     skipped: dict[str, int] = field(default_factory=dict)
 
     def check(self, what: str, lead_ns: int, bounds: Iterable[int | None]) -> None:
-        """One cause and effect: by `lead_ns` the effect seems to come first (negative: it comes after)."""
+        """Check one pair of cause and effect. The effect appears `lead_ns` before its cause (negative: after it)."""
         self.pairs += 1
         known = list(bounds)
         self.unknown_bounds += None in known
@@ -50,7 +52,7 @@ class Causality:
             self.violations.append(Violation(what, lead_ns, allowed))
 
     def lines(self) -> list[str]:
-        """For people: the result, and the worst violations."""
+        """The result and the worst violations, as text."""
         if not self.pairs:
             why = "; ".join(f"{reason} ({count})" for reason, count in self.skipped.items())
             return [f"causality: nothing to check{': ' + why if why else ''}"]
@@ -66,7 +68,7 @@ class Causality:
         return text
 
     def as_json(self) -> dict[str, Any]:
-        """What the merged file says of it."""
+        """The result as it is stored in the merged file."""
         return {
             "pairs": self.pairs,
             "violations": len(self.violations),
@@ -79,11 +81,10 @@ class Causality:
 def check_collectives(
     found: Causality, seen: Mapping[int, Sequence[Seen]], groups: Mapping[int, Mapping[str, Sequence[int]]]
 ) -> None:
-    """No rank ends a collective that waits for all before the last of its ranks has issued it.
+    """Check that no rank ends a collective that waits for all ranks before the last of them has issued it.
 
-    Matched (`collective_matching.match`) by group, its members (from the footers), kind and sequence number. Kinds that
-    a rank may end early are
-    left out: `timeline.classes.LOCKSTEP` names the others.
+    Collectives are matched by group, its members (from the footers), kind and sequence number. Kinds that a rank may
+    end early are skipped: `timeline.classes.LOCKSTEP` names the others.
     """
     names: dict[tuple[str, tuple[int, ...], str], int] = {}
     rows: list[tuple[int, int, int, Seen]] = []  # rank, number of the name, sequence number

@@ -1,6 +1,6 @@
-"""The command `analysis/merge_traces.py`: traces of several ranks become one file for Perfetto.
+"""The command `analysis/merge_traces.py`: parses its arguments, merges, and prints the result.
 
-Must not merge itself.
+Text goes to stdout, notes and `error: ...` to stderr. Must not: merge itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def merge_traces(arguments: Sequence[str]) -> int:
 
 def _gate(merged: Merged) -> None:
     """Raises:
-    GateFailed: an effect comes before its cause. Inconclusive: there was nothing to check.
+    GateFailed: an effect precedes its cause.
+    Inconclusive: there was nothing to check.
     """
     if merged.causality.violations:
         raise GateFailed(f"{len(merged.causality.violations)} effects come before their cause by more than the bound")
@@ -78,7 +79,7 @@ def _window(text: str) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The words that the command takes."""
+    """The options of the command."""
     words = argparse.ArgumentParser(
         prog="merge_traces.py",
         description="Chrome traces of several ranks -> one file for Perfetto, on the clock of rank 0.",

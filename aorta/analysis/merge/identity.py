@@ -1,9 +1,7 @@
-"""Processes, threads and arrows of many traces -> numbers that no two of them share.
+"""Gives processes, threads and flow events of many traces ids that no two traces share.
 
-A rank's own pids, tids and ids, numbers or text, become integers below 2^53 (what JSON readers keep exactly) that are
-the same whenever the same rank names the same thing.
-
-Must not drop an event, or join two ranks' arrows.
+A rank's own pids, tids and ids, numbers or text, become integers below 2^53 (which JSON readers keep exact). The same
+rank and name always give the same integer. Must not: drop an event, or join the flows of two ranks.
 """
 
 from __future__ import annotations
@@ -19,16 +17,16 @@ from aorta.errors import InputError
 PIDS_PER_RANK: Final = 1_000
 TIDS_PER_RANK: Final = 100_000
 _IDS_PER_TRACE: Final = 1 << 32
-"""Kineto's correlation ids have 32 bits; arrows of trace n become n * 2^33 + id, other ids are numbered above them."""
+"""Kineto's correlation ids have 32 bits. Flows of trace n get n * 2^33 + id; other ids are numbered above them."""
 _ID_KEYS = ("id", "bind_id")
 
 
 class Identity:
-    """The numbers of one rank: pids from (rank + 1) * 1000, tids from (rank + 1) * 100,000.
+    """The ids of one rank: pids from (rank + 1) * 1000, tids from (rank + 1) * 100,000.
 
     Args:
-        label: what its processes are called, say "rank 3 (node7)".
-        main_pid: the number of its first process; None = the first of its range.
+        label: name of its processes, for example "rank 3 (node7)".
+        main_pid: pid of its first process; None = the first of its range.
     """
 
     def __init__(self, rank: int, label: str, main_pid: int | None = None) -> None:
@@ -43,7 +41,7 @@ class Identity:
         self._other_ids: dict[tuple[int, bytes], int] = {}
 
     def pid(self, raw: bytes) -> int:
-        """The new number of a process.
+        """The new pid of a process.
 
         Raises:
             InputError: the rank has more processes than its range holds.
@@ -59,7 +57,7 @@ class Identity:
         return number
 
     def tid(self, pid: bytes, raw: bytes) -> int:
-        """The new number of a thread; no two processes share one."""
+        """The new tid of a thread; no two processes share one."""
         number = self._tids.get((pid, raw))
         if number is None:
             if len(self._tids) >= TIDS_PER_RANK:
@@ -68,7 +66,7 @@ class Identity:
         return number
 
     def rename(self, event: Event, trace: int) -> None:
-        """Give `event`, of the trace numbered `trace` in the whole merge, its new numbers, in place."""
+        """Replace the ids of `event`, in place. `trace` is the number of its trace in the whole merge."""
         pid = bytes(event.get("pid", b"0"))
         new_pid = self.pid(pid)
         event["pid"] = _number(new_pid)
@@ -117,7 +115,7 @@ class Identity:
         event["args"] = msgspec.Raw(msgspec.json.encode(args))
 
     def _name(self, raw: bytes, pid: int, name: object) -> str:
-        """The rank's first process bears the rank's name; the others add what they were called."""
+        """The rank's first process gets the label of the rank; the others append their own name to it."""
         if next(iter(self._pids.values())) == pid:
             return self.label
         return f"{self.label}: {name or 'process'} {_plain(raw)}".rstrip()
@@ -144,7 +142,7 @@ def _number(value: int) -> msgspec.Raw:
 
 
 def _plain(raw: bytes) -> Any:
-    """What a trace calls something; as text where that can be no value, such as a number of more than 64 bits."""
+    """Decode an id or name of a trace; as text where it cannot be a value, such as a number of more than 64 bits."""
     try:
         value = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

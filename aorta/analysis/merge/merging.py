@@ -1,7 +1,6 @@
-"""Traces of all ranks -> one file on the reference rank's clock, with the records' tracks, and its check.
+"""Merges the traces and records of all ranks into one file on the reference rank's clock, and checks it.
 
-Enters: paths and choices. Leaves: the merged file and a `Merged` that says what was done. Must not: drop an event, or
-hold a trace.
+Writes the file and returns a `Merged` that says what was done. Must not: drop an event, or hold a trace.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from aorta.records.clock_offsets import ClockSync
 from aorta.records.run_files import RANK_FILE
 
 _NAMED_RANKS = 1024
-"""Of missing ones, in a note."""
+"""Most missing ranks listed in a note."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What was asked for on the command line."""
+    """The options given on the command line."""
 
     output: Path
     align: Align = "clock"
@@ -42,13 +41,13 @@ class Choices:
 
 @dataclass
 class Merged:
-    """What was done, for people and for the file's own metadata."""
+    """What was done, for people and for the metadata of the merged file."""
 
     traces: list[Trace]
     sync: ClockSync | None
     notes: list[str]
     counts: dict[int, Counter[str]] = field(default_factory=dict)
-    """Rank -> `ph` -> events taken over."""
+    """Rank -> `ph` -> number of events copied."""
     causality: Causality = field(default_factory=Causality)
     missing: list[int] = field(default_factory=list)
     steps: dict[int, int] = field(default_factory=dict)
@@ -60,7 +59,8 @@ def merge(paths: Sequence[Path], choices: Choices) -> Merged:
     """Write the merged file.
 
     Raises:
-        InputError: something cannot be read or written, or the choice between traces is left open; names the file.
+        InputError: something cannot be read or written, or the choice between several traces of a rank is open; names
+            the file.
     """
     notes: list[str] = []
     folders = [path for path in paths if path.is_dir()]
@@ -104,7 +104,9 @@ def _take_over(
     base_ns: int,
     merged: Merged,
 ) -> tuple[tuple[int, int] | None, dict[str, int]]:
-    """Every event of one rank's traces; returns the stretch they cover and where each collective's label stands."""
+    """Copy every event of one rank's traces. Returns the time span they cover, and the start of each collective's
+    label.
+    """
     counts = merged.counts[identity.rank] = Counter[str]()
     labels: dict[str, int] = {}
     first = last = None
@@ -140,7 +142,7 @@ def _record_of(rank: int, trace: Trace, folders: Sequence[Path]) -> Path | None:
 
 
 def _compare_labels(merged: Merged, rank: int, labels: dict[str, int], rows: Sequence[Seen]) -> None:
-    """The trace's clock against the record's: the same call of the backend stands in both."""
+    """Compare the clocks of trace and record: the same call of the backend is in both."""
     distances = sorted(
         abs(labels[name] - row.issue_ns)
         for row in rows

@@ -1,8 +1,7 @@
-"""Folders and files -> traces with the rank each belongs to, and what each says of itself.
+"""Finds the traces in folders and files, and the rank, window and clock base of each.
 
-Paths are of `.json`, `.json.gz` and `.tar.gz`/`.tgz` (one JSON file inside), or of folders with them.
-
-Must not unpack to disk, or choose silently between two traces of one rank.
+Accepts `.json`, `.json.gz` and `.tar.gz`/`.tgz` (one JSON file inside), or folders with them. Must not: unpack to disk,
+or choose silently between two traces of one rank.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)")
 
 @dataclass(frozen=True)
 class Trace:
-    """One file. `base_ns` is None where `ts` is absolute; `start_ns` orders a rank's windows."""
+    """One trace file. `base_ns` is None where `ts` is absolute; `start_ns` orders the windows of a rank."""
 
     path: Path
     rank: int
@@ -47,7 +46,7 @@ class Trace:
 
 @contextmanager
 def scanning(path: Path) -> Iterator[RawEvents]:
-    """The events of one file.
+    """Open the events of one file.
 
     Raises:
         NoEventArray: it is JSON, but no trace.
@@ -67,16 +66,16 @@ def scanning(path: Path) -> Iterator[RawEvents]:
             found = True
             yield RawEvents(content, where)
             if content.read(1):
-                return  # only who has read it to its end goes on to what is behind it
+                return  # the caller stopped early: do not read on to what follows
         if not found:
             raise InputError(f"{path}: there is no .json file in this archive")
 
 
 def find_files(paths: Sequence[Path], notes: list[str]) -> list[Path]:
-    """Traces given or found, in order; a folder's other JSON files are left out with a note.
+    """List the traces given or found, in order. Other JSON files in a folder are left out with a note.
 
     Raises:
-        InputError: a path does not exist, a file has another ending, or there is no trace at all.
+        InputError: a path does not exist, a file has another extension, or there is no trace at all.
     """
     found: list[Path] = []
     for path in paths:
@@ -105,7 +104,9 @@ def find_files(paths: Sequence[Path], notes: list[str]) -> list[Path]:
 
 
 def _is_trace(path: Path, notes: list[str]) -> bool:
-    """Whether a file found in a folder is a trace; one that is no JSON at all counts as a broken trace later."""
+    """Whether a file found in a folder is a trace. A file that is not JSON at all is kept, and reported as a broken
+    trace later.
+    """
     try:
         with scanning(path):
             return True
@@ -115,10 +116,10 @@ def _is_trace(path: Path, notes: list[str]) -> bool:
 
 
 def describe(path: Path) -> Trace:
-    """Read what stands before the events; the whole file only where the base of its times stands behind them.
+    """Read what stands before the events; the whole file only if the base of its times stands behind them.
 
     Raises:
-        InputError: the file is broken, or nothing says which rank it is.
+        InputError: the file is broken, or nothing says which rank it belongs to.
     """
     with scanning(path) as scanner:
         first = next((time_ns(event, "ts", path) for event in scanner.events() if "ts" in event), 0)
@@ -162,7 +163,7 @@ def time_ns(event: Event, key: str, path: Path) -> int:
     """`event[key]` in nanoseconds.
 
     Raises:
-        InputError: it is no number; names the file.
+        InputError: it is not a number; names the file.
     """
     try:
         return of_value(bytes(event[key]))
@@ -181,13 +182,13 @@ def _value(head: dict[str, msgspec.Raw], key: str, kind: type, path: Path) -> An
 
 
 def choose(traces: Sequence[Trace], window: str | None, notes: list[str]) -> list[Trace]:
-    """One trace a rank, or the windows asked for, by rank and time.
+    """Choose one trace per rank, or the windows asked for, ordered by rank and time.
 
     Args:
-        window: None = there must be one; "all"; or a number, counted from 0 in order of time.
+        window: None = each rank must have just one; "all"; or a number, counted from 0 in order of time.
 
     Raises:
-        InputError: several traces of one rank and nothing was asked, or the window does not exist.
+        InputError: a rank has several traces and no window was given, or the window does not exist.
     """
     chosen: list[Trace] = []
     for rank in sorted({trace.rank for trace in traces}):

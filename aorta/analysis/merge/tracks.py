@@ -1,8 +1,8 @@
-"""One rank's record -> tracks beside its trace: step windows, lanes, and every collective.
+"""Turns one rank's record into tracks beside its trace: step windows, active lanes, and every collective.
 
-Enters: `rank_<rank>_metrics.jsonl`, read line by line, and the stretch of time that the trace covers. Leaves: begin
-and end events on threads of a process of their own (complete events, `ph` X, stay those of the traces), and the
-collectives in that stretch for the check of causality. Must not: hold a whole record.
+Reads `rank_<rank>_metrics.jsonl` line by line and keeps the steps in the time span of the trace. Yields begin and end
+events on threads of a separate process (complete events, `ph` X, remain those of the traces), and collects the
+collectives in that span for the causality check. Must not: hold a whole record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CATEGORY: Final = "aorta"
 
 @dataclass(frozen=True)
 class Seen:
-    """One collective on one rank, on the reference clock. Its bounds are None where the clocks' are unknown."""
+    """One collective on one rank, on the reference clock. Its bounds are None where those of the clocks are unknown."""
 
     kind: str
     group: str
@@ -39,13 +39,13 @@ class Seen:
 
 @dataclass
 class RecordTracks:
-    """What one record gives to a merge. `events` must be used up before the other attributes are read."""
+    """What one record contributes to a merge. `events` must be exhausted before the other attributes are read."""
 
     path: Path
     rank: int
     alignment: RankAlignment
     span_ns: tuple[int, int]
-    """First and last instant of the rank's trace, on the reference clock: steps outside are left out."""
+    """First and last instant of the rank's trace, on the reference clock; steps outside are left out."""
     label: str
     base_ns: int
     groups: dict[str, list[int]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class RecordTracks:
         self._lane_ends: dict[str, list[int]] = {}
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """The events of all steps that touch the span.
+        """Yield the events of all steps that touch the span.
 
         Raises:
             InputError: the record cannot be read.
@@ -123,7 +123,9 @@ class RecordTracks:
                 yield from self._slice(track, f"{row.kind}#{row.seq}", start, end_ns, about)
 
     def _free_lane(self, track: str, begin: int, end: int) -> str:
-        """Collectives of a group may overlap, slices of a track may not: the first lane that is free again."""
+        """The first thread of the track that is free at `begin`: collectives of a group may overlap, slices of a thread
+        may not.
+        """
         ends = self._lane_ends.setdefault(track, [])
         for lane, until in enumerate(ends):
             if until <= begin:
@@ -150,7 +152,9 @@ class RecordTracks:
 
 
 def _active(step: Step, bit: int) -> Iterator[tuple[int, int]]:
-    """Stretches in which one lane is active: abutting segments of other lanes do not cut it (W7)."""
+    """Stretches in which one lane is active. Adjacent segments that differ only in other lanes do not
+    split them (W7).
+    """
     begin: int | None = None
     end = 0
     for segment in step.active_segments:

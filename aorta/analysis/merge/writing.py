@@ -1,7 +1,7 @@
-"""A trace file, written event by event, and put in its place only when it is whole.
+"""Writes a trace file event by event; it appears under its name only when it is complete.
 
-Enters: events and metadata. Leaves: one JSON file, compressed where its name ends in .gz. Must not: replace a file
-unless told, or leave half of one.
+The file is JSON, compressed where its name ends in .gz. Must not: replace a file unless asked to, or leave an
+incomplete one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BUFFER = 1 << 20
 
 
 class TraceWriter:
-    """Append events; the file is well formed once `finish` was called."""
+    """Appends events; the file is well-formed once `finish` was called."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -31,7 +31,7 @@ class TraceWriter:
         self.count = 0
 
     def write(self, event: dict[str, Any]) -> None:
-        """One event; undecoded values are written as they are."""
+        """Write one event; undecoded values are written unchanged."""
         if not self._first:
             self._buffer += b",\n"
         self._first = False
@@ -42,7 +42,7 @@ class TraceWriter:
             self._buffer.clear()
 
     def finish(self, metadata: dict[str, Any]) -> None:
-        """What stands behind the events."""
+        """Write what stands behind the events."""
         self._buffer += b"\n]"
         for key, value in metadata.items():
             self._buffer += b",\n" + self._encoder.encode(key) + b":" + self._encoder.encode(value)

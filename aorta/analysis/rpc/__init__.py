@@ -1,1 +1,4 @@
-"""An RPC run -> one table with every call and what it ran where, and one trace with arrows. No torch, no pandas."""
+"""Analyses an RPC run: one table of every call and what it ran where, and one trace with arrows.
+
+Must not: load torch or pandas.
+"""

@@ -1,6 +1,6 @@
-"""A run folder of `workload=rpc` -> its calls, its workers' traces, and what is missing of both.
+"""Reads a run folder of `workload=rpc`: its calls, its workers' traces, and what is missing of both.
 
-Must not: fail because a worker died: what it left out is said.
+Must not: fail because a worker died; what it did not write is reported as missing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aorta.records.rpc_files import CALLS_FILE, RPC_FILE, RPC_VERSION, WINDOW_GL
 
 @dataclass
 class RpcRun:
-    """One run. `missing` says what should be there and is not: the run is incomplete then."""
+    """One RPC run. `missing` says what should be there and is not, which makes the run incomplete."""
 
     path: Path
     workers: dict[int, str]
@@ -27,15 +27,15 @@ class RpcRun:
 
     @property
     def incomplete(self) -> bool:
-        """Whether some worker's calls or traces are not there."""
+        """Whether the calls or traces of some worker are missing."""
         return bool(self.missing)
 
 
 def read_run(folder: Path) -> RpcRun:
-    """Read everything but the traces' events.
+    """Read everything but the events of the traces.
 
     Raises:
-        InputError: this is no RPC run, or a file in it is broken; names it.
+        InputError: this is not an RPC run, or a file in it is broken; names it.
     """
     missing: list[str] = []
     facts = _facts(folder, missing)

@@ -1,7 +1,7 @@
-"""One worker's trace -> its operators with their own time, and the slices of calls that ran in it.
+"""Reads one worker's trace: its operators with their self time, and the slices of the calls that ran in it.
 
-Enters: complete events, which nest within a thread. Leaves: an `Operator` each, named after the call it served. Must
-not: give an operator to a call by anything but lying inside its slice on the same thread.
+Takes complete events, which nest within a thread, and gives one `Operator` each, labelled with the call it served. Must
+not: attribute an operator to a call unless it lies inside the call's slice on the same thread.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from aorta.records.rpc_files import CALL_MARK
 
 _OPERATORS = ("cpu_op", "user_annotation")
 NO_NAME = "(no name)"
-"""torch 2.13 writes the wait of `RRef.to_here` without one."""
+"""torch 2.13 writes the wait of `RRef.to_here` without a name."""
 
 
 @dataclass
 class Operator:
-    """One row of a trace, in Unix nanoseconds of its worker's clock. `call_id` is set on a call's own slice."""
+    """One event of a trace, in Unix nanoseconds of its worker's clock. `call_id` is set on the slice
+    of a call itself.
+    """
 
     name: str
     thread: bytes
@@ -39,7 +41,7 @@ class Operator:
 
 @dataclass
 class WorkerRows:
-    """Of one trace."""
+    """The operators of one trace."""
 
     operators: list[Operator] = field(default_factory=list)
 
@@ -77,7 +79,7 @@ def _start_ns(event: Event, trace: Trace) -> int:
 
 
 def _allocation(event: Event) -> int | None:
-    """Bytes that were allocated on the host, where the event says that."""
+    """Bytes allocated on the host, where the event is an allocation there."""
     if bytes(event["ph"]) != b'"i"' or bytes(event["name"]) != b'"[memory]"':
         return None
     args = msgspec.json.decode(event["args"])
@@ -97,7 +99,9 @@ def _operator(event: Event, trace: Trace) -> Operator | None:
 
 
 def _nest(operators: list[Operator], allocated: list[tuple[int, int]]) -> None:
-    """Own time is what no row inside takes; a row serves the innermost call round it. Memory goes to the innermost."""
+    """Fill in self time (total less nested operators), the innermost call around each operator, and allocated memory,
+    which counts for the innermost operator.
+    """
     stack: list[Operator] = []
     pending = iter([*allocated, (1 << 80, 0)])
     at, size = next(pending)

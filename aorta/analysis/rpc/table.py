@@ -1,6 +1,7 @@
-"""Calls and operators of all workers -> one table, as the profiling of RPC was first described for torch.
+"""Renders the calls and operators of all workers as one table, in the layout first described for RPC profiling in
+torch.
 
-Enters: the calls as their callers saw them and the rows of every trace. Leaves: rows by node and name, and text. Must
+Takes the calls as their callers saw them and the operators of every trace; gives rows by node and name, and text. Must
 not: print a number that is not known.
 """
 
@@ -30,7 +31,7 @@ _HEADS = (
 
 @dataclass
 class Row:
-    """One name on one node. A call's own row counts from issue to reply, and has no time of its own."""
+    """One name on one node. The row of a call measures from issue to reply and has no self time."""
 
     name: str
     node: int
@@ -42,7 +43,7 @@ class Row:
 
 
 def make_rows(calls: Iterable[Call], operators: Iterable[tuple[int, Operator]]) -> list[Row]:
-    """By node, then by total time, longest first. `operators` come with the node they ran on."""
+    """Rows by node, then total time, longest first. Each of `operators` comes with the node it ran on."""
     rows: dict[tuple[int, str], Row] = {}
 
     def row(node: int, name: str) -> Row:
@@ -65,17 +66,19 @@ def make_rows(calls: Iterable[Call], operators: Iterable[tuple[int, Operator]]) 
 
 
 def shown_name(operator: Operator) -> str:
-    """A call's slice on its callee, an operator that served a call, or an operator of nobody's call."""
+    """The name shown for a call's slice on its callee, for an operator that served a call, or for any
+    other operator.
+    """
     if operator.call_id is not None:
         return operator.name + REMOTE_CALL
     return f"{operator.serves}{REMOTE_OP}{operator.name}" if operator.serves else operator.name
 
 
 def render(rows: list[Row], names: dict[int, str], *, memory: bool) -> str:
-    """As text. Percentages are of the own time of all rows of all nodes.
+    """The table as text. Percentages are of the self time of all rows of all nodes.
 
     Args:
-        memory: a column with what operators allocated, where the traces say it.
+        memory: add a column with the bytes that operators allocated, where the traces have them.
     """
     whole = sum(row.self_ns for row in rows)
     heads = (*_HEADS, "CPU Mem") if memory else _HEADS

@@ -1,7 +1,6 @@
-"""Calls and traces of all workers -> one trace: a process a worker, a slice a call on both sides, arrows between.
+"""Writes one trace of an RPC run: a process per worker, a slice per call on both sides, and arrows between them.
 
-Enters: an `RpcRun` and how to align. Leaves: the file, and the check that every remote slice lies inside its call.
-Must not: drop an event of a worker's trace.
+Also checks that every remote slice lies inside its call. Must not: drop an event of a worker's trace.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from aorta.errors import InputError
 from aorta.records.rpc_files import CALL_MARK, Call
 
 _FIRST_ARROW: Final = 1 << 50
-"""Ids of our arrows lie above those of any trace (`merge.identity` numbers them from 0 by trace)."""
+"""Ids of the arrows lie above those of any trace (`merge.identity` numbers them from 0 by trace)."""
 
 
 def write_trace(
     writer: TraceWriter, run: RpcRun, alignments: Mapping[int, RankAlignment], base_ns: int
 ) -> tuple[Causality, int]:
-    """Write all events; returns the check and how many remote slices were found."""
+    """Write all events. Returns the result of the causality check, and the number of remote slices found."""
     found = Causality()
     calls = {call.call_id: call for call in run.calls}
     slices: dict[str, tuple[int, int, int, int]] = {}
@@ -63,7 +62,7 @@ def write_trace(
 
 
 def _mark(event: dict[str, msgspec.Raw], title: str, worker: int, calls: Mapping[str, Call]) -> str:
-    """Take the id out of the name, so that rows add up, and put it into the arguments."""
+    """Move the call's id from the name into the arguments, so that calls of one function add up under one name."""
     name, _, call_id = title.rpartition(CALL_MARK)
     args = msgspec.json.decode(event["args"]) if "args" in event else {}
     call = calls.get(call_id)
@@ -81,7 +80,7 @@ def _write_calls(
     slices: Mapping[str, tuple[int, int, int, int]],
     found: Causality,
 ) -> None:
-    """Calls on tracks of their caller; those that overlap, on several."""
+    """Write the calls as tracks of their callers, overlapping calls on separate ones."""
     free: dict[tuple[int, int], int] = {}
     arrow = _FIRST_ARROW
 
@@ -124,7 +123,7 @@ def _write_calls(
             continue
         worker, thread, start, stop = slices[call.call_id]
         there = {"pid": worker, "tid": thread}
-        # An arrow binds to the slice round its end: the reply leaves at the last instant inside the remote slice.
+        # An arrow binds to the slice around its end, so the reply leaves at the last instant inside the remote slice.
         for name, source, leaves, target, arrives in (
             ("call", here, begin, there, start),
             ("reply", there, max(start, stop - 1), here, end),
