@@ -1,6 +1,6 @@
-"""The command `analysis/rpc_report.py`: prints the table of an RPC run and writes its merged trace.
+"""The command `analysis/rpc_report.py`: the table of an RPC run on stdout, and its trace in a file.
 
-The table goes to stdout, notes and `error: ...` to stderr. Must not: analyse itself.
+Must not read a trace or match calls itself.
 """
 
 from __future__ import annotations
@@ -27,31 +27,25 @@ from aorta.errors import EXIT_OK, GateFailed, Inconclusive
 def rpc_report(arguments: Sequence[str]) -> int:
     """Run `analysis/rpc_report.py`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = parser().parse_args(arguments)
-    try:
-        folder = Path(options.folder)
-        run = read_run(folder)
-        # Lazily, so that only one trace's operators are in memory.
-        operators = ((trace.rank, row) for trace in run.traces for row in read_rows(trace).operators)
-        rows = make_rows(run.calls, operators)
-        memory = any(row.allocated_bytes for row in rows)
-        sys.stdout.write(render(rows, run.workers, memory=memory) + "\n")
-        output = Path(options.output) if options.output else folder / "rpc_trace.json.gz"
-        notes: list[str] = [f"incomplete: {what}" for what in run.missing]
-        if not memory and any(_is_true(trace.head.get("profile_memory")) for trace in run.traces):
-            notes.append("profile_memory: the traces hold no allocation (torch 2.13 writes none for all threads)")
-        found = _merge(run, output, options, notes)
-        for note in notes:
-            sys.stderr.write(f"note: {note}\n")
-        sys.stdout.write(
-            "\n".join([*found.lines(), f"{output}: {len(run.traces)} traces, {len(run.calls)} calls"]) + "\n"
-        )
-        if options.check and found.violations:
-            raise GateFailed(f"{len(found.violations)} calls do not enclose what they ran")
-        if options.check and not found.pairs:
-            raise Inconclusive("there was nothing to check causality by")
-    except AortaError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    folder = Path(options.folder)
+    run = read_run(folder)
+    # One trace's operators in memory at a time.
+    operators = ((trace.rank, row) for trace in run.traces for row in read_rows(trace).operators)
+    rows = make_rows(run.calls, operators)
+    memory = any(row.allocated_bytes for row in rows)
+    sys.stdout.write(render(rows, run.workers, memory=memory) + "\n")
+    output = Path(options.output) if options.output else folder / "rpc_trace.json.gz"
+    notes: list[str] = [f"incomplete: {what}" for what in run.missing]
+    if not memory and any(_is_true(trace.head.get("profile_memory")) for trace in run.traces):
+        notes.append("profile_memory: the traces hold no allocation (torch 2.13 writes none for all threads)")
+    found = _merge(run, output, options, notes)
+    for note in notes:
+        sys.stderr.write(f"note: {note}\n")
+    sys.stdout.write("\n".join([*found.lines(), f"{output}: {len(run.traces)} traces, {len(run.calls)} calls"]) + "\n")
+    if options.check and found.violations:
+        raise GateFailed(f"{len(found.violations)} calls do not enclose what they ran")
+    if options.check and not found.pairs:
+        raise Inconclusive("there was nothing to check causality by")
     return EXIT_OK
 
 
@@ -85,7 +79,7 @@ def _is_true(raw: msgspec.Raw | None) -> bool:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the command."""
+    """The words that the command takes."""
     words = argparse.ArgumentParser(
         prog="rpc_report.py",
         description="Every call of an RPC run and what it ran where: a table, and one trace with arrows for Perfetto.",

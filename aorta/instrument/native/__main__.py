@@ -14,12 +14,8 @@ def main() -> int:
     """Build; returns the exit code."""
     try:
         path = build()
-    except AortaError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
     except (OSError, RuntimeError) as error:  # the folder cannot be written, or torch's build tool failed
-        sys.stderr.write(f"error: {error}\n")
-        return AortaError.exit_code
+        raise AortaError(str(error)) from error
     sys.stdout.write(f"{path}\n")
     return EXIT_OK
 
