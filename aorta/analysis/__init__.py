@@ -1,15 +1,14 @@
-"""What a run means: the analysis half. It reads records; it never needs the machine that made them.
+"""Analyses recorded runs; it reads records and never needs the machine that made them.
 
     import aorta.analysis
-    steps = aorta.analysis.steps("artifacts/cuda")              # pandas, one row a rank-step
-    collectives = aorta.analysis.collectives("artifacts/cuda", kinds=["allreduce"])  # one row a collective on a rank
-    samples = aorta.analysis.device_samples("artifacts/cuda")   # pandas, one row a sample of a device
-    for table in aorta.analysis.iter_intervals("cuda_traces"):  # pandas, one row an interval, one table a trace
+    steps = aorta.analysis.steps("artifacts/cuda")              # pandas, one row per rank-step
+    collectives = aorta.analysis.collectives("artifacts/cuda", kinds=["allreduce"])  # one row per collective and rank
+    samples = aorta.analysis.device_samples("artifacts/cuda")   # pandas, one row per sample of a device
+    for table in aorta.analysis.iter_intervals("cuda_traces"):  # pandas, one row per interval, one table per trace
         ...
     run = aorta.analysis.load_run("artifacts/cuda")             # headers, columns, manifest, health
 
-Enters: run folders. Leaves: tables, summaries, pictures. Must not: load torch, ever, nor pandas or matplotlib before
-a function that needs them is called.
+Must not: load torch, ever, nor pandas or matplotlib before a function that needs them is called.
 """
 
 from __future__ import annotations
@@ -27,8 +26,11 @@ __all__ = ["collectives", "device_samples", "iter_collectives", "iter_intervals"
 
 
 def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None = None) -> Run:
-    """Read one run folder, one process a file at a time: `jobs` processes (one a core), or the workers of the Dask
-    cluster whose address `scheduler` is.
+    """Read one run folder, one process per file.
+
+    Args:
+        jobs: number of processes; by default one per core.
+        scheduler: address of a Dask cluster whose workers read instead.
 
     Raises:
         InputError: nothing there can be read, or two runs are mixed; or the cluster does not answer.
@@ -41,9 +43,12 @@ def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None
 
 
 def steps(run: str | Path | Run, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """One row per rank and step, warm-up included and flagged; columns as in `frames.steps_frame`, then those of
-    `devices.step_columns`; or only `columns` of them: 8 bytes a column and row. `run`: a folder, or what `load_run`
-    gave.
+    """One row per rank and step; warm-up steps are included and flagged.
+
+    Args:
+        run: a folder, or the result of `load_run`.
+        columns: only these columns, at 8 bytes per column and row. By default those of `frames.steps_frame`, then those
+            of `devices.step_columns`.
 
     Raises:
         InputError: as `load_run`.
@@ -78,8 +83,11 @@ def collectives(
     steps: tuple[int, int] | None = None,
     kinds: Collection[str] | None = None,
 ) -> pd.DataFrame:
-    """One row per collective and rank, warm-up included and flagged; columns as in
-    `frames.iter_collectives`. The filters (`steps`: global steps, half-open) choose rows; matching sees all ranks.
+    """One row per collective and rank; warm-up is included and flagged. Columns as in `frames.iter_collectives`.
+
+    Args:
+        ranks, steps, kinds: keep only these rows (`steps`: a half-open range of global steps). Collectives are matched
+            over all ranks before.
 
     Raises:
         InputError: as `load_run`, or more than `frames.ROW_LIMIT` rows are left.
@@ -90,7 +98,7 @@ def collectives(
 
 
 def iter_collectives(run: str | Path | Run, *, steps: tuple[int, int] | None = None) -> Iterator[pd.DataFrame]:
-    """The same rows in frames of some 100,000, in order of global step, at least one step of all ranks each.
+    """The same rows in frames of some 100,000, ordered by global step. A frame never splits a step.
 
     Raises:
         InputError: as `load_run`.
@@ -104,8 +112,8 @@ def iter_intervals(location: str | Path, *, comm_patterns: Sequence[str] = ()) -
     """Traces of other tools as interval tables, one trace at a time; columns as in `traces.export.interval_frame`.
 
     Args:
-        location: a file, folder, glob or URL, as `overlap_report.py` takes it. comm_patterns: more patterns of
-            communication kernels' names, unanchored.
+        location: a file, folder, glob or URL, as `overlap_report.py` takes it.
+        comm_patterns: additional patterns for names of communication kernels, unanchored.
 
     Raises:
         InputError: nothing there can be read as a trace, or one of the files is damaged.

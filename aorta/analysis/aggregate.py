@@ -1,7 +1,7 @@
-"""One run -> the numbers of its dataset in `summary.json`.
+"""Aggregates one run into the values that stand for it in `summary.json`.
 
-Enters: a `Run`. Leaves: plain JSON values. Must not: pool warm-up with steady state (W21), form a ratio of anything
-but the milliseconds of the record, or hold more than a few columns of the run in memory.
+Takes a `Run` and gives plain JSON values. Must not: pool warm-up with steady state (W21), form a ratio of anything but
+the milliseconds of the record, or hold more than a few columns of the run in memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MEANS: Final = {
     "mean_allreduce_overlap_ms": "compute_allreduce_ms",
     "mean_reducescatter_overlap_ms": "compute_reducescatter_ms",
 }
-"""Keys of the first AORTA, kept for those who read them: means over the rank-steps used."""
+"""Keys of the first AORTA, kept for its users: means over the rank-steps used."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Dataset:
     run: Run
 
     def table(self, *columns: str, warmup: bool = False) -> pd.DataFrame:
-        """Columns of `frames.steps_frame`, one row per rank-step; without warm-up unless it is asked for."""
+        """Columns of `frames.steps_frame`, one row per rank-step; warm-up only on request."""
         frame = steps_frame(self.run, columns)
         return frame if warmup else frame[self.used]
 
     @cached_property
     def metrics(self) -> list[str]:
-        """Metrics that any step carries."""
+        """Names of the metrics that any step has."""
         return metric_names(self.run)
 
     @cached_property
@@ -60,36 +60,38 @@ class Dataset:
 
     @cached_property
     def used(self) -> npt.NDArray[np.bool_]:
-        """Per rank-step whether aggregates rest on it."""
+        """For each rank-step, whether aggregates include it."""
         return ~np.asarray(step_column(self.run, "warmup"), bool)
 
     @cached_property
     def ranks_used(self) -> npt.NDArray[np.int64]:
-        """The rank of each rank-step that aggregates rest on."""
+        """The rank of each rank-step that aggregates include."""
         return self.run.rank_of_steps()[self.used]
 
     def values(self, name: str) -> npt.NDArray[np.float64]:
-        """A column of `frames.steps_frame` over the rank-steps that aggregates rest on."""
+        """A column of `frames.steps_frame` over the rank-steps that aggregates include."""
         return np.asarray(step_column(self.run, name)[self.used], np.float64)
 
     @cached_property
     def collectives(self) -> CollectiveMetrics:
-        """What is known only by matching collectives across ranks."""
+        """Metrics that require matching collectives across ranks."""
         return collective_metrics(self.run)
 
 
 def job_steps(frame: pd.DataFrame, ranks: Collection[int]) -> pd.Series[float]:
-    """Global step -> job step time in ms, the max over `ranks`, for the steps that all of them have.
+    """Global step -> job step time in ms: the maximum over `ranks`, for the steps that all of them have.
 
     Args:
-        frame: `rank`, `global_step` and `step_ms`; rows of others are not counted.
+        frame: `rank`, `global_step` and `step_ms`; rows of other ranks are ignored.
     """
     by_step = frame[frame["rank"].isin(list(ranks))].groupby("global_step")["step_ms"]
     return by_step.max()[by_step.count() == len(ranks)]
 
 
 def aggregate(dataset: Dataset) -> dict[str, Any]:
-    """The entry of one dataset. Without a usable step it holds `count` 0, what was read, and why nothing was used."""
+    """The entry of one dataset in the summary. Without a usable step it has `count` 0, what was read, and why nothing
+    was used.
+    """
     entry = step_entry(dataset)
     if not entry["count"]:
         return entry
@@ -98,7 +100,7 @@ def aggregate(dataset: Dataset) -> dict[str, Any]:
 
 
 def step_entry(dataset: Dataset) -> dict[str, Any]:
-    """All of the entry that needs no matching across ranks."""
+    """The part of the entry that needs no matching across ranks."""
     devices = devices_entry(dataset.run, dataset.table(*JOINED_ON), dataset.device_samples)
     facts = {
         "source": _source(dataset.run),
@@ -152,13 +154,16 @@ def _metrics(dataset: Dataset) -> dict[str, Any]:
 
 
 def single_values(run: Run) -> dict[str, dict[str, Any]]:
-    """Metrics of a whole run, which no step has: those that rest on its isolated baselines."""
+    """Metrics of a whole run rather than of a step: those that rest on its isolated baselines."""
     return {"overlap_efficiency": overlap_efficiency(run), "compute_slowdown": compute_slowdown(run)}
 
 
 def by_step(dataset: Dataset, name: str) -> tuple[Floats, Ints, str | None]:
-    """The values whose median stands in the aggregate, in ms or as a ratio (NaN = null), and the global step of each:
-    one a rank-step used, or one a job step. The last is why there are no job steps.
+    """The values behind a median of the aggregate, in ms or as a ratio (NaN = null).
+
+    Returns:
+        The values, one per rank-step used or one per job step; the global step of each; and why there are no job steps,
+        or None.
     """
     if name != JOB_STEP:
         return dataset.values(name), np.asarray(step_column(dataset.run, "global_step")[dataset.used], np.int64), None
@@ -176,7 +181,9 @@ def by_step(dataset: Dataset, name: str) -> tuple[Floats, Ints, str | None]:
 
 
 def ratio_of_sums(dataset: Dataset, ratio: str) -> dict[str, Any]:
-    """The ratio of milliseconds summed over the rank-steps where both parts are known: long steps weigh more."""
+    """The ratio of milliseconds summed over the rank-steps where both parts are known, so that long
+    steps weigh more.
+    """
     part, whole = map(dataset.values, RATIO_PARTS[ratio])
     known = ~(np.isnan(part) | np.isnan(whole))
     total = float(whole[known].sum())

@@ -1,6 +1,7 @@
-"""What the isolated baselines say: how much of the time that could be saved was saved, and what overlapping cost.
+"""Compares training with its isolated baselines: how much of the possible saving was achieved, and what overlapping
+cost.
 
-Enters: a run whose record holds steps of the phases `compute_only` and `comm_only` behind its training (R10). Leaves:
+Takes a run whose record has steps of the phases `compute_only` and `comm_only` behind its training (R10), and gives
 `overlap_efficiency` and `compute_slowdown`, or why each is null. Must not: mix phases, or use a warm-up step of any.
 """
 
@@ -17,8 +18,9 @@ from aorta.records.schema import Phase
 from aorta.timeline.overlap import NS_PER_MS
 
 LEAST_SHARE: Final = 0.02
-"""Of T, that the shorter of Tc and Tm must have; below it the quotient says more of noise than of overlap
-(docs/measuring.md, section 1)."""
+"""The shorter of Tc and Tm must be at least this fraction of T; below it the quotient reflects noise rather than
+overlap (docs/measuring.md, section 1).
+"""
 
 NO_BASELINE: Final = "no isolated baseline in this run"
 NO_COMMUNICATION: Final = "no collective in a step: there is no communication to run alone"
@@ -31,8 +33,10 @@ class _NullError(Exception):
 
 
 def overlap_efficiency(run: Run) -> dict[str, Any]:
-    """`(Tc + Tm - T) / min(Tc, Tm)` as one value, with the three it was made of, in milliseconds: wall times of whole
-    steps, each the largest over the ranks of the median over a rank's steps.
+    """`(Tc + Tm - T) / min(Tc, Tm)`, where T is training, Tc computation alone and Tm communication alone.
+
+    The entry also has the three times, in milliseconds: wall times of whole steps, each the maximum over the ranks of
+    the median over a rank's steps.
     """
     try:
         _refuse_incomplete(run)
@@ -49,7 +53,9 @@ def overlap_efficiency(run: Run) -> dict[str, Any]:
 
 
 def compute_slowdown(run: Run) -> dict[str, Any]:
-    """Overlapped compute busy time / isolated compute busy time - 1, a value a rank, from medians over its steps."""
+    """Overlapped compute busy time / isolated compute busy time - 1, one value per rank, from medians
+    over its steps.
+    """
     try:
         _refuse_incomplete(run)
         values = {rank: _slowdown(run, rank) for rank in run.ranks}
@@ -59,8 +65,10 @@ def compute_slowdown(run: Run) -> dict[str, Any]:
 
 
 def _refuse_incomplete(run: Run) -> None:
-    """Raises:
-    _NullError: there is nothing to compare with, or the slowest rank may be among those that are missing.
+    """Check that the run can be compared with its baselines.
+
+    Raises:
+        _NullError: there is no baseline, or ranks are missing, one of which may be the slowest.
     """
     if not any(tables.isolated is not None for tables in run.ranks.values()):
         raise _NullError(NO_BASELINE)
@@ -71,7 +79,7 @@ def _refuse_incomplete(run: Run) -> None:
 
 @dataclass(frozen=True)
 class _Steps:
-    """The steps of one rank in one phase, warm-up left out (W21). `compute_ms` is NaN where it is null."""
+    """The steps of one rank in one phase, without warm-up (W21). `compute_ms` is NaN where it is null."""
 
     wall_ns: Ints
     compute_ms: Floats
@@ -91,11 +99,11 @@ def _slowdown(run: Run, rank: int) -> float:
 
 
 def _busy_ms(run: Run, rank: int, phase: Phase) -> float:
-    """The median of what is known over one rank's steps of a phase. Without all collectives seen, computation holds the
-    stalls of the others: an upper bound, no busy time.
+    """The median of the known values over one rank's steps of a phase. A step in which not all collectives were seen
+    does not count: its computation contains stalls on the unseen ones, so it is an upper bound and no busy time.
 
     Raises:
-        _NullError: it is known of no step; says why of the last.
+        _NullError: no step has a value; the message is the reason of the last step.
     """
     steps, of_rank = _steps_of(run, rank, phase), run.ranks[rank].steps
     complete = np.array([coverage.complete for coverage in of_rank.coverages], bool)[steps.coverage]
@@ -110,9 +118,10 @@ def _busy_ms(run: Run, rank: int, phase: Phase) -> float:
 
 
 def _steps_of(run: Run, rank: int, phase: Phase) -> _Steps:
-    """
+    """The steps of one rank in one phase.
+
     Raises:
-    _NullError: no step of that phase is left.
+        _NullError: no step of that phase is left.
     """
     tables = run.ranks[rank]
     if phase == "train":

@@ -1,14 +1,14 @@
-"""The same collective on different ranks: the one matcher, and what follows from a match.
+"""Matches the same collective on different ranks, and derives transfer and waiting times from the match.
 
 Rows of different ranks are one collective if process group (its name *and* its ranks), global step, sequence number,
-kind and bytes are equal. `match` finds such rows whatever they came from; `matched_pieces` does it for a whole run, a
-range of steps of all ranks at a time, and says of each collective how long its transfer was, or why that is not known.
+kind and bytes are equal. `match` finds such rows whatever their source; `matched_pieces` does it for a whole run, a
+range of steps of all ranks at a time, and gives the transfer of each collective, or why it is unknown.
 
     names = name_collectives(run)
     for rows, found in matched_pieces(run, names):
         found.transfer_ns[found.reason == OK]
 
-Must not: take one rank's duration for the cost of a collective (W5), one group for another that bears its name, or
+Must not: take one rank's duration for the cost of a collective (W5), one group for another of the same name, or compare
 times of clocks that ranks do not share.
 """
 
@@ -39,18 +39,22 @@ REASONS: Final = (
     "not found on every rank of its group",
     "its start or its end was not seen on some rank",
 )
-"""Why a transfer is null, the first that applies; `MatchedCollectives.reason` is an index."""
+"""Why a transfer is null; the first that applies. `MatchedCollectives.reason` is an index into this."""
 OK: Final = 0
 _KIND_UNKNOWN, _LEAVES_EARLY, _GROUP_UNKNOWN, _MISSED, _NOT_NUMBERED, _UNMATCHED, _NO_END = range(1, len(REASONS))
 PIECE_ROWS: Final = 1 << 18
-"""Collectives matched at a time: 100 MiB with everything that matching needs beside them."""
+"""Collectives matched at a time: about 100 MiB including everything that matching needs besides."""
 _MAX: Final = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
 class Matches:
-    """Rows that are the same on different ranks. `order` puts them together, within a match by rank; match `i` begins
-    at `order[starts[i]]`. `of_row`: the match of each row. `rows`, `ranks`: how many rows and distinct ranks it has.
+    """Rows that are the same collective on different ranks.
+
+    Attributes:
+        order: row indices grouped by match, within a match by rank; match `i` begins at `order[starts[i]]`.
+        of_row: the match of each row.
+        rows, ranks: number of rows and of distinct ranks of each match.
     """
 
     order: npt.NDArray[np.intp]
@@ -60,13 +64,13 @@ class Matches:
     ranks: Ints
 
     def once_on(self, size: Ints | int) -> Bools:
-        """Matches that stand exactly once on each of so many ranks."""
+        """Whether each match has exactly one row on each of `size` ranks."""
         found: Bools = (self.ranks == size) & (self.rows == size)
         return found
 
 
 def match(keys: Sequence[Ints], rank: Ints) -> Matches:
-    """Rows whose keys are all equal, of ranks in ascending order."""
+    """Match rows whose keys are all equal. Rows must be ordered by ascending rank."""
     key = _joined(keys)
     order = np.argsort(key, kind="stable")  # stable: within a match by rank
     fresh = np.concatenate([[True], key[order][1:] != key[order][:-1]])[: len(order)]
@@ -80,7 +84,9 @@ def match(keys: Sequence[Ints], rank: Ints) -> Matches:
 
 
 def _joined(parts: Sequence[Ints]) -> Ints:
-    """One number per row that is equal where all parts are: the parts as digits, made small where they do not fit."""
+    """One number per row that is equal exactly where all parts are equal: the parts as digits, compacted where they
+    would overflow.
+    """
     key, span = np.zeros(len(parts[0]), np.int64), 1
     if not len(key):
         return key
@@ -103,8 +109,9 @@ def _joined(parts: Sequence[Ints]) -> Ints:
 def group_members(run: Run) -> dict[tuple[int, str], Members]:
     """(rank, group name) -> the ranks of the group that this rank means by the name.
 
-    A rank that does not tell (no footer) belongs to the one group of that name that a peer lists it in; where peers
-    list it in several, or in none, its group stays unknown. One tuple per group: its identity serves as its number.
+    A rank that does not say (no footer) belongs to the one group of that name in which a peer lists it; where peers
+    list it in several, or in none, its group stays unknown. There is one tuple per group, so its identity serves as a
+    number.
     """
     known: dict[tuple[int, str], Members] = {}
     distinct: dict[tuple[str, Members], Members] = {}
@@ -124,7 +131,9 @@ def group_members(run: Run) -> dict[tuple[int, str], Members]:
 
 @dataclass
 class CollectiveKey:
-    """Collectives of one kind, group name, group size and bytes: one entry of the summary. `members`: groups in it."""
+    """Collectives of one kind, group name, group size and bytes: one entry of the summary. `members`:
+    the groups in it.
+    """
 
     kind: str
     group: str
@@ -134,14 +143,14 @@ class CollectiveKey:
 
     @property
     def order(self) -> tuple[str, str, bool, int, int]:
-        """Sorts entries; those of unknown groups last."""
+        """Sort key of entries; those of unknown groups come last."""
         return self.kind, self.group, self.size is None, self.size or 0, self.bytes
 
 
 @dataclass(frozen=True)
 class NumberedNames:
-    """Numbers for what collectives of any rank are called, so that matching is arithmetic. Arrays are indexed by
-    `first[rank]` plus the index into the `Collectives.names` of that rank.
+    """Numbers for the names of collectives of all ranks, so that matching is arithmetic. Arrays are indexed by
+    `first[rank]` plus the index into that rank's `Collectives.names`.
     """
 
     keys: list[CollectiveKey]
@@ -149,16 +158,16 @@ class NumberedNames:
     key: Ints
     group: Ints
     size: Ints
-    """Ranks of the group, `UNKNOWN` where they are not known."""
+    """Number of ranks of the group, `UNKNOWN` where they are unknown."""
     groups: list[tuple[str, Members]]
-    """Name and ranks of each number in `group`; no ranks where they are not known."""
+    """Name and ranks of each number in `group`; the ranks are empty where unknown."""
     kind_and_bytes: Ints
     lockstep: Bools
     kind_known: Bools
 
 
 def name_collectives(run: Run) -> NumberedNames:
-    """Number everything that any rank issued. Two groups of one name get two numbers."""
+    """Number everything that any rank issued. Two groups of the same name get two numbers."""
     members = group_members(run)
     keys: dict[tuple[str, str, int | None, int], CollectiveKey] = {}
     key_numbers: dict[tuple[str, str, int | None, int], int] = {}
@@ -196,8 +205,12 @@ def name_collectives(run: Run) -> NumberedNames:
 
 @dataclass(frozen=True)
 class CollectiveRows:
-    """The collectives of some steps of all ranks, by rank, then order of issue. `slices` are the rows of each of
-    `ranks`, `first_rows` where they begin among all of that rank. `name` is an index into `NumberedNames`.
+    """The collectives of some steps of all ranks, by rank, then order of issue.
+
+    Attributes:
+        slices: the rows of each of `ranks`.
+        first_rows: the index of the first of them among all rows of that rank.
+        name: index into `NumberedNames`.
     """
 
     ranks: list[int]
@@ -211,23 +224,25 @@ class CollectiveRows:
     end_ns: Ints
     step: Ints
     used: Bools
-    """It is not warm-up."""
+    """Not warm-up."""
     safe: Bools
-    """No collective was missed on this rank up to this step (R8)."""
+    """No collective was missed on this rank up to and including this step (R8)."""
 
     def __len__(self) -> int:
         return len(self.seq)
 
     @property
     def timed(self) -> Bools:
-        """Start and end were seen."""
+        """Whether both start and end were seen."""
         found: Bools = (self.start_ns != NO_TIME) & (self.end_ns != NO_TIME)
         return found
 
 
 @dataclass(frozen=True)
 class MatchedCollectives:
-    """What is known of each collective from all its ranks: an element a match. Times are 0 unless `reason` is `OK`."""
+    """What all ranks together tell about each collective; one element per match. Times are 0 unless
+    `reason` is `OK`.
+    """
 
     matches: Matches
     key: Ints
@@ -235,18 +250,18 @@ class MatchedCollectives:
     reason: Ints
     """Index into `REASONS`."""
     used: Bools
-    """Some rank counts it: it is not warm-up there."""
+    """It is not warm-up on at least one rank."""
     size: Ints
     transfer_ns: Ints
     longest_ns: Ints
     alone: Bools
-    """No other rank's duration is as short: one rank alone came last."""
+    """The shortest duration occurs on one rank only: that rank alone arrived last."""
     whole: Bools
-    """Every rank of the group, of two or more, has it once and counts it."""
+    """Every rank of the group, which has at least two, has it exactly once and not in warm-up."""
     last: Ints
-    """Row of the shortest duration: of the rank that came last."""
+    """Row with the shortest duration, that of the rank that arrived last."""
     wait_or_reason: Ints
-    """An element a row: waiting in ns, or the reason negated where there is none."""
+    """One element per row: its wait in ns, or the negated reason why it is unknown."""
 
 
 def rows_of(run: Run, names: NumberedNames, first: int, last: int) -> CollectiveRows:
@@ -290,8 +305,13 @@ def rows_of(run: Run, names: NumberedNames, first: int, last: int) -> Collective
 def matched_pieces(
     run: Run, names: NumberedNames, steps: tuple[int, int] | None = None, rows: int = PIECE_ROWS
 ) -> Iterator[tuple[CollectiveRows, MatchedCollectives]]:
-    """The collectives of the global steps `steps` (half-open; None: all), in order of step, about `rows` at a time and
-    never less than one step of all ranks: a collective is never cut in two. Pieces without one are left out.
+    """Match the collectives of a run piece by piece, in order of global step.
+
+    A piece has about `rows` rows and at least one step of all ranks, so that a collective is never split. Pieces
+    without collectives are left out.
+
+    Args:
+        steps: a half-open range of global steps; None: all.
     """
     every = global_steps(run.ranks.values())
     if steps is not None:
@@ -304,7 +324,7 @@ def matched_pieces(
 
 
 def match_rows(piece: CollectiveRows, names: NumberedNames) -> MatchedCollectives:
-    """Match the rows of a piece, which holds at least one."""
+    """Match the rows of a piece, which must not be empty."""
     name = piece.name
     found = match([names.group[name], names.kind_and_bytes[name], piece.step, piece.seq], piece.rank)
     order, starts, number = found.order, found.starts, found.of_row[found.order]
@@ -315,7 +335,7 @@ def match_rows(piece: CollectiveRows, names: NumberedNames) -> MatchedCollective
     first = name[order[starts]]
     size = names.size[first]
     reason = np.full(len(starts), OK)
-    for code, applies in (  # the first of `REASONS` that applies stands: written last
+    for code, applies in (  # later ones overwrite: the first of `REASONS` comes last
         (_NO_END, np.add.reduceat(known.astype(np.int64), starts) != found.rows),
         (_UNMATCHED, found.ranks != size),
         (_NOT_NUMBERED, piece.seq[order[starts]] <= UNNUMBERED),

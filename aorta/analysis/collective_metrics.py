@@ -1,7 +1,7 @@
-"""Metrics of collectives across all ranks: the `collectives` and `stragglers` of `summary.json`.
+"""Computes the metrics of collectives across all ranks: `collectives` and `stragglers` of `summary.json`.
 
-`collective_metrics(run)` matches the collectives of all ranks (`collective_matching`) and describes them: an
-entry per kind, group, group size and bytes, and one a group on its straggler. Must not: round a nanosecond before a
+`collective_metrics(run)` matches the collectives of all ranks (`collective_matching`) and describes them: one entry per
+kind, group, group size and bytes, and one per group about its straggler. Must not: round a nanosecond before a
 difference is formed, or pool warm-up with steady state (W21).
 """
 
@@ -36,17 +36,17 @@ _UNSEEN: Final = "its start or its end was not seen"
 
 @dataclass(frozen=True)
 class CollectiveMetrics:
-    """Plain JSON values, warm-up left out; and the waits, of every step."""
+    """Plain JSON values without warm-up; and the waits, of every step."""
 
     collectives: list[dict[str, Any]]
     stragglers: list[dict[str, Any]]
     waits: dict[int, Ints]
-    """Rank -> how long it waited in each of its collectives, in ns, below 0 where that is not known."""
+    """Rank -> its wait in each of its collectives, in ns, negative where that is unknown."""
 
 
 @dataclass
 class _Entry:
-    """What is counted of one entry, and the values that are described once all are there."""
+    """Counts of one entry, and the values to be described once all are collected."""
 
     rows: int = 0
     collectives: int = 0
@@ -59,14 +59,14 @@ class _Entry:
     medians: defaultdict[str, dict[int, float | None]] = field(default_factory=lambda: defaultdict(dict))
 
     def describe(self) -> dict[str, tuple[int, Floats | None]]:
-        """Metric -> count and numbers; the values are let go."""
+        """Metric -> number of values, and their statistics. Frees the values."""
         numbers = {name: numbers_of(parts) for name, parts in self.values.items()}
         self.values.clear()
         return numbers
 
 
 def collective_metrics(run: Run, piece_rows: int = PIECE_ROWS) -> CollectiveMetrics:
-    """Match, count, describe; about `piece_rows` collectives at a time."""
+    """Match, count and describe the collectives of a run, about `piece_rows` of them at a time."""
     names = name_collectives(run)
     entries = [_Entry() for _ in names.keys]
     stragglers = Stragglers(names)
@@ -83,7 +83,7 @@ def collective_metrics(run: Run, piece_rows: int = PIECE_ROWS) -> CollectiveMetr
         stragglers.add_waits(
             rank, names.first[rank] + tables.collectives.name.astype(np.int64), waits[rank], used[rank]
         )
-    for name in _OF_ROWS:  # one metric of all ranks at a time: it is the largest thing in memory here
+    for name in _OF_ROWS:  # one metric at a time: its values of all ranks are the largest allocation here
         for rank, tables in run.ranks.items():
             _add_values(name, rank, tables, names, waits[rank], used[rank], entries)
         for index, each in enumerate(entries):
@@ -97,7 +97,7 @@ def collective_metrics(run: Run, piece_rows: int = PIECE_ROWS) -> CollectiveMetr
 
 
 def _count_collectives(found: MatchedCollectives, names: NumberedNames, entries: list[_Entry]) -> None:
-    """Add what there is once per collective: transfer, arrival skew, bandwidth, and why they are null."""
+    """Add what exists once per collective: transfer, arrival skew, bandwidth, and why they are null."""
     for index in np.unique(found.key[found.used]):
         mine = found.used & (found.key == index)
         counted, key = entries[index], names.keys[index]
@@ -122,7 +122,7 @@ def _count_collectives(found: MatchedCollectives, names: NumberedNames, entries:
 def _count_rows(
     rank: int, tables: RankTables, names: NumberedNames, waits: Ints, used: Bools, entries: list[_Entry]
 ) -> None:
-    """Add what there is on each rank: rows, how their ends were learnt, and why no wait is known."""
+    """Add what exists on each rank: number of rows, how their ends were observed, and why a wait is unknown."""
     rows = tables.collectives
     for index, mine in _by_entry(rank, tables, names, used):
         counted = entries[index]
@@ -151,7 +151,7 @@ def _add_values(
 
 
 def _by_entry(rank: int, tables: RankTables, names: NumberedNames, used: Bools) -> list[tuple[int, Bools]]:
-    """Each entry that a rank has, with its rows there that count."""
+    """Each entry that a rank has, with a mask of its rows that count."""
     first = names.first[rank]
     entry_of = names.key[first : first + len(tables.collectives.names)]
     of_row = entry_of[tables.collectives.name] if len(entry_of) else np.empty(0, np.int64)
@@ -172,7 +172,8 @@ def _json(key: CollectiveKey, counted: _Entry, numbers: dict[str, tuple[int, Flo
         "collectives": counted.collectives,
         "rows": counted.rows,
         "end_sources": {source: counted.sources[source] for source in sorted(counted.sources)},
-        "transfer_is_upper_bound": "wait" in counted.sources,  # such an end is when the caller looked (R6)
+        "transfer_is_upper_bound": "wait"
+        in counted.sources,  # such an end is the time at which the caller checked (R6)
     }
     for name in COLLECTIVE_METRIC_NAMES:
         known, described = numbers.get(name, (0, None))

@@ -1,7 +1,7 @@
-"""Two datasets -> differences and quotients, each with the direction that is better; of single launches no verdict.
+"""Compares two datasets: differences and quotients, each with the direction that is better. It gives no verdict.
 
-Enters: two datasets and their aggregates. Leaves: plain JSON values. Must not: call a single launch a regression
-(W20: verdicts are `aorta.analysis.launches`'), or judge milliseconds of one platform against those of another.
+Takes two datasets and their aggregates and gives plain JSON values. Must not: call a single launch a regression (W20:
+verdicts are `aorta.analysis.launches`'), or judge milliseconds of one platform against those of another.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ VERDICT_REASON: Final = (
 )
 _HEADER_FACTS: Final = ("platform", "world_size", "parallel", "backend", "timer", "instrument_mode", "start_step")
 _HOST_TAP: Final = "config.instrument.host_tap"
-"""Not a key that is set: whether the instrument's compiled part was there."""
+"""Not a configuration key: whether the instrument's compiled extension was available."""
 _WHERE: Final = "config.training.output_dir"
 _MUST_AGREE: Final = ("dtype", "precision", "batch_size", "gradient_accumulation", "sequence_length")
-"""Configuration keys that, wherever they stand, change what is computed."""
+"""Configuration keys that change what is computed, wherever they occur."""
 HEADER: Final = "header."
-"""What facts of the header begin with; those of the configuration begin otherwise."""
+"""Prefix of facts from the header; facts of the configuration have another."""
 UNNOTICED: Final = "unlike configurations would not be noticed"
 ABSENT: Final = "(absent)"
 ACROSS_PLATFORMS: Final = "only ratios are judged across platforms"
@@ -42,11 +42,13 @@ def compare(
     judge_milliseconds: bool = False,
     allows: Callable[[str], bool] = lambda _key: False,
 ) -> dict[str, Any]:
-    """Compare the candidate with the reference; `before` and `after` are their aggregates, or what has the same keys.
+    """Compare the candidate with the reference.
 
     Args:
-        judge_milliseconds: across platforms too. allows: whether the runs may differ in a key though it changes the
-            work; keys that it does not allow are `unlike`.
+        before, after: the aggregates of reference and candidate, or dictionaries with the same keys.
+        judge_milliseconds: judge milliseconds across platforms too.
+        allows: whether the runs may differ in a key although it changes the work. Keys that it does not allow are
+            `unlike`.
     """
     left, right = before.get("overlap_ratio"), after.get("overlap_ratio")
     platforms = reference.run.source.platform, candidate.run.source.platform
@@ -75,17 +77,17 @@ def compare(
 
 
 def _not_judged(left: str | None, right: str | None) -> str | None:
-    """Why nothing but ratios is judged; None on one platform."""
+    """Why only ratios are judged; None if both sides ran on the same platform."""
     if left is None or right is None:
         return _PLATFORM_UNKNOWN
     return None if left == right else ACROSS_PLATFORMS
 
 
 def pairs(before: Mapping[str, Any], after: Mapping[str, Any], not_judged: str | None = None) -> dict[str, Any]:
-    """Every metric of two aggregates (the keys of `compare`), side by side.
+    """Every metric of two aggregates side by side (`metrics` of the comparison).
 
     Args:
-        not_judged: why only ratios are judged.
+        not_judged: why only ratios are judged; None if all metrics are.
     """
     left, right = before.get("metrics", {}), after.get("metrics", {})
     compared = {}
@@ -103,7 +105,9 @@ def _absent(side: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _collectives(before: dict[str, Any], after: dict[str, Any], not_judged: str | None) -> dict[str, Any]:
-    """Collectives that both sides issued, matched by kind, group name, group size and bytes; and how many were not."""
+    """Collectives that both sides issued, matched by kind, group name, group size and bytes; and how many had no
+    counterpart.
+    """
     key_names = ("kind", "group", "group_size", "bytes")
     left = {tuple(row[name] for name in key_names): row for row in before.get("collectives", ())}
     right = {tuple(row[name] for name in key_names): row for row in after.get("collectives", ())}
@@ -141,7 +145,7 @@ def _pair(metric: Metric, left: dict[str, Any], right: dict[str, Any], not_judge
 
 
 def _difference(left: float | None, right: float | None) -> dict[str, Any]:
-    """Candidate minus reference, candidate / reference. A quotient over 0 is undefined: the difference stands."""
+    """Candidate minus reference, and candidate / reference. A quotient over 0 is undefined; the difference remains."""
     known = left is not None and right is not None
     quotient = right / left if left and right is not None else None
     return {
@@ -163,7 +167,7 @@ def facts(run: Run) -> dict[str, object]:
 
 
 def differing(left: Mapping[str, object], right: Mapping[str, object]) -> list[dict[str, Any]]:
-    """Facts that differ: of the headers always, of the configuration where both sides have one."""
+    """Facts that differ: those of the headers always, those of the configuration where both sides have one."""
     if any(all(key.startswith(HEADER) for key in side) for side in (left, right)):
         left, right = ({k: v for k, v in side.items() if k.startswith(HEADER)} for side in (left, right))
     return [
@@ -199,7 +203,7 @@ def _warnings(reference: Run, candidate: Run, differences: list[dict[str, Any]])
 
 
 def not_alike(key: str, reference: object, candidate: object) -> str:
-    """The warning of a difference between the sides that changes the work."""
+    """The warning about a difference between the sides that changes the work."""
     return (
         f"NOT ALIKE: {key} is {reference!r} in the reference, {candidate!r} in the candidate: the runs did not do the "
         "same work"
@@ -207,9 +211,9 @@ def not_alike(key: str, reference: object, candidate: object) -> str:
 
 
 def changes_the_work(difference: Mapping[str, Any]) -> bool:
-    """Whether runs that differ so (an entry of `differing`) did not do the same work."""
+    """Whether runs with this difference (an entry of `differing`) did not do the same work."""
     key: str = difference["key"]
     if key.startswith("config.parallel.") and ABSENT in (difference["reference"], difference["candidate"]):
-        return False  # a setting only one of two strategies has: comparing strategies is what one does
+        return False  # a setting that only one strategy has; comparing two strategies is legitimate
     leaf = key.rpartition(".")[2]
     return key == "header.world_size" or key.startswith("config.workload") or any(word in leaf for word in _MUST_AGREE)

@@ -1,8 +1,8 @@
-"""Device samples of a run -> tables, step columns and the `devices` entry of the summary.
+"""Evaluates the device samples of a run: tables, columns of steps, and the `devices` entry of the summary.
 
-A sample belongs to the step in which it was taken; a step shorter than the sampling interval gets the nearest sample
-that is no further from its middle than that interval. Enters: a `Run`, and its steps. Leaves: frames and plain JSON
-values. Must not: carry a value further than that, or call a device unthrottled that does not tell.
+A sample belongs to the step in which it was taken. A step shorter than the sampling interval gets the nearest sample,
+if that is within one interval of its middle. Must not: use a sample further away than that, or report a device without
+throttling data as unthrottled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aorta.records.schema import DeviceSample
 VALUES: Final = ("temp_c", "power_w", "sclk_mhz", "mclk_mhz", "util_pct", "mem_used_bytes")
 THROTTLED: Final = "device_throttled"
 JOINED_ON: Final = ("rank", "start_mono_ns", "end_mono_ns")
-"""Columns of the steps that samples are joined to."""
+"""Columns of the steps that are needed to join samples."""
 STEP_COLUMNS: Final = (*(f"device_{name}" for name in VALUES), THROTTLED)
 _NS_PER_S: Final = 1e9
 _DEFAULT_INTERVAL_S: Final = 1.0
@@ -42,8 +42,8 @@ def samples_frame(run: Run) -> pd.DataFrame:
 
 
 def step_columns(run: Run, steps: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
-    """`STEP_COLUMNS` for the rows of `steps`: means over the samples taken within the step, or the nearest sample;
-    `device_throttled` is 1.0 where any of them was, 0.0 where none was, NaN where none tells.
+    """`STEP_COLUMNS` for the rows of `steps`: means over the samples taken within the step, or the nearest sample.
+    `device_throttled` is 1.0 where any of them was throttled, 0.0 where none was, NaN where none says.
     """
     found = pd.DataFrame(np.nan, index=steps.index, columns=list(STEP_COLUMNS))
     if samples.empty:
@@ -62,7 +62,7 @@ def step_columns(run: Run, steps: pd.DataFrame, samples: pd.DataFrame) -> pd.Dat
 
 
 def _joined(steps: pd.DataFrame, at: np.ndarray, values: np.ndarray, limit_ns: float) -> np.ndarray:
-    """The rows of `values` (at times `at`, ascending) that belong to each step, made one."""
+    """For each step, the combined rows of `values` (taken at times `at`, ascending) that belong to it."""
     starts, ends = steps["start_mono_ns"].to_numpy(), steps["end_mono_ns"].to_numpy()
     joined = np.full((len(steps), values.shape[1]), np.nan)
     for row, (low, high) in enumerate(zip(np.searchsorted(at, starts), np.searchsorted(at, ends), strict=True)):
@@ -95,7 +95,7 @@ def _interval_s(source: Source) -> float:
 
 
 def devices_entry(run: Run, used: pd.DataFrame, samples: pd.DataFrame) -> dict[str, Any]:
-    """The `devices` entry of a dataset: per rank and in all, over samples taken while the used steps ran.
+    """The `devices` entry of a dataset: per rank and in total, over samples taken during the steps used.
 
     Args:
         used: `rank`, `start_mono_ns` and `end_mono_ns` of the rank-steps that are not warm-up.
@@ -150,7 +150,7 @@ def _described(values: pd.Series[Any]) -> dict[str, Any] | None:
 
 
 def device_notes(entry: Mapping[str, Any]) -> list[str]:
-    """What a reader of the results must see: throttled ranks, samples that failed, sources that are missing."""
+    """What every reader of the results must know: throttled ranks, failed samples, missing sources."""
     notes = []
     for rank, told in entry["ranks"].items():
         if told["throttled"] == "yes":
@@ -166,7 +166,7 @@ def device_notes(entry: Mapping[str, Any]) -> list[str]:
 
 
 def device_line(entry: Mapping[str, Any]) -> str | None:
-    """One line for people: the devices of all ranks; None without a sample."""
+    """One line of text about the devices of all ranks; None without a sample."""
     ranks = [told for told in entry["ranks"].values() if told["samples"] > told["samples_failed"]]
     if not ranks:
         return None

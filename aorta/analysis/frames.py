@@ -1,7 +1,7 @@
-"""Tables of a run as pandas frames, for people and notebooks: steps, and collectives matched across ranks.
+"""Provides tables of a run as pandas frames: steps, and collectives matched across ranks.
 
-Must not: fill the memory without being asked to (`iter_collectives`), compute an overlap again (its metrics come from
-the tables), or leave out warm-up rows (they are flagged; aggregates drop them).
+Must not: fill the memory without being asked to (`iter_collectives`), compute an overlap again (metrics come from the
+tables), or leave out warm-up rows (they are flagged; aggregates drop them).
 """
 
 from __future__ import annotations
@@ -49,16 +49,20 @@ _NO_REASON = "the record gives no reason"
 
 
 def steps_frame(run: Run, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """One row per rank and step, by rank then global step: `STEP_COLUMNS`, `step_ms` (start to end, milliseconds) and
-    one column per metric of the record; or those of `columns` alone, which is what fits into memory for a large run
-    (8 bytes a column and rank-step). Times in nanoseconds are int64 (W14); null is NaN.
+    """One row per rank and step, by rank, then global step.
+
+    Columns: `STEP_COLUMNS`, `step_ms` (start to end, milliseconds) and one per metric of the record. Times in
+    nanoseconds are int64 (W14); null is NaN.
+
+    Args:
+        columns: only these, for runs too large for all of them (8 bytes per column and rank-step).
     """
     names = (*STEP_COLUMNS, STEP_MS, *metric_names(run)) if columns is None else columns
     return pd.DataFrame({name: step_column(run, name) for name in names})
 
 
 def step_column(run: Run, name: str) -> np.ndarray:
-    """One column of `steps_frame`; what the source does not have is NaN throughout."""
+    """One column of `steps_frame`; all NaN where the source does not have it."""
     if name == "rank":
         return run.rank_of_steps()
     if name == STEP_MS:
@@ -75,12 +79,12 @@ def _or_nan(column: Ints | None, length: int) -> np.ndarray:
 
 
 def metric_names(run: Run) -> list[str]:
-    """Metrics that any step of the run carries, in the order of `metrics`."""
+    """Metrics that any step of the run has, in the order of `metrics`."""
     return in_order({name for tables in run.ranks.values() for name in tables.steps.metrics})
 
 
 def null_reasons(run: Run, name: str) -> Counter[str]:
-    """Why a metric (or `loss`) is null, and in how many of the steps that are not warm-up."""
+    """Why a metric (or `loss`) is null, and in how many steps, warm-up left out."""
     reasons: Counter[str] = Counter()
     others = KINDS_KNOWN if name in KIND_METRICS else KINDS_KNOWN[:1] if name != "loss" else ()
     for tables in run.ranks.values():
@@ -102,14 +106,18 @@ FRAME_ROWS = 1 << 17
 
 
 def iter_collectives(run: Run, steps: tuple[int, int] | None = None, rows: int = FRAME_ROWS) -> Iterator[pd.DataFrame]:
-    """The collectives of the global steps `steps` (half-open; None: all), in order of step, about `rows` at a time and
-    never less than one step of all ranks; by rank, then order of issue, in each frame.
+    """Yield the collectives of a run in frames, in order of global step, each by rank, then order of issue.
 
     Columns: `rank`, `global_step`, `warmup`; those of `records.schema.Collective`, of which the `_ns` offsets count
     from the start of the rank's own step; `duration_ms` and `queued_ms` (NaN where an end was not seen); and what is
     known only across ranks: `members` (the group's ranks, None when unknown) and `group_size`, `instance` (rows of one
-    instance are the same collective on different ranks; it counts on from frame to frame), `transfer_ms`, `wait_ms`,
-    `arrival_skew_ms`, `arrival_skew_bound_ms`, `algbw_gb_per_s`, `busbw_gb_per_s`, and the reasons for nulls.
+    instance are the same collective on different ranks; numbering continues from frame to frame), `transfer_ms`,
+    `wait_ms`, `arrival_skew_ms`, `arrival_skew_bound_ms`, `algbw_gb_per_s`, `busbw_gb_per_s`, and the reasons for
+    nulls.
+
+    Args:
+        steps: a half-open range of global steps; None: all.
+        rows: approximate size of a frame, which has at least one step of all ranks.
     """
     names = name_collectives(run)
     shift = 0
@@ -124,7 +132,7 @@ def collectives_frame(
     steps: tuple[int, int] | None = None,
     kinds: Collection[str] | None = None,
 ) -> pd.DataFrame:
-    """The collectives that the filters leave, by rank, then order of issue. They are matched across all ranks first.
+    """The collectives that pass the filters, by rank, then order of issue. They are matched across all ranks first.
 
     Raises:
         InputError: more than `ROW_LIMIT` rows are left.
@@ -184,7 +192,7 @@ def _frame(
     frame["transfer_reason"] = _told([reason or None for reason in REASONS], reason[per_row])
     frame["transfer_ms"] = np.where(clear, transfer_ns[per_row] / NS_PER_MS, np.nan)
     frame["wait_ms"] = frame["duration_ms"] - frame["transfer_ms"]
-    # No rank of a lockstep kind ends before the last has come: each duration is at least that rank's lead on the last.
+    # In a lockstep kind no rank ends before the last arrives: each duration is at least its rank's lead on the last.
     frame["arrival_skew_bound_ms"] = np.where(clear, longest_ns[per_row] / NS_PER_MS, np.nan)
     frame["arrival_skew_ms"] = frame["arrival_skew_bound_ms"] - frame["transfer_ms"]
     return _with_bandwidth(frame)
@@ -192,7 +200,7 @@ def _frame(
 
 def _told(words: Sequence[object], codes: np.ndarray) -> pd.Series[Any]:
     table = np.empty(len(words), dtype=object)
-    for place, word in enumerate(words):  # one by one: a word may be a tuple, which numpy would take for a row
+    for place, word in enumerate(words):  # one by one: a word may be a tuple, which numpy takes for a row
         table[place] = word
     return pd.Series(table[codes], dtype="object")
 

@@ -1,7 +1,7 @@
-"""What is wrong, or merely unusual, with a run that was read: facts for people and for `summary.json`.
+"""Describes what is wrong, or merely unusual, with a run that was read, for people and for `summary.json`.
 
-Loaders collect the facts; reports print `notes()` and write `as_json()`. Must not: repair or guess anything; a fact
-that is not known is said to be unknown.
+Loaders collect the facts; reports print `notes()` and write `as_json()`. Must not: repair or guess anything; an unknown
+fact is reported as unknown.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Held:
-    """Rows of collectives on an emulated fabric, those of warm-up left out.
+    """How often the emulated network, and not the backend, determined a collective's times; warm-up left out.
 
-    `slower`: the backend itself took longer than the emulated link, so the row's times are the backend's. None where
-    that cannot be known: on a device the emulated time is added behind the backend's (`end_source: event`).
+    `slower` counts rows whose backend took longer than the emulated link, so that their times are the backend's. It is
+    None where that cannot be known: on a device the emulated time is added behind the backend's (`end_source: event`).
     """
 
     rows: int
     slower: int | None
 
     def sentence(self) -> str:
-        """How far the emulation held."""
+        """In how many rows the emulation held, as a sentence."""
         if not self.rows:
             return "no collective was seen"
         if self.slower is None:
@@ -41,9 +41,9 @@ class Health:
     """Facts about one run. `notes()` is the readable form, `as_json()` the complete one.
 
     Attributes:
-        endings: rank -> how its process ended; empty for traces, which have no end. attempt: None where the source does
-            not number attempts. traces: what only loaders of traces know, as JSON (None for records), and `trace_notes`
-            their sentences.
+        endings: rank -> how its process ended; empty for traces, which have no end.
+        attempt: None where the source does not number attempts.
+        traces: what only loaders of traces know, as JSON (None for records); `trace_notes` are their sentences.
     """
 
     world_size: int
@@ -56,24 +56,26 @@ class Health:
     partial_steps: tuple[int, ...]
     """Global steps that some of the ranks read do not have."""
     uncovered_steps: Mapping[int, int]
-    """Rank -> steps in which not every collective is known to have been seen (R8); ranks with none are left out."""
+    """Rank -> steps in which not every collective is known to have been seen (R8); ranks without such steps are left
+    out.
+    """
     coverage_reasons: Mapping[str, int]
     instrument_modes: tuple[str, ...]
     fabric: Mapping[str, object] | None
     held: Held | None
-    """How far the emulated fabric decided the times; None on a real one."""
+    """In how many rows the emulated network determined the times; None on a real one."""
     manifest_problem: str | None
     traces: Mapping[str, Any] | None = None
     trace_notes: Sequence[str] = field(default=())
 
     def notes(self) -> list[str]:
-        """Sentences a reader of the results must see, the gravest first; empty for a clean, real, complete run."""
+        """What every reader of the results must know, the most serious first; empty for a clean, real, complete run."""
         notes = list(self.trace_notes)
         if self.fabric is not None:
             settings = ", ".join(f"{key}={value}" for key, value in self.fabric.items())
             held = f"; {self.held.sentence()}" if self.held is not None else ""
             notes.append(f"EMULATED FABRIC ({settings}): communication times are those of the emulation{held}")
-        if self.ranks_missing and self.traces is None:  # the notes of traces say it themselves
+        if self.ranks_missing and self.traces is None:  # the notes of traces already say it
             notes.append(
                 f"{len(self.ranks_missing)} of {self.world_size} ranks missing: {_ranks(self.ranks_missing)}; what "
                 "needs every rank is null"
@@ -102,7 +104,7 @@ class Health:
         return notes
 
     def as_json(self) -> dict[str, object]:
-        """Every fact, in stable order, as plain JSON values."""
+        """Every fact, in a stable order, as plain JSON values."""
         return {
             "ranks_expected": self.world_size,
             "ranks_read": list(self.ranks_read),

@@ -1,8 +1,8 @@
-"""A label -> the run folder or launch set it means, when no folder was given.
+"""Finds the run folder or launch set of a label when no folder was given.
 
-Enters: labels, the caller's directory and the repository root. Leaves: for each label the first folder of its list
-that holds records, its own or those of several launches. Must not: choose silently (the folder
-taken is reported), or let a label name a path.
+Takes labels, the caller's directory and the repository root; for each label it returns the first candidate folder that
+holds records, its own or those of several launches. Must not: choose silently (the folder chosen is reported), or let a
+label name a path.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from aorta.records.run_files import rank_files
 from aorta.records.schema import Header
 
 OUTPUTS: Final = "artifacts"
-"""Where a run writes unless told otherwise; `label=NAME` makes it `artifacts/NAME`."""
+"""Where a run writes by default; `label=NAME` makes it `artifacts/NAME`."""
 _LABEL: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 
 def is_location(word: str) -> bool:
-    """Whether a word of the command line names files rather than a label: it has a separator, a wildcard or a scheme,
-    or a file of that name is there. A folder of that name is not enough: `cuda` stays a label.
+    """Whether an argument names files rather than a label: it has a separator, a wildcard or a scheme, or a file of
+    that name exists. A folder of that name is not enough: `cuda` stays a label.
     """
     return any(mark in word for mark in ("/", "\\", "*", "?", "[", "::")) or Path(word).is_file()
 
 
 def label_of(location: str) -> str:
-    """A label for files: the last part of their name that says something, without what cannot stand in a file name."""
+    """A label for files: the last distinctive part of their name, without characters that a file name cannot have."""
     parts = [part for part in re.split(r"[/\\]+", location) if part.strip(".") and not set(part) & set("*?[")]
     stem = re.sub(r"(\.(json|jsonl|gz|tar|tgz|csv|db|sqlite))+$", "", parts[-1] if parts else "trace")
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-")[:100] or "trace"
 
 
 def check_label(label: str) -> str:
-    """The label, if it can stand in a file name.
+    """Return the label if it can be part of a file name.
 
     Raises:
         InputError: it holds anything but letters, digits and `._-`, begins with a dot, is empty or too long.
@@ -52,11 +52,11 @@ def check_label(label: str) -> str:
 
 
 def locate(labels: Sequence[str], here: Path, root: Path) -> dict[str, Path]:
-    """Label -> run folder. Searched in `here`, then in `root`: `artifacts_L`, `artifacts/L`, and `artifacts` itself
-    if its records are labelled L or were made on platform L.
+    """Label -> run folder. Searches `here`, then `root`, for `artifacts_L`, `artifacts/L`, and `artifacts` itself if
+    its records are labelled L or were made on platform L.
 
     Raises:
-        InputError: a label with no records; lists every path searched and the commands that would fill them.
+        InputError: a label has no records; lists every path searched and the commands that would create them.
     """
     found: dict[str, Path] = {}
     missing: dict[str, list[str]] = {}
@@ -75,7 +75,7 @@ def locate(labels: Sequence[str], here: Path, root: Path) -> dict[str, Path]:
 
 
 def _candidates(label: str, here: Path, root: Path) -> Iterator[tuple[Path, str | None]]:
-    """Folders in the order of the search, each with the reason why it does not serve, or None if it does."""
+    """Folders in the order of the search, each with the reason why it does not qualify, or None if it does."""
     for place in dict.fromkeys((here.resolve(), root.resolve())):
         for folder in (place / f"{OUTPUTS}_{label}", place / OUTPUTS / label):
             yield folder, None if rank_files(folder) or launch_folders(folder) else "no records"

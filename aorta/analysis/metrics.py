@@ -1,7 +1,6 @@
-"""What every number of a report is: its unit, which way is better, and its definition with the denominator named.
+"""Lists the metrics of a report: unit, which direction is better, and the definition with its denominator.
 
-Enters: a metric's name. Leaves: a `Metric`. Must not: compute one; windows are measured by `aorta.timeline` when the
-run is recorded.
+Must not: compute one; windows are measured by `aorta.timeline` when the run is recorded.
 """
 
 from __future__ import annotations
@@ -15,19 +14,21 @@ Better: TypeAlias = Literal["lower", "higher"]
 Unit: TypeAlias = Literal["ms", "ratio", "GB/s"]
 
 UNKNOWN: Final = "unknown"
-"""Word for a fact that the source does not tell."""
+"""Stands for a fact that the source does not state."""
 JOB_STEP: Final = "job_step_ms"
 RATIO_PARTS: Final[dict[str, tuple[str, str]]] = {
     "overlap_ratio": ("compute_comm_ms", "comm_ms"),
     "overlap_over_compute": ("compute_comm_ms", "compute_ms"),
     "exposed_share": ("exposed_comm_ms", "window_ms"),
 }
-"""Ratio -> the milliseconds it divides, so that it can also be formed from sums over steps."""
+"""Ratio -> the milliseconds it divides, so that it can also be computed from sums over steps."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """`better` is None where neither direction is good in itself; `definition` follows docs/measuring.md, section 1."""
+    """One metric. `better` is None where neither direction is better; `definition` follows docs/measuring.md, section
+    1.
+    """
 
     name: str
     unit: Unit
@@ -88,12 +89,14 @@ COLLECTIVE_METRIC_NAMES: Final = tuple(metric.name for metric in _COLLECTIVE_MET
 
 
 def metric_named(name: str) -> Metric:
-    """The metric of that name; one that a newer record added is neutral, its unit read from its suffix."""
+    """The metric of that name. One that a newer record added has no better direction, and its unit follows from its
+    suffix.
+    """
     known = _METRICS.get(name)
     return known or Metric(name, "ms" if name.endswith("_ms") else "ratio", None, "not described by this AORTA")
 
 
 def in_order(names: set[str]) -> list[str]:
-    """Known step metrics first, in the order of this page, then the rest by name."""
+    """Known step metrics first, in the order of this module, then the rest by name."""
     known = [name for name in STEP_METRIC_NAMES if name in names]
     return known + sorted(names.difference(known))

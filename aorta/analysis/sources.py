@@ -1,8 +1,7 @@
-"""A location -> the run that is there, whoever recorded it: the one place that tells records, sets and traces apart.
+"""Loads whatever is at a location as a run; the one place that distinguishes records, launch sets and traces.
 
-Enters: a folder of AORTA's records, a folder of several such folders, or anything `traces.units` finds traces in.
-Leaves: a `Run`, or the folders of a launch set. Must not: believe a file's name, or read a folder of AORTA's records as
-anything else.
+A location is a folder of AORTA's records, a folder of several such folders, or anything in which `traces.units` finds
+traces. Must not: trust a file's name, or read a folder of AORTA's records as anything else.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from aorta.errors import InputError
 from aorta.records.run_files import rank_files
 
 _SIDES: Final = ("reference", "candidate")
-"""Folders of launches that a plan makes."""
+"""Folders of launches that an experiment plan creates."""
 _NOT_A_LAUNCH: Final = "history"
-"""Earlier runs of the same folder."""
+"""Holds earlier runs of the same folder."""
 
 
 def load_source(location: str | Path, engine: Engine | None = None, comm_patterns: Sequence[str] = ()) -> Run:
@@ -53,8 +52,10 @@ def load_source(location: str | Path, engine: Engine | None = None, comm_pattern
 
 
 def launch_folders(location: str | Path) -> list[Path]:
-    """The folders of a launch set: two or more run folders directly below `location`, or any that are numbered, as a
-    plan numbers them (`00`, `01`, ...; one that holds no record is among them). Empty if `location` is no launch set.
+    """The folders of a launch set; empty if `location` is none.
+
+    A launch set has two or more run folders directly below it, or any number of folders numbered as a plan does (`00`,
+    `01`, ...); those are included even if they hold no record.
 
     Raises:
         InputError: it is the folder of a whole plan, with a launch set for each side, or for one.
@@ -66,7 +67,7 @@ def launch_folders(location: str | Path) -> list[Path]:
     try:
         below = sorted((child for child in path.iterdir() if child.is_dir()), key=_in_order)
     except OSError:
-        return []  # reading it as a run says what is wrong
+        return []  # the error appears when it is read as a run
     runs = {child for child in below if child.name != _NOT_A_LAUNCH and _holds_records(child)}
     if len(runs) > 1 or any(run.name.isdecimal() for run in runs):
         return [child for child in below if child in runs or child.name.isdecimal()]
@@ -88,8 +89,8 @@ def _in_order(folder: Path) -> tuple[int, str]:
 
 
 def _holds_records(folder: Path) -> bool:
-    """Whether AORTA recorded into this folder. Files that are named like records but cannot be read are its business:
-    it says what is wrong with them. The first AORTA gave its files the same names.
+    """Whether AORTA recorded into this folder. Files that are named like records but cannot be read count, because
+    reading the folder as a run then says what is wrong. The first AORTA used the same file names.
     """
     files = rank_files(folder)
     return bool(files) and not all(_first(file) == "aorta-2025" for file in files)

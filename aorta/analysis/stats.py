@@ -1,9 +1,9 @@
-"""Many values of one metric -> the numbers of a summary, as plain JSON values in which nothing is NaN.
+"""Describes many values of one metric as in a summary: plain JSON values, none of which is NaN.
 
     describe([1.0, 2.0, nan], ranks=[0, 0, 1], null_reasons={"no communication in this window": 1})
 
-Must not: hide a null (each is counted), give a spread of one rank as 0, or take an approximate percentile for an exact
-one.
+Must not: hide a null (each is counted), give the spread of a single rank as 0, or pass an approximate percentile off as
+exact.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _NAMES: Final = ("median", "p5", "p95", "mean", "min", "max")
 def describe(
     values: npt.ArrayLike, ranks: npt.ArrayLike | None = None, null_reasons: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """Count, median, p5, p95, mean, min and max of the values that are known; with `ranks` also the median of each
-    rank and their spread (largest minus smallest). `reason` says why there is no median.
+    """Count, median, p5, p95, mean, min and max of the known values; with `ranks` also the median of each rank and
+    their spread (largest minus smallest). `reason` says why there is no median.
     """
     column = np.asarray(values, np.float64)
     count, numbers = numbers_of([column[~np.isnan(column)]])
@@ -40,7 +40,11 @@ def entry(
     medians: Mapping[int, float | None] | None = None,
     null_reasons: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """The numbers of one metric as a summary shows them. `numbers`: median, p5, p95, mean, min, max; None if none."""
+    """The statistics of one metric as a summary has them.
+
+    Args:
+        numbers: median, p5, p95, mean, min and max; None without values.
+    """
     reasons = dict(null_reasons or {})
     found: dict[str, Any] = {"count": count, "nulls": nulls}
     if numbers is None:
@@ -71,14 +75,14 @@ def rank_medians(values: Floats, ranks: npt.NDArray[Any]) -> dict[int, float | N
 
 
 def median_or_none(values: Floats) -> float | None:
-    """The median of the known values, None if there are none."""
+    """The median of the known values; None if there are none."""
     known = values[~np.isnan(values)]
     return float(np.median(known)) if len(known) else None
 
 
 def numbers_of(parts: Sequence[Floats]) -> tuple[int, Floats | None]:
-    """How many values there are in all parts together, none of which is NaN, and their median, p5, p95, mean, min and
-    max; None without any.
+    """Number of values in all parts together, none of which is NaN, and their median, p5, p95, mean, min and max; None
+    without any.
     """
     values = np.concatenate([np.empty(0), *parts])
     if not len(values):

@@ -1,20 +1,19 @@
-"""Which rank the others of its group wait for, where the collectives are evidence enough to name one (K3).
-
-`Stragglers` takes matched collectives (`add`), then their waiting, rank by rank (`add_waits`), and gives one plain
-dictionary a process group (`entries`). Must not: name a rank on a median alone, or from ranks' clocks; waiting is
-compared within one collective (docs/measuring.md, section 1).
+"""Names the rank that the others of its group wait for, where the collectives are sufficient evidence (K3).
 
 In a collective that no rank may leave early, the last rank to arrive waits for nobody and its peers wait for it. So a
-straggler is the rank that waits least. Chance makes every rank the last one now and then; the rule (docs/metrics.md)
-therefore asks for all of these:
+straggler is the rank that waits least. By chance every rank is the last one now and then; the rule (docs/metrics.md)
+therefore requires all of these:
 
 - at least `MIN_COLLECTIVES` collectives known on every rank of the group;
-- one rank was the last in at least `LAST_SHARE` of them. Ranks that are even take turns: with two, 13 or more of 16
-  fall to a given one with probability 0.011 (binomial, p = 1/2), and less with more ranks;
-- the median wait of every other rank is larger than its own by `MARGIN_MS` and by `MARGIN_SHARE` of the median
-  transfer, so that it matters. 0.2 ms is what handing a collective to gloo takes (docs/log.md, 20 to 195 us).
+- one rank was the last in at least `LAST_SHARE` of them. Equally fast ranks take turns: with two, 13 or more of 16 fall
+  to a given one with probability 0.011 (binomial, p = 1/2), and less with more ranks;
+- the median wait of every other rank exceeds its own by `MARGIN_MS` and by `MARGIN_SHARE` of the median transfer, so
+  that it matters. 0.2 ms is what handing a collective to gloo takes (docs/log.md, 20 to 195 us).
 
-Two ranks that are late together hide each other from this rule: none is named then.
+Two ranks that are late together hide each other from this rule: none is named then. `Stragglers` takes matched
+collectives (`add`), then the waits rank by rank (`add_waits`), and gives one plain dictionary per process group
+(`entries`). Must not: name a rank on a median alone, or from ranks' clocks; waiting is compared within one collective
+(docs/measuring.md, section 1).
 """
 
 from __future__ import annotations
@@ -37,7 +36,9 @@ MARGIN_SHARE: Final = 0.1
 
 
 class Stragglers:
-    """Counts per group and rank; of the waiting itself only medians are kept. Groups go by their number in `names`."""
+    """Collects counts per group and rank; of the waits only medians are kept. Groups are identified by their number in
+    `names`.
+    """
 
     def __init__(self, names: NumberedNames) -> None:
         self._names = names
@@ -48,11 +49,11 @@ class Stragglers:
         self._medians: defaultdict[int, dict[int, float | None]] = defaultdict(dict)
 
     def add(self, rows: CollectiveRows, found: MatchedCollectives) -> None:
-        """Take matched rows in: which rank was the last, and the transfers."""
+        """Add matched rows: which rank was the last, and the transfers."""
         group = self._names.group[rows.name[found.last]]
         self._seen[group[found.used & (found.size > 1)]] = True
         np.add.at(self._collectives, group[found.whole], 1)
-        last = found.whole & found.alone  # where several are last, none is
+        last = found.whole & found.alone  # in a tie nobody counts as the last
         pairs, counts = np.unique(np.stack([group[last], rows.rank[found.last[last]]]), axis=1, return_counts=True)
         for number, rank, count in zip(*pairs.tolist(), counts.tolist(), strict=True):
             self._last[number][rank] += count
@@ -61,8 +62,12 @@ class Stragglers:
             self._transfers_ms[number].append(transfers / NS_PER_MS)
 
     def add_waits(self, rank: int, name: Ints, wait_ns: Ints, used: Bools) -> None:
-        """Take the collectives of one rank in: `name` as `CollectiveRows.name`; how long it waited, negative if
-        unknown.
+        """Add the waits of one rank.
+
+        Args:
+            name: of each collective, as in `CollectiveRows.name`.
+            wait_ns: how long the rank waited in it; negative if unknown.
+            used: not warm-up.
         """
         group, size = self._names.group[name], self._names.size[name]
         for number in np.unique(group[used & (size > 1)]).tolist():
@@ -92,11 +97,13 @@ class Stragglers:
 def judge(
     collectives: int, wait_ms: Mapping[int, float | None], last: Mapping[int, int], transfer_ms: float
 ) -> dict[str, Any]:
-    """The rule, for one group.
+    """Apply the rule to one group.
 
     Args:
-        collectives: those known on every rank. wait_ms: rank -> median wait. last: rank -> how often it alone was the
-            last. transfer_ms: the median transfer.
+        collectives: number of collectives known on every rank.
+        wait_ms: rank -> median wait.
+        last: rank -> how often it alone was the last.
+        transfer_ms: the median transfer.
     """
     found: dict[str, Any] = {
         "collectives": collectives,
@@ -122,7 +129,7 @@ def judge(
 
 
 def sentences(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """What a reader must see: one sentence a straggler, none where nobody is named."""
+    """One sentence per straggler; none where nobody is named."""
     return [
         f"rank {entry['rank']} is a straggler: the other ranks of group {entry['group']} wait for it, "
         f"{TEXT.quantity(entry['late_ms'], 'ms')} longer than it does in each collective (median; it was the last in "

@@ -1,6 +1,6 @@
-"""Labelled locations -> what a report is about: runs, traces and launch sets.
+"""Resolves the labelled locations of a report to its inputs: runs, traces and launch sets.
 
-Enters: label -> where it is. Leaves: a `Subject` each. Must not: hold the columns of more than one launch of a set.
+Must not: hold the columns of more than one launch of a set.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from aorta.analysis.sources import launch_folders, load_source
 
 @dataclass(frozen=True)
 class Subject:
-    """What a label stands for: one run, or a launch set of which `dataset` is the representative launch."""
+    """What a label stands for: one run, or a launch set with `dataset` as its representative launch."""
 
     dataset: Dataset
     launches: LaunchSet | None = None
 
     def as_set(self) -> LaunchSet:
-        """A run beside a launch set is a set of one launch."""
+        """The launch set; a run compared with a launch set is a set of one launch."""
         return self.launches or LaunchSet(Path(self.dataset.run.location), (launch_of(self.dataset),), ())
 
     def datasets(self, engine: Engine | None = None) -> Iterator[Dataset]:
-        """Each launch, read when it is asked for; the one run where it is no set."""
+        """Yield the launches, each read when it is requested; a single run yields itself."""
         if self.launches is None:
             yield self.dataset
             return
@@ -40,7 +40,7 @@ class Subject:
 def read_subjects(
     sources: Mapping[str, str | Path], rules: Rules, engine: Engine | None = None, comm_patterns: Sequence[str] = ()
 ) -> dict[str, Subject]:
-    """Read what is under each label.
+    """Read the location of each label.
 
     Raises:
         InputError: a folder cannot be read, or a launch set has no complete launch.

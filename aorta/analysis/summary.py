@@ -1,7 +1,6 @@
-"""Subjects -> the content of `summary.json`.
+"""Assembles the content of `summary.json` from labelled inputs, and the comparison of two of them.
 
-Enters: labelled subjects and which of them are compared. Leaves: plain JSON values. Must not: compute a number that
-`aggregate`, `compare`, `launches` or `attribution` has a name for.
+Must not: compute a value that `aggregate`, `compare`, `launches` or `attribution` defines.
 """
 
 from __future__ import annotations
@@ -30,13 +29,15 @@ def summarize(
     rules: Rules | None = None,
     engine: Engine | None = None,
 ) -> dict[str, Any]:
-    """The content of `summary.json`, in a stable order, unknown as null with a reason; with both labels a comparison.
+    """The content of `summary.json` as plain JSON values, in a stable order; unknown values are null with a reason.
+    With both labels it has a comparison.
 
     Args:
-        rules: how launch sets are judged. engine: where launches are read again.
+        rules: how launch sets are judged.
+        engine: where launches are read again.
 
     Raises:
-        InputError: launches that are compared are not alike, or cannot be read again.
+        InputError: the launches to compare did different work, or cannot be read again.
     """
     entries = {
         label: aggregate(subject.dataset) | dict(subject.dataset.run.extras) | _of_set(subject)
@@ -68,7 +69,7 @@ def summarize(
 def _compared(
     sides: tuple[Subject, Subject], entries: tuple[dict[str, Any], dict[str, Any]], rules: Rules
 ) -> dict[str, Any]:
-    """Numbers of two runs; with a launch set on a side also verdicts."""
+    """The comparison of two sides; it has verdicts where a side is a launch set."""
     before, after = (side.dataset for side in sides)
     if not any(side.launches for side in sides):
         return compare(before, after, *entries, judge_milliseconds=rules.judge_milliseconds, allows=rules.allows)
@@ -77,7 +78,7 @@ def _compared(
 
 
 def _of_set(subject: Subject) -> dict[str, Any]:
-    """What the entry of a launch set has beside the numbers of its representative launch."""
+    """What the entry of a launch set has in addition to the values of its representative launch."""
     if subject.launches is None:
         return {}
     return {
@@ -89,7 +90,7 @@ def _of_set(subject: Subject) -> dict[str, Any]:
 
 
 def _definitions(entries: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Unit, better direction and definition of each metric that the summary holds."""
+    """Unit, better direction and definition of each metric in the summary."""
     names = [name for entry in entries.values() for name in entry.get("metrics", ())]
     if any(entry.get("collectives") for entry in entries.values()):
         names += COLLECTIVE_METRIC_NAMES

@@ -1,17 +1,17 @@
-"""What every source is turned into before anything is computed: one set of typed tables for each rank.
+"""Defines the typed tables into which every source is loaded before anything is computed: one set of tables per rank.
 
 A loader (`aorta.analysis.load`, `aorta.analysis.traces`) reads a source, whatever recorded it, and returns a
-`RankTables` for each rank: who recorded it (`Source`), its steps (`Steps`), its collectives (`Collectives`), and a way
-to ask for what ran when inside one step (`Details`). All metrics, comparisons and pictures read these tables and never
-ask what the source was.
+`RankTables` for each rank: who recorded it (`Source`), its steps (`Steps`), its collectives (`Collectives`), and access
+to what ran when inside one step (`Details`). All metrics, comparisons and pictures read these tables and never ask what
+the source was.
 
     run = load_run("artifacts/cuda")
     tables = run.ranks[0]
-    tables.steps.metrics["exposed_comm_ms"]      # float64, one element a step, NaN where it is null
+    tables.steps.metrics["exposed_comm_ms"]      # float64, one element per step, NaN where it is null
     tables.collectives.end_ns - tables.collectives.start_ns
 
-What a source does not say is None (or `NO_TIME`, `UNKNOWN`, NaN inside a column), and `Source.absent` says why. Must
-not: hold a Python object a row, invent a value, or load pandas (processes that only read load this).
+What a source does not state is None (or `NO_TIME`, `UNKNOWN`, NaN inside a column), and `Source.absent` says why. Must
+not: hold a Python object per row, invent a value, or load pandas (processes that only read load this).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Members: TypeAlias = tuple[int, ...]
 """The global ranks of a process group, ascending."""
 
 NO_TIME: Final = -(2**63)
-"""In a column of times: it was not seen."""
+"""In a column of times: not observed."""
 UNKNOWN: Final = -1
 """In a column of codes, identifiers or sizes: the source does not say."""
 UNNUMBERED: Final = -2
@@ -48,20 +48,22 @@ KIND_METRICS: Final = frozenset(
     name for kind in KINDS for name in (f"{kind}_ms", f"compute_{kind}_ms", f"exposed_{kind}_ms")
 )
 KINDS_KNOWN: Final = ("comm_ms", "allreduce_ms")
-"""Where one of these is null, so is a kind that a step does not mention: the second stands in every step."""
+"""Where one of these is null, so is a kind that a step does not mention; the second is present in every step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Who recorded a rank, as far as the source says. Every fact that it may leave out is None then, and `absent` has
-    the reason under the fact's name.
+    """Who recorded a rank, as far as the source says. A fact that it does not state is None, and `absent` has the
+    reason under the name of the fact.
 
     Attributes:
-        path: the file, as it was given. format: "aorta" for a record of AORTA's own, else the reader's name ("kineto",
-            "rocprofv3-json", ...). rank: below 0 it is a number that stands for a trace of unknown rank.
-        lanes: names of the lanes of this source; bit `i` of a segment's mask is `lanes[i]`.
-        groups: process group -> its global ranks, as this rank means the name; groups it does not tell are left out.
-        timer: what took the times. instrument_mode: how collectives were instrumented; of a trace the tool.
+        path: the file, as it was given.
+        format: "aorta" for AORTA's own records, else the reader's name ("kineto", "rocprofv3-json", ...).
+        rank: a negative number stands for a trace of unknown rank.
+        lanes: names of the lanes of this source's timeline; bit `i` of a segment's mask is `lanes[i]`.
+        groups: process group -> its global ranks, as this rank uses the name; groups of unknown ranks are left out.
+        timer: what measured the times.
+        instrument_mode: how collectives were instrumented; for a trace, the tool.
         ending: how the process ended; None where the source has no end (a trace).
     """
 
@@ -92,7 +94,7 @@ class Source:
 
     @property
     def identity(self) -> str:
-        """What two sources of one run share: its id, or the path where there is none."""
+        """What the sources of one run share: its id, or the path where there is none."""
         return self.run_id if self.run_id is not None else self.path
 
 
@@ -105,17 +107,17 @@ def of_unused_kind(witnesses: Sequence[Floats]) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The steps of one rank in order of `global_step`, each once; every column has an element a step.
+    """The steps of one rank in order of `global_step`, each once; every column has one element per step.
 
     Attributes:
-        start_mono_ns, end_mono_ns: on the rank's own clock. t_start_ns, t_end_ns: on the clock that ranks share; of a
-            trace the same.
-        epoch, step, losses: None, or without a name, where the source does not have them. metrics: name -> milliseconds
-        or a ratio, NaN where it is null. A kind of collective that a step does not mention
-            was not used in it: 0, unless kinds are null (`column`).
+        start_mono_ns, end_mono_ns: on the rank's own clock.
+        t_start_ns, t_end_ns: on the clock that ranks share; for a trace the same as the two above.
+        epoch, step, losses: None, or without an entry, where the source does not have them.
+        metrics: name -> milliseconds or a ratio, NaN where it is null. A kind of collective that a step does not
+            mention was not used in it and is 0, unless kinds are null (`column`).
         reason: index into `reasons`, each of which says why metrics of a step are null.
         coverage: index into `coverages`; None where the source does not count what was issued.
-        rows_end: collectives of this step and of all before it.
+        rows_end: number of collectives of this step and all before it.
     """
 
     global_step: Ints
@@ -139,16 +141,16 @@ class Steps:
 
     @property
     def length_ns(self) -> Ints:
-        """Start to end of each step."""
+        """Duration of each step."""
         return self.end_mono_ns - self.start_mono_ns
 
     @property
     def row_counts(self) -> Ints:
-        """Collectives of each step."""
+        """Number of collectives of each step."""
         return np.diff(self.rows_end, prepend=0)
 
     def rows_of(self, first: int, last: int) -> slice:
-        """The collectives of the steps at places `first` to `last` (exclusive)."""
+        """The collectives of the steps with indices `first` to `last` (exclusive)."""
         return slice(int(self.rows_end[first - 1]) if first else 0, int(self.rows_end[last - 1]) if last else 0)
 
     def column(self, name: str) -> Floats:
@@ -166,8 +168,8 @@ class Steps:
 
 
 class CollectiveName(NamedTuple):
-    """What collectives are called and how their ends were learnt; few of a run differ, so rows hold an index.
-    `bytes` is `UNKNOWN` where the source does not tell.
+    """Facts that many collectives share: what it is, and how its end was observed. Few of them differ in a run, so rows
+    hold an index. `bytes` is `UNKNOWN` where the source does not say.
     """
 
     kind: str
@@ -179,12 +181,13 @@ class CollectiveName(NamedTuple):
 
 @dataclass(frozen=True)
 class Collectives:
-    """The collectives of one rank, by step, then in order of issue: one element a row in each column.
+    """The collectives of one rank, by step, then order of issue; every column has one element per collective.
 
     Attributes:
-        name: int32, index into `names`. seq: sequence number in its group, the same on all ranks; `UNNUMBERED` and
-            below where the source does not number it. issue_ns, start_ns, end_ns: from the start of the row's step on
-            this rank, `NO_TIME` where it was not seen.
+        name: int32, index into `names`.
+        seq: sequence number in its group, the same on all ranks; `UNNUMBERED` and below where the source does not
+            number it.
+        issue_ns, start_ns, end_ns: from the start of the row's step on this rank; `NO_TIME` where it was not observed.
     """
 
     names: tuple[CollectiveName, ...]
@@ -198,19 +201,19 @@ class Collectives:
         return len(self.seq)
 
     def take(self, rows: slice) -> Collectives:
-        """Some rows; the names stay."""
+        """Select rows; the names stay."""
         return Collectives(
             self.names, self.name[rows], self.seq[rows], self.issue_ns[rows], self.start_ns[rows], self.end_ns[rows]
         )
 
     @property
     def duration_ns(self) -> Ints:
-        """Start to end, `NO_TIME` where either was not seen."""
+        """Start to end; `NO_TIME` where either was not observed."""
         return _difference(self.start_ns, self.end_ns)
 
     @property
     def queued_ns(self) -> Ints:
-        """Issue to start, `NO_TIME` where either was not seen."""
+        """Issue to start; `NO_TIME` where either was not observed."""
         return _difference(self.issue_ns, self.start_ns)
 
 
@@ -219,7 +222,7 @@ def _difference(first: Ints, second: Ints) -> Ints:
 
 
 def no_collectives() -> Collectives:
-    """Of a rank that used none."""
+    """The table of a rank without collectives."""
     nothing = np.empty(0, np.int64)
     return Collectives((), nothing.astype(np.int32), nothing, nothing, nothing, nothing)
 
@@ -235,7 +238,7 @@ class Segment(NamedTuple):
 @dataclass(frozen=True)
 class StepIntervals:
     """What ran when inside one step of one rank, in ns from the step's start. `compute`, `stalls` and `aux` are None
-    where the source tells only which lanes were active (`segments`).
+    where the source only says which lanes were active (`segments`).
     """
 
     length_ns: int
@@ -246,7 +249,7 @@ class StepIntervals:
     aux: Sequence[AuxRange] | None = None
 
     def active(self) -> dict[str, list[Interval]]:
-        """Lane -> merged spans in which it was active; lanes never active are left out."""
+        """Lane -> merged spans in which it was active; lanes that never were are left out."""
         spans = {
             name: merge((part.start_ns, part.end_ns) for part in self.segments if part.lanes >> bit & 1)
             for bit, name in enumerate(self.lanes)
@@ -254,13 +257,13 @@ class StepIntervals:
         return {name: merged for name, merged in spans.items() if merged}
 
     def computing(self) -> list[Interval]:
-        """When it computed, stalls included: its compute ranges, or its compute lane where the source has only that."""
+        """When it computed, stalls included: its compute ranges, or its compute lane if the source has no ranges."""
         if self.compute is None:
             return self.active().get(COMPUTE, [])
         return [(part.start_ns, part.end_ns) for part in self.compute]
 
     def exposed(self) -> list[Interval]:
-        """When some collective ran and the rank did not compute: the segments of which that is true."""
+        """Exposed communication: the segments in which some collective ran and the rank did not compute."""
         compute = sum(1 << bit for bit, name in enumerate(self.lanes) if name == COMPUTE)
         comm = sum(1 << bit for bit, name in enumerate(self.lanes) if name not in NOT_COMMUNICATION)
         return merge(
@@ -269,40 +272,42 @@ class StepIntervals:
 
 
 class Details(Protocol):
-    """What of a rank is too much to be held for all steps: read, or cut out, when somebody asks. Can be pickled."""
+    """The part of a rank that is too large to hold for all steps, and is read or computed on request. It can be
+    pickled.
+    """
 
     def step(self, place: int) -> StepIntervals:
-        """The step at a place of `Steps`.
+        """The step with this index in `Steps`.
 
         Raises:
-            InputError: it cannot be read any more.
+            InputError: it can no longer be read.
         """
 
     def steps(self) -> Iterator[StepIntervals]:
-        """All of them in order, one in memory at a time.
+        """Yield all steps in order, one in memory at a time.
 
         Raises:
-            InputError: they cannot be read any more.
+            InputError: they can no longer be read.
         """
 
     def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
-        """Samples of the device, and why one failed.
+        """Yield samples of the device, each with the reason if it failed.
 
         Raises:
-            InputError: they cannot be read any more.
+            InputError: they can no longer be read.
         """
 
     def size_bytes(self) -> int:
-        """About how much `steps` reads from disk."""
+        """Roughly how much `steps` reads from disk."""
 
     def absolute(self) -> Details:
-        """The same, whatever the current directory."""
+        """The same with absolute paths, for workers with another working directory."""
 
 
 @dataclass(frozen=True)
 class IsolatedSteps:
-    """Steps of the isolated baselines (R10), in the order in which they ran: as much of them as two metrics need.
-    `phase` is an index into `PHASES`; `reason` and `coverage` are those of `Steps`.
+    """Steps of the isolated baselines (R10), in the order in which they ran, with the columns that two metrics need.
+    `phase` is an index into `PHASES`; `reason` and `coverage` are as in `Steps`.
     """
 
     phase: Ints
@@ -322,12 +327,13 @@ PHASES: Final[tuple[Phase, ...]] = ("train", "compute_only", "comm_only")
 
 @dataclass(frozen=True)
 class CoverageFacts:
-    """What was seen of a rank's collectives as a whole.
+    """How completely a rank's collectives were observed.
 
     Attributes:
-        end_sources: how ends were learnt -> collectives whose end was seen, warm-up left out. uncovered: steps in which
-            not every collective is known to have been seen (R8). reasons: why, with how many of them. first_missed: the
-            first global step in which fewer or more were seen than issued.
+        end_sources: how ends were observed -> number of collectives whose end was observed, warm-up left out.
+        uncovered: number of steps in which not every collective is known to have been seen (R8).
+        reasons: why -> in how many of them.
+        first_missed: the first global step in which fewer or more were seen than issued.
     """
 
     end_sources: Mapping[str | None, int] = field(default_factory=dict)
@@ -349,24 +355,24 @@ class RankTables:
     problems: tuple[str, ...] = ()
 
     def step_intervals(self, global_step: int) -> StepIntervals | None:
-        """What ran when in one step; None where the rank does not have it.
+        """What ran when inside one step; None where the rank does not have it.
 
         Raises:
-            InputError: it cannot be read any more.
+            InputError: it can no longer be read.
         """
         place = int(np.searchsorted(self.steps.global_step, global_step))
         there = place < len(self.steps) and self.steps.global_step[place] == global_step
         return self.details.step(place) if there else None
 
     def isolated_counts(self) -> dict[str, int]:
-        """Phase other than `train` -> its steps, warm-up included."""
+        """Phase other than `train` -> number of its steps, warm-up included."""
         codes = [] if self.isolated is None else self.isolated.phase.tolist()
         return {PHASES[code]: count for code, count in Counter(codes).items()}
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A device's whole trace as one window: flat metrics, and the reasons for those that are null."""
+    """A device's whole trace measured as one window: flat metrics, and the reasons for those that are null."""
 
     window: Interval
     metrics: Mapping[str, float | None]
@@ -378,8 +384,9 @@ class Run:
     """One launch: the tables of every rank that could be read, by rank, never empty.
 
     Attributes:
-        location: folder, file, glob or URL. manifest: `run.json`, None where there is none that belongs to it.
-        extras: what a loader knows of the run beside its tables, as `summary.json` shows it (`traces` of the loaders of
+        location: folder, file, glob or URL.
+        manifest: `run.json`; None where none belongs to the run.
+        extras: what a loader knows in addition to the tables, in the form of `summary.json` (`traces` for loaders of
             traces); empty for records.
     """
 
@@ -391,12 +398,12 @@ class Run:
 
     @property
     def source(self) -> Source:
-        """The lowest rank's, for the facts that all ranks share."""
+        """The source of the lowest rank, for facts that all ranks share."""
         return next(iter(self.ranks.values())).source
 
     @property
     def row_count(self) -> int:
-        """Collectives of all ranks."""
+        """Number of collectives of all ranks."""
         return sum(len(tables.collectives) for tables in self.ranks.values())
 
     def over_ranks(self, column: Callable[[Steps], npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -409,7 +416,7 @@ class Run:
 
 
 def global_steps(ranks: Iterable[RankTables]) -> Ints:
-    """Every global step that some rank has, in order."""
+    """Every global step that at least one rank has, in order."""
     found = np.empty(0, np.int64)
     for tables in ranks:
         if not np.array_equal(tables.steps.global_step, found):
@@ -418,7 +425,7 @@ def global_steps(ranks: Iterable[RankTables]) -> Ints:
 
 
 def partial_steps(ranks: Collection[RankTables]) -> tuple[int, ...]:
-    """Global steps that some of the ranks do not have."""
+    """Global steps that some of the ranks lack."""
     steps = global_steps(ranks)
     missing = np.zeros(len(steps), bool)
     for tables in ranks:
