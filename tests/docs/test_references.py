@@ -104,4 +104,4 @@ def test_files_of_the_code_that_pages_name_exist() -> None:
         for path in re.findall(r"`((?:aorta|tests|benchmarks)/[\w./-]+)`", page.read_text())
     }
     assert named
-    assert sorted(place for place in named if not (ROOT / place[1]).exists() and "/mine" not in place[1]) == []
+    assert sorted(place for place in named if not (ROOT / place[1]).exists() and "mine" not in place[1]) == []
