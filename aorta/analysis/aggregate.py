@@ -7,7 +7,7 @@ the milliseconds of the record, or hold more than a few columns of the run in me
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -33,7 +33,12 @@ _MEANS: Final = {
     "mean_allreduce_overlap_ms": "compute_allreduce_ms",
     "mean_reducescatter_overlap_ms": "compute_reducescatter_ms",
 }
-"""Keys of the first AORTA, kept for its users: means over the rank-steps used."""
+"""Keys of the first AORTA, kept for those who read them: means over the rank-steps used."""
+_OF_RUNS: Final[Mapping[str, Callable[[Run], dict[str, Any]]]] = {
+    "overlap_efficiency": overlap_efficiency,
+    "compute_slowdown": compute_slowdown,
+}
+"""Metric of a whole run, which no step has -> what describes it (`stats.describe`). A new one is registered here."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +159,8 @@ def _metrics(dataset: Dataset) -> dict[str, Any]:
 
 
 def single_values(run: Run) -> dict[str, dict[str, Any]]:
-    """Metrics of a whole run rather than of a step: those that rest on its isolated baselines."""
-    return {"overlap_efficiency": overlap_efficiency(run), "compute_slowdown": compute_slowdown(run)}
+    """Metrics of a whole run, which no step has."""
+    return {name: describe_run(run) for name, describe_run in _OF_RUNS.items()}
 
 
 def by_step(dataset: Dataset, name: str) -> tuple[Floats, Ints, str | None]:

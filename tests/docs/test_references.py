@@ -44,7 +44,7 @@ def test_sections_the_code_cites() -> None:
 def test_exit_codes() -> None:
     classes = [value for value in vars(errors).values() if isinstance(value, type)]
     codes = {error.exit_code for error in classes if issubclass(error, errors.AortaError)}
-    listed = first_column(section(ROOT / "README.md", "Exit codes"))
+    listed = first_column(section(ROOT / "docs" / "running.md", "Exit codes"))
     assert listed == [*(str(code) for code in sorted({errors.EXIT_OK, *codes})), "128 + n"]
 
 
@@ -56,9 +56,13 @@ def test_dependencies_are_named_in_the_readme() -> None:
         assert re.search(rf"(?<![\w-]){re.escape(package)}(?![\w-])", text), package
 
 
-def test_the_readme_s_tree_has_every_room() -> None:
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+
+
+def test_the_architecture_s_tree_has_every_room() -> None:
     rooms = {path.parent.name for path in (ROOT / "aorta").glob("*/__init__.py")}
-    (tree,) = fenced(ROOT / "README.md", "")
+    _picture, tree = fenced(ROOT / "docs" / "architecture.md", "")
     assert rooms == set(re.findall(r"^  (\w+)/", tree, re.MULTILINE))
 
 
@@ -74,3 +78,30 @@ def test_tests_of_devices_stand_where_the_gate_looks_for_them() -> None:
     marked = re.compile(r"\bmark\.(?:gpu|simulated|rocm)\b")
     found = {path.relative_to(ROOT).parts[1] for path in SOURCES if marked.search(path.read_text())}
     assert {f"tests/{room}" for room in found} == set(line.split())
+
+
+def test_every_station_of_the_walks_is_where_the_architecture_page_says() -> None:
+    stations = re.findall(
+        r"^\| \d+ \| `(aorta/[\w/]+\.py)`: `([\w.]+)` \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE
+    )
+    assert len(stations) > 12
+    missing = [
+        (path, name)
+        for path, name in stations
+        for part in name.split(".")
+        if not re.search(rf"^ *(?:class|def) {part}\b", (ROOT / path).read_text(), re.MULTILINE)
+    ]
+    assert missing == []
+
+
+def test_files_of_the_code_that_pages_name_exist() -> None:
+    """A page of history may name what has gone, CONTRIBUTING what is still to be written."""
+    history = {"CHANGELOG.md", "log.md"}
+    named = {
+        (name(page), path)
+        for page in PAGES
+        if page.name not in history
+        for path in re.findall(r"`((?:aorta|tests|benchmarks)/[\w./-]+)`", page.read_text())
+    }
+    assert named
+    assert sorted(place for place in named if not (ROOT / place[1]).exists() and "mine" not in place[1]) == []

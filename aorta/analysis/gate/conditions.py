@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from aorta.analysis.metrics import STEP_METRIC_NAMES
+from aorta.analysis.tables import KIND_METRICS
 from aorta.errors import InputError
 
 Sign: TypeAlias = Literal["<", ">"]
@@ -84,7 +85,7 @@ def _unknown(name: str, known: Collection[str]) -> str:
 
 
 def _of_a_kind(metric: str) -> bool:
-    return metric not in STEP_METRIC_NAMES[: STEP_METRIC_NAMES.index("compute_slowdown") + 1]
+    return metric in KIND_METRICS
 
 
 def _wrong(text: str, at: int, what: str) -> InputError:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from aorta.analysis.load.open import Peekable, is_url, local_copy, members, opened, reading
 from aorta.analysis.traces.aorta_2025 import read_aorta_2025
@@ -32,6 +32,16 @@ _SAME_PROCESS: Final = re.compile(r"_(results\.(json|db)|kernel_trace\.csv)(\.gz
 """Names under which rocprofv3 writes the kernels of one process in another format."""
 _PREFERRED: Final = ("rocpd", "rocprofv3-json", "rocprofv3-csv")
 LARGEST_FOLDER: Final = 100_000
+
+StreamReader: TypeAlias = Callable[[Peekable, str, NameClassifier, Sequence[Header]], Iterable[Trace]]
+"""Inflated text, where it stands, how kernels are named, and headers of AORTA's records near it -> its traces."""
+_OF_STREAMS: Final[Mapping[str, StreamReader]] = {
+    KINETO: lambda stream, place, classifier, _headers: [read_kineto(stream, place, classifier)],
+    "rocprofv3-json": read_json,
+    "aorta-2025": lambda stream, place, _classifier, _headers: [read_aorta_2025(stream, place)],
+}
+"""Format -> its reader: a new one is registered here, and recognised in `detecting`."""
+_OF_DATABASES: Final = {"rocpd": read_rocpd, "nsys": read_nsys}
 
 
 class NoTraces(InputError):
@@ -108,9 +118,9 @@ def read_unit(unit: Unit) -> Iterator[Trace]:
     """
     classifier = NameClassifier(unit.comm_patterns)
     place = unit.files[0]
-    if unit.format in ("rocpd", "nsys"):
+    if unit.format in _OF_DATABASES:
         with local_copy(place) as path:
-            yield from (read_rocpd if unit.format == "rocpd" else read_nsys)(path, place, classifier, unit.headers)
+            yield from _OF_DATABASES[unit.format](path, place, classifier, unit.headers)
         return
     with ExitStack() as stack:
         streams = {file: stack.enter_context(opened(file)) for file in unit.files}
@@ -128,17 +138,13 @@ def _read_stream(
         seen = 0
         for where, content in members(stream, place):
             inner = detect(content.head())
-            if inner in (KINETO, "rocprofv3-json", "aorta-2025"):
+            if inner is not None and inner in _OF_STREAMS:
                 seen += 1
                 yield from _read_stream(content, inner, where, classifier, headers)
         if not seen:
             raise InputError(f"{place}: an archive without a trace in it; expected Kineto traces")
-    elif found == KINETO:
-        yield read_kineto(stream, place, classifier)
-    elif found == "rocprofv3-json":
-        yield from read_json(stream, place, classifier, headers)
     else:
-        yield read_aorta_2025(stream, place)
+        yield from _OF_STREAMS[found](stream, place, classifier, headers)
 
 
 def _files(location: str) -> tuple[list[str], bool]:
