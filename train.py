@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aorta.config.door import main
 from aorta.config.multirun import JobLauncher
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Rpc
+from aorta.config.train_cli import main
 
 
 def run(resolved: Resolved) -> int:

@@ -2,7 +2,7 @@
 
     python analysis/trace_tables.py TRACES [--output DIR] [--format csv|csv.gz|parquet]
 
-Runs from any directory, installed or not. What it does is in `aorta/analysis/traces/command.py`.
+Runs from any directory, installed or not. What it does is in `aorta/analysis/load/export_command.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from aorta.analysis.traces.command import trace_tables  # noqa: E402
+from aorta.analysis.load.export_command import trace_tables  # noqa: E402
 
 if __name__ == "__main__":
     raise SystemExit(trace_tables(sys.argv[1:]))

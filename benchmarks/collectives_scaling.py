@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import read_topology
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import read_topology
 from aorta.records.writer import RecordWriter
 from benchmarks import plans
 from benchmarks.steps import CPU, TinySteps
@@ -55,7 +55,12 @@ def measure(words: Any) -> int:
     steep = [size for size in SIZES if size >= 100]
     exponent = float(np.polyfit(np.log(steep), np.log([cost[size] for size in steep]), 1)[0])
     each = {size: cost[size] / size for size in SIZES}
-    figures = {"host_tap": plans.host_tap(words), "us_per_step": cost, "us_per_collective": each, "exponent": exponent}
+    figures = {
+        "interceptor": plans.interceptor(words),
+        "us_per_step": cost,
+        "us_per_collective": each,
+        "exponent": exponent,
+    }
     targets = {"exponent <= 1.15": exponent <= 1.15, "1,000 against 100 <= 1.5": each[1_000] <= 1.5 * each[100]}
     return plans.say("collectives_scaling", figures, targets)
 

@@ -24,11 +24,11 @@ import torch
 import torch.distributed as dist
 from aorta.records.clock import read_clocks
 
-from aorta.instrument.instrument import Instrument
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import read_topology
+from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native import build as native
-from aorta.instrument.reading import StepFacts
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import read_topology
+from aorta.instrument.step_builder import StepFacts
 from benchmarks import plans
 from tests.simulated import load
 
@@ -49,7 +49,7 @@ def timed(tensor: torch.Tensor, calls: int) -> dict[str, float]:
     return {"wall": median(wall), "cpu": median(cpu)}
 
 
-def blocks(instrument: Instrument, tensor: torch.Tensor, words: Any) -> list[dict[str, dict[str, float]]]:
+def blocks(instrument: Instrumentation, tensor: torch.Tensor, words: Any) -> list[dict[str, dict[str, float]]]:
     """Pairs of blocks, `off` and `on`, which first alternating."""
     pairs = []
     for number in range(words.pairs + 1):
@@ -81,7 +81,7 @@ def worker(words: Any) -> dict[str, Any]:
     with process_group(read_topology(), device, 120):
         for mode in MODES:
             for tap in TAPS:
-                with Instrument(
+                with Instrumentation(
                     device, mode, 0, 1, read_clocks(), lambda _line: None, native=tap == "compiled"
                 ) as instrument:
                     found[f"{mode}, {tap}"] = blocks(instrument, torch.ones(1, device=device), words)

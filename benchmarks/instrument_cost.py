@@ -30,8 +30,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import read_topology
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import read_topology
 from aorta.records.writer import RecordWriter
 from benchmarks import plans
 from benchmarks.reading import Reading
@@ -91,7 +91,7 @@ def measure(words: Any) -> int:
         for strategy, mode in plan if turn % 2 == 0 else plan[::-1]:
             case = ("--strategy", strategy, "--mode", mode)
             found[strategy, mode].append(plans.launch("benchmarks.instrument_cost", 2, *case, *sizes))
-    figures: dict[str, Any] = {"host_tap": plans.host_tap(words)}
+    figures: dict[str, Any] = {"interceptor": plans.interceptor(words)}
     targets = {}
     for (strategy, mode), launches in found.items():
 

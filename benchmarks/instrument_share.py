@@ -38,9 +38,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from aorta.instrument.recorder import TOGETHER
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import read_topology
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import read_topology
+from aorta.instrument.step_recorder import TOGETHER
 from aorta.records.writer import RecordWriter
 from benchmarks import plans
 from benchmarks.counters import Counters
@@ -161,7 +161,7 @@ def measure(words: Any) -> int:
             said = ("--strategy", strategy, "--mode", mode, *plans.tap_words(words))
             said += ("--seconds", str(words.seconds), "--batch-size", str(words.batch_size))
             found[strategy, mode].append(plans.launch("benchmarks.instrument_share", 2, *said))
-    figures: dict[str, Any] = {"host_tap": plans.host_tap(words)}
+    figures: dict[str, Any] = {"interceptor": plans.interceptor(words)}
     targets = {}
     for (strategy, mode), answers in found.items():
         case = f"{strategy}.{mode}"

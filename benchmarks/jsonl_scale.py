@@ -160,7 +160,7 @@ def child(what: str, folder: Path) -> dict[str, float]:
         with ProcessPoolExecutor(cores(), mp_context=get_context("spawn")) as pool:
             lines = sum(pool.map(partial(parse_file, what.removeprefix("parse_")), files))
         return {"seconds": time.perf_counter() - begin, "cpu_seconds": cpu_seconds(), "lines": lines}
-    from aorta.analysis.aggregate import Dataset, step_entry
+    from aorta.analysis.aggregate import LabelledRun, step_entry
     from aorta.analysis.load.engines import Local
     from aorta.analysis.load.records import load_run
 
@@ -170,7 +170,7 @@ def child(what: str, folder: Path) -> dict[str, float]:
         marks[stage] = time.perf_counter() - begin
         marks[f"cpu_{stage}"] = cpu_seconds()
 
-    dataset = Dataset("scale", load_run(folder, Local(cores())))
+    dataset = LabelledRun("scale", load_run(folder, Local(cores())))
     mark("read")
     entry = step_entry(dataset)
     mark("steps")

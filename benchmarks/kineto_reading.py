@@ -75,10 +75,10 @@ def format_of(path: str) -> str:
 
 def scanned(path: str) -> Any:
     """From the file to the metrics of its windows."""
-    from aorta.analysis.traces.scanning import read_trace_tables
-    from aorta.analysis.traces.units import Unit
+    from aorta.analysis.load.trace_files import TraceFiles
+    from aorta.analysis.load.trace_tables import read_trace_tables
 
-    return read_trace_tables(Unit((path,), format_of(path)))
+    return read_trace_tables(TraceFiles((path,), format_of(path)))
 
 
 def parsed(path: str) -> Any:
@@ -91,11 +91,11 @@ def parsed(path: str) -> Any:
 
 def table_of(path: str) -> str:
     """A digest of all that was read of the intervals and steps of a trace."""
-    from aorta.analysis.traces.table import COLUMNS
-    from aorta.analysis.traces.units import Unit, read_unit
+    from aorta.analysis.load.interval_table import COLUMNS
+    from aorta.analysis.load.trace_files import TraceFiles, read_unit
 
     digest = hashlib.sha256()
-    for trace in read_unit(Unit((path,), format_of(path))):
+    for trace in read_unit(TraceFiles((path,), format_of(path))):
         table = trace.intervals
         for column in COLUMNS:
             digest.update(getattr(table, column).tobytes())
@@ -106,7 +106,7 @@ def table_of(path: str) -> str:
 
 def with_aorta(path: str) -> dict[str, Any]:
     """What reading takes, in a process of its own."""
-    from aorta.analysis.traces import scanning  # noqa: F401  not part of what is measured
+    from aorta.analysis.load import trace_tables  # noqa: F401  not part of what is measured
 
     def figures(found: Any) -> dict[str, Any]:
         return {
@@ -139,11 +139,11 @@ def _taken(way: Callable[[str], Any], path: str, figures: Callable[[Any], dict[s
 
 def with_folder(path: str) -> dict[str, Any]:
     """Every trace of a folder, matched across ranks."""
-    from aorta.analysis.aggregate import Dataset, aggregate
-    from aorta.analysis.traces.run import load_traces
+    from aorta.analysis.aggregate import LabelledRun, aggregate
+    from aorta.analysis.load.traces import load_traces
 
     began = time.perf_counter()
-    summary = aggregate(Dataset("traces", load_traces(path)))
+    summary = aggregate(LabelledRun("traces", load_traces(path)))
     return {"seconds": time.perf_counter() - began, "overlap_ratio": summary["overlap_ratio"]}
 
 

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from aorta.analysis.aggregate import Dataset, by_step
-from aorta.analysis.launches.sets import incomplete
+from aorta.analysis.aggregate import LabelledRun, by_step
+from aorta.analysis.compare.launch_set import incomplete
+from aorta.analysis.load.locations import launch_folders
 from aorta.analysis.load.records import load_run
 from aorta.analysis.metrics import JOB_STEP
-from aorta.analysis.sources import launch_folders
 from tests.runs import command, environment
 
 DATA = Path(__file__).parent / "data" / "launch_noise.json"
@@ -61,7 +61,7 @@ def record(launches: int, folder: Path) -> list[Path]:
 
 def of_launch(folder: Path) -> dict[str, list[list[float]]]:
     """Metric -> for each global step the values of its ranks."""
-    dataset = Dataset(folder.name, load_run(folder))
+    dataset = LabelledRun(folder.name, load_run(folder))
     why = incomplete(dataset)
     if why is not None:
         raise RuntimeError(f"{folder}: {why}")

@@ -44,7 +44,7 @@ def tap_words(words: Any) -> list[str]:
     return ["--python"] if words.python else []
 
 
-def host_tap(words: Any) -> str:
+def interceptor(words: Any) -> str:
     """What times collectives here, in words."""
     return compiled(torch.device("cpu"), wanted=not words.python, emulated=False)[1]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aorta.instrument.recorder import StepRecorder
+from aorta.instrument.step_recorder import StepRecorder
 
 
 class Reading:

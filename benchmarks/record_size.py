@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import read_topology
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import read_topology
 from aorta.records.writer import RecordWriter
 from benchmarks import plans
 from benchmarks.steps import CPU, TinySteps
@@ -59,7 +59,7 @@ def measure(words: Any) -> int:
     tiny = plans.launch("benchmarks.record_size", 1, "--tiny", *sizes)
     real = plans.launch("benchmarks.record_size", 2, *sizes)
     figures = {
-        "host_tap": plans.host_tap(words),
+        "interceptor": plans.interceptor(words),
         "collectives": COLLECTIVES,
         "bytes_per_step": {"median": median(tiny), "max": max(tiny)},
         "fsdp_bytes_per_step": {"median": median(real), "max": max(real)},

@@ -63,7 +63,7 @@ def _train(output: Path, ranks: int, words: tuple[str, ...]) -> None:
 
 def _write_traces(folder: Path) -> None:
     from benchmarks.kineto_traces import Plan, write_traces
-    from tests.analysis.traces import nsys_files, rocprof_files
+    from tests.analysis.load import nsys_files, rocprof_files
 
     kineto = folder / "kineto"
     kineto.mkdir(exist_ok=True)

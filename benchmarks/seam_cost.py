@@ -35,12 +35,12 @@ import torch
 import torch.distributed as dist
 from aorta.records.clock import read_clocks
 
-from aorta.instrument.instrument import Instrument
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import read_topology
+from aorta.instrument.dispatcher import DispatcherHook
+from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.operators import OPERATORS
-from aorta.instrument.reading import StepFacts
-from aorta.instrument.seam import Seam
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import read_topology
+from aorta.instrument.step_builder import StepFacts
 from aorta.records.writer import RecordWriter
 from benchmarks import plans
 
@@ -57,7 +57,9 @@ class Rig:
     """One rank's arms."""
 
     def __init__(self, writer: RecordWriter, rank: int, world_size: int, *, native: bool) -> None:
-        self.instrument = Instrument(CPU, "dedicated", rank, world_size, read_clocks(), writer.write, native=native)
+        self.instrument = Instrumentation(
+            CPU, "dedicated", rank, world_size, read_clocks(), writer.write, native=native
+        )
         self.tensor = torch.ones(1)
         self.factor, self.product = torch.randn(EVICTING, EVICTING), torch.empty(EVICTING, EVICTING)
         self.steps = 0
@@ -68,7 +70,7 @@ class Rig:
             if name != "recorded":
                 stack.enter_context(self.instrument.paused())
             if name == "bare":
-                stack.callback(Seam(OPERATORS, CPU, lambda _name, _args, original: original()).close)
+                stack.callback(DispatcherHook(OPERATORS, CPU, lambda _name, _args, original: original()).close)
             yield
 
     def block(self, name: str, calls: int) -> dict[str, float]:
@@ -120,7 +122,7 @@ def worker(words: Any) -> list[dict[str, dict[str, float]]]:
 
 def measure(words: Any) -> int:
     """Worlds of one and two."""
-    figures: dict[str, Any] = {"host_tap": plans.host_tap(words)}
+    figures: dict[str, Any] = {"interceptor": plans.interceptor(words)}
     targets = {}
     for ranks in (1, 2):
         halves = plans.launch(

@@ -22,13 +22,13 @@ from typing import Any
 import torch
 
 import aorta.instrument
-from aorta.instrument.backward import BackwardEnds
-from aorta.instrument.compute import BlockRanges
-from aorta.instrument.reading import OpenStep, StepReader
-from aorta.instrument.recorder import TOGETHER, StepRecorder, _Aux
-from aorta.instrument.scalars import Scalar
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import read_topology
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import read_topology
+from aorta.instrument.backward_end import BackwardEnds
+from aorta.instrument.compute_ranges import BlockRanges
+from aorta.instrument.loss_scalars import Scalar
+from aorta.instrument.step_builder import OpenStep, StepBuilder
+from aorta.instrument.step_recorder import TOGETHER, StepRecorder, _Aux
 from aorta.records.writer import RecordWriter
 from benchmarks import plans
 from benchmarks.instrument_cost import CPU, WORDS
@@ -37,7 +37,7 @@ from tests.loop import Loop
 PARTS: tuple[tuple[str, type, str], ...] = (
     ("begin", StepRecorder, "begin"),
     ("end", StepRecorder, "end"),
-    ("line", StepReader, "line"),
+    ("line", StepBuilder, "line"),
     ("write", RecordWriter, "write"),
     ("handed_over", OpenStep, "hear"),
     ("aux", _Aux, "__enter__"),
@@ -111,7 +111,7 @@ def worker(words: Any) -> dict[str, float]:
 
 def measure(words: Any) -> int:
     """A launch for each strategy."""
-    figures: dict[str, Any] = {"host_tap": plans.host_tap(words)}
+    figures: dict[str, Any] = {"interceptor": plans.interceptor(words)}
     targets: dict[str, bool] = {}
     for strategy in ("ddp", "fsdp"):
         said = ("--strategy", strategy, "--steps", str(words.steps), *plans.tap_words(words))

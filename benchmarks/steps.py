@@ -7,8 +7,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from aorta.instrument.instrument import Instrument
-from aorta.instrument.reading import StepFacts
+from aorta.instrument.instrumentation import Instrumentation
+from aorta.instrument.step_builder import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.writer import RecordWriter
 
@@ -25,7 +25,9 @@ class TinySteps:
     """
 
     def __init__(self, writer: RecordWriter, rank: int, world_size: int, *, native: bool) -> None:
-        self.instrument = Instrument(CPU, "dedicated", rank, world_size, read_clocks(), writer.write, native=native)
+        self.instrument = Instrumentation(
+            CPU, "dedicated", rank, world_size, read_clocks(), writer.write, native=native
+        )
         self._blocks = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(8)])
         self.instrument.watch([(f"layer_{number}", block) for number, block in enumerate(self._blocks)])
         self._tensor, self._input = torch.ones(1), torch.ones(4)

@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from aorta.capture.destinations import destination
-from aorta.capture.naming import Moment, Window
-from aorta.capture.saver import Job, Output, Saver
+from aorta.profiling.destinations import destination
+from aorta.profiling.trace_names import Moment, TraceWindow
+from aorta.profiling.trace_saver import Job, SavedOutput, Saver
 from benchmarks import plans
 
 _SERVER = """
@@ -58,8 +58,8 @@ class Uploads:
             if self.on and self.saver.pending == 0:
                 self._number += 1
                 name = f"{self._number}.json"
-                output = Output("trace", self._folder / name, self._to, name)
-                window = Window(0, 0, False, Moment(batch=self._number))
+                output = SavedOutput("trace", self._folder / name, self._to, name)
+                window = TraceWindow(0, 0, False, Moment(batch=self._number))
                 self.saver.submit(Job(window, lambda path: path.write_bytes(self._content), [output]))
 
     def close(self) -> int:

@@ -30,14 +30,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom
 
-from aorta.analysis.compare import pairs
-from aorta.analysis.launches.bootstrap import Effect, effect, step_medians
-from aorta.analysis.launches.compared import judged, medians_entry
-from aorta.analysis.launches.ranks import mann_whitney
-from aorta.analysis.launches.rules import LEVEL, Rules
-from aorta.analysis.launches.sets import Launch, LaunchSet
-from aorta.analysis.launches.values import Sample
-from aorta.analysis.launches.verdict import Evidence, decide
+from aorta.analysis.compare.bootstrap import Effect, effect, step_medians
+from aorta.analysis.compare.launch_comparison import judged, medians_entry
+from aorta.analysis.compare.launch_set import Launch, LaunchSet
+from aorta.analysis.compare.mann_whitney import mann_whitney
+from aorta.analysis.compare.run_comparison import pairs
+from aorta.analysis.compare.samples import Sample
+from aorta.analysis.compare.verdict import Evidence, decide
+from aorta.analysis.compare.verdict_rules import LEVEL, Rules
 from benchmarks.launch_noise import DATA
 
 Floats = npt.NDArray[np.float64]

@@ -28,7 +28,7 @@ def test_rooms_without_a_world_outside_are_pure_and_others_are_not() -> None:
         ("import torch", False),
         ("def test_something():\n    from time import sleep", False),
         ("from tests.runs import train", False),
-        ("from aorta.launch.topology import read_topology", False),
+        ("from aorta.distributed.topology import read_topology", False),
         ("from aorta.analysis.report import write_report", False),
     ],
 )

@@ -118,9 +118,9 @@ def iter_intervals(location: str | Path, *, comm_patterns: Sequence[str] = ()) -
     Raises:
         InputError: nothing there can be read as a trace, or one of the files is damaged.
     """
-    from aorta.analysis.traces.export import interval_frame
-    from aorta.analysis.traces.placing import headers_near
-    from aorta.analysis.traces.units import find_units, read_unit
+    from aorta.analysis.load.interval_export import interval_frame
+    from aorta.analysis.load.rank_inference import headers_near
+    from aorta.analysis.load.trace_files import find_units, read_unit
 
     units, _ = find_units(str(location), comm_patterns, headers_near(str(location)))
     for unit in units:

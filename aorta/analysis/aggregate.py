@@ -42,7 +42,7 @@ _OF_RUNS: Final[Mapping[str, Callable[[Run], dict[str, Any]]]] = {
 
 
 @dataclass(frozen=True)
-class Dataset:
+class LabelledRun:
     """A labelled run and its tables."""
 
     label: str
@@ -93,7 +93,7 @@ def job_steps(frame: pd.DataFrame, ranks: Collection[int]) -> pd.Series[float]:
     return by_step.max()[by_step.count() == len(ranks)]
 
 
-def aggregate(dataset: Dataset) -> dict[str, Any]:
+def aggregate(dataset: LabelledRun) -> dict[str, Any]:
     """The entry of one dataset in the summary. Without a usable step it has `count` 0, what was read, and why nothing
     was used.
     """
@@ -104,7 +104,7 @@ def aggregate(dataset: Dataset) -> dict[str, Any]:
     return {**entry, "collectives": found.collectives, "stragglers": found.stragglers}
 
 
-def step_entry(dataset: Dataset) -> dict[str, Any]:
+def step_entry(dataset: LabelledRun) -> dict[str, Any]:
     """The part of the entry that needs no matching across ranks."""
     devices = devices_entry(dataset.run, dataset.table(*JOINED_ON), dataset.device_samples)
     facts = {
@@ -128,7 +128,7 @@ def _source(run: Run) -> dict[str, Any]:
     }
 
 
-def _counts(dataset: Dataset) -> dict[str, Any]:
+def _counts(dataset: LabelledRun) -> dict[str, Any]:
     read, used = len(dataset.used), int(dataset.used.sum())
     isolated = Counter[str]()
     for tables in dataset.run.ranks.values():
@@ -145,7 +145,7 @@ def _counts(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def _metrics(dataset: Dataset) -> dict[str, Any]:
+def _metrics(dataset: LabelledRun) -> dict[str, Any]:
     entries = {
         name: describe(dataset.values(name), dataset.ranks_used, null_reasons(dataset.run, name))
         for name in dataset.metrics
@@ -163,7 +163,7 @@ def single_values(run: Run) -> dict[str, dict[str, Any]]:
     return {name: describe_run(run) for name, describe_run in _OF_RUNS.items()}
 
 
-def by_step(dataset: Dataset, name: str) -> tuple[Floats, Ints, str | None]:
+def by_step(dataset: LabelledRun, name: str) -> tuple[Floats, Ints, str | None]:
     """The values behind a median of the aggregate, in ms or as a ratio (NaN = null).
 
     Returns:
@@ -185,7 +185,7 @@ def by_step(dataset: Dataset, name: str) -> tuple[Floats, Ints, str | None]:
     return np.asarray(times, np.float64), steps, None if len(times) else "no global step is on all ranks"
 
 
-def ratio_of_sums(dataset: Dataset, ratio: str) -> dict[str, Any]:
+def ratio_of_sums(dataset: LabelledRun, ratio: str) -> dict[str, Any]:
     """The ratio of milliseconds summed over the rank-steps where both parts are known, so that long
     steps weigh more.
     """
@@ -198,7 +198,7 @@ def ratio_of_sums(dataset: Dataset, ratio: str) -> dict[str, Any]:
     }
 
 
-def _first_aorta_keys(dataset: Dataset, metrics: dict[str, Any]) -> dict[str, Any]:
+def _first_aorta_keys(dataset: LabelledRun, metrics: dict[str, Any]) -> dict[str, Any]:
     reasons: dict[str, str] = {}
     keys: dict[str, Any] = {"count": int(dataset.used.sum())}
     for key, column in _MEANS.items():

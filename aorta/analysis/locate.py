@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from aorta.analysis.sources import launch_folders
+from aorta.analysis.load.locations import launch_folders
 from aorta.errors import InputError
 from aorta.records.reader import header_of
 from aorta.records.run_files import rank_files

@@ -11,13 +11,13 @@ from typing import Any, Final
 from aorta import __version__
 from aorta.analysis.aggregate import aggregate
 from aorta.analysis.attribution.attribute import attribute
-from aorta.analysis.compare import compare
-from aorta.analysis.launches.compared import compare_launches, left_out
-from aorta.analysis.launches.rules import Rules
+from aorta.analysis.compare.inputs import Subject
+from aorta.analysis.compare.launch_comparison import compare_launches, left_out
+from aorta.analysis.compare.run_comparison import compare
+from aorta.analysis.compare.verdict_rules import Rules
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, metric_named
 from aorta.analysis.stats import PERCENTILE_METHOD
-from aorta.analysis.subjects import Subject
 
 SUMMARY_VERSION: Final = 1
 

@@ -1,6 +1,6 @@
 """Defines the typed tables into which every source is loaded before anything is computed: one set of tables per rank.
 
-A loader (`aorta.analysis.load`, `aorta.analysis.traces`) reads a source, whatever recorded it, and returns a
+A loader (`aorta.analysis.load`) reads a source, whatever recorded it, and returns a
 `RankTables` for each rank: who recorded it (`Source`), its steps (`Steps`), its collectives (`Collectives`), and access
 to what ran when inside one step (`Details`). All metrics, comparisons and pictures read these tables and never ask what
 the source was.
@@ -227,7 +227,7 @@ def no_collectives() -> Collectives:
     return Collectives((), nothing.astype(np.int32), nothing, nothing, nothing, nothing)
 
 
-class Segment(NamedTuple):
+class LaneSegment(NamedTuple):
     """A stretch of a step in which the set of active lanes does not change; bits of `lanes` follow `Source.lanes`."""
 
     start_ns: int
@@ -243,7 +243,7 @@ class StepIntervals:
 
     length_ns: int
     lanes: tuple[str, ...]
-    segments: Sequence[Segment]
+    segments: Sequence[LaneSegment]
     compute: Sequence[ComputeRange] | None = None
     stalls: Sequence[Stall] | None = None
     aux: Sequence[AuxRange] | None = None

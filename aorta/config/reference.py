@@ -21,7 +21,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from aorta.config import multirun
-from aorta.config.arguments import DEAD, REFUSED_VALUES, RENAMED, RETRANSLATED
+from aorta.config.override_words import DEAD, REFUSED_VALUES, RENAMED, RETRANSLATED
 from aorta.config.schema import GROUPS, NAMES, Config
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"

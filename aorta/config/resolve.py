@@ -20,10 +20,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from aorta.config.mesh import data_parallel_size, mesh_rules
 from aorta.config.rules.bounds import at_least
-from aorta.config.rules.fabric import fabric_rules
-from aorta.config.rules.parallel import parallel_rules
-from aorta.config.rules.profiling import profiling_notes, profiling_rules
-from aorta.config.rules.workload import workload_notes, workload_rules
+from aorta.config.rules.fabric_rules import fabric_rules
+from aorta.config.rules.parallel_rules import parallel_rules
+from aorta.config.rules.profiling_rules import profiling_notes, profiling_rules
+from aorta.config.rules.workload_rules import workload_notes, workload_rules
 from aorta.config.schema import NAMES, Config, Mode
 from aorta.errors import ConfigError
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from aorta.launch.hiding import HIDDEN, SECRET, hide
+from aorta.distributed.redaction import HIDDEN, SECRET, hide
 
 REFERENCE: Final = "reference"
 CANDIDATE: Final = "candidate"
@@ -160,7 +160,7 @@ def _output_word(folder: Path) -> str:
     """The word that says where a run writes; in quotes only where Hydra's grammar needs them."""
     if re.fullmatch(r"[A-Za-z0-9_/.-]+", str(folder)):
         return f"training.output_dir={folder}"
-    from aorta.config.arguments import quoted  # brings Hydra along, for which --help need not wait
+    from aorta.config.override_words import quoted  # brings Hydra along, for which --help need not wait
 
     return quoted("training.output_dir", str(folder))
 

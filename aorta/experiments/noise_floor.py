@@ -25,7 +25,7 @@ def noise_floor(plan: Plan) -> dict[str, Any]:
     Raises:
         RunIncomplete: launches are missing. InputError: a run folder cannot be read.
     """
-    from aorta.analysis.aggregate import Dataset, step_entry
+    from aorta.analysis.aggregate import LabelledRun, step_entry
     from aorta.analysis.load.records import load_run
     from aorta.analysis.metrics import in_order, metric_named
 
@@ -36,7 +36,7 @@ def noise_floor(plan: Plan) -> dict[str, Any]:
     entries, fabric = [], None
     for one in order:
         run = load_run(plan.run_folder(one))
-        entries.append(step_entry(Dataset(one.name.replace("/", "-"), run)).get("metrics", {}))
+        entries.append(step_entry(LabelledRun(one.name.replace("/", "-"), run)).get("metrics", {}))
         fabric = run.health.fabric
     sides = [one.side.name for one in order]
     names = in_order({name for metrics in entries for name in metrics})

@@ -13,11 +13,11 @@ import subprocess
 from collections.abc import Mapping
 from typing import Final
 
+from aorta.distributed.recorded_environment import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES
+from aorta.distributed.redaction import HIDDEN, SECRET, hide
 from aorta.errors import ConfigError
 from aorta.experiments.launch_plan import Plan, Side
 from aorta.experiments.process import launch_environment
-from aorta.launch.hiding import HIDDEN, SECRET, hide
-from aorta.launch.watched import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES
 
 _TIMEOUT_S: Final = 120
 """An interpreter on a cold network disk; it is not measured."""

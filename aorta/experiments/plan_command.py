@@ -17,9 +17,9 @@ from typing import Final
 
 import aorta
 from aorta.command_line import command, to_stderr, to_stdout
+from aorta.distributed.redaction import hide
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, RunIncomplete
 from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, SIDES, Plan
-from aorta.launch.hiding import hide
 
 REPORT_DIR: Final = "report"
 _DESCRIPTION: Final = """\

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import aorta
+from aorta.distributed.redaction import hide
 from aorta.errors import ConfigError
 from aorta.experiments.launch_plan import Plan, PlannedLaunch
 from aorta.experiments.resume import differences, unused
-from aorta.launch.hiding import hide
 from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_GLOB, read_manifest
 
 PLAN_FILE: Final = "plan.json"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from aorta.distributed.redaction import hide
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, RunIncomplete, ToolMissing
 from aorta.experiments.launch_plan import Plan, PlannedLaunch
 from aorta.experiments.launch_progress import LaunchProgress
@@ -18,7 +19,6 @@ from aorta.experiments.plan_folder import host, last_lines, log_file, put_aside,
 from aorta.experiments.plan_journal import CLOSE, DONE, END, FAILED, LOST, OPEN, START, STOPPED, PlanJournal
 from aorta.experiments.process import LaunchEnd, StopRequest, launch, launch_environment
 from aorta.experiments.process_mark import end_marked
-from aorta.launch.hiding import hide
 
 ATTEMPTS: Final = 2
 """A launch that failed is repeated once."""

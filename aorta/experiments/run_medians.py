@@ -46,12 +46,12 @@ def check_metric(name: str, option: str) -> str:
 
 def read_medians(folder: Path) -> RunMedians:
     """Read one run. What cannot be read is said in `problem`: one bad job must not hide the others."""
-    from aorta.analysis.aggregate import Dataset, step_entry
+    from aorta.analysis.aggregate import LabelledRun, step_entry
     from aorta.analysis.load.engines import Local
     from aorta.analysis.load.records import load_run
 
     try:
-        dataset = Dataset(folder.name, load_run(folder, Local(1)))
+        dataset = LabelledRun(folder.name, load_run(folder, Local(1)))
         entry = step_entry(dataset)
     except InputError as error:
         return RunMedians({}, {}, readable=False, problem=str(error))

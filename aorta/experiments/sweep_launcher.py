@@ -17,8 +17,8 @@ from typing import Final
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from aorta.command_line import to_stderr
-from aorta.config.arguments import quoted
 from aorta.config.multirun import Stopped, SweepBatch, SweepJob, TorchrunConf
+from aorta.config.override_words import quoted
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, InputError, RunIncomplete
 from aorta.experiments.process import LaunchEnd, StopRequest, launch, launch_environment
 from aorta.experiments.run_medians import check_metric, read_medians

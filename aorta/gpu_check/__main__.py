@@ -2,7 +2,7 @@
 
 import sys
 
-from aorta.gpu_check.command import main
+from aorta.gpu_check.check_command import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 from torch.profiler import profile
 
-from aorta.gpu_check.kernels import Interval, busy_share, matched, pooled_ratio, windows
-from aorta.gpu_check.table import Row, Verdict, busy_row, collective_rows, ratio_row, time_row
-from aorta.launch import cuda
-from aorta.launch.accelerator import profiled
-from aorta.launch.topology import Topology
+from aorta.distributed import cuda
+from aorta.distributed.accelerator import profiled
+from aorta.distributed.topology import Topology
+from aorta.gpu_check.check_table import CheckRow, CheckVerdict, busy_row, collective_rows, ratio_row, time_row
+from aorta.gpu_check.device_kernels import Interval, busy_share, matched, pooled_ratio, windows
 from aorta.records.schema import Step
 from aorta.runner.manual_loop import Loop
 
@@ -58,7 +58,7 @@ class Case:
         self.lines: list[Step] = []
         self.loop = Loop(chosen(strategy, words), topology, device, self.lines.append)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[CheckRow]:
         """Everything there is to say; the order matters: the profiler slows what comes behind it."""
         for _ in range(WARM_UP):
             self.loop.step()
@@ -91,7 +91,7 @@ class Case:
             _row(self.name, "host waits in the trace", str(sum(w.host_waits for w in seen)), "for information", None),
         ]
 
-    def _no_synchronisation(self) -> Row:
+    def _no_synchronisation(self) -> CheckRow:
         torch.accelerator.synchronize()
         found = "none"
         try:
@@ -139,9 +139,9 @@ class Case:
         return trace
 
 
-def _row(case: str, what: str, found: str, bound: str, passed: bool | None) -> Row:
-    verdict = Verdict.INFORMATION if passed is None else Verdict.OK if passed else Verdict.FAILED
-    return Row(case, what, found, bound, verdict)
+def _row(case: str, what: str, found: str, bound: str, passed: bool | None) -> CheckRow:
+    verdict = CheckVerdict.INFORMATION if passed is None else CheckVerdict.OK if passed else CheckVerdict.FAILED
+    return CheckRow(case, what, found, bound, verdict)
 
 
 def _intervals(line: Step) -> list[Interval]:

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from aorta.launch import cuda
+from aorta.distributed import cuda
 
 SLEEP_CYCLES = 50_000_000
 """Tens of milliseconds on any card: far longer than it takes the host to issue everything below."""

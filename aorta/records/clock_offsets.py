@@ -4,8 +4,8 @@
     clock.to_reference(own_ns), clock.bound_ns(own_ns)      # rank 0's clock at that instant, and the largest error
 
 Offsets are measured at the start and at the end of a run; from them follows the correction of any instant between,
-before and after, in exact integer nanoseconds. Must not measure (that is `aorta.launch.clock_sync`), or state a bound
-that was not measured.
+before and after, in exact integer nanoseconds. Must not measure (that is `aorta.distributed.clock_measurement`), or
+state a bound that was not measured.
 """
 
 from __future__ import annotations

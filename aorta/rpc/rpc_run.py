@@ -25,11 +25,11 @@ import torch.distributed.rpc as rpc
 
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Rpc
+from aorta.distributed.output_folder import RunFolder, prepare
+from aorta.distributed.peers import Peers
+from aorta.distributed.provenance import Asked, rank_facts
+from aorta.distributed.topology import Topology
 from aorta.errors import PeerFailed
-from aorta.launch.peers import Peers
-from aorta.launch.provenance import Asked, rank_facts
-from aorta.launch.run_folder import RunFolder, prepare
-from aorta.launch.topology import Topology
 from aorta.records.rpc_files import CALLS_FILE, RPC_FILE, RPC_VERSION, WINDOW_FILE, RpcFacts, Worker
 from aorta.rpc.driver import Driver
 from aorta.rpc.tracer import TracedRpc

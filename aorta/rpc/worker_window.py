@@ -13,7 +13,7 @@ from typing import Any
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import profile
 
-from aorta.launch.accelerator import profiled
+from aorta.distributed.accelerator import profiled
 
 OPTIONS = ("record_shapes", "profile_memory", "with_stack", "with_flops")
 """Settings that the driver chooses for all workers (C6)."""

@@ -18,20 +18,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from aorta.capture.markers import StepMarkers
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.config.schema import Telemetry, Training
+from aorta.distributed.output_folder import prepare
 from aorta.errors import ConfigError
-from aorta.instrument.instrument import Instrument
-from aorta.instrument.reading import StepFacts
-from aorta.instrument.recorder import StepRecorder
-from aorta.instrument.scalars import Scalar
-from aorta.launch.run_folder import prepare
+from aorta.instrument.instrumentation import Instrumentation
+from aorta.instrument.loss_scalars import Scalar
+from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.step_recorder import StepRecorder
+from aorta.profiling.markers import StepMarkers
 from aorta.records.schema import InstrumentMode
 from aorta.runner.api_arguments import RecordArguments, device_of
 from aorta.runner.caller_group import meet
 from aorta.runner.model_blocks import chosen_blocks, find_blocks, refuse_compiled_in_place
-from aorta.runner.rank_record import Ending, RankRecord
+from aorta.runner.rank_record import Ending, RankRecordWriter
 from aorta.runner.recorded_run import RunSite, recorded_run
 
 Number = float | torch.Tensor
@@ -187,7 +187,7 @@ def record(
             raise leaving
 
 
-def _complete(recording: Recording, written: RankRecord, instrument: Instrument) -> None:
+def _complete(recording: Recording, written: RankRecordWriter, instrument: Instrumentation) -> None:
     recording.close()
     instrument.recorder.finish()
     written.complete(instrument, Ending())

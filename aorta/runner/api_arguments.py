@@ -16,9 +16,9 @@ from torch import nn
 from aorta.config.resolve import LABEL, hash_of
 from aorta.config.schema import Clock, Devices, Mode, Telemetry
 from aorta.config.schema import Instrument as InstrumentSettings
+from aorta.distributed.accelerator import lacks_streams
+from aorta.distributed.provenance import Asked
 from aorta.errors import ConfigError
-from aorta.launch.accelerator import lacks_streams
-from aorta.launch.provenance import Asked
 from aorta.records.schema import InstrumentMode
 from aorta.runner.model_blocks import Block
 from aorta.runner.recorded_run import RunRequest

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from aorta.config.resolve import environment_number
+from aorta.distributed.peers import Peers
+from aorta.distributed.topology import Topology
 from aorta.errors import ConfigError, InstrumentError
-from aorta.launch.peers import Peers
-from aorta.launch.topology import Topology
 
 _recordings = count()
 

@@ -21,8 +21,8 @@ from torch import nn
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from aorta.distributed.accelerator import random_states, set_random_states
 from aorta.errors import ConfigError, RunIncomplete
-from aorta.launch.accelerator import random_states, set_random_states
 
 _NAME = re.compile(r"^step_(\d+)$")
 

@@ -10,9 +10,9 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from aorta.instrument.isolated import StandIn
-from aorta.instrument.reading import StepFacts
-from aorta.instrument.replay import Rehearsal, Replay
+from aorta.instrument.emulation.replay import Rehearsal, Replay
+from aorta.instrument.emulation.stand_in import StandIn
+from aorta.instrument.step_builder import StepFacts
 from aorta.records.schema import Phase
 from aorta.runner.snapshot import put_back
 from aorta.runner.train_step import TrainStep

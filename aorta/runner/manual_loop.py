@@ -14,9 +14,9 @@ from hydra import compose, initialize_config_dir
 
 from aorta.config.multirun import register
 from aorta.config.resolve import Resolved, resolve
-from aorta.instrument.reading import StepFacts
-from aorta.instrument.recorder import TOGETHER
-from aorta.launch.topology import Topology
+from aorta.distributed.topology import Topology
+from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.step_recorder import TOGETHER
 from aorta.records.schema import Step
 from aorta.runner.recorded_run import open_instrument
 from aorta.runner.train_step import SpreadModel, TrainStep

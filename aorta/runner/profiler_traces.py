@@ -13,20 +13,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from aorta.capture.destinations import Destination, destination
-from aorta.capture.naming import Counters, Place, coordinate_of
-from aorta.capture.recording import Recording
-from aorta.capture.saver import SavedWindow
-from aorta.capture.torch_profiler import NullProfiler, Profiler, chrome_trace_disabled
 from aorta.config.mesh import data_parallel_size
-from aorta.config.ranks import selected_ranks
+from aorta.config.rank_words import selected_ranks
 from aorta.config.schema import Config
 from aorta.config.templates import fill
+from aorta.distributed.gather_when_idle import gather_when_idle
+from aorta.distributed.output_folder import RunFolder, write_manifest
+from aorta.distributed.peers import Peers
+from aorta.distributed.topology import Topology
 from aorta.errors import AortaError, ConfigError, FolderNotEmpty, PeerFailed
-from aorta.launch.gather_when_idle import gather_when_idle
-from aorta.launch.peers import Peers
-from aorta.launch.run_folder import RunFolder, write_manifest
-from aorta.launch.topology import Topology
+from aorta.profiling.destinations import Destination, destination
+from aorta.profiling.torch_profiler import NullProfiler, Profiler, chrome_trace_disabled
+from aorta.profiling.trace_names import Counters, TracePlace, coordinate_of
+from aorta.profiling.trace_saver import SavedWindow
+from aorta.profiling.window_recording import WindowRecording
 from aorta.records.run_files import MANIFEST_FILE, read_manifest
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Traces:
     def __init__(self, config: Config, topology: Topology, platform: str, peers: Peers) -> None:
         self._config, self._peers, self._topology = config, peers, topology
         self._settings = config.profiling
-        self._place = Place(
+        self._place = TracePlace(
             config.label or platform,
             topology.rank,
             topology.local_rank,
@@ -83,7 +83,7 @@ class Traces:
         """What the manifest says about them at the start."""
         return {"chrome_trace_disabled": "rocm"} if chrome_trace_disabled(self._settings) else {}
 
-    def open(self, folder: RunFolder, mesh: Mapping[str, int], first_step: int) -> Recording | NullProfiler:
+    def open(self, folder: RunFolder, mesh: Mapping[str, int], first_step: int) -> WindowRecording | NullProfiler:
         """The profiler of the loop.
 
         Args:
@@ -105,7 +105,7 @@ class Traces:
             memory_remote=self._memory_remote,
         ).open(first_step)
 
-    def settle(self, profiler: Recording | NullProfiler, folder: RunFolder, *, stopped: bool) -> None:
+    def settle(self, profiler: WindowRecording | NullProfiler, folder: RunFolder, *, stopped: bool) -> None:
         """Wait for every rank's files and uploads, and say what is where. Collective.
 
         Args:
@@ -119,7 +119,7 @@ class Traces:
             everyone = gather_when_idle(
                 self._peers,
                 "traces",
-                lambda: isinstance(profiler, Recording) and profiler.saver.pending > 0 and not deadline.passed,
+                lambda: isinstance(profiler, WindowRecording) and profiler.saver.pending > 0 and not deadline.passed,
                 lambda: _account(profiler, folder.path),
             )
         except PeerFailed as error:
@@ -127,7 +127,7 @@ class Traces:
             return
         finally:
             # All the time there is has been given: at its own end the recording would wait as long again.
-            if isinstance(profiler, Recording):
+            if isinstance(profiler, WindowRecording):
                 profiler.saver.given_up = True
         if self._topology.rank == 0:
             _publish(everyone, folder)
@@ -181,9 +181,9 @@ def must_be_empty(folder: Path) -> None:
             )
 
 
-def _account(profiler: Recording | NullProfiler, root: Path) -> dict[str, Any]:
+def _account(profiler: WindowRecording | NullProfiler, root: Path) -> dict[str, Any]:
     """What one rank saved (JSON types); paths relative to the run's folder where they are in it."""
-    if not isinstance(profiler, Recording):
+    if not isinstance(profiler, WindowRecording):
         return {"windows": [], "kept": []}
     pending = profiler.saver.pending
     kept = profiler.saver.kept()

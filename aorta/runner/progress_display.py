@@ -20,7 +20,7 @@ from aorta.runner.logs import EVERY_RANK
 _log = logging.getLogger(__name__)
 
 
-class Shown(Protocol):
+class ProgressBar(Protocol):
     """Takes finished steps in order."""
 
     def show(self, step: Step) -> None:
@@ -30,7 +30,7 @@ class Shown(Protocol):
         """Leave the terminal clean."""
 
 
-def progress_of(training: Training, first: int, stop: int, *, shown: bool) -> Shown:
+def progress_of(training: Training, first: int, stop: int, *, shown: bool) -> ProgressBar:
     """What `training.progress` asks for; the other arguments are those of `Progress`."""
     if training.progress is Wording.tutorial:
         return TutorialProgress(stop, training.log_interval, shown=shown)

@@ -13,11 +13,11 @@ from typing import TypeAlias
 import torch
 
 from aorta.config.resolve import Resolved
+from aorta.distributed.device_tracers import refuse_two_tracers
+from aorta.distributed.peers import Peers
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import Topology, read_topology, select_device
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
-from aorta.launch.peers import Peers
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import Topology, read_topology, select_device
-from aorta.launch.tracers import refuse_two_tracers
 from aorta.runner.logs import start_logging
 
 Body: TypeAlias = Callable[[Resolved, Topology, torch.device, Peers], signal.Signals | None]

@@ -12,10 +12,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
 
+from aorta.distributed.output_folder import RunFolder
+from aorta.distributed.peers import Peers
 from aorta.errors import SIGNAL_EXIT_BASE, AortaError, RecordWriteError
-from aorta.instrument.instrument import Instrument
-from aorta.launch.peers import Peers
-from aorta.launch.run_folder import RunFolder
+from aorta.instrument.instrumentation import Instrumentation
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Anchor, DeviceClockFacts, Footer, Header, Step
 from aorta.records.writer import RecordWriter
@@ -31,7 +31,7 @@ class Ending:
     reason: Literal["completed", "signal", "error"] = "completed"
 
 
-class RankRecord:
+class RankRecordWriter:
     """One open record: the writer, and the header it begins with."""
 
     def __init__(self, writer: RecordWriter, header: Header) -> None:
@@ -39,7 +39,7 @@ class RankRecord:
         writer.write(header)
 
     @classmethod
-    def open(cls, folder: RunFolder, peers: Peers, header: Header) -> RankRecord:
+    def open(cls, folder: RunFolder, peers: Peers, header: Header) -> RankRecordWriter:
         """A record on every rank, or on none; collective. The caller closes its writer.
 
         Raises:
@@ -85,7 +85,7 @@ class RankRecord:
             raise explained from error
 
     @contextmanager
-    def closed_by(self, instrument: Instrument, explain: Callable[[Exception], AortaError]) -> Iterator[Ending]:
+    def closed_by(self, instrument: Instrumentation, explain: Callable[[Exception], AortaError]) -> Iterator[Ending]:
         """Around the loop: on the way out, the last steps and the footer are written, and the file is closed.
 
         A footer that cannot be written (the disk is full, which then is the error itself) is logged, not raised over
@@ -112,12 +112,12 @@ class RankRecord:
         finally:
             self.writer.close()
 
-    def complete(self, instrument: Instrument, ending: Ending) -> None:
+    def complete(self, instrument: Instrumentation, ending: Ending) -> None:
         """The footer of a loop that ended as it should, or by a signal."""
         code = 0 if ending.signal is None else SIGNAL_EXIT_BASE + ending.signal
         self._foot(instrument, ending, code, None, instrument.clock.facts())
 
-    def fail(self, instrument: Instrument, ending: Ending, code: int, error: str) -> None:
+    def fail(self, instrument: Instrumentation, ending: Ending, code: int, error: str) -> None:
         """The last steps that can be read, and a footer that says `error`; never raises over it."""
         ending.reason = "error"
         try:
@@ -128,7 +128,7 @@ class RankRecord:
 
     def _foot(
         self,
-        instrument: Instrument,
+        instrument: Instrumentation,
         ending: Ending,
         code: int,
         error: str | None,

@@ -17,22 +17,22 @@ from typing import Any
 
 import torch
 
-from aorta.capture.devices.choice import open_source
-from aorta.capture.devices.identity import identify
-from aorta.capture.devices.sampler import DeviceSampler
 from aorta.config.schema import Clock, Mode, Telemetry
 from aorta.config.schema import Instrument as InstrumentSettings
-from aorta.instrument.fabric import Fabric
-from aorta.instrument.instrument import Instrument
-from aorta.instrument.native.build import host_tap
-from aorta.instrument.seam import all_groups
-from aorta.launch.accelerator import device_name
-from aorta.launch.clock_sync import ClockSynchronisation
-from aorta.launch.knobs import Knob, knobs_found
-from aorta.launch.peers import Peers
-from aorta.launch.provenance import Asked, build_manifest, rank_facts
-from aorta.launch.run_folder import RunFolder, write_manifest
-from aorta.launch.topology import Topology, default_label, platform_of
+from aorta.device_metrics.device_identity import identify
+from aorta.device_metrics.sampler import DeviceSampler
+from aorta.device_metrics.source_choice import open_source
+from aorta.distributed.accelerator import device_name
+from aorta.distributed.clock_measurement import ClockSynchronisation
+from aorta.distributed.environment_checks import Knob, knobs_found
+from aorta.distributed.output_folder import RunFolder, write_manifest
+from aorta.distributed.peers import Peers
+from aorta.distributed.provenance import Asked, build_manifest, rank_facts
+from aorta.distributed.topology import Topology, default_label, platform_of
+from aorta.instrument.dispatcher import all_groups
+from aorta.instrument.emulation.network import EmulatedNetwork
+from aorta.instrument.instrumentation import Instrumentation
+from aorta.instrument.native.build import interceptor_for
 from aorta.records.clocks import boot_id, read_clocks
 from aorta.records.run_files import MANIFEST_FILE
 from aorta.records.schema import (
@@ -45,7 +45,7 @@ from aorta.records.schema import (
     Step,
     Timer,
 )
-from aorta.runner.rank_record import RankRecord
+from aorta.runner.rank_record import RankRecordWriter
 
 _log = logging.getLogger(__name__)
 _TIMERS: dict[Platform, Timer] = {
@@ -117,21 +117,21 @@ class RecordedRun:
 
     request: RunRequest
     site: RunSite
-    record: RankRecord
+    record: RankRecordWriter
     clocks: ClockSynchronisation
     devices: DeviceSampler
 
     def instrument(
         self,
         *,
-        fabric: Fabric | None = None,
+        fabric: EmulatedNetwork | None = None,
         together: int = 1,
         then: Callable[[Step], None] = lambda _step: None,
-    ) -> Instrument:
+    ) -> Instrumentation:
         """The instrument whose finished steps go into the record, each with the device samples of its time.
 
         Args:
-            fabric, together: as `Instrument` takes them.
+            fabric, together: as `Instrumentation` takes them.
             then: is told of each step once it is written.
         """
 
@@ -161,14 +161,14 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
     clocks = measured_clocks(request.clock, site)
     devices = device_sampler(request.telemetry, site.device)
     mode: InstrumentMode = request.instrument.mode.value
-    tap = host_tap(site.device, mode, wanted=request.instrument.native, emulated=request.emulated)
-    ranks = site.peers.gather("facts", rank_facts(site.topology, site.device, devices.facts()) | tap)
+    interceptor = interceptor_for(site.device, mode, wanted=request.instrument.native, emulated=request.emulated)
+    ranks = site.peers.gather("facts", rank_facts(site.topology, site.device, devices.facts()) | interceptor)
     checks = environment_checks(request, site.device)
     for check in checks if site.topology.rank == 0 else ():
         _log.log(check.level, check.text)
     more = {**request.facts, "warnings": [check.text for check in checks], **request.remarks}
     publish_manifest(site, request.asked, clocks, ranks, request.backend, request.plan, more)
-    record = RankRecord.open(site.folder, site.peers, header_of(request, site, devices.header))
+    record = RankRecordWriter.open(site.folder, site.peers, header_of(request, site, devices.header))
     try:
         with devices:
             yield RecordedRun(request, site, record, clocks, devices)
@@ -253,17 +253,17 @@ def open_instrument(
     sink: Callable[[Step], None],
     *,
     anchor: ClockReading | None = None,
-    fabric: Fabric | None = None,
+    fabric: EmulatedNetwork | None = None,
     together: int = 1,
-) -> Instrument:
+) -> Instrumentation:
     """The instrument as a configuration asks for it; whoever takes it closes it.
 
     Args:
         sink: takes finished steps in order.
         anchor: places MONOTONIC in wall-clock time; None: the clocks of this moment.
-        fabric, together: as `Instrument` takes them.
+        fabric, together: as `Instrumentation` takes them.
     """
-    return Instrument(
+    return Instrumentation(
         device,
         settings.mode.value,
         topology.rank,

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from aorta.launch.accelerator import random_states, set_random_states
+from aorta.distributed.accelerator import random_states, set_random_states
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Training, recorded: one attempt of one rank, from its configuration to a footer that says why it ended.
+"""TrainingRun, recorded: one attempt of one rank, from its configuration to a footer that says why it ended.
 
 Must not compute a metric, or lose what was measured when something goes wrong: `rank_process` turns endings into words
 and exit codes.
@@ -16,20 +16,20 @@ from typing import Any
 
 import torch
 
-from aorta.capture.markers import StepMarkers
 from aorta.config.resolve import Resolved, steps_planned
 from aorta.config.schema import Config, EmulatedFabric
+from aorta.distributed.output_folder import CHECKPOINT_DIR, RunFolder, began_unix_s, prepare
+from aorta.distributed.peers import Peers
+from aorta.distributed.process_group import backend_for
+from aorta.distributed.provenance import Asked
+from aorta.distributed.stop_agreement import StopAgreement, stop_on_signals
+from aorta.distributed.topology import Topology, platform_of
 from aorta.errors import ConfigError
-from aorta.instrument.arrivals import meeting_place
-from aorta.instrument.fabric import Fabric
-from aorta.instrument.reading import StepFacts
-from aorta.instrument.recorder import TOGETHER
-from aorta.launch.peers import Peers
-from aorta.launch.process_group import backend_for
-from aorta.launch.provenance import Asked
-from aorta.launch.run_folder import CHECKPOINT_DIR, RunFolder, began_unix_s, prepare
-from aorta.launch.stopping import StopAgreement, stop_on_signals
-from aorta.launch.topology import Topology, platform_of
+from aorta.instrument.emulation.arrivals import meeting_place
+from aorta.instrument.emulation.network import EmulatedNetwork
+from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.step_recorder import TOGETHER
+from aorta.profiling.markers import StepMarkers
 from aorta.records.schema import Step
 from aorta.runner.checkpoint import Checkpoints, first_step
 from aorta.runner.isolated_baselines import Baselines
@@ -47,10 +47,10 @@ _log = logging.getLogger(__name__)
 
 def run_training(resolved: Resolved) -> int:
     """Train on this rank, and return the process's exit code; raises as `run_rank` does."""
-    return run_rank(resolved, lambda *place: Training(*place).run(), leave_together=True)
+    return run_rank(resolved, lambda *place: TrainingRun(*place).run(), leave_together=True)
 
 
-class Training:
+class TrainingRun:
     """Everything between an open process group and its end."""
 
     def __init__(self, resolved: Resolved, topology: Topology, device: torch.device, peers: Peers) -> None:
@@ -169,7 +169,7 @@ class Training:
                     source,
                 )
 
-    def _fabric(self, stack: ExitStack) -> Fabric | None:
+    def _fabric(self, stack: ExitStack) -> EmulatedNetwork | None:
         """The emulated fabric, where one was asked for."""
         settings = self.config.fabric
         if not isinstance(settings, EmulatedFabric):
@@ -180,7 +180,7 @@ class Training:
                 "time for CUDA and HIP alone; use fabric=none, or training.device=cpu"
             )
         folder = stack.enter_context(meeting_place(self.peers))
-        return Fabric(settings, self.topology.rank, self.topology.world_size, folder)
+        return EmulatedNetwork(settings, self.topology.rank, self.topology.world_size, folder)
 
     def _request(self, model: SpreadModel, first: int, stop: int) -> RunRequest:
         """What the record and the manifest say of this training."""

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from aorta.config.schema import Compile, Config
-from aorta.instrument.instrument import Instrument
-from aorta.instrument.reading import StepFacts
-from aorta.instrument.scalars import Scalar
+from aorta.instrument.instrumentation import Instrumentation
+from aorta.instrument.loss_scalars import Scalar
+from aorta.instrument.step_builder import StepFacts
 from aorta.parallel.plan import Blocks, Spread
 from aorta.parallel.strategies import spread
 from aorta.runner.optimization import clip, make_optimizer, make_scaler, make_schedule
@@ -68,13 +68,13 @@ class TrainStep:
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LambdaLR
     scaler: torch.amp.GradScaler
-    instrument: Instrument
+    instrument: Instrumentation
     config: Config
     device: torch.device
 
     @classmethod
     def build(
-        cls, model: SpreadModel, task: Task, instrument: Instrument, config: Config, device: torch.device
+        cls, model: SpreadModel, task: Task, instrument: Instrumentation, config: Config, device: torch.device
     ) -> TrainStep:
         """Loss, optimizer, schedule and scaler of `task`, with the instrument looking at the model's blocks."""
         loss = task.loss()

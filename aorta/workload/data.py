@@ -17,7 +17,7 @@ from torch.utils.data import Dataset as TorchDataset
 from aorta.config.schema import Config, Ranking
 
 
-class Batch(NamedTuple):
+class TensorBatch(NamedTuple):
     """Some samples: dense [B, S, F] float32, categorical [B, S, K] int32, relevance [B, S] float32."""
 
     dense: torch.Tensor
@@ -35,7 +35,7 @@ class Batch(NamedTuple):
         return self.relevance
 
 
-class SyntheticRanking(TorchDataset[Batch]):
+class SyntheticRanking(TorchDataset[TensorBatch]):
     """All samples in memory; indexed by a tensor of sample numbers. Relevance is a hidden function of the features,
     so there is something to learn.
     """
@@ -53,16 +53,16 @@ class SyntheticRanking(TorchDataset[Batch]):
         teacher = torch.randn(shape.dense_features, generator=generator)
         popularity = torch.randn(shape.vocab_size, generator=generator)
         relevance = dense @ teacher + popularity[categorical.long()].mean(dim=-1)
-        self.samples = Batch(dense.to(device), categorical.to(device), relevance.to(device))
+        self.samples = TensorBatch(dense.to(device), categorical.to(device), relevance.to(device))
 
     def __len__(self) -> int:
         return len(self.samples.dense)
 
-    def __getitem__(self, indices: torch.Tensor) -> Batch:
-        return Batch(*(tensor[indices] for tensor in self.samples))
+    def __getitem__(self, indices: torch.Tensor) -> TensorBatch:
+        return TensorBatch(*(tensor[indices] for tensor in self.samples))
 
 
-class Batches:
+class TensorBatches:
     """A rank's batches, epoch by epoch; a last part that does not fill a step is left out.
 
     Args:
@@ -78,7 +78,7 @@ class Batches:
         self._per_step = self._training.batch_size * self._training.gradient_accumulation * world_size
         self.steps_per_epoch = len(self._data) // self._per_step
 
-    def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
+    def epoch(self, epoch: int, first_step: int) -> Iterator[TensorBatch]:
         """Micro-batches of one epoch from its `first_step` on; `gradient_accumulation` of them make a step."""
         generator = torch.Generator().manual_seed(self._training.seed + epoch)
         order = torch.randperm(len(self._data), generator=generator).to(self._data.samples.dense.device)
@@ -94,9 +94,9 @@ class Batches:
             pin_memory=self._loader.pin_memory,
         )
         for batch in loader:
-            yield Batch(*(tensor.to(self._device, non_blocking=True) for tensor in batch))
+            yield TensorBatch(*(tensor.to(self._device, non_blocking=True) for tensor in batch))
 
-    def for_ever(self) -> Iterator[Batch]:
+    def for_ever(self) -> Iterator[TensorBatch]:
         """Micro-batches of one epoch after the other, from the very first on."""
         for epoch in itertools.count():
             yield from self.epoch(epoch, 0)

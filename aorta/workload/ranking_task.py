@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from aorta.config.schema import Config, Ranking
-from aorta.workload.data import Batches
+from aorta.workload.data import TensorBatches
 from aorta.workload.ranking import ListwiseLoss, RankingTransformer
 from aorta.workload.task import Groups
 
@@ -35,6 +35,6 @@ class RankingTask:
             weight_decay=settings.weight_decay,
         )
 
-    def batches(self, rank: int, world_size: int, device: torch.device) -> Batches:
+    def batches(self, rank: int, world_size: int, device: torch.device) -> TensorBatches:
         """Parts of one data set, shuffled alike on every rank."""
-        return Batches(self._config, self._shape, rank, world_size, device)
+        return TensorBatches(self._config, self._shape, rank, world_size, device)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aorta.analysis
-from aorta.analysis.aggregate import NOTHING_USED, Dataset, aggregate
+from aorta.analysis.aggregate import NOTHING_USED, LabelledRun, aggregate
 from aorta.analysis.load.records import load_run
 from aorta.analysis.stats import describe
 from aorta.records.schema import Coverage
@@ -21,7 +21,7 @@ from tests.analysis.builders import collective, header, metrics, step, write_ran
 
 
 def aggregated(folder: Path) -> dict[str, Any]:
-    return aggregate(Dataset("base", load_run(folder)))
+    return aggregate(LabelledRun("base", load_run(folder)))
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import aorta.analysis
-from aorta.analysis.aggregate import Dataset, aggregate
-from aorta.analysis.launches.rules import Rules
+from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.analysis.compare.inputs import read_subjects
+from aorta.analysis.compare.verdict_rules import Rules
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.report_folder import write_report
-from aorta.analysis.subjects import read_subjects
 from aorta.analysis.summary import summarize
 from aorta.records.schema import Coverage, Step
 from tests.analysis.builders import collective, header, metrics, step, write_rank
@@ -52,7 +52,7 @@ def write(folder: Path, lines: dict[int, list[Step]]) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     for rank, steps in lines.items():
         write_rank(folder, header(rank, 2, warmup_steps=1), steps)
-    found: dict[str, Any] = aggregate(Dataset("base", load_run(folder)))
+    found: dict[str, Any] = aggregate(LabelledRun("base", load_run(folder)))
     return found
 
 

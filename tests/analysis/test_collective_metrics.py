@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import aorta.analysis
 from aorta.analysis import frames, straggler
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.bandwidth import busbw_factor
 from aorta.analysis.collective_metrics import collective_metrics
 from aorta.analysis.load.records import load_run
@@ -257,7 +257,7 @@ def test_the_skew_is_bounded_by_the_longest_duration(tmp_path: Path) -> None:
             for number in range(4)
         ]
         write_rank(tmp_path, header(rank, 3), lines)
-    (entry,) = Dataset("x", load_run(tmp_path)).collectives.collectives
+    (entry,) = LabelledRun("x", load_run(tmp_path)).collectives.collectives
     assert entry["arrival_skew_ms"]["median"] == 6.0
     assert entry["arrival_skew_bound_ms"]["median"] == 8.0
     assert entry["transfer_ms"]["median"] == 2.0
@@ -268,7 +268,7 @@ def test_nanoseconds_of_our_days_are_not_rounded_before_a_difference_is_formed(t
     for rank, end in enumerate((base + 3, base + 10)):
         row = collective(issue_ns=base, start_ns=base, end_ns=end)
         write_rank(tmp_path, header(rank, 2), [step(rank, 2, overlap=HALF, collectives=[row])])
-    (entry,) = Dataset("x", load_run(tmp_path)).collectives.collectives
+    (entry,) = LabelledRun("x", load_run(tmp_path)).collectives.collectives
     assert entry["transfer_ms"]["median"] == 3e-6
     assert entry["wait_ms"]["max"] == 7e-6
 

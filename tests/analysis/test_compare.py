@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from aorta.analysis.aggregate import Dataset, aggregate
-from aorta.analysis.compare import compare
+from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.analysis.compare.run_comparison import compare
+from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.records import load_run
-from aorta.analysis.sources import load_source
 from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
-from tests.analysis.traces.kineto_files import ALLREDUCE, document, kernel
+from tests.analysis.load.kineto_files import ALLREDUCE, document, kernel
 
 CONFIG = {"workload": {"name": "mlp", "width": 64}, "training": {"mixed_precision": "none", "seed": 1}}
 
@@ -24,10 +24,10 @@ def side(folder: Path, label: str, overlap: dict[str, float | None], config: dic
     lines = [step(overlap=overlap, collectives=[collective()])]
     write_rank(folder, header(run_id=label, label=label, **head), lines)
     write_manifest(folder, config, run_id=label)
-    return Dataset(label, load_run(folder))
+    return LabelledRun(label, load_run(folder))
 
 
-def compared(reference: Dataset, candidate: Dataset) -> dict[str, Any]:
+def compared(reference: LabelledRun, candidate: LabelledRun) -> dict[str, Any]:
     return compare(reference, candidate, aggregate(reference), aggregate(candidate))
 
 
@@ -67,7 +67,7 @@ def test_milliseconds_of_unknown_platforms_are_not_judged(tmp_path: Path) -> Non
     for label, late in (("a", 2), ("b", 6)):
         path = tmp_path / f"{label}.json"
         path.write_text(json.dumps(document([kernel("gemm", 0, 10), kernel(ALLREDUCE, late, 8, stream=20)])))
-        sides.append(Dataset(label, load_source(path)))  # nothing in it tells the vendor
+        sides.append(LabelledRun(label, load_source(path)))  # nothing in it tells the vendor
     found = compared(*sides)["metrics"]
     assert found["exposed_comm_ms"]["judgement"] == "not judged"
     assert "the platform of a side is not known" in found["exposed_comm_ms"]["judgement_reason"]
@@ -109,12 +109,12 @@ def test_unlike_work_is_warned_of_loudly_and_other_differences_are_listed(tmp_pa
 
 
 def test_collectives_that_were_timed_in_different_ways_are_warned_of(tmp_path: Path) -> None:
-    def timed(label: str, *taps: str, key: str = "interceptor") -> Dataset:
+    def timed(label: str, *taps: str, key: str = "interceptor") -> LabelledRun:
         made = side(tmp_path, label, metrics(20, 16, 8, 8))
         manifest = Path(made.run.location) / "run.json"
         content = json.loads(manifest.read_text())
         manifest.write_text(json.dumps(content | {"topology": [{"rank": 0, key: tap} for tap in taps]}))
-        return Dataset(label, load_run(Path(made.run.location)))
+        return LabelledRun(label, load_run(Path(made.run.location)))
 
     # The reference as schema 1 has it.
     native = timed("a", "native", "native", key="host_tap")
@@ -134,7 +134,7 @@ def test_a_run_against_itself_an_emulation_and_a_lost_manifest_are_warned_of(tmp
     assert any("both sides are the same run 'a'" in warning for warning in found["warnings"])
     assert sum("EMULATED FABRIC" in warning for warning in found["warnings"]) == 2
     (tmp_path / "a" / "run.json").unlink()
-    found = compared(emulated, Dataset("b", load_run(tmp_path / "a")))
+    found = compared(emulated, LabelledRun("b", load_run(tmp_path / "a")))
     assert any("the candidate has no manifest" in warning for warning in found["warnings"])
     assert found["manifest_differences"] == []
 
@@ -143,7 +143,7 @@ def test_a_side_without_steps_is_compared_as_null(tmp_path: Path) -> None:
     full = side(tmp_path, "a", metrics(20, 16, 8, 8))
     (tmp_path / "b").mkdir()
     write_rank(tmp_path / "b", header(run_id="b"), [])
-    found = compared(full, Dataset("b", load_run(tmp_path / "b")))
+    found = compared(full, LabelledRun("b", load_run(tmp_path / "b")))
     assert found["ratio_delta"] is None
     assert found["metrics"]["window_ms"]["judgement_reason"] == "candidate: no step is used"
     assert found["collectives_on_one_side"] == {"reference": 1, "candidate": 0}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aorta.analysis.aggregate import Dataset, aggregate
+from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.report_folder import write_report
 from tests.analysis.builders import collective, footer, header, metrics, step, write_rank
@@ -34,7 +34,7 @@ def entries(
             row = collective(kind, number, arrival_ms(rank, number), end, group="g")
             lines.append(step(rank, ranks, number, overlap=metrics(100, 50, 20, 10), collectives=[row]))
         write_rank(folder, header(rank, ranks), lines, footer(count, ranks, groups={"g": list(mine)}))
-    found = aggregate(Dataset("x", load_run(folder)))["stragglers"]
+    found = aggregate(LabelledRun("x", load_run(folder)))["stragglers"]
     assert isinstance(found, list)
     return found
 

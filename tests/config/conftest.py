@@ -13,9 +13,9 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from aorta.config.door import main
 from aorta.config.multirun import register
 from aorta.config.resolve import Resolved
+from aorta.config.train_cli import main
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aorta.config.arguments import DEAD, REFUSED_VALUES, RENAMED, RETRANSLATED, translate
+from aorta.config.override_words import DEAD, REFUSED_VALUES, RENAMED, RETRANSLATED, translate
 from aorta.config.schema import GROUPS
 from aorta.errors import ConfigError
 

@@ -10,9 +10,9 @@ import sys
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from aorta.config.door import main
 from aorta.config.multirun import Stopped, SweepBatch
 from aorta.config.schema import GROUPS
+from aorta.config.train_cli import main
 from aorta.errors import PeerFailed
 from tests.config.conftest import ROOT
 

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from aorta.config.resolve import resolve
-from aorta.config.rules.profiling import profiling_notes, profiling_rules
+from aorta.config.rules.profiling_rules import profiling_notes, profiling_rules
 from aorta.config.schema import Config, Naming, Profiling
-from tests.capture.windows import preset
+from tests.profiling.windows import preset
 
 STATED = {
     "aorta": ("tensorboard", "none", (1, 1, 2, 1), (True, True, False, False)),

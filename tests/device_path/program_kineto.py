@@ -14,8 +14,8 @@ import msgspec
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import Topology, read_topology
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import Topology, read_topology
 from aorta.records.schema import Step
 from tests.device_path.program_overlap import MATH, SHAPE, WARM_UP, one_clock
 from tests.loop import Loop

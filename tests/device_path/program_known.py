@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from aorta.instrument.instrument import Instrument
-from aorta.instrument.reading import StepFacts
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import read_topology
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import read_topology
+from aorta.instrument.instrumentation import Instrumentation
+from aorta.instrument.step_builder import StepFacts
 from aorta.parallel.ddp import ReduceAfterBackward
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Footer, InstrumentMode
@@ -141,7 +141,7 @@ def run(case: Case, folder: Path, device: torch.device, rank: int, world_size: i
     clocks = read_clocks()
     with (
         RecordWriter(folder / f"rank_{rank}_metrics.jsonl", rank) as writer,
-        Instrument(device, case.mode, rank, world_size, clocks, writer.write, native=case.native) as instrument,
+        Instrumentation(device, case.mode, rank, world_size, clocks, writer.write, native=case.native) as instrument,
     ):
         writer.write(header(rank, world_size, clock=clocks))
         instrument.watch((f"block{index}", block) for index, block in enumerate(blocks))

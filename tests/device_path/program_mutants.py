@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from aorta.instrument.instrument import Instrument
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import read_topology
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import read_topology
+from aorta.instrument.instrumentation import Instrumentation
 from tests.device_path.mutants import MUTANTS, Mutant, mutated
 from tests.device_path.program_overlap import one_clock
 from tests.device_path.scenario import Groups, Shape, Use, groups, run, use
@@ -52,7 +52,7 @@ def as_it_is(device: torch.device, own: Groups, shape: Shape, used: Use) -> list
     for mode in ("dedicated", "observe"):
         for seen in ("loop", "use"):
             nothing = Mutant("", "", "", "", mode, seen)
-            wrong += found(nothing, device, own, shape, used, Instrument)
+            wrong += found(nothing, device, own, shape, used, Instrumentation)
     return wrong
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import Topology, read_topology
 from aorta.instrument.native.build import load
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import Topology, read_topology
 from aorta.records.schema import Step
 from tests.device_path.witness import truth_of
 from tests.loop import Loop

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import read_topology
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import read_topology
 from aorta.records.schema import InstrumentMode
 from tests.device_path.program_overlap import one_clock
 from tests.device_path.scenario import groups, run, use

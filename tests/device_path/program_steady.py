@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import Topology, read_topology
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import Topology, read_topology
 from tests.device_path.program_overlap import SHAPE, one_clock
 from tests.loop import Loop
 from tests.simulated import device as simulated

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from aorta.instrument.instrument import Instrument
-from aorta.instrument.reading import StepFacts
+from aorta.instrument.instrumentation import Instrumentation
+from aorta.instrument.step_builder import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import InstrumentMode, Step
 from tests.device_path.agreement import disagreements
@@ -407,7 +407,7 @@ def lengths() -> None:
     simulated.collective_lengths(default=(90_000, 0.5), send=(60_000, 0.5), recv=(60_000, 0.5))
 
 
-def caught_up(instrument: Instrument, lines: list[Step], number: int) -> bool:
+def caught_up(instrument: Instrumentation, lines: list[Step], number: int) -> bool:
     """Read until so many steps are written; polling is no order to the checker of races."""
     deadline = time.monotonic() + HANGS_S
     while len(lines) < number and time.monotonic() < deadline:
@@ -439,7 +439,7 @@ def run(
     mode: InstrumentMode,
     *,
     native: bool,
-    make: Callable[..., Instrument] = Instrument,
+    make: Callable[..., Instrumentation] = Instrumentation,
     shape: Shape | None = None,
 ) -> tuple[list[str], Shape]:
     """The loop, `STEPS` times, under one instrument.
@@ -502,7 +502,7 @@ def use(
     mode: InstrumentMode,
     *,
     native: bool,
-    make: Callable[..., Instrument] = Instrument,
+    make: Callable[..., Instrumentation] = Instrumentation,
 ) -> Use:
     """What the loop needs: the device is waited for behind every part, so that it does not depend on its speed."""
     rank, size = dist.get_rank(), dist.get_world_size()

@@ -20,13 +20,13 @@ import torch
 import torch.distributed as dist
 
 from aorta.config.schema import EmulatedFabric
-from aorta.instrument import links
-from aorta.instrument.clock import DeviceClock
-from aorta.instrument.fabric import Fabric
-from aorta.instrument.instrument import Instrument
+from aorta.instrument.emulation import emulated_link
+from aorta.instrument.emulation.network import EmulatedNetwork
+from aorta.instrument.event_clock import DeviceClock
+from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native.build import load
-from aorta.instrument.native.device_tap import NativeDeviceClock
-from aorta.instrument.reading import StepFacts
+from aorta.instrument.native.native_device_interceptor import NativeDeviceClock
+from aorta.instrument.step_builder import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import InstrumentMode, Step
 from tests.device_path.scenario import ELEMENTS, Block, Groups, caught_up, lengths
@@ -52,12 +52,12 @@ class Scene:
         return dist.get_rank()
 
     @contextmanager
-    def looking(self, fabric: Fabric | None = None) -> Iterator[Instrument]:
+    def looking(self, fabric: EmulatedNetwork | None = None) -> Iterator[Instrumentation]:
         """Everything is read at the end."""
         self.groups.begin()
         torch.accelerator.synchronize(self.device)
         simulated.reset()
-        with Instrument(
+        with Instrumentation(
             self.device,
             self.mode,
             self.rank,
@@ -70,7 +70,7 @@ class Scene:
             yield instrument
             instrument.recorder.finish()
 
-    def step(self, instrument: Instrument) -> Any:
+    def step(self, instrument: Instrumentation) -> Any:
         """The next one."""
         self.number += 1
         return instrument.recorder.step(StepFacts(0, self.number, self.number, 0.0, warmup=False))
@@ -328,7 +328,7 @@ def workers(scene: Scene) -> Any:
 
 def emulated(scene: Scene) -> Any:
     """The emulated fabric: each collective ends its cost later, whoever waits for it and how."""
-    fabric = Fabric(EmulatedFabric(intra_latency_us=50.0), scene.rank, dist.get_world_size(), None)
+    fabric = EmulatedNetwork(EmulatedFabric(intra_latency_us=50.0), scene.rank, dist.get_world_size(), None)
     values = []
     with scene.looking(fabric) as instrument:
         for way in ("sync", "async", "future"):
@@ -359,7 +359,7 @@ def spins(scene: Scene) -> Any:
     """A spin's length: from the shortest of several measurements, and after a change of the clock from the next one."""
     lengths()
     factor, calls = 1.0, 0
-    module: Any = links
+    module: Any = emulated_link
     own = module.spin
 
     def spin(cycles: int) -> None:
@@ -369,7 +369,7 @@ def spins(scene: Scene) -> Any:
 
     module.spin = spin
     try:
-        sleep = links.StreamSleep(scene.device)
+        sleep = emulated_link.StreamSleep(scene.device)
         simulated.reset()
         asked_ns = 1_000_000
         for change in (1.0, 1.5, 1.5, 1.5, 0.5, 0.5, 0.5):

@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aorta.analysis.traces.kineto.reader import read_kineto
-from aorta.analysis.traces.measuring import device_timelines
-from aorta.analysis.traces.names import NameClassifier
-from aorta.analysis.traces.table import KIND_CODE, Class, Trace
-from aorta.gpu_check.kernels import matched, pooled_ratio, windows
+from aorta.analysis.load.device_timelines import device_timelines
+from aorta.analysis.load.interval_table import KIND_CODE, IntervalClass, Trace
+from aorta.analysis.load.kernel_classifier import NameClassifier
+from aorta.analysis.load.kineto.kineto_reader import read_kineto
+from aorta.gpu_check.device_kernels import matched, pooled_ratio, windows
 from aorta.records.schema import Collective, Step
 from aorta.timeline.overlap import Overlap
 from tests.device_path.program_kineto import STEPS
@@ -52,7 +52,7 @@ class Seen:
 
     def collectives(self, window: tuple[int, int]) -> list[Row]:
         table, kinds = self.trace.intervals, {code: kind for kind, code in KIND_CODE.items()}
-        chosen = (table.cls == Class.COMM) & (table.start_ns >= window[0]) & (table.start_ns < window[1])
+        chosen = (table.cls == IntervalClass.COMM) & (table.start_ns >= window[0]) & (table.start_ns < window[1])
         own = table.take(chosen)
         columns = (own.kind, own.bytes, own.dtype, own.start_ns, own.end_ns)
         rows = zip(*(column.tolist() for column in columns), strict=True)

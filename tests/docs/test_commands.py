@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from aorta.analysis.merge import command as merge
+from aorta.analysis.load.export_command import _parser as trace_words
+from aorta.analysis.merge import merge_command as merge
 from aorta.analysis.report.report_command import _parser
-from aorta.analysis.rpc import command as rpc
-from aorta.analysis.traces.command import _parser as trace_words
-from aorta.config.door import main
+from aorta.analysis.rpc import rpc_command as rpc
+from aorta.config.train_cli import main
 from aorta.experiments import gather_nodes as gather
 from aorta.experiments import optuna_sweeper
 from aorta.experiments import plan_command as plans
 from aorta.experiments import sweep_command as sweep
 from aorta.experiments.plan_options import read_plan
-from aorta.gpu_check import command as gpu_check
+from aorta.gpu_check import check_command as gpu_check
 from aorta.gpu_check.case import chosen
 from tests.docs.pages import PAGES, ROOT, fenced, name
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aorta.launch import hiding, watched
+from aorta.distributed import hiding, watched
 from aorta.records import schema
 from aorta.timeline.classes import KINDS
 from tests.docs.pages import ROOT, code, first_column, section

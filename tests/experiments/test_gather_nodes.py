@@ -8,9 +8,9 @@ import fsspec
 import pytest
 
 from aorta.analysis import load_run
+from aorta.distributed.output_folder import LOG_DIR, TRACE_DIR
 from aorta.experiments.gather_nodes import main, ranges
 from aorta.experiments.node_files import FOLDERS, url_of
-from aorta.launch.run_folder import LOG_DIR, TRACE_DIR
 from tests.analysis.builders import header, metrics, step, write_manifest, write_rank
 
 STEPS = [step(global_step=n, overlap=metrics(10.0, 6.0, 4.0, 3.0)) for n in range(3)]

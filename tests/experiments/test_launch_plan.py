@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from aorta.distributed import provenance
+from aorta.distributed.redaction import hide
 from aorta.experiments.launch_plan import Plan, Side
-from aorta.launch import provenance
-from aorta.launch.hiding import hide
 
 
 def side(name: str, **changes: object) -> Side:

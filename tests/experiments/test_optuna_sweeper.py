@@ -10,7 +10,7 @@ import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from aorta.config.door import main
+from aorta.config.train_cli import main
 from aorta.errors import ConfigError
 from aorta.experiments import optuna_sweeper
 from tests.config.conftest import ROOT

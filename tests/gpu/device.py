@@ -16,10 +16,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from aorta.distributed import cuda
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import read_topology
 from aorta.instrument.native.build import compiled
-from aorta.launch import cuda
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import read_topology
 from tests.simulated import device as simulated
 from tests.simulated import load
 

@@ -10,9 +10,9 @@ import sys
 import torch
 import torch.distributed as dist
 
-from aorta.instrument.instrument import Instrument
-from aorta.instrument.reading import StepFacts
-from aorta.launch import cuda
+from aorta.distributed import cuda
+from aorta.instrument.instrumentation import Instrumentation
+from aorta.instrument.step_builder import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Step
 
@@ -31,7 +31,7 @@ def main() -> int:
         return 0
     for mode in ("dedicated", "observe", "off"):
         lines: list[Step] = []
-        with Instrument(DEVICE, mode, rank, size, read_clocks(), lines.append) as instrument:  # type: ignore[arg-type]
+        with Instrumentation(DEVICE, mode, rank, size, read_clocks(), lines.append) as instrument:  # type: ignore[arg-type]
             for number in range(5):
                 with instrument.recorder.step(StepFacts(0, number, number, 0.0, warmup=False)):
                     tensor = torch.zeros(1 << 20, device=DEVICE)

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import torch
 
-from aorta.gpu_check import case, races, ranks
-from aorta.gpu_check.table import Report, Verdict
+from aorta.gpu_check import case, check_ranks, races
+from aorta.gpu_check.check_table import CheckReport, CheckVerdict
 from tests.gpu.device import needs_gpu, not_in_simulated_real_time, noticed
 from tests.simulated import load
 
@@ -61,19 +61,19 @@ def test_the_whole_table_of_one_device(
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "CUDA_DEVICE_MAX_CONNECTIONS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(case, "BLOCK", 2)
-    report = ranks.main(tmp_path / "check.json", ["ddp", "fsdp"], SMALL, pairs=1)
+    report = check_ranks.main(tmp_path / "check.json", ["ddp", "fsdp"], SMALL, pairs=1)
     assert report is not None
-    assert msgspec.json.decode((tmp_path / "check.json").read_bytes(), type=Report) == report
+    assert msgspec.json.decode((tmp_path / "check.json").read_bytes(), type=CheckReport) == report
     (rows,) = report.rows
-    failed = [row for row in rows if row.verdict is Verdict.FAILED]
+    failed = [row for row in rows if row.verdict is CheckVerdict.FAILED]
     assert failed == []
     assert {row.case for row in rows} == {"knobs", "race", "ddp", "fsdp"} - ({"knobs"} if torch.version.hip else set())
-    assert all(row.verdict is Verdict.OK for row in rows if row.case == "race")
+    assert all(row.verdict is CheckVerdict.OK for row in rows if row.case == "race")
     times = {row.what: row.verdict for row in rows if row.is_time and row.case == "ddp"}
     if load.loaded():  # in virtual time no host is slow: everything may be said
-        assert set(times.values()) == {Verdict.OK}
+        assert set(times.values()) == {CheckVerdict.OK}
         assert report.exit_code == 0
     else:  # the host sets the pace of so small a model, so nothing may be said of its times
-        assert {row.verdict for row in rows if row.is_time} == {Verdict.NOT_JUDGED}
+        assert {row.verdict for row in rows if row.is_time} == {CheckVerdict.NOT_JUDGED}
         assert report.exit_code == 4
     assert capsys.readouterr().out.splitlines()[-1].endswith(f"(exit code {report.exit_code})")

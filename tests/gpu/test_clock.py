@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from aorta.instrument.clock import Clock, DeviceClock
-from aorta.instrument.native.device_tap import NativeDeviceClock
-from aorta.launch import cuda
+from aorta.distributed import cuda
+from aorta.instrument.event_clock import DeviceClock, EventClock
+from aorta.instrument.native.native_device_interceptor import NativeDeviceClock
 from tests.gpu.device import (
     compiled_part,
     cycles_per_ms,
@@ -30,19 +30,19 @@ EVENT_NS = 1_000
 
 
 @pytest.fixture(params=[False, True], ids=["python", "native"])
-def clock(request: pytest.FixtureRequest, device: torch.device) -> Clock:
+def clock(request: pytest.FixtureRequest, device: torch.device) -> EventClock:
     module = compiled_part(wanted=request.param)
     return DeviceClock(device) if module is None else NativeDeviceClock(module, device)
 
 
-def read(clock: Clock, mark: object) -> int:
+def read(clock: EventClock, mark: object) -> int:
     value = clock.read_ns(mark)
     assert value is not None
     return value
 
 
 @pytest.mark.parametrize("length_ms", [2, 20, 100])
-def test_a_sleep_has_its_length(clock: Clock, length_ms: int) -> None:
+def test_a_sleep_has_its_length(clock: EventClock, length_ms: int) -> None:
     cycles = int(cycles_per_ms() * length_ms)
     begin = clock.mark()
     cuda.spin(cycles)
@@ -60,7 +60,7 @@ def lasted(found_ms: float, length_ms: float) -> bool:
     return abs(found_ms - length_ms) <= 0.05 * length_ms + 0.05
 
 
-def test_marks_are_read_once_they_happened(clock: Clock, device: torch.device) -> None:
+def test_marks_are_read_once_they_happened(clock: EventClock, device: torch.device) -> None:
     before = clock.mark()
     torch.cuda.synchronize()
     with standing_still(device):
@@ -71,7 +71,7 @@ def test_marks_are_read_once_they_happened(clock: Clock, device: torch.device) -
     assert clock.read_ns(mark) is not None
 
 
-def test_epochs_chain_and_are_read_in_any_order(clock: Clock) -> None:
+def test_epochs_chain_and_are_read_in_any_order(clock: EventClock) -> None:
     cycles = int(cycles_per_ms() * 5)
     marks: list[Any] = []
     for _ in range(3):
@@ -84,7 +84,7 @@ def test_epochs_chain_and_are_read_in_any_order(clock: Clock) -> None:
     assert lasted((last - first) / 1e6, 10)
 
 
-def test_a_mark_of_an_epoch_that_has_not_begun_is_unknown(clock: Clock, device: torch.device) -> None:
+def test_a_mark_of_an_epoch_that_has_not_begun_is_unknown(clock: EventClock, device: torch.device) -> None:
     other = torch.Stream(device)
     with standing_still(device):
         clock.new_epoch()
@@ -97,7 +97,7 @@ def test_a_mark_of_an_epoch_that_has_not_begun_is_unknown(clock: Clock, device: 
     assert read(clock, mark) <= read(clock, behind)
 
 
-def test_an_epoch_that_was_never_read_does_not_break_the_chain(clock: Clock) -> None:
+def test_an_epoch_that_was_never_read_does_not_break_the_chain(clock: EventClock) -> None:
     for _ in range(50):
         clock.new_epoch()
     clock.drain()
@@ -108,7 +108,7 @@ def test_an_epoch_that_was_never_read_does_not_break_the_chain(clock: Clock) -> 
 
 
 @simulated_only("it counts the events that are made")
-def test_released_events_are_used_again(clock: Clock) -> None:
+def test_released_events_are_used_again(clock: EventClock) -> None:
     def step() -> None:
         clock.new_epoch()
         marks = [clock.mark() for _ in range(5)]
@@ -129,7 +129,7 @@ def test_released_events_are_used_again(clock: Clock) -> None:
         clock.release(mark)
 
 
-def test_a_mark_that_is_held_keeps_its_reading_while_others_are_used_again(clock: Clock) -> None:
+def test_a_mark_that_is_held_keeps_its_reading_while_others_are_used_again(clock: EventClock) -> None:
     held = clock.mark()
     clock.drain()
     first = read(clock, held)
@@ -140,13 +140,13 @@ def test_a_mark_that_is_held_keeps_its_reading_while_others_are_used_again(clock
     assert read(clock, held) == first
 
 
-def test_host_marks_pass_through(clock: Clock) -> None:
+def test_host_marks_pass_through(clock: EventClock) -> None:
     assert clock.read_ns(12345) == 12345
     clock.release(12345)
     assert clock.read_ns(12345) == 12345
 
 
-def test_marks_lie_on_the_hosts_clock_over_many_epochs(clock: Clock) -> None:
+def test_marks_lie_on_the_hosts_clock_over_many_epochs(clock: EventClock) -> None:
     cycles = int(cycles_per_ms() * 2)
     for _ in range(100):
         clock.new_epoch()
@@ -161,7 +161,7 @@ def test_marks_lie_on_the_hosts_clock_over_many_epochs(clock: Clock) -> None:
     assert before_ns - PLACE_NS <= read(clock, mark) <= after_ns + PLACE_NS
 
 
-def test_the_facts_say_how_well_the_device_is_placed(clock: Clock) -> None:
+def test_the_facts_say_how_well_the_device_is_placed(clock: EventClock) -> None:
     facts = clock.facts()
     assert facts is not None
     assert 0 <= facts.bound_at_start_ns < PLACE_NS
@@ -171,7 +171,7 @@ def test_the_facts_say_how_well_the_device_is_placed(clock: Clock) -> None:
 
 @simulated_only("a card has no exact account of when an event happened")
 @not_in_simulated_real_time("the host's part of it is not exact")
-def test_a_mark_is_where_the_devices_own_account_has_it(clock: Clock, device: torch.device) -> None:
+def test_a_mark_is_where_the_devices_own_account_has_it(clock: EventClock, device: torch.device) -> None:
     for _ in range(30):
         clock.new_epoch()
         cuda.spin(777_777)

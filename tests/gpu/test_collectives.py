@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aorta.instrument.instrument import Instrument
-from aorta.instrument.reading import StepFacts
+from aorta.instrument.instrumentation import Instrumentation
+from aorta.instrument.step_builder import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Step
 from tests.gpu.device import MODES, needs_gpu
@@ -42,7 +42,7 @@ CALLS: dict[str, tuple[Call, str]] = {
 def test_values_and_rows(device: torch.device, name: str, mode: str, asynchronous: bool) -> None:
     call, kind = CALLS[name]
     lines: list[Step] = []
-    with Instrument(device, mode, 0, 1, read_clocks(), lines.append) as instrument:  # type: ignore[arg-type]
+    with Instrumentation(device, mode, 0, 1, read_clocks(), lines.append) as instrument:  # type: ignore[arg-type]
         x = torch.arange(1024.0, device=device)
         out = torch.full_like(x, -1)
         with instrument.recorder.step(StepFacts(0, 0, 0, 0.0, warmup=False)):
@@ -66,7 +66,7 @@ def test_values_and_rows(device: torch.device, name: str, mode: str, asynchronou
 
 def test_a_barrier_and_cpu_tensors_go_beside_the_device(device: torch.device) -> None:
     lines: list[Step] = []
-    with Instrument(device, "dedicated", 0, 1, read_clocks(), lines.append) as instrument:
+    with Instrumentation(device, "dedicated", 0, 1, read_clocks(), lines.append) as instrument:
         with instrument.recorder.step(StepFacts(0, 0, 0, 0.0, warmup=False)):
             dist.all_reduce(torch.ones(4))
             dist.barrier()

@@ -7,8 +7,8 @@ import warnings
 import pytest
 import torch
 
-from aorta.launch import cuda
-from aorta.launch.topology import read_topology
+from aorta.distributed import cuda
+from aorta.distributed.topology import read_topology
 from aorta.records.schema import Step
 from aorta.runner.isolated_baselines import Baselines
 from tests.gpu.device import MODES, needs_gpu

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from aorta.gpu_check import races
-from aorta.instrument.device_collectives import DeviceTap
-from aorta.instrument.instrument import Instrument
-from aorta.instrument.native.device_tap import NativeDeviceClock
-from aorta.instrument.reading import StepFacts
-from aorta.instrument.streams import DeviceStreams
+from aorta.instrument.device_interceptor import DeviceInterceptor
+from aorta.instrument.device_streams import DeviceStreams
+from aorta.instrument.instrumentation import Instrumentation
+from aorta.instrument.native.native_device_interceptor import NativeDeviceClock
+from aorta.instrument.step_builder import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import InstrumentMode, Step
 from tests.gpu.device import compiled_part, needs_gpu, noticed, simulated_only
@@ -34,7 +34,7 @@ ASYNCHRONOUS = [kind for kind in races.KINDS if kind not in SYNCHRONOUS]
 def one_step(device: torch.device, mode: InstrumentMode, *, native: bool) -> Iterator[list[Step]]:
     """A recorded step, and its line behind it."""
     lines: list[Step] = []
-    with Instrument(device, mode, 0, 1, read_clocks(), lines.append, native=native) as instrument:
+    with Instrumentation(device, mode, 0, 1, read_clocks(), lines.append, native=native) as instrument:
         assert isinstance(instrument.clock, NativeDeviceClock) == native
         with instrument.recorder.step(StepFacts(0, 0, 0, 0.0, warmup=False)):
             yield lines
@@ -86,7 +86,7 @@ def test_the_check_notices_a_collective_that_does_not_wait_for_its_caller(
 def test_the_check_notices_a_caller_that_does_not_wait(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(DeviceTap, "_join", nothing)
+    monkeypatch.setattr(DeviceInterceptor, "_join", nothing)
     with one_step(device, "dedicated", native=False):
         assert noticed(lambda: races.late_consumer(races.KINDS[kind], device, torch.Stream(device)))
 
@@ -97,7 +97,7 @@ def test_the_check_notices_a_caller_that_does_not_wait(
 def test_the_check_notices_a_synchronous_caller_that_goes_on_too_early_with_its_memory(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(DeviceTap, "_join", nothing)
+    monkeypatch.setattr(DeviceInterceptor, "_join", nothing)
     with one_step(device, "dedicated", native=False):
         assert noticed(lambda: races.memory_pressure(races.KINDS[kind], device, torch.Stream(device)))
 
@@ -106,6 +106,6 @@ def test_the_check_notices_a_synchronous_caller_that_goes_on_too_early_with_its_
 def test_the_check_notices_memory_that_is_not_kept(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(DeviceTap, "_hold", nothing)  # W3
+    monkeypatch.setattr(DeviceInterceptor, "_hold", nothing)  # W3
     with one_step(device, "dedicated", native=False):
         assert noticed(lambda: races.memory_pressure(races.KINDS[kind], device, torch.Stream(device)))

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from aorta.errors import ConfigError, RunIncomplete
-from aorta.gpu_check import command, ranks
+from aorta.gpu_check import check_command, check_ranks
 from aorta.gpu_check.case import PAIRS
-from aorta.gpu_check.table import Report, Verdict
+from aorta.gpu_check.check_table import CheckReport, CheckVerdict
 from tests.runs import ROOT
 
 WRITES = """
@@ -39,7 +39,7 @@ def launched(monkeypatch):
 
     def start(given, **keywords):
         words[:] = given
-        return real([sys.executable, "-c", WRITES, given[given.index("aorta.gpu_check.ranks") + 1], given[-1]])
+        return real([sys.executable, "-c", WRITES, given[given.index("aorta.gpu_check.check_ranks") + 1], given[-1]])
 
     monkeypatch.setattr(subprocess, "Popen", start)
     return words
@@ -47,39 +47,39 @@ def launched(monkeypatch):
 
 def test_without_a_device_the_check_says_so_and_ends_with_1(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert command.main([]) == 1
-    assert capsys.readouterr().err.strip() == f"gpu_check: {command.NO_DEVICE}"
+    assert check_command.main([]) == 1
+    assert capsys.readouterr().err.strip() == f"gpu_check: {check_command.NO_DEVICE}"
 
 
 @pytest.mark.parametrize(("text", "expected"), [(None, 4), ("", 4), ("2", 2)])
 def test_one_process_a_device_unless_told_otherwise(text, expected):
-    assert command.processes({} if text is None else {"NPROC": text}, 4) == expected
+    assert check_command.processes({} if text is None else {"NPROC": text}, 4) == expected
 
 
 @pytest.mark.parametrize("text", ["0", "x", "-1", "5"])
 def test_a_number_of_processes_that_cannot_be(text):
     with pytest.raises(ConfigError, match=rf"NPROC='{text}': must be a whole number of processes, 1 to 4"):
-        command.processes({"NPROC": text}, 4)
+        check_command.processes({"NPROC": text}, 4)
 
 
 def test_a_wrong_word_is_refused_before_anything_starts(a_device, launched, capsys, tmp_path):
-    assert command.main(["--json", str(tmp_path / "x.json"), "training.batch_size=0"]) == 1
+    assert check_command.main(["--json", str(tmp_path / "x.json"), "training.batch_size=0"]) == 1
     assert "training.batch_size=0" in capsys.readouterr().err
     assert launched == []
 
 
 def test_a_word_that_hydra_refuses_is_refused_too(a_device, launched, capsys, tmp_path):
-    assert command.main(["--json", str(tmp_path / "x.json"), "training.batchsize=1"]) == 1
+    assert check_command.main(["--json", str(tmp_path / "x.json"), "training.batchsize=1"]) == 1
     assert "batchsize" in capsys.readouterr().err
     assert launched == []
 
 
 @pytest.mark.parametrize("code", [0, 1, 4])
 def test_the_exit_code_is_the_report_s(a_device, launched, monkeypatch, tmp_path, code, capsys):
-    monkeypatch.setattr(command, "resolved", lambda *_: None)
+    monkeypatch.setattr(check_command, "resolved", lambda *_: None)
     monkeypatch.delenv("NPROC", raising=False)
     path = tmp_path / "x.json"
-    assert command.main(["--json", str(path), "--strategies", "ddp", str(code)]) == code
+    assert check_command.main(["--json", str(path), "--strategies", "ddp", str(code)]) == code
     assert launched[-4:] == [str(path), "ddp", str(PAIRS), str(code)]
     assert launched[launched.index("--nproc_per_node") + 1] == "2"
     assert capsys.readouterr().out == f"the same as JSON: {path}\n"
@@ -88,7 +88,7 @@ def test_the_exit_code_is_the_report_s(a_device, launched, monkeypatch, tmp_path
 @pytest.mark.parametrize("text", ["0", "-1", "x"])
 def test_a_number_of_pairs_that_cannot_be(text, capsys):
     with pytest.raises(SystemExit):
-        command.parse(["--pairs", text])
+        check_command.parse(["--pairs", text])
     assert "must be a whole number from 1 on" in capsys.readouterr().err
 
 
@@ -96,23 +96,23 @@ def test_ranks_that_end_early_do_not_leave_an_older_report_to_answer(launched, t
     path = tmp_path / "x.json"
     path.write_text('{"facts": {}, "rows": [], "verdict": "", "exit_code": 0}')
     with pytest.raises(RunIncomplete, match="ended with 1 before the table was made"):
-        command.checked(path, 2, ["ddp"], ["10"])
+        check_command.checked(path, 2, ["ddp"], ["10"])
     assert not path.exists()
 
 
 @pytest.mark.parametrize(
     ("value", "verdict", "found"),
-    [(None, Verdict.OK, "not set"), ("8", Verdict.OK, "=8"), ("1", Verdict.FAILED, "=1")],
+    [(None, CheckVerdict.OK, "not set"), ("8", CheckVerdict.OK, "=8"), ("1", CheckVerdict.FAILED, "=1")],
 )
 def test_one_hardware_queue_for_all_streams_has_a_row_of_its_own(value, verdict, found):
     environment = {} if value is None else {"CUDA_DEVICE_MAX_CONNECTIONS": value}
-    first, *others = ranks.knob_rows(environment, "cuda")
+    first, *others = check_ranks.knob_rows(environment, "cuda")
     assert (first.what, first.found, first.verdict) == ("CUDA_DEVICE_MAX_CONNECTIONS", found, verdict)
-    assert [row.verdict for row in others] == ([Verdict.INFORMATION] if value == "1" else [])
+    assert [row.verdict for row in others] == ([CheckVerdict.INFORMATION] if value == "1" else [])
 
 
 def test_other_settings_that_change_the_answer_are_told():
-    (row,) = ranks.knob_rows({"GPU_MAX_HW_QUEUES": "2"}, "rocm")
+    (row,) = check_ranks.knob_rows({"GPU_MAX_HW_QUEUES": "2"}, "rocm")
     assert row.what == "GPU_MAX_HW_QUEUES=2"
     assert "share a queue" in row.found
 
@@ -122,7 +122,7 @@ def test_it_runs_where_no_developer_s_tools_are():
     program = (
         "import sys\n"
         "sys.modules.update(dict.fromkeys(('pytest', 'hypothesis', 'tests')))\n"
-        "import aorta.gpu_check.command, aorta.gpu_check.ranks\n"
+        "import aorta.gpu_check.check_command, aorta.gpu_check.check_ranks\n"
         "print(sorted(name for name in sys.modules if name.startswith('tests.')))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -130,6 +130,6 @@ def test_it_runs_where_no_developer_s_tools_are():
 
 
 def test_a_report_has_plain_json_types():
-    report = Report({"words": ["a=1"]}, [ranks.knob_rows({}, "cuda")], "passed", 0)
+    report = CheckReport({"words": ["a=1"]}, [check_ranks.knob_rows({}, "cuda")], "passed", 0)
     plain = msgspec.json.decode(msgspec.json.encode(report))
     assert plain["rows"][0][0]["verdict"] == "ok"

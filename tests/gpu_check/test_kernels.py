@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aorta.gpu_check.kernels import Window, busy_share, matched, pooled_ratio, windows
+from aorta.gpu_check.device_kernels import KernelWindow, busy_share, matched, pooled_ratio, windows
 
 BASE = 1_800_000_000_000_000_000
 
@@ -42,13 +42,13 @@ def test_kernels_are_told_apart_by_category_name_and_device():
 
 
 def test_no_communication_is_no_ratio():
-    assert pooled_ratio([Window([], [(0, 1)], 0)]) is None
+    assert pooled_ratio([KernelWindow([], [(0, 1)], 0)]) is None
 
 
 def test_the_busy_share_is_of_all_steps_and_counts_every_moment_once():
     assert busy_share(windows(TRACE, STEPS, device=0), STEPS) == pytest.approx(40 / 200)
-    assert busy_share([Window([(0, 60)], [(40, 150)], 0)], [(0, 100)]) == 1.0  # the tail belongs to the next step
-    assert busy_share([Window([], [], 0)], [(0, 100)]) is None
+    assert busy_share([KernelWindow([(0, 60)], [(40, 150)], 0)], [(0, 100)]) == 1.0  # the tail belongs to the next step
+    assert busy_share([KernelWindow([], [], 0)], [(0, 100)]) is None
 
 
 def test_collectives_are_matched_in_order_or_not_at_all():

@@ -5,37 +5,39 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from aorta.gpu_check.kernels import Pair
-from aorta.gpu_check.table import (
+from aorta.gpu_check.check_table import (
     BUSY_SHARE,
     PLACE_NS,
-    Report,
-    Row,
-    Verdict,
+    CheckReport,
+    CheckRow,
+    CheckVerdict,
     busy_row,
     collective_rows,
     ratio_row,
     render,
     report_of,
 )
+from aorta.gpu_check.device_kernels import Pair
 
 FACTS = {"world_size": 2, "device": "Stand-in", "torch": "2.13.0", "nccl": "2.27.3"}
-GOOD = Row("ddp", "coverage", "6 of 6 steps", "all", Verdict.OK)
-BAD = Row("fsdp", "synchronisations", "2 waits", "none", Verdict.FAILED)
-INFO = Row("ddp", "host waits", "3", "for information", Verdict.INFORMATION)
-TIME = Row("ddp", "overlap ratio", "0.5 / 0.5", "within 0.02", Verdict.OK, is_time=True)
-UNJUDGED = Row("ddp", "overlap ratio", "0.5 / 0.7", "within 0.02", Verdict.NOT_JUDGED, "device only 41 % busy", True)
+GOOD = CheckRow("ddp", "coverage", "6 of 6 steps", "all", CheckVerdict.OK)
+BAD = CheckRow("fsdp", "synchronisations", "2 waits", "none", CheckVerdict.FAILED)
+INFO = CheckRow("ddp", "host waits", "3", "for information", CheckVerdict.INFORMATION)
+TIME = CheckRow("ddp", "overlap ratio", "0.5 / 0.5", "within 0.02", CheckVerdict.OK, is_time=True)
+UNJUDGED = CheckRow(
+    "ddp", "overlap ratio", "0.5 / 0.7", "within 0.02", CheckVerdict.NOT_JUDGED, "device only 41 % busy", True
+)
 
 
 @pytest.mark.parametrize(
     ("own", "kernels", "share", "verdict"),
     [
-        (0.5, 0.515, 0.95, Verdict.OK),
-        (0.5, 0.53, BUSY_SHARE, Verdict.FAILED),
-        (0.5, 0.53, 0.89, Verdict.NOT_JUDGED),
-        (0.5, 0.53, None, Verdict.NOT_JUDGED),
-        (None, 0.5, 0.95, Verdict.NOT_JUDGED),
-        (0.5, None, 0.95, Verdict.NOT_JUDGED),
+        (0.5, 0.515, 0.95, CheckVerdict.OK),
+        (0.5, 0.53, BUSY_SHARE, CheckVerdict.FAILED),
+        (0.5, 0.53, 0.89, CheckVerdict.NOT_JUDGED),
+        (0.5, 0.53, None, CheckVerdict.NOT_JUDGED),
+        (None, 0.5, 0.95, CheckVerdict.NOT_JUDGED),
+        (0.5, None, 0.95, CheckVerdict.NOT_JUDGED),
     ],
 )
 def test_ratios_agree_within_two_hundredths_where_the_device_is_busy(own, kernels, share, verdict):
@@ -43,8 +45,11 @@ def test_ratios_agree_within_two_hundredths_where_the_device_is_busy(own, kernel
 
 
 def test_a_device_that_waits_for_the_host_is_said_in_per_cent():
-    assert busy_row("ddp", 0.931).verdict is Verdict.OK
-    assert (busy_row("ddp", 0.412).verdict, busy_row("ddp", 0.412).why) == (Verdict.NOT_JUDGED, "device only 41% busy")
+    assert busy_row("ddp", 0.931).verdict is CheckVerdict.OK
+    assert (busy_row("ddp", 0.412).verdict, busy_row("ddp", 0.412).why) == (
+        CheckVerdict.NOT_JUDGED,
+        "device only 41% busy",
+    )
     assert ratio_row("ddp", 0.5, 0.7, 0.412).why == "device only 41% busy"
     assert busy_row("ddp", None).why == "the profiler saw no kernel"
 
@@ -54,7 +59,7 @@ def collective(kernel_ns: int, *, start: int = 0, end: int = 0, at: int = 10**9)
     return (at + start, at + kernel_ns + end), (at, at + kernel_ns)
 
 
-def verdicts(pairs: list[Pair] | None, share: float | None = 0.95) -> dict[str, Verdict]:
+def verdicts(pairs: list[Pair] | None, share: float | None = 0.95) -> dict[str, CheckVerdict]:
     return {row.what.partition(",")[0]: row.verdict for row in collective_rows("ddp", pairs, share)}
 
 
@@ -71,21 +76,21 @@ def verdicts(pairs: list[Pair] | None, share: float | None = 0.95) -> dict[str, 
 def test_durations_ends_and_starts_are_held_to_the_kernels(pair, failed):
     exact = [collective(1_000_000)] * 4  # they say what the clocks are apart: nothing
     found = verdicts([*exact, pair])
-    assert {name for name, verdict in found.items() if verdict is Verdict.FAILED} == failed
-    assert Verdict.NOT_JUDGED not in found.values()
+    assert {name for name, verdict in found.items() if verdict is CheckVerdict.FAILED} == failed
+    assert CheckVerdict.NOT_JUDGED not in found.values()
 
 
 def test_what_the_clocks_are_apart_is_taken_off_and_has_a_bound_of_its_own():
     shifted = [collective(1_000_000, start=PLACE_NS, end=PLACE_NS)] * 3
-    assert set(verdicts(shifted).values()) == {Verdict.OK}
+    assert set(verdicts(shifted).values()) == {CheckVerdict.OK}
     shifted = [collective(1_000_000, start=-PLACE_NS - 1, end=-PLACE_NS - 1)] * 3
-    assert [name for name, verdict in verdicts(shifted).items() if verdict is Verdict.FAILED] == ["clocks"]
+    assert [name for name, verdict in verdicts(shifted).items() if verdict is CheckVerdict.FAILED] == ["clocks"]
 
 
 @pytest.mark.parametrize(("pairs", "why"), [(None, "differ in number"), ([], "no collective ran a kernel")])
 def test_without_pairs_nothing_is_judged(pairs, why):
     rows = collective_rows("ddp", pairs, 0.95)
-    assert [row.verdict for row in rows] == [Verdict.NOT_JUDGED] * 4
+    assert [row.verdict for row in rows] == [CheckVerdict.NOT_JUDGED] * 4
     assert all(why in (row.why or "") for row in rows)
     assert [row.bound for row in rows] == ["within 200 us", *["max(2 % of the kernel, 10 us)"] * 3]
 
@@ -120,4 +125,4 @@ def test_every_row_of_every_rank_is_shown_with_its_bound():
 
 def test_the_report_is_read_back_as_it_was_written():
     report = report_of(FACTS, [[GOOD, UNJUDGED, TIME]])
-    assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
+    assert msgspec.json.decode(msgspec.json.encode(report), type=CheckReport) == report

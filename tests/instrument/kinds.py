@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from aorta.instrument.instrument import Instrument
-from aorta.instrument.reading import StepFacts
+from aorta.instrument.instrumentation import Instrumentation
+from aorta.instrument.step_builder import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Step
 
@@ -90,7 +90,9 @@ def main(folder: str, ends: str) -> None:
     dist.init_process_group("gloo")
     rank, steps = dist.get_rank(), list[Step]()
     native = ends == "native"
-    with Instrument(torch.device("cpu"), "observe", rank, 2, read_clocks(), steps.append, native=native) as instrument:
+    with Instrumentation(
+        torch.device("cpu"), "observe", rank, 2, read_clocks(), steps.append, native=native
+    ) as instrument:
         named = calls(rank)
         for number, call in enumerate(named.values()):
             with instrument.recorder.step(StepFacts(0, number, number, 0.0, warmup=False)):

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from aorta.instrument.clock import HostClock
-from aorta.instrument.instrument import Instrument
-from aorta.instrument.isolated import StandIn, tensors_in
-from aorta.instrument.reading import StepFacts
-from aorta.instrument.replay import Rehearsal, Replay
-from aorta.instrument.seam import Original, all_groups, issued_by
+from aorta.instrument.dispatcher import Original, all_groups, issued_by
+from aorta.instrument.emulation.replay import Rehearsal, Replay
+from aorta.instrument.emulation.stand_in import StandIn, tensors_in
+from aorta.instrument.event_clock import HostClock
+from aorta.instrument.instrumentation import Instrumentation
+from aorta.instrument.step_builder import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Step
 from tests.instrument.kinds import calls
@@ -67,7 +67,7 @@ def main(folder: str) -> None:
     dist.init_process_group("gloo")
     rank, steps = dist.get_rank(), list[Step]()
     cpu, told = torch.device("cpu"), dict[str, Any]()
-    with Instrument(cpu, "observe", rank, 2, read_clocks(), steps.append) as instrument:
+    with Instrumentation(cpu, "observe", rank, 2, read_clocks(), steps.append) as instrument:
         standin = StandIn(cpu, HostClock(), instrument.recorder.on_stall)
         for name, call in calls(rank).items():
             if name in NEEDS_THE_NETWORK:
@@ -85,7 +85,7 @@ def main(folder: str) -> None:
     dist.destroy_process_group()
 
 
-def values(instrument: Instrument, standin: StandIn, rank: int) -> dict[str, Any]:
+def values(instrument: Instrumentation, standin: StandIn, rank: int) -> dict[str, Any]:
     """What stands in the outputs."""
     mine = torch.arange(3.0) + 10 * rank
     gathered, reduced, exchanged = torch.empty(6), torch.empty(3), torch.empty(4)
@@ -124,7 +124,7 @@ def values(instrument: Instrument, standin: StandIn, rank: int) -> dict[str, Any
     }
 
 
-def replayed(instrument: Instrument, steps: list[Step], rank: int) -> dict[str, Any]:
+def replayed(instrument: Instrumentation, steps: list[Step], rank: int) -> dict[str, Any]:
     """A sequence noted down, and what its replay issued: asynchronous ones, waited for in another order than issued."""
     seen: list[str] = []
 

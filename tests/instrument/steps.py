@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from aorta.instrument.compute import Range
-from aorta.instrument.issued import Group, Issued
-from aorta.instrument.reading import StepFacts, StepReader
-from aorta.instrument.recorder import StepRecorder
+from aorta.instrument.compute_ranges import Range
+from aorta.instrument.in_flight import Group, InFlight
+from aorta.instrument.step_builder import StepBuilder, StepFacts
+from aorta.instrument.step_recorder import StepRecorder
 from aorta.records.schema import ClockReading, Step
 
 MS = 1_000_000
@@ -66,7 +66,7 @@ class Rig:
         self.counted: dict[int, int | None] = {1: 0}
         self.recorder = StepRecorder(
             self.clock,  # type: ignore[arg-type]
-            StepReader(self.clock, 0, 2, {"0": Group((0, 1), 1)}, ANCHOR),  # type: ignore[arg-type]
+            StepBuilder(self.clock, 0, 2, {"0": Group((0, 1), 1)}, ANCHOR),  # type: ignore[arg-type]
             lambda: dict(self.counted),
             self.lines.append,
             together,
@@ -81,8 +81,8 @@ class Rig:
             yield
             self.clock.now_ns = round(end_ms * MS)
 
-    def collective(self, start: Pending | None, end: Pending | None, issue_ms: float = 0) -> Issued:
-        issued = Issued(
+    def collective(self, start: Pending | None, end: Pending | None, issue_ms: float = 0) -> InFlight:
+        issued = InFlight(
             "allreduce", "0", 0, 8, "float32", round(issue_ms * MS), start=start, end=end, end_source="event"
         )
         self.recorder.on_issue(issued)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from aorta.instrument.backward import BackwardEnds
-from aorta.instrument.clock import HostClock, Mark
-from aorta.instrument.seam import when_backward_ends
+from aorta.instrument.backward_end import BackwardEnds
+from aorta.instrument.dispatcher import when_backward_ends
+from aorta.instrument.event_clock import HostClock, Mark
 
 
 class Witness:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aorta.instrument.clock import HostClock
+from aorta.instrument.event_clock import HostClock
 
 
 def test_host_marks_are_their_own_readings() -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from aorta.instrument.clock import HostClock
-from aorta.instrument.compute import BlockRanges, Range
+from aorta.instrument.compute_ranges import BlockRanges, Range
+from aorta.instrument.event_clock import HostClock
 
 FORWARD_NS, BACKWARD_NS = 20_000_000, 30_000_000
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aorta.instrument import collectives
-from aorta.instrument.clock import HostClock
-from aorta.instrument.collectives import HostTap
-from aorta.instrument.reading import StepFacts, StepReader
-from aorta.instrument.recorder import StepRecorder
-from aorta.instrument.seam import counts_point_to_point, issued_by
+from aorta.instrument import cpu_interceptor
+from aorta.instrument.cpu_interceptor import CpuInterceptor
+from aorta.instrument.dispatcher import counts_point_to_point, issued_by
+from aorta.instrument.event_clock import HostClock
+from aorta.instrument.step_builder import StepBuilder, StepFacts
+from aorta.instrument.step_recorder import StepRecorder
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Step
 
@@ -62,13 +62,13 @@ class Group:
 def recorded(monkeypatch: pytest.MonkeyPatch, backend: Backend, operators: Sequence[str]) -> Step:
     """One step in which these operators pass a tap, on a group of that backend."""
     group, lines = Group(cpu=backend), list[Step]()
-    monkeypatch.setattr(collectives, "group_in", lambda argument: group)
+    monkeypatch.setattr(cpu_interceptor, "group_in", lambda argument: group)
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: [0])
-    known: dict[str, collectives.Group] = {}
+    known: dict[str, cpu_interceptor.Group] = {}
     clock = HostClock()
-    reader = StepReader(clock, 0, 1, known, read_clocks())
+    reader = StepBuilder(clock, 0, 1, known, read_clocks())
     recorder = StepRecorder(clock, reader, lambda: {0: issued_by(group)}, lines.append)  # type: ignore[arg-type]
-    tap = HostTap(clock, known, recorder.on_issue, recorder.on_stall)
+    tap = CpuInterceptor(clock, known, recorder.on_issue, recorder.on_stall)
     tensors = [torch.ones(4)]
     with recorder.step(StepFacts(0, 0, 0, None, warmup=False)):
         for operator in operators:
@@ -104,7 +104,7 @@ def test_a_backend_that_counts_otherwise_is_incomplete_not_wrong(monkeypatch: py
     backend.run = lambda operator: setattr(backend, "count", (backend.count or 0) + 2)  # type: ignore[method-assign]
     line = recorded(monkeypatch, backend, ["allreduce_"])
     assert not line.coverage.complete
-    assert line.coverage.reason == "the backends counted 2 collectives, 1 passed the seam"
+    assert line.coverage.reason == "the backends counted 2 cpu_interceptor, 1 passed the seam"
     assert line.overlap["overlap_ratio"] is None
 
 

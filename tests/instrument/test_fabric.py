@@ -9,9 +9,9 @@ import pytest
 import torch.distributed as dist
 
 from aorta.config.schema import Algorithm, EmulatedFabric
-from aorta.instrument.arrivals import SLOTS, Arrivals, meeting_place
-from aorta.instrument.fabric import Fabric, cost_ns
-from aorta.launch.peers import Peers
+from aorta.distributed.peers import Peers
+from aorta.instrument.emulation.arrivals import SLOTS, Arrivals, meeting_place
+from aorta.instrument.emulation.network import EmulatedNetwork, cost_ns
 from aorta.timeline.classes import KINDS
 
 US = 1_000
@@ -71,8 +71,8 @@ def test_a_tree_of_many_ranks_has_few_latencies() -> None:
     assert cost_ns("allreduce", 0, 512, spans_nodes=True, settings=settings()) == 2 * 511 * 10 * US
 
 
-def fabric(rank: int = 0, world_size: int = 4, folder: Path | None = None, **changes: Any) -> Fabric:
-    return Fabric(settings(**changes), rank, world_size, folder)
+def fabric(rank: int = 0, world_size: int = 4, folder: Path | None = None, **changes: Any) -> EmulatedNetwork:
+    return EmulatedNetwork(settings(**changes), rank, world_size, folder)
 
 
 def test_a_group_inside_a_node_uses_the_links_of_the_node() -> None:

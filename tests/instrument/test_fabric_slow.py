@@ -7,15 +7,15 @@ from typing import Any, cast
 
 import pytest
 
-from aorta.config.rules.fabric import fabric_rules
+from aorta.config.rules.fabric_rules import fabric_rules
 from aorta.config.schema import Config, EmulatedFabric, Mode
-from aorta.instrument.fabric import Fabric
+from aorta.instrument.emulation.network import EmulatedNetwork
 
 RANKS = (0, 1)
 
 
 def cost(kind: str, size: int, **changes: Any) -> int:
-    return Fabric(EmulatedFabric(**changes), 0, 2, None).cost_ns(kind, size, RANKS, 0)
+    return EmulatedNetwork(EmulatedFabric(**changes), 0, 2, None).cost_ns(kind, size, RANKS, 0)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import heapq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.instrument.lanes import Lanes
+from aorta.instrument.gloo_workers import GlooWorkers
 
 
 def simulate(count: int, jobs: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -31,7 +31,7 @@ def test_starts_are_those_of_a_thread_pool(count: int, jobs: list[tuple[int, int
     for gap, duration in jobs:
         issue += gap
         ordered.append((issue, duration))
-    lanes = Lanes(count)
+    lanes = GlooWorkers(count)
     expected = simulate(count, ordered)
     assert [lanes.start_ns(i, end) for (i, _), (_, end) in zip(ordered, expected, strict=True)] == [
         start for start, _ in expected
@@ -39,11 +39,11 @@ def test_starts_are_those_of_a_thread_pool(count: int, jobs: list[tuple[int, int
 
 
 def test_one_lane_queues() -> None:
-    lanes = Lanes(1)
+    lanes = GlooWorkers(1)
     assert lanes.start_ns(0, 10) == 0
     assert lanes.start_ns(2, 15) == 10
     assert lanes.start_ns(20, 25) == 20
 
 
 def test_an_end_before_its_issue_is_not_turned_round() -> None:
-    assert Lanes(2).start_ns(10, 8) == 8
+    assert GlooWorkers(2).start_ns(10, 8) == 8

@@ -14,24 +14,24 @@ import torch
 import torch.distributed as dist
 
 from aorta.config.schema import EmulatedFabric
-from aorta.instrument.arrivals import Arrivals
-from aorta.instrument.clock import HostClock
-from aorta.instrument.collectives import HostTap
-from aorta.instrument.fabric import Fabric
-from aorta.instrument.issued import Group, Issued
-from aorta.instrument.links import DelayedWork, HostLinks, Link, Tally, Transfer, sleep_until
+from aorta.instrument.cpu_interceptor import CpuInterceptor
+from aorta.instrument.dispatcher import DispatcherHook
+from aorta.instrument.emulation.arrivals import Arrivals
+from aorta.instrument.emulation.emulated_link import DelayedWork, HostLinks, Link, Tally, Transfer, sleep_until
+from aorta.instrument.emulation.network import EmulatedNetwork
+from aorta.instrument.event_clock import HostClock
+from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.operators import OPERATORS
-from aorta.instrument.seam import Seam
 from tests.known_answers.again import attempted
 
 MS = 1_000_000
 
 
-def issued_now(kind: str = "allreduce", number: int | None = 0) -> Issued:
-    return Issued(kind, "0", 0, 8, "float32", time.perf_counter_ns(), number)
+def issued_now(kind: str = "allreduce", number: int | None = 0) -> InFlight:
+    return InFlight(kind, "0", 0, 8, "float32", time.perf_counter_ns(), number)
 
 
-def ended(transfer: Transfer) -> Issued:
+def ended(transfer: Transfer) -> InFlight:
     transfer.gate.wait()
     return transfer.issued
 
@@ -173,11 +173,11 @@ CALLS: dict[str, Callable[[], Any]] = {
 @pytest.fixture
 def seen(world_of_one: None, tmp_path: Path) -> Any:
     """Rows of collectives that pass a seam with an emulated fabric of two ranks, of which this is the only one."""
-    rows: list[Issued] = []
+    rows: list[InFlight] = []
     groups: dict[str, Group] = {}
-    links = HostLinks(Fabric(EmulatedFabric(**LATENCY), 0, 1, tmp_path))
-    tap = HostTap(HostClock(), groups, rows.append, lambda begin, end: None, links)
-    seam = Seam(OPERATORS, torch.device("cpu"), tap)
+    links = HostLinks(EmulatedNetwork(EmulatedFabric(**LATENCY), 0, 1, tmp_path))
+    tap = CpuInterceptor(HostClock(), groups, rows.append, lambda begin, end: None, links)
+    seam = DispatcherHook(OPERATORS, torch.device("cpu"), tap)
     yield rows
     seam.close()
     tap.close()
@@ -185,7 +185,7 @@ def seen(world_of_one: None, tmp_path: Path) -> Any:
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13, not before
 @pytest.mark.parametrize("name", CALLS)
-def test_every_handle_completes_at_the_emulated_end(seen: list[Issued], name: str) -> None:
+def test_every_handle_completes_at_the_emulated_end(seen: list[InFlight], name: str) -> None:
     work = CALLS[name]()
     assert not work.is_completed()
     with suppress(RuntimeError):  # gloo's reduce-scatter has none, with and without the fabric
@@ -197,7 +197,7 @@ def test_every_handle_completes_at_the_emulated_end(seen: list[Issued], name: st
     assert (row.start, row.end_source) == (row.issue_ns, "emulated")
 
 
-def test_a_synchronous_caller_waits_as_long(seen: list[Issued]) -> None:
+def test_a_synchronous_caller_waits_as_long(seen: list[InFlight]) -> None:
     tensor = torch.arange(4.0)
     begin = time.perf_counter_ns()
     dist.all_reduce(tensor)
@@ -205,7 +205,7 @@ def test_a_synchronous_caller_waits_as_long(seen: list[Issued]) -> None:
     assert torch.equal(tensor, torch.arange(4.0))
 
 
-def test_a_future_has_the_backends_value_and_comes_late(seen: list[Issued]) -> None:
+def test_a_future_has_the_backends_value_and_comes_late(seen: list[InFlight]) -> None:
     begin = time.perf_counter_ns()
     (value,) = dist.all_reduce(torch.arange(4.0), async_op=True).get_future().wait()
     assert time.perf_counter_ns() - begin >= 600 * MS
@@ -230,10 +230,12 @@ def test_a_failed_collective_fails_its_future_in_c_plus_plus_too() -> None:
 def test_the_run_says_when_the_backend_was_slower(
     world_of_one: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows: list[Issued] = []
-    links = HostLinks(Fabric(EmulatedFabric(), 0, 1, tmp_path))  # one rank alone costs nothing: no backend is as fast
-    tap = HostTap(HostClock(), {}, rows.append, lambda begin, end: None, links)
-    seam = Seam(OPERATORS, torch.device("cpu"), tap)
+    rows: list[InFlight] = []
+    links = HostLinks(
+        EmulatedNetwork(EmulatedFabric(), 0, 1, tmp_path)
+    )  # one rank alone costs nothing: no backend is as fast
+    tap = CpuInterceptor(HostClock(), {}, rows.append, lambda begin, end: None, links)
+    seam = DispatcherHook(OPERATORS, torch.device("cpu"), tap)
     dist.all_reduce(torch.ones(10))
     seam.close()
     tap.close()

@@ -19,10 +19,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aorta.instrument.issued import Group, Issued
+from aorta.instrument.dispatcher import all_groups, issued_by
+from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.native.build import load
-from aorta.instrument.native.tap import NativeTap
-from aorta.instrument.seam import all_groups, issued_by
+from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
 from tests.known_answers.again import attempted
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13
@@ -63,9 +63,9 @@ class Tap:
     """The compiled tap on a world of one, and what it handed over."""
 
     def __init__(self, module: Any) -> None:
-        self.rows: list[Issued] = []
+        self.rows: list[InFlight] = []
         self.stalls: list[tuple[int, int]] = []
-        self._tap = NativeTap(module, {})
+        self._tap = NativeCpuInterceptor(module, {})
         self._looking = self._tap.open(torch.device("cpu"), lambda: None)
         self._tap.begin()
 
@@ -246,7 +246,7 @@ def test_between_two_steps_it_counts_and_notes_nothing_down(tap: Tap) -> None:
 def test_a_world_that_is_made_again_is_seen_again(tmp_path: Path, module: Any) -> None:
     """torch gives the second one the name of the first."""
     groups = dict[str, Group]()
-    tap = NativeTap(module, groups)
+    tap = NativeCpuInterceptor(module, groups)
     looking = tap.open(CPU, lambda: None)
     tap.begin()
     seen = []

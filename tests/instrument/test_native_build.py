@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from aorta.errors import ToolMissing
-from aorta.instrument.instrument import Instrument
+from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native import build as native
 from aorta.instrument.native.__main__ import main
 from aorta.records.clocks import read_clocks
@@ -30,8 +30,8 @@ def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def test_without_it_the_reason_is_said_and_nothing_fails(somewhere_else: Path) -> None:
     not_built = f"python: not built; {native.BUILD_COMMAND} does it"
     assert native.compiled(CPU, wanted=True, emulated=False) == (None, not_built)
-    assert native.host_tap(CPU, "observe", wanted=True, emulated=False) == {"interceptor": not_built}
-    Instrument(CPU, "observe", 0, 1, read_clocks(), lambda step: None, native=True).close()
+    assert native.interceptor_for(CPU, "observe", wanted=True, emulated=False) == {"interceptor": not_built}
+    Instrumentation(CPU, "observe", 0, 1, read_clocks(), lambda step: None, native=True).close()
 
 
 def test_where_it_is_used() -> None:
@@ -45,7 +45,7 @@ def test_where_it_is_used() -> None:
 def test_where_it_is_not_used() -> None:
     assert native.compiled(CPU, wanted=False, emulated=False) == (None, "python: instrument.native=false")
     assert native.compiled(CPU, wanted=True, emulated=True) == (None, "python: the fabric is emulated")
-    assert native.host_tap(CPU, "off", wanted=True, emulated=False) == {}
+    assert native.interceptor_for(CPU, "off", wanted=True, emulated=False) == {}
 
 
 def test_a_library_of_another_build_is_left_alone(somewhere_else: Path) -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from aorta.instrument.dispatcher import when_backward_ends
 from aorta.instrument.native.build import load
+from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
 from aorta.instrument.native.ranges import NativeEnds
-from aorta.instrument.native.tap import NativeTap
-from aorta.instrument.reading import Told
-from aorta.instrument.seam import when_backward_ends
+from aorta.instrument.step_builder import Told
 
 FORWARD_S, BACKWARD_S = 0.02, 0.03
 
@@ -45,7 +45,7 @@ class Watched:
     """Blocks and their ends, of a step that is under way."""
 
     def __init__(self, module: Any) -> None:
-        self.tap = NativeTap(module, {})
+        self.tap = NativeCpuInterceptor(module, {})
         self.ranges, self.ends = self.tap.ranges, NativeEnds(self.tap.ranges)
         self.tap.begin()
 

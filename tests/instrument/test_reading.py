@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aorta.instrument.compute import Range
-from aorta.instrument.scalars import Scalar
+from aorta.instrument.compute_ranges import Range
+from aorta.instrument.loss_scalars import Scalar
 from tests.instrument.steps import MS, Rig
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aorta.instrument import recorder as recorder_module
-from aorta.instrument.issued import Issued
-from aorta.instrument.recorder import MAX_STEPS_LATE
-from aorta.instrument.scalars import Scalar
+from aorta.instrument import step_recorder as recorder_module
+from aorta.instrument.in_flight import InFlight
+from aorta.instrument.loss_scalars import Scalar
+from aorta.instrument.step_recorder import MAX_STEPS_LATE
 from aorta.timeline.overlap import Unseen
 from tests.instrument.steps import MS, Pending, Rig
 
@@ -150,7 +150,7 @@ def test_what_happens_between_steps_belongs_to_none(rig: Rig) -> None:
 
 
 def test_at_the_tail_what_the_backend_has_completed_ends_at_the_latest(rig: Rig) -> None:
-    done, not_done = Issued("allreduce", "0", 0, 8, None, 0), Issued("allreduce", "0", 1, 8, None, 0)
+    done, not_done = InFlight("allreduce", "0", 0, 8, None, 0), InFlight("allreduce", "0", 1, 8, None, 0)
     done.has_completed, not_done.has_completed = (lambda: True), (lambda: False)
     with rig.step(0, 20):
         rig.recorder.on_issue(done)

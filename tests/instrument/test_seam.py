@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 
 from aorta.errors import InstrumentError
-from aorta.instrument.clock import HostClock
-from aorta.instrument.collectives import HostTap
-from aorta.instrument.issued import Group, Issued
+from aorta.instrument.cpu_interceptor import CpuInterceptor
+from aorta.instrument.dispatcher import DispatcherHook, all_groups, issued_by
+from aorta.instrument.event_clock import HostClock
+from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.native.build import load
-from aorta.instrument.native.tap import NativeTap
+from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
 from aorta.instrument.operators import OPERATORS
-from aorta.instrument.seam import Seam, all_groups, issued_by
-from aorta.instrument.works import KeptAlive, TimedWork
+from aorta.instrument.timed_work import KeptAlive, TimedWork
 from tests.runs import HANGS_S
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
@@ -28,15 +28,17 @@ CPU = torch.device("cpu")
 class Watched:
     """A tap that looks at every collective, and what it has seen."""
 
-    def __init__(self, tap: HostTap | NativeTap, rows: list[Issued], groups: dict[str, Group]) -> None:
+    def __init__(
+        self, tap: CpuInterceptor | NativeCpuInterceptor, rows: list[InFlight], groups: dict[str, Group]
+    ) -> None:
         self._tap, self._rows, self.groups = tap, rows, groups
         self._looking = tap.open(CPU, lambda: None)
-        if isinstance(tap, NativeTap):
+        if isinstance(tap, NativeCpuInterceptor):
             tap.begin()
 
     @property
-    def seen(self) -> list[Issued]:
-        if isinstance(self._tap, NativeTap):
+    def seen(self) -> list[InFlight]:
+        if isinstance(self._tap, NativeCpuInterceptor):
             self._rows += self._tap.end()().collectives
             self._tap.begin()
         for row in self._rows:
@@ -51,14 +53,14 @@ class Watched:
 @pytest.fixture(params=["python", "native"])
 def watched(world_of_one: None, request: pytest.FixtureRequest) -> Iterator[Watched]:
     """Both ways to look, which must tell the same."""
-    rows, groups = list[Issued](), dict[str, Group]()
+    rows, groups = list[InFlight](), dict[str, Group]()
     if request.param == "native":
         module, why_not = load()
         if module is None:
             pytest.skip(f"the compiled part is {why_not}")
-        watched = Watched(NativeTap(module, groups), rows, groups)
+        watched = Watched(NativeCpuInterceptor(module, groups), rows, groups)
     else:
-        watched = Watched(HostTap(HostClock(), groups, rows.append, lambda begin, end: None), rows, groups)
+        watched = Watched(CpuInterceptor(HostClock(), groups, rows.append, lambda begin, end: None), rows, groups)
     yield watched
     watched.close()
 
@@ -132,7 +134,7 @@ def test_closing_puts_torch_back(watched: Watched) -> None:
 
 def test_what_is_being_captured_is_left_to_torch() -> None:
     captured = []
-    capturing = Seam(
+    capturing = DispatcherHook(
         OPERATORS, CPU, lambda name, args, original: pytest.fail(name), lambda: captured.append(1), lambda: True
     )
     try:
@@ -147,7 +149,7 @@ def test_what_is_being_captured_is_left_to_torch() -> None:
 def test_a_torch_without_a_needed_name_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.library.Library, "_destroy")
     with pytest.raises(InstrumentError, match=r"Library\._destroy.*instrument\.mode=off"):
-        Seam(OPERATORS, CPU, lambda name, args, original: original())
+        DispatcherHook(OPERATORS, CPU, lambda name, args, original: original())
 
 
 def test_a_backend_work_is_waited_for_once() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from aorta.instrument.isolated import COPIES, Place
+from aorta.instrument.emulation.replay import Rehearsal, Replay, ReplayedCall, Shape, Wait
+from aorta.instrument.emulation.stand_in import COPIES, StandInRank
 from aorta.instrument.operators import OPERATORS
-from aorta.instrument.replay import Call, Rehearsal, Replay, Shape, Wait
 from tests.instrument.standin import NEEDS_THE_NETWORK
 from tests.instrument.test_kinds import EXPECTED, KINDS_ONLY, UNCOVERED, told_by
 
@@ -78,12 +78,12 @@ def test_a_replay_issues_and_waits_as_the_step_did(told: list[dict[str, Any]]) -
         found = one["replay"]
         gather = "_allgather_base_"
         assert found["events"] == [
-            ["Call", "allreduce_"],
-            ["Call", gather],
+            ["ReplayedCall", "allreduce_"],
+            ["ReplayedCall", gather],
             ["Wait", 1],
-            ["Call", "allreduce_"],
+            ["ReplayedCall", "allreduce_"],
             ["Wait", 2],
-            ["Call", gather],
+            ["ReplayedCall", gather],
             ["Wait", 3],
             ["Wait", 0],
         ]
@@ -117,7 +117,7 @@ class Device:
     current = "compute"
 
 
-def rehearsed(calls: list[tuple[str, str, torch.Tensor]]) -> list[Call | Wait]:
+def rehearsed(calls: list[tuple[str, str, torch.Tensor]]) -> list[ReplayedCall | Wait]:
     """What a rehearsal notes of (operator, stream, tensor), each waited for at once on the same stream."""
     device = Device()
     rehearsal = Rehearsal(torch.device("cpu"), current_stream=lambda: device.current)
@@ -139,15 +139,17 @@ def test_a_collective_of_anothers_result_comes_after_it_on_its_own_stream() -> N
     events = rehearsed(
         [("allreduce_", "scatter", shard), ("allreduce_", "scatter", other), ("allreduce_", "reduce", shard)]
     )
-    issued = [event for event in events if isinstance(event, Call)]
+    issued = [event for event in events if isinstance(event, ReplayedCall)]
     assert [(call.stream, call.after) for call in issued] == [("scatter", ()), ("scatter", ()), ("reduce", (0,))]
 
 
 def test_memory_serves_again_only_once_it_was_waited_for() -> None:
-    def call(stream: Any = None) -> Call:
-        return Call("allreduce_", ([Shape(7, torch.device("cpu"), torch.float32, (200,), (1,), 0)],), stream, ())
+    def call(stream: Any = None) -> ReplayedCall:
+        return ReplayedCall(
+            "allreduce_", ([Shape(7, torch.device("cpu"), torch.float32, (200,), (1,), 0)],), stream, ()
+        )
 
-    def pointers(events: list[Call | Wait]) -> list[int]:
+    def pointers(events: list[ReplayedCall | Wait]) -> list[int]:
         return [entry[1][0][0].data_ptr() for entry in Replay(events)._events if not isinstance(entry, Wait)]
 
     first, second = pointers([call(), Wait(0, None), call()])
@@ -160,7 +162,7 @@ def test_memory_serves_again_only_once_it_was_waited_for() -> None:
 def test_parts_of_one_storage_lie_as_they_lay(offset: int) -> None:
     storage = torch.zeros(2000, dtype=torch.float32)
     whole, part = storage[offset : offset + 600].view(20, 30), storage[offset + 300 : offset + 600]
-    events = [Call("_allgather_base_", (Shape.of(whole), Shape.of(part), "group", 3), None, ())]
+    events = [ReplayedCall("_allgather_base_", (Shape.of(whole), Shape.of(part), "group", 3), None, ())]
     ((_, args),) = [entry for entry in Replay(events)._events if not isinstance(entry, Wait)]
     assert [tuple(t.shape) for t in args[:2]] == [(20, 30), (300,)]
     assert args[1].data_ptr() - args[0].data_ptr() == 1200
@@ -171,7 +173,7 @@ def test_parts_of_one_storage_lie_as_they_lay(offset: int) -> None:
 def test_a_transposed_tensor_keeps_its_strides() -> None:
     turned = torch.ones(3, 5, dtype=torch.float16).t()
     ((_, args),) = [
-        e for e in Replay([Call("send", ([Shape.of(turned)],), None, ())])._events if not isinstance(e, Wait)
+        e for e in Replay([ReplayedCall("send", ([Shape.of(turned)],), None, ())])._events if not isinstance(e, Wait)
     ]
     assert (args[0][0].stride(), args[0][0].dtype) == (turned.stride(), torch.float16)
 
@@ -181,5 +183,5 @@ def test_empty_tensors_are_no_error(name: str) -> None:
     output, source = torch.empty(0, 4), torch.empty(0, 4)
     copy = COPIES[name]
     assert copy is not None
-    copy((output, source), Place(1, 2))
+    copy((output, source), StandInRank(1, 2))
     assert output.shape == (0, 4)

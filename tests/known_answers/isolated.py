@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 
 from aorta.config.schema import EmulatedFabric
-from aorta.instrument.fabric import Fabric
-from aorta.instrument.instrument import Instrument
-from aorta.instrument.isolated import StandIn
-from aorta.instrument.reading import StepFacts
-from aorta.instrument.replay import Rehearsal, Replay
-from aorta.launch.peers import Peers
+from aorta.distributed.peers import Peers
+from aorta.instrument.emulation.network import EmulatedNetwork
+from aorta.instrument.emulation.replay import Rehearsal, Replay
+from aorta.instrument.emulation.stand_in import StandIn
+from aorta.instrument.instrumentation import Instrumentation
+from aorta.instrument.step_builder import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Footer, Phase
 from aorta.records.writer import RecordWriter
@@ -39,8 +39,8 @@ def run(case: Case, folder: Path, peers: Peers, place: Path | None) -> None:
     with RecordWriter(folder / f"rank_{rank}_metrics.jsonl", rank) as writer:
         clocks = read_clocks()
         writer.write(header(rank, world_size, clock=clocks))
-        fabric = Fabric(EmulatedFabric(**case.fabric), rank, world_size, place)
-        with Instrument(CPU, "dedicated", rank, world_size, clocks, writer.write, fabric=fabric) as instrument:
+        fabric = EmulatedNetwork(EmulatedFabric(**case.fabric), rank, world_size, place)
+        with Instrumentation(CPU, "dedicated", rank, world_size, clocks, writer.write, fabric=fabric) as instrument:
             instrument.watch((f"block{index}", block) for index, block in enumerate(blocks))
             instrument.watch_backward(model)
             recorder = instrument.recorder

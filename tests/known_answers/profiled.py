@@ -21,10 +21,10 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from aorta.config.schema import DDP, FSDP, Precision
-from aorta.instrument.instrument import Instrument
-from aorta.instrument.reading import StepFacts
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import read_topology
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import read_topology
+from aorta.instrument.instrumentation import Instrumentation
+from aorta.instrument.step_builder import StepFacts
 from aorta.parallel import ddp, meshes
 from aorta.parallel.plan import Spread
 from aorta.records.clocks import read_clocks
@@ -83,7 +83,7 @@ def run(strategy: str, folder: Path, rank: int, world_size: int) -> None:
         clocks = read_clocks()
         writer.write(header(rank, world_size, parallel=strategy, clock=clocks))
         native = strategy == "fsdp"
-        with Instrument(CPU, "observe", rank, world_size, clocks, writer.write, native=native) as instrument:
+        with Instrumentation(CPU, "observe", rank, world_size, clocks, writer.write, native=native) as instrument:
             instrument.watch(blocks)
             instrument.watch_backward(module)
 

@@ -20,11 +20,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from aorta.config.schema import EmulatedFabric
-from aorta.instrument.arrivals import meeting_place
-from aorta.instrument.fabric import Fabric
-from aorta.instrument.instrument import Instrument
-from aorta.instrument.reading import StepFacts
-from aorta.launch.peers import Peers
+from aorta.distributed.peers import Peers
+from aorta.instrument.emulation.arrivals import meeting_place
+from aorta.instrument.emulation.network import EmulatedNetwork
+from aorta.instrument.instrumentation import Instrumentation
+from aorta.instrument.step_builder import StepFacts
 from aorta.parallel.ddp import ReduceAfterBackward
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Footer
@@ -150,9 +150,9 @@ def run(case: Case, folder: Path, peers: Peers, place: Path | None) -> None:
     with RecordWriter(folder / f"rank_{rank}_metrics.jsonl", rank) as writer:
         clocks = read_clocks()
         writer.write(header(rank, world_size, clock=clocks))
-        fabric = Fabric(EmulatedFabric(**case.fabric), rank, world_size, place)
+        fabric = EmulatedNetwork(EmulatedFabric(**case.fabric), rank, world_size, place)
         cpu = torch.device("cpu")
-        with Instrument(cpu, "dedicated", rank, world_size, clocks, writer.write, fabric=fabric) as instrument:
+        with Instrumentation(cpu, "dedicated", rank, world_size, clocks, writer.write, fabric=fabric) as instrument:
             instrument.watch((f"block{index}", block) for index, block in enumerate(blocks))
             instrument.watch_backward(model)
             recorder = instrument.recorder

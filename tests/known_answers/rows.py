@@ -1,7 +1,7 @@
 """What torch.profiler's rows say of communication and computation on a CPU, per step.
 
-Enters: a Chrome trace, and windows in wall-clock nanoseconds. Leaves: a `aorta.gpu_check.kernels.Window` a step, whose
-communication is in order of issue. Must not: use anything of the record or of AORTA's hooks.
+Enters: a Chrome trace, and windows in wall-clock nanoseconds. Leaves: a `aorta.gpu_check.device_kernels.KernelWindow` a
+step, whose communication is in order of issue. Must not: use anything of the record or of AORTA's hooks.
 
 **Communication.** `c10d::*` rows on the training thread say when each collective was issued, `gloo:*` rows on gloo's
 worker threads when it ran; both come in order of issue, one for one. A collective's start is the later of its issue
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aorta.gpu_check.kernels import Interval, Window, span, union
+from aorta.gpu_check.device_kernels import Interval, KernelWindow, span, union
 
 NOT_COMPUTING = ("c10d::", "_c10d_functional::", "fsdp::", "FSDP::", "Optimizer.")
 ASYNCHRONOUS = "c10d::allreduce_"
@@ -63,12 +63,12 @@ class Rows:
         return [issue for issue in self.issues if step[0] <= issue[0] < step[1]]
 
 
-def windows(rows: Rows, steps: Sequence[Interval], compute: Sequence[Interval]) -> list[Window]:
+def windows(rows: Rows, steps: Sequence[Interval], compute: Sequence[Interval]) -> list[KernelWindow]:
     """What the profiler saw in each of these steps, `[start, end)` in nanoseconds of the Unix epoch; `compute` is one
     of the two answers of `rows`.
     """
     return [
-        Window(
+        KernelWindow(
             [span for issue, span in zip(rows.issues, rows.spans, strict=True) if low <= issue[0] < high],
             [(max(begin, low), min(end, high)) for begin, end in compute if begin < high and end > low],
             0,

@@ -15,7 +15,7 @@ from statistics import median
 
 import pytest
 
-from aorta.gpu_check.kernels import Interval, Window, pooled_ratio
+from aorta.gpu_check.device_kernels import Interval, KernelWindow, pooled_ratio
 from aorta.records.reader import read_rank
 from aorta.records.schema import Collective, Step
 from tests.known_answers.again import undisturbed
@@ -34,8 +34,8 @@ class Seen:
     """One step of one rank, by both."""
 
     step: Step
-    profiler: Window
-    upper: Window
+    profiler: KernelWindow
+    upper: KernelWindow
     issues: list[Interval]
 
     def pairs(self, kind: str) -> list[tuple[Collective, Interval, Interval]]:
@@ -133,7 +133,7 @@ def wrong_lengths_do_not(steps: Sequence[Seen], kind: str) -> None:
     assert share_within(steps, kind, lambda row, _issue: 0.95 * length(row)) < 0.5
 
 
-def apart(step: Step, lower: Window, upper: Window) -> float:
+def apart(step: Step, lower: KernelWindow, upper: KernelWindow) -> float:
     """How far the record's ratio lies outside of what the profiler says."""
     own = step.overlap["overlap_ratio"]
     low, high = pooled_ratio([lower]), pooled_ratio([upper])
@@ -159,8 +159,8 @@ def test_a_ratio_that_takes_stalls_for_computation_would_be_noticed(seen: dict[s
 
 def wrong_ratios_do_not(steps: Sequence[Seen]) -> None:
     # W6: from the first computation of a step to its last.
-    def whole(window: Window) -> Window:
-        return Window(window.comm, [(window.compute[0][0], window.compute[-1][1])], 0)
+    def whole(window: KernelWindow) -> KernelWindow:
+        return KernelWindow(window.comm, [(window.compute[0][0], window.compute[-1][1])], 0)
 
     for one in steps:
         own, wrong = one.step.overlap["overlap_ratio"], pooled_ratio([whole(one.profiler)])

@@ -6,9 +6,9 @@ import os
 import signal
 import sys
 
-from aorta.launch import clock_sync
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import read_topology, select_device
+from aorta.distributed import clock_sync
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import read_topology, select_device
 from aorta.rpc.rpc_run import RpcRun
 from aorta.rpc.worker_window import WorkerWindow
 from aorta.runner.logs import start_logging

@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from aorta.distributed.peers import Peers
 from aorta.errors import EXIT_OK, PeerFailed, RunIncomplete
-from aorta.launch.peers import Peers
 from aorta.rpc import rpc_run as module
 from aorta.rpc.rpc_run import RpcRun, run_rpc
 from aorta.runner import rank_process
-from tests.launch.conftest import place
+from tests.distributed.conftest import place
 from tests.loop import resolved
 
 

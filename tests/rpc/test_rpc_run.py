@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.rpc.command import rpc_report
-from aorta.analysis.rpc.reading import read_run
-from aorta.analysis.rpc.rows import read_rows
+from aorta.analysis.rpc.rpc_command import rpc_report
+from aorta.analysis.rpc.rpc_records import read_run
+from aorta.analysis.rpc.rpc_rows import read_rows
 from tests.analysis.merge.traces import load, problems
 from tests.runs import HANGS_S, ROOT, environment, job, succeeded
 

@@ -21,10 +21,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 import aorta.runner.train as training
-from aorta.instrument.isolated import StandIn
-from aorta.launch.peers import Peers
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import read_topology, select_device
+from aorta.distributed.peers import Peers
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import read_topology, select_device
+from aorta.instrument.emulation.stand_in import StandIn
 from aorta.runner.isolated_baselines import Baselines
 from aorta.runner.logs import start_logging
 from aorta.runner.train import run_training
@@ -126,7 +126,7 @@ def main(folder: str, *names: str) -> None:
                 words = (*TINY, *(CASES | SLOW)[name], f"training.output_dir={folder}", f"label={name}-{form}")
                 training.Baselines = watched(told[form], really=form == "with")  # type: ignore[misc,assignment]
                 own = Peers(dist.PrefixStore(f"{name}-{form}", peers.store), topology.rank, topology.world_size, 120.0)
-                training.Training(resolved(*words), topology, device, own).run()
+                training.TrainingRun(resolved(*words), topology, device, own).run()
             Path(folder, f"{name}.rank_{topology.rank}.json").write_text(json.dumps(told))
         peers.gather("done", True)
 

@@ -10,11 +10,11 @@ import sys
 
 import torch.distributed as dist
 
-from aorta.launch.peers import Peers
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import read_topology, select_device
+from aorta.distributed.peers import Peers
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import read_topology, select_device
 from aorta.runner.logs import start_logging
-from aorta.runner.train import Training
+from aorta.runner.train import TrainingRun
 from tests.loop import resolved
 
 MODES = ("off", "observe", "dedicated")
@@ -40,7 +40,7 @@ def main(folder: str, *words: str) -> None:
                 run = resolved(*base, *form, f"instrument.mode={mode}", tap, f"label={mode}{suffix}")
                 # Each run agrees with its peers under a name of its own, as runs of their own would.
                 own = Peers(dist.PrefixStore(mode + suffix, peers.store), topology.rank, topology.world_size, 120.0)
-                Training(run, topology, device, own).run()
+                TrainingRun(run, topology, device, own).run()
         peers.gather("done", True)
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 import aorta
+from aorta.distributed.clock_measurement import ClockSynchronisation
 from aorta.errors import ConfigError
-from aorta.launch.clock_sync import ClockSynchronisation
 from aorta.records.schema import Footer
 from aorta.runner import api_arguments
 from tests.runs import ROOT, environment, record

@@ -11,7 +11,7 @@ import pytest
 import aorta.analysis
 from aorta.analysis.report.report_folder import write_report
 from aorta.records.reader import read_rank
-from tests.capture.devices.test_rocm_smi import TEXT
+from tests.device_metrics.test_rocm_smi import TEXT
 from tests.runs import train
 
 

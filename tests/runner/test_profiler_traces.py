@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 from aorta.config.schema import Config
+from aorta.distributed.output_folder import RunFolder
+from aorta.distributed.peers import Peers
+from aorta.distributed.topology import read_topology
 from aorta.errors import FolderNotEmpty
-from aorta.launch.peers import Peers
-from aorta.launch.run_folder import RunFolder
-from aorta.launch.topology import read_topology
 from aorta.runner.profiler_traces import Traces, must_be_empty, saved_traces
-from tests.capture.windows import files_below, listening, loop, numbers, preset, read
-from tests.launch.conftest import place
+from tests.distributed.conftest import place
+from tests.profiling.windows import files_below, listening, loop, numbers, preset, read
 from tests.runs import attempt, record, train
 
 ON = "profiling.enabled=true"

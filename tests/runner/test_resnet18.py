@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.nn.functional import mse_loss
 
-from aorta.analysis.merge.command import merge_traces
+from aorta.analysis.merge.merge_command import merge_traces
 from aorta.workload.resnet18 import ResNet18
-from tests.capture.windows import files_below, numbers, read
+from tests.profiling.windows import files_below, numbers, read
 from tests.runs import HANGS_S, ROOT, Launcher, environment, job, losses, record, succeeded
 
 SMALL = ("workload.batch_size=2", "workload.image_size=64", "training.max_steps=20", "training.device=cpu")

@@ -12,8 +12,8 @@ import threading
 import torch
 import torch.distributed as dist
 
-from aorta.launch.process_group import process_group
-from aorta.launch.topology import read_topology
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import read_topology
 from tests.simulated import device as simulated
 
 LOOKS_S = 1.0

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aorta.gpu_check.table import Report, Row, Verdict
+from aorta.gpu_check.check_table import CheckReport, CheckRow, CheckVerdict
 from tests.gpu.test_check import SMALL
 from tests.runs import HANGS_S, ROOT, environment
 from tests.simulated import load
@@ -27,42 +27,44 @@ def check(path: Path, *words: str, **variables: str) -> subprocess.CompletedProc
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Report]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], CheckReport]:
     path = tmp_path_factory.mktemp("check") / "check.json"
     done = check(path, *SMALL)
     assert path.exists(), f"{done.stdout}\n{done.stderr}"
-    return done, msgspec.json.decode(path.read_bytes(), type=Report)
+    return done, msgspec.json.decode(path.read_bytes(), type=CheckReport)
 
 
-def test_it_ends_with_what_the_report_says(done: tuple[subprocess.CompletedProcess[str], Report]) -> None:
+def test_it_ends_with_what_the_report_says(done: tuple[subprocess.CompletedProcess[str], CheckReport]) -> None:
     ended, report = done
     everything = [row for rows in report.rows for row in rows]
-    assert [row for row in everything if row.verdict is Verdict.FAILED] == []
+    assert [row for row in everything if row.verdict is CheckVerdict.FAILED] == []
     # Virtual time: no host is slow, so all that there is to compare is judged.
-    assert {row.verdict for row in everything if row.is_time} == {Verdict.OK}
+    assert {row.verdict for row in everything if row.is_time} == {CheckVerdict.OK}
     assert ended.returncode == report.exit_code == 0
     assert "(exit code 0)" in ended.stdout
     assert report.facts["world_size"] == 2
     assert report.facts["device"] == "Simulated"
 
 
-def found(report: Report, rank: int, what: str) -> Row:
+def found(report: CheckReport, rank: int, what: str) -> CheckRow:
     (row,) = [row for row in report.rows[rank] if row.what == what]
     return row
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_every_rank_has_every_row(done: tuple[subprocess.CompletedProcess[str], Report], rank: int) -> None:
+def test_every_rank_has_every_row(done: tuple[subprocess.CompletedProcess[str], CheckReport], rank: int) -> None:
     _, report = done
     races = [row for row in report.rows[rank] if row.case == "race"]
     assert len(races) == 18
-    assert {row.verdict for row in races} == {Verdict.OK}
+    assert {row.verdict for row in races} == {CheckVerdict.OK}
     assert found(report, rank, "coverage").found == "6 of 6 steps"
     assert found(report, rank, "synchronisations in 6 steps").found == "none"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_telemetry_and_kernels_say_the_same(done: tuple[subprocess.CompletedProcess[str], Report], rank: int) -> None:
+def test_telemetry_and_kernels_say_the_same(
+    done: tuple[subprocess.CompletedProcess[str], CheckReport], rank: int
+) -> None:
     """Through torch.profiler, with the device's rows in its trace; judged or not, they are there."""
     _, report = done
     telemetry, kernels = found(report, rank, "overlap ratio, telemetry / kernels").found.split(" / ")

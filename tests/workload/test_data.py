@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aorta.config.schema import Config, Dataset, Ranking, Training
-from aorta.workload.data import Batches, SyntheticRanking
+from aorta.workload.data import SyntheticRanking, TensorBatches
 
 CPU = torch.device("cpu")
 SHAPE = Ranking(vocab_size=50, categorical_features=3, dense_features=5)
@@ -20,8 +20,8 @@ def config(**training: int) -> Config:
     )
 
 
-def batches(rank: int, world_size: int, settings: Config) -> Batches:
-    return Batches(settings, SHAPE, rank, world_size, CPU)
+def batches(rank: int, world_size: int, settings: Config) -> TensorBatches:
+    return TensorBatches(settings, SHAPE, rank, world_size, CPU)
 
 
 def test_shapes_types_and_ranges() -> None:

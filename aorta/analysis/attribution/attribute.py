@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, TypeAlias
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.attribution.attribution_sentence import sentence
 from aorta.analysis.attribution.breakdown import Means, computing, dimensions, stragglers
 from aorta.analysis.attribution.causes import ranked
 from aorta.analysis.attribution.flops import flops_per_rank_step, tflops
 from aorta.analysis.attribution.keys import UNEXPLAINED, Totals
-from aorta.analysis.attribution.sentence import sentence
 from aorta.analysis.attribution.totals import totals_of
 from aorta.analysis.load.engines import Engine
 
-Launches: TypeAlias = Dataset | Iterable[Dataset]
+Launches: TypeAlias = LabelledRun | Iterable[LabelledRun]
 DEFINITION: Final = (
     "mean exposed_comm_ms of the rank-steps after warm-up, candidate minus reference; every exposed nanosecond belongs "
     "to one collective, one place and one part, so the rows of each dimension add up to the difference "
@@ -31,11 +31,11 @@ class _Seen:
     """Passes launches on one by one and keeps the facts of the first, so that none has to be held or read again."""
 
     def __init__(self, launches: Launches) -> None:
-        self._launches = [launches] if isinstance(launches, Dataset) else launches
+        self._launches = [launches] if isinstance(launches, LabelledRun) else launches
         self.parallel = ""
         self.flops: tuple[float | None, str | None] = (None, _NOTHING)
 
-    def __iter__(self) -> Iterator[Dataset]:
+    def __iter__(self) -> Iterator[LabelledRun]:
         first = True
         for dataset in self._launches:
             if first:

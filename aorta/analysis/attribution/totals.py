@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.accumulate import accumulate
 from aorta.analysis.attribution.keys import LateRank, RankTotals, Totals
 from aorta.analysis.attribution.step_rows import RankInput
@@ -17,7 +17,7 @@ from aorta.analysis.tables import Run
 from aorta.errors import InputError
 
 
-def totals_of(launches: Iterable[Dataset], engine: Engine | None = None) -> Totals:
+def totals_of(launches: Iterable[LabelledRun], engine: Engine | None = None) -> Totals:
     """Add up all launches of one side. A rank-step counts once, whichever launch it belongs to.
 
     Raises:
@@ -37,7 +37,7 @@ def totals_of(launches: Iterable[Dataset], engine: Engine | None = None) -> Tota
     return totals
 
 
-def _of_ranks(dataset: Dataset, engine: Engine) -> Iterator[tuple[int, RankTotals]]:
+def _of_ranks(dataset: LabelledRun, engine: Engine) -> Iterator[tuple[int, RankTotals]]:
     run, waits, sizes = dataset.run, dataset.collectives.waits, _sizes(dataset.run)
     inputs = [RankInput.of(tables, waits[rank], sizes[rank]) for rank, tables in run.ranks.items()]
     with progress(len(inputs), f"attributing {run.location}") as tick:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from aorta.analysis.gate.judging import GateResult, Judged
-from aorta.analysis.gate.text import headline, interval, quantity
+from aorta.analysis.gate.gate_checks import GateResult, Judged
+from aorta.analysis.gate.gate_text import headline, interval, quantity
 
 _NOT_XML: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Everything outside the production Char of XML 1.0, section 2.2."""

@@ -35,8 +35,8 @@ from aorta.analysis.tables import (
     Floats,
     Ints,
     IsolatedSteps,
+    LaneSegment,
     RankTables,
-    Segment,
     Source,
     StepIntervals,
     Steps,
@@ -190,7 +190,7 @@ class RecordDetails:
         line = _LINES.decode(file.readline(LINE_LIMIT))
         if not isinstance(line, _Line) or line.global_step != self.global_step[place]:
             raise ValueError("another line stands there now")
-        segments = [Segment(part.start_ns, part.end_ns, part.lanes) for part in line.active_segments]
+        segments = [LaneSegment(part.start_ns, part.end_ns, part.lanes) for part in line.active_segments]
         return StepIntervals(int(self.length_ns[place]), self.lanes, segments, line.compute, line.stalls, line.aux)
 
     @contextmanager

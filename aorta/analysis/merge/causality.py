@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from aorta.analysis.collective_matching import match
-from aorta.analysis.merge.tracks import Seen
+from aorta.analysis.merge.tracks import MergedCollective
 from aorta.timeline.classes import LOCKSTEP
 
 _SHOWN: Final = 5
@@ -79,7 +79,7 @@ class Causality:
 
 
 def check_collectives(
-    found: Causality, seen: Mapping[int, Sequence[Seen]], groups: Mapping[int, Mapping[str, Sequence[int]]]
+    found: Causality, seen: Mapping[int, Sequence[MergedCollective]], groups: Mapping[int, Mapping[str, Sequence[int]]]
 ) -> None:
     """Check that no rank ends a collective that waits for all ranks before the last of them has issued it.
 
@@ -87,7 +87,7 @@ def check_collectives(
     end early are skipped: `timeline.classes.LOCKSTEP` names the others.
     """
     names: dict[tuple[str, tuple[int, ...], str], int] = {}
-    rows: list[tuple[int, int, int, Seen]] = []  # rank, number of the name, sequence number
+    rows: list[tuple[int, int, int, MergedCollective]] = []  # rank, number of the name, sequence number
     skipped: defaultdict[str, int] = defaultdict(int)
     for rank in sorted(seen):
         for row in seen[rank]:

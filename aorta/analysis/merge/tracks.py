@@ -15,8 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from aorta.analysis.load import microseconds
-from aorta.analysis.merge.aligning import RankAlignment
-from aorta.analysis.merge.identity import PIDS_PER_RANK, TIDS_PER_RANK
+from aorta.analysis.merge.alignment import RankAlignment
+from aorta.analysis.merge.track_identity import PIDS_PER_RANK, TIDS_PER_RANK
 from aorta.records.clocks import WallTime
 from aorta.records.reader import stream
 from aorta.records.schema import Anchor, Footer, Header, Step
@@ -25,7 +25,7 @@ CATEGORY: Final = "aorta"
 
 
 @dataclass(frozen=True)
-class Seen:
+class MergedCollective:
     """One collective on one rank, on the reference clock. Its bounds are None where those of the clocks are unknown."""
 
     kind: str
@@ -49,7 +49,7 @@ class RecordTracks:
     label: str
     base_ns: int
     groups: dict[str, list[int]] = field(default_factory=dict)
-    collectives: list[Seen] = field(default_factory=list)
+    collectives: list[MergedCollective] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     steps: int = 0
 
@@ -114,7 +114,7 @@ class RecordTracks:
             end_ns = None if row.end_ns is None else at(row.end_ns)
             end_bound_ns = None if row.end_ns is None else bound(row.end_ns)
             self.collectives.append(
-                Seen(row.kind, row.group, row.seq, issue, end_ns, bound(row.issue_ns), end_bound_ns)
+                MergedCollective(row.kind, row.group, row.seq, issue, end_ns, bound(row.issue_ns), end_bound_ns)
             )
             if row.start_ns is not None and end_ns is not None:
                 start = at(row.start_ns)

@@ -11,7 +11,7 @@ from typing import Final
 
 import pandas as pd
 
-from aorta.analysis.aggregate import Dataset, by_step, job_steps
+from aorta.analysis.aggregate import LabelledRun, by_step, job_steps
 from aorta.analysis.metrics import JOB_STEP
 
 MEDIAN: Final = "median job step"
@@ -32,7 +32,7 @@ class ChosenStep:
     job_step_ms: float | None
 
 
-def chosen_steps(dataset: Dataset) -> list[ChosenStep]:
+def chosen_steps(dataset: LabelledRun) -> list[ChosenStep]:
     """The median (the lower of two middle ones), the slowest and the fastest; the earliest of equals. Empty without a
     step that is on all ranks.
     """
@@ -47,13 +47,13 @@ def chosen_steps(dataset: Dataset) -> list[ChosenStep]:
     ]
 
 
-def representative_step(dataset: Dataset) -> int | None:
+def representative_step(dataset: LabelledRun) -> int | None:
     """The global step whose job step time is the median (the lower of two middle ones; the earliest of equals)."""
     chosen = chosen_steps(dataset)
     return chosen[0].global_step if chosen else None
 
 
-def _ordered(dataset: Dataset) -> tuple[pd.Series[float], bool]:
+def _ordered(dataset: LabelledRun) -> tuple[pd.Series[float], bool]:
     """Step times, the max over the ranks that were read, from the shortest; of equal ones the earlier step first. And
     whether they are job steps: not where ranks are missing or not known, which are still drawn.
     """

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aorta.analysis.gate.command import add_gate_arguments, check_gate_options, judge, run_gate
-from aorta.analysis.gate.judging import GateResult
-from aorta.analysis.launches.rules import Rules
+from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.gate.gate_checks import GateResult
+from aorta.analysis.gate.gate_command import add_gate_arguments, check_gate_options, judge, run_gate
 from aorta.analysis.load.engines import Dask, Engine, Local
 from aorta.analysis.locate import check_label, is_location, label_of, locate
 from aorta.command_line import command

@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from aorta.analysis.launches.rules import Rules
+from aorta.analysis.compare.inputs import Subject, read_subjects
+from aorta.analysis.compare.verdict_rules import Rules
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.report.charts import Draw, pictures
 from aorta.analysis.report.charts.side_by_side import FILE as SIDE_BY_SIDE_FILE
@@ -28,7 +29,6 @@ from aorta.analysis.report.terminal_text import (
     headline_block,
     health_block,
 )
-from aorta.analysis.subjects import Subject, read_subjects
 from aorta.analysis.summary import summarize
 from aorta.errors import InputError
 

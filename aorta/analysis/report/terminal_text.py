@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.formatting import TEXT, p_value
 from aorta.analysis.metrics import metric_named
@@ -41,7 +41,7 @@ def headline_block(comparison: Mapping[str, Any]) -> str:
     return _wrap([comparison["headline"]])
 
 
-def health_block(dataset: Dataset, entry: Mapping[str, Any]) -> str:
+def health_block(dataset: LabelledRun, entry: Mapping[str, Any]) -> str:
     """Where a dataset came from, what it rests on, and everything wrong with it."""
     source, steps, health = entry["source"], entry["steps"], dataset.run.health
     read = f"{len(health.ranks_read)} of {health.world_size} ranks read"

@@ -1,4 +1,4 @@
-"""Builds and loads the compiled part: `host_tap.cpp` -> an extension module for this Python and torch.
+"""Builds and loads the compiled part: `interceptor.cpp` -> an extension module for this Python and torch.
 
 Set-up builds it where there is a compiler, using torch's headers and build tool; runs load it where it exists. The
 shared library is in `$XDG_CACHE_HOME/aorta` (`~/.cache/aorta`), with a name derived from everything it was built from.
@@ -24,7 +24,7 @@ import torch
 from aorta.errors import ToolMissing
 from aorta.records.schema import InstrumentMode
 
-SOURCE: Final = Path(__file__).with_name("host_tap.cpp")
+SOURCE: Final = Path(__file__).with_name("interceptor.cpp")
 HEADERS: Final = tuple(sorted(SOURCE.parent.glob("*.hpp")))
 BUILD_COMMAND: Final = "python -m aorta.instrument.native"
 
@@ -40,7 +40,7 @@ def library() -> Path:
     made_from = (*(source.read_text() for source in (SOURCE, *HEADERS)), *torch_build, sys.version)
     digest = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "aorta" / f"host_tap_{digest}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    return home / "aorta" / f"interceptor_{digest}{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 @cache
@@ -85,7 +85,7 @@ def compiled(device: torch.device, *, wanted: bool, emulated: bool) -> tuple[Any
     return module, "native" if why_not is None else f"python: {why_not}"
 
 
-def host_tap(device: torch.device, mode: InstrumentMode, *, wanted: bool, emulated: bool) -> dict[str, str]:
+def interceptor_for(device: torch.device, mode: InstrumentMode, *, wanted: bool, emulated: bool) -> dict[str, str]:
     """A rank's manifest entry: what times its collectives; empty if nothing does."""
     if mode == "off":
         return {}

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from aorta.instrument.clock import Mark
-from aorta.instrument.reading import Pass
+from aorta.instrument.event_clock import Mark
+from aorta.instrument.step_builder import Pass
 
 
 class NativeRanges:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
 from aorta.records.schema import AuxRange, Collective, ComputeRange, Coverage, Stall, Step
 from aorta.timeline.overlap import measure_window
@@ -73,7 +73,7 @@ def dataset(
     parallel: str = "fsdp",
     manifest: bool = True,
     groups: Sequence[dict[str, list[int]]] | None = None,
-) -> Dataset:
+) -> LabelledRun:
     """A run whose group "0" has all ranks; `groups`: of each rank, other groups."""
     folder.mkdir(parents=True, exist_ok=True)
     for rank, steps in enumerate(ranks):
@@ -82,4 +82,4 @@ def dataset(
         write_rank(folder, head, list(steps), foot)
     if manifest:
         write_manifest(folder, run_id=f"run-{folder.name}", world_size=len(ranks))
-    return Dataset(label, load_run(folder))
+    return LabelledRun(label, load_run(folder))

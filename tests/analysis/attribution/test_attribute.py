@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.attribute import attribute
 from aorta.analysis.load.engines import Local
 from aorta.analysis.load.records import load_run
@@ -43,7 +43,7 @@ def sharded(rank: int, number: int, slow: float = 1.0, warmup: bool = False) -> 
     return made_step(rank, 2, number, 120, BLOCKS, rows, aux=[("optimizer", 100, 110)], warmup=warmup)
 
 
-def two_ranks(folder: Path, label: str, slow: float = 1.0, steps: int = 3) -> Dataset:
+def two_ranks(folder: Path, label: str, slow: float = 1.0, steps: int = 3) -> LabelledRun:
     ranks = [[sharded(rank, number, slow, warmup=number == 0) for number in range(steps)] for rank in (0, 1)]
     return dataset(folder, label, ranks)
 
@@ -100,7 +100,7 @@ def test_where_nothing_differs_nothing_is_named(tmp_path: Path) -> None:
     assert found["causes"] == []
 
 
-def late_by(folder: Path, label: str, late_ms: float) -> Dataset:
+def late_by(folder: Path, label: str, late_ms: float) -> LabelledRun:
     """Four all-reduces a step of 4 ms each, for which rank 0 waits `late_ms` longer."""
     ranks = []
     for rank in (0, 1):
@@ -144,7 +144,7 @@ def test_how_late_a_straggler_is_is_the_median_over_the_launches_that_name_it(tm
     assert found["stragglers"][0]["late_ms"] == {"reference": None, "candidate": pytest.approx(5)}
 
 
-def two_pairs(folder: Path, label: str, late_ms: float, turns_ms: float) -> Dataset:
+def two_pairs(folder: Path, label: str, late_ms: float, turns_ms: float) -> LabelledRun:
     """Two groups of one name: rank 3 is late for rank 2, ranks 0 and 1 wait for each other in turns."""
     pairs = [{"tp": [0, 1]}, {"tp": [0, 1]}, {"tp": [2, 3]}, {"tp": [2, 3]}]
     ranks = []
@@ -178,7 +178,7 @@ def test_groups_that_share_name_and_size_are_told_apart_by_their_ranks(tmp_path:
     assert "exposed in" not in mostly["sentence"]  # where the group waited is known of both pairs together only
 
 
-def computing(folder: Path, label: str, last_ms: float, at_ms: float = 50) -> Dataset:
+def computing(folder: Path, label: str, last_ms: float, at_ms: float = 50) -> LabelledRun:
     """One all-reduce of 18 ms that the backward of block `b`, which begins at 50, is to hide."""
     blocks = [block("a", "backward", 30, 50), block("b", "backward", 50, 50 + last_ms)]
     rows = [[comm("allreduce", at_ms, at_ms + 18, 8_000, number)] for number in range(3)]
@@ -257,9 +257,9 @@ def test_steps_whose_exposed_communication_is_null_are_left_out_and_counted(tmp_
 
 
 def test_launches_are_pooled_and_only_one_is_held_at_a_time(tmp_path: Path) -> None:
-    held: list[weakref.ref[Dataset]] = []
+    held: list[weakref.ref[LabelledRun]] = []
 
-    def launches(name: str, slow: tuple[float, ...]) -> Iterator[Dataset]:
+    def launches(name: str, slow: tuple[float, ...]) -> Iterator[LabelledRun]:
         for number, factor in enumerate(slow):
             gc.collect()
             assert [ref for ref in held if ref() is not None] == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.attribute import attribute
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.charts.side_by_side import draw_side_by_side
@@ -32,7 +32,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "straggler": ("fabric.straggler_rank=1", "fabric.straggler_ms=30"),
     "block": ("fabric.slow_factor=4", f"fabric.slow_min_bytes={LARGE_BYTES}"),
 }
-Pair = tuple[Dataset, Dataset]
+Pair = tuple[LabelledRun, LabelledRun]
 """A run without a fault, and one with it."""
 
 
@@ -50,9 +50,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
     return each_undisturbed(tmp_path_factory, "injected", list(FAULTS), measure, holds)
 
 
-def taken(folder: Path, name: str, *words: str) -> Dataset:
+def taken(folder: Path, name: str, *words: str) -> LabelledRun:
     train(folder / name, *FABRIC, *words)
-    return Dataset(name, load_run(folder / name))
+    return LabelledRun(name, load_run(folder / name))
 
 
 def against_even(pair: Pair) -> dict[str, Any]:

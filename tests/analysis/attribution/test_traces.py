@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.attribute import attribute
-from aorta.analysis.traces.run import load_traces
+from aorta.analysis.load.traces import load_traces
 from tests.analysis.attribution.test_attribute import exact
-from tests.analysis.traces.kineto_files import ALLREDUCE, document, kernel, step
+from tests.analysis.load.kineto_files import ALLREDUCE, document, kernel, step
 
 US = 1_000
 
 
-def traces(folder: Path, length_us: int, late_us: int) -> Dataset:
+def traces(folder: Path, length_us: int, late_us: int) -> LabelledRun:
     """Two steps of 200 us on two ranks: compute from 10 to 40, an all-reduce from 30 on for which rank 1 comes late."""
     folder.mkdir()
     for rank in (0, 1):
@@ -36,7 +36,7 @@ def traces(folder: Path, length_us: int, late_us: int) -> Dataset:
             "pg_config": [{"pg_name": "0", "pg_size": 2, "ranks": [0, 1]}],
         }
         (folder / f"{rank}.json").write_text(json.dumps(document(events, distributedInfo=about, cupti_version=26)))
-    return Dataset(folder.name, load_traces(str(folder)))
+    return LabelledRun(folder.name, load_traces(str(folder)))
 
 
 def test_a_longer_transfer_is_told_from_a_later_peer(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from aorta.analysis.gate import command
-from aorta.analysis.gate.command import add_gate_arguments, check_gate_options, judge, run_gate
+from aorta.analysis.gate import gate_command
+from aorta.analysis.gate.gate_command import add_gate_arguments, check_gate_options, judge, run_gate
 from aorta.analysis.report.report_command import overlap_report
 from aorta.errors import InputError
+from tests.analysis.compare.builders import launch
 from tests.analysis.gate.comparisons import comparison, metric
-from tests.analysis.launches.builders import launch
 
 
 def options(*words: str, sides: bool = True) -> argparse.Namespace:
@@ -75,8 +75,8 @@ def test_without_a_condition_nothing_is_judged(tmp_path: Path) -> None:
 def test_the_command_judges_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written into the summary and what the command ends with are one judgement."""
     results = []
-    real = command.evaluate
-    monkeypatch.setattr(command, "evaluate", lambda *words: results.append(real(*words)) or results[-1])
+    real = gate_command.evaluate
+    monkeypatch.setattr(gate_command, "evaluate", lambda *words: results.append(real(*words)) or results[-1])
     sides = [str(launch(tmp_path / name, ratio)) for name, ratio in (("a", 0.8), ("b", 0.6))]
     words = ["--reference", sides[0], "--candidate", sides[1], "--no-html", "--output", str(tmp_path / "out")]
     assert overlap_report([*words, "--fail-on", "overlap_ratio<-0.05"], tmp_path) == 3
@@ -113,7 +113,7 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 def test_the_words_load_neither_pandas_nor_matplotlib_nor_torch() -> None:
     program = (
-        "import argparse, sys; from aorta.analysis.gate.command import add_gate_arguments; "
+        "import argparse, sys; from aorta.analysis.gate.gate_command import add_gate_arguments; "
         "add_gate_arguments(argparse.ArgumentParser()); "
         "print([name for name in ('pandas', 'matplotlib', 'torch') if name in sys.modules])"
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from aorta.analysis.gate.command import add_gate_arguments
+from aorta.analysis.gate.gate_command import add_gate_arguments
 from tests.runs import ROOT
 
 PAGE = (ROOT / "docs" / "gate.md").read_text()

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from aorta.analysis.gate.conditions import parse_condition
-from aorta.analysis.gate.judging import SINGLE, evaluate
-from aorta.analysis.gate.text import gate_text
+from aorta.analysis.gate.gate_checks import SINGLE, evaluate
+from aorta.analysis.gate.gate_conditions import parse_condition
+from aorta.analysis.gate.gate_text import gate_text
 from tests.analysis.gate.comparisons import comparison, effect, metric
 
 

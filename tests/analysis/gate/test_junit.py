@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.analysis.gate.conditions import parse_condition
-from aorta.analysis.gate.judging import GateResult, evaluate
+from aorta.analysis.gate.gate_checks import GateResult, evaluate
+from aorta.analysis.gate.gate_conditions import parse_condition
 from aorta.analysis.gate.junit import junit_xml
 from tests.analysis.gate.comparisons import comparison, metric
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from aorta.analysis.gate.conditions import parse_condition
-from aorta.analysis.gate.judging import Judged, evaluate
-from aorta.analysis.launches.rules import Rules
+from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.gate.gate_checks import Judged, evaluate
+from aorta.analysis.gate.gate_conditions import parse_condition
 from aorta.analysis.report.report_folder import write_report
-from tests.analysis.launches.builders import launch, launch_set
+from tests.analysis.compare.builders import launch, launch_set
 
 EIGHT = tuple(0.8 + number / 1000 for number in range(8))
 P_OF_EIGHT = 2 / 12870

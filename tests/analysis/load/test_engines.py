@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import aorta.analysis
-from aorta.analysis.aggregate import Dataset, aggregate
+from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.analysis.load import engines
 from aorta.analysis.load.engines import Dask, Local, cores, progress
 from aorta.analysis.load.records import RecordFile, load_run
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def entry(folder: Path, engine: object) -> str:
-    return json.dumps(aggregate(Dataset("x", load_run(folder, engine))))  # type: ignore[arg-type]
+    return json.dumps(aggregate(LabelledRun("x", load_run(folder, engine))))  # type: ignore[arg-type]
 
 
 def test_two_processes_give_what_one_gives(folder: Path) -> None:

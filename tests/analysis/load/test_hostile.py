@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aorta.analysis.aggregate import Dataset, aggregate
+from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.analysis.load.record_columns import METRIC_LIMIT
 from aorta.analysis.load.record_lines import LeanStep
 from aorta.analysis.load.records import load_run
@@ -34,7 +34,7 @@ GOOD = step(0, 1, 0, overlap=HALF, collectives=[collective()])
 
 def summary_of(folder: Path) -> dict[str, object]:
     """The entry as it is written: strict JSON."""
-    return json.loads(json.dumps(aggregate(Dataset("x", load_run(folder))), allow_nan=False))
+    return json.loads(json.dumps(aggregate(LabelledRun("x", load_run(folder))), allow_nan=False))
 
 
 def with_line(folder: Path, line: str | bytes) -> Path:

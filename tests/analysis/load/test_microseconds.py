@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.analysis.load import chrome_json
+from aorta.analysis.load.interval_table import IntervalClass
 from aorta.analysis.load.microseconds import as_text, of_numbers, of_text, of_texts, of_value
-from aorta.analysis.traces.table import Class
-from tests.analysis.traces.kineto_files import BASE_NS, GEMM, document, kernel, read, read_text, rows
+from tests.analysis.load.kineto_files import BASE_NS, GEMM, document, kernel, read, read_text, rows
 
 
 def test_nanoseconds_of_a_trace_are_exact_with_and_without_a_base():
     based = read([kernel(GEMM, 4400494439461.467, 0.001)])
-    assert rows(based, Class.COMPUTE) == [(GEMM, BASE_NS + 4400494439461467, BASE_NS + 4400494439461468)]
+    assert rows(based, IntervalClass.COMPUTE) == [(GEMM, BASE_NS + 4400494439461467, BASE_NS + 4400494439461468)]
     assert based.clock == "REALTIME"
     # Without a base: microseconds from 1970. float64 cannot hold the digits; a neighbour would be 128 ns away (W14).
     events = [kernel(GEMM, "TS", 3.25), kernel(GEMM, 1682725898082230, 2)]
     text = json.dumps(document(events, baseTimeNanoseconds=None)).replace('"TS"', "1682725898082228.123")
     old = read_text(text)
-    assert rows(old, Class.COMPUTE) == [
+    assert rows(old, IntervalClass.COMPUTE) == [
         (GEMM, 1682725898082228123, 1682725898082231373),
         (GEMM, 1682725898082230000, 1682725898082232000),
     ]
@@ -42,7 +42,7 @@ def test_digits_are_kept_where_a_trace_without_a_base_comes_in_several_pieces(mo
         text = json.dumps(json.loads(text), separators=separators)
         for at in starts:
             text = text.replace(f'"T{at}T"', f"{at // 1000}.{at % 1000:03d}")
-        assert [start for _, start, _ in rows(read_text(text), Class.COMPUTE)] == starts
+        assert [start for _, start, _ in rows(read_text(text), IntervalClass.COMPUTE)] == starts
 
 
 def in_decimals(ns: int) -> str:

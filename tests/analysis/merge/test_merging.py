@@ -12,8 +12,8 @@ from aorta.records.clock_sync import ClockSync, Injected, OffsetSample, RankCloc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aorta.analysis.merge.aligning import RankAlignment
-from aorta.analysis.merge.command import merge_traces
+from aorta.analysis.merge.alignment import RankAlignment
+from aorta.analysis.merge.merge_command import merge_traces
 from tests.analysis.merge.traces import BASE_NS, flow, load, named, problems, text, write, x
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "kineto_gloo"

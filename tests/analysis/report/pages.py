@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from aorta.analysis.aggregate import Dataset
-from aorta.analysis.gate.conditions import parse_condition
-from aorta.analysis.gate.judging import evaluate
+from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.compare.inputs import Subject
+from aorta.analysis.gate.gate_checks import evaluate
+from aorta.analysis.gate.gate_conditions import parse_condition
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.html import write_page
-from aorta.analysis.subjects import Subject
 from aorta.analysis.summary import summarize
 from aorta.records.reader import read_rank
 from aorta.records.schema import DeviceSample, DeviceTelemetry
@@ -25,28 +25,28 @@ HOSTILE = "</script><img src=x onerror=alert(1)>'\"&<b>$$\\x$$@{what}"
 """Ends a script element, loads something, is TeX to Bokeh and a place holder to its tooltips."""
 
 
-def two_runs(folder: Path, *, ranks: int = 2, steps: int = 30) -> dict[str, Dataset]:
+def two_runs(folder: Path, *, ranks: int = 2, steps: int = 30) -> dict[str, LabelledRun]:
     """A reference, and a candidate whose transfers take twice as long, with samples of its devices."""
     made = {
         label: simulated_run(folder / label, label=label, ranks=ranks, steps=steps, transfer_ms=transfer, seed=seed)
         for label, transfer, seed in (("cuda", 5.0, 1), ("rocm", 10.0, 2))
     }
     sampled(made["rocm"])
-    return {label: Dataset(label, load_run(where)) for label, where in made.items()}
+    return {label: LabelledRun(label, load_run(where)) for label, where in made.items()}
 
 
-def compared(datasets: Mapping[str, Dataset]) -> dict[str, Any]:
+def compared(datasets: Mapping[str, LabelledRun]) -> dict[str, Any]:
     """The summary of the first as reference and the second as candidate."""
     reference, candidate = list(datasets)[:2]
     return summarize(subjects(datasets), reference, candidate)
 
 
-def subjects(datasets: Mapping[str, Dataset]) -> dict[str, Subject]:
+def subjects(datasets: Mapping[str, LabelledRun]) -> dict[str, Subject]:
     """Each a run by itself."""
     return {label: Subject(dataset) for label, dataset in datasets.items()}
 
 
-def page(datasets: Mapping[str, Dataset], summary: Mapping[str, Any], path: Path) -> str:
+def page(datasets: Mapping[str, LabelledRun], summary: Mapping[str, Any], path: Path) -> str:
     """Write a page and read it."""
     write_page(datasets, summary, path)
     return path.read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
 from aorta.analysis.summary import summarize
 from tests.analysis.builders import header, metrics, step, write_rank
@@ -257,7 +257,7 @@ def test_a_map_shows_each_rank_where_its_axis_says(browser: Chrome, tmp_path: Pa
     for rank in range(2):
         lines = [step(rank, 2, at, overlap=metrics(10 + 10 * rank, 8, 4, 2)) for at in range(4)]
         write_rank(tmp_path / "run", header(rank, 2), lines)
-    datasets = {"x": Dataset("x", load_run(tmp_path / "run"))}
+    datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
     path = tmp_path / "map.html"
     page(datasets, summarize(subjects(datasets)), path)
     opened(browser, path)

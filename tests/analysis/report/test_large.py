@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("bokeh", reason="the extra 'html' is not installed")
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.html import write_page
 from benchmarks.jsonl_scale import generate
@@ -26,7 +26,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not folder.exists():
         generate(folder, RANKS, STEPS, COLLECTIVES)
     run = load_run(folder)
-    datasets = {label: Dataset(label, run) for label in ("reference", "candidate")}
+    datasets = {label: LabelledRun(label, run) for label in ("reference", "candidate")}
     path = folder.parent / "large.html"
     write_page(datasets, launched(compared(datasets)), path)
     return path

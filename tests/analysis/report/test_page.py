@@ -14,24 +14,24 @@ import pytest
 pytest.importorskip("bokeh", reason="the extra 'html' is not installed")
 pytest.importorskip("jinja2", reason="the extra 'html' is not installed")
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.compare.inputs import read_subjects
+from aorta.analysis.compare.launch_set import Launch
+from aorta.analysis.compare.verdict_rules import Rules
 from aorta.analysis.formatting import PAGE
-from aorta.analysis.launches.rules import Rules
-from aorta.analysis.launches.sets import Launch
 from aorta.analysis.load.records import load_run
+from aorta.analysis.load.traces import load_traces
 from aorta.analysis.report import html as page_room
 from aorta.analysis.report.html import why_no_page, write_page
 from aorta.analysis.report.html.assembly import json_for_script, policy
 from aorta.analysis.report.html.bokeh_chart import plain
 from aorta.analysis.report.html.verdict_cards import verdict_of
-from aorta.analysis.subjects import read_subjects
 from aorta.analysis.summary import summarize
-from aorta.analysis.traces.run import load_traces
 from aorta.errors import ToolMissing
 from tests.analysis.builders import collective, footer, header, metrics, simulated_run, step, write_manifest, write_rank
+from tests.analysis.load.kineto_files import document, kernel
+from tests.analysis.load.kineto_files import step as kineto_step
 from tests.analysis.report.pages import HOSTILE, compared, gated, launched, page, subjects, text_of, two_runs
-from tests.analysis.traces.kineto_files import document, kernel
-from tests.analysis.traces.kineto_files import step as kineto_step
 
 
 class Parts(HTMLParser):
@@ -177,7 +177,9 @@ def test_traces_of_other_tools_have_a_page(tmp_path: Path) -> None:
         ]
         facts = {"distributedInfo": {"rank": rank, "world_size": 2}}
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(document(events, **facts)))
-    datasets = {label: Dataset(label, load_traces(str(tmp_path / f"rank{at}.json"))) for at, label in enumerate("ab")}
+    datasets = {
+        label: LabelledRun(label, load_traces(str(tmp_path / f"rank{at}.json"))) for at, label in enumerate("ab")
+    }
     html = page(datasets, compared(datasets), tmp_path / "r.html")
     assert "No verdict from one launch" in text_of(html)
     assert "coverage not known: a trace does not count what was issued" in text_of(html)
@@ -215,7 +217,7 @@ def test_a_job_step_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
     for rank in range(2):
         lines = [step(rank, 3, at, overlap=metrics(10, 8, 4, 2)) for at in range(4)]
         write_rank(tmp_path / "run", header(rank, 3), lines)
-    datasets = {"x": Dataset("x", load_run(tmp_path / "run"))}
+    datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
     summary = summarize(subjects(datasets))
     assert summary["datasets"]["x"]["metrics"]["job_step_ms"]["median"] is None
     html = page(datasets, summary, tmp_path / "r.html")
@@ -231,7 +233,7 @@ def test_a_job_step_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
 def test_ranks_with_another_environment_are_named(tmp_path: Path) -> None:
     write_rank(tmp_path / "run", header(), [step(0, 1, at, overlap=metrics(10, 8, 4, 2)) for at in range(4)])
     write_manifest(tmp_path / "run", environment_differences={"2": {"NCCL_ALGO": "Tree"}})
-    datasets = {"x": Dataset("x", load_run(tmp_path / "run"))}
+    datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
     text = text_of(page(datasets, summarize(subjects(datasets)), tmp_path / "r.html"))
     assert "x: another environment than that of rank 0 on rank 2" in text
     assert "environment_differences.2.NCCL_ALGO Tree" in text
@@ -239,7 +241,7 @@ def test_ranks_with_another_environment_are_named(tmp_path: Path) -> None:
 
 def test_a_run_without_a_step_still_has_a_page(tmp_path: Path) -> None:
     write_rank(tmp_path / "run", header(), [])
-    datasets = {"x": Dataset("x", load_run(tmp_path / "run"))}
+    datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
     text = text_of(page(datasets, summarize(subjects(datasets)), tmp_path / "r.html"))
     assert "nothing to measure" in text
 
@@ -249,7 +251,7 @@ def test_ids_are_unique_and_every_label_has_its_control(written: tuple[dict, str
     assert len(ids) == len(set(ids))
 
 
-def hostile_run(folder: Path, label: str) -> Dataset:
+def hostile_run(folder: Path, label: str) -> LabelledRun:
     """Every word that a record holds is hostile."""
     folder.mkdir()
     for rank in range(2):
@@ -266,7 +268,7 @@ def hostile_run(folder: Path, label: str) -> Dataset:
         environment={"NCCL_X": HOSTILE},
         command=HOSTILE,
     )
-    return Dataset(label, load_run(folder))
+    return LabelledRun(label, load_run(folder))
 
 
 def test_words_of_files_stay_words(tmp_path: Path) -> None:

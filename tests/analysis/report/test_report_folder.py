@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.charts.step_breakdown import parts
 from aorta.analysis.report.charts.step_lanes import representative_step
@@ -127,7 +127,7 @@ def test_the_representative_step_is_the_median_job_step(tmp_path: Path) -> None:
             for number, length in slowest.items()
         ]
         write_rank(tmp_path, header(rank, 2), lines)
-    assert representative_step(Dataset("x", load_run(tmp_path))) == 3  # the lower middle of 10, 20, 30, 40
+    assert representative_step(LabelledRun("x", load_run(tmp_path))) == 3  # the lower middle of 10, 20, 30, 40
 
 
 def test_the_parts_of_the_breakdown_add_up_to_the_window(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_the_parts_of_the_breakdown_add_up_to_the_window(tmp_path: Path) -> None
         *(step(0, 1, number, overlap=overlap) for number, overlap in enumerate((row, null, longer), 1)),
     ]
     write_rank(tmp_path, header(0, 1), lines)
-    table = parts(Dataset("x", load_run(tmp_path)))
+    table = parts(LabelledRun("x", load_run(tmp_path)))
     assert table.index.tolist() == [0]
     assert table.iloc[0].tolist() == [12.0, 20.0, 4.0, 14.0, 10.0]  # twice the first: the mean of one and three times
     assert table.iloc[0].sum() == 2 * row["window_ms"]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from aorta.analysis.aggregate import Dataset
-from aorta.analysis.attribution.choosing import typical_step
+from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.attribution.typical_step import typical_step
 from aorta.analysis.report.charts.side_by_side import draw_side_by_side
 from aorta.analysis.report.palette import INK, RED
 from tests.analysis.attribution.records import dataset, made_step
@@ -17,7 +17,7 @@ from tests.analysis.attribution.test_attribute import two_ranks
 from tests.analysis.builders import metrics, step
 
 
-def exposed(folder: Path, label: str, by_rank: list[list[float | None]], first: int = 0) -> Dataset:
+def exposed(folder: Path, label: str, by_rank: list[list[float | None]], first: int = 0) -> LabelledRun:
     """Steps whose exposed communication is that, in ms."""
     ranks = []
     for rank, values in enumerate(by_rank):

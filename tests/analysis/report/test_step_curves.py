@@ -9,21 +9,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
+from aorta.analysis.load.traces import load_traces
 from aorta.analysis.report.html import step_curves, timeline_data
 from aorta.analysis.report.html.step_charts import map_charts
 from aorta.analysis.report.html.step_curves import Series
-from aorta.analysis.report.html.timeline_data import BLOCKED, EXPOSED, Spans, spans_of
-from aorta.analysis.traces.run import load_traces
+from aorta.analysis.report.html.timeline_data import BLOCKED, EXPOSED, TimelineSpans, spans_of
 from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, Stall
 from aorta.timeline.classes import STREAMS
 from tests.analysis.builders import MS, collective, header, metrics, step, write_rank
-from tests.analysis.traces.kineto_files import document, kernel
-from tests.analysis.traces.kineto_files import step as kineto_step
+from tests.analysis.load.kineto_files import document, kernel
+from tests.analysis.load.kineto_files import step as kineto_step
 
 
-def run_of(folder: Path, steps: int, ranks: int = 2, warm: int = 0) -> Dataset:
+def run_of(folder: Path, steps: int, ranks: int = 2, warm: int = 0) -> LabelledRun:
     """Step k takes 10 + k ms on rank 0 and a ms more on each further rank; its ratio is (k % 10) / 10 on all."""
     for rank in range(ranks):
         lines = [
@@ -31,7 +31,7 @@ def run_of(folder: Path, steps: int, ranks: int = 2, warm: int = 0) -> Dataset:
             for at in range(steps)
         ]
         write_rank(folder, header(rank, ranks), lines)
-    return Dataset("x", load_run(folder))
+    return LabelledRun("x", load_run(folder))
 
 
 def test_a_curve_is_the_median_between_the_lowest_and_the_highest(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_map_has_gaps_where_ranks_and_steps_were_not_read(tmp_path: Path) -> N
     for rank in (0, 2, 3):
         lines = [step(rank, 4, at, overlap=metrics(10 + rank, 8, 4, 2)) for at in (0, 1, 2, 5)]
         write_rank(tmp_path, header(rank, 4), lines)
-    dataset = Dataset("x", load_run(tmp_path))
+    dataset = LabelledRun("x", load_run(tmp_path))
     found = Series(dataset).map("step_ms")
     assert found is not None
     assert (found.first_step, found.end_step, found.first_rank, found.end_rank) == (0, 6, 0, 4)
@@ -86,7 +86,7 @@ def test_a_map_has_gaps_where_ranks_and_steps_were_not_read(tmp_path: Path) -> N
 
 def test_steps_that_are_recorded_now_and_then_stand_side_by_side(tmp_path: Path) -> None:
     write_rank(tmp_path, header(), [step(0, 1, at, overlap=metrics(at, 8, 4, 2)) for at in (10, 20, 40)])
-    found = Series(Dataset("x", load_run(tmp_path))).map("step_ms")
+    found = Series(LabelledRun("x", load_run(tmp_path))).map("step_ms")
     assert found is not None
     np.testing.assert_array_equal(found.values, [[10, 20, np.nan, 40]])
     assert (found.first_step, found.end_step) == (10, 50)
@@ -96,12 +96,12 @@ def test_ranks_that_a_trace_does_not_tell_have_rows_below_0(tmp_path: Path) -> N
     for at in range(2):
         events = [kineto_step(0, 0, 1000), kernel("gemm", 0, 400)]
         (tmp_path / f"{at}.json").write_text(json.dumps(document(events, distributedInfo=None)))
-    found = Series(Dataset("x", load_traces(str(tmp_path)))).map("step_ms")
+    found = Series(LabelledRun("x", load_traces(str(tmp_path)))).map("step_ms")
     assert found is not None
     assert (found.first_rank, found.end_rank, found.values.tolist()) == (-2, 0, [[1.0], [1.0]])
 
 
-def drawn(found: Spans, rank: int, place: int) -> set[tuple[str, str, float, float]]:
+def drawn(found: TimelineSpans, rank: int, place: int) -> set[tuple[str, str, float, float]]:
     """Lane, kind, start and length in ms of the spans of one rank in one step."""
     columns = found.columns
     mine = (columns["rank"] == found.ranks.index(rank)) & (columns["step"] == place)
@@ -116,7 +116,7 @@ def drawn(found: Spans, rank: int, place: int) -> set[tuple[str, str, float, flo
     }
 
 
-def detailed(folder: Path, ranks: int = 2, steps: int = 3, parts: int = 1) -> Dataset:
+def detailed(folder: Path, ranks: int = 2, steps: int = 3, parts: int = 1) -> LabelledRun:
     """Compute 0 to 4 ms, an all-reduce 3 to 6, blocked 4 to 6, the optimizer 6 to 7; `parts`: pieces of compute."""
     compute, allreduce = 1 << STREAMS.index("compute"), 1 << STREAMS.index("allreduce")
     for rank in range(ranks):
@@ -142,7 +142,7 @@ def detailed(folder: Path, ranks: int = 2, steps: int = 3, parts: int = 1) -> Da
             for at in range(steps)
         ]
         write_rank(folder, header(rank, ranks), lines)
-    return Dataset("x", load_run(folder))
+    return LabelledRun("x", load_run(folder))
 
 
 def test_the_spans_of_a_step_are_those_of_the_record(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_only_ranks_that_are_drawn_are_taken_apart(tmp_path: Path, monkeypatch: 
 def test_the_ranks_of_a_run_are_those_it_had(tmp_path: Path) -> None:
     dataset = detailed(tmp_path, ranks=3)
     (tmp_path / "rank_1_metrics.jsonl").unlink()
-    found = spans_of(Dataset("x", load_run(tmp_path)), budget=1000, first=8)
+    found = spans_of(LabelledRun("x", load_run(tmp_path)), budget=1000, first=8)
     assert (found.ranks, found.ranks_read, found.ranks_in_run) == ([0, 2], 2, 3)
     assert {each.job_step_ms for each in found.steps} == {None}
     assert {each.job_step_ms for each in spans_of(dataset, budget=1000, first=8).steps} == {7.0, 8.0}
@@ -230,7 +230,7 @@ def test_a_trace_of_another_tool_is_drawn_from_its_segments(tmp_path: Path) -> N
         kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 300, 300, stream=20),
     ]
     (tmp_path / "rank0.json").write_text(json.dumps(document(events)))
-    found = spans_of(Dataset("x", load_traces(str(tmp_path / "rank0.json"))), budget=1000, first=8)
+    found = spans_of(LabelledRun("x", load_traces(str(tmp_path / "rank0.json"))), budget=1000, first=8)
     rank = found.ranks[0]
     assert ("compute", "compute", 0.0, 0.4) in drawn(found, rank, 0)
     assert (EXPOSED, EXPOSED, 0.4, 0.2) in drawn(found, rank, 0)

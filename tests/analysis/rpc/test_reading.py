@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from aorta.analysis.rpc.command import rpc_report
+from aorta.analysis.rpc.rpc_command import rpc_report
 from aorta.records.rpc_files import CALLS_FILE, Call
 from tests.analysis.merge.traces import BASE_NS, text, write, x
 

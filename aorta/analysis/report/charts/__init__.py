@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.report.charts.step_breakdown import draw_breakdown
 from aorta.analysis.report.charts.step_lanes import draw_streams
 from aorta.analysis.report.charts.step_lines import draw_devices, draw_overlap_ratio, draw_timeline
@@ -25,7 +25,7 @@ OVERLAP_RATIO_FILE: Final = "overlap_ratio.png"
 Draw: TypeAlias = Callable[[Path], str | None]
 
 
-def pictures(datasets: Sequence[Dataset]) -> Iterator[tuple[str, Draw]]:
+def pictures(datasets: Sequence[LabelledRun]) -> Iterator[tuple[str, Draw]]:
     """Every picture of a report: file name, and how to draw it."""
     for dataset in datasets:
         yield TIMELINE_FILE.format(label=dataset.label), partial(draw_timeline, dataset)

@@ -15,9 +15,9 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.assign_exposed import CollectiveSpan
-from aorta.analysis.attribution.choosing import Shown, typical_step
+from aorta.analysis.attribution.typical_step import TypicalStep, typical_step
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.report.charts.style import new_figure, save, tidy
 from aorta.analysis.report.palette import BLUE, INK, LANE_COLORS, OTHER_KIND, PURPLE, SKY
@@ -35,7 +35,9 @@ _LETTER_INCHES: Final = 0.062
 _LABEL_SIZE: Final = 7
 
 
-def draw_side_by_side(reference: Dataset, candidate: Dataset, path: Path, shown: Shown | None = None) -> str | None:
+def draw_side_by_side(
+    reference: LabelledRun, candidate: LabelledRun, path: Path, shown: TypicalStep | None = None
+) -> str | None:
     """Draw the step that `typical_step` chooses, or the one given.
 
     The rows of a rank: passes of blocks (backward darker, stalls hatched), work outside the blocks, the collectives of
@@ -133,7 +135,7 @@ def _tracks(rows: Sequence[CollectiveSpan]) -> list[tuple[str, list[CollectiveSp
     return found
 
 
-def _steps(dataset: Dataset, number: int, ranks: Sequence[int]) -> dict[int, tuple[StepIntervals, Collectives]]:
+def _steps(dataset: LabelledRun, number: int, ranks: Sequence[int]) -> dict[int, tuple[StepIntervals, Collectives]]:
     found = {}
     for rank in ranks:
         tables = dataset.run.ranks[rank]

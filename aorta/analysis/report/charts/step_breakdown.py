@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.report.charts.style import heading, new_figure, save, tidy
 from aorta.analysis.report.palette import BLUE, GREEN, GREY, PURPLE, RED
 
@@ -25,7 +25,7 @@ NEEDED = ["window_ms", "compute_ms", "compute_comm_ms", "exposed_comm_ms", "idle
 _LABELLED_RANKS = 16
 
 
-def parts(dataset: Dataset) -> pd.DataFrame:
+def parts(dataset: LabelledRun) -> pd.DataFrame:
     """Mean ms per step of each part (columns) for each rank (rows), over the steps used where all are known. Empty
     where there is none; one rank is held at a time.
     """
@@ -43,7 +43,7 @@ def parts(dataset: Dataset) -> pd.DataFrame:
     return pd.DataFrame({title: column for (title, _, _), column in zip(PARTS, each, strict=True)})
 
 
-def draw_breakdown(dataset: Dataset, path: Path) -> str | None:
+def draw_breakdown(dataset: LabelledRun, path: Path) -> str | None:
     """Stacked bars, one a rank, and a last one for the mean of the ranks."""
     if not set(NEEDED) <= set(dataset.metrics):
         return "the record has no overlap metrics"

@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.report.charts.style import heading, legend, new_figure, save, tidy
 from aorta.analysis.report.chosen_steps import chosen_steps, representative_step
 from aorta.analysis.report.palette import INK, LANE_COLORS, OTHER_KIND
@@ -30,7 +30,7 @@ _TITLES = {
 }
 
 
-def draw_streams(dataset: Dataset, path: Path) -> str | None:
+def draw_streams(dataset: LabelledRun, path: Path) -> str | None:
     """Lanes of the representative step, from the active segments of each rank: stalls hatched, and below the other
     lanes when communication was exposed.
     """

@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.devices import JOINED_ON, THROTTLED, step_columns
 from aorta.analysis.report.charts.style import WARM_UP, heading, legend, new_figure, save, tidy, titled
 from aorta.analysis.report.palette import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES
@@ -36,7 +36,7 @@ _WHOLE = {"overlap_ratio": 1.0, "device_util_pct": 100.0}
 MARKED_STEPS = 60  # with more, markers run into a thick line
 
 
-def draw_timeline(dataset: Dataset, path: Path) -> str | None:
+def draw_timeline(dataset: LabelledRun, path: Path) -> str | None:
     """Compute, communication, hidden and exposed milliseconds per global step."""
     steps = dataset.table("global_step", "warmup", warmup=True)
     if steps.empty:
@@ -67,7 +67,7 @@ def draw_timeline(dataset: Dataset, path: Path) -> str | None:
     return None
 
 
-def draw_overlap_ratio(datasets: Sequence[Dataset], path: Path) -> str | None:
+def draw_overlap_ratio(datasets: Sequence[LabelledRun], path: Path) -> str | None:
     """Overlap ratio per global step, one line per dataset."""
     drawn = [dataset for dataset in datasets if not np.isnan(dataset.values("overlap_ratio")).all()]
     if not drawn:
@@ -91,7 +91,7 @@ def draw_overlap_ratio(datasets: Sequence[Dataset], path: Path) -> str | None:
     return None
 
 
-def draw_devices(dataset: Dataset, path: Path) -> str | None:
+def draw_devices(dataset: LabelledRun, path: Path) -> str | None:
     """One panel for each thing that was sampled; throttled steps are ticked below the clock."""
     samples = dataset.device_samples
     if samples.empty or samples["failed"].all():

@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.metrics import UNKNOWN
 from aorta.analysis.report.palette import FAINT, INK, QUIET
 
@@ -53,7 +53,7 @@ def titled(figure: Figure, top: Axes, what: str, facts: str) -> None:
     top.set_title(facts, loc="left", fontsize=9, color=QUIET)
 
 
-def heading(figure: Figure, top: Axes, dataset: Dataset, what: str) -> None:
+def heading(figure: Figure, top: Axes, dataset: LabelledRun, what: str) -> None:
     """Title with the facts without which a picture misleads: who, where, and whether the fabric was emulated."""
     source, health = dataset.run.source, dataset.run.health
     facts = f"{source.platform or UNKNOWN}, {source.parallel or UNKNOWN}, "

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aorta.errors import ToolMissing
 
 if TYPE_CHECKING:
-    from aorta.analysis.aggregate import Dataset
+    from aorta.analysis.aggregate import LabelledRun
 
 __all__ = ["PAGE_FILE", "why_no_page", "write_page"]
 
@@ -34,7 +34,7 @@ def why_no_page() -> str | None:
     return f"{' and '.join(missing)} not installed: pip install {' '.join(missing)}"
 
 
-def write_page(datasets: Mapping[str, Dataset], summary: Mapping[str, Any], path: Path) -> None:
+def write_page(datasets: Mapping[str, LabelledRun], summary: Mapping[str, Any], path: Path) -> None:
     """Write the page of a report to `path`, replacing what is there.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from bokeh.models import BoxAnnotation, ColumnDataSource, FactorRange, Span
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.report.charts.step_breakdown import NEEDED, PARTS, parts
 from aorta.analysis.report.html.bokeh_chart import Chart, belongs, hover, new_chart, plain
@@ -108,7 +108,7 @@ def launch_charts(comparison: Mapping[str, Any]) -> list[Chart]:
     return charts
 
 
-def breakdown_chart(datasets: Mapping[str, Dataset]) -> Chart | None:
+def breakdown_chart(datasets: Mapping[str, LabelledRun]) -> Chart | None:
     """Mean milliseconds of a step, in five parts that add up to it, over all ranks; None where it is not known."""
     means = {}
     for label, dataset in datasets.items():

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.report.html import page_tables
 from aorta.analysis.report.html.assembly import assemble
@@ -21,7 +21,7 @@ from aorta.analysis.report.html.run_provenance import environment_of, health_of,
 from aorta.analysis.report.html.step_charts import MAPPED, map_charts, step_charts
 from aorta.analysis.report.html.step_curves import Series
 from aorta.analysis.report.html.timeline_chart import payload, switches, timeline_charts
-from aorta.analysis.report.html.timeline_data import Spans, spans_of
+from aorta.analysis.report.html.timeline_data import TimelineSpans, spans_of
 from aorta.analysis.report.html.verdict_cards import verdict_of
 from aorta.analysis.report.palette import DARK, SERIES
 
@@ -40,7 +40,7 @@ class Legend:
     color: str
 
 
-def page_html(datasets: Mapping[str, Dataset], summary: Mapping[str, Any]) -> str:
+def page_html(datasets: Mapping[str, LabelledRun], summary: Mapping[str, Any]) -> str:
     """The whole page as text."""
     entries = {label: summary["datasets"][label] for label in datasets}
     comparison = summary.get("comparison")
@@ -120,7 +120,7 @@ def _legend(number: int, label: str, comparison: Mapping[str, Any] | None) -> Le
     return Legend(number, label, sides.get(label, ""), SERIES[number % len(SERIES)][0])
 
 
-def _spans(datasets: Mapping[str, Dataset], entries: Mapping[str, Mapping[str, Any]]) -> list[Spans]:
+def _spans(datasets: Mapping[str, LabelledRun], entries: Mapping[str, Mapping[str, Any]]) -> list[TimelineSpans]:
     share = SPAN_BUDGET // max(1, len(datasets))
     named = {
         label: [found["rank"] for found in entry.get("stragglers", ()) if found["rank"] is not None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.load.manifest import config_of, flatten
@@ -27,7 +27,7 @@ def left_out(comparison: Mapping[str, Any] | None) -> list[str]:
     return [f"{side}: {each['path']}: {each['reason']}" for side, found in sides.items() for each in found]
 
 
-def health_of(dataset: Dataset, entry: Mapping[str, Any]) -> dict[str, Any]:
+def health_of(dataset: LabelledRun, entry: Mapping[str, Any]) -> dict[str, Any]:
     """What was read of a run, and everything that is wrong with it."""
     health, steps, source = dataset.run.health, entry["steps"], entry["source"]
     notes = [*health.notes(), *device_notes(entry["devices"]), *sentences(entry.get("stragglers", ()))]
@@ -69,14 +69,14 @@ def _of_traces(entry: Mapping[str, Any]) -> bool:
     return "traces" in entry
 
 
-def _coverage(dataset: Dataset, entry: Mapping[str, Any]) -> str:
+def _coverage(dataset: LabelledRun, entry: Mapping[str, Any]) -> str:
     uncovered = dataset.run.health.uncovered_steps
     if _of_traces(entry):
         return "not known: a trace does not count what was issued"
     return f"{sum(uncovered.values())} gaps" if uncovered else "complete"
 
 
-def environment_of(datasets: Mapping[str, Dataset]) -> dict[str, Any]:
+def environment_of(datasets: Mapping[str, LabelledRun]) -> dict[str, Any]:
     """What the manifests say, side by side, and what they warn of."""
     facts: dict[str, dict[str, object]] = {}
     config: dict[str, dict[str, object]] = {}

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from aorta.analysis.aggregate import Dataset, by_step
+from aorta.analysis.aggregate import LabelledRun, by_step
 from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, step_columns
 from aorta.analysis.metrics import JOB_STEP
 
@@ -58,7 +58,7 @@ class Map:
 class Series:
     """Curves and maps of one dataset."""
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: LabelledRun) -> None:
         self._dataset = dataset
 
     @cached_property

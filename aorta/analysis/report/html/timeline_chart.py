@@ -14,7 +14,7 @@ import numpy as np
 from bokeh.models import ColumnDataSource, FixedTicker, Range1d
 
 from aorta.analysis.report.html.bokeh_chart import Chart, hover, new_chart
-from aorta.analysis.report.html.timeline_data import BLOCKED, COPIES, EXPOSED, OTHER_WORK, Spans, lane_order
+from aorta.analysis.report.html.timeline_data import BLOCKED, COPIES, EXPOSED, OTHER_WORK, TimelineSpans, lane_order
 from aorta.analysis.report.palette import BLUE, INK, LANE_COLORS, OTHER_KIND, PURPLE, SKY
 from aorta.timeline.classes import KINDS, UNKNOWN_KIND
 
@@ -32,7 +32,7 @@ def color_of(kind: str, lane: str) -> str:
     return OTHER_KIND if kind in KINDS or kind == UNKNOWN_KIND else _KIND_COLORS.get(lane, OTHER_KIND)
 
 
-def timeline_charts(spans: Sequence[Spans]) -> list[Chart]:
+def timeline_charts(spans: Sequence[TimelineSpans]) -> list[Chart]:
     """A chart for each dataset that has a step; its sources are empty until the page's script fills them."""
     charts: list[Chart] = []
     shared: dict[str, Any] = {"x_range": Range1d(0, 1, name="timeline-x")}
@@ -64,7 +64,7 @@ def timeline_charts(spans: Sequence[Spans]) -> list[Chart]:
     return charts
 
 
-def payload(spans: Sequence[Spans]) -> list[dict[str, Any]]:
+def payload(spans: Sequence[TimelineSpans]) -> list[dict[str, Any]]:
     """What the page's script reads: lists of names, and columns as base64 of little-endian numbers."""
     return [
         {
@@ -82,7 +82,7 @@ def payload(spans: Sequence[Spans]) -> list[dict[str, Any]]:
     ]
 
 
-def switches(spans: Sequence[Spans]) -> dict[str, list[dict[str, str]]]:
+def switches(spans: Sequence[TimelineSpans]) -> dict[str, list[dict[str, str]]]:
     """The streams and kinds that can be switched off, each with its colour where it has one."""
     lanes: dict[str, None] = {}
     kinds: dict[str, str] = {}

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from aorta.analysis.aggregate import Dataset
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.frames import collectives_frame
 from aorta.analysis.report.chosen_steps import ChosenStep, chosen_steps
@@ -29,7 +29,7 @@ EXPOSED: Final = "exposed communication"
 _GROUP_LANES: Final = 12
 """With more process groups than this, a lane is a kind of collective instead of a group."""
 RANK_STEP_SPANS: Final = 3_000
-"""Spans of one rank in one step; more are closer than a pixel, and neighbours are drawn as one."""
+"""TimelineSpans of one rank in one step; more are closer than a pixel, and neighbours are drawn as one."""
 _CLOSE: Final = 1 / 4_000
 """Of a step: what is closer than that is less than a pixel apart."""
 
@@ -45,7 +45,7 @@ class _Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Spans:
+class TimelineSpans:
     """`columns`: an element a span. `rank`, `step`, `lane`, `kind` and `what` are places in the lists of that name;
     `start` and `length` are ms from the start of the step on that rank; `seq` -1 and `wait` NaN are unknown.
     """
@@ -66,7 +66,7 @@ class Spans:
 
 @dataclass
 class _Table:
-    """Spans as they are found."""
+    """TimelineSpans as they are found."""
 
     lanes: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, int] = field(default_factory=dict)
@@ -101,8 +101,8 @@ def lane_order(name: str) -> tuple[int, list[tuple[int, str]]]:
     return last.get(name, 1), [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
-def spans_of(dataset: Dataset, budget: int, first: int, named: Sequence[int] = ()) -> Spans:
-    """Spans of the median, the slowest and the fastest step.
+def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int] = ()) -> TimelineSpans:
+    """TimelineSpans of the median, the slowest and the fastest step.
 
     Args:
         budget: about how many spans there may be; with more, fewer ranks are drawn, spread evenly over all.
@@ -122,7 +122,7 @@ def spans_of(dataset: Dataset, budget: int, first: int, named: Sequence[int] = (
             for span in look.spans(rank):
                 table.add(at, place, span)
     table.order()
-    return Spans(
+    return TimelineSpans(
         dataset.label,
         steps,
         drawn,
@@ -143,7 +143,7 @@ def spans_of(dataset: Dataset, budget: int, first: int, named: Sequence[int] = (
 class _Look:
     """One global step of a dataset, matched across ranks; what could not be drawn of it is kept by rank."""
 
-    def __init__(self, dataset: Dataset, global_step: int) -> None:
+    def __init__(self, dataset: LabelledRun, global_step: int) -> None:
         self._run, self._step = dataset.run, global_step
         rows = collectives_frame(dataset.run, steps=(global_step, global_step + 1))
         # Rows become tuples only of ranks that are drawn: of thousands of ranks few are.
@@ -238,7 +238,7 @@ def _collective(row: Any, *, by_group: bool) -> _Span:
 
 
 def _joined(spans: list[_Span], step: StepIntervals) -> list[_Span]:
-    """Spans of one lane and kind that are less than a pixel apart, made one."""
+    """TimelineSpans of one lane and kind that are less than a pixel apart, made one."""
     close = step.length_ns / NS_PER_MS * _CLOSE
     made: list[_Span] = []
     for span in sorted(spans, key=lambda span: (span.lane, span.kind, span.start_ms)):

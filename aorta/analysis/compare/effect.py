@@ -1,0 +1,89 @@
+"""Computes the statistics of one metric of two launch sets: effect, interval, p-value and statistical power.
+
+The result is plain JSON values. Must not: judge, or correct a p-value for other metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+from zlib import crc32
+
+import numpy as np
+
+from aorta.analysis.compare.bootstrap import Effect, Kind, effect
+from aorta.analysis.compare.detectable_effect import CAP, POWER, detectable, launches_needed, pooled_sd
+from aorta.analysis.compare.mann_whitney import mann_whitney
+from aorta.analysis.compare.samples import SEED, Sample
+from aorta.analysis.compare.verdict_rules import LEVEL, Rules
+from aorta.analysis.metrics import metric_named
+from aorta.analysis.tables import Floats
+
+_AFTER_HOLM: Final = (
+    "a secondary metric is judged after Holm's correction, by the p of all others too: what could have been found is "
+    "known of none alone; name it with --primary"
+)
+
+
+def numbers(name: str, reference: Sequence[Sample], candidate: Sequence[Sample], rules: Rules) -> dict[str, Any]:
+    """The statistics of a metric that do not depend on any other metric. Launches whose median is null do not count.
+
+    Args:
+        reference, candidate: the metric in each launch of a side.
+    """
+    kind: Kind = "difference" if metric_named(name).unit == "ratio" else "quotient"
+    sides = [
+        [(sample.median, sample.pool) for sample in side if sample.median is not None]
+        for side in (reference, candidate)
+    ]
+    left, right = (np.array([median for median, _ in side], np.float64) for side in sides)
+    found: dict[str, Any] = {
+        "role": rules.role(name),
+        "launches": {"reference": len(left), "candidate": len(right)},
+        "constant": len(np.unique(np.concatenate([left, right]))) == 1,
+        "margin": rules.margin,
+        "p": None,
+        "p_corrected": None,
+    }
+    if not (len(left) and len(right)):
+        empty = {"kind": kind, "value": None, "low": None, "high": None}
+        nothing = {"effect": empty, "difference_interval": {"low": None, "high": None}}
+        return found | nothing | _not_estimated("a side is null")
+    seed = [SEED, crc32(name.encode())]  # both effects rest on the same resamples
+    estimate = effect(kind, sides[0], sides[1], LEVEL, np.random.default_rng(seed))
+    apart = effect("difference", sides[0], sides[1], LEVEL, np.random.default_rng(seed))
+    found["effect"] = {"kind": kind, "value": estimate.value, "low": estimate.low, "high": estimate.high}
+    found["difference_interval"] = {"low": apart.low, "high": apart.high}
+    found["p"] = mann_whitney(left, right)
+    return found | _power(name, left, right, estimate, rules)
+
+
+def _power(name: str, left: Floats, right: Floats, estimate: Effect, rules: Rules) -> dict[str, Any]:
+    """The smallest effect that could have been found, and the launches needed to find the one observed."""
+    sd = pooled_sd(left, right)
+    scale = 1.0 if estimate.kind == "difference" else abs(float(np.median(left)))
+    if sd is None:
+        return _not_estimated("one launch a side says nothing of the noise between launches")
+    if estimate.value is None:
+        return _not_estimated("the reference is 0: there is no quotient")
+    relative = sd / scale
+    if rules.role(name) == "secondary":
+        return _not_estimated(_AFTER_HOLM) | {"launch_sd": relative}
+    smallest = detectable(len(left), len(right), relative, rules.margin, rules.alpha)
+    never = f"no effect of any size reaches p <= {rules.alpha:g} with so few launches"
+    needed = launches_needed(max(abs(estimate.value), rules.margin), relative, rules.alpha)
+    return {
+        "launch_sd": relative,
+        "detectable": {"power": POWER, "effect": smallest, "reason": never if smallest is None else None},
+        "launches_needed": needed,
+        "launches_needed_reason": None if needed is not None else f"more than {CAP} a side",
+    }
+
+
+def _not_estimated(reason: str) -> dict[str, Any]:
+    return {
+        "launch_sd": None,
+        "detectable": {"power": POWER, "effect": None, "reason": reason},
+        "launches_needed": None,
+        "launches_needed_reason": reason,
+    }

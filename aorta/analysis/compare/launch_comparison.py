@@ -1,0 +1,145 @@
+"""Builds the `comparison` of `summary.json` for two launch sets: every metric with its verdict, and the overall
+verdict.
+
+The result is plain JSON values. Must not: decide anything itself (`numbers`, `judging` and `verdict` do), or show the
+value of one launch as that of its side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.compare.comparability import refuse_unlike
+from aorta.analysis.compare.effect import numbers
+from aorta.analysis.compare.launch_set import Launch, LaunchSet
+from aorta.analysis.compare.metric_verdicts import judge
+from aorta.analysis.compare.run_comparison import UNNOTICED, compare, not_alike
+from aorta.analysis.compare.verdict import Word
+from aorta.analysis.compare.verdict_rules import GUARD, LEVEL, Rules
+from aorta.analysis.compare.verdict_sentences import headline
+
+SIDES: Final = ("reference", "candidate")
+
+
+def compare_launches(
+    datasets: tuple[LabelledRun, LabelledRun],
+    sides: tuple[LaunchSet, LaunchSet],
+    collectives: tuple[list[Any], list[Any]],
+    rules: Rules,
+) -> dict[str, Any]:
+    """Extend the result of `compare.compare`: its values become medians over launches, and it gains verdicts and
+    effects.
+
+    Args:
+        datasets: the representative launch of the reference and of the candidate.
+        collectives: the collectives of each, as in their aggregates.
+
+    Raises:
+        InputError: the launches did different work (`alike.refuse_unlike`).
+    """
+    allowed = refuse_unlike(*sides, rules)
+    before, after = (medians_entry(side) | {"collectives": rows} for side, rows in zip(sides, collectives, strict=True))
+    found = compare(*datasets, before, after, judge_milliseconds=rules.judge_milliseconds, allows=rules.allows)
+    metrics, verdict, reason = judged(found["metrics"], *sides, rules)
+    named = dict(zip(SIDES, sides, strict=True))
+    found |= {
+        "verdict": verdict,
+        "verdict_reason": reason,
+        # `compare` saw one launch per side; missing manifests are reported for all launches below.
+        "warnings": list(
+            dict.fromkeys(
+                [
+                    *(warning for warning in found["warnings"] if not warning.endswith(UNNOTICED)),
+                    *_warnings(named, allowed),
+                ]
+            )
+        ),
+        "statistic": "median over launches of the median over rank-steps",
+        "launches": {name: [_launch_entry(launch) for launch in side.launches] for name, side in named.items()},
+        "left_out": {name: left_out(side) for name, side in named.items()},
+        "primary": rules.primary,
+        "alpha": rules.alpha,
+        "margin": rules.margin,
+        "interval_level": LEVEL,
+        "judge_milliseconds": rules.judge_milliseconds,
+        "refused": allowed,
+        "metrics": metrics,
+    }
+    return found | {"headline": headline(found)}
+
+
+def medians_entry(side: LaunchSet) -> dict[str, Any]:
+    """Medians over the launches, under the keys of an aggregate that `compare` reads."""
+    metrics: dict[str, Any] = {}
+    for name in dict.fromkeys(name for launch in side.launches for name in launch.samples):
+        samples = side.of(name)
+        known = [sample.median for sample in samples if sample.median is not None]
+        reason = None if known else next(sample.reason for sample in samples)
+        metrics[name] = {"median": float(np.median(known)) if known else None, "reason": reason}
+    return {"overlap_ratio": metrics.get("overlap_ratio", {}).get("median"), "metrics": metrics}
+
+
+def judged(
+    pairs: Mapping[str, Any], reference: LaunchSet, candidate: LaunchSet, rules: Rules
+) -> tuple[dict[str, Any], Word, str]:
+    """Compute the statistics and verdict of every metric.
+
+    Args:
+        pairs: metrics as under `metrics` in the result of `compare.compare`.
+
+    Returns:
+        The metrics, the verdict of the comparison, and the reason for it.
+    """
+    metrics = {
+        name: pair | numbers(name, reference.of(name), candidate.of(name), rules) for name, pair in pairs.items()
+    }
+    return metrics, *judge(metrics, rules)
+
+
+def left_out(side: LaunchSet) -> list[dict[str, str]]:
+    """Launches that do not count, with the reason."""
+    return [{"path": str(path), "reason": why} for path, why in side.left_out]
+
+
+def _launch_entry(launch: Launch) -> dict[str, Any]:
+    return {
+        "path": str(launch.path),
+        "run_id": launch.run_id,
+        "overlap_ratio": launch.median("overlap_ratio"),
+        GUARD: launch.median(GUARD),
+        "throttled_ranks": list(launch.throttled_ranks),
+    }
+
+
+def _warnings(sides: Mapping[str, LaunchSet], allowed: list[dict[str, Any]]) -> list[str]:
+    warnings = [
+        not_alike(entry["key"], *entry["values"])
+        if entry["where"] == "between"
+        else f"launches of the {entry['where']} differ in {entry['key']} "
+        f"({entry['values'][0]!r} and {entry['values'][1]!r})"
+        for entry in allowed
+    ]
+    for name, side in sides.items():
+        silent = [launch.path.name for launch in side.launches if not launch.tells_configuration]
+        if silent:
+            warnings.append(
+                f"{len(silent)} of {len(side.launches)} launches of the {name} have no manifest with a configuration "
+                f"({', '.join(silent)}): {UNNOTICED}"
+            )
+    throttled = {name: sum(bool(launch.throttled_ranks) for launch in side.launches) for name, side in sides.items()}
+    for name, other in (SIDES, SIDES[::-1]):
+        if throttled[name] and not throttled[other]:
+            count = len(sides[name].launches)
+            warnings.append(
+                f"only the {name} was throttled, in {throttled[name]} of {count} launches: the difference may be "
+                "that of cooling or power, not of the stack"
+            )
+    runs = [{launch.run_id for launch in side.launches} for side in sides.values()]
+    shared = runs[0] & runs[1]
+    if shared:
+        warnings.append(f"{len(shared)} run(s) stand on both sides, {min(shared)!r} for one: they cannot differ")
+    return warnings

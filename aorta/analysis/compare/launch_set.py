@@ -1,0 +1,117 @@
+"""Reads a folder of run folders as a `LaunchSet`, one launch after another.
+
+Keeps a few numbers per metric of every complete launch, and lists the others with the reason. Must not: hold the
+columns of two launches at once, leave a launch out silently, or count one run twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aorta.analysis.aggregate import NOTHING_USED, LabelledRun
+from aorta.analysis.compare.run_comparison import HEADER, facts
+from aorta.analysis.compare.samples import Sample, samples
+from aorta.analysis.devices import JOINED_ON, devices_entry
+from aorta.analysis.tables import COMPLETED, Run
+from aorta.errors import InputError
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch. `facts` says what was run, in the form of `compare.facts`."""
+
+    path: Path
+    run_id: str
+    samples: Mapping[str, Sample]
+    facts: Mapping[str, object]
+    throttled_ranks: tuple[int, ...]
+
+    @property
+    def tells_configuration(self) -> bool:
+        """Whether the launch has a manifest with its configuration; otherwise only the record headers
+        say what was run.
+        """
+        return any(not key.startswith(HEADER) for key in self.facts)
+
+    def median(self, name: str) -> float | None:
+        """The median of one metric; None where it is null or not in the record."""
+        return self.samples[name].median if name in self.samples else None
+
+
+@dataclass(frozen=True)
+class LaunchSet:
+    """The launches of one side, ordered by folder name; never empty."""
+
+    path: Path
+    launches: tuple[Launch, ...]
+    left_out: tuple[tuple[Path, str], ...]
+    """Folders that do not count, with the reason."""
+
+    def of(self, name: str) -> list[Sample]:
+        """One metric in every launch that has it."""
+        return [launch.samples[name] for launch in self.launches if name in launch.samples]
+
+    def representative(self, metric: str) -> Launch:
+        """The launch with the (lower) middle median of the metric; the first where no median is known."""
+        known = sorted(
+            (median, place)
+            for place, launch in enumerate(self.launches)
+            if (median := launch.median(metric)) is not None
+        )
+        return self.launches[known[(len(known) - 1) // 2][1]] if known else self.launches[0]
+
+
+def read_set(path: Path, folders: Sequence[Path], load: Callable[[Path], Run]) -> LaunchSet:
+    """Read every launch of a set.
+
+    Raises:
+        InputError: none of them is complete.
+    """
+    launches: list[Launch] = []
+    left_out: list[tuple[Path, str]] = []
+    seen: dict[str, Path] = {}
+    for folder in folders:
+        try:
+            dataset = LabelledRun(folder.name, load(folder))
+        except InputError as error:
+            left_out.append((folder, str(error)))
+            continue
+        run_id = dataset.run.source.identity
+        why = incomplete(dataset)
+        if why is None and run_id in seen:
+            why = f"it is run {run_id!r} again, as in {seen[run_id]}: launches have to be independent"
+        if why is None:
+            seen[run_id] = folder
+            launches.append(launch_of(dataset))
+        else:
+            left_out.append((folder, why))
+        del dataset  # otherwise the next launch is loaded while this one is still in memory
+    if not launches:
+        raise InputError(
+            f"{path}: none of its {len(folders)} launches is complete:\n  "
+            + "\n  ".join(f"{folder}: {why}" for folder, why in left_out)
+        )
+    return LaunchSet(path, tuple(launches), tuple(left_out))
+
+
+def incomplete(dataset: LabelledRun) -> str | None:
+    """Why a launch does not count; None if it does."""
+    health = dataset.run.health
+    if health.ranks_missing:
+        ranks = ", ".join(map(str, health.ranks_missing[:12]))
+        return f"{len(health.ranks_missing)} of {health.world_size} ranks are missing ({ranks})"
+    for rank, ending in health.endings.items():
+        if ending != COMPLETED:
+            return f"rank {rank}: {ending}"
+    return None if dataset.used.any() else NOTHING_USED
+
+
+def launch_of(dataset: LabelledRun) -> Launch:
+    """Reduce a dataset to what a comparison keeps of a launch."""
+    devices = devices_entry(dataset.run, dataset.table(*JOINED_ON), dataset.device_samples)
+    run = dataset.run
+    return Launch(
+        Path(run.location), run.source.identity, samples(dataset), facts(run), tuple(devices["throttled_ranks"])
+    )

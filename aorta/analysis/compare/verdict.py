@@ -1,0 +1,101 @@
+"""Decides on one metric: `regression`, `improvement`, `equivalent` or `inconclusive`, with the reason.
+
+Takes an effect with its interval, a p-value and the numbers of launches. Must not: depend on anything else (the
+simulations of docs/comparing.md call this very function), or call a step better that got slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import comb
+from typing import Any, Final, Literal, TypeAlias
+
+from aorta.analysis.compare.bootstrap import Effect
+from aorta.analysis.compare.verdict_rules import LEAST_LAUNCHES
+from aorta.analysis.formatting import TEXT, p_value
+from aorta.analysis.metrics import Better
+
+Word: TypeAlias = Literal["regression", "improvement", "equivalent", "inconclusive"]
+NULL_REFERENCE: Final = "the reference is 0: there is no quotient, and a difference in ms has no margin"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a verdict rests on. `p` is corrected for a secondary metric; `launches` are those with a value, per side."""
+
+    better: Better
+    effect: Effect
+    p: float
+    launches: tuple[int, int]
+    alpha: float
+    margin: float
+
+
+def least_launches(alpha: float) -> int:
+    """Launches per side from which the smallest two-sided Mann-Whitney p, 2 / C(2n, n), can reach
+    alpha; at least four.
+    """
+    size = LEAST_LAUNCHES
+    while 2 / comb(2 * size, size) > alpha:
+        size += 1
+    return size
+
+
+def decide(evidence: Evidence) -> tuple[Word, str]:
+    """The verdict by docs/measuring.md, section 5. A regression or improvement needs significance *and* an effect
+    beyond the margin; equivalence needs an interval within it; otherwise the reason says what is lacking.
+    """
+    lacking = too_few(evidence.launches, evidence.alpha)
+    if lacking is not None:
+        return "inconclusive", lacking
+    effect, margin = evidence.effect, evidence.margin
+    if effect.value is None:
+        return "inconclusive", NULL_REFERENCE
+    significant, beyond = evidence.p <= evidence.alpha, abs(effect.value) > margin
+    if significant and beyond:
+        good = (effect.value > 0) == (evidence.better == "higher")
+        told = f"p = {p_value(evidence.p)} and the effect is beyond the margin of {margin:g}"
+        return "improvement" if good else "regression", told
+    if effect.low is not None and effect.high is not None and -margin <= effect.low <= effect.high <= margin:
+        return "equivalent", f"the whole interval lies within the margin of {margin:g}"
+    if significant:
+        return "inconclusive", (
+            f"p = {p_value(evidence.p)}, but the effect is not beyond the margin of {margin:g}, nor its interval within"
+        )
+    return (
+        "inconclusive",
+        f"p = {p_value(evidence.p)} is above {evidence.alpha:g}, and the interval reaches over the margin",
+    )
+
+
+def too_few(launches: tuple[int, int], alpha: float) -> str | None:
+    """How many more launches a verdict needs; None if there are enough."""
+    least = least_launches(alpha)
+    more = [
+        f"{least - count} more of the {side}"
+        for side, count in zip(("reference", "candidate"), launches, strict=True)
+        if count < least
+    ]
+    if not more:
+        return None
+    return (
+        f"{launches[0]} against {launches[1]} launches: at least {least} a side are needed for p <= {alpha:g} "
+        f"(exact Mann-Whitney); {' and '.join(more)}"
+    )
+
+
+def slower(guard: Mapping[str, Any] | None, alpha: float) -> str | None:
+    """Why step time (the guard's entry in the summary) rules out an improvement; None if it does not.
+
+    It does where the step got longer by more than its margin, whatever the platforms, and where step time is unknown. A
+    longer step that may be chance also withholds the verdict: nothing was shown to be better while it may well be
+    worse.
+    """
+    if guard is None or guard["effect"]["value"] is None or guard["p"] is None:
+        return "the step time is not known on both sides"
+    value = guard["effect"]["value"]
+    if value <= guard["margin"]:
+        return None
+    chance = "" if guard["p"] <= alpha else ", which may be chance"
+    return f"the step takes {TEXT.percent(value)} longer (p = {p_value(guard['p'])}{chance})"

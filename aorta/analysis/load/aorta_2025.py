@@ -1,0 +1,172 @@
+"""Reads the first AORTA's `rank_<rank>_metrics.jsonl` (2025) into a `Trace`.
+
+A line is an iteration: `rank`, `world_size`, `global_step`, ... and `profile` with `total_ms`, `ranges` (stream, tag,
+`start_ms`, `end_ms` from the iteration's start, as floats), `markers` and `overlap`. What it could not measure is null:
+
+- It ended a collective's range when the collective had been *issued* (W1), and saw only calls from Python, none of
+  DDP's or FSDP's. So every metric that rests on communication is null; the ranges stay in the table.
+- Its compute ranges span whole passes, including waits for collectives (W6): `compute_ms` is an upper bound.
+- It wrote no absolute time. Iterations are laid end to end, so nothing between two of them can be seen.
+
+Its own `overlap` loses time where ranges of one stream nest (W7), and counts idle time only between ranges (W9), so
+metrics are measured again from the ranges. Must not: use that `overlap`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import IO, Annotated, Final, TypeAlias
+
+import msgspec
+import numpy as np
+
+from aorta.analysis.load.interval_table import KIND_CODE, NULL, Interner, IntervalClass, Trace, intervals, windows
+from aorta.analysis.load.kernel_classifier import kind_of
+from aorta.errors import InputError
+from aorta.timeline.arrays import Int64
+
+FORMAT: Final = "aorta-2025"
+UNSEEN: Final = (
+    "the first AORTA recorded when a collective was issued, not when it ended (W1), and saw none of DDP's or FSDP's"
+)
+_NOTES: Final = (
+    UNSEEN,
+    "compute ranges of the first AORTA span whole passes, waits included (W6): compute_ms is an upper bound",
+    "no absolute times: iterations are laid end to end, and this source cannot be aligned with another one",
+)
+_LONGEST_LINE: Final = 256 << 20
+_LONGEST_MS: Final = 30 * 24 * 3_600_000.0
+"""30 days: longer than any iteration, and far below what 64-bit nanoseconds hold."""
+_RESOLUTION_NS: Final = 500
+"""`Event.elapsed_time` of CUDA and HIP resolves about 0.5 us (CUDA Runtime API, event management)."""
+Int: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Ms: TypeAlias = Annotated[float, msgspec.Meta(ge=-_LONGEST_MS, le=_LONGEST_MS)]
+
+
+class _Metadata(msgspec.Struct, gc=False):
+    function: str = ""
+
+
+class _Range(msgspec.Struct, gc=False):
+    stream: str
+    start_ms: Ms
+    end_ms: Ms
+    tag: str = ""
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+
+
+class _Profile(msgspec.Struct, gc=False):
+    total_ms: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_MS)]
+    ranges: list[_Range]
+    overlap: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Line(msgspec.Struct, gc=False):
+    rank: Int
+    global_step: Int
+    profile: _Profile
+    world_size: Int | None = None
+
+
+_DECODER: Final = msgspec.json.Decoder(_Line)
+
+
+def read_aorta_2025(stream: IO[bytes], path: str) -> Trace:
+    """Read one rank.
+
+    Raises:
+        InputError: a line does not have this format; names file and line. A last line that was cut off when its process
+            ended is left out, with a note.
+    """
+    rows = {name: array("q") for name in ("start_ns", "end_ns", "stream", "cls", "kind", "name", "step")}
+    steps = {name: array("q") for name in ("step", "start_ns", "end_ns")}
+    names, streams = Interner(), Interner()
+    ranks: set[int] = set()
+    worlds: set[int] = set()
+    notes = list(_NOTES)
+    beyond = base = number = 0
+    while text := stream.readline(_LONGEST_LINE):
+        number += 1
+        if not text.strip():
+            continue
+        if not text.endswith(b"\n") and number > 1:
+            notes.append(f"{path}:{number}: cut off in mid-line; ignored")
+            break
+        line = _decoded(path, number, text)
+        ranks.add(line.rank)
+        worlds.update(() if line.world_size is None else (line.world_size,))
+        total = _ns(line.profile.total_ms)
+        for each in line.profile.ranges:
+            start, end = _ns(each.start_ms), _ns(each.end_ms)
+            inside = (min(max(start, 0), total), min(max(end, 0), total))
+            beyond += inside != (start, end)
+            cls, kind = _meaning(each)
+            for name, value in zip(
+                rows,
+                (*(base + t for t in inside), streams(each.stream), cls, kind, names(each.tag), line.global_step),
+                strict=True,
+            ):
+                rows[name].append(value)
+        for name, value in zip(steps, (line.global_step, base, base + total), strict=True):
+            steps[name].append(value)
+        base += total
+    if len(ranks) != 1:
+        raise InputError(
+            f"{path}: lines of {len(ranks)} ranks; one file holds one rank" if ranks else f"{path}: no iterations in it"
+        )
+    (rank,) = ranks
+    if beyond:
+        notes.append(f"{path}: {beyond} range(s) reach beyond their iteration; cut off there")
+    return Trace(
+        path=path,
+        format=FORMAT,
+        clock="unknown",
+        intervals=intervals(
+            start_ns=_column(rows["start_ns"]),
+            end_ns=_column(rows["end_ns"]),
+            rank=rank,
+            stream=_column(rows["stream"]),
+            cls=_column(rows["cls"]),
+            kind=_column(rows["kind"]),
+            name=_column(rows["name"]),
+            step=_column(rows["step"]),
+            names=names.strings,
+        ),
+        windows=windows(rank, *(_column(column) for column in steps.values())),
+        ranks=(rank,),
+        world_size=worlds.pop() if len(worlds) == 1 else None,
+        backend="nccl",
+        resolution_ns=_RESOLUTION_NS,
+        notes=tuple(notes),
+        copies_observed=False,
+        unseen=UNSEEN,
+    )
+
+
+def _decoded(path: str, number: int, text: bytes) -> _Line:
+    if len(text) == _LONGEST_LINE:
+        raise InputError(f"{path}:{number}: a line of more than {_LONGEST_LINE} bytes: no record of AORTA")
+    try:
+        return _DECODER.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path}:{number}: not an iteration of the first AORTA: {error}") from error
+
+
+def _meaning(each: _Range) -> tuple[int, int]:
+    """IntervalClass and kind of a range. All-gathers ran on the stream `aux`; the name of their function
+    identifies them (W8).
+    """
+    if each.stream == "compute":
+        return IntervalClass.COMPUTE, NULL
+    kind = KIND_CODE.get(each.stream, NULL)
+    if kind == NULL and each.metadata.function:
+        kind = kind_of(each.metadata.function)
+    return (IntervalClass.AUX, NULL) if kind == NULL else (IntervalClass.COMM, kind)
+
+
+def _column(values: array[int]) -> Int64:
+    return np.array(values, dtype=np.int64)
+
+
+def _ns(milliseconds: float) -> int:
+    return round(milliseconds * 1_000_000)

@@ -1,0 +1,216 @@
+"""Sums up what collectives cost, per kind, group and size, from traces of any source.
+
+`parts_of` reduces the table of one rank in the process that reads it; `costs` joins the parts of all ranks into one row
+per (kind, group, bytes): how many, how long, how much of it hidden, and bandwidths, as docs/metrics.md defines them.
+Must not: take one rank's duration for a transfer (W5), the world size for a group's (W19), sum durations that overlap
+(W10), or match collectives of different ranks by their time (W11).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from aorta.analysis.bandwidth import TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
+from aorta.analysis.collective_matching import KIND_UNKNOWN, LEAVES_EARLY, NOT_NUMBERED, match
+from aorta.analysis.load.collective_order import order_identifies, ordinals
+from aorta.analysis.load.covered_time import places
+from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace
+from aorta.timeline import arrays
+from aorta.timeline.arrays import Int64
+from aorta.timeline.classes import KINDS, LOCKSTEP, UNKNOWN_KIND
+
+NO_GROUP: Final = "its group is not in the trace"
+NO_RANKS: Final = "the ranks of its group are not in the trace"
+
+
+class CostKey(NamedTuple):
+    """The collectives that are counted together. `members` are the global ranks of the group, None where unknown (two
+    groups may share a name); `size` is the number of its ranks.
+    """
+
+    kind: str
+    group: str | None
+    members: tuple[int, ...] | None
+    size: int | None
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class CostPart:
+    """The collectives of one key on one rank and device: lengths of unions, and step, sequence number and duration of
+    each.
+    """
+
+    key: CostKey
+    rank: int
+    count: int
+    time_ns: int
+    hidden_ns: int
+    step: Int64
+    """Of collectives numbered by their order in a step; `NULL` of those that the source numbers itself."""
+    seq: Int64
+    duration_ns: Int64
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One key over all ranks that were read.
+
+    Times are sums over ranks of the length of each rank's union. `matched` collectives were found on every rank of the
+    group; the medians of `transfer_ms` and the bandwidths are over those. Where a value is None, `reasons` says why.
+    """
+
+    key: CostKey
+    ranks: int
+    count: int
+    time_ms: float
+    hidden_ms: float
+    exposed_ms: float
+    overlap_ratio: float | None
+    matched: int
+    transfer_ms: float | None
+    algbw_gb_per_s: float | None
+    busbw_gb_per_s: float | None
+    reasons: Mapping[str, str]
+
+
+def parts_of(trace: Trace) -> list[CostPart]:
+    """Reduce one trace to its collectives by rank, device and key."""
+    table, parts = trace.intervals, []
+    for rank, _, rows in places(table):
+        here = table.take(rows)
+        compute = arrays.merge(here.take(here.cls == IntervalClass.COMPUTE).spans)
+        comm = here.take(here.cls == IntervalClass.COMM)
+        keys = np.stack([column.astype(np.int64) for column in (comm.kind, comm.group, comm.bytes)], axis=1)
+        found, inverse = np.unique(keys, axis=0, return_inverse=True)
+        for index, (kind, group, size) in enumerate(found.tolist()):
+            own = comm.take(np.flatnonzero(inverse.reshape(-1) == index))
+            lane = arrays.merge(own.spans)
+            own, step, seq = _numbered(own, trace)
+            name = comm.groups[group] if group != NULL else None
+            parts.append(
+                CostPart(
+                    key=_key(kind, name, size, trace),
+                    rank=rank,
+                    count=len(own),
+                    time_ns=arrays.measure(lane),
+                    hidden_ns=arrays.measure(arrays.intersect(lane, compute)),
+                    step=step,
+                    seq=seq,
+                    duration_ns=own.end_ns - own.start_ns,
+                )
+            )
+    return parts
+
+
+def _numbered(own: Intervals, trace: Trace) -> tuple[Intervals, Int64, Int64]:
+    """Collectives of one key, with the step and the sequence number that together identify each."""
+    step, seq = np.full(len(own), NULL, np.int64), own.seq.astype(np.int64)
+    if not order_identifies(trace) or (seq != NULL).all():
+        return own, step, seq
+    own = own.take(np.argsort(own.start_ns, kind="stable"))
+    by_order = (own.seq == NULL) & (own.step != NULL)
+    in_step = own.step.astype(np.int64)[by_order]
+    step[by_order], seq = in_step, own.seq.astype(np.int64)
+    seq[by_order] = ordinals(in_step, np.zeros(len(in_step), np.int64))
+    return own, step, seq
+
+
+def costs(parts: Sequence[CostPart]) -> list[Cost]:
+    """Join the parts of all ranks; one row per key, the longest time first."""
+    together: defaultdict[CostKey, list[CostPart]] = defaultdict(list)
+    for part in parts:
+        together[part.key].append(part)
+    return sorted((_cost(key, same) for key, same in together.items()), key=lambda row: (-row.time_ms, str(row.key)))
+
+
+def _key(kind: int, group: str | None, size: int, trace: Trace) -> CostKey:
+    members = trace.group_ranks.get(group) if group is not None else None
+    ranks = len(members) if members else trace.group_sizes.get(group) if group is not None else None
+    return CostKey(
+        KINDS[kind] if kind != NULL else UNKNOWN_KIND,
+        group,
+        tuple(sorted(members)) if members else None,
+        ranks,
+        size if size != NULL else None,
+    )
+
+
+def _cost(key: CostKey, parts: list[CostPart]) -> Cost:
+    time_ns = sum(part.time_ns for part in parts)
+    hidden_ns = sum(part.hidden_ns for part in parts)
+    transfers, reason = _transfers(key, parts)
+    algbw = busbw = None
+    reasons: dict[str, str] = {}
+    if reason is not None:
+        reasons = dict.fromkeys(("transfer_ms", "algbw_gb_per_s", "busbw_gb_per_s"), reason)
+    elif (why := no_bandwidth(key.bytes, key.size)) is not None:
+        reasons = dict.fromkeys(("algbw_gb_per_s", "busbw_gb_per_s"), why)
+    elif not len(each := algbw_gb_per_s(key.bytes or 0, transfers)):
+        reasons = dict.fromkeys(("algbw_gb_per_s", "busbw_gb_per_s"), TOO_SHORT)
+    else:
+        algbw = float(np.median(each))
+        factor = busbw_factor(key.kind, key.size)
+        busbw = None if factor is None else algbw * factor
+        if factor is None:
+            reasons["busbw_gb_per_s"] = "no bus bandwidth is defined for this kind"
+    if not time_ns:
+        reasons["overlap_ratio"] = "no time in it"
+    return Cost(
+        key=key,
+        ranks=len({part.rank for part in parts}),
+        count=sum(part.count for part in parts),
+        time_ms=time_ns / 1e6,
+        hidden_ms=hidden_ns / 1e6,
+        exposed_ms=(time_ns - hidden_ns) / 1e6,
+        overlap_ratio=hidden_ns / time_ns if time_ns else None,
+        matched=len(transfers),
+        transfer_ms=float(np.median(transfers)) / 1e6 if reason is None else None,
+        algbw_gb_per_s=algbw,
+        busbw_gb_per_s=busbw,
+        reasons=reasons,
+    )
+
+
+def _transfers(key: CostKey, parts: list[CostPart]) -> tuple[Int64, str | None]:
+    """For each collective found on all ranks of the group, the shortest duration over those ranks; or why there is
+    none.
+    """
+    none = np.zeros(0, np.int64)
+    why = _not_comparable(key, parts)
+    if why is not None or key.members is None:
+        return none, why
+    rank = np.concatenate([np.full(len(part.seq), part.rank) for part in parts])
+    numbered = np.concatenate([part.seq for part in parts]) != NULL
+    of_group = np.isin(rank, key.members) & numbered
+    order = np.flatnonzero(of_group)[np.argsort(rank[of_group], kind="stable")]
+    step, seq, duration = (
+        np.concatenate([getattr(part, name) for part in parts])[order] for name in ("step", "seq", "duration_ns")
+    )
+    found = match([step, seq], rank[order])
+    everywhere = found.once_on(len(key.members))  # a number that occurs twice on one rank says nothing
+    if not everywhere.any():
+        missing = sorted(set(key.members) - set(rank[order].tolist()))
+        return none, (
+            f"not in the traces of rank {', '.join(map(str, missing[:8]))}" if missing else "no number is on every rank"
+        )
+    return np.minimum.reduceat(duration[found.order], found.starts)[everywhere], None
+
+
+def _not_comparable(key: CostKey, parts: list[CostPart]) -> str | None:
+    if key.kind == UNKNOWN_KIND:
+        return KIND_UNKNOWN
+    if key.kind not in LOCKSTEP:
+        return LEAVES_EARLY
+    if key.group is None:
+        return NO_GROUP
+    if key.members is None:
+        return NO_RANKS
+    if all((part.seq == NULL).all() for part in parts):
+        return NOT_NUMBERED
+    return None

@@ -1,0 +1,95 @@
+"""Measures the steps of a trace, device by device, with the same definition as for records (`aorta.timeline`).
+
+Takes a `Trace` and gives, per rank and device, the `Overlap` of each step and of the whole trace. Must not: define a
+metric, or put two devices into one union (W15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass, Intervals, Trace
+from aorta.timeline.arrays import Int64, Spans, cut, merge, tile
+from aorta.timeline.classes import AUX, COMPUTE, COPY, TRACE_STREAMS, UNKNOWN_KIND
+from aorta.timeline.columns import MERGED_COLUMNS
+from aorta.timeline.intervals import Interval
+from aorta.timeline.overlap import Overlap, measure_lanes
+
+
+@dataclass(frozen=True)
+class DeviceTimeline:
+    """One device of one rank. `lanes` holds merged spans by lane of the timeline; a lane that the source does not
+    observe is missing.
+    """
+
+    rank: int
+    device: int
+    rows: Intervals
+    lanes: Mapping[str, Spans]
+    steps: Int64
+    windows: Spans
+
+    @property
+    def whole(self) -> Interval:
+        """From the first start to the last end of any interval of known class."""
+        known = [lane for lane in self.lanes.values() if len(lane.start)]
+        if not known:
+            return 0, 0
+        return min(int(lane.start[0]) for lane in known), max(int(lane.end[-1]) for lane in known)
+
+    def measure(self, window: Interval) -> Overlap:
+        """Measure one window on this device."""
+        lanes = self.lanes
+        measured, _ = measure_lanes(
+            MERGED_COLUMNS,
+            window,
+            compute=lanes[COMPUTE],
+            comm={kind: lanes[kind] for kind in KIND_CODE if kind in lanes},
+            of_unknown_kind=lanes.get(UNKNOWN_KIND),
+            aux=lanes.get(AUX),
+            copy=lanes.get(COPY),
+        )
+        return measured
+
+    def segments(self, window: Interval) -> tuple[Spans, Int64]:
+        """Tile the window by the set of active lanes; the bits of a mask follow `classes.TRACE_STREAMS`."""
+        places = {TRACE_STREAMS.index(name): cut(lane, window) for name, lane in self.lanes.items()}
+        return tile(window, places)
+
+
+def device_timelines(trace: Trace) -> Iterator[DeviceTimeline]:
+    """Yield every device of every rank that has rows of a known class, by rank, then device."""
+    table = trace.intervals
+    known = table.cls != IntervalClass.UNKNOWN
+    pairs = np.unique(np.stack([table.rank[known], table.device[known]]), axis=1).T.tolist()
+    for rank, device in pairs:
+        rows = table.take(known & (table.rank == rank) & (table.device == device))
+        mine = trace.windows.rank == rank
+        marks = Spans(trace.windows.start_ns[mine], trace.windows.end_ns[mine])
+        yield DeviceTimeline(rank, device, rows, _lanes(rows, trace), trace.windows.step[mine], marks)
+
+
+def _lanes(rows: Intervals, trace: Trace) -> dict[str, Spans]:
+    lanes = {COMPUTE: _lane(rows, rows.cls == IntervalClass.COMPUTE)}
+    communicates = rows.cls == IntervalClass.COMM
+    for kind, code in KIND_CODE.items():
+        of_kind = communicates & (rows.kind == code)
+        if of_kind.any():
+            lanes[kind] = _lane(rows, of_kind)
+    unknown = communicates & (rows.kind == NULL)
+    if unknown.any():
+        lanes[UNKNOWN_KIND] = _lane(rows, unknown)
+    copies = rows.cls == IntervalClass.COPY
+    if trace.copies_observed or copies.any():
+        lanes[COPY] = _lane(rows, copies)
+    aux = rows.cls == IntervalClass.AUX
+    if aux.any():
+        lanes[AUX] = _lane(rows, aux)
+    return lanes
+
+
+def _lane(rows: Intervals, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Spans:
+    return merge(Spans(rows.start_ns[chosen], rows.end_ns[chosen]))

@@ -1,0 +1,105 @@
+"""The command `analysis/trace_tables.py`: the interval tables of traces, as files.
+
+Must not import pandas before the arguments are known to be good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from aorta.command_line import command
+from aorta.errors import EXIT_OK, InputError
+
+LANES_FILE: Final = "lanes.json.gz"
+_SUFFIX: Final = {"csv": "intervals.csv", "csv.gz": "intervals.csv.gz", "parquet": "intervals.parquet"}
+
+
+@command()
+def trace_tables(arguments: Sequence[str]) -> int:
+    """Run `analysis/trace_tables.py`; returns its exit code (argparse itself ends with 0 or 2)."""
+    options = _parser().parse_args(arguments)
+    written = _write(options.traces, Path(options.output), options.format, options.comm_pattern)
+    sys.stdout.write("".join(f"{line}\n" for line in written))
+    return EXIT_OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="trace_tables.py",
+        description="Every interval of traces as a table, and their classified lanes as one small trace for Perfetto.",
+        epilog="Exit codes: 0 done, 2 bad input.",
+    )
+    parser.add_argument("traces", metavar="TRACES", help="a file, folder, glob or URL")
+    parser.add_argument("--output", metavar="DIR", default="tables", help="where to write; default: tables/")
+    parser.add_argument("--format", choices=tuple(_SUFFIX), default="csv", help="parquet needs pyarrow; default: csv")
+    parser.add_argument(
+        "--comm-pattern",
+        action="append",
+        default=[],
+        metavar="REGEX",
+        help="kernels whose names match are communication too; repeatable, unanchored, case ignored",
+    )
+    return parser
+
+
+def _write(location: str, output: Path, form: str, comm_patterns: Sequence[str]) -> list[str]:
+    """Write both files.
+
+    Returns:
+        Sentences about the files, and about what was left out.
+
+    Raises:
+        InputError: nothing there can be read, or `output` cannot be written.
+    """
+    from aorta.analysis.load.interval_export import write_csv, write_lanes, write_parquet
+    from aorta.analysis.load.interval_table import Trace
+    from aorta.analysis.load.rank_inference import headers_near
+    from aorta.analysis.load.trace_files import find_units, read_unit
+
+    units, said = find_units(location, comm_patterns, headers_near(location))
+    broken: dict[str, str] = {}
+
+    def traces() -> Iterator[Trace]:
+        """Every trace that can be read; a damaged file is left out with a note, unless it is the only one."""
+        for unit in units:
+            try:
+                yield from read_unit(unit)
+            except InputError as error:
+                if len(units) == 1:
+                    raise
+                broken[unit.files[0]] = str(error)
+
+    table, lanes = output / _SUFFIX[form], output / LANES_FILE
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with _whole(table) as part:
+            rows = (write_parquet if form == "parquet" else write_csv)(traces(), part)
+            if len(broken) == len(units):
+                raise InputError(
+                    f"{location}: none of its {len(units)} trace(s) can be read: {'; '.join(broken.values())}"
+                )
+        with _whole(lanes) as part:
+            events = write_lanes(traces(), part)
+    except OSError as error:
+        raise InputError(f"{error.filename or output}: cannot be written: {error.strerror or error}") from error
+    said += [f"left out: {reason}" for reason in broken.values()]
+    return [*(f"note: {note}" for note in said), f"{table}: {rows} rows", f"{lanes}: {events} events"]
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A temporary path that takes the name of `path` only once the file is complete; an earlier file is kept until
+    then.
+    """
+    part = path.with_name(f".part.{path.name}")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)

@@ -1,0 +1,250 @@
+"""The interval table: what every trace reader returns, whatever tool recorded the trace.
+
+A `Trace` has one row per interval (`Intervals`), the windows of its steps (`Windows`) and facts about its source. All
+columns are integers, times in int64 nanoseconds; `NULL` (-1) means "unknown" in every column that allows it. Strings
+are stored once, in tables indexed by codes. Must not: hold a Python object per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from aorta.analysis.tables import UNKNOWN
+from aorta.timeline.arrays import Int64, Spans
+from aorta.timeline.classes import KINDS
+
+Clock: TypeAlias = Literal["REALTIME", "BOOTTIME", "unknown"]
+"""The clock of the nanoseconds. `unknown`: only differences within one trace are meaningful."""
+
+NULL: Final = UNKNOWN
+
+
+class IntervalClass(IntEnum):
+    """What an interval is. Rows of class `UNKNOWN` are counted in the health of a result and in no metric."""
+
+    COMPUTE = 0
+    COMM = 1
+    COPY = 2
+    AUX = 3
+    UNKNOWN = 4
+
+
+KIND_CODE: Final[Mapping[str, int]] = {kind: code for code, kind in enumerate(KINDS)}
+"""Kind of collective -> its code in the column `kind`."""
+
+_TYPES: Final[dict[str, type[np.signedinteger[Any]]]] = {
+    "rank": np.int32,
+    "device": np.int32,
+    "stream": np.int64,
+    "cls": np.int8,
+    "kind": np.int8,
+    "group": np.int32,
+    "seq": np.int64,
+    "bytes": np.int64,
+    "dtype": np.int16,
+    "start_ns": np.int64,
+    "end_ns": np.int64,
+    "step": np.int64,
+    "name": np.int32,
+}
+COLUMNS: Final = tuple(_TYPES)
+
+
+class Interner:
+    """Assigns strings codes in order of first appearance."""
+
+    def __init__(self) -> None:
+        self.codes: dict[str, int] = {}
+
+    def __call__(self, text: str) -> int:
+        return self.codes.setdefault(text, len(self.codes))
+
+    @property
+    def strings(self) -> tuple[str, ...]:
+        """The string table, indexed by code."""
+        return tuple(self.codes)
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """One row per interval `[start_ns, end_ns)`; all columns have the same length.
+
+    Attributes:
+        rank: global rank, or `NULL`.
+        device: index as the source gives it (not the local rank), or `NULL`.
+        stream: stream, queue or thread number as the source gives it, or `NULL`.
+        cls: a `IntervalClass`.
+        kind: `KIND_CODE`, or `NULL` where it is no collective or its kind is unknown.
+        group: code into `groups`.
+        seq: sequence number of the collective in its group.
+        bytes: size of the full array of a collective (for all-to-all, one rank's send buffer), or the bytes moved by a
+            copy.
+        dtype: code into `dtypes`.
+        step: the window in which the interval starts, or `NULL` outside all windows.
+        name: code into `names`.
+    """
+
+    rank: NDArray[np.int32]
+    device: NDArray[np.int32]
+    stream: Int64
+    cls: NDArray[np.int8]
+    kind: NDArray[np.int8]
+    group: NDArray[np.int32]
+    seq: Int64
+    bytes: Int64
+    dtype: NDArray[np.int16]
+    start_ns: Int64
+    end_ns: Int64
+    step: Int64
+    name: NDArray[np.int32]
+    names: tuple[str, ...]
+    groups: tuple[str, ...]
+    dtypes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def spans(self) -> Spans:
+        """Start and end of every row."""
+        return Spans(self.start_ns, self.end_ns)
+
+    def take(self, rows: NDArray[Any] | slice) -> Intervals:
+        """Select rows by mask, index or slice; the string tables stay."""
+        return replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
+
+
+def intervals(
+    *,
+    start_ns: ArrayLike,
+    end_ns: ArrayLike,
+    names: Sequence[str] = (),
+    groups: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    **columns: ArrayLike,
+) -> Intervals:
+    """Build a table from columns. A scalar fills its column; a column left out is `NULL` throughout (`cls`:
+    `IntervalClass.UNKNOWN`).
+
+    Raises:
+        ValueError: a column does not exist, has another length, or holds values that its type cannot represent.
+    """
+    given: dict[str, ArrayLike] = {"start_ns": start_ns, "end_ns": end_ns, **columns}
+    if unknown := given.keys() - _TYPES.keys():
+        raise ValueError(f"no such columns: {sorted(unknown)}; the columns are {', '.join(COLUMNS)}")
+    length = len(np.asarray(start_ns))
+    made = {}
+    for name, wanted in _TYPES.items():
+        values = np.asarray(given.get(name, int(IntervalClass.UNKNOWN) if name == "cls" else NULL))
+        if values.dtype.kind not in "iub" and values.size:
+            raise ValueError(f"column {name}: integers wanted, not {values.dtype}")
+        allowed = np.iinfo(wanted)
+        if values.size and not allowed.min <= int(values.min()) <= int(values.max()) <= allowed.max:
+            raise ValueError(f"column {name}: values beyond {values.dtype.name} -> {np.dtype(wanted).name}")
+        column = np.broadcast_to(values.astype(wanted, copy=False), (length,)) if values.ndim == 0 else values
+        if column.shape != (length,):
+            raise ValueError(f"column {name}: {column.shape} values for {length} intervals")
+        made[name] = column.astype(wanted, copy=False)
+    return Intervals(**made, names=tuple(names), groups=tuple(groups), dtypes=tuple(dtypes))
+
+
+def concatenate(parts: Sequence[Intervals]) -> Intervals:
+    """Concatenate tables and join their string tables."""
+    if len(parts) == 1:
+        return parts[0]
+    made: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts]) if parts else np.zeros(0, _TYPES[name])
+        for name in COLUMNS
+    }
+    for codes, table in (("name", "names"), ("group", "groups"), ("dtype", "dtypes")):
+        interner = Interner()
+        moved = []
+        for part in parts:
+            new = np.array([*map(interner, getattr(part, table)), NULL], dtype=_TYPES[codes])
+            moved.append(new[getattr(part, codes)])  # NULL is -1: the last entry
+        made |= {table: interner.strings} | ({codes: np.concatenate(moved)} if moved else {})
+    return Intervals(**made)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Steps as the source marks them, sorted by (rank, start). `step` is the source's own number."""
+
+    rank: NDArray[np.int32]
+    step: Int64
+    start_ns: Int64
+    end_ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+def windows(rank: ArrayLike, step: ArrayLike, start_ns: ArrayLike, end_ns: ArrayLike) -> Windows:
+    """Build sorted windows; a scalar rank applies to all."""
+    start = np.asarray(start_ns, np.int64)
+    ranks = np.broadcast_to(np.asarray(rank, np.int32), start.shape)
+    order = np.lexsort((start, ranks))
+    return Windows(ranks[order], np.asarray(step, np.int64)[order], start[order], np.asarray(end_ns, np.int64)[order])
+
+
+NO_WINDOWS: Final = windows(0, [], [], [])
+
+
+def step_of(rank: NDArray[np.int32], start_ns: Int64, marks: Windows) -> Int64:
+    """The step in whose window each instant lies on its rank, `NULL` outside all windows. Where windows overlap, the
+    one that began last counts.
+    """
+    found = np.full(len(start_ns), NULL, np.int64)
+    for each in np.unique(marks.rank):
+        mine, here = marks.rank == each, rank == each
+        start, end, step = marks.start_ns[mine], marks.end_ns[mine], marks.step[mine]
+        at = np.searchsorted(start, start_ns[here], side="right") - 1
+        inside = (at >= 0) & (start_ns[here] < end[at])
+        found[here] = np.where(inside, step[at], NULL)
+    return found
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One source after it was read.
+
+    Attributes:
+        path: where it was read from. format: the reader's name ("kineto", "rocprofv3-json", "rocprofv3-csv", "rocpd",
+        "nsys", "aorta-2025"). ranks: the ranks it holds, ascending; `NULL` alone where the source does not say.
+        world_size: None where the source does not say. platform: "cuda", "rocm", "cpu", or None where it is unknown.
+        group_ranks: group name -> its global ranks, for the groups whose ranks are known. group_sizes: group name ->
+        number of ranks, also where the ranks themselves are unknown. resolution_ns: step of the source's own clock:
+        1000 where it writes whole microseconds. host: name of the machine, or None. counters: health counter -> rows,
+        by the names of `aorta.analysis.load.trace_health.COUNTERS`. A reader adds what
+            only it can know (rows it could not use, unlinked kernels); the rest is counted from the table.
+        notes: sentences that every reader of the results must see.
+        copies_observed: whether the source would show copies if there were any.
+        unseen: why communication was not (fully) observed; metrics that rest on it are null with this reason (R8).
+            None: it was observed.
+        compute_unseen: whether the same holds for computation.
+    """
+
+    path: str
+    format: str
+    clock: Clock
+    intervals: Intervals
+    windows: Windows = NO_WINDOWS
+    ranks: tuple[int, ...] = (NULL,)
+    world_size: int | None = None
+    platform: str | None = None
+    backend: str | None = None
+    host: str | None = None
+    group_ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    group_sizes: Mapping[str, int] = field(default_factory=dict)
+    resolution_ns: int = 1
+    counters: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    copies_observed: bool = True
+    unseen: str | None = None
+    compute_unseen: bool = False

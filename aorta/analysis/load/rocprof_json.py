@@ -1,0 +1,288 @@
+"""Reads rocprofv3's `*_results.json` into one `Trace` per process.
+
+The numbers of record kinds change between versions, so they are always looked up in the file's own `strings`; a
+kernel's name is found by `kernel_id`, not by position. Must not: put a timestamp through a float (W14).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import IO, Annotated, Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+
+from aorta.analysis.load.interval_table import NULL, Interner, Trace
+from aorta.analysis.load.kernel_classifier import NameClassifier
+from aorta.analysis.load.rank_inference import Process, place
+from aorta.analysis.load.rccl_order import Calls
+from aorta.analysis.load.rocprof import MARKERS, NO_KERNELS, RCCL_API, Copies, Kernels, Marks, trace_of
+from aorta.errors import InputError
+from aorta.records.schema import Header
+from aorta.timeline.arrays import Int64
+
+FORMAT: Final = "rocprofv3-json"
+Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_GPU: Final = 2
+"""`rocprofiler_agent_type_t`: 1 is a CPU, 2 a GPU."""
+
+
+class _Handle(msgspec.Struct, frozen=True, gc=False):
+    handle: int = 0
+
+
+class _Correlation(msgspec.Struct, frozen=True, gc=False):
+    internal: Int = NULL
+    ancestor: Int = NULL
+
+
+class _Dispatch(msgspec.Struct, frozen=True, gc=False):
+    agent_id: _Handle
+    kernel_id: Int
+    queue_id: _Handle = _Handle()
+    dispatch_id: Int = NULL
+
+
+class _Kernel(msgspec.Struct, frozen=True, gc=False):
+    start_timestamp: Int
+    end_timestamp: Int
+    dispatch_info: _Dispatch
+    correlation_id: _Correlation = _Correlation()
+    stream_id: _Handle = _Handle()
+    thread_id: Int = NULL
+
+
+class _Copy(msgspec.Struct, frozen=True, gc=False):
+    kind: Int
+    operation: Int
+    start_timestamp: Int
+    end_timestamp: Int
+    dst_agent_id: _Handle = _Handle()
+    src_agent_id: _Handle = _Handle()
+    stream_id: _Handle = _Handle()
+    bytes: Int = NULL
+
+
+class _Call(msgspec.Struct, frozen=True, gc=False):
+    kind: Int
+    operation: Int
+    start_timestamp: Int
+    end_timestamp: Int
+    correlation_id: _Correlation = _Correlation()
+    thread_id: Int = NULL
+
+
+class _Records(msgspec.Struct):
+    kernel_dispatch: list[_Kernel] = []
+    memory_copy: list[_Copy] = []
+    rccl_api: list[_Call] = []
+    marker_api: list[_Call] = []
+
+
+class _Operations(msgspec.Struct):
+    kind: str
+    operations: list[str] = []
+
+
+class _Text(msgspec.Struct):
+    key: Int
+    value: str
+
+
+class _Strings(msgspec.Struct):
+    buffer_records: list[_Operations] = []
+    marker_api: list[_Text] = []
+
+
+class _Symbol(msgspec.Struct):
+    kernel_id: Int
+    formatted_kernel_name: str = ""
+    demangled_kernel_name: str = ""
+    kernel_name: str = ""
+
+
+LARGEST_BYTES: Final = 1 << 30
+"""Most JSON that is read, inflated: its rows become objects of several times that size."""
+_BLOCK: Final = 1 << 20
+
+
+class _Visibility(msgspec.Struct):
+    hip: int = 1
+
+
+class _Agent(msgspec.Struct):
+    id: _Handle
+    type: int = 0
+    node_id: Int = NULL
+    logical_node_type_id: Int = NULL
+    runtime_visibility: _Visibility | None = None
+
+
+class _Node(msgspec.Struct):
+    hostname: str | None = None
+
+
+class _Metadata(msgspec.Struct):
+    pid: int | None = None
+    node: _Node | None = None
+
+
+class _Process(msgspec.Struct):
+    buffer_records: _Records
+    strings: _Strings = msgspec.field(default_factory=_Strings)
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    agents: list[_Agent] = []
+    kernel_symbols: list[_Symbol] = []
+
+
+class _File(msgspec.Struct):
+    processes: list[_Process] = msgspec.field(name="rocprofiler-sdk-tool")
+
+
+_DECODER: Final = msgspec.json.Decoder(_File)
+
+
+def read_json(stream: IO[bytes], path: str, classifier: NameClassifier, headers: Sequence[Header] = ()) -> list[Trace]:
+    """Read one file.
+
+    Args:
+        headers: of records that may identify the rank of a process.
+
+    Raises:
+        InputError: it is not such a file (names the position in it), or larger than `LARGEST_BYTES`.
+    """
+    text = bytearray()
+    while block := stream.read(_BLOCK):  # in blocks: a single read would allocate the largest size first
+        text += block
+        if len(text) <= LARGEST_BYTES:
+            continue
+        raise InputError(
+            f"{path}: more than {LARGEST_BYTES >> 20} MiB of JSON, which has to be in memory at once; record with "
+            "rocprofv3 --output-format rocpd instead"
+        )
+    try:
+        content = _DECODER.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: not a rocprofv3 JSON file: {error}") from error
+    del text
+    computed = [process for process in content.processes if process.buffer_records.kernel_dispatch]
+    if not computed:
+        raise InputError(f"{path}: {len(content.processes)} process(es), {NO_KERNELS}")
+    return [_trace(process, path, classifier, headers) for process in computed]
+
+
+def _trace(process: _Process, path: str, classifier: NameClassifier, headers: Sequence[Header]) -> Trace:
+    gpus = {agent.id.handle: agent for agent in process.agents if agent.type == _GPU}
+    devices = {handle: _number(agent) for handle, agent in gpus.items()}
+    records = process.buffer_records
+    kernels = _kernels(process, records.kernel_dispatch, devices)
+    used = np.unique(kernels.device)
+    host = process.metadata.node.hostname if process.metadata.node else None
+    visible = [agent.runtime_visibility.hip for agent in gpus.values() if agent.runtime_visibility is not None]
+    placed = place(
+        Process(
+            path=path,
+            pid=process.metadata.pid,
+            host=host,
+            gpus=tuple(used[used != NULL].tolist()),
+            all_gpus_visible=bool(all(visible)) if visible else None,
+        ),
+        headers,
+    )
+    name = _namer(process.strings.buffer_records)
+    texts = {text.key: text.value for text in process.strings.marker_api}
+    marks = [row for row in records.marker_api if name(row)[0] in MARKERS]
+    calls = [row for row in records.rccl_api if name(row)[0] == RCCL_API]
+    return trace_of(
+        FORMAT,
+        path,
+        placed,
+        kernels,
+        _copies(records.memory_copy, devices, name),
+        Calls(
+            thread=_column([row.thread_id for row in calls]),
+            correlation=_column([row.correlation_id.internal for row in calls]),
+            start_ns=_column([row.start_timestamp for row in calls]),
+            end_ns=_column([row.end_timestamp for row in calls]),
+            function=[name(row)[1] for row in calls],
+        ),
+        Marks(
+            start_ns=_column([row.start_timestamp for row in marks]),
+            end_ns=_column([row.end_timestamp for row in marks]),
+            texts=[texts.get(row.correlation_id.internal, "") for row in marks],
+        ),
+        classifier,
+        host=host,
+        copies_observed=bool(records.memory_copy),
+    )
+
+
+def _kernels(process: _Process, rows: list[_Kernel], devices: dict[int, int]) -> Kernels:
+    names = Interner()
+    # A process with torch loads thousands of kernels but runs few, and every name that is kept has to be classified.
+    ran = {row.dispatch_info.kernel_id for row in rows}
+    symbols = {
+        symbol.kernel_id: names(text)
+        for symbol in process.kernel_symbols
+        if symbol.kernel_id in ran
+        and (text := symbol.formatted_kernel_name or symbol.demangled_kernel_name or symbol.kernel_name)
+    }
+    return Kernels(
+        thread=_column([row.thread_id for row in rows]),
+        device=_column([devices.get(row.dispatch_info.agent_id.handle, NULL) for row in rows]),
+        queue=_handles([row.dispatch_info.queue_id.handle for row in rows]),
+        stream=_handles([row.stream_id.handle for row in rows]),
+        dispatch=_column([row.dispatch_info.dispatch_id for row in rows]),
+        correlation=_column([row.correlation_id.internal for row in rows]),
+        parents=(_column([row.correlation_id.ancestor for row in rows]),),
+        start_ns=_column([row.start_timestamp for row in rows]),
+        end_ns=_column([row.end_timestamp for row in rows]),
+        name=_column([symbols.get(row.dispatch_info.kernel_id, NULL) for row in rows]),
+        names=names.strings,
+    )
+
+
+def _copies(rows: list[_Copy], devices: dict[int, int], name: Callable[[Any], tuple[str, str]]) -> Copies:
+    names = Interner()
+    return Copies(
+        # The GPU at either end; between two GPUs, the one that receives.
+        device=_column(
+            [devices.get(row.dst_agent_id.handle, devices.get(row.src_agent_id.handle, NULL)) for row in rows]
+        ),
+        stream=_handles([row.stream_id.handle for row in rows]),
+        bytes=_column([row.bytes for row in rows]),
+        start_ns=_column([row.start_timestamp for row in rows]),
+        end_ns=_column([row.end_timestamp for row in rows]),
+        name=_column([names(name(row)[1]) for row in rows]),
+        names=names.strings,
+    )
+
+
+def _namer(tables: list[_Operations]) -> Callable[[Any], tuple[str, str]]:
+    """A function from a record to the names of its kind and operation, "" where the file does not name them."""
+
+    def name(row: Any) -> tuple[str, str]:
+        if not 0 <= row.kind < len(tables):
+            return "", ""
+        table = tables[row.kind]
+        return table.kind, table.operations[row.operation] if 0 <= row.operation < len(table.operations) else ""
+
+    return name
+
+
+def _number(agent: _Agent) -> int:
+    number = agent.logical_node_type_id if agent.logical_node_type_id != NULL else agent.node_id
+    return number if -1 <= number < 2**31 else NULL
+
+
+def _handles(handles: list[int]) -> Int64:
+    """Handles as int64. They are unsigned 64-bit numbers; beyond 63 bits they only have to stay distinct."""
+    try:
+        return _column(handles)
+    except OverflowError:
+        bits = [handle & (2**64 - 1) for handle in handles]
+        return _column([each if each < 2**63 else each - 2**64 for each in bits])
+
+
+def _column(values: list[int]) -> Int64:
+    return np.array(values, np.int64)

@@ -1,0 +1,215 @@
+"""Groups the files of a directory, glob or URL into units: the files that one process wrote, to be read together.
+
+`find_units` lists the units of a location; `read_unit` yields the traces of one, one after the other. Must not: read a
+file only to find out that it is not wanted, or take two files that one process wrote of the same run for two ranks.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from aorta.analysis.load.aorta_2025 import read_aorta_2025
+from aorta.analysis.load.detect import AORTA, KINETO, KNOWN, TAR, detect, detect_database, hint
+from aorta.analysis.load.interval_table import Trace
+from aorta.analysis.load.kernel_classifier import NameClassifier
+from aorta.analysis.load.kineto.kineto_reader import read_kineto
+from aorta.analysis.load.nsys import read_nsys
+from aorta.analysis.load.open import Peekable, is_url, local_copy, members, opened, reading
+from aorta.analysis.load.rocpd import read_rocpd
+from aorta.analysis.load.rocprof_csv import read_csv, siblings
+from aorta.analysis.load.rocprof_json import read_json
+from aorta.errors import InputError
+from aorta.records.schema import Header
+
+_SAME_PROCESS: Final = re.compile(r"_(results\.(json|db)|kernel_trace\.csv)(\.gz)?$")
+"""Names under which rocprofv3 writes the kernels of one process in another format."""
+_PREFERRED: Final = ("rocpd", "rocprofv3-json", "rocprofv3-csv")
+LARGEST_FOLDER: Final = 100_000
+
+StreamReader: TypeAlias = Callable[[Peekable, str, NameClassifier, Sequence[Header]], Iterable[Trace]]
+"""Inflated text, where it stands, how kernels are named, and headers of AORTA's records near it -> its traces."""
+_OF_STREAMS: Final[Mapping[str, StreamReader]] = {
+    KINETO: lambda stream, place, classifier, _headers: [read_kineto(stream, place, classifier)],
+    "rocprofv3-json": read_json,
+    "aorta-2025": lambda stream, place, _classifier, _headers: [read_aorta_2025(stream, place)],
+}
+"""Format -> its reader: a new one is registered here, and recognised in `detecting`."""
+_OF_DATABASES: Final = {"rocpd": read_rocpd, "nsys": read_nsys}
+
+
+class NoTraces(InputError):
+    """What was found holds no trace at all."""
+
+
+@dataclass(frozen=True)
+class TraceFiles:
+    """The files written by one process."""
+
+    files: tuple[str, ...]
+    format: str
+    comm_patterns: tuple[str, ...] = ()
+    headers: tuple[Header, ...] = ()
+
+    def size_bytes(self) -> int:
+        """Size of its first file; 0 where that is not a local file."""
+        try:
+            return Path(self.files[0]).stat().st_size
+        except OSError:
+            return 0
+
+    def absolute(self) -> TraceFiles:
+        """The same with absolute paths, for workers with another working directory."""
+        files = tuple(file if is_url(file) else str(Path(file).absolute()) for file in self.files)
+        return TraceFiles(files, self.format, self.comm_patterns, self.headers)
+
+
+def find_units(
+    location: str, comm_patterns: Sequence[str] = (), headers: Sequence[Header] = ()
+) -> tuple[list[TraceFiles], list[str]]:
+    """Units of a location in the order of their names, and notes about files that were left out.
+
+    Raises:
+        InputError: nothing is there, or nothing that is a trace.
+    """
+    named, folder = _files(location)
+    units: dict[str, TraceFiles] = {}
+    notes: list[str] = []
+    unknown: list[str] = []
+    for file in named:
+        try:
+            found, words = _format(file)
+        except InputError as error:
+            if not folder:
+                raise
+            notes.append(str(error))
+            continue
+        if found is None or found == AORTA:
+            unknown.append(f"{file}{words}")
+            continue
+        unit = TraceFiles(_together(file, found), found, tuple(comm_patterns), tuple(headers))
+        process = _SAME_PROCESS.sub("", file) if found in _PREFERRED else file
+        rival = units.get(process)
+        if rival is not None and _PREFERRED.index(rival.format) <= _PREFERRED.index(found):
+            notes.append(f"{file}: the same process as {rival.files[0]}, which is used")
+        else:
+            if rival is not None:
+                notes.append(f"{rival.files[0]}: the same process as {file}, which is used")
+            units[process] = unit
+    if not units:
+        seen = "; ".join([*notes, *unknown][:5]) or "no files"
+        raise NoTraces(f"{location}: nothing that can be read as a trace ({seen}). Expected {KNOWN}")
+    if not folder:
+        notes += [f"{file}: not a trace" for file in unknown]
+    return list(units.values()), notes
+
+
+def read_unit(unit: TraceFiles) -> Iterator[Trace]:
+    """Yield every trace of a unit, one in memory at a time.
+
+    Raises:
+        InputError: a file cannot be read, is damaged, or holds nothing.
+    """
+    classifier = NameClassifier(unit.comm_patterns)
+    place = unit.files[0]
+    if unit.format in _OF_DATABASES:
+        with local_copy(place) as path:
+            yield from _OF_DATABASES[unit.format](path, place, classifier, unit.headers)
+        return
+    with ExitStack() as stack:
+        streams = {file: stack.enter_context(opened(file)) for file in unit.files}
+        with reading(place):
+            if unit.format == "rocprofv3-csv":
+                yield from read_csv(streams, classifier, unit.headers)
+            else:
+                yield from _read_stream(streams[place], unit.format, place, classifier, unit.headers)
+
+
+def _read_stream(
+    stream: Peekable, found: str, place: str, classifier: NameClassifier, headers: Sequence[Header]
+) -> Iterator[Trace]:
+    if found == TAR:
+        seen = 0
+        for where, content in members(stream, place):
+            inner = detect(content.head())
+            if inner is not None and inner in _OF_STREAMS:
+                seen += 1
+                yield from _read_stream(content, inner, where, classifier, headers)
+        if not seen:
+            raise InputError(f"{place}: an archive without a trace in it; expected Kineto traces")
+    else:
+        yield from _OF_STREAMS[found](stream, place, classifier, headers)
+
+
+def _files(location: str) -> tuple[list[str], bool]:
+    """Files of a location, and whether they were searched for; unrelated files beside them are then no error."""
+    if is_url(location):
+        return _remote(location)
+    path = Path(location)
+    if path.is_dir():
+        return _walk(path), True
+    if path.exists():
+        return [location], False
+    if any(mark in location for mark in "*?["):
+        matched = sorted(glob.glob(location, recursive=True))  # noqa: PTH207
+        files = [file for match in matched for file in (_walk(Path(match)) if Path(match).is_dir() else [match])]
+        if files:
+            return files, True
+        raise InputError(f"{location}: no file matches")
+    raise InputError(f"{location}: No such file or directory; expected {KNOWN}")
+
+
+def _walk(folder: Path) -> list[str]:
+    found: list[str] = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [str(Path(parent, name)) for name in sorted(files) if not name.startswith(".")]
+        if len(found) > LARGEST_FOLDER:
+            raise InputError(f"{folder}: more than {LARGEST_FOLDER} files; give the folder of one run")
+    return found
+
+
+def _remote(location: str) -> tuple[list[str], bool]:
+    import fsspec
+
+    try:
+        system, path = fsspec.core.url_to_fs(location)
+        if any(mark in path for mark in "*?["):
+            names = sorted(system.glob(path))
+        elif system.isdir(path):
+            names = sorted(system.find(path))
+        else:
+            return [location], False
+    except (ImportError, ValueError, OSError) as error:
+        raise InputError(f"{location}: cannot be listed: {error}") from error
+    if not names:
+        raise InputError(f"{location}: no file there")
+    return [system.unstrip_protocol(name) for name in names], True
+
+
+def _format(file: str) -> tuple[str | None, str]:
+    with opened(file) as stream, reading(file):
+        head = stream.head()
+    found = detect(head)
+    if found == "sqlite":
+        with local_copy(file) as path:
+            found = detect_database(path, file)
+    return found, "" if found else hint(head)
+
+
+def _together(file: str, found: str) -> tuple[str, ...]:
+    """The file and those that belong to it: rocprofv3 writes one CSV per kind of record, each of which may be
+    compressed.
+    """
+    if found != "rocprofv3-csv" or is_url(file):
+        return (file,)
+    own = file.removesuffix(".gz")
+    beside = ((name, f"{name}.gz") for name in siblings(own) if name != own)
+    # `gzip -k` leaves both files; their rows are the same and must be read once.
+    return (file, *(there for pair in beside if (there := next((n for n in pair if Path(n).is_file()), None))))

@@ -1,0 +1,272 @@
+"""Collects what is wrong, or merely unusual, with the traces of one result, for people and for `summary.json`.
+
+`facts_of` counts in one trace where it is read, `examine` joins the facts of all. Nothing is dropped silently (W16):
+rows that no metric can use are counted here and removed by `usable`. Must not: repair or guess.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace
+from aorta.records.schema import WORLD_LIMIT
+
+ABSURD_NS: Final = 30 * 60 * 1_000_000_000
+"""No single kernel or collective lasts 30 minutes: torch aborts a collective after that (its `default_pg_timeout`)."""
+
+COUNTERS: Final[Mapping[str, str]] = {
+    "rows": "rows in the table",
+    "events": "events in the files, of whatever kind",
+    "without_times": "rows without a time that could be read; left out",
+    "negative_duration": "rows that end before they start; left out",
+    "absurd_duration": "rows of more than 30 minutes; left out",
+    "zero_duration": "rows without length; they count in no metric",
+    "unknown_class": "rows of unknown class; they count in no metric",
+    "unknown_kind": "communication of unknown kind; it counts in comm_ms and in no kind, and metrics of kinds are null "
+    "in its windows",
+    "kernels_unlinked": "kernels without a host operation or launch in the trace",
+    "comm_unlinked": "communication without the operation or call that issued it",
+    "comm_copies": "copies that a collective launched; they are communication, moved by copy engines without a kernel",
+    "outside_steps": "rows that start outside of every step; they count for the whole trace only",
+    "same_stream_overlap": "rows that start before the one before them on their stream has ended",
+    "same_stream_overlap_ns": "nanoseconds in which rows of one stream overlap",
+}
+"""Health counter -> what it counts. Readers add to the counters that only they can know (`Trace.counters`)."""
+
+_SAID: Final = (
+    "without_times",
+    "negative_duration",
+    "absurd_duration",
+    "zero_duration",
+    "unknown_class",
+    "unknown_kind",
+    "kernels_unlinked",
+    "comm_unlinked",
+    "comm_copies",
+    "outside_steps",
+    "same_stream_overlap",
+)
+"""Counters that produce a note when they are not 0."""
+
+
+@dataclass(frozen=True)
+class TraceFacts:
+    """TraceFacts about one trace, without its rows: small enough to be sent between processes."""
+
+    path: str
+    format: str
+    clock: str
+    ranks: tuple[int, ...]
+    world_size: int | None
+    host: str | None
+    devices: Mapping[int, tuple[int, ...]]
+    """Rank -> devices that its rows are on; unknown devices are left out."""
+    steps: int
+    counters: Mapping[str, int]
+    notes: tuple[str, ...]
+    unseen: str | None
+
+
+def facts_of(trace: Trace) -> TraceFacts:
+    """Count everything in one trace, including rows that no metric can use; to be called before `usable`."""
+    table = trace.intervals
+    return TraceFacts(
+        path=trace.path,
+        format=trace.format,
+        clock=trace.clock,
+        ranks=trace.ranks,
+        world_size=trace.world_size,
+        host=trace.host,
+        devices={rank: _devices(table, rank) for rank in trace.ranks},
+        steps=len(trace.windows),
+        counters=dict(Counter(trace.counters) + Counter(_count(trace))),
+        notes=trace.notes,
+        unseen=trace.unseen,
+    )
+
+
+def usable(trace: Trace) -> Trace:
+    """The trace without rows that end before they start or last absurdly long; `facts_of` has counted them."""
+    table = trace.intervals
+    length = table.end_ns - table.start_ns
+    good = (length >= 0) & (length <= ABSURD_NS)
+    return trace if good.all() else replace(trace, intervals=table.take(good))
+
+
+def _count(trace: Trace) -> dict[str, int]:
+    table = trace.intervals
+    length = table.end_ns - table.start_ns
+    comm = table.cls == IntervalClass.COMM
+    rows, overlapping_ns = _same_stream(usable(trace).intervals)
+    return {
+        "rows": len(table),
+        "negative_duration": int((length < 0).sum()),
+        "absurd_duration": int((length > ABSURD_NS).sum()),
+        "zero_duration": int((length == 0).sum()),
+        "unknown_class": int((table.cls == IntervalClass.UNKNOWN).sum()),
+        "unknown_kind": int((comm & (table.kind == NULL)).sum()),
+        "outside_steps": int((table.step == NULL).sum()) if len(trace.windows) else 0,
+        "same_stream_overlap": rows,
+        "same_stream_overlap_ns": overlapping_ns,
+    }
+
+
+def _same_stream(table: Intervals) -> tuple[int, int]:
+    """Number and total overlap in ns of rows that begin while an earlier row of the same stream still runs. Host
+    threads nest their operators, so only rows on a device are checked.
+    """
+    on_device = np.flatnonzero((table.device != NULL) & (table.stream != NULL))
+    if len(on_device) < 2:
+        return 0, 0
+    rank, device, stream = (column[on_device] for column in (table.rank, table.device, table.stream))
+    order = np.lexsort((table.start_ns[on_device], stream, device, rank))
+    start, end = table.start_ns[on_device][order], table.end_ns[on_device][order]
+    same = np.ones(len(order) - 1, np.bool_)
+    for column in (rank, device, stream):
+        same &= column[order][1:] == column[order][:-1]
+    rows = overlapping_ns = 0
+    for part in np.split(np.arange(len(order)), np.flatnonzero(~same) + 1):
+        reach = np.maximum.accumulate(end[part])[:-1]
+        shared = np.minimum(reach, end[part][1:]) - start[part][1:]
+        rows += int((shared > 0).sum())
+        overlapping_ns += int(shared[shared > 0].sum())
+    return rows, overlapping_ns
+
+
+def _devices(table: Intervals, rank: int) -> tuple[int, ...]:
+    present = np.unique(table.device[table.rank == rank])
+    return tuple(present[present != NULL].tolist())
+
+
+@dataclass(frozen=True)
+class TraceHealth:
+    """TraceFacts about all traces of one result. `notes()` is the readable form, `as_json()` the complete one."""
+
+    parts: tuple[TraceFacts, ...]
+    files_left_out: tuple[str, ...]
+    world_size: int | None
+    ranks_read: tuple[int, ...]
+    ranks_missing: tuple[int, ...] | None
+    """None where no source says how many ranks there were."""
+    ranks_unknown: int
+    """Traces whose rank is not known."""
+    ranks_doubled: tuple[int, ...]
+    """Ranks that more than one trace claims to be."""
+    counters: Mapping[str, int]
+
+    @property
+    def several_devices(self) -> dict[int, tuple[int, ...]]:
+        """Ranks whose rows are on more than one device (W15)."""
+        return {rank: seen for part in self.parts for rank, seen in part.devices.items() if len(seen) > 1}
+
+    @property
+    def coverage(self) -> dict[str, float | None]:
+        """Fractions of rows: of all rows, those of known class and those inside a step. None without
+        rows (or steps).
+        """
+        rows = self.counters.get("rows", 0)
+        stepped = sum(part.counters.get("rows", 0) for part in self.parts if part.steps)
+        return {
+            "of_known_class": 1 - self.counters["unknown_class"] / rows if rows else None,
+            "inside_steps": 1 - self.counters["outside_steps"] / stepped if stepped else None,
+        }
+
+    def notes(self) -> list[str]:
+        """What every reader of the results must know, the most serious first; empty for clean and complete traces."""
+        notes = []
+        if self.ranks_missing:
+            notes.append(
+                f"{len(self.ranks_missing)} of {self.world_size} ranks missing: {_some(self.ranks_missing)}; what "
+                "needs every rank is null"
+            )
+        if self.ranks_unknown:
+            notes.append(f"{self.ranks_unknown} trace(s) of unknown rank; they take part in nothing across ranks")
+        if self.ranks_doubled:
+            notes.append(f"several traces claim to be rank {_some(self.ranks_doubled)}: which is right is not known")
+        notes += [f"left out: {sentence}" for sentence in self.files_left_out]
+        notes += dict.fromkeys(f"{part.path}: {part.unseen}" for part in self.parts if part.unseen)
+        for rank, devices in self.several_devices.items():
+            who = f"rank {rank}" if rank != NULL else "a trace of unknown rank"
+            notes.append(f"{who} has rows on devices {_some(devices)}; each is measured by itself (W15)")
+        rows = self.counters.get("rows", 0)
+        notes += [
+            f"{self.counters[name]} of {rows} rows: {COUNTERS[name]}" for name in _SAID if self.counters.get(name, 0)
+        ]
+        for fact, seen in (("clock", self._set("clock")), ("format", self._set("format"))):
+            if len(seen) > 1:
+                notes.append(f"traces differ in {fact}: {', '.join(seen)}; times of different clocks were not compared")
+        said = [note for part in self.parts for note in part.notes if note != part.unseen]
+        notes += [f"{note} ({count} traces)" if count > 1 else note for note, count in Counter(said).items()]
+        return notes
+
+    def as_json(self) -> dict[str, object]:
+        """Every fact, in a stable order, as plain JSON values."""
+        return {
+            "ranks_expected": self.world_size,
+            "ranks_read": list(self.ranks_read),
+            "ranks_missing": None if self.ranks_missing is None else list(self.ranks_missing),
+            "traces_of_unknown_rank": self.ranks_unknown,
+            "ranks_in_several_traces": list(self.ranks_doubled),
+            "files_left_out": list(self.files_left_out),
+            "several_devices": {str(rank): list(devices) for rank, devices in self.several_devices.items()},
+            "coverage": self.coverage,
+            "counters": {name: self.counters.get(name, 0) for name in COUNTERS},
+            "traces": [
+                {
+                    "path": part.path,
+                    "format": part.format,
+                    "clock": part.clock,
+                    "ranks": [None if rank == NULL else rank for rank in part.ranks],
+                    "world_size": part.world_size,
+                    "host": part.host,
+                    "devices": sorted({device for seen in part.devices.values() for device in seen}),
+                    "steps": part.steps,
+                    "counters": {name: part.counters[name] for name in COUNTERS if part.counters.get(name, 0)},
+                    "communication_unseen": part.unseen,
+                    "notes": list(part.notes),
+                }
+                for part in self.parts
+            ],
+        }
+
+    def _set(self, name: str) -> list[str]:
+        return sorted({str(getattr(part, name)) for part in self.parts})
+
+
+def examine(
+    parts: Sequence[TraceFacts], files_left_out: Sequence[str] = (), measured: Collection[int] | None = None
+) -> TraceHealth:
+    """Join the facts of all traces of one result.
+
+    Args:
+        measured: ranks for which something could be measured; other ranks do not count as read. None: all ranks that a
+            trace claims to be.
+    """
+    claims = Counter(rank for part in parts for rank in part.ranks if rank != NULL)
+    worlds = {part.world_size for part in parts if part.world_size is not None}
+    # Sources that disagree: the largest world is the one in which all their ranks exist.
+    world = max((size for size in worlds if 0 < size <= WORLD_LIMIT), default=None)
+    counted: Counter[str] = Counter()
+    for part in parts:
+        counted.update(part.counters)
+    read = claims.keys() if measured is None else claims.keys() & set(measured)
+    return TraceHealth(
+        parts=tuple(parts),
+        files_left_out=tuple(files_left_out),
+        world_size=world,
+        ranks_read=tuple(sorted(read)),
+        ranks_missing=None if world is None else tuple(rank for rank in range(world) if rank not in read),
+        ranks_unknown=sum(part.ranks == (NULL,) for part in parts),
+        ranks_doubled=tuple(sorted(rank for rank, count in claims.items() if count > 1)),
+        counters={name: counted[name] for name in COUNTERS},
+    )
+
+
+def _some(numbers: Sequence[int], shown: int = 12) -> str:
+    rest = f" and {len(numbers) - shown} more" if len(numbers) > shown else ""
+    return ", ".join(map(str, numbers[:shown])) + rest

@@ -1,0 +1,270 @@
+"""Reads one unit of traces and reduces it to the tables of its ranks, small enough to be sent between processes.
+
+`read_trace_tables(unit)` measures each device of each trace with the definition that records are measured with
+(`aorta.timeline`), and keeps what a report needs: tables, the whole trace as one window, and facts for the health of
+the result. Must not: let the interval table leave the process, or invent what a trace does not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from aorta.analysis.load.collective_costs import CostPart, parts_of
+from aorta.analysis.load.collective_order import MOST_COUNTED, order_identifies, ordinals
+from aorta.analysis.load.device_timelines import DeviceTimeline, device_timelines
+from aorta.analysis.load.interval_table import IntervalClass, Trace
+from aorta.analysis.load.kernel_slowdown import Slowdown, slowdowns
+from aorta.analysis.load.trace_files import TraceFiles, read_unit
+from aorta.analysis.load.trace_health import TraceFacts, facts_of, usable
+from aorta.analysis.tables import (
+    KIND_METRICS,
+    KINDS_KNOWN,
+    NO_TIME,
+    UNKNOWN,
+    UNNUMBERED,
+    CollectiveName,
+    Collectives,
+    CoverageFacts,
+    Floats,
+    LaneSegment,
+    RankTables,
+    Source,
+    StepIntervals,
+    Steps,
+    Whole,
+    of_unused_kind,
+)
+from aorta.records.schema import DeviceSample
+from aorta.timeline.arrays import Int64
+from aorta.timeline.classes import KINDS, TRACE_STREAMS, UNKNOWN_KIND
+from aorta.timeline.intervals import Interval
+from aorta.timeline.overlap import Unseen
+
+WHOLE_STEP: Final = 0
+"""Step number of the single window of a trace that marks no steps."""
+UNKNOWN_GROUP: Final = "unknown"
+"""Group name of collectives whose process group the trace does not state."""
+END_SOURCE: Final = "trace"
+SHOWN_SLOWDOWNS: Final = 200
+_NOT_TOLD: Final = "a trace does not tell it"
+
+
+@dataclass(frozen=True)
+class TraceDetails:
+    """`tables.Details` of a trace: segments (start, end, mask) in ns on its clock, of all steps, ordered by start."""
+
+    segments: Int64
+    start_ns: Int64
+    end_ns: Int64
+
+    def step(self, place: int) -> StepIntervals:
+        """Which lanes were active when, in one step."""
+        start, end = int(self.start_ns[place]), int(self.end_ns[place])
+        first, last = np.searchsorted(self.segments[:, 0], (start, end))
+        rows = self.segments[first:last]
+        rows = rows[rows[:, 1] <= end]
+        segments = [LaneSegment(low - start, high - start, mask) for low, high, mask in rows.tolist()]
+        return StepIntervals(end - start, TRACE_STREAMS, segments)
+
+    def steps(self) -> Iterator[StepIntervals]:
+        """Every step."""
+        return map(self.step, range(len(self.start_ns)))
+
+    def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
+        """A trace has no device samples."""
+        return iter(())
+
+    def size_bytes(self) -> int:
+        """0: nothing is read again from disk."""
+        return 0
+
+    def absolute(self) -> TraceDetails:
+        """Unchanged: it needs no file."""
+        return self
+
+
+@dataclass(frozen=True)
+class DeviceTables:
+    """One device of one rank. A process may use several devices; `trace` is the index of its trace in the unit."""
+
+    device: int
+    tables: RankTables
+    whole: Whole
+    busy_ns: int
+    trace: int
+
+
+@dataclass(frozen=True)
+class UnitTables:
+    """Everything that one unit holds."""
+
+    devices: tuple[DeviceTables, ...]
+    facts: tuple[TraceFacts, ...]
+    parts: tuple[CostPart, ...]
+    slowdowns: tuple[Slowdown, ...]
+    slowdowns_left_out: int
+    """Beyond the first `SHOWN_SLOWDOWNS` of each trace."""
+
+
+def read_trace_tables(unit: TraceFiles) -> UnitTables:
+    """Read one unit and measure it.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    devices: list[DeviceTables] = []
+    facts: list[TraceFacts] = []
+    parts: list[CostPart] = []
+    slow: list[Slowdown] = []
+    left_out = 0
+    for place, trace in enumerate(read_unit(unit)):
+        facts.append(facts_of(trace))
+        clean = usable(trace)
+        devices += [_device(clean, timeline, place) for timeline in device_timelines(clean)]
+        if clean.compute_unseen:
+            continue  # without computation in the table, hidden communication and slowdowns cannot be computed
+        parts += parts_of(clean)
+        of_trace = slowdowns(clean.intervals)
+        slow += of_trace[:SHOWN_SLOWDOWNS]
+        left_out += len(of_trace[SHOWN_SLOWDOWNS:])
+    return UnitTables(tuple(devices), tuple(facts), tuple(parts), tuple(slow), left_out)
+
+
+def _device(trace: Trace, timeline: DeviceTimeline, place: int) -> DeviceTables:
+    unseen = Unseen(trace.unseen, trace.compute_unseen) if trace.unseen else None
+    windows, steps = _windows(timeline)
+    measured = [timeline.measure(window) for window in windows]
+    told = [overlap.metrics(unseen) for overlap in measured]
+    whole = timeline.measure(timeline.whole)
+    collectives, counts = _collectives(trace, timeline, windows, steps)
+    tiles = [timeline.segments(window) for window in windows]
+    segments = np.concatenate(
+        [np.zeros((0, 3), np.int64), *(np.stack([spans.start, spans.end, masks], axis=1) for spans, masks in tiles)]
+    )
+    table = _steps(windows, steps, told, np.cumsum(counts))
+    values, reasons = whole.metrics(unseen)
+    tables = RankTables(
+        source=_source(trace, timeline),
+        steps=table,
+        collectives=collectives,
+        details=TraceDetails(segments, table.start_mono_ns, table.end_mono_ns),
+        covered=CoverageFacts(end_sources={END_SOURCE: len(collectives)}),
+    )
+    busy_ns = whole.window_ns - whole.idle_ns
+    return DeviceTables(timeline.device, tables, Whole(timeline.whole, values, reasons), busy_ns, place)
+
+
+def _windows(timeline: DeviceTimeline) -> tuple[list[Interval], Int64]:
+    """The steps in order of their numbers, each once; without any step, the whole trace."""
+    if not len(timeline.steps):
+        return [timeline.whole], np.array([WHOLE_STEP], np.int64)
+    steps, chosen = np.unique(timeline.steps, return_index=True)
+    starts, ends = timeline.windows.start[chosen].tolist(), timeline.windows.end[chosen].tolist()
+    return list(zip(starts, ends, strict=True)), steps
+
+
+def _steps(
+    windows: list[Interval],
+    numbers: Int64,
+    told: list[tuple[dict[str, float | None], dict[str, str]]],
+    rows_end: Int64,
+) -> Steps:
+    reasons: dict[tuple[tuple[str, str], ...], int] = {}
+    codes = [reasons.setdefault(tuple(said.items()), len(reasons)) for _, said in told]
+    start = np.array([window[0] for window in windows], np.int64)
+    end = np.array([window[1] for window in windows], np.int64)
+    return Steps(
+        global_step=numbers,
+        warmup=np.zeros(len(windows), bool),
+        start_mono_ns=start,
+        end_mono_ns=end,
+        t_start_ns=start,
+        t_end_ns=end,
+        rows_end=rows_end,
+        reason=np.array(codes, np.int64),
+        reasons=tuple(dict(said) for said in reasons),
+        metrics=_metrics([values for values, _ in told]),
+    )
+
+
+def _metrics(told: list[dict[str, float | None]]) -> dict[str, Floats]:
+    """Metric -> a value a step."""
+    names = dict.fromkeys(name for values in told for name in values)
+    columns = {
+        name: np.array([np.nan if (value := values.get(name)) is None else value for values in told], np.float64)
+        for name in names
+    }
+    unused = of_unused_kind([columns[name] for name in KINDS_KNOWN])
+    for name in names.keys() & KIND_METRICS:
+        absent = np.array([name not in values for values in told])
+        columns[name][absent] = unused[absent]
+    return columns
+
+
+def _collectives(
+    trace: Trace, timeline: DeviceTimeline, windows: list[Interval], steps: Int64
+) -> tuple[Collectives, Int64]:
+    """Collectives that start inside a window, by step, then start; and the number of them per step."""
+    table = timeline.rows
+    table = table.take(table.cls == IntervalClass.COMM)
+    if len(timeline.steps):
+        table = table.take(np.isin(table.step, steps))
+        place = np.searchsorted(steps, table.step)
+    else:
+        place = np.zeros(len(table), np.int64)
+    order = np.lexsort((table.start_ns, place))
+    table, place = table.take(order), place[order]
+    keys = np.stack([table.kind, table.group, table.bytes, table.dtype], axis=1).astype(np.int64)
+    distinct, code = np.unique(keys, axis=0, return_inverse=True)
+    code = code.reshape(-1)
+    names = tuple(
+        CollectiveName(
+            KINDS[kind] if kind != UNKNOWN else UNKNOWN_KIND,
+            table.groups[group] if group != UNKNOWN else UNKNOWN_GROUP,
+            size,
+            table.dtypes[dtype] if dtype != UNKNOWN else None,
+            END_SOURCE,
+        )
+        for kind, group, size, dtype in distinct.tolist()
+    )
+    begin = np.array([window[0] for window in windows], np.int64)[place] if len(table) else table.start_ns
+    collectives = Collectives(
+        names,
+        name=code.astype(np.int32),
+        seq=np.where(table.seq != UNKNOWN, table.seq, _numbers(trace, place, code)),
+        issue_ns=np.full(len(table), NO_TIME, np.int64),  # the trace does not record when it was issued
+        start_ns=table.start_ns - begin,
+        end_ns=table.end_ns - begin,
+    )
+    return collectives, np.bincount(place, minlength=len(steps)).astype(np.int64)
+
+
+def _numbers(trace: Trace, place: Int64, code: Int64) -> Int64:
+    """Sequence numbers for collectives that the source does not number."""
+    numbers = ordinals(place, code)
+    return numbers if order_identifies(trace) else UNNUMBERED - numbers % MOST_COUNTED
+
+
+def _source(trace: Trace, timeline: DeviceTimeline) -> Source:
+    device = str(timeline.device) if timeline.device != UNKNOWN else None
+    told = {"host": trace.host, "platform": trace.platform, "device": device, "backend": trace.backend}
+    never = ("parallel", "run_id", "label", "attempt", "local_rank", "node_rank", "start_step", "warmup_steps")
+    return Source(
+        path=trace.path,
+        format=trace.format,
+        rank=timeline.rank,
+        world_size=trace.world_size or 0,
+        lanes=TRACE_STREAMS,
+        timer=trace.format,
+        instrument_mode=trace.format,
+        groups=trace.group_ranks,
+        host=trace.host,
+        platform=trace.platform,
+        device=device,
+        backend=trace.backend,
+        absent=dict.fromkeys([*(name for name, value in told.items() if value is None), *never], _NOT_TOLD),
+    )

@@ -1,0 +1,197 @@
+"""Merges the traces and records of all ranks into one file on the reference rank's clock, and checks it.
+
+Writes the file and returns a `Merged` that says what was done. Must not: drop an event, or hold a trace.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aorta.analysis.merge.alignment import Align, RankAlignment, align_ranks, find_clock_sync
+from aorta.analysis.merge.causality import Causality, check_collectives
+from aorta.analysis.merge.trace_choice import TraceFile, choose, describe, find_files, scanning
+from aorta.analysis.merge.trace_writer import TraceWriter, trace_file
+from aorta.analysis.merge.track_identity import TrackIdentity
+from aorta.analysis.merge.tracks import MergedCollective, RecordTracks
+from aorta.errors import InputError
+from aorta.records.clock_offsets import ClockSync
+from aorta.records.run_files import RANK_FILE
+
+_NAMED_RANKS = 1024
+"""Most missing ranks listed in a note."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The options given on the command line."""
+
+    output: Path
+    align: Align = "clock"
+    window: str | None = None
+    clock_sync: Path | None = None
+    records: bool = True
+    overwrite: bool = False
+
+
+@dataclass
+class Merged:
+    """What was done, for people and for the metadata of the merged file."""
+
+    traces: list[TraceFile]
+    sync: ClockSync | None
+    notes: list[str]
+    counts: dict[int, Counter[str]] = field(default_factory=dict)
+    """Rank -> `ph` -> number of events copied."""
+    causality: Causality = field(default_factory=Causality)
+    missing: list[int] = field(default_factory=list)
+    steps: dict[int, int] = field(default_factory=dict)
+    residual_us: dict[int, float] = field(default_factory=dict)
+    """Rank -> median distance between a collective's label in the trace and its row in the record."""
+
+
+def merge(paths: Sequence[Path], choices: Choices) -> Merged:
+    """Write the merged file.
+
+    Raises:
+        InputError: something cannot be read or written, or the choice between several traces of a rank is open; names
+            the file.
+    """
+    notes: list[str] = []
+    folders = [path for path in paths if path.is_dir()]
+    files = [path for path in find_files(paths, notes) if path.absolute() != choices.output.absolute()]
+    if not files:
+        raise InputError(f"{choices.output}: the only trace given is the file to write")
+    traces = choose([describe(path) for path in files], choices.window, notes)
+    sync = find_clock_sync(choices.clock_sync, traces, folders)
+    alignments = align_ranks(traces, sync, choices.align, notes)
+    merged = Merged(traces, sync, notes)
+    _say_what_is_missing(merged)
+    base_ns = min(trace.base_ns or 0 for trace in traces)
+    seen: dict[int, list[MergedCollective]] = {}
+    groups: dict[int, dict[str, list[int]]] = {}
+    with trace_file(choices.output, overwrite=choices.overwrite) as writer:
+        for rank, alignment in alignments.items():
+            mine = [(number, trace) for number, trace in enumerate(traces) if trace.rank == rank]
+            label = f"rank {rank} ({_host(mine[0][1], sync)})"
+            span, labels = _take_over(writer, mine, TrackIdentity(rank, label), alignment, base_ns, merged)
+            record = _record_of(rank, mine[0][1], folders) if choices.records else None
+            if record is None or span is None:
+                continue
+            tracks = RecordTracks(record, rank, alignment, span, label, base_ns)
+            for event in tracks.events():
+                writer.write(event)
+            seen[rank], groups[rank], merged.steps[rank] = tracks.collectives, tracks.groups, tracks.steps
+            notes += tracks.problems
+            _compare_labels(merged, rank, labels, tracks.collectives)
+        if choices.records and not seen:
+            merged.causality.skipped["no record (rank_<rank>_metrics.jsonl) beside the traces"] = len(alignments)
+        check_collectives(merged.causality, seen, groups)
+        writer.finish(_metadata(merged, choices, base_ns))
+    return merged
+
+
+def _take_over(
+    writer: TraceWriter,
+    mine: Sequence[tuple[int, TraceFile]],
+    identity: TrackIdentity,
+    alignment: RankAlignment,
+    base_ns: int,
+    merged: Merged,
+) -> tuple[tuple[int, int] | None, dict[str, int]]:
+    """Copy every event of one rank's traces. Returns the time span they cover, and the start of each collective's
+    label.
+    """
+    counts = merged.counts[identity.rank] = Counter[str]()
+    labels: dict[str, int] = {}
+    first = last = None
+    for number, trace in mine:
+        with scanning(trace.path) as scanner:
+            for event in scanner.events():
+                try:
+                    phase = msgspec.json.decode(event["ph"], type=str)
+                    identity.rename(event, number)
+                    at = alignment.move(event, trace.base_ns or 0, base_ns)
+                    if at is not None and phase == "X":
+                        first, last = min(first or at, at), max(last or at, at)
+                        if bytes(event.get("name", b"")).startswith(b'"comm:'):
+                            labels[msgspec.json.decode(event["name"])] = at
+                except (KeyError, ValueError, msgspec.DecodeError) as error:
+                    raise InputError(f"{trace.path}: event {scanner.count}: not a trace event ({error})") from error
+                counts[phase] += 1
+                writer.write(event)
+    for missing in identity.missing_names():
+        writer.write(missing)
+    return (None if first is None or last is None else (first, last)), labels
+
+
+def _host(trace: TraceFile, sync: ClockSync | None) -> str:
+    known = None if sync is None else sync.of(trace.rank)
+    return trace.host or (known.host if known is not None else "host unknown")
+
+
+def _record_of(rank: int, trace: TraceFile, folders: Sequence[Path]) -> Path | None:
+    name = RANK_FILE.format(rank=rank)
+    places = [*list(trace.path.absolute().parents)[:4], *folders]
+    return next((place / name for place in places if (place / name).is_file()), None)
+
+
+def _compare_labels(merged: Merged, rank: int, labels: dict[str, int], rows: Sequence[MergedCollective]) -> None:
+    """Compare the clocks of trace and record: the same call of the backend is in both."""
+    distances = sorted(
+        abs(labels[name] - row.issue_ns)
+        for row in rows
+        if (name := f"comm:{row.kind}#{row.seq} group={row.group}") in labels
+    )
+    if distances:
+        merged.residual_us[rank] = distances[len(distances) // 2] / 1e3
+
+
+def _say_what_is_missing(merged: Merged) -> None:
+    sizes = {trace.world_size for trace in merged.traces if trace.world_size}
+    if merged.sync is not None:
+        sizes.add(len(merged.sync.ranks))
+    if len(sizes) > 1:
+        merged.notes.append(f"the traces name different world sizes: {', '.join(map(str, sorted(sizes)))}")
+    if sizes:
+        merged.missing = sorted(set(range(max(sizes))) - {trace.rank for trace in merged.traces})
+    if merged.missing:
+        more = len(merged.missing) - _NAMED_RANKS
+        rest = f" and {more} more" if more > 0 else ""
+        merged.notes.append(f"no trace of rank {', '.join(map(str, merged.missing[:_NAMED_RANKS]))}{rest}")
+    merged.notes += [
+        f"{trace.path}: no baseTimeNanoseconds: its times are taken as absolute microseconds"
+        for trace in merged.traces
+        if trace.base_ns is None
+    ]
+
+
+def _metadata(merged: Merged, choices: Choices, base_ns: int) -> dict[str, Any]:
+    return {
+        "schemaVersion": 1,
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": base_ns,
+        "traceName": choices.output.name,
+        "clockSync": {
+            "align": choices.align,
+            "durations": "the distance of the two corrected ends",
+            **({"ranks": None} if merged.sync is None else merged.sync.summary()),
+        },
+        "aorta": {
+            "merged_from": [
+                {"rank": trace.rank, "window": trace.window, "path": str(trace.path), "base_ns": trace.base_ns}
+                for trace in merged.traces
+            ],
+            "events": {str(rank): dict(counts) for rank, counts in merged.counts.items()},
+            "ranks_missing": merged.missing,
+            "causality": merged.causality.as_json(),
+            "trace_to_record_us": {str(rank): value for rank, value in merged.residual_us.items()},
+            "notes": merged.notes,
+        },
+        "traces": [{"rank": trace.rank, **trace.head} for trace in merged.traces],
+    }

@@ -1,0 +1,99 @@
+"""Reads a run folder of `workload=rpc`: its calls, its workers' traces, and what is missing of both.
+
+Must not: fail because a worker died; what it did not write is reported as missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from aorta.analysis.merge.trace_choice import TraceFile, describe
+from aorta.errors import InputError
+from aorta.records.rpc_files import CALLS_FILE, RPC_FILE, RPC_VERSION, WINDOW_GLOB, Call, RpcFacts, Worker
+
+
+@dataclass
+class RpcRecords:
+    """One RPC run. `missing` says what should be there and is not, which makes the run incomplete."""
+
+    path: Path
+    workers: dict[int, str]
+    calls: list[Call]
+    traces: list[TraceFile]
+    missing: list[str]
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether the calls or traces of some worker are missing."""
+        return bool(self.missing)
+
+
+def read_run(folder: Path) -> RpcRecords:
+    """Read everything but the events of the traces.
+
+    Raises:
+        InputError: this is not an RPC run, or a file in it is broken; names it.
+    """
+    missing: list[str] = []
+    facts = _facts(folder, missing)
+    traces = [describe(path) for path in sorted(folder.glob(f"torch_profiler/*/{WINDOW_GLOB}"))]
+    calls: list[Call] = []
+    callers: set[int] = set()
+    for path in sorted(folder.glob(f"torch_profiler/*/{CALLS_FILE}")):
+        calls += _calls(path)
+        callers.add(int("".join(filter(str.isdigit, path.parent.name))))
+    if not traces and not calls:
+        raise InputError(
+            f"{folder}: no calls and no traces of an RPC run (train.py workload=rpc profiling.enabled=true)"
+        )
+    workers = {worker.id: worker.name for worker in facts.workers} if facts else _workers(calls, traces)
+    profiled = facts.profiled if facts else bool(traces)
+    windows = facts.windows if facts else 1 + max((call.window or 0 for call in calls), default=0)
+    for worker, name in workers.items():
+        if worker not in callers:
+            missing.append(f"worker {name} (node {worker}): no list of the calls it made ({CALLS_FILE})")
+        have = sum(trace.rank == worker for trace in traces)
+        if profiled and have < windows:
+            missing.append(f"worker {name} (node {worker}): {have} of {windows} traces")
+    for worker_id, reason in (facts.lost if facts else {}).items():
+        missing.append(f"worker {workers.get(int(worker_id), '?')} (node {worker_id}): lost: {reason}")
+    if facts and facts.cut_short:
+        missing.append(f"the run was cut short: {facts.cut_short}")
+    return RpcRecords(folder, workers, sorted(calls, key=lambda call: call.issue_ns), traces, missing)
+
+
+def _facts(folder: Path, missing: list[str]) -> RpcFacts | None:
+    path = folder / RPC_FILE
+    try:
+        facts = msgspec.json.decode(path.read_bytes(), type=RpcFacts)
+    except FileNotFoundError:
+        missing.append(f"no {RPC_FILE}: the driver did not come to its end")
+        return None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not the facts of an RPC run ({error})") from error
+    if facts.version != RPC_VERSION:
+        raise InputError(f"{path}: version {facts.version}; this AORTA reads version {RPC_VERSION}")
+    return facts
+
+
+def _calls(path: Path) -> list[Call]:
+    try:
+        return msgspec.json.Decoder(Call).decode_lines(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not a list of calls ({error}); the file is cut off or corrupt") from error
+
+
+def _workers(calls: list[Call], traces: list[TraceFile]) -> dict[int, str]:
+    found = {worker: f"node {worker}" for call in calls for worker in (call.caller, call.callee)}
+    for trace in traces:
+        if "rpcWorker" in trace.head:
+            worker = msgspec.json.decode(trace.head["rpcWorker"], type=Worker)
+            found[worker.id] = worker.name
+    return dict(sorted(found.items()))

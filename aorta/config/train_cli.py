@@ -1,0 +1,169 @@
+"""The command line of `train.py`: compose with Hydra, resolve, run, and end with a defined exit code.
+
+The exit code is that of the run or the sweep, and 1 for a configuration that cannot be run. Must not import torch:
+`--help`, `--cfg job` and a configuration error stay fast and work where torch is missing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.errors import OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+
+from aorta.command_line import command
+from aorta.config import multirun
+from aorta.config.override_words import options_of_a_job, translate
+from aorta.config.resolve import HOW_TO_BUILD, Resolved, resolve
+from aorta.config.schema import GROUPS, Config
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AortaError, ConfigError
+
+Run = Callable[[Resolved], int]
+Sweep = Callable[[Sequence[str]], multirun.JobLauncher]
+
+
+@command()
+def main(run: Run, config_dir: Path, sweep: Sweep | None = None) -> int:
+    """Compose, resolve and call `run`; returns the process's exit code.
+
+    Args:
+        run: runs a resolved configuration, returns an exit code.
+        config_dir: absolute path of `config/`.
+        sweep: gets the options of this command line that its jobs also need (which configuration file), returns what
+            starts the jobs of `--multirun`. None: they run in this process.
+    """
+    try:
+        words = translate(sys.argv[1:], Path.cwd(), config_dir.parent)
+        launching = InThisProcess(run) if sweep is None else sweep(options_of_a_job(words))
+        task = multirun.HydraTask(launching)
+        sys.argv[1:] = map(_adopt, words)
+        _compose(config_dir, task)
+        if task.batches:
+            return launching.finish()
+        worst = EXIT_OK
+        for job in map(resolve, task.composed):  # empty after --help or --cfg
+            worst = max(worst, run(job))
+        return worst
+    except multirun.Stopped as stopped:
+        return stopped.exit_code
+
+
+class InThisProcess:
+    """Runs the jobs of a sweep in this process, one after another."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._worst = run, EXIT_OK
+
+    def launch(self, batch: multirun.SweepBatch) -> list[float]:
+        """Run a batch; the jobs have no results.
+
+        Raises:
+            Stopped: a job was stopped by a signal, and so is the sweep.
+        """
+        for job in batch.jobs:
+            self._worst = max(self._worst, self._run(job.resolved) if job.resolved is not None else 1)
+            if self._worst >= SIGNAL_EXIT_BASE:
+                raise multirun.Stopped(self._worst)
+        return [math.nan] * len(batch.jobs)
+
+    def finish(self) -> int:
+        """The worst exit code."""
+        return self._worst
+
+
+def _adopt(word: str) -> str:
+    """Give a user's own file a unique name, so that `default` in it refers to AORTA's whatever the file is called."""
+    name, _, path = word.partition("=")
+    if name != "--config-name" or not Path(path).is_absolute():
+        return word
+    try:
+        content = OmegaConf.load(path)
+    except Exception as error:
+        raise ConfigError(f"--config {path}: cannot be read as YAML: {error}") from error
+    if not isinstance(content, DictConfig) or "defaults" not in content:
+        raise ConfigError(f"--config {path}: {HOW_TO_BUILD}")
+    alias = f"your-{Path(path).stem}"
+    ConfigStore.instance().store(name=alias, node=content)
+    return f"--config-name={alias}"
+
+
+def _compose(config_dir: Path, task: multirun.HydraTask) -> None:
+    """Have Hydra compose what `sys.argv` says: the task stores one configuration, or starts the jobs of a sweep."""
+    multirun.register()
+    # Hydra would print and exit by itself; raising lets one place format every error.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        hydra.main(version_base="1.3", config_path=str(config_dir), config_name="default")(task)()
+    except (AortaError, multirun.Stopped):
+        raise
+    except Exception as error:
+        # Before a sweep's first job none of our code runs in there: any error is about the configuration.
+        if task.batches:
+            raise
+        raise ConfigError(explain(error)) from error
+
+
+def explain(error: Exception) -> str:
+    """One message for an error of Hydra or OmegaConf: the key, the value, and the available choices."""
+    chain = list(_chain(error))
+    text = _without_internals(str(chain[0]))
+    inner = str(chain[-1]).strip().splitlines()[0] if chain[1:] else ""
+    if inner and inner not in text:
+        text += f"\n  {inner}"
+    if isinstance(chain[0], OverrideParseException):
+        text += f"\n  in: {chain[0].override}"
+        text += "\n  a value with '=', braces or commas needs quotes of its own: \"KEY='VALUE'\""
+    key = next((str(found) for link in chain if (found := getattr(link, "full_key", None))), "")
+    return "\n".join([text, *_choices(key), "  see: python train.py --help, python train.py --cfg job"])
+
+
+def _without_internals(text: str) -> str:
+    """Drop Hydra's search path, AORTA's `base_*` schemas and the advice to append: none of them is a choice."""
+    visible, _, _ = text.partition("Config search path:")
+    visible = visible.replace("To append to your config use +", "  in: ")
+    return "\n".join(line for line in visible.strip().splitlines() if not line.strip().startswith("base_"))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__
+
+
+def _choices(key: str) -> Iterator[str]:
+    """Lines that list the alternatives to the last part of `key`; none where the key itself is right."""
+    *parents, last = key.split(".")
+    if not last:
+        return
+    nodes: dict[str, Any] = {"": Config}
+    for part in parents:
+        if part in GROUPS and nodes == {"": Config}:
+            nodes = {f"{part}={option}": node for option, node in GROUPS[part].items()}
+        else:
+            nodes = {
+                where: f.default_factory
+                for where, node in nodes.items()
+                for f in fields(node)
+                if f.name == part and is_dataclass(f.default_factory)
+            }
+    names = {where: [f.name for f in fields(node)] for where, node in nodes.items()}
+    elsewhere = [where for where, known in names.items() if last in known and where]
+    if elsewhere:
+        yield f"  {key} belongs to {' and '.join(elsewhere)}"
+    if any(last in known for known in names.values()):
+        return
+    for where, known in names.items():
+        yield f"  keys of {where or '.'.join(parents) or 'the root'}: {', '.join(known)}"
+    close = difflib.get_close_matches(last, {name for known in names.values() for name in known}, n=1)
+    if close:
+        yield f"  did you mean {close[0]}?"

@@ -1,0 +1,227 @@
+"""Measures every rank's wall clock against rank 0's, before the first and after the last step (R9).
+
+Rank 0 asks one rank after another, through the peers' store: it sends a ping at t1, the rank receives it at t2 and
+answers at t3, rank 0 gets the answer at t4. All four are read from CLOCK_REALTIME, which Kineto uses. Every rank gets
+the `ClockSync`, which rank 0 also writes to `clock_sync.json`.
+
+Must not run while steps are timed, use a collective, or fail a run whose other ranks are gone: what could not be
+measured is null with a reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch.distributed as dist
+
+from aorta.config.schema import Clock
+from aorta.distributed.output_folder import RunFolder
+from aorta.distributed.peers import Peers
+from aorta.distributed.topology import Topology
+from aorta.records.clock_offsets import (
+    CLOCK_SYNC_FILE,
+    CLOCK_SYNC_VERSION,
+    ClockSync,
+    Injected,
+    OffsetSample,
+    RankClock,
+    encode,
+)
+from aorta.records.clocks import boot_id
+
+_log = logging.getLogger(__name__)
+REFERENCE_RANK = 0
+_COMES_S = 20.0
+"""How long a rank waits for the other to begin: ranks end their last step together, but may still be writing their last
+rows and the footer."""
+_ANSWERS_S = 5.0
+"""How long to wait for one answer, once both take part. It takes about 0.1 ms on one host, 0.1 s around the world."""
+
+
+class WallClock:
+    """CLOCK_REALTIME of this rank, plus the skew that a test may set on every rank but the reference."""
+
+    def __init__(self, settings: Clock, rank: int, since_ns: int) -> None:
+        fake = rank != REFERENCE_RANK and bool(settings.fake_offset_ns or settings.fake_drift_ppm)
+        self.injected = Injected(settings.fake_offset_ns, settings.fake_drift_ppm, since_ns) if fake else None
+
+    def now_ns(self) -> int:
+        """Unix nanoseconds."""
+        now = time.time_ns()
+        return now if self.injected is None else self.injected.shown(now)
+
+
+def ping(store: dist.Store, clock: WallClock, prefix: str, samples: int) -> OffsetSample:
+    """The reference's side: `samples` ping-pongs with the rank that answers under `prefix`; gives the best of them."""
+    best: tuple[int, int, int] | None = None
+    for number in range(samples):
+        asked, answered = f"{prefix}/ask/{number}", f"{prefix}/answer/{number}"
+        t1 = clock.now_ns()
+        store.set(asked, "?")
+        text = store.get(answered)
+        t4 = clock.now_ns()
+        t2, t3 = (int(part) for part in text.split(b","))
+        rtt, twice = (t4 - t1) - (t3 - t2), (t2 - t1) + (t3 - t4)
+        if best is None or rtt < best[0]:
+            best = (rtt, twice, (t2 + t3) // 2)
+        store.delete_key(asked)
+        store.delete_key(answered)
+    assert best is not None  # samples is at least 1, by validation of the configuration
+    rtt, twice, at_ns = best
+    # A clock stepped back meanwhile could make it negative; then it is only known to be short.
+    rtt = max(rtt, 0)
+    return OffsetSample(at_ns, twice // 2, rtt, (rtt + 1) // 2 + 1, samples)
+
+
+def pong(store: dist.Store, clock: WallClock, prefix: str, samples: int) -> None:
+    """The measured rank's side."""
+    for number in range(samples):
+        store.get(f"{prefix}/ask/{number}")
+        t2 = clock.now_ns()
+        t3 = clock.now_ns()
+        store.set(f"{prefix}/answer/{number}", f"{t2},{t3}")
+
+
+class ClockSynchronisation:
+    """The two measurements of one run, on one rank; every rank makes both calls.
+
+    Attributes:
+        result: as far as it is known on this rank.
+    """
+
+    def __init__(self, settings: Clock, peers: Peers, topology: Topology, folder: RunFolder) -> None:
+        self._settings, self._peers, self._folder = settings, peers, folder
+        self._facts = {"host": topology.host, "boot_id": boot_id()}
+        self._clock: WallClock | None = None
+        self.result: ClockSync | None = None
+
+    def at_start(self) -> ClockSync | None:
+        """Measure before the first step; rank 0 writes the file now, so that a killed run keeps it.
+
+        Returns:
+            None where `clock.sync` is off.
+
+        Raises:
+            PeerFailed: a rank did not take part.
+        """
+        if not self._settings.sync:
+            return None
+        peers = self._peers
+        since_ns = peers.from_rank_zero("clock/since", time.time_ns())
+        self._clock = WallClock(self._settings, peers.rank, since_ns)
+        injected = None if self._clock.injected is None else msgspec.to_builtins(self._clock.injected)
+        facts = peers.gather("clock/facts", {**self._facts, "injected": injected})
+        found = self._pass("start", self._clock)
+        ranks = [
+            RankClock(
+                rank=rank,
+                host=told["host"],
+                boot_id=told["boot_id"],
+                injected=None if told["injected"] is None else Injected(**told["injected"]),
+            )
+            for rank, told in enumerate(facts)
+        ]
+        sync = ClockSync(
+            version=CLOCK_SYNC_VERSION,
+            run_id=self._folder.run_id,
+            attempt=self._folder.attempt,
+            reference_rank=REFERENCE_RANK,
+            clock="CLOCK_REALTIME",
+            transport="c10d store",
+            complete=False,
+            ranks=[_with(entry, "start", found[entry.rank]) for entry in ranks],
+        )
+        self._publish(sync)
+        if any(entry.injected for entry in sync.ranks) and peers.rank == REFERENCE_RANK:
+            _log.warning(
+                "clock.fake_*: every rank but 0 measures with a clock that is %d ns ahead and gains %g ppm; times in "
+                "the record are not changed, the merge of traces is told of it",
+                self._settings.fake_offset_ns,
+                self._settings.fake_drift_ppm,
+            )
+        return sync
+
+    def at_end(self) -> ClockSync | None:
+        """Measure after the last step. Ranks that do not answer keep the value of the start, with an unknown bound."""
+        if self.result is None or self._clock is None:
+            return None  # clock.sync is off
+        found = self._pass("end", self._clock)
+        ranks = [_with(entry, "end", found[entry.rank]) for entry in self.result.ranks]
+        self._publish(msgspec.structs.replace(self.result, complete=True, ranks=ranks))
+        return self.result
+
+    def _pass(self, when: str, clock: WallClock) -> list[OffsetSample | str]:
+        """Every rank's sample, or why there is none; the same on all reachable ranks."""
+        peers, samples = self._peers, self._settings.sync_samples
+        store, mine = peers.store, f"clock/{when}/{peers.rank}"
+        with _patience(store, _ANSWERS_S):
+            if peers.rank == REFERENCE_RANK:
+                results = [self._ask(rank, f"clock/{when}/{rank}", clock) for rank in range(peers.world_size)]
+                with suppress(RuntimeError, OSError):  # the store may be gone; keep what is known
+                    store.set(f"clock/{when}/done", msgspec.json.encode(results).decode())
+                return results
+            try:
+                store.set(f"{mine}/here", "1")
+                # Ranks take turns: this one's comes when all before it are done, or given up.
+                turn = timedelta(seconds=_COMES_S * peers.rank)
+                store.wait([f"{mine}/turn"], turn)
+                pong(store, clock, mine, samples)
+                store.wait([f"clock/{when}/done"], timedelta(seconds=_COMES_S * peers.world_size))
+                return [_decode(found) for found in msgspec.json.decode(store.get(f"clock/{when}/done"))]
+            except (RuntimeError, OSError) as error:
+                return [f"rank 0 did not ask ({str(error).splitlines()[0]})"] * peers.world_size
+
+    def _ask(self, rank: int, prefix: str, clock: WallClock) -> OffsetSample | str:
+        store, samples = self._peers.store, self._settings.sync_samples
+        if rank == REFERENCE_RANK:
+            return OffsetSample(clock.now_ns(), 0, 0, 0, samples)
+        try:
+            store.wait([f"{prefix}/here"], timedelta(seconds=_COMES_S))
+            store.set(f"{prefix}/turn", "1")
+            return ping(store, clock, prefix, samples)
+        except (RuntimeError, OSError) as error:
+            return f"rank {rank} did not answer ({str(error).splitlines()[0]})"
+
+    def _publish(self, sync: ClockSync) -> None:
+        self.result = sync
+        if self._peers.rank != REFERENCE_RANK:
+            return
+        path = self._folder.path / CLOCK_SYNC_FILE
+        try:
+            _write_whole(path, encode(sync))
+        except OSError as error:
+            _log.error("cannot write %s: %s; the ranks' clocks stay unknown to the merge", path, error)
+
+
+@contextmanager
+def _patience(store: dist.Store, seconds: float) -> Iterator[None]:
+    """Limit how long `store.get` waits for a key; it has no argument for it."""
+    before: timedelta = store.timeout  # type: ignore[attr-defined]  # torch has it, its stubs do not
+    store.set_timeout(timedelta(seconds=seconds))
+    try:
+        yield
+    finally:
+        store.set_timeout(before)
+
+
+def _decode(found: Any) -> OffsetSample | str:
+    return found if isinstance(found, str) else OffsetSample(**found)
+
+
+def _with(entry: RankClock, when: str, found: OffsetSample | str) -> RankClock:
+    if isinstance(found, OffsetSample):
+        return msgspec.structs.replace(entry, **{when: found})
+    return msgspec.structs.replace(entry, reason=f"at the {when}: {found}")
+
+
+def _write_whole(path: Path, text: bytes) -> None:
+    part = path.with_suffix(".json.part")
+    part.write_bytes(text)
+    part.replace(path)

@@ -1,0 +1,151 @@
+"""Prepares the output folder of a run, one for all ranks, agreed through rank 0.
+
+An earlier run in the folder is moved to `history/`, and all ranks share the new run's id. Must not delete anything that
+is not this project's, or mix two runs (docs in `artifacts/README.md`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from aorta.distributed.peers import Peers
+from aorta.distributed.topology import Topology
+from aorta.errors import RunIncomplete
+from aorta.records.clock_offsets import CLOCK_SYNC_FILE
+from aorta.records.rpc_files import RPC_FILE
+from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE, RANK_FILE, RANK_FILE_GLOB, read_manifest
+
+LOG_DIR = "logs"
+TRACE_DIR = "torch_profiler"
+CHECKPOINT_DIR = "checkpoints"
+_ID_TIME = "%Y%m%dT%H%M%SZ"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one attempt of one run. `attempt` counts torchrun's restarts from 0."""
+
+    path: Path
+    run_id: str
+    attempt: int
+
+    def record(self, rank: int) -> Path:
+        """The rank's JSON Lines file."""
+        return self.path / RANK_FILE.format(rank=rank)
+
+    def log(self, rank: int) -> Path:
+        """The rank's log file."""
+        return self.path / LOG_DIR / f"rank_{rank}.log"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of `step_<n>` checkpoints."""
+        return self.path / CHECKPOINT_DIR
+
+    def traces(self, rank: int) -> Path:
+        """Folder of the rank's torch.profiler traces."""
+        return self.path / TRACE_DIR / f"rank{rank}"
+
+
+def prepare(path: Path, topology: Topology, peers: Peers, *, overwrite: bool, resuming: bool) -> RunFolder:
+    """Agree on run id and attempt, and clear the folder for them.
+
+    One process per node moves what an earlier run left, rank 0 before the others: on a shared disk it moves everything
+    at once, on local disks each node moves its own. Checkpoints stay where they are when this run resumes from them.
+
+    Raises:
+        RunIncomplete: the folder cannot be written on some rank; every rank raises, and the rank is named.
+    """
+    path = path.absolute()
+    overwrite = overwrite and topology.restart_count == 0  # an earlier attempt of this run is not an earlier run
+    run_id, attempt = peers.from_rank_zero("run", _identity(path, topology))
+    for turn, mine in (("first", topology.rank == 0), ("others", topology.rank != 0 == topology.local_rank)):
+        error: str | None = None
+        if mine:
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                _clear(path, overwrite=overwrite, resuming=resuming)
+            except OSError as problem:
+                reason = problem.strerror or problem
+                error = (
+                    f"cannot prepare {path}: {reason}; choose another with aorta.record(DIR) or training.output_dir=DIR"
+                )
+        try:
+            peers.agree(f"folder/{turn}", error)
+        except RunIncomplete as problem:
+            raise RunIncomplete(str(problem)) from None
+    return RunFolder(path, run_id, attempt)
+
+
+def began_unix_s(path: Path, topology: Topology) -> float | None:
+    """When the run that this process restarts began, in Unix seconds (to the second, from its id); None for a first
+    start.
+    """
+    if topology.restart_count == 0:
+        return None
+    earlier = _earlier_manifest(path)
+    if earlier.get("elastic_run_id") != topology.elastic_run_id:
+        return None
+    try:
+        return datetime.strptime(str(earlier.get("run_id"))[:16], _ID_TIME).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
+def write_manifest(folder: RunFolder, manifest: dict[str, Any]) -> None:
+    """Write `run.json` atomically."""
+    target = folder.path / MANIFEST_FILE
+    part = target.with_suffix(".json.part")
+    part.write_text(json.dumps(manifest, indent=2) + "\n")
+    part.replace(target)
+
+
+def _identity(path: Path, topology: Topology) -> tuple[str, int]:
+    earlier = _earlier_manifest(path)
+    restarted = topology.restart_count > 0 and earlier.get("elastic_run_id") == topology.elastic_run_id
+    if restarted and isinstance(earlier.get("run_id"), str):
+        return str(earlier["run_id"]), topology.restart_count
+    return f"{datetime.now(UTC):{_ID_TIME}}-{secrets.token_hex(2)}", topology.restart_count
+
+
+def _earlier_manifest(path: Path) -> dict[str, Any]:
+    """What the run that was here before says of itself; nothing where that cannot be read."""
+    try:
+        return read_manifest(path)
+    except (OSError, ValueError):
+        return {}
+
+
+def _ours(path: Path, *, resuming: bool) -> Iterator[Path]:
+    names = [MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE, LOG_DIR, TRACE_DIR] + ([] if resuming else [CHECKPOINT_DIR])
+    yield from path.glob(RANK_FILE_GLOB)
+    yield from (path / name for name in names if (path / name).exists())
+
+
+def _clear(path: Path, *, overwrite: bool, resuming: bool) -> None:
+    found = list(_ours(path, resuming=resuming))
+    if not found:
+        return
+    if overwrite:
+        for item in found:
+            shutil.rmtree(item) if item.is_dir() else item.unlink(missing_ok=True)
+        return
+    earlier = _earlier_manifest(path)
+    name = f"{earlier.get('run_id', 'unknown')}-attempt{earlier.get('attempt', 0)}"
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", name)[-128:].lstrip(".")  # the content of run.json is not trusted
+    target = path / HISTORY_DIR / name
+    copies = 1
+    while target.exists():
+        copies += 1
+        target = target.with_name(f"{name}-{copies}")
+    target.mkdir(parents=True)
+    for item in found:
+        item.rename(target / item.name)

@@ -1,0 +1,85 @@
+"""Opens and closes torch.distributed for one run, and gives `Peers` on a store with their own prefix.
+
+Must not leave a group open, whatever happens inside.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import cast
+
+import torch
+import torch.distributed as dist
+
+from aorta.distributed.accelerator import default_backend
+from aorta.distributed.peers import Peers
+from aorta.distributed.topology import Topology
+from aorta.errors import ConfigError, PeerFailed
+
+_log = logging.getLogger(__name__)
+
+
+def backend_for(device: torch.device) -> str:
+    """`gloo` on a CPU; on an accelerator its own (NCCL, RCCL on ROCm), with gloo beside it for CPU tensors."""
+    return "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{default_backend(device)}"
+
+
+@contextmanager
+def process_group(topology: Topology, device: torch.device, timeout_s: float) -> Iterator[Peers]:
+    """The default process group and the peers, for the length of a `with` block.
+
+    Raises:
+        PeerFailed: the other ranks did not join within `timeout_s`.
+        ConfigError: WORLD_SIZE is above 1, but the environment does not name the rendezvous.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        store = _store(topology, timeout)
+        dist.init_process_group(
+            backend_for(device),
+            store=dist.PrefixStore("default_pg", store),
+            rank=topology.rank,
+            world_size=topology.world_size,
+            timeout=timeout,
+            device_id=None if device.type == "cpu" else device,
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"WORLD_SIZE={topology.world_size}: {error}; start the ranks with torchrun, or unset WORLD_SIZE"
+        ) from error
+    except (RuntimeError, OSError) as error:
+        raise PeerFailed(
+            f"rank {topology.rank} could not meet the other {topology.world_size - 1} rank(s) "
+            f"(training.timeout_s={timeout_s:g}): {str(error).splitlines()[0]}"
+        ) from error
+    try:
+        yield Peers(dist.PrefixStore("aorta", store), topology.rank, topology.world_size, timeout_s)
+    except BaseException:
+        if device.type == "cpu":
+            dist.destroy_process_group()
+        else:
+            _abort()
+        raise
+    dist.destroy_process_group()
+
+
+def _abort() -> None:
+    """Abort every group after an error: on an accelerator, closing in order waits for kernels already issued, and
+    those may wait for a dead peer. gloo has no such kernels.
+    """
+    try:
+        dist.distributed_c10d._abort_process_group()
+    except Exception as error:  # noqa: BLE001  the error that led here is the one to report
+        _log.warning("the process group could not be aborted and is left to the end of the process: %s", error)
+
+
+def _store(topology: Topology, timeout: timedelta) -> dist.Store:
+    if topology.world_size == 1:
+        # A world of one needs no port, so two such runs cannot connect by accident.
+        return dist.HashStore()
+    store, _, _ = next(dist.rendezvous("env://", topology.rank, topology.world_size, timeout=timeout))
+    # torchrun's agent may keep one store over all restarts: a new attempt must not read the addresses of dead ranks.
+    return dist.PrefixStore(f"attempt_{topology.restart_count}", cast(dist.Store, store))

@@ -1,0 +1,131 @@
+"""Determines which rank this process is and which device it computes on, from torchrun's environment variables.
+
+Without them the world has one rank. Must not initialise torch.distributed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from aorta.config.resolve import environment_number
+from aorta.distributed import cuda
+from aorta.distributed.accelerator import lacks_backend, lacks_streams
+from aorta.errors import ConfigError
+from aorta.records.schema import Platform
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """This process's ranks: `local_rank` selects the device, `rank` takes part in collectives."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    restart_count: int
+    elastic_run_id: str | None
+    host: str
+    pid: int
+
+
+def read_topology(environment: Mapping[str, str] = os.environ) -> Topology:
+    """Read torchrun's variables.
+
+    Raises:
+        ConfigError: a variable is not a number, or RANK does not lie below WORLD_SIZE.
+    """
+
+    def number(name: str, default: int) -> int:
+        return environment_number(name, default, environment)
+
+    rank, world_size = number("RANK", 0), number("WORLD_SIZE", 1)
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"RANK={rank}: must be at least 0 and below WORLD_SIZE={world_size}")
+    local_world_size = number("LOCAL_WORLD_SIZE", world_size)
+    return Topology(
+        rank=rank,
+        world_size=world_size,
+        local_rank=number("LOCAL_RANK", rank),
+        local_world_size=local_world_size,
+        node_rank=number("GROUP_RANK", rank // max(local_world_size, 1)),
+        restart_count=number("TORCHELASTIC_RESTART_COUNT", 0),
+        elastic_run_id=environment.get("TORCHELASTIC_RUN_ID"),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+    )
+
+
+def select_device(wanted: str, local_rank: int) -> torch.device:
+    """The device of this rank, made current.
+
+    Args:
+        wanted: `training.device`: `auto`, `cpu`, or the type of an accelerator as torch names it.
+
+    Raises:
+        ConfigError: that accelerator does not exist or lacks what the measurement needs, or there are fewer devices
+            than local ranks.
+    """
+    there = None if wanted == "cpu" else torch.accelerator.current_accelerator(check_available=True)
+    if wanted not in ("auto", "cpu") and (there is None or there.type != wanted):
+        raise ConfigError(_not_there(wanted, there))
+    if there is None:
+        return torch.device("cpu")
+    count = torch.accelerator.device_count()
+    if local_rank >= count:
+        raise ConfigError(
+            f"local rank {local_rank} has no device: torch sees {count}; start at most {count} processes a node "
+            "(--nproc_per_node), or set training.device=cpu"
+        )
+    device = torch.device(there.type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    if missing := [*lacks_streams(device), *lacks_backend(device)]:
+        why = f"AORTA cannot measure on {device.type}: {', '.join(missing)}"
+        if wanted == "auto":
+            _log.warning("training.device=auto: %s; this run computes on the CPU", why)
+            return torch.device("cpu")
+        raise ConfigError(
+            f"training.device={wanted}: {why}; it needs streams, events that tell the time and a backend of "
+            "torch.distributed on the device, as cuda (CUDA and HIP) and xpu have them; use training.device=cpu"
+        )
+    return device
+
+
+def platform_of(device: torch.device) -> Platform:
+    """`rocm` for a HIP build, `cuda` for a CUDA build, `cpu`, and `other` for every other accelerator."""
+    if device.type == "cpu":
+        return "cpu"
+    if device.type != cuda.TYPE:
+        return "other"
+    return "rocm" if torch.version.hip else "cuda"
+
+
+def default_label(device: torch.device) -> str:
+    """Label of a run without one: its platform, or the device type of an accelerator of platform `other`."""
+    platform = platform_of(device)
+    return device.type if platform == "other" else platform
+
+
+def _not_there(wanted: str, there: torch.device | None) -> str:
+    if wanted == cuda.TYPE:
+        return "training.device=cuda: torch sees no CUDA or HIP device; use training.device=auto or cpu"
+    try:
+        torch.device(wanted)
+    except RuntimeError:
+        return (
+            f"training.device={wanted}: torch {torch.__version__} knows no device of that type; allowed are auto, cpu, "
+            "cuda (CUDA and HIP) and any other accelerator this torch is built for, as xpu"
+        )
+    seen = "no accelerator" if there is None else f"{there.type} only"
+    return (
+        f"training.device={wanted}: torch {torch.__version__} sees {seen} on this machine; use training.device=auto or "
+        "cpu, or install the torch that is built for it"
+    )

@@ -1,0 +1,106 @@
+"""`python -m aorta.gpu_check [--json FILE] [--pairs N] [WORD...]`: one process a device, one table, one exit code.
+
+Enters: words of train.py, which go to every run. Leaves: the table on stdout and the same as JSON. torchrun ends with 1
+whatever its ranks end with, so the code comes from that file. Must not: touch a device in this process.
+
+Exit 0: nothing failed, and at least one comparison of times was judged. 1: a check failed, there is no device, or a
+word is wrong. 4: nothing failed, but no comparison of times could be judged. 5: a rank ended before the table was made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from hydra.errors import HydraException
+
+from aorta.command_line import command
+from aorta.distributed import cuda
+from aorta.errors import ConfigError, RunIncomplete
+from aorta.gpu_check.case import PAIRS, chosen
+from aorta.gpu_check.check_table import CheckReport
+from aorta.runner.manual_loop import ROOT, resolved
+
+DEFAULT_JSON = ROOT / "artifacts" / "gpu_check.json"
+NO_DEVICE = "torch sees no CUDA or HIP device on this machine, so nothing was checked. Run it where there is one"
+
+
+@command("gpu_check")
+def main(words: Sequence[str]) -> int:
+    """Check, and return the exit code."""
+    asked = parse(words)
+    count = processes(os.environ, cuda.device_count())
+    for strategy in asked.strategies:
+        _check_words(chosen(strategy, asked.words))
+    report = checked(asked.json.resolve(), count, asked.strategies, asked.words, asked.pairs)
+    sys.stdout.write(f"the same as JSON: {asked.json}\n")
+    return report.exit_code
+
+
+def processes(environment: Mapping[str, str], devices: int) -> int:
+    """How many ranks: NPROC, else one a device.
+
+    Raises:
+        ConfigError: there is no device, or NPROC is no number of processes.
+    """
+    if not devices:
+        raise ConfigError(NO_DEVICE)
+    text = environment.get("NPROC") or str(devices)
+    if not text.isdecimal() or not 1 <= int(text) <= devices:
+        raise ConfigError(f"NPROC={text!r}: must be a whole number of processes, 1 to {devices}: torch sees {devices}")
+    return int(text)
+
+
+def checked(path: Path, count: int, strategies: Sequence[str], words: Sequence[str], pairs: int = PAIRS) -> CheckReport:
+    """Run the ranks, which print the table and write `path`.
+
+    Raises:
+        RunIncomplete: they ended without it.
+    """
+    path.unlink(missing_ok=True)  # an earlier one must not answer for this
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
+    command = [*launch, "--module", "aorta.gpu_check.check_ranks", str(path), ",".join(strategies), str(pairs), *words]
+    ranks = subprocess.Popen(command, env={"OMP_NUM_THREADS": "1", **os.environ})
+    try:
+        code = ranks.wait()
+    except KeyboardInterrupt:
+        ranks.wait()  # the terminal has told them as well
+        raise
+    if code or not path.exists():
+        raise RunIncomplete(f"the ranks ended with {code} before the table was made; what they said is above")
+    return msgspec.json.decode(path.read_bytes(), type=CheckReport)
+
+
+def _check_words(words: Sequence[str]) -> None:
+    try:
+        resolved(*words)
+    except HydraException as error:
+        raise ConfigError(str(error).splitlines()[0]) from error
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """`json`, `strategies` and train.py's `words`."""
+    parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__, formatter_class=_AsWritten)
+    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="FILE", help="default: %(default)s")
+    parser.add_argument("--strategies", type=lambda text: text.split(","), default=["ddp", "fsdp"], metavar="NAME,...")
+    blocks = "blocks of steps compared with and without the instrument; fewer are quicker and say less"
+    parser.add_argument(
+        "--pairs", type=_at_least_one, default=PAIRS, metavar="N", help=f"{blocks}; default: %(default)s"
+    )
+    parser.add_argument("words", nargs="*", metavar="WORD", help="for train.py, as training.batch_size=4")
+    return parser.parse_args(words)
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 1 on")
+    return int(text)
+
+
+class _AsWritten(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    pass

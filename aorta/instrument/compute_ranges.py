@@ -1,0 +1,124 @@
+"""Times the computation of the model's blocks (docs/measuring.md, R5).
+
+A range over the whole backward pass contains every stall, so each block is bracketed by itself, after its parameters
+have arrived: these hooks run after FSDP's own. Must not change a tensor, or modify the graph (tensor hooks only
+observe).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from aorta.instrument.event_clock import EventClock, Mark
+
+
+@dataclass(slots=True)
+class Range:
+    """One forward or backward pass of one block, between two marks; `end` is None while it is open."""
+
+    block: str
+    phase: str
+    start: Mark
+    end: Mark | None = None
+
+
+class BlockRanges:
+    """Forward and backward hooks that bracket blocks.
+
+    Args:
+        clock: takes the marks.
+        on_range: called with each range when it opens.
+    """
+
+    def __init__(self, clock: EventClock, on_range: Callable[[Range], None]) -> None:
+        self._clock, self._on_range = clock, on_range
+        self._handles: list[Any] = []
+        self._backward: dict[str, Range] = {}
+
+    def watch(self, name: str, block: nn.Module) -> None:
+        """Bracket `block`. Call after the parallel strategy has put its own hooks on it.
+
+        A block's backward range opens when the first gradient of its outputs arrives, and closes with the last
+        gradient of its inputs; a block whose inputs need none (an embedding) closes when the backward pass has run.
+        """
+        forward: list[Range] = []
+        clock = self._clock
+
+        def last_gradient(_gradient: torch.Tensor) -> None:
+            if name in self._backward:
+                self._backward.pop(name).end = clock.mark()
+
+        def open_backward(_gradient: Any) -> None:
+            self._open_backward(name)
+
+        def before_forward(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            inputs = needing_gradient(args)
+            if kwargs:
+                inputs += needing_gradient(kwargs)
+            if inputs:
+                closes = last_gradient if len(inputs) == 1 else _last_of(len(inputs), last_gradient)
+                for tensor in inputs:
+                    tensor.register_hook(closes)  # type: ignore[no-untyped-call]
+            forward.append(self._opened(name, "forward"))
+
+        def after_forward(_module: nn.Module, _args: Any, output: Any) -> None:
+            forward.pop().end = clock.mark()
+            for tensor in needing_gradient(output):
+                # A node's pre-hook runs after all hooks of the tensor, whenever those were registered: FSDP waits for
+                # the block's parameters in a tensor hook that it registers later than this (R5).
+                before = tensor.register_hook if tensor.grad_fn is None else tensor.grad_fn.register_prehook
+                before(open_backward)
+
+        self._handles += [
+            block.register_forward_pre_hook(before_forward, with_kwargs=True),
+            block.register_forward_hook(after_forward, prepend=True),
+        ]
+
+    def backward_ran(self) -> None:
+        """Called after the last node of a backward pass: closes blocks whose inputs need no gradient."""
+        for open_range in self._backward.values():
+            open_range.end = self._clock.mark()  # one mark each: every range returns its marks to the clock
+        self._backward.clear()
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _opened(self, name: str, phase: str) -> Range:
+        opened = Range(name, phase, self._clock.mark())
+        self._on_range(opened)
+        return opened
+
+    def _open_backward(self, name: str) -> None:
+        if name not in self._backward:
+            self._backward[name] = self._opened(name, "backward")
+
+
+def needing_gradient(values: Any) -> list[torch.Tensor]:
+    """Tensors in nested containers that a backward pass will reach."""
+    if isinstance(values, torch.Tensor):
+        return [values] if values.requires_grad else []
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, list | tuple):
+        return []
+    return [tensor for value in values for tensor in needing_gradient(value)]
+
+
+def _last_of(count: int, reached: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    """A hook for `count` gradients that passes on only the last of them."""
+    left = [count]
+
+    def came(gradient: torch.Tensor) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            reached(gradient)
+
+    return came

@@ -1,0 +1,229 @@
+"""Interceptor for collectives of CPU tensors: issues and times each one, and returns what its caller expects.
+
+It is called by the dispatcher interception with an operator's name, arguments and original implementation. The caller
+gets the original's result with a `TimedWork` in it; the recorder gets an `InFlight` row. A CPU backend runs collectives
+on its own threads, so they are timed where they run (R6); collectives of device tensors are handled in
+`device_collectives`.
+
+Must not change a value, an exception, a dtype or an order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+
+from aorta.instrument.dispatcher import (
+    DispatcherHook,
+    Looking,
+    Original,
+    Work,
+    counts_point_to_point,
+    first_tensor,
+    group_in,
+    with_work,
+    work_in,
+    worker_threads,
+)
+from aorta.instrument.emulation.emulated_link import HostLinks
+from aorta.instrument.event_clock import EventClock, Mark
+from aorta.instrument.in_flight import Group, InFlight
+from aorta.instrument.operators import OPERATORS, Operator, is_async, offered, position_of_async_op, position_of_group
+from aorta.instrument.timed_work import KeptAlive, TimedWork
+from aorta.instrument.trace_labels import labelled
+
+_CPU = torch.device("cpu")
+
+ENQUEUE_NS = 200_000
+"""A backend call that returns sooner than this only enqueued the collective, which is host work and not a stall:
+measured 20 to 195 us on gloo (docs/log.md). Half the stalls of a record were such calls."""
+
+
+class _Call(NamedTuple):
+    """What an operator's schema says about its arguments, looked up once."""
+
+    operator: Operator
+    group_at: int
+    async_at: int | None
+
+
+class _Member(NamedTuple):
+    """What the interceptor needs of a process group at every call. `on_device`: waiting for its collectives of device
+    tensors blocks the device and not the host. `early`: those complete after their futures do (`seam.ends_on_streams`).
+    """
+
+    name: str
+    size: int
+    on_device: bool
+    early: bool
+
+
+@cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name without its module: `torch.float32` -> `float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def group_seen(process_group: dist.ProcessGroup) -> Group:
+    """The facts about a process group that the record needs."""
+    return Group(tuple(dist.get_process_group_ranks(process_group)), worker_threads(process_group, _CPU))
+
+
+class CpuInterceptor:
+    """Interceptor for CPU backends.
+
+    The end of a collective is stamped by the backend's completion callback, or by the caller's own wait where there is
+    none (gloo's reduce-scatter, send and receive), whichever comes first.
+
+    Args:
+        clock: of the device.
+        groups: filled with every process group when first seen, by name.
+        on_issue: called in issue order with each collective, before it is issued.
+        on_stall: called with two marks between which the caller was blocked.
+        links: of the emulated fabric, which delays completion; None = the real network.
+    """
+
+    def __init__(
+        self,
+        clock: EventClock,
+        groups: dict[str, Group],
+        on_issue: Callable[[InFlight], None],
+        on_stall: Callable[[Mark, Mark], None],
+        links: HostLinks | None = None,
+    ) -> None:
+        self.clock, self._groups = clock, groups
+        self._on_issue, self._on_stall = on_issue, on_stall
+        self._links = links
+        self._kept = KeptAlive()
+        self._count: dict[str, int] = {}
+        self._calls = {
+            name: _Call(operator, position_of_group(name), position_of_async_op(name))
+            for name, operator in offered().items()
+        }
+        # Keyed by identity, so that C++ need not be asked for a name or a size; the groups stay alive until `close`.
+        self._members: dict[dist.ProcessGroup, _Member] = {}
+        self._futureless: set[tuple[str, str]] = set()
+
+    def __call__(self, name: str, args: tuple[Any, ...], original: Original) -> Any:
+        """Handle one call of an operator."""
+        operator, group_at, async_at = self._calls[name]
+        tensor = first_tensor(args)
+        process_group = group_in(args[group_at])
+        member = self._member(process_group)
+        group = member.name
+        # Not every rank sends or receives: counted separately, they keep collective numbers equal on all ranks.
+        counter = f"{group}/{operator.kind}" if operator.point_to_point else group
+        seq = self._count.get(counter, 0)
+        self._count[counter] = seq + 1
+        on_host = tensor is None or tensor.is_cpu
+        self._be_late(on_host=on_host)
+        issued = InFlight(
+            kind=operator.kind,
+            group=group,
+            seq=seq,
+            bytes=operator.full_array_bytes(args, member.size),
+            dtype=None if tensor is None or operator.argument is None else dtype_name(tensor.dtype),
+            issue_ns=time.perf_counter_ns(),
+            number=None if operator.point_to_point else seq,
+            waiters=len(args[0]) if operator.coalesced else 1,
+            counted=not operator.point_to_point
+            or tensor is None
+            or counts_point_to_point(process_group, tensor.device),
+        )
+        self._on_issue(issued)
+        original = labelled(issued.kind, seq, group, original)
+        asynchronous = is_async(args, async_at)
+        # The host waits for a barrier, whatever its backend.
+        if on_host or operator.argument is None or not (member.on_device or (member.early and not asynchronous)):
+            return self._on_host(name, issued, original, early=member.early and not on_host)
+        return self._on_device(issued, args, asynchronous, original)
+
+    def open(self, device: torch.device, on_captured: Callable[[], None]) -> Looking:
+        """Start intercepting; `close` of the returned object ends it. `on_captured`: see `DispatcherHook`."""
+        return DispatcherHook(OPERATORS, device, self, on_captured)
+
+    def begin(self) -> None:
+        """Called when a step begins."""
+
+    def close(self) -> None:
+        """Called when no further collective will arrive."""
+        self._members.clear()
+        if self._links is not None:
+            self._links.close()
+
+    def _be_late(self, *, on_host: bool) -> None:
+        if self._links is not None and on_host:
+            self._links.be_late()
+
+    def _member(self, group: dist.ProcessGroup) -> _Member:
+        member = self._members.get(group)
+        if member is None:
+            member = self._members[group] = _Member(group.group_name, group.size(), *self._on_streams(group))
+            self._groups[member.name] = group_seen(group)
+        return member
+
+    def _on_streams(self, _group: dist.ProcessGroup) -> tuple[bool, bool]:
+        """`_Member.on_device` and `_Member.early` of a group."""
+        return False, False
+
+    def _on_host(self, name: str, issued: InFlight, original: Original, *, early: bool) -> Any:
+        """Issue and time one collective; `early`: its future says nothing about its end."""
+        transfer, in_place = None, False
+        if self._links is not None:
+            transfer = self._links.arrive(issued, self._groups[issued.group].ranks)
+        result = original()
+        # The caller's thread was inside the backend: enqueueing, or blocked where the backend works synchronously.
+        if (returned_ns := time.perf_counter_ns()) - issued.issue_ns > ENQUEUE_NS:
+            self._host_stall(issued.issue_ns, returned_ns)
+        work = work_in(result)
+        if work is None:  # it is over, and there is nothing to wait for
+            issued.stamp("wait")
+            return result
+        if self._links is not None and transfer is not None:
+            work = cast(Work, self._links.carry(transfer, work))
+        elif not early:
+            in_place = self._notice_end(name, issued, work)
+        wait = partial(self._wait, issued)
+        return with_work(result, TimedWork(work, wait, self._kept, issued.waiters, in_place=in_place))
+
+    def _notice_end(self, name: str, issued: InFlight, work: Work) -> bool:
+        """Register for the backend's completion callback; returns whether it has a future.
+
+        Without one, only the caller's wait marks the end. A missing future is probed once per operator and group, since
+        the answer is an exception, the most expensive event on this path.
+        """
+        kind_of_work = (issued.group, name)
+        if kind_of_work in self._futureless:
+            return False
+        try:
+            future = work.get_future()
+        except RuntimeError:
+            self._futureless.add(kind_of_work)
+            return False
+        issued.has_completed = future.done
+        future.add_done_callback(issued.on_completion)
+        return True
+
+    def _wait(self, issued: InFlight, inner: Callable[[], bool], _limited: bool) -> bool:
+        """The caller's wait: timed as a stall, and as the end where nothing else has stamped it. A caller that arrives
+        after the collective has ended is not blocked.
+        """
+        begin, blocked = time.perf_counter_ns(), not issued.look()
+        try:
+            outcome = inner()
+            issued.stamp("wait")  # not reached after an error: a timeout, say, is not the end
+            return outcome
+        finally:
+            if blocked:
+                self._host_stall(begin, time.perf_counter_ns())
+
+    def _host_stall(self, begin: Mark, end: Mark) -> None:
+        self._on_stall(begin, end)
+
+    def _on_device(self, issued: InFlight, args: tuple[Any, ...], asynchronous: bool, original: Original) -> Any:
+        raise NotImplementedError("a collective of device tensors in a run on the CPU")

@@ -1,0 +1,284 @@
+"""Interceptor for collectives of an accelerator's tensors: on AORTA's own stream (`dedicated`, R2), or timed from a
+stream beside the backend's (`observe`, R3).
+
+A stall is time in which the *compute* stream was waiting. A strategy's own communication stream also waits for its
+collectives (FSDP's does), but nothing computes there, so such a wait is not a stall.
+
+Must not change a value, an exception, a dtype or an order, or make the host wait for a device unless the caller's own
+call does.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from aorta.instrument.cpu_interceptor import CpuInterceptor
+from aorta.instrument.device_streams import DeviceStreams, StreamWaits
+from aorta.instrument.dispatcher import (
+    Coalescing,
+    Looking,
+    Original,
+    Watches,
+    Work,
+    ends_on_streams,
+    orders_streams,
+    with_work,
+    work_in,
+)
+from aorta.instrument.emulation.emulated_link import DelayedOnDevice, DeviceLink, HostLinks
+from aorta.instrument.event_clock import EventClock, Mark
+from aorta.instrument.in_flight import Group, InFlight
+from aorta.instrument.timed_work import TimedWork
+
+
+class _Lent:
+    """An event that is in use while a caller may still wait for it; then it returns to `pool`."""
+
+    def __init__(self, event: torch.Event, pool: deque[torch.Event]) -> None:
+        self.event, self._pool = event, pool
+
+    def __del__(self) -> None:
+        self._pool.append(self.event)
+
+
+@dataclass
+class _Batch:
+    """The operations that a backend has coalesced so far, and their tensors."""
+
+    rows: list[InFlight] = field(default_factory=list)
+    alive: list[Any] = field(default_factory=list)
+
+
+class DeviceInterceptor(CpuInterceptor):
+    """Interceptor for accelerators; collectives of CPU tensors in the same run are timed as on a CPU.
+
+    Args:
+        on_wait: called with two marks between which the compute stream may have been waiting.
+        dedicated: run collectives on AORTA's own stream of their group; otherwise leave them on the backend's, and let
+            that stream only wait, for the timing. Sends and receives are never moved: one side stream per group would
+            serialise those of opposite directions, and two ranks would wait for each other.
+        device_link: of the emulated fabric, for collectives of device tensors; None = the real network.
+    """
+
+    def __init__(
+        self,
+        clock: EventClock,
+        groups: dict[str, Group],
+        on_issue: Callable[[InFlight], None],
+        on_stall: Callable[[Mark, Mark], None],
+        on_wait: Callable[[Mark, Mark], None],
+        streams: DeviceStreams,
+        device: torch.device,
+        *,
+        dedicated: bool,
+        links: HostLinks | None = None,
+        device_link: DeviceLink | None = None,
+    ) -> None:
+        super().__init__(clock, groups, on_issue, on_stall, links)
+        self._on_wait, self._device = on_wait, device
+        self._streams, self._dedicated, self._device_link = streams, dedicated, device_link
+        self._held: deque[InFlight] = deque()
+        self._batches: dict[str, _Batch] = {}
+        self._launches = itertools.count()
+        self._done_events: deque[torch.Event] = deque()
+
+    def open(self, device: torch.device, on_captured: Callable[[], None]) -> Looking:
+        seam = super().open(device, on_captured)
+        coalescing = Coalescing(self._batch_begins, self._batch_ends)
+        return Watches(seam, coalescing, StreamWaits(device, self._streams, self.clock.mark, self._on_wait))
+
+    def begin(self) -> None:
+        self._streams.compute = self._streams.current()
+        self._let_go()
+
+    def _on_device(self, issued: InFlight, args: tuple[Any, ...], asynchronous: bool, original: Original) -> Any:
+        if (batch := self._batches.get(issued.group)) is not None:
+            # A backend counts launches, and a batch is launched once.
+            issued.counted = issued.counted and not any(row.counted for row in batch.rows)
+            batch.rows.append(issued)
+            batch.alive.append(args)
+            return original()  # launched when the batch ends
+        if issued.number is None:  # one stream per peer and direction; the last argument is the tag
+            return self._watched(issued, args, (issued.group, issued.kind, args[2:-1]), original)
+        issued.communicator = issued.group
+        if self._dedicated and (side := self._streams.side(issued.group)) is not None:
+            return self._moved(issued, args, side, asynchronous, original)
+        if asynchronous:
+            return self._watched(issued, args, issued.group, original)
+        return self._bracketed(issued, original)
+
+    def _moved(
+        self, issued: InFlight, args: tuple[Any, ...], side: torch.Stream, asynchronous: bool, original: Original
+    ) -> Any:
+        """Run it on AORTA's stream (R2), whichever stream the backend would have used."""
+        self._streams.order(self._streams.current(), side)  # the inputs must be ready (W2)
+        with self._streams.use(side):
+            issued.start = self.clock.mark()
+            result = original()
+            work = work_in(result)
+            self._end(work, [issued])
+            done = self._done(side)
+        if asynchronous:
+            self._hold(issued, args)
+        else:
+            # After this wait the caller's stream is in the state it would be in had the backend used it.
+            self._join(done)
+        return result if work is None else with_work(result, self._handle(issued, work, side, done))
+
+    def _watched(self, issued: InFlight, args: tuple[Any, ...], key: Hashable, original: Original) -> Any:
+        """Leave it on the backend's stream; AORTA's stream waits for it and records the marks (R3)."""
+        side = self._streams.side(("beside", key))
+        if side is None:
+            return original()  # no stream left to time it on: it has no end, which coverage reports
+        self._streams.order(self._streams.current(), side)
+        with self._streams.use(side):
+            issued.start = self.clock.mark()
+        result = original()
+        work = work_in(result)
+        if work is None:  # the backend used the caller's stream after all
+            self._end(None, [issued])
+            return result
+        with self._streams.use(side):
+            self._end(work, [issued])
+        self._hold(issued, args)
+        return with_work(result, self._handle(issued, work, side))
+
+    def _bracketed(self, issued: InFlight, original: Original) -> Any:
+        """The backend runs it on the caller's own stream, where two marks bracket it."""
+        computes = self._streams.computes()
+        begin = self.clock.mark() if computes else None  # every user of a mark releases it once
+        issued.start = self.clock.mark()
+        result = original()
+        self._end(work_in(result), [issued])
+        if computes:
+            self._on_stall(begin, self.clock.mark())
+        return result
+
+    # --- collected into one launch -----------------------------------------------------------------------------------
+
+    def _batch_begins(self, group: dist.ProcessGroup) -> None:
+        if self._member(group).on_device:
+            self._batches[self._member(group).name] = _Batch()
+
+    def _batch_ends(self, group: dist.ProcessGroup, launch: Callable[[], Work | None]) -> Work | None:
+        name = self._member(group).name
+        batch = self._batches.pop(name, None)
+        if batch is None or not batch.rows:
+            return launch()
+        number = next(self._launches)
+        computes = self._streams.computes()
+        begin = self.clock.mark() if computes else None
+        for issued in batch.rows:
+            issued.communicator, issued.launch, issued.start = name, number, self.clock.mark()
+        work = launch()
+        if work is None:  # synchronous: on the caller's stream
+            self._end(None, batch.rows)
+            if computes:
+                self._on_stall(begin, self.clock.mark())
+            return None
+        if begin is not None:
+            self.clock.release(begin)
+        side = self._streams.side(("beside", name))
+        if side is None:
+            return work
+        with self._streams.use(side):
+            self._end(work, batch.rows)
+        self._hold(batch.rows[-1], batch.alive)
+        return self._handle(batch.rows[-1], work, side)
+
+    # --- ends, and who waits for them --------------------------------------------------------------------------------
+
+    def _end(self, work: Work | None, rows: list[InFlight]) -> None:
+        """Mark the end on the current stream."""
+        if work is not None:
+            work.wait()  # blocks the stream, not the host; without it the mark would be at the end of the launch (W1)
+        for issued in rows:
+            self._delay(issued)
+        for issued in rows:
+            issued.end, issued.end_source = self.clock.mark(), "event"
+
+    def _done(self, side: torch.Stream) -> _Lent:
+        """An event after everything on `side`, owned by the caller alone. The end mark's own event returns to the
+        clock when the step is read, possibly before the caller waits.
+        """
+        event = self._done_events.popleft() if self._done_events else torch.Event(device=self._device)
+        event.record(side)
+        return _Lent(event, self._done_events)
+
+    def _join(self, done: _Lent) -> None:
+        """The caller's stream waits for this collective only, not for those issued after it."""
+        self._stalling(lambda: done.event.wait(self._streams.current()))
+
+    def _stalling(self, wait: Callable[[], Any]) -> Any:
+        """Make the caller's stream wait; a stall if that is the compute stream."""
+        if not self._streams.computes():
+            return wait()
+        begin = self.clock.mark()
+        outcome = wait()
+        self._on_stall(begin, self.clock.mark())
+        return outcome
+
+    def _handle(self, issued: InFlight, work: Work, side: torch.Stream, done: _Lent | None = None) -> TimedWork:
+        """The caller's handle. It waits for `done`, or for the backend's work where the collective was not moved."""
+        if self._device_link is not None:  # the backend's stream and future do not include the emulated time
+            done = done or self._done(side)
+            with self._streams.use(side):
+                work = cast(Work, DelayedOnDevice(work, done.event, self._device_link.devices))
+
+        def wait(inner: Callable[[], bool], limited: bool) -> bool:
+            outcome = True
+            if done is None:
+                outcome = bool(self._stalling(inner))
+            else:
+                if limited:
+                    outcome = inner()  # with a timeout the host waits, and may get an error
+                self._join(done)
+            issued.alive = None  # the caller's stream continues after it, as with the backend's own wait
+            return outcome
+
+        return TimedWork(work, wait, self._kept, issued.waiters, repeatable=True, in_place=True)
+
+    def _hold(self, issued: InFlight, alive: Any) -> None:
+        """Keep tensors until a caller has waited or the device has passed: our own wait, for the mark, made the
+        backend release them (W3). No longer, since a sharded model needs that memory.
+        """
+        issued.alive = alive
+        self._held.append(issued)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        while self._held:
+            oldest = self._held[0]
+            if oldest.alive is not None and oldest.end is not None and self.clock.read_ns(oldest.end) is None:
+                return
+            self._held.popleft().alive = None
+
+    # --- beside the device's -----------------------------------------------------------------------------------------
+
+    def _on_streams(self, group: dist.ProcessGroup) -> tuple[bool, bool]:
+        try:
+            return orders_streams(group, self._device), ends_on_streams(group, self._device)
+        except RuntimeError:  # the group serves CPU tensors only
+            return False, False
+
+    def _host_stall(self, begin: Mark, end: Mark) -> None:
+        """A caller on the host waits for a collective of CPU tensors; the compute stream does not."""
+
+    # --- the emulated fabric -----------------------------------------------------------------------------------------
+
+    def _be_late(self, *, on_host: bool) -> None:
+        super()._be_late(on_host=on_host)
+        if self._device_link is not None and not on_host:
+            self._device_link.be_late()
+
+    def _delay(self, issued: InFlight) -> None:
+        """Add the emulated time after the backend's collective on the current stream."""
+        if self._device_link is not None:
+            self._device_link.delay(issued, self._groups[issued.group].ranks)

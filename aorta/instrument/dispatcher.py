@@ -1,0 +1,315 @@
+"""Intercepts collectives at torch's dispatcher, and holds every private name of torch that this takes.
+
+Every collective of DDP (C++ reducer), FSDP, tensor parallelism, compiled code and user code goes through a `c10d::*`
+dispatcher operator (docs/measuring.md, R1). A kernel registered at the BackendSelect key sees them all. The original is
+called through the operator's own `_op_dk`, which releases the interpreter lock inside the backend.
+(`torch.library.get_kernel` keeps the lock and deadlocks with gloo's worker threads.)
+
+Must not measure anything, or decide what to do with a call.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol, TypeAlias, cast
+
+import torch
+import torch.distributed as dist
+
+from aorta.distributed.cuda import is_capturing
+from aorta.errors import InstrumentError
+
+Original: TypeAlias = Callable[[], Any]
+Handler: TypeAlias = Callable[[str, tuple[Any, ...], Original], Any]
+"""Takes an operator's name, its arguments and a callable that runs the original; returns the caller's result."""
+
+Work: TypeAlias = dist.Work
+
+STREAM_ORDERED = ("nccl", "xccl", "hccl")
+"""Backends whose `wait()` blocks the current stream and not the host (RCCL calls itself nccl)."""
+_BLOCKING_WAIT = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+
+
+class DispatcherHook:
+    """Kernels that override `c10d::<name>` while the object is open.
+
+    Collectives that are being captured into a CUDA graph are passed to torch untouched: marks and streams of AORTA
+    would become part of the graph. Graph replays bypass the dispatcher and are not seen.
+
+    Args:
+        operators: names to intercept; those this torch lacks are skipped.
+        device: what the run computes on.
+        handler: called for every intercepted collective.
+        on_captured: called for each collective that is being captured into a graph.
+        capturing: whether a capture is under way on the caller's stream; None asks torch (on a CPU there is none).
+
+    Raises:
+        InstrumentError: this torch lacks something the interception needs; names it, and torch's version.
+    """
+
+    def __init__(
+        self,
+        operators: Iterable[str],
+        device: torch.device,
+        handler: Handler,
+        on_captured: Callable[[], None] = lambda: None,
+        capturing: Callable[[], bool] | None = None,
+    ) -> None:
+        check_torch()
+        key = _dispatch_key(device.type)
+        self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+        if capturing is None and device.type != "cpu":
+            capturing = is_capturing
+        self.operators = tuple(name for name in operators if hasattr(torch.ops.c10d, name))
+        with warnings.catch_warnings():
+            # torch warns about the overridden kernel, which is intended here.
+            warnings.simplefilter("ignore")
+            for name in self.operators:
+                overload = getattr(torch.ops.c10d, name).default
+                kernel = _kernel(name, overload, key, handler, on_captured, capturing)
+                self._library.impl(  # type: ignore[no-untyped-call]
+                    name, kernel, "BackendSelect", with_keyset=True, allow_override=True
+                )
+
+    def close(self) -> None:
+        """Restore torch's own kernels."""
+        self._library._destroy()  # type: ignore[no-untyped-call]
+
+
+def _kernel(
+    name: str,
+    overload: Any,
+    own_key: Any,
+    handler: Handler,
+    on_captured: Callable[[], None],
+    capturing: Callable[[], bool] | None,
+) -> Callable[..., Any]:
+    """The kernel of one operator.
+
+    It runs with cold caches, between kernels of the model, where every line of Python costs several times what a tight
+    loop suggests (docs/measurements.md); each device therefore gets only what it needs.
+    """
+    original = overload._op_dk
+    host_key = _dispatch_key("cpu")
+
+    def on_host(_keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        return handler(name, args, partial(original, host_key, *args, **kwargs))
+
+    def beside_a_device(_keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        # A CPU tensor in an accelerator run (gloo beside NCCL) goes to the CPU backend.
+        tensor = first_tensor(args)
+        key = host_key if tensor is not None and tensor.is_cpu else own_key
+        if capturing is not None and capturing():
+            on_captured()
+            return original(key, *args, **kwargs)
+        return handler(name, args, partial(original, key, *args, **kwargs))
+
+    return on_host if own_key == host_key and capturing is None else beside_a_device
+
+
+def _dispatch_key(device_type: str) -> Any:
+    return getattr(torch._C.DispatchKey, torch._C._dispatch_key_for_device(device_type))
+
+
+def first_tensor(arguments: Any) -> torch.Tensor | None:
+    """The first tensor in nested lists of arguments, if any."""
+    for item in arguments:
+        if isinstance(item, torch.Tensor):
+            return item
+        if isinstance(item, (list, tuple)):
+            found = first_tensor(item)
+            if found is not None:
+                return found
+    return None
+
+
+def work_in(result: Any) -> Work | None:
+    """The work handle inside an operator's result.
+
+    None where the backend omits it: ProcessGroupNCCL does for a synchronous collective, after which the caller's stream
+    continues in order anyway, and for an operation that is being coalesced into a batch.
+    """
+    boxed = result[-1] if isinstance(result, (tuple, list)) else result
+    return None if boxed is None else Work.unbox(boxed)
+
+
+def with_work(result: Any, work: Work) -> Any:
+    """An operator's result with its work handle replaced by another."""
+    return (*result[:-1], work.boxed()) if isinstance(result, (tuple, list)) else work.boxed()
+
+
+def group_in(argument: Any) -> dist.ProcessGroup:
+    """The process group behind an operator's argument."""
+    return dist.ProcessGroup.unbox(argument)
+
+
+def all_groups() -> list[dist.ProcessGroup]:
+    """Every process group this process belongs to."""
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def orders_streams(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether waiting for the group's work on `device` blocks the device while the host continues.
+
+    Where the host blocks (gloo on device tensors, NCCL's blocking wait), only the caller itself may wait.
+    """
+    blocking = any(os.environ.get(name, "").strip() == "1" for name in _BLOCKING_WAIT)
+    return not blocking and ends_on_streams(group, device)
+
+
+def ends_on_streams(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether the group's work on `device` completes after its notification: the future is done, and a synchronous call
+    has returned, as soon as the work is in a stream, also where `wait()` blocks the host.
+    """
+    return group._get_backend(device).name() in STREAM_ORDERED
+
+
+def issued_by(group: dist.ProcessGroup) -> int | None:
+    """How many collectives the group's backends themselves have counted (R8); None if any of them keeps no counter.
+
+    Each backend is asked: the group itself answers for its default backend only, which in `cpu:gloo,cuda:nccl` is NCCL.
+    """
+    try:
+        backends: list[Any] = [group._get_backend(device) for device in group._device_types]
+        distinct = {id(backend): backend for backend in backends}  # one backend may serve several device types
+        return sum(int(backend._get_sequence_number_for_group()) for backend in distinct.values())
+    except RuntimeError:
+        return None
+
+
+def counts_point_to_point(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether the counter of the backend that serves `device` includes sends and receives.
+
+    gloo counts every operation. ProcessGroupNCCL (RCCL is the same file) and ProcessGroupXCCL count them separately and
+    expose only the count of the others; docs/decisions/0003-sequence-counters-as-coverage.md. True for a group without
+    a backend for `device`, which sends nothing from it.
+    """
+    try:
+        return group._get_backend(device).name() not in ("nccl", "xccl")
+    except RuntimeError:
+        return True
+
+
+def worker_threads(group: dist.ProcessGroup, device: torch.device) -> int:
+    """How many collectives of one group a CPU backend runs at once (gloo: its worker threads)."""
+    try:
+        return int(group._get_backend(device).options._threads)  # type: ignore[attr-defined]
+    except (AttributeError, RuntimeError):
+        return 1
+
+
+class Coalescing:
+    """Patches the two calls between which a backend coalesces operations into one launch, while the object is open.
+
+    `_coalescing_manager(device=...)` and `batch_isend_irecv` make these calls from Python; no dispatcher operator is
+    involved.
+
+    Args:
+        on_start: called with the group before coalescing starts.
+        on_end: called with the group and a callable that launches the batch; returns the caller's result.
+    """
+
+    def __init__(
+        self,
+        on_start: Callable[[dist.ProcessGroup], None],
+        on_end: Callable[[dist.ProcessGroup, Callable[[], Work | None]], Work | None],
+    ) -> None:
+        start, end = dist.ProcessGroup._start_coalescing, dist.ProcessGroup._end_coalescing
+        self._originals: dict[str, Any] = {"_start_coalescing": start, "_end_coalescing": end}
+
+        def start_coalescing(group: dist.ProcessGroup, *args: Any) -> None:
+            start(group, *args)
+            on_start(group)
+
+        def end_coalescing(group: dist.ProcessGroup, *args: Any) -> Work | None:
+            return on_end(group, lambda: cast("Work | None", end(group, *args)))
+
+        self._put({"_start_coalescing": start_coalescing, "_end_coalescing": end_coalescing})
+
+    def close(self) -> None:
+        """Restore torch's methods."""
+        self._put(self._originals)
+
+    @staticmethod
+    def _put(methods: dict[str, Any]) -> None:
+        for name, method in methods.items():
+            setattr(dist.ProcessGroup, name, method)
+
+
+class Looking(Protocol):
+    """An active interception of collectives; ends when it is closed."""
+
+    def close(self) -> None:
+        """Restore torch as it was."""
+
+
+class Watches:
+    """Several interceptions that are removed together."""
+
+    def __init__(self, *watches: Looking) -> None:
+        self._watches = watches
+
+    def close(self) -> None:
+        """Restore torch as it was, last one first."""
+        for watch in reversed(self._watches):
+            watch.close()
+
+
+def when_backward_ends(callback: Callable[[], None]) -> None:
+    """From inside a backward pass: run `callback` after its last node, and before callbacks that DDP and FSDP queue
+    later.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def backward_pass() -> int:
+    """Id of the backward pass running on this thread; -1 outside of one."""
+    return int(torch._C._current_graph_task_id())
+
+
+def check_torch() -> None:
+    """Check that collectives can be intercepted with this torch.
+
+    Raises:
+        InstrumentError: this torch lacks something; names it, and torch's version.
+    """
+    if missing := _missing_names():
+        raise InstrumentError(
+            f"torch {torch.__version__} does not offer {', '.join(missing)}, which the interception of collectives "
+            "needs; use a torch that AORTA supports (>= 2.11), or run with instrument.mode=off"
+        )
+
+
+def _missing_names() -> list[str]:
+    needed: list[tuple[str, Any, str]] = [
+        ("torch.library.Library._destroy", torch.library.Library, "_destroy"),
+        ("torch._C.DispatchKey.CPU", torch._C.DispatchKey, "CPU"),
+        ("torch._C._dispatch_key_for_device", torch._C, "_dispatch_key_for_device"),
+        ("torch.distributed.Work.unbox", dist.Work, "unbox"),
+        ("torch.distributed.Work.boxed", dist.Work, "boxed"),
+        ("torch.distributed.ProcessGroup.unbox", dist.ProcessGroup, "unbox"),
+        ("torch.distributed._Work", dist, "_Work"),
+        ("torch.ops.c10d.allreduce_", torch.ops.c10d, "allreduce_"),
+        ("OpOverload._op_dk", torch.ops.c10d.allreduce_.default, "_op_dk"),
+        ("OpOverload._schema", torch.ops.c10d.allreduce_.default, "_schema"),
+        ("Variable._execution_engine.queue_callback", torch.autograd.Variable._execution_engine, "queue_callback"),
+        ("torch.ScriptObject", torch, "ScriptObject"),
+        ("torch._C._current_graph_task_id", torch._C, "_current_graph_task_id"),
+        ("ProcessGroup._get_backend", dist.ProcessGroup, "_get_backend"),
+        ("ProcessGroup._device_types", dist.ProcessGroup, "_device_types"),
+        (
+            "Backend._get_sequence_number_for_group",
+            torch._C._distributed_c10d.Backend,
+            "_get_sequence_number_for_group",
+        ),
+        ("Backend.name", torch._C._distributed_c10d.Backend, "name"),
+        ("distributed_c10d._world.pg_map", dist.distributed_c10d._world, "pg_map"),
+        ("ProcessGroup._start_coalescing", dist.ProcessGroup, "_start_coalescing"),
+        ("ProcessGroup._end_coalescing", dist.ProcessGroup, "_end_coalescing"),
+    ]
+    if dist.is_gloo_available():
+        needed.append(("ProcessGroupGloo._Options._threads", dist.ProcessGroupGloo._Options, "_threads"))  # type: ignore[attr-defined]
+    return [name for name, owner, attribute in needed if not hasattr(owner, attribute)]

@@ -1,0 +1,232 @@
+"""Switches all instrumentation of one rank on and off together.
+
+An `Instrumentation` installs the interception and the hooks for a device and a mode; its `recorder` collects steps and
+passes finished ones to a sink. Must not leave a hook or a kernel installed after `close`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from aorta.instrument.backward_end import BackwardEnds
+from aorta.instrument.compute_ranges import BlockRanges
+from aorta.instrument.cpu_interceptor import CpuInterceptor
+from aorta.instrument.device_interceptor import DeviceInterceptor
+from aorta.instrument.device_streams import DeviceStreams
+from aorta.instrument.dispatcher import DispatcherHook, Handler, Looking, all_groups, issued_by
+from aorta.instrument.emulation.emulated_link import DeviceLink, HostLinks, StreamSleep
+from aorta.instrument.emulation.network import EmulatedNetwork
+from aorta.instrument.event_clock import clock_for
+from aorta.instrument.in_flight import Group
+from aorta.instrument.native.algebra import compiled_algebra
+from aorta.instrument.native.build import compiled, load
+from aorta.instrument.native.native_device_interceptor import NativeDeviceClock, NativeDeviceInterceptor
+from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
+from aorta.instrument.native.ranges import NativeEnds, NativeRanges
+from aorta.instrument.operators import OPERATORS
+from aorta.instrument.step_builder import StepBuilder
+from aorta.instrument.step_recorder import StepRecorder
+from aorta.records.schema import ClockReading, InstrumentMode, Step
+from aorta.timeline.overlap import PAIRS, Unseen
+
+SWITCH_INTERVAL_S = 1e-4
+"""How long a backend's completion callback may wait for the interpreter lock before the training thread must release
+it; Python's default, 5 ms, would be added to the ends of collectives. It costs only when a thread waits."""
+
+
+class Instrumentation:
+    """The interception, the block ranges and the recorder of one rank.
+
+    Args:
+        device: what the run computes on.
+        mode: `dedicated`, `observe` or `off` (docs/measuring.md, R2 and R3).
+        rank, world_size: of this process.
+        anchor: relates CLOCK_MONOTONIC to wall-clock time.
+        sink: receives finished steps in order.
+        stream_priority: of dedicated streams on an accelerator; None: that of the stream a collective was issued on.
+        fabric: delays collectives as another network would; None = the real one.
+        native: use the compiled parts where they have been built (`native.build`) to time collectives and blocks and to
+            measure steps.
+        together: on a CPU, how many steps are read at once (`recorder.TOGETHER`, where only SIGKILL can end a run with
+            steps unread).
+
+    Raises:
+        InstrumentError: this torch lacks what the interception needs.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        mode: InstrumentMode,
+        rank: int,
+        world_size: int,
+        anchor: ClockReading,
+        sink: Callable[[Step], None],
+        stream_priority: int | None = None,
+        fabric: EmulatedNetwork | None = None,
+        *,
+        native: bool = False,
+        together: int = 1,
+    ) -> None:
+        module, _ = compiled(device, wanted=native and mode != "off", emulated=fabric is not None)
+        clock = NativeDeviceClock(module, device) if module and device.type != "cpu" else clock_for(device)
+        built = load()[0] if native else None
+        counted = issued_by if built is None else built.issued_by
+        self.groups: dict[str, Group] = {}
+        self.recorder = StepRecorder(
+            clock,
+            StepBuilder(
+                clock, rank, world_size, self.groups, anchor, PAIRS if built is None else compiled_algebra(built)
+            ),
+            lambda: {id(group): counted(group) for group in all_groups()},
+            sink,
+            # An unread step on a device keeps its events and its collectives' tensors alive (R2).
+            together=together if device.type == "cpu" else 1,
+        )
+        self._device, self.clock, self._mode = device, clock, mode
+        # The interceptor outlives a pause: it counts collectives, and keeps those in flight.
+        self._tap = None if mode == "off" else self._make_tap(device, stream_priority, fabric, module)
+        self._blocks: list[tuple[str, nn.Module]] = []
+        self._outputs: list[nn.Module] = []
+        self._ranges: BlockRanges | NativeRanges
+        # DDP waits for its collectives after the last node, on futures in C++ that bypass our work handles.
+        self._endings: BackwardEnds | NativeEnds
+        if isinstance(self._tap, NativeCpuInterceptor):
+            self._ranges = self._tap.ranges
+            self._endings = NativeEnds(self._ranges)
+        else:
+            self._ranges = BlockRanges(clock, self.recorder.on_range)
+            self._endings = BackwardEnds(clock, self._ranges.backward_ran, self.recorder.on_backward_tail)
+        self._seam: Looking | None = None
+        self._switch_interval_s = sys.getswitchinterval()
+        if self._tap is None:
+            self.recorder.unseen = Unseen("instrument.mode=off: nothing was looked at", compute=True)
+        else:
+            self._look()
+
+    def watch(self, blocks: Iterable[tuple[str, nn.Module]]) -> None:
+        """Bracket the computation of named blocks; call after the parallel strategy has registered its own hooks on
+        them.
+        """
+        self._blocks += (new := list(blocks))
+        if self._seam is not None:
+            for name, block in new:
+                self._ranges.watch(name, block)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Between two steps: remove the instrumentation, as `mode=off` does, for the length of a `with` block.
+
+        Nothing of the instrumentation stays on the run's path, so that steps inside and outside can be compared (K5);
+        the steps inside are recorded as unobserved. Every rank must pause for the same steps: collectives are matched
+        across ranks by the count of those seen.
+        """
+        if self._seam is None:
+            yield
+            return
+        self.recorder.catch_up()  # steps observed so far are written now, unobserved ones after them
+        self._look_away()
+        self.recorder.unseen = Unseen("the instrument was paused: nothing was looked at", compute=True)
+        try:
+            yield
+        finally:
+            self.recorder.catch_up()
+            self.recorder.unseen = None
+            self._look()
+
+    @contextmanager
+    def replaced(self, handler: Handler) -> Iterator[None]:
+        """Between two steps: send every collective to `handler` instead, for the length of a `with` block.
+
+        Collectives that it passes to a backend are not in the record, and show up as missing in a recorded step's
+        coverage.
+        """
+        assert self._seam is not None  # mode=off intercepts nothing
+        self._seam.close()
+        self._seam = DispatcherHook(OPERATORS, self._device, handler, self.recorder.on_captured)
+        try:
+            yield
+        finally:
+            self._seam.close()
+            self._seam = self._opened()
+
+    def watch_backward(self, module: nn.Module) -> None:
+        """Mark the end of every backward pass that starts at or after `module`'s outputs."""
+        self._outputs.append(module)
+        if self._seam is not None:
+            self._endings.watch(module)
+
+    def close(self) -> None:
+        """Remove all instrumentation; a second call does nothing."""
+        if self._seam is not None:
+            self._look_away()
+        if self._tap is not None:
+            self._tap.close()
+            self._tap = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _look(self) -> None:
+        self._seam = self._opened()
+        for name, block in self._blocks:
+            self._ranges.watch(name, block)
+        for module in self._outputs:
+            self._endings.watch(module)
+        if self._device.type == "cpu" and isinstance(self._tap, CpuInterceptor):
+            sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+    def _opened(self) -> Looking:
+        assert self._tap is not None  # mode=off has no interceptor
+        return self._tap.open(self._device, self.recorder.on_captured)
+
+    def _look_away(self) -> None:
+        assert self._seam is not None
+        self._ranges.close()
+        self._endings.close()
+        self._seam.close()
+        self._seam = None
+        sys.setswitchinterval(self._switch_interval_s)
+
+    def _make_tap(
+        self, device: torch.device, stream_priority: int | None, fabric: EmulatedNetwork | None, module: Any | None
+    ) -> CpuInterceptor | NativeCpuInterceptor:
+        clock, recorder = self.clock, self.recorder
+        dedicated = self._mode == "dedicated"
+        if isinstance(clock, NativeDeviceClock):
+            recorder.quiet_tap = on_device = NativeDeviceInterceptor(
+                module, clock, self.groups, recorder.on_wait, device, dedicated=dedicated, priority=stream_priority
+            )
+            return on_device
+        if module is not None:
+            recorder.quiet_tap = tap = NativeCpuInterceptor(module, self.groups)
+            return tap
+        links = None if fabric is None else HostLinks(fabric)
+        if device.type == "cpu":
+            return CpuInterceptor(clock, self.groups, recorder.on_issue, recorder.on_stall, links)
+        from_python = DeviceInterceptor(
+            clock,
+            self.groups,
+            recorder.on_issue,
+            recorder.on_stall,
+            recorder.on_wait,
+            DeviceStreams(device, stream_priority),
+            device,
+            dedicated=dedicated,
+            links=links,
+            device_link=None if fabric is None else DeviceLink(fabric, [device], StreamSleep(device)),
+        )
+        recorder.on_begin = from_python.begin
+        return from_python

@@ -1,0 +1,611 @@
+// Intercepts collectives at the dispatcher and times them without Python: no interpreter lock, and no interpreter.
+//
+// The same as `aorta/instrument/dispatcher.py`, `collectives.py` and `device_collectives.py` do (docs/measuring.md, R1 to R3
+// and R6), without an emulated fabric. For each call of a `c10d::*` operator it records what it was, when it was
+// issued, when it ended and when its caller was blocked; Python fetches that once per step. Must not touch a Python
+// object on a backend's thread; wait for a backend's work more than once, or unless the caller does.
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/record_function.h>
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
+
+#include "device.hpp"
+#include "hooks.hpp"
+#include "intervals.hpp"
+#include "ranges.hpp"
+#include "step.hpp"
+#include "reported.hpp"
+
+namespace {
+
+using aorta::Collective;
+using aorta::Device;
+using aorta::DeviceClock;
+using aorta::DeviceWork;
+using aorta::End;
+using aorta::Future;
+using aorta::NO_MARK;
+using aorta::Noted;
+using aorta::now_ns;
+using aorta::Span;
+using aorta::Step;
+using aorta::TimedWork;
+using c10::IValue;
+using c10d::ProcessGroup;
+using c10d::Work;
+
+// An operator as its schema and `operators.py` describe it.
+struct Operator {
+  std::string kind;
+  int64_t group_at;
+  std::optional<int64_t> argument;  // position of the full array; none for operators that move none
+  bool one_part;                    // only the root is given the full array
+  bool coalesced;                   // several tensors share one work handle
+  bool point_to_point;
+  std::optional<int64_t> async_at;  // position of the flag for asynchronous calls; none: always asynchronous
+  std::optional<int64_t> peer_at;   // position of the other rank of a send or a receive
+};
+
+int64_t bytes_in(const IValue& value) {
+  if (value.isTensor()) {
+    return value.toTensor().numel() * value.toTensor().element_size();
+  }
+  int64_t sum = 0;
+  for (const IValue& item : value.toListRef()) {
+    sum += bytes_in(item);
+  }
+  return sum;
+}
+
+const at::Tensor* first_tensor(c10::ArrayRef<IValue> values) {
+  for (const IValue& value : values) {
+    const at::Tensor* found = nullptr;
+    if (value.isTensor()) {
+      found = value.toTensor().defined() ? &value.toTensor() : nullptr;
+    } else if (value.isList()) {
+      found = first_tensor(value.toListRef());
+    }
+    if (found != nullptr) {
+      return found;
+    }
+  }
+  return nullptr;
+}
+
+// The name of a collective in torch.profiler's trace (`labels.py`), while a profiler is on.
+class Label {
+ public:
+  Label(const Operator& op, const Collective& collective) {
+    if (auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) {
+      text_ = "comm:" + op.kind + "#" + std::to_string(collective.seq) + " group=" + collective.group;
+      scope_.emplace(std::move(*callbacks));
+      scope_->before(std::string_view(text_));
+    }
+  }
+
+ private:
+  std::string text_;  // outlives the scope, which references it
+  std::optional<at::RecordFunction> scope_;
+};
+
+class Tap;
+
+// The kernel of one operator, between the dispatcher's BackendSelect key and the backend.
+class Kernel final : public c10::OperatorKernel {
+ public:
+  Kernel(std::shared_ptr<Tap> tap, size_t index) : tap_(std::move(tap)), index_(index) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack);
+
+ private:
+  const std::shared_ptr<Tap> tap_;
+  const size_t index_;
+};
+
+// Counts collectives for as long as it lives; intercepts them while it is open.
+class Tap : public std::enable_shared_from_this<Tap> {
+ public:
+  // `on_group` is called with each new group, and returns its `on_device` and `early`.
+  Tap(const std::vector<std::pair<std::string, Operator>>& operators,
+      int64_t enqueue_ns,
+      py::function on_group,
+      std::shared_ptr<Device> device)
+      : operators_(operators), enqueue_ns_(enqueue_ns), on_group_(std::move(on_group)), device_(std::move(device)) {
+    device_key_ = device_ ? c10::computeDispatchKey(std::nullopt, std::nullopt, device_->clock().device())
+                          : c10::DispatchKey::CPU;
+  }
+
+  // The last reference may be dropped by a thread without the interpreter lock.
+  ~Tap() {
+    if (!Py_IsInitialized()) {
+      on_group_.release();
+      return;
+    }
+    const py::gil_scoped_acquire interpreter;
+    on_group_ = py::function();
+  }
+
+  void open() {
+    library_.emplace(torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
+    try {
+      for (size_t index = 0; index < operators_.size(); ++index) {
+        library_->impl(
+            operators_[index].first.c_str(),
+            torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(shared_from_this(), index)));
+      }
+    } catch (...) {
+      library_.reset();
+      throw;
+    }
+  }
+
+  void close() { library_.reset(); }
+
+  const std::shared_ptr<Step>& step() const { return step_; }
+  std::shared_ptr<DeviceClock> clock() const { return device_ ? device_->shared_clock() : nullptr; }
+
+  void begin() {
+    if (device_) {
+      device_->begin();
+    }
+    let_go(*end());  // marks of an abandoned step
+    step_->begin();
+  }
+  // How many collectives were captured into a graph since the last call.
+  int64_t take_captured() { return captured_.exchange(0); }
+
+  // Stop recording; returns the events since `begin`, which Python converts later (`rows_of`).
+  std::unique_ptr<Noted> end() {
+    auto [collectives, stalls] = step_->end();
+    return std::make_unique<Noted>(Noted{std::move(collectives), std::move(stalls)});
+  }
+
+  // Return to the clock the marks that will not be read.
+  void let_go(const Noted& noted) {
+    if (!device_) {
+      return;
+    }
+    for (const Collective& row : noted.collectives) {
+      if (row.span) {
+        device_->clock().release(row.span->start);
+        device_->clock().release(row.span->end);
+      }
+    }
+    for (const auto& [begin, end] : noted.stalls) {
+      device_->clock().release(begin);
+      device_->clock().release(end);
+    }
+  }
+
+  void collective(size_t index, const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+    const Operator& op = operators_[index].second;
+    const auto arguments = torch::jit::last(*stack, handle.schema().arguments().size());
+    Group& group = group_of(arguments[op.group_at].toCustomClass<ProcessGroup>());
+    const at::Tensor* tensor = first_tensor(arguments);
+    const bool on_host = tensor != nullptr && tensor->is_cpu();
+    const c10::DispatchKeySet key(on_host ? c10::DispatchKey::CPU : device_key_);
+    if (device_ && aorta::is_capturing(device_->current())) {
+      ++captured_;
+      handle.redispatchBoxed(key, stack);
+      return;
+    }
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        device_ || tensor == nullptr || on_host, "a collective of device tensors in a run on the CPU");
+    const bool asynchronous = !op.async_at || arguments[*op.async_at].toBool();
+    // The host waits for a barrier, whatever its backend.
+    const bool on_device =
+        tensor != nullptr && !on_host && op.argument && (group.on_device || (group.early && !asynchronous));
+    Collective row = issued(index, group, arguments, tensor, on_device);
+    const auto original = [&] {
+      const Label label(op, row);
+      handle.redispatchBoxed(key, stack);
+      const IValue& result = stack->back();
+      return result.isNone() ? c10::intrusive_ptr<Work>() : result.toCustomClass<Work>();
+    };
+    if (on_device) {
+      std::vector<IValue> tensors(arguments.begin(), arguments.end());
+      if (auto work = on_device_stream(op, group, row, std::move(tensors), original)) {
+        stack->back() = IValue(std::move(work));
+      }
+      return;
+    }
+    auto work = original();
+    if (const int64_t returned_ns = now_ns(); !device_ && returned_ns - row.issue_ns > enqueue_ns_) {
+      step_->stall(row.issue_ns, returned_ns);
+    }
+    if (!work) {  // already complete: there is nothing to wait for
+      row.end->stamp(End::WAIT);
+      return;
+    }
+    if (on_host || !group.early) {
+      notice_end(index, group, row, *work);
+    }
+    // The host may wait in an accelerator run; the compute stream does not.
+    const auto stalls = device_ ? nullptr : step_;
+    stack->back() = IValue(c10::intrusive_ptr<Work>(c10::make_intrusive<TimedWork>(std::move(work), row.end, stalls)));
+  }
+
+  // The backend starts to coalesce operations into one launch.
+  void batch_begins(const c10::intrusive_ptr<ProcessGroup>& process_group) {
+    Group& group = group_of(process_group);
+    if (group.on_device) {
+      group.batch = std::make_shared<Batch>();
+    }
+  }
+
+  // `launch` is the backend's; returns its work, or the handle that wraps it.
+  c10::intrusive_ptr<Work> batch_ends(
+      const c10::intrusive_ptr<ProcessGroup>& process_group,
+      const std::function<c10::intrusive_ptr<Work>()>& launch) {
+    Group& group = group_of(process_group);
+    const auto batch = std::exchange(group.batch, nullptr);
+    if (!batch || batch->spans.empty()) {
+      return launch();
+    }
+    const int64_t number = launches_++;
+    const bool computes = device_->computes() && step_->is_open();
+    const aorta::Mark begin = computes ? device_->clock().mark() : NO_MARK;
+    for (const auto& span : batch->spans) {
+      span->launch = number;
+      span->start = marked();
+    }
+    auto work = launch();
+    if (!work) {  // synchronous: on the caller's stream
+      ended(batch->spans);
+      if (computes) {
+        step_->stall(begin, device_->clock().mark());
+      }
+      return work;
+    }
+    device_->clock().release(begin);
+    const auto side = device_->side("beside " + group.name);
+    if (!side) {
+      return work;
+    }
+    const auto done = waited_beside(*side, *work, batch->spans);
+    auto held = device_->hold(std::move(batch->tensors), done);
+    return c10::make_intrusive<DeviceWork>(std::move(work), device_, step_, nullptr, std::move(held));
+  }
+
+ private:
+  // The operations that a backend has coalesced so far.
+  struct Batch {
+    std::vector<std::shared_ptr<Span>> spans;
+    std::vector<IValue> tensors;
+  };
+
+  using Counts = std::unordered_map<std::string, int64_t>;  // by kind for sends and receives, else under ""
+
+  struct Group {
+    c10::weak_intrusive_ptr<ProcessGroup> pinned;  // weak: it may be destroyed, but its address is not reused
+    std::string name;
+    int64_t size;
+    std::shared_ptr<Counts> counts;  // by group name, as ranks match them, whichever object has that name
+    std::vector<bool> futureless;    // by operator
+    bool on_device;                  // waiting for its collectives of device tensors blocks the device
+    bool early;                      // they complete after their futures do (`seam.ends_on_streams`)
+    std::shared_ptr<Batch> batch;    // what is being coalesced, if anything
+  };
+
+  Collective issued(
+      size_t index, Group& group, c10::ArrayRef<IValue> arguments, const at::Tensor* tensor, bool on_device) {
+    const Operator& op = operators_[index].second;
+    Collective row{index, group.name, 0, 0, std::nullopt, 0, 1, nullptr, nullptr};
+    if (on_device) {
+      row.span = std::make_shared<Span>();
+    } else {
+      row.end = std::make_shared<End>();
+    }
+    if (op.argument) {
+      row.bytes = bytes_in(arguments[*op.argument]) * (op.one_part ? group.size : 1);
+      if (tensor != nullptr) {
+        row.dtype = tensor->scalar_type();
+      }
+    }
+    if (op.coalesced) {
+      row.waiters = static_cast<int64_t>(arguments[0].toListRef().size());
+    }
+    const std::lock_guard<std::mutex> held(counts_mutex_);
+    step_->issue(row, (*group.counts)[op.point_to_point ? op.kind : ""]);
+    return row;
+  }
+
+  aorta::Mark marked() { return step_->is_open() ? device_->clock().mark() : NO_MARK; }
+
+  void ended(const std::vector<std::shared_ptr<Span>>& spans) {
+    for (const auto& span : spans) {
+      span->end = marked();
+    }
+  }
+
+  // Let `side` wait for the backend's work, and mark the end there; returns an event after it for the caller alone.
+  aorta::OrderEvents::Lent waited_beside(
+      const c10::Stream& side, Work& work, const std::vector<std::shared_ptr<Span>>& spans) {
+    const c10::StreamGuard on(side);
+    work.wait();  // blocks `side`, not the host; without it the mark would be at the end of the launch (W1)
+    ended(spans);
+    return device_->done(side);
+  }
+
+  // A collective of device tensors; returns the handle that wraps the backend's work, if there is one.
+  template <class Original>
+  c10::intrusive_ptr<Work> on_device_stream(
+      const Operator& op, Group& group, Collective& row, std::vector<IValue> tensors, const Original& original) {
+    if (group.batch) {  // launched when the batch ends
+      group.batch->spans.push_back(row.span);
+      group.batch->tensors.insert(group.batch->tensors.end(), tensors.begin(), tensors.end());
+      original();
+      return nullptr;
+    }
+    const c10::Stream caller = device_->current();
+    if (op.point_to_point) {
+      row.span->own_communicator = true;
+      const int64_t peer = op.peer_at ? tensors[*op.peer_at].toInt() : -1;
+      return watched("beside " + op.kind + std::to_string(peer) + " " + group.name, caller, row, tensors, original);
+    }
+    const bool asynchronous = !op.async_at || tensors[*op.async_at].toBool();
+    if (device_->dedicated()) {
+      if (const auto side = device_->side(group.name)) {
+        return moved(*side, caller, row, std::move(tensors), asynchronous, original);
+      }
+    }
+    if (asynchronous) {
+      return watched("beside " + group.name, caller, row, tensors, original);
+    }
+    // The backend runs it on the caller's own stream, where two marks bracket it.
+    device_->stalling(*step_, [&] {
+      row.span->start = marked();
+      if (const auto work = original()) {
+        work->wait();
+      }
+      ended({row.span});
+    });
+    return nullptr;
+  }
+
+  // On AORTA's stream (R2), whichever the backend would have used.
+  template <class Original>
+  c10::intrusive_ptr<Work> moved(
+      const c10::Stream& side,
+      const c10::Stream& caller,
+      Collective& row,
+      std::vector<IValue> tensors,
+      bool asynchronous,
+      const Original& original) {
+    device_->order(caller, side);  // the inputs must be ready (W2)
+    c10::intrusive_ptr<Work> work;
+    aorta::OrderEvents::Lent done;
+    {
+      const c10::StreamGuard on(side);
+      row.span->start = marked();
+      work = original();
+      if (work) {
+        work->wait();
+      }
+      ended({row.span});
+      done = device_->done(side);
+    }
+    std::shared_ptr<aorta::Held> held;
+    if (asynchronous) {
+      held = device_->hold(std::move(tensors), done);
+    } else {
+      // After this wait the caller's stream is in the state it would be in had the backend used it.
+      device_->stalling(*step_, [&] { done->block(caller); });
+    }
+    if (!work) {
+      return work;
+    }
+    return c10::make_intrusive<DeviceWork>(std::move(work), device_, step_, std::move(done), std::move(held));
+  }
+
+  // Left on the backend's stream; AORTA's stream waits for it and records the marks (R3).
+  template <class Original>
+  c10::intrusive_ptr<Work> watched(
+      const std::string& key,
+      const c10::Stream& caller,
+      Collective& row,
+      std::vector<IValue>& tensors,
+      const Original& original) {
+    const auto side = device_->side(key);
+    if (!side) {
+      original();  // no stream left to time it on: it has no end, which coverage reports
+      return nullptr;
+    }
+    device_->order(caller, *side);
+    {
+      const c10::StreamGuard on(*side);
+      row.span->start = marked();
+    }
+    auto work = original();
+    if (!work) {  // the backend used the caller's stream after all
+      ended({row.span});
+      return work;
+    }
+    const auto done = waited_beside(*side, *work, {row.span});
+    auto held = device_->hold(std::move(tensors), done);
+    return c10::make_intrusive<DeviceWork>(std::move(work), device_, step_, nullptr, std::move(held));
+  }
+
+  Group& group_of(const c10::intrusive_ptr<ProcessGroup>& group) {
+    {
+      const std::lock_guard<std::mutex> held(groups_mutex_);
+      const auto found = groups_.find(group.get());
+      if (found != groups_.end()) {
+        return found->second;  // its address is stable under insertion
+      }
+    }
+    // Called without the lock held: a group implemented in Python takes the interpreter lock.
+    const std::string name = group->getGroupName();
+    const int64_t size = group->getSize();
+    std::pair<bool, bool> on_streams;
+    {
+      const py::gil_scoped_acquire interpreter;
+      on_streams = on_group_(group).cast<std::pair<bool, bool>>();
+    }
+    const std::lock_guard<std::mutex> held(groups_mutex_);
+    auto& counts = counts_.try_emplace(name, std::make_shared<Counts>()).first->second;
+    Group fresh{
+        c10::weak_intrusive_ptr<ProcessGroup>(group),
+        name,
+        size,
+        counts,
+        std::vector<bool>(operators_.size()),
+        on_streams.first,
+        on_streams.second,
+        nullptr};
+    return groups_.try_emplace(group.get(), std::move(fresh)).first->second;
+  }
+
+  // Registers with the backend's future. Without one, only the caller's wait marks the end; a missing future is probed
+  // once per operator and group, since the answer is an exception.
+  void notice_end(size_t index, Group& group, const Collective& row, Work& work) {
+    {
+      const std::lock_guard<std::mutex> held(groups_mutex_);
+      if (group.futureless[index]) {
+        return;
+      }
+    }
+    try {
+      const auto future = work.getFuture();
+      row.end->watch(future);
+      // uses_future=false: the callback does not read it, so no stream is switched for it.
+      future->addCallback([end = row.end](Future&) { end->called_back(); }, /*uses_future=*/false);
+    } catch (const std::exception&) {
+      const std::lock_guard<std::mutex> held(groups_mutex_);
+      group.futureless[index] = true;
+    }
+  }
+
+  const std::vector<std::pair<std::string, Operator>> operators_;
+  const int64_t enqueue_ns_;
+  py::function on_group_;
+  const std::shared_ptr<Device> device_;
+  c10::DispatchKey device_key_ = c10::DispatchKey::CPU;
+  std::atomic<int64_t> captured_{0};
+  std::atomic<int64_t> launches_{0};
+  const std::shared_ptr<Step> step_ = std::make_shared<Step>();
+  std::mutex groups_mutex_;
+  std::unordered_map<const ProcessGroup*, Group> groups_;
+  std::unordered_map<std::string, std::shared_ptr<Counts>> counts_;
+  std::mutex counts_mutex_;
+  std::optional<torch::Library> library_;
+};
+
+void Kernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  // The interceptor may be closed, and this kernel with it, before the backend returns.
+  const auto tap = tap_;
+  tap->collective(index_, op, stack);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  pybind11::class_<End, std::shared_ptr<End>>(module, "End")
+      .def("ended", [](const End& end) -> std::optional<std::pair<int64_t, const char*>> {
+        const int64_t both = end.both();
+        if (both == 0) {
+          return std::nullopt;
+        }
+        return std::make_pair(End::moment_ns(both), End::source(both) == End::WAIT ? "wait" : "future");
+      });
+  pybind11::class_<Operator>(module, "Operator")
+      .def(
+          pybind11::init<
+              std::string,
+              int64_t,
+              std::optional<int64_t>,
+              bool,
+              bool,
+              bool,
+              std::optional<int64_t>,
+              std::optional<int64_t>>(),
+          pybind11::arg("kind"),
+          pybind11::arg("group_at"),
+          pybind11::arg("argument"),
+          pybind11::arg("one_part"),
+          pybind11::arg("coalesced"),
+          pybind11::arg("point_to_point"),
+          pybind11::arg("async_at"),
+          pybind11::arg("peer_at"));
+  module.attr("SERVES_DEVICES") = aorta::says_capturing<c10::Stream>;
+  module.def("use_clock", [](uintptr_t address) { aorta::other_clock = reinterpret_cast<int64_t (*)()>(address); });
+  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  pybind11::class_<DeviceClock, std::shared_ptr<DeviceClock>>(module, "DeviceClock")
+      .def(pybind11::init<c10::Device>(), Unlocked())
+      .def("mark", &DeviceClock::mark)
+      .def("new_epoch", &DeviceClock::new_epoch)
+      .def("read_ns", &DeviceClock::read_ns)
+      .def("release", &DeviceClock::release)
+      .def("facts", &DeviceClock::facts, Unlocked())
+      .def("events", &DeviceClock::events);
+  pybind11::class_<Device, std::shared_ptr<Device>>(module, "Device")
+      .def(pybind11::init([](std::shared_ptr<DeviceClock> clock,
+                             bool dedicated,
+                             std::optional<int> priority,
+                             py::function priority_of_current) {
+        // The last reference may be dropped by a thread without the interpreter lock, or outlive the interpreter.
+        const std::shared_ptr<py::function> held(
+            new py::function(std::move(priority_of_current)), [](py::function* function) {
+              if (!Py_IsInitialized()) {
+                function->release();
+                delete function;
+                return;
+              }
+              const py::gil_scoped_acquire interpreter;
+              delete function;
+            });
+        return std::make_shared<Device>(std::move(clock), dedicated, priority, [held] {
+          const py::gil_scoped_acquire interpreter;
+          return (*held)().cast<int>();
+        });
+      }));
+  pybind11::class_<Tap, std::shared_ptr<Tap>>(module, "Tap")
+      .def(pybind11::init<
+           const std::vector<std::pair<std::string, Operator>>&,
+           int64_t,
+           py::function,
+           std::shared_ptr<Device>>())
+      .def("open", &Tap::open)
+      .def("close", &Tap::close)
+      .def("begin", &Tap::begin)
+      .def("let_go", &Tap::let_go)
+      .def("take_captured", &Tap::take_captured)
+      .def("batch_begins", &Tap::batch_begins, Unlocked())
+      .def("batch_ends", &Tap::batch_ends, Unlocked())
+      .def("end", &Tap::end);
+  pybind11::class_<Noted>(module, "Noted").def("rows", &aorta::rows_of);
+  module.def("issued_by", &aorta::issued_by);
+
+  using aorta::Ranges;
+  pybind11::class_<aorta::Passes>(module, "Passes").def("rows", &aorta::passes_of);
+  pybind11::class_<Ranges, std::shared_ptr<Ranges>>(module, "Ranges")
+      .def(pybind11::init([](const Tap& tap) { return std::make_shared<Ranges>(tap.step(), tap.clock()); }))
+      .def("begin", &Ranges::begin)
+      .def("end", &Ranges::end)
+      .def("look", &Ranges::look)
+      .def("ignore", &Ranges::ignore)
+      .def("add_block", &Ranges::add_block)
+      .def("before_forward", [](std::shared_ptr<Ranges> ranges, size_t block) {
+        return aorta::hook<aorta::before_forward>("before_forward", std::move(ranges), block);
+      })
+      .def("after_forward", [](std::shared_ptr<Ranges> ranges, size_t block) {
+        return aorta::hook<aorta::after_forward>("after_forward", std::move(ranges), block);
+      })
+      .def("after_watched_forward", [](std::shared_ptr<Ranges> ranges) {
+        return aorta::hook<aorta::after_watched_forward>("after_watched_forward", std::move(ranges));
+      });
+
+  aorta::define_algebra(module);
+}

@@ -1,0 +1,138 @@
+"""Compiled interceptor for collectives of an accelerator's tensors: issued, marked, waited for and ended without
+Python.
+
+The rules are those of `device_collectives` and are explained there; the same tests run against both. Must not be on the
+path of a collective (except once for each process group, each stream, and each batch that a backend coalesces).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from aorta.instrument.compute_ranges import Range
+from aorta.instrument.device_streams import DeviceStreams, StreamWaits
+from aorta.instrument.dispatcher import (
+    Coalescing,
+    Looking,
+    Watches,
+    counts_point_to_point,
+    ends_on_streams,
+    orders_streams,
+)
+from aorta.instrument.event_clock import Mark
+from aorta.instrument.in_flight import Group, InFlight
+from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
+from aorta.instrument.step_builder import Told
+from aorta.records.schema import DeviceClockFacts
+
+
+class NativeDeviceClock:
+    """Compiled counterpart of `clock.DeviceClock`; a mark is an integer, negative where it is an event.
+
+    Args:
+        module: of `build.load`.
+        device: whose streams are marked.
+    """
+
+    def __init__(self, module: Any, device: torch.device) -> None:
+        self._device = device
+        torch.accelerator.synchronize(device)  # before the first step; with `facts` the only rendezvous of a run
+        self.compiled = module.DeviceClock(device)
+        self.new_epoch: Callable[[], None] = self.compiled.new_epoch
+        self._mark: Callable[[], int] = self.compiled.mark
+        self.read_ns: Callable[[int], int | None] = self.compiled.read_ns
+        self.release: Callable[[int], None] = self.compiled.release
+
+    def mark(self) -> Mark | None:
+        return self._mark() or None
+
+    def forget(self, mark: Mark | None) -> None:
+        if mark is not None:
+            self.release(mark)
+
+    def drain(self) -> None:
+        torch.accelerator.synchronize(self._device)
+
+    def facts(self) -> DeviceClockFacts:
+        self.drain()
+        return DeviceClockFacts(*self.compiled.facts())
+
+
+class NativeDeviceInterceptor(NativeCpuInterceptor):
+    """Compiled counterpart of `device_collectives.DeviceTap`; does not support an emulated fabric.
+
+    Args:
+        on_wait: called with two marks between which the compute stream may have been waiting.
+        on_captured: called for each collective that is being captured into a graph.
+        priority: of AORTA's own streams; None: that of the stream a collective was issued on.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        clock: NativeDeviceClock,
+        groups: dict[str, Group],
+        on_wait: Callable[[Mark, Mark], None],
+        device: torch.device,
+        *,
+        dedicated: bool,
+        priority: int | None = None,
+    ) -> None:
+        self._streams, self._device, self._clock, self._on_wait = DeviceStreams(device), device, clock, on_wait
+        compiled = module.Device(clock.compiled, dedicated, priority, self._streams.priority)
+        super().__init__(module, groups, compiled)
+        self._on_captured: Callable[[], None] = lambda: None
+        self._counted_launch: int | None = None
+
+    def open(self, device: torch.device, on_captured: Callable[[], None]) -> Looking:
+        self._on_captured = on_captured
+        seam = super().open(device, on_captured)
+        coalescing = Coalescing(self._tap.batch_begins, self._tap.batch_ends)
+        return Watches(seam, coalescing, StreamWaits(device, self._streams, self._clock.mark, self._on_wait))
+
+    def begin(self) -> None:
+        self._streams.compute = self._streams.current()
+        super().begin()
+
+    def end(self) -> Callable[[], Told]:
+        if self._tap is not None:
+            for _ in range(self._tap.take_captured()):
+                self._on_captured()
+        return super().end()
+
+    def abandon(self) -> None:
+        if self._tap is not None:
+            self._tap.let_go(self._tap.end())
+            self.ranges.forget()
+
+    def _with_passes(self, collectives: list[InFlight], stalls: list[tuple[Mark, Mark]], noted: Any) -> Told:
+        passes, tails = self.ranges.told(noted)
+        ranges = [Range(block, phase, start or None, end or None) for block, phase, start, end in passes]
+        return Told(collectives, stalls, [], tails, ranges)
+
+    def _tell_end(self, issued: InFlight, source: Any) -> None:
+        if not isinstance(source, tuple):
+            super()._tell_end(issued, source)
+            return
+        start, issued.end, issued.launch, own_communicator = source
+        issued.start, issued.end_source = start or None, "event" if issued.end else None
+        issued.end = issued.end or None
+        issued.communicator = None if own_communicator else issued.group
+        if issued.launch is not None and issued.kind not in ("send", "recv"):
+            # A backend counts launches, and a batch is launched once.
+            issued.counted = issued.launch != self._counted_launch
+            self._counted_launch = issued.launch
+
+    def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool]:
+        super()._saw(process_group)
+        try:
+            ordered = orders_streams(process_group, self._device), ends_on_streams(process_group, self._device)
+            counted = counts_point_to_point(process_group, self._device)
+        except RuntimeError:  # the group serves CPU tensors only
+            return False, False
+        self._counts_point_to_point[process_group.group_name] = counted
+        return ordered

@@ -1,0 +1,122 @@
+"""Compiled interceptor for collectives of CPU tensors: timed without the interpreter, fetched once per step.
+
+Its events become `InFlight` rows, stalls and passes of blocks (`ranges`), in the order in which they happened. Must not
+be on the path of a collective (except once for each process group).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from aorta.instrument.cpu_interceptor import ENQUEUE_NS, dtype_name, group_seen
+from aorta.instrument.dispatcher import Looking, check_torch, counts_point_to_point
+from aorta.instrument.event_clock import Mark
+from aorta.instrument.in_flight import Group, InFlight
+from aorta.instrument.native.ranges import NativeRanges
+from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
+from aorta.instrument.step_builder import Told
+
+_CPU = torch.device("cpu")
+
+
+class NativeCpuInterceptor:
+    """Compiled counterpart of `collectives.HostTap`; does not support an emulated fabric.
+
+    Args:
+        module: of `build.load`.
+        groups: filled with every process group when first seen, by name.
+        device: the compiled module's device object, for a run on an accelerator.
+
+    Raises:
+        InstrumentError: see `seam.check_torch`.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        groups: dict[str, Group],
+        device: Any | None = None,
+    ) -> None:
+        check_torch()
+        self._groups = groups
+        self._counts_point_to_point: dict[str, bool] = {}
+        here = offered()
+        self._operators = tuple(here.values())
+        operators = [
+            (
+                name,
+                module.Operator(
+                    kind=operator.kind,
+                    group_at=position_of_group(name),
+                    argument=operator.argument,
+                    one_part=operator.one_part,
+                    coalesced=operator.coalesced,
+                    point_to_point=operator.point_to_point,
+                    async_at=position_of_async_op(name),
+                    peer_at=position_of_peer(name),
+                ),
+            )
+            for name, operator in here.items()
+        ]
+        self._tap: Any = module.Tap(operators, ENQUEUE_NS, self._saw, device)
+        self.ranges = NativeRanges(module, self._tap)
+
+    def open(self, _device: torch.device, _on_captured: Callable[[], None]) -> Looking:
+        """Start intercepting; `close` of the returned object ends it. There is no graph capture on a CPU."""
+        self._tap.open()
+        return cast(Looking, self._tap)
+
+    def begin(self) -> None:
+        """Start recording events."""
+        if self._tap is not None:
+            self._tap.begin()
+            self.ranges.begin()
+
+    def end(self) -> Callable[[], Told]:
+        """Stop recording; the returned callable gives the events since `begin`, and none after `close`."""
+        if self._tap is None:
+            return Told
+        return partial(self._told, self._tap.end(), self.ranges.end())
+
+    def abandon(self) -> None:
+        """Stop recording, and discard the events since `begin`."""
+        self.end()
+
+    def _told(self, noted: Any, passes: Any) -> Told:
+        rows, stalls = noted.rows()
+        collectives, operators = [], self._operators
+        for number, group, seq, size, dtype, issue_ns, waiters, end_ns, source in rows:
+            operator = operators[number]
+            name = None if dtype is None else dtype_name(dtype)
+            if end_ns is None:
+                issued = InFlight(operator.kind, group, seq, size, name, issue_ns, seq, None, None, None, waiters)
+                self._tell_end(issued, source)
+            else:
+                issued = InFlight(operator.kind, group, seq, size, name, issue_ns, seq, None, end_ns, source, waiters)
+            if operator.point_to_point:
+                issued.number, issued.counted = None, self._counts_point_to_point[group]
+            collectives.append(issued)
+        return self._with_passes(collectives, stalls, passes)
+
+    def _with_passes(self, collectives: list[InFlight], stalls: list[tuple[Mark, Mark]], noted: Any) -> Told:
+        return Told(collectives, stalls, *self.ranges.told(noted))
+
+    def _tell_end(self, issued: InFlight, source: Any) -> None:
+        """Attach what will report the end of a collective that has not ended yet."""
+        issued.completion = source
+
+    def close(self) -> None:
+        """No further collective will arrive: release the compiled object, which references this one."""
+        self._tap = None
+
+    def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool]:
+        """Register a new group; returns `on_device` and `early` of `collectives._Member`."""
+        name = process_group.group_name
+        self._groups[name] = group_seen(process_group)
+        self._counts_point_to_point[name] = counts_point_to_point(process_group, _CPU)
+        return False, False

@@ -1,0 +1,315 @@
+"""Turns the marks of one finished step into its line in the record (`telemetry.schema.Step`).
+
+Must not wait, or compute a metric itself (that is `aorta.timeline`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from aorta.instrument.compute_ranges import Range
+from aorta.instrument.event_clock import EventClock, Mark, on_host
+from aorta.instrument.gloo_workers import GlooWorkers
+from aorta.instrument.in_flight import Group, InFlight
+from aorta.instrument.loss_scalars import Scalar
+from aorta.records.clocks import to_realtime_ns
+from aorta.records.schema import (
+    ActiveSegment,
+    AuxRange,
+    ClockReading,
+    Collective,
+    ComputeRange,
+    Coverage,
+    Phase,
+    Stall,
+    Step,
+)
+from aorta.timeline.intervals import Interval
+from aorta.timeline.overlap import PAIRS, Algebra, Unseen, measure_lanes
+
+Pass: TypeAlias = tuple[str, str, int, int]
+"""A range whose marks have been read: (block, phase, start_ns, end_ns), in nanoseconds of the clock."""
+
+_NO_TRAINING = "a comm_only step trains nothing"
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What the loop knows about a step before it begins."""
+
+    epoch: int
+    step: int
+    global_step: int
+    lr: float | None
+    warmup: bool
+    phase: Phase = "train"
+
+
+@dataclass(frozen=True)
+class Told:
+    """Events of a step that were recorded by compiled code. `passes` are block ranges already read; `ranges` are
+    not.
+    """
+
+    collectives: list[InFlight] = field(default_factory=list)
+    stalls: list[tuple[Mark, Mark]] = field(default_factory=list)
+    passes: list[Pass] = field(default_factory=list)
+    tails: list[tuple[Mark, Mark]] = field(default_factory=list)
+    ranges: list[Range] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class OpenStep:
+    """The marks of one step, while it runs or has not been read yet.
+
+    `unseen` says why the step is not observed, if it is not. `tell` returns the events recorded by compiled code, if
+    any.
+    """
+
+    facts: StepFacts
+    start: Mark
+    issued_before: dict[int, int | None]
+    unseen: Unseen | None = None
+    end: Mark | None = None
+    captured: int = 0
+    issued_after: dict[int, int | None] = field(default_factory=dict)
+    collectives: list[InFlight] = field(default_factory=list)
+    stalls: list[tuple[Mark, Mark]] = field(default_factory=list)
+    tails: list[tuple[Mark, Mark]] = field(default_factory=list)
+    waits: list[tuple[Mark, Mark]] = field(default_factory=list)
+    compute: list[Range] = field(default_factory=list)
+    passes: list[Pass] = field(default_factory=list)
+    aux: list[Range] = field(default_factory=list)
+    loss: Scalar | None = None
+    grad_norm: Scalar | None = None
+    tell: Callable[[], Told] | None = None
+
+    def marks(self) -> Iterator[Mark | None]:
+        """All marks recorded by Python code."""
+        yield from (self.start, self.end)
+        for issued in self.collectives:
+            yield from (issued.start, issued.end)
+        for begin, end in (*self.stalls, *self.tails, *self.waits):
+            yield from (begin, end)
+        for span in (*self.compute, *self.aux):
+            yield from (span.start, span.end)
+
+    def hear(self) -> None:
+        """Add the events recorded by compiled code."""
+        if self.tell is not None:
+            told, self.tell = self.tell(), None
+            self.collectives += told.collectives
+            self.stalls += told.stalls
+            self.passes += told.passes
+            self.tails += told.tails
+            self.compute += told.ranges
+
+
+class StepBuilder:
+    """Builds the record lines of one rank, in step order: a collective may reach into the next step, and queues outlive
+    steps.
+
+    Args:
+        clock: the clock that took the marks.
+        rank, world_size: of this process.
+        groups: process groups seen so far, by name (kept up to date by the interceptor).
+        anchor: relates CLOCK_MONOTONIC to wall-clock time.
+        algebra: interval arithmetic to measure the window with; all implementations give the same result.
+    """
+
+    def __init__(
+        self,
+        clock: EventClock,
+        rank: int,
+        world_size: int,
+        groups: Mapping[str, Group],
+        anchor: ClockReading,
+        algebra: Algebra[Iterable[Interval], Any] = PAIRS,
+    ) -> None:
+        self._clock, self._rank, self._world_size = clock, rank, world_size
+        self._groups, self._anchor, self._algebra = groups, anchor, algebra
+        self._lanes: dict[str, GlooWorkers] = {}
+        self._communicators: dict[str, tuple[int | None, int, int]] = {}
+        self._spilling: list[tuple[str, Interval]] = []
+
+    def line(self, step: OpenStep) -> Step:
+        """The step's line; its marks are returned to the clock."""
+        start_ns, end_ns = self._read(step.start), self._read(step.end)
+        assert start_ns is not None  # a step is written only after its end
+        assert end_ns is not None
+        window = (start_ns, end_ns)
+        rows = [self._row(issued, start_ns) for issued in step.collectives]
+        comm = self._communication(rows, window)
+        compute = [*self._ranges(step.compute), *step.passes]
+        aux = self._ranges(step.aux)
+        algebra = self._algebra
+        stalls = algebra.lane(self._spans(step.stalls), window)
+        waits = self._spans(step.waits)
+        # A strategy that waits in intercepted calls after the backward pass does other work between them.
+        tails = [tail for tail in self._spans(step.tails) if not any(tail[0] <= begin <= tail[1] for begin, _ in waits)]
+        if tails or waits:
+            everywhere = algebra.lane([span for spans in comm.values() for span in spans], window)
+            stalls = algebra.union([stalls, algebra.intersect(algebra.lane([*tails, *waits], window), everywhere)])
+        overlap, _ = measure_lanes(
+            algebra,
+            window,
+            compute=[(low, high) for _, _, low, high in compute],
+            comm=comm,
+            stalls=stalls,
+            aux=[(low, high) for _, _, low, high in aux],
+            tiled=True,
+        )
+        coverage = self._coverage(step, rows)
+        unseen = step.unseen
+        if unseen is None and not coverage.complete:
+            unseen = Unseen(f"incomplete coverage: {coverage.reason}")
+        metrics, reasons = overlap.metrics(unseen)
+        loss = step.loss.read() if step.loss else None
+        grad_norm = step.grad_norm.read() if step.grad_norm else None
+        for name, value, why in (
+            ("loss", loss, "not read in this step: see training.log_interval, or recording.note"),
+            ("grad_norm", grad_norm, "not computed or not read in this step"),
+            ("lr", step.facts.lr, "not told: the loop is not AORTA's; see recording.note"),
+        ):
+            if value is None:
+                reasons[name] = _NO_TRAINING if step.facts.phase == "comm_only" else why
+            elif not math.isfinite(value):
+                reasons[name] = f"was {value}"  # not representable in JSON: written as null
+        per_stream_ms = overlap.per_stream_ms(unseen)
+        window_ms = metrics["window_ms"]
+        blind = unseen is not None and unseen.compute
+        return Step(
+            rank=self._rank,
+            world_size=self._world_size,
+            epoch=step.facts.epoch,
+            step=step.facts.step,
+            global_step=step.facts.global_step,
+            warmup=step.facts.warmup,
+            loss=loss,
+            lr=step.facts.lr,
+            grad_norm=grad_norm,
+            start_mono_ns=start_ns,
+            end_mono_ns=end_ns,
+            t_start_ns=to_realtime_ns(start_ns, self._anchor),
+            t_end_ns=to_realtime_ns(end_ns, self._anchor),
+            per_stream_ms=per_stream_ms,
+            overlap=metrics,
+            utilization={
+                lane: value / window_ms if value is not None and window_ms else None
+                for lane, value in per_stream_ms.items()
+            },
+            concurrency=dict.fromkeys(("mean", "max")) if unseen else {**overlap.concurrency()},
+            coverage=coverage,
+            active_segments=[
+                ActiveSegment(low - start_ns, high - start_ns, lanes)
+                for low, high, lanes in (() if blind else overlap.tiles)
+            ],
+            collectives=rows,
+            compute=[
+                ComputeRange(block, phase, low - start_ns, high - start_ns) for block, phase, low, high in compute
+            ],
+            stalls=[Stall(low - start_ns, high - start_ns) for low, high in algebra.pairs(stalls)],
+            aux=[AuxRange(name, low - start_ns, high - start_ns) for name, _, low, high in aux],
+            phase=step.facts.phase,
+            reasons=reasons,
+        )
+
+    def _row(self, issued: InFlight, origin_ns: int) -> Collective:
+        issue_ns, start_ns, end_ns = issued.issue_ns, self._read(issued.start), self._read(issued.end)
+        if end_ns is not None:
+            issued.alive = None
+            if start_ns is None:
+                start_ns = self._lanes_of(issued.group).start_ns(issue_ns, end_ns)
+            elif issued.communicator is not None:
+                start_ns = self._in_turn(issued.communicator, issued.launch, start_ns, end_ns)
+            end_ns -= origin_ns
+        return Collective(
+            issued.kind,
+            issued.group,
+            issued.seq,
+            issued.bytes,
+            issued.dtype,
+            issue_ns - origin_ns,
+            None if start_ns is None else start_ns - origin_ns,
+            end_ns,
+            issued.end_source,
+        )
+
+    def _in_turn(self, communicator: str, launch: int | None, start_ns: int, end_ns: int) -> int:
+        """When a launch could begin: a communicator runs one after another, on whatever streams, and queues the
+        others.
+        """
+        before_launch, before_ns, free_at_ns = self._communicators.get(communicator, (None, 0, 0))
+        if launch is None or launch != before_launch:
+            before_ns = free_at_ns
+        self._communicators[communicator] = (launch, before_ns, max(free_at_ns, end_ns))
+        return min(max(start_ns, before_ns), end_ns)
+
+    def _lanes_of(self, group: str) -> GlooWorkers:
+        if group not in self._lanes:
+            self._lanes[group] = GlooWorkers(self._groups[group].lanes)
+        return self._lanes[group]
+
+    def _communication(self, rows: list[Collective], window: Interval) -> dict[str, list[Interval]]:
+        """Kind -> absolute intervals that touch this window, including those that began in an earlier step."""
+        spans = self._spilling + [
+            (row.kind, (window[0] + row.start_ns, window[0] + row.end_ns))
+            for row in rows
+            if row.start_ns is not None and row.end_ns is not None
+        ]
+        self._spilling = [(kind, span) for kind, span in spans if span[1] > window[1]]
+        comm: dict[str, list[Interval]] = {}
+        for kind, span in spans:
+            comm.setdefault(kind, []).append(span)
+        return comm
+
+    def _coverage(self, step: OpenStep, rows: list[Collective]) -> Coverage:
+        # Collectives that the backend does not count itself are left out of the comparison.
+        seen = sum(issued.counted for issued in step.collectives)
+        if step.unseen is not None:
+            return Coverage(seen, self._issued_between(step), complete=False, reason=step.unseen.reason)
+        unfinished = sum(row.end_ns is None for row in rows)
+        issued = self._issued_between(step)
+        if step.captured:
+            reason = f"{step.captured} collectives were captured into a CUDA graph, whose replays pass no seam"
+        elif unfinished:
+            reason = f"{unfinished} of {len(rows)} collectives had not ended when their step was written"
+        elif issued is None:
+            reason = "a backend keeps no count of its collectives"
+        elif issued != seen:
+            reason = f"the backends counted {issued} collectives, {seen} passed the seam"
+        else:
+            return Coverage(seen, issued, complete=True)
+        return Coverage(seen, issued, complete=False, reason=reason)
+
+    @staticmethod
+    def _issued_between(step: OpenStep) -> int | None:
+        total = 0
+        for group, after in step.issued_after.items():
+            before = step.issued_before.get(group, 0)
+            if after is None or before is None:
+                return None
+            total += after - before
+        return total
+
+    def _ranges(self, spans: list[Range]) -> list[Pass]:
+        read = [(span.block, span.phase, self._read(span.start), self._read(span.end)) for span in spans]
+        return [(block, phase, low, high) for block, phase, low, high in read if low is not None and high is not None]
+
+    def _spans(self, marks: list[tuple[Mark, Mark]]) -> list[Interval]:
+        read = [(self._read(begin), self._read(end)) for begin, end in marks]
+        return [(low, high) for low, high in read if low is not None and high is not None]
+
+    def _read(self, mark: Mark | None) -> int | None:
+        """Read a mark for the last time."""
+        if mark is None or on_host(mark):
+            return None if mark is None else int(mark)
+        value = self._clock.read_ns(mark)
+        if value is None:
+            self._clock.forget(mark)
+        else:
+            self._clock.release(mark)
+        return value

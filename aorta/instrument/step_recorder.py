@@ -1,0 +1,255 @@
+"""Collects the marks of a step while it runs, and emits its record line once everything in it has happened.
+
+InFlight collectives, stalls, block ranges and auxiliary ranges come in as marks; `telemetry.schema.Step` objects go to
+a sink, in order, some steps late (R4). Must not wait for anything inside the loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Protocol
+
+from aorta.instrument.compute_ranges import Range
+from aorta.instrument.event_clock import EventClock, Mark, on_host
+from aorta.instrument.in_flight import InFlight
+from aorta.instrument.loss_scalars import Scalar
+from aorta.instrument.step_builder import OpenStep, StepBuilder, StepFacts, Told
+from aorta.records.schema import Step
+from aorta.timeline.overlap import Unseen
+
+MAX_STEPS_LATE = 8
+"""How many steps may stay unread because a collective has not ended; after that, coverage reports it as missing."""
+
+TOGETHER = 8
+"""Steps read at once where AORTA owns the loop, which writes the rest when a signal ends it. The model evicts
+the processor's caches, so most of the cost of reading one step is fetching the code that reads it
+(docs/measurements.md)."""
+
+LOOK_AFTER_S = 1.0
+"""A killed run loses at most the steps of about this long; a longer step is read at once."""
+
+FINISH_GRACE_S = 2.0
+"""How long to wait for the last steps once the device is idle."""
+
+
+class QuietInterceptor(Protocol):
+    """An interceptor in compiled code: records collectives, stalls and passes during a step, fetched afterwards
+    (`native.tap`).
+    """
+
+    def begin(self) -> None:
+        """Start recording events."""
+
+    def end(self) -> Callable[[], Told]:
+        """Stop recording; the returned callable gives the events since `begin`."""
+
+    def abandon(self) -> None:
+        """Stop recording, and discard the events since `begin`."""
+
+
+class _Aux:
+    """A range of work that is neither compute nor communication, in the step that was running when it began."""
+
+    __slots__ = ("_clock", "_name", "_span", "_step")
+
+    def __init__(self, clock: EventClock, step: OpenStep | None, name: str) -> None:
+        self._clock, self._step, self._name = clock, step, name
+
+    def __enter__(self) -> None:
+        if self._step is not None:
+            self._span = Range(self._name, "aux", self._clock.mark())
+            self._step.aux.append(self._span)
+
+    def __exit__(self, *_how: object) -> None:
+        if self._step is not None:
+            self._span.end = self._clock.mark()
+
+
+class StepRecorder:
+    """Records the steps of one rank.
+
+    Args:
+        clock: of the device.
+        reader: builds a line from a step's marks.
+        issued_by_backends: identity of each process group -> how many collectives its backend counted (R8).
+        sink: receives finished steps in order.
+        together: number of steps read at once, or fewer when the last read is `LOOK_AFTER_S` ago.
+
+    Attributes:
+        unseen: why steps that begin now are not observed; None when they are.
+        on_begin: called when a step begins, on the training thread and stream.
+        quiet_tap: compiled interceptor, if any; its events are fetched when the step is read.
+        steps_written: how many steps the sink has received.
+    """
+
+    def __init__(
+        self,
+        clock: EventClock,
+        reader: StepBuilder,
+        issued_by_backends: Callable[[], dict[int, int | None]],
+        sink: Callable[[Step], None],
+        together: int = 1,
+    ) -> None:
+        self._clock, self._reader = clock, reader
+        self._issued_by_backends, self._sink = issued_by_backends, sink
+        self._current: OpenStep | None = None
+        self._unread: deque[OpenStep] = deque()
+        self.unseen: Unseen | None = None
+        self.quiet_tap: QuietInterceptor | None = None
+        self.on_begin: Callable[[], None] = lambda: None
+        self._captured, self._together, self._looked_s = 0, together, time.monotonic()
+        self.steps_written = 0
+
+    # --- while a step runs -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def step(self, facts: StepFacts) -> Iterator[None]:
+        """One iteration, as a `with` block. A step that fails is not recorded."""
+        self.begin(facts)
+        try:
+            yield
+            self.end()
+        finally:
+            self.abandon()
+
+    def begin(self, facts: StepFacts) -> None:
+        """Begin a step; one that was open is discarded."""
+        self.abandon()
+        self._clock.new_epoch()
+        self.on_begin()
+        begun = OpenStep(facts, self._clock.mark(), self._issued_by_backends(), self.unseen)
+        if self.quiet_tap is not None:
+            self.quiet_tap.begin()
+        self._current = begun
+
+    def end(self) -> None:
+        """End the open step."""
+        done = self._current
+        assert done is not None  # begin comes before end
+        done.end, done.issued_after = self._clock.mark(), self._issued_by_backends()
+        if self.quiet_tap is not None:
+            done.tell = self.quiet_tap.end()  # also reports how many collectives were captured
+        done.captured = self._captured
+        self._unread.append(done)
+        self._current = None
+        if len(self._unread) >= self._together or time.monotonic() - self._looked_s > LOOK_AFTER_S:
+            self.catch_up()
+
+    def abandon(self) -> None:
+        """Discard the open step, if any."""
+        abandoned, self._current = self._current, None
+        if abandoned is None:
+            return
+        self._forget(*abandoned.marks())
+        if self.quiet_tap is not None:
+            self.quiet_tap.abandon()
+
+    def aux(self, name: str) -> AbstractContextManager[None]:
+        """A `with` block of work that is neither compute nor communication."""
+        return _Aux(self._clock, self._current, name)
+
+    def on_issue(self, issued: InFlight) -> None:
+        """A collective is about to be issued."""
+        if self._current is not None:
+            self._current.collectives.append(issued)
+
+    def on_stall(self, begin: Mark, end: Mark) -> None:
+        """The caller was waiting for a collective between these marks."""
+        if self._current is not None:
+            self._current.stalls.append((begin, end))
+        else:
+            self._forget(begin, end)
+
+    def on_wait(self, begin: Mark, end: Mark) -> None:
+        """Between these marks the compute stream may have been waiting for a stream of the strategy; the part that
+        coincides with communication is a stall.
+        """
+        if self._current is not None:
+            self._current.waits.append((begin, end))
+        else:
+            self._forget(begin, end)
+
+    def on_captured(self) -> None:
+        """A collective became part of a CUDA graph; from now on it may run whenever that graph is replayed."""
+        self._captured += 1
+
+    def on_range(self, opened: Range) -> None:
+        """A block began to compute."""
+        if self._current is not None:
+            self._current.compute.append(opened)
+
+    def on_backward_tail(self, begin: Mark, end: Mark) -> None:
+        """Called with marks around the strategy's work between a backward pass's last node and its return.
+
+        DDP waits there on futures in C++, bypassing our work handles; the part that coincides with communication is a
+        stall.
+        """
+        if self._current is None:
+            self._forget(begin, end)
+            return
+        self._current.tails.append((begin, end))
+        for issued in self._current.collectives:
+            # The training thread continues because they are done; their callbacks may still wait for the GIL.
+            if issued.has_completed is not None and issued.has_completed():
+                issued.stamp("future")
+
+    def note(self, loss: Scalar | None, grad_norm: Scalar | None, lr: float | None = None) -> None:
+        """Record scalars of the current step, read when the step is, and its learning rate; None keeps the previous
+        value.
+        """
+        step = self._current
+        if step is None:
+            return
+        step.loss, step.grad_norm = loss or step.loss, grad_norm or step.grad_norm
+        if lr is not None:
+            step.facts = replace(step.facts, lr=lr)
+
+    def _forget(self, *marks: Mark | None) -> None:
+        """Drop marks taken outside a step, or in one that is not recorded."""
+        for mark in marks:
+            self._clock.forget(mark)
+
+    # --- afterwards --------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Wait for the device and write every remaining step. Only after the last step."""
+        self._clock.drain()
+        # A backend wakes waiting threads before it runs callbacks, so the last ends may still be pending.
+        deadline = time.monotonic() + FINISH_GRACE_S
+        while self._unread:
+            if self._readable(self._unread[0], late=time.monotonic() > deadline):
+                self._write(self._unread.popleft())
+            else:
+                time.sleep(0.001)
+
+    def salvage(self) -> None:
+        """Write the remaining steps that can be read; after an error, when the device may never answer."""
+        while self._unread and self._readable(self._unread[0], late=True):
+            self._write(self._unread.popleft())
+
+    def catch_up(self) -> None:
+        """Write the steps that are complete."""
+        self._looked_s = time.monotonic()
+        while self._unread and self._readable(self._unread[0], late=len(self._unread) > MAX_STEPS_LATE):
+            self._write(self._unread.popleft())
+
+    def _readable(self, step: OpenStep, *, late: bool) -> bool:
+        """Whether the step and its collectives have ended on the device; `late`: no longer wait for the collectives."""
+        step.hear()
+        if not self._happened(step.end):
+            return False
+        ended = True
+        for issued in step.collectives:  # query all, so that each end is known as early as possible
+            ended &= issued.look() and self._happened(issued.end)
+        return ended or late
+
+    def _happened(self, mark: Mark | None) -> bool:
+        return mark is not None and (on_host(mark) or self._clock.read_ns(mark) is not None)
+
+    def _write(self, step: OpenStep) -> None:
+        self._sink(self._reader.line(step))
+        self.steps_written += 1

@@ -1,0 +1,161 @@
+"""Work handles returned to callers: they behave like the backend's, and record when the caller was blocked.
+
+A handle created in Python must outlive every C++ caller that may still wait on it (R1), so `KeptAlive` keeps
+references. Must not wait for a backend's work more than once, or unless the caller does: gloo's reduce-scatter copies
+its result out inside `wait()`, and a second wait copies again (R6).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from aorta.instrument.dispatcher import Work
+
+
+class KeptAlive:
+    """Keeps handles that C++ may still wait for.
+
+    A Python caller holds the handle itself; a C++ caller holds only its C++ half, and waiting on that after the Python
+    half is gone would never return. A handle is released once it was waited for. DDP never waits (it keeps the future
+    and drops the handle): a handle that has completed and is referenced only here releases the backend's work, whose
+    outputs it would keep alive, and beyond `capacity` the oldest handles are dropped as well.
+    """
+
+    def __init__(self, capacity: int = 1024) -> None:
+        self._capacity = capacity
+        self._full: OrderedDict[int, TimedWork] = OrderedDict()
+        self._completed: OrderedDict[int, TimedWork] = OrderedDict()
+
+    def hold(self, work: TimedWork) -> None:
+        """Keep `work` until it was waited for, or has completed and `capacity` newer ones have been added."""
+        self._look_at_oldest()
+        self._full[id(work)] = work
+
+    def release(self, work: TimedWork) -> None:
+        """`work` was waited for."""
+        if self._full.pop(id(work), None) is None:
+            self._completed.pop(id(work), None)
+
+    def __len__(self) -> int:
+        return len(self._full) + len(self._completed)
+
+    def _look_at_oldest(self) -> None:
+        for _ in range(min(_LOOKS, len(self._full))):
+            number, oldest = next(iter(self._full.items()))
+            if sys.getrefcount(oldest) > _HELD_HERE_ALONE:
+                # Python code still references it and may use it; check the ones after it, which may be as old.
+                self._full.move_to_end(number)
+                continue
+            if not oldest.is_completed():
+                return
+            oldest.let_go()
+            self._completed[number] = self._full.pop(number)
+            if len(self._completed) > self._capacity:
+                self._completed.popitem(last=False)
+
+
+_LOOKS = 4
+"""Handles checked whenever one is added: more than one, so that the backlog shrinks."""
+_HELD_HERE_ALONE = 3
+"""Reference count of a handle that only `KeptAlive` holds: the dictionary's, a local name's, the call's."""
+
+
+class _Done:
+    """Replaces a backend's work that has completed and that no Python code can query any more."""
+
+    def wait(self, _timeout: timedelta | None = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+
+class TimedWork(dist._Work):
+    """Wraps the backend's work.
+
+    Args:
+        work: the backend's handle.
+        wait: how to wait; gets a function that waits on the backend's handle, and whether the caller set a timeout.
+            Called once, unless `repeatable`.
+        kept: keeps this handle until it was waited for.
+        waiters: how often it may be waited for. A functional collective of several tensors shares one handle, and each
+            tensor's first use waits on it in C++.
+        repeatable: a device's wait orders streams, so every stream that waits needs it; gloo's must not be repeated.
+        in_place: whether its outputs are written on completion; gloo's reduce-scatter writes them in its wait.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        wait: Callable[[Callable[[], bool], bool], bool],
+        kept: KeptAlive,
+        waiters: int = 1,
+        *,
+        repeatable: bool = False,
+        in_place: bool = False,
+    ) -> None:
+        super().__init__()
+        self._work: Any = work
+        self._wait, self._kept, self._repeatable = wait, kept, repeatable
+        self._waiters, self._in_place = waiters, in_place
+        self._once = threading.Lock()
+        self._waited, self._answer = False, True
+        kept.hold(self)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        limited = bool(timeout)  # C++ callers pass 0 for "no limit"
+        with self._once:
+            if self._repeatable or not self._waited:
+                self._answer = self._wait(
+                    lambda: bool(self._work.wait(timeout) if limited else self._work.wait()), limited
+                )
+                self._waited = True
+            self._waiters -= 1
+            if self._waiters <= 0:
+                self._kept.release(self)
+        return self._answer
+
+    def let_go(self) -> None:
+        """Called when it has completed and only C++ may still wait for it: releases what only Python could query, and
+        the events and marks that a wait uses.
+        """
+        if self._in_place:
+            self._work, self._wait = _Done(), lambda inner, _limited: inner()
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        if self._repeatable:
+            self.wait()
+        else:
+            self._work.block_current_stream()
+
+    def is_completed(self) -> bool:
+        return (self._waited and not self._repeatable) or bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        return bool(self._work.is_success())
+
+    def exception(self) -> Any:
+        return self._work.exception()
+
+    def result(self) -> list[torch.Tensor]:
+        return list(self._work.result())
+
+    def source_rank(self) -> int:
+        return int(self._work.source_rank())
+
+    def get_future(self) -> Any:
+        return self._work.get_future()

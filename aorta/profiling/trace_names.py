@@ -1,0 +1,166 @@
+"""Names of trace files: the writing process and the steps in a trace -> a path below the trace folder.
+
+`naming` and `compression` are independent. Step numbers are 0-based everywhere in AORTA, but a name follows the tool
+that its pattern comes from: `step_<N>` and `{batch}` count finished steps, `iter<a>_<b>` is 1-based and inclusive. The
+trace itself holds `first_step` and `last_step`, 0-based. Must not touch the disk.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from aorta.config.schema import Naming
+from aorta.config.templates import fill
+
+STEP_BASE = 0
+
+
+@dataclass(frozen=True)
+class TracePlace:
+    """The writing process. `coordinate` is its position in the device mesh, size-1 dimensions included; None for a
+    single process.
+    """
+
+    run_name: str
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    node_rank: int = 0
+    host: str = "localhost"
+    pid: int = 0
+    coordinate: tuple[int, ...] | None = None
+
+    def variables(self) -> dict[str, Any]:
+        """Variables available in folder templates."""
+        names = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Counts of finished steps when a window closed, and wall-clock seconds since the loop, the epoch and the step
+    began.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    batch_in_epoch: int = 0
+    sample: int = 0
+    sample_in_epoch: int = 0
+    token: int = 0
+    token_in_epoch: int = 0
+    total_wct: float = 0.0
+    epoch_wct: float = 0.0
+    batch_wct: float = 0.0
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Converts finished steps to epochs, samples (over all ranks) and tokens."""
+
+    steps_per_epoch: int | None = None
+    samples_per_step: int = 0
+    tokens_per_sample: int = 0
+
+    def at(self, finished: int) -> Moment:
+        """The counts after `finished` steps."""
+        epoch, batch = (0, finished)
+        if self.steps_per_epoch and finished:
+            epoch, batch = divmod(finished - 1, self.steps_per_epoch)
+            batch += 1
+        sample, sample_in_epoch = finished * self.samples_per_step, batch * self.samples_per_step
+        return Moment(
+            epoch,
+            finished,
+            batch,
+            sample,
+            sample_in_epoch,
+            sample * self.tokens_per_sample,
+            sample_in_epoch * self.tokens_per_sample,
+        )
+
+
+@dataclass(frozen=True)
+class TraceWindow:
+    """The content of one trace: kept steps `first_step` to `last_step` (0-based, inclusive; None: no complete step).
+
+    `partial`: fewer steps than a cycle keeps, because the run resumed or ended inside it, or its epoch ended.
+    """
+
+    first_step: int | None
+    last_step: int | None
+    partial: bool
+    moment: Moment
+
+    @property
+    def finished(self) -> int:
+        """Number of steps finished when it closed."""
+        return self.moment.batch
+
+
+def coordinate_of(rank: int, shape: Sequence[int], world_size: int) -> tuple[int, ...] | None:
+    """Position of `rank` in a mesh that ranks fill in row-major order; None for a single process.
+
+    An empty shape is a mesh of one dimension over all ranks.
+    """
+    sizes = tuple(shape) or (world_size,)
+    if math.prod(sizes) == 1 and world_size == 1:
+        return None
+    if math.prod(sizes) == 1:
+        sizes = (world_size,)  # ranks are independent: only the rank number distinguishes them
+    place: list[int] = []
+    for size in reversed(sizes):
+        rank, here = divmod(rank, size)
+        place.insert(0, here)
+    return tuple(place)
+
+
+def trace_path(naming: Naming, place: TracePlace, window: TraceWindow, filename: str) -> PurePosixPath:
+    """Path of an uncompressed trace below the trace folder.
+
+    Args:
+        filename: the template of `Naming.template`.
+    """
+    match naming:
+        case Naming.mesh:
+            where = "-".join(map(str, place.coordinate)) if place.coordinate else ""
+            name = f"rank-{place.rank}-coord-{where}-trace.json" if where else "trace.json"
+            return PurePosixPath(f"step_{window.finished}", name)
+        case Naming.rank_iter:
+            first = window.finished if window.first_step is None else window.first_step + 1
+            last = window.finished if window.last_step is None else window.last_step + 1
+            return PurePosixPath(f"rank{place.rank}_iter{first}_{last}.json")
+        case Naming.template:
+            return PurePosixPath(fill(filename, template_values(place, window.moment)))
+        case Naming.tensorboard:
+            name = f"{place.host}_{place.pid}.{time.time_ns()}.pt.trace.json"
+            return PurePosixPath(f"rank{place.rank}", name)
+
+
+def template_values(place: TracePlace, moment: Moment) -> Mapping[str, Any]:
+    """Variables available in file templates."""
+    return place.variables() | {name: getattr(moment, name) for name in Moment.__dataclass_fields__}
+
+
+def compressed(path: PurePosixPath, compression: str) -> PurePosixPath:
+    """The name with the suffix of its compression, unless it already has it."""
+    name = path.name
+    if compression == "gz" and not name.endswith(".gz"):
+        name += ".gz"
+    elif compression == "tar.gz" and not name.endswith(".tar.gz"):
+        name = name.removesuffix(".gz").removesuffix(".json") + ".tar.gz"
+    return path.with_name(name)
+
+
+def chrome_name(trace_filename: str, window: TraceWindow, *, only_one: bool) -> str:
+    """Name of the Chrome trace, with `_step<N>` (finished steps) unless the run has a single window of one step."""
+    if only_one:
+        return trace_filename
+    stem, dot, suffixes = trace_filename.partition(".")
+    return f"{stem}_step{window.finished}{dot}{suffixes}"

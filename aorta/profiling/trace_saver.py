@@ -1,0 +1,283 @@
+"""Saves profiler windows off the training thread: export, compress, upload, and remove old files.
+
+It takes one job per window; files appear whole or not at all, and `windows` lists what is where. Two threads at the
+lowest priority, so that a slow upload does not delay the next window's file. Must not raise into training, block it, or
+remove a local file that has not reached its destination.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from aorta.profiling.destinations import Destination
+from aorta.profiling.trace_archive import PART, free_name, pack
+from aorta.profiling.trace_names import TraceWindow
+
+_log = logging.getLogger(__name__)
+Kind = Literal["trace", "chrome", "memory", "snapshot"]
+_LOWEST_PRIORITY = 19
+
+
+@dataclass
+class SavedFile:
+    """One file of a window: `here` its local path, `there` its address after an upload, `error` what went wrong."""
+
+    kind: Kind
+    path: Path
+    wanted_there: bool = False
+    here: bool = False
+    bytes: int | None = None
+    there: str | None = None
+    error: str | None = None
+
+
+@dataclass
+class SavedWindow:
+    """One window and its files."""
+
+    window: TraceWindow
+    files: list[SavedFile] = field(default_factory=list)
+
+    @property
+    def removable(self) -> bool:
+        """Whether every file has reached its destination."""
+        return all(file.there or not file.wanted_there for file in self.files)
+
+
+@dataclass(frozen=True)
+class SavedOutput:
+    """A file to be made of an exported trace; `remote` is its name at `destination`."""
+
+    kind: Kind
+    path: Path
+    destination: Destination | None = None
+    remote: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One window: how its trace is exported (to a path, as JSON), and which files are made of it, the trace itself
+    last.
+    """
+
+    window: TraceWindow
+    export: Callable[[Path], Any]
+    outputs: Sequence[SavedOutput]
+
+
+class Saver:
+    """The two threads of one rank, started by the first job.
+
+    Args:
+        keep: number of newest windows that stay on this disk, -1 for all.
+        overwrite: replace files of the same name.
+
+    Attributes:
+        windows: what has been saved so far.
+        given_up: a caller has waited as long as is allowed; nobody waits again.
+    """
+
+    def __init__(self, keep: int = -1, *, overwrite: bool = False) -> None:
+        self.windows: list[SavedWindow] = []
+        self.given_up = False
+        self._keep, self._overwrite = keep, overwrite
+        self._lock = threading.Condition()
+        self._pending = 0
+        self._filling: set[Path] = set()
+        self._foreign: Path | None = None
+        self._here: list[SavedWindow] = []
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._uploads: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, job: Job) -> None:
+        """Queue a window; returns at once."""
+        self.call(lambda: self._save(job))
+
+    def call(self, work: Callable[[], None]) -> None:
+        """Run `work` after everything submitted before; its exceptions are logged."""
+        self._put(self._jobs, work)
+
+    @contextmanager
+    def filling(self, folder: Path) -> Iterator[None]:
+        """While other code writes a file in `folder`: the folder is not removed, even if deleting an old window
+        empties it.
+        """
+        with self._lock:
+            self._foreign = folder
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._foreign = None
+
+    @property
+    def pending(self) -> int:
+        """Number of unfinished jobs."""
+        with self._lock:
+            return self._pending
+
+    def drain(self, limit_s: float) -> bool:
+        """Wait until nothing is pending, at most `limit_s`; returns whether everything was done."""
+        with self._lock:
+            return self._lock.wait_for(lambda: self._pending == 0, timeout=limit_s)
+
+    def kept(self) -> list[SavedWindow]:
+        """Windows with a file on this disk, newest last."""
+        with self._lock:
+            return [saved for saved in self._here if any(file.here for file in saved.files)]
+
+    def _put(self, where: queue.SimpleQueue[Callable[[], None]], work: Callable[[], None]) -> None:
+        with self._lock:
+            self._pending += 1
+            if not self._threads:
+                for name, source in (("aorta-traces", self._jobs), ("aorta-uploads", self._uploads)):
+                    # Daemon threads: a server that never answers must not keep a finished run alive.
+                    thread = threading.Thread(target=self._work, args=(source,), name=name, daemon=True)
+                    self._threads.append(thread)
+                    thread.start()
+        where.put(work)
+
+    def _work(self, source: queue.SimpleQueue[Callable[[], None]]) -> None:
+        with suppress(AttributeError, OSError):  # on Linux each thread has its own priority
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        while True:
+            work = source.get()
+            try:
+                work()
+            except Exception:  # noqa: BLE001  a thread that ends would leave work pending for ever; it is logged
+                _log.exception("profiling: the saving of traces met an error of its own")
+            finally:
+                del work  # it holds a window's events
+                with self._lock:
+                    self._pending -= 1
+                    self._lock.notify_all()
+
+    def _save(self, job: Job) -> None:
+        begin = time.perf_counter()
+        saved = SavedWindow(job.window)
+        trace = job.outputs[-1].path
+        raw = trace.with_name(trace.name + ".json" + PART)
+        try:
+            # The other thread removes uploaded files and the folders this leaves empty, except those being filled.
+            with self._lock:
+                self._filling = {raw.parent, *(output.path.parent for output in job.outputs)}
+                raw.parent.mkdir(parents=True, exist_ok=True)
+            job.export(raw)
+        except Exception as error:  # noqa: BLE001  losing one trace must not lose the next; it is logged
+            saved.files = [
+                SavedFile(out.kind, out.path, out.destination is not None, error=_words(error)) for out in job.outputs
+            ]
+            _log.error("profiling: the trace of %s could not be saved as %s: %s", _steps(job.window), trace, error)
+            with suppress(OSError):
+                raw.unlink(missing_ok=True)
+        else:
+            saved.files = [self._make(output, raw) for output in job.outputs]
+            if saved.files[-1].error and raw.exists():
+                saved.files[-1].path = _rescued(raw, trace)
+                saved.files[-1].here = True
+            raw.unlink(missing_ok=True)
+            _log.info("Finished dumping profiler traces in %.2f seconds", time.perf_counter() - begin)
+        with self._lock:
+            self._filling = set()
+            self.windows.append(saved)
+            self._here.append(saved)
+        self._put(self._uploads, lambda: self._deliver(saved, job.outputs))
+
+    def _make(self, output: SavedOutput, raw: Path) -> SavedFile:
+        path = output.path
+        saved = SavedFile(output.kind, path, output.destination is not None)
+        try:
+            if output.kind != "snapshot":
+                path = saved.path = path if self._overwrite else free_name(path)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if output.kind == "memory":
+                    draw_memory(raw, path)
+                elif output.kind == "trace" and path.suffix != ".gz":
+                    raw.replace(path)
+                else:
+                    pack(raw, path)
+            saved.bytes, saved.here = path.stat().st_size, True
+        except Exception as error:  # noqa: BLE001  one file of several; it is logged and recorded
+            saved.error = _words(error)
+            _log.error("profiling: %s could not be written: %s", path, saved.error)
+        return saved
+
+    def _deliver(self, saved: SavedWindow, outputs: Sequence[SavedOutput]) -> None:
+        for file, output in zip(saved.files, outputs, strict=True):
+            if output.destination is None or not file.here or file.error:
+                continue
+            try:
+                file.there = output.destination.put(file.path, output.remote)
+                _log.info("profiling: uploaded %s to %s", file.path, file.there)
+            except Exception as error:  # noqa: BLE001  the file is still here; it is logged and recorded
+                file.error = _words(error)
+                _log.error("profiling: %s stays here, it could not be uploaded: %s", file.path, file.error)
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        """Remove the oldest windows down to `keep`; one that has not reached its destination stays, and counts."""
+        if self._keep < 0:
+            return
+        with self._lock:
+            surplus = self._here[: max(len(self._here) - self._keep, 0)]
+            going = [saved for saved in surplus if saved.removable]
+            self._here = [saved for saved in self._here if saved not in going]
+        for file in (file for saved in going for file in saved.files if file.here):
+            try:
+                file.path.unlink()
+                file.here = False
+                with self._lock:
+                    if file.path.parent not in (*self._filling, self._foreign):
+                        file.path.parent.rmdir()
+            except OSError as error:
+                if file.here:
+                    _log.warning("profiling: %s could not be removed: %s", file.path, error)
+
+
+def draw_memory(raw: Path, target: Path) -> None:
+    """Draw the memory timeline of an exported trace, in a separate process: reading a large trace would hold the GIL.
+
+    Raises:
+        OSError: it failed; includes its error output.
+    """
+    import aorta
+
+    root = str(Path(aorta.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+    done = subprocess.run(
+        [sys.executable, "-m", "aorta.profiling.memory_timeline", str(raw), str(target)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    if done.returncode:
+        raise OSError(f"memory timeline: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+
+
+def _rescued(raw: Path, trace: Path) -> Path:
+    """Keep an exported trace that could not be compressed, under its bare JSON name."""
+    name = trace.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".json") + ".json"
+    target = free_name(trace.with_name(name))
+    raw.replace(target)
+    return target
+
+
+def _steps(window: TraceWindow) -> str:
+    return f"steps {window.first_step} to {window.last_step}"
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")

@@ -1,0 +1,234 @@
+"""Runs torch's profiler for one loop, with global step numbers; finished windows go to a `Saver`.
+
+Each trace holds `first_step`, `last_step` (0-based, inclusive), `partial`, `step_base` and `global_rank`. A failing
+profiler is reported once and disabled. Must not fail the loop, or write on the training thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, Self, cast
+
+from torch.profiler import ProfilerAction, profile, record_function
+
+from aorta.config.schema import Naming
+from aorta.distributed.accelerator import profiled
+from aorta.profiling.memory_history import MemoryHistory
+from aorta.profiling.profile_summary import tables
+from aorta.profiling.schedule import Action, Schedule
+from aorta.profiling.trace_archive import free_name
+from aorta.profiling.trace_names import STEP_BASE, TraceWindow
+from aorta.profiling.trace_outputs import Recipe
+from aorta.profiling.trace_saver import Job, SavedOutput, Saver
+
+_log = logging.getLogger(__name__)
+_ACTIONS = {
+    Action.NONE: ProfilerAction.NONE,
+    Action.WARMUP: ProfilerAction.WARMUP,
+    Action.ACTIVE: ProfilerAction.RECORD,
+    Action.ACTIVE_AND_SAVE: ProfilerAction.RECORD_AND_SAVE,
+}
+_ERROR_WAIT_S = 20.0
+"""How long a loop that failed waits for its traces: torchrun kills after 30 s."""
+
+
+class WindowRecording(profile):
+    """torch's own profiler with global steps, whose failures do not affect the loop. Created by `Profiler.open`."""
+
+    def __init__(self, recipe: Recipe, plan: Schedule, first_step: int) -> None:
+        settings = recipe.settings
+        self.saver = Saver(settings.num_traces_to_keep, overwrite=settings.overwrite)
+        self._recipe, self._settings, self._plan = recipe, settings, plan
+        self._first = self._finished = first_step
+        self._kept: list[int] = []
+        self._closing: TraceWindow | None = None
+        self._began: int | None = None
+        self._broken = self._closed = False
+        self._saved_any, self._last_at = False, -1
+        self._last: Any = None
+        self._memory = MemoryHistory(settings.memory_filename is not None)
+        self._times = [time.monotonic()] * 3  # the loop, the epoch, the step began
+        super().__init__(
+            activities=profiled(),
+            schedule=lambda step: _ACTIONS[self._plan(step)],
+            on_trace_ready=lambda _: self._ready(),
+            record_shapes=settings.record_shapes,
+            profile_memory=settings.profile_memory,
+            with_stack=settings.with_stack,
+            with_flops=settings.with_flops,
+        )
+        # torch counts from 0, and would treat the first step after a resume as step 0.
+        self.step_num = first_step
+        self.current_action = self._prev_schedule_action = cast(Any, _ACTIONS[plan(first_step)])
+
+    @property
+    def files(self) -> list[Path]:
+        """Files on this disk; complete once nothing is pending."""
+        return [file.path for saved in self.saver.kept() for file in saved.files if file.here]
+
+    def __enter__(self) -> Self:
+        self._times = [time.monotonic()] * 3
+        with self._harmless("start"):
+            super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+        if self.saver.given_up:
+            return
+        self.saver.drain(self._settings.upload_wait_s if error[0] is None else _ERROR_WAIT_S)
+        if error[0] is not None and (files := self.files):
+            folders = ", ".join(sorted({str(path.parent) for path in files}))
+            _log.warning(
+                "profiling: the run failed, and run.json does not list its %d file(s) in %s", len(files), folders
+            )
+
+    def prepare_trace(self) -> None:
+        """Torch's method, without its warning about events of earlier windows, which have been saved."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*Profiler clears events")
+            super().prepare_trace()
+
+    def start_trace(self) -> None:
+        """Torch's method; also starts the allocator's history."""
+        self._memory.start()
+        super().start_trace()
+
+    def iteration(self, global_step: int) -> AbstractContextManager[Any]:
+        """Mark one step in the trace as `iteration#<global_step>`."""
+        if self._broken or self._closed:
+            return nullcontext()
+        self._began = global_step
+        return record_function(f"iteration#{global_step}")
+
+    def step(self) -> None:
+        """Called after each step."""
+        action, done = self._plan(self._finished), self._finished
+        self._finished += 1
+        if self._broken or self._closed:
+            return
+        with self._harmless("step"):
+            if action.kept:
+                self._kept.append(done)
+            if action is Action.ACTIVE_AND_SAVE:
+                self._mark()
+            super().step()
+        now, per_epoch = time.monotonic(), self._recipe.counters.steps_per_epoch
+        self._times[2] = now
+        if per_epoch and self._finished % per_epoch == 0:
+            self._times[1] = now
+
+    def close(self) -> None:
+        """Stop, and submit an open window; does not wait for files."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._broken or not self._stopped():
+            return
+        if not self._saved_any:
+            plan = self._plan
+            _log.warning(
+                "profiling: no trace was kept: none of the %d steps from step %d is an active one (wait %d, "
+                "warmup %d, active %d, repeat %d, counted from step %d)",
+                self._finished - self._first,
+                self._first,
+                *(plan.wait, plan.warmup, plan.active, plan.repeat, plan.skip_first),
+            )
+        elif self._settings.summary_rows:
+            self.saver.call(self._log_tables)
+
+    def _stopped(self) -> bool:
+        """Stop torch's profiler; returns whether it worked."""
+        with self._harmless("stop"):
+            if self._plan(self._finished).kept:
+                if self._began == self._finished:
+                    self._kept.append(self._finished)  # the loop failed inside this step
+                self._mark()
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._memory.stop()
+        return not self._broken
+
+    def _log_tables(self) -> None:
+        averages = self._last.key_averages()
+        device = len(self.activities) > 1  # the host, and an accelerator
+        for table in tables(averages, self._settings.summary_rows, memory=self._settings.profile_memory, device=device):
+            _log.info("%s", table)
+        self._last = None
+
+    def _mark(self) -> None:
+        """Add the metadata while the trace is being recorded; afterwards it is too late."""
+        self._closing = window = self._window()
+        for key, value in {
+            "global_rank": self._recipe.place.rank,
+            "first_step": window.first_step,
+            "last_step": window.last_step,
+            "step_base": STEP_BASE,
+            "partial": window.partial,
+        }.items():
+            self.add_metadata_json(key, json.dumps(value))
+
+    def _window(self) -> TraceWindow:
+        now, kept = time.monotonic(), self._kept
+        moment = dataclasses.replace(
+            self._recipe.counters.at(self._finished),
+            total_wct=now - self._times[0],
+            epoch_wct=now - self._times[1],
+            batch_wct=now - self._times[2],
+        )
+        if not kept:
+            return TraceWindow(None, None, True, moment)
+        return TraceWindow(kept[0], kept[-1], not self._plan.whole(kept[0], kept[-1]), moment)
+
+    def _ready(self) -> None:
+        if self._broken:
+            return  # a failed profiler is being stopped: its content cannot be trusted
+        window, inner = self._closing or self._window(), self.profiler
+        self._kept, self._closing = [], None
+        # The run ended right before a window's first step: torch's trace has no complete step in it. Names by
+        # mesh keep it, as their tool does, unless a complete window has just taken the name.
+        keeps = self._settings.naming is Naming.mesh and self._finished > self._first
+        if window.first_step is None and (not keeps or self._last_at == window.finished):
+            self._memory.stop()
+            return
+        self._saved_any, self._last_at = True, window.finished
+        if self._settings.summary_rows:
+            self._last = inner
+        assert inner is not None  # torch calls this only with a trace
+        outputs = list(self._recipe.outputs(window))
+        if self._memory.running and (snapshot := self._snapshot(window)):
+            outputs.insert(0, snapshot)
+        # Keep this object: torch replaces it at the next window, or when stopped twice.
+        results = inner.kineto_results
+        assert results is not None  # every build AORTA supports has Kineto
+        self.saver.submit(Job(window, lambda path: results.save(str(path)), outputs))
+
+    def _snapshot(self, window: TraceWindow) -> SavedOutput | None:
+        """Write the allocator's history right here: only this thread may read it."""
+        output = self._recipe.snapshot(window)
+        path = output.path if self._settings.overwrite else free_name(output.path)
+        try:
+            with self.saver.filling(path.parent):
+                self._memory.dump(path)
+        except OSError as error:
+            _log.error("profiling: the memory snapshot %s could not be written: %s", path, error)
+            return None
+        return dataclasses.replace(output, path=path)
+
+    @contextmanager
+    def _harmless(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  a profiler failure must not stop the record; it is logged
+            _log.error("profiling: torch.profiler failed to %s and is left out from here on: %s", what, error)
+            self._broken = True
+            with suppress(Exception):  # otherwise it might keep collecting for the rest of the run
+                profile.stop(self)
+            with suppress(Exception):
+                self._memory.stop()

@@ -1,0 +1,247 @@
+"""Whole reports of launch sets: verdict, refusals, what withholds a verdict, and what the reader is told."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.report.report_folder import Report, write_report
+from aorta.errors import InputError
+from tests.analysis.builders import strict_json
+from tests.analysis.compare.builders import CONFIG, launch, launch_set
+
+HIGH = (0.80, 0.81, 0.82, 0.83)
+LOW = (0.60, 0.61, 0.62, 0.63)
+_FOLDERS = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are tested elsewhere and take a second a report."""
+    monkeypatch.setattr("aorta.analysis.report.report_folder.pictures", lambda _datasets: ())
+
+
+def report(tmp_path: Path, reference: Path, candidate: Path, **rules: Any) -> Report:
+    output = tmp_path / f"out{next(_FOLDERS)}"
+    sources, of = {"old": reference, "new": candidate}, Rules(**rules)
+    found = write_report(sources, output, "old", "new", rules=of, html=False)  # the page has tests of its own
+    assert strict_json(output / "summary.json") == found.summary
+    return found
+
+
+def compared(tmp_path: Path, reference: Path, candidate: Path, **rules: Any) -> dict[str, Any]:
+    found: dict[str, Any] = report(tmp_path, reference, candidate, **rules).summary["comparison"]
+    return found
+
+
+def test_a_regression_is_told_first_with_everything_it_rests_on(tmp_path: Path) -> None:
+    sides = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW)
+    found = report(tmp_path, *sides)
+    comparison = found.summary["comparison"]
+    assert comparison["verdict"] == "regression"
+    assert [entry["overlap_ratio"] for entry in comparison["launches"]["candidate"]] == pytest.approx(LOW)
+    ratio = comparison["metrics"]["overlap_ratio"]
+    assert ratio["role"] == "primary"
+    assert ratio["reference"] == pytest.approx(0.815)
+    assert ratio["effect"]["kind"] == "difference"
+    assert ratio["effect"]["value"] == pytest.approx(-0.20)
+    assert -0.24 < ratio["effect"]["low"] < -0.20 < ratio["effect"]["high"] < -0.16
+    assert ratio["p"] == pytest.approx(2 / 70)
+    assert ratio["p_corrected"] is None
+    assert ratio["launches_needed"] == 4
+    # Launches vary by 0.013; 4 against 4 find shifts of about three times that.
+    assert ratio["detectable"]["effect"] == pytest.approx(0.045, abs=0.01)
+    step = comparison["metrics"]["job_step_ms"]
+    assert (step["role"], step["effect"]["kind"], step["verdict"]) == ("guard", "quotient", "equivalent")
+    exposed = comparison["metrics"]["exposed_comm_ms"]
+    assert exposed["role"] == "secondary"
+    assert exposed["p"] == pytest.approx(2 / 70)
+    assert exposed["p_corrected"] > 0.05
+    assert (exposed["detectable"]["effect"], exposed["launches_needed"]) == (None, None)
+    for reason in (exposed["detectable"]["reason"], exposed["launches_needed_reason"]):
+        assert "judged after Holm's correction" in reason
+    assert exposed["launch_sd"] > 0
+    assert exposed["verdict"] == "inconclusive"
+    assert comparison["metrics"]["comm_ms"]["verdict"] is None
+    entry = found.summary["datasets"]["new"]
+    assert (entry["launches"], entry["representative"]) == (4, str(sides[1] / "01"))
+    text = found.text
+    first = " ".join(text.split("\n\n")[0].split())
+    assert first == comparison["headline"]
+    assert first.startswith(
+        "REGRESSION: the candidate hides 20.0 points less of its communication (overlap_ratio, hidden / comm): "
+        "0.815 -> 0.615, 95 % interval -0.2"
+    )
+    assert "p = 0.029, 4 against 4 launches" in first
+    assert "Step time: the same (" in first
+    assert "The smallest effect these launches could have found, with 80 % power: 0.0" in first
+    assert max(len(line) for line in text.splitlines() if str(tmp_path) not in line) <= 100
+    row = next(line for line in text.splitlines() if line.startswith("overlap_ratio (hidden/comm)"))
+    assert row.split()[-6:] == ["0.8150", "0.6150", "-0.200", "0.029", "primary", "regression"]
+
+
+def test_the_other_way_round_it_is_an_improvement(tmp_path: Path) -> None:
+    found = compared(tmp_path, launch_set(tmp_path / "a", LOW), launch_set(tmp_path / "b", HIGH))
+    assert found["verdict"] == "improvement"
+
+
+def test_a_better_ratio_with_a_slower_step_is_no_improvement(tmp_path: Path) -> None:
+    slow = [120.0, 121.0, 122.0, 123.0]
+    reference = launch_set(tmp_path / "a", LOW)
+    found = compared(tmp_path, reference, launch_set(tmp_path / "b", HIGH, slow))
+    assert found["verdict"] == "inconclusive"
+    assert "but the step takes 21" in found["verdict_reason"]
+    assert "not an improvement" in found["headline"]
+    assert found["metrics"]["job_step_ms"]["verdict"] == "regression"
+    by_step = compared(tmp_path, reference, tmp_path / "b", primary="job_step_ms")
+    assert by_step["verdict"] == "regression"
+    assert "has 21.3 % more job_step_ms (100.2 -> 121.5 ms" in by_step["headline"]
+
+
+def test_across_platforms_a_slower_step_still_withholds(tmp_path: Path) -> None:
+    reference = launch_set(tmp_path / "a", LOW, platform="cuda")
+    slow = launch_set(tmp_path / "b", HIGH, [120.0, 121.0, 122.0, 123.0], platform="rocm")
+    found = compared(tmp_path, reference, slow)
+    assert found["verdict"] == "inconclusive"
+    assert found["metrics"]["job_step_ms"]["verdict"] is None
+    assert found["metrics"]["job_step_ms"]["verdict_reason"] == "only ratios are judged across platforms"
+    assert found["metrics"]["job_step_ms"]["p_corrected"] is None
+    judged = compared(tmp_path, reference, slow, judge_milliseconds=True)
+    assert judged["metrics"]["job_step_ms"]["verdict"] == "regression"
+
+
+def test_three_launches_are_too_few_and_one_more_is_asked_for(tmp_path: Path) -> None:
+    found = compared(tmp_path, launch_set(tmp_path / "a", HIGH[:3]), launch_set(tmp_path / "b", LOW))
+    assert found["verdict"] == "inconclusive"
+    assert "3 against 4 launches" in found["verdict_reason"]
+    assert "1 more of the reference" in found["verdict_reason"]
+
+
+def test_a_single_run_against_a_set_is_one_launch(tmp_path: Path) -> None:
+    found = compared(tmp_path, launch(tmp_path / "one", 0.8), launch_set(tmp_path / "b", LOW))
+    assert found["verdict"] == "inconclusive"
+    assert "3 more of the reference" in found["verdict_reason"]
+    assert len(found["launches"]["reference"]) == 1
+
+
+def test_the_same_noise_on_both_sides_is_no_regression(tmp_path: Path) -> None:
+    found = compared(tmp_path, launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", HIGH[::-1]))
+    assert found["verdict"] in ("equivalent", "inconclusive")
+    constant = found["metrics"]["compute_stall_ms"]
+    assert (constant["verdict"], constant["p_corrected"]) == ("equivalent", None)
+
+
+def test_launches_left_out_are_counted_and_named(tmp_path: Path) -> None:
+    reference = launch_set(tmp_path / "a", HIGH)
+    launch(reference / "04", 0.1, endings=["completed", None])
+    found = report(tmp_path, reference, launch_set(tmp_path / "b", LOW))
+    assert found.summary["comparison"]["left_out"] == {
+        "reference": [{"path": str(reference / "04"), "reason": "rank 1: killed (no footer)"}],
+        "candidate": [],
+    }
+    assert "! 1 of 5 launches left out" in found.text
+    assert f"{reference / '04'}: rank 1: killed" in " ".join(found.text.split())
+
+
+OTHER = {"workload": {"name": "ranking", "model_dim": 128}, "training": {"mixed_precision": "none"}}
+
+
+def test_unlike_work_is_refused_by_key_and_both_values_unless_allowed(tmp_path: Path) -> None:
+    sides = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW, config=OTHER)
+    with pytest.raises(InputError, match=r"config.workload.model_dim is 64 in .*a/00, 128 in .*--allow-unlike config"):
+        report(tmp_path, *sides)
+    for word in ("config.workload.model_dim", "workload", "all"):
+        found = compared(tmp_path, *sides, allow_unlike=(word,))
+        assert found["verdict"] == "regression"
+        assert [(entry["where"], entry["key"]) for entry in found["refused"]] == [
+            ("between", "config.workload.model_dim")
+        ]
+        assert any("NOT ALIKE: config.workload.model_dim" in warning for warning in found["warnings"])
+
+
+def test_a_side_that_mixes_configurations_is_refused(tmp_path: Path) -> None:
+    reference = launch_set(tmp_path / "a", HIGH)
+    launch(reference / "04", 0.8, config=CONFIG | {"parallel": {"overlap": False}})
+    launch(reference / "05", 0.8, config=CONFIG | {"training": CONFIG["training"] | {"seed": 7}})
+    candidate = launch_set(tmp_path / "b", LOW)
+    with pytest.raises(InputError, match=r"config.parallel.overlap is '\(absent\)' in .*00, False in .*04: launch"):
+        report(tmp_path, reference, candidate)
+    found = compared(tmp_path, reference, candidate, allow_unlike=("parallel.overlap",))
+    assert any("launches of the reference differ in config.parallel.overlap" in each for each in found["warnings"])
+
+
+def test_single_runs_that_are_unlike_are_still_only_warned_of(tmp_path: Path) -> None:
+    found = compared(tmp_path, launch(tmp_path / "a", 0.8), launch(tmp_path / "b", 0.6, config=OTHER))
+    assert any(warning.startswith("NOT ALIKE") for warning in found["warnings"])
+    assert "primary" not in found
+    assert found["verdict"] == "inconclusive"
+
+
+def test_runs_that_stand_on_both_sides_are_warned_of(tmp_path: Path) -> None:
+    side = launch_set(tmp_path / "a", HIGH)
+    found = compared(tmp_path, side, side)
+    assert any("4 run(s) stand on both sides" in warning for warning in found["warnings"])
+    assert found["metrics"]["overlap_ratio"]["p"] == 1
+
+
+def test_the_same_records_give_the_same_summary(tmp_path: Path) -> None:
+    sides = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW)
+    assert compared(tmp_path, *sides) == compared(tmp_path, *sides)
+
+
+def test_only_one_side_throttled_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from aorta.analysis.compare import sets
+
+    real = sets.devices_entry
+
+    def hot(run: Any, *rest: Any) -> dict[str, Any]:
+        return real(run, *rest) | {"throttled_ranks": [1] if "/b/" in run.location else []}
+
+    monkeypatch.setattr(sets, "devices_entry", hot)
+    found = compared(tmp_path, launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW))
+    assert any("only the candidate was throttled, in 4 of 4 launches" in warning for warning in found["warnings"])
+
+
+def test_a_longer_step_that_may_be_chance_withholds_too(tmp_path: Path) -> None:
+    """One slow launch of the reference makes p of the step 0.34, though three of four steps got half as long again."""
+    reference = launch_set(tmp_path / "a", LOW, [100.0, 101.0, 102.0, 160.0])
+    found = compared(tmp_path, reference, launch_set(tmp_path / "b", HIGH, [150.0, 151.0, 152.0, 153.0]))
+    guard = found["metrics"]["job_step_ms"]
+    assert guard["effect"]["value"] == pytest.approx(151.5 / 101.5 - 1)
+    assert guard["p"] > 0.05
+    assert found["verdict"] == "inconclusive"
+    assert "the step takes 49.3 % longer (p = 0.34, which may be chance): not an improvement" in found["verdict_reason"]
+
+
+def test_fewer_milliseconds_are_no_improvement_either_where_the_step_takes_longer(tmp_path: Path) -> None:
+    sides = launch_set(tmp_path / "a", LOW), launch_set(tmp_path / "b", HIGH, [130.0, 131.0, 132.0, 133.0])
+    found = compared(tmp_path, *sides, primary="exposed_comm_ms")
+    assert found["metrics"]["exposed_comm_ms"]["effect"]["value"] < -0.3
+    assert found["verdict"] == "inconclusive"
+    assert "not an improvement" in found["verdict_reason"]
+
+
+def test_unlike_launches_are_refused_though_the_first_of_a_side_has_no_manifest(tmp_path: Path) -> None:
+    reference, candidate = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW, config=OTHER)
+    (candidate / "00" / "run.json").unlink()
+    with pytest.raises(InputError, match=r"config.workload.model_dim is 64 in .*a/00, 128 in .*b/01: the two sides"):
+        report(tmp_path, reference, candidate)
+    found = compared(tmp_path, reference, candidate, allow_unlike=("all",))
+    assert sum("NOT ALIKE: config.workload.model_dim is 64" in warning for warning in found["warnings"]) == 1
+    launch(candidate / "04", 0.6)
+    with pytest.raises(InputError, match=r"model_dim is 128 in .*b/01, 64 in .*b/04: launches of the candidate"):
+        report(tmp_path, reference, candidate)
+
+
+def test_every_launch_without_a_manifest_is_warned_of(tmp_path: Path) -> None:
+    reference, candidate = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW, manifest=False)
+    (reference / "02" / "run.json").unlink()
+    said = [warning for warning in compared(tmp_path, reference, candidate)["warnings"] if "manifest" in warning]
+    assert [warning.partition(":")[0] for warning in said] == [
+        "1 of 4 launches of the reference have no manifest with a configuration (02)",
+        "4 of 4 launches of the candidate have no manifest with a configuration (00, 01, 02, 03)",
+    ]

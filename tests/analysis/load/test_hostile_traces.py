@@ -1,0 +1,184 @@
+"""Broken and hostile input of the readers of rocprofv3, nsys and the first AORTA.
+
+`corpus/` holds one small file per way of being broken: each is an `InputError` (exit code 2) that names the file. What
+chance finds goes there. Beside it, good files are damaged at random: nothing but an `InputError` may come out, and what
+is read has to be a table that can be measured.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aorta.analysis.load import rocprof_csv
+from aorta.analysis.load.aorta_2025 import read_aorta_2025
+from aorta.analysis.load.device_timelines import device_timelines
+from aorta.analysis.load.interval_table import Trace
+from aorta.analysis.load.kernel_classifier import NameClassifier
+from aorta.analysis.load.nsys import read_nsys
+from aorta.analysis.load.rocpd import read_rocpd
+from aorta.analysis.load.rocprof_csv import read_csv
+from aorta.analysis.load.rocprof_json import read_json
+from aorta.analysis.load.trace_health import facts_of, usable
+from aorta.errors import InputError
+from tests.analysis.load.nsys_files import write_nsys
+from tests.analysis.load.rocprof_files import as_csv, as_json, write_rocpd
+from tests.analysis.load.test_aorta_2025 import FIRST, line
+from tests.strategies import junk, millionths
+
+CLASSIFIER = NameClassifier()
+CORPUS = sorted((Path(__file__).parent / "corpus").iterdir())
+FEW = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+
+def read_bytes(kind: str, data: bytes, name: str, folder: Path) -> list[Trace]:
+    match kind:
+        case "json":
+            return read_json(io.BytesIO(data), name, CLASSIFIER)
+        case "csv":
+            return read_csv({name: io.BytesIO(data)}, CLASSIFIER)
+        case "aorta":
+            return [read_aorta_2025(io.BytesIO(data), name)]
+    path = folder / "file.db"
+    path.write_bytes(data)
+    return (read_nsys if kind == "nsys" else read_rocpd)(path, name, CLASSIFIER)
+
+
+def measure(traces: list[Trace]) -> None:
+    """All that is done to a trace afterwards; a damaged one must survive it."""
+    for trace in traces:
+        facts_of(trace)
+        for timeline in device_timelines(usable(trace)):
+            timeline.measure(timeline.whole)
+
+
+def from_sql(script: Path, folder: Path) -> bytes:
+    path = folder / "made.db"
+    db = sqlite3.connect(path)
+    db.executescript(script.read_text())
+    db.close()
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.name)
+def test_every_broken_file_is_an_error_that_names_it(path: Path, tmp_path: Path) -> None:
+    kind = path.name.split("-")[0]
+    data = from_sql(path, tmp_path) if path.suffix == ".sql" else path.read_bytes()
+    with pytest.raises(InputError) as caught:
+        measure(read_bytes(kind, data, path.name, tmp_path))
+    assert path.name in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("json-time-is-text.json", r"\$\.rocprofiler-sdk-tool\[0\]|kernel_dispatch\[\.\.\.\]\.start_timestamp"),
+        (
+            "csv-time-is-text.csv",
+            r"csv-time-is-text\.csv:2: start_timestamp is 'soon'; an integer of 64 bits is needed",
+        ),
+        ("csv-row-too-short.csv", r"csv-row-too-short\.csv:3: 4 fields for 6 columns"),
+        ("csv-not-utf8.csv", r"csv-not-utf8\.csv:2: not UTF-8"),
+        ("nsys-time-is-text.sql", "table CUPTI_ACTIVITY_KIND_KERNEL, row 1: start is 'soon'"),
+        ("rocpd-time-negative.sql", "kernel 1: its start is -7 ns"),
+        ("aorta-2025-time-is-nan.jsonl", r"aorta-2025-time-is-nan\.jsonl:1"),
+    ],
+)
+def test_the_place_inside_the_file_is_named(name: str, place: str, tmp_path: Path) -> None:
+    path = Path(__file__).parent / "corpus" / name
+    data = from_sql(path, tmp_path) if path.suffix == ".sql" else path.read_bytes()
+    with pytest.raises(InputError, match=place):
+        read_bytes(name.split("-")[0], data, name, tmp_path)
+
+
+def test_an_endless_line_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rocprof_csv, "_LONGEST_LINE", 1000)
+    taken = 0
+
+    class Endless(io.RawIOBase):
+        def readline(self, size: int | None = -1) -> bytes:
+            nonlocal taken
+            assert size is not None
+            assert 0 < size <= 1000
+            taken += size
+            return b"x" * size
+
+    with pytest.raises(InputError, match=r"endless\.csv:1: a line of more than 1000 bytes"):
+        read_csv({"endless.csv": Endless()}, CLASSIFIER)  # type: ignore[dict-item]
+    assert taken == 1000
+
+
+def good(kind: str, folder: Path) -> bytes:
+    match kind:
+        case "json":
+            return json.dumps(as_json()).encode()
+        case "csv":
+            return as_csv("direct")["4242_kernel_trace.csv"]
+        case "aorta":
+            return json.dumps(line(0, 10.0, FIRST)).encode() + b"\n"
+        case "nsys":
+            return write_nsys(folder / "good.sqlite").read_bytes()
+    return write_rocpd(folder / "good.db").read_bytes()
+
+
+class Whole:
+    """Good files by kind; no dictionary, because hypothesis would print all of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = {kind: good(kind, folder) for kind in ("json", "csv", "aorta", "nsys", "rocpd")}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return Whole(tmp_path_factory.mktemp("good"))
+
+
+@pytest.mark.parametrize("kind", ["json", "csv", "aorta", "nsys", "rocpd"])
+@FEW
+@given(flips=st.lists(st.tuples(millionths, st.integers(0, 255)), max_size=6), kept=millionths, cut=st.booleans())
+def test_bytes_damaged_at_random_are_an_error_or_a_table(
+    kind: str, flips: list[tuple[int, int]], kept: int, cut: bool, whole: Whole, tmp_path: Path
+) -> None:
+    content = bytearray(whole.files[kind])
+    for place, value in flips:
+        content[place * len(content) // 1_000_000] = value
+    if cut:
+        content = content[: kept * len(content) // 1_000_000]
+    try:
+        measure(read_bytes(kind, bytes(content), "damaged", tmp_path))
+    except InputError as error:
+        assert "damaged" in str(error)  # noqa: PT017 - both endings are right
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths to every value inside, containers included."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [*([path] if path else []), *(found for key, each in inner for found in leaves(each, (*path, key)))]
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_values_of_the_wrong_type_are_an_error_or_a_table(data: st.DataObject) -> None:
+    content = copy.deepcopy(as_json())
+    path = data.draw(st.sampled_from(leaves(content)))
+    holder: Any = content
+    for key in path[:-1]:
+        holder = holder[key]
+    if data.draw(st.booleans()) and isinstance(holder, dict):
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = data.draw(junk)
+    try:
+        measure(read_json(io.BytesIO(json.dumps(content).encode()), "changed", CLASSIFIER))
+    except InputError as error:
+        assert "changed" in str(error)  # noqa: PT017 - both endings are right

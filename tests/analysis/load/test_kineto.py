@@ -1,0 +1,73 @@
+"""What of a Kineto trace is work, on which device and in which step (docs/measuring.md, W13-W16)."""
+
+from __future__ import annotations
+
+from aorta.analysis.load.device_timelines import device_timelines
+from aorta.analysis.load.interval_table import NULL, IntervalClass
+from tests.analysis.load.kineto_files import ALLREDUCE, BASE_NS, GEMM, event, kernel, read, rows, step, whole
+
+
+def test_work_is_chosen_by_category_and_not_by_its_arguments_w13():
+    trace = read(
+        [
+            kernel(GEMM, 10, 5),
+            event("cpu_op", "triton_poi_fused_add", 0, 100, 4242, 4242, stream=7, device=0),
+            event("gpu_user_annotation", "ProfilerStep#3", 0, 100, 0, 7, stream=7),
+            event("gpu_user_annotation", "nccl:all_reduce", 0, 100, 0, 20, stream=20),
+            event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 20, 2, 0, 27, bytes=4096),
+            event("gpu_memset", "Memset (Device)", 23, 1, 0, 27, bytes=16),
+            event("cuda_runtime", "hipLaunchKernel", 0, 50, 4242, 4242, stream=7),
+        ]
+    )
+    assert [name for name, *_ in rows(trace, IntervalClass.COMPUTE)] == [GEMM]
+    assert trace.intervals.bytes[trace.intervals.cls == IntervalClass.COPY].tolist() == [4096, 16]
+    measured = whole(trace)
+    assert (measured.compute_ns, measured.copy_ns, measured.comm_ns, measured.idle_ns) == (5000, 3000, 0, 6000)
+
+
+def test_categories_of_old_traces_have_capitals():
+    trace = read(
+        [
+            event("Kernel", GEMM, 10, 5, 0, "stream 7"),
+            event("Memcpy", "Memcpy DtoH (Device -> Pageable)", 20, 5, 0, "stream 7"),
+            event("Operator", "aten::mm", 0, 5, 4242, "4242"),
+        ]
+    )
+    assert (len(trace.intervals), trace.intervals.stream.tolist()) == (2, [7, 7])
+
+
+def test_two_devices_of_one_trace_stay_two_w15():
+    # Merged, device 1's compute would hide all of device 0's communication.
+    trace = read([kernel(ALLREDUCE, 0, 10, 0, 20), kernel(GEMM, 0, 10, 1, 7), kernel(GEMM, 8, 4, 0, 7)])
+    ratios = {each.device: each.measure((BASE_NS, BASE_NS + 12_000)).overlap_ratio for each in device_timelines(trace)}
+    assert ratios == {0: 0.2, 1: None}
+
+
+def test_steps_are_the_profilers_and_kernels_outside_belong_to_none():
+    trace = read(
+        [
+            kernel(GEMM, 5, 2),
+            step(4, 20, 10),
+            step(3, 10, 10),
+            kernel(GEMM, 12, 4),
+            kernel(ALLREDUCE, 14, 10, stream=20),
+            kernel(GEMM, 22, 1),
+            kernel(GEMM, 30, 5),
+        ]
+    )
+    assert trace.windows.step.tolist() == [3, 4]
+    assert trace.intervals.step.tolist() == [NULL, 3, 3, 4, NULL]
+    (timeline,) = device_timelines(trace)
+    first, second = (
+        timeline.measure((BASE_NS + start * 1000, BASE_NS + end * 1000)) for start, end in ((10, 20), (20, 30))
+    )
+    assert (first.compute_ns, first.comm_ns, first.hidden_ns, first.idle_ns) == (4000, 6000, 2000, 2000)
+    assert (second.compute_ns, second.comm_ns, second.hidden_ns, second.idle_ns) == (1000, 4000, 1000, 6000)
+
+
+def test_rows_without_times_or_that_end_before_they_start_are_left_out_and_counted():
+    no_end = kernel(GEMM, 3, 1)
+    del no_end["dur"]
+    trace = read([kernel(GEMM, 0, 5), kernel(GEMM, 7, -2), no_end, kernel(GEMM, 9, 0)])
+    assert len(trace.intervals) == 2
+    assert (trace.counters["negative_duration"], trace.counters["without_times"]) == (1, 1)

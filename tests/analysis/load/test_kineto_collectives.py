@@ -1,0 +1,245 @@
+"""Collectives in Kineto traces: found by name, described by their host's operator (docs/measuring.md, W12, W16)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aorta.analysis.load import chrome_json
+from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass
+from aorta.errors import InputError
+from aorta.timeline.classes import KINDS
+from tests.analysis.load.kineto_files import ALLREDUCE, BASE_NS, GEMM, event, kernel, read, read_text, rows, whole
+
+SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "kineto_gloo"
+PARAMETERS = {
+    "Collective name": "_allgather_base",
+    "In msg nelems": 100,
+    "Out msg nelems": 800,
+    "Group size": 8,
+    "dtype": "BFloat16",
+    "Process Group Name": "7",
+    "Process Group Ranks": "[0, 1, 2, 3, 4, 5, 6, 7]",
+    "Seq": 41,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (ALLREDUCE, "allreduce"),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)", "allreduce"),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "reducescatter"),
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "allgather"),
+        ("ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_f32", "allreduce"),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", None),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", None),
+        ("rcclGenericKernel<1, true>", None),
+        ("mscclKernel_Sum_half_Simple", None),
+        ("void vllm::cross_device_reduce_2stage<half, 8>(RankData*)", "allreduce"),
+        ("void at::native::small_reduce_kernel<4>", False),
+        ("triton_red_fused_all_reduce_1", False),
+        (GEMM, False),
+    ],
+)
+def test_communication_is_found_wherever_the_name_holds_it_w12(name, kind):
+    table = read([kernel(name, 0, 5)]).intervals
+    if kind is False:
+        assert table.cls.tolist() == [IntervalClass.COMPUTE]
+    else:
+        assert (table.cls.tolist(), table.kind.tolist()) == ([IntervalClass.COMM], [KIND_CODE[kind] if kind else NULL])
+
+
+def test_patterns_of_the_command_line_add_to_the_built_in_ones():
+    events = [kernel("my_ring_kernel<8>", 0, 5), kernel(ALLREDUCE, 9, 5)]
+    assert read(events).intervals.cls.tolist() == [IntervalClass.COMPUTE, IntervalClass.COMM]
+    assert read(events, patterns=["ring_k"]).intervals.cls.tolist() == [IntervalClass.COMM, IntervalClass.COMM]
+    for broken, words in (("(", "not a regular expression"), ("x*", "matches the empty text")):
+        with pytest.raises(InputError, match=f"--comm-pattern .*{words}"):
+            read(events, patterns=[broken])
+
+
+@pytest.mark.parametrize("on_kernel", [True, False])
+def test_a_collective_is_what_record_param_comms_says_on_the_kernel_or_by_its_external_id(on_kernel):
+    generic = kernel("ncclDevKernel_Generic_2(ncclDevKernelArgsStorage<4096ul>)", 10, 5, External_id=9)
+    host = event("cpu_op", "record_param_comms", 1, 1, 4242, 4242)
+    host["args"] = {"External id": 9, **PARAMETERS}
+    if on_kernel:
+        generic["args"] |= PARAMETERS
+        events = [generic]
+    else:
+        events = [generic, host]
+    trace = read(events)
+    table = trace.intervals
+    assert [KINDS[code] for code in table.kind] == ["allgather"]
+    # The full array of an all-gather is what came out of it: 800 numbers of 2 bytes.
+    assert (table.bytes.tolist(), table.seq.tolist(), [table.dtypes[c] for c in table.dtype]) == (
+        [1600],
+        [41],
+        ["bfloat16"],
+    )
+    assert trace.group_ranks == {"7": tuple(range(8))}
+    assert trace.counters.get("comm_unlinked", 0) == 0
+
+
+def test_kernels_without_a_host_operation_are_counted_and_still_measured_w16():
+    lone = kernel("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", 0, 10)
+    del lone["args"]["External id"]
+    trace = read([lone, kernel(GEMM, 5, 10)])
+    assert (trace.counters["comm_unlinked"], trace.counters["kernels_unlinked"]) == (1, 1)
+    measured = whole(trace)
+    assert (measured.comm_ns, measured.hidden_ns, dict(measured.kinds)) == (10_000, 5_000, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "given", "full"),
+    [
+        ("allreduce", 100, 100, 100),
+        ("_reduce_scatter_base", 800, 100, 800),
+        ("_allgather_base", 100, 800, 800),
+        ("all_to_allv", 300, 500, 300),
+        ("gather", 100, 0, 800),
+        ("scatter", 0, 100, 800),
+        ("broadcast", 100, 100, 100),
+        ("barrier", 1, 1, 0),
+    ],
+)
+def test_bytes_are_those_of_the_full_array(name, taken, given, full):
+    arguments = PARAMETERS | {
+        "Collective name": name,
+        "In msg nelems": taken,
+        "Out msg nelems": given,
+        "dtype": "Float",
+    }
+    generic = kernel("ncclDevKernel_Generic", 0, 5)
+    generic["args"] |= arguments
+    assert read([generic]).intervals.bytes.tolist() == [full * 4]
+
+
+@pytest.mark.parametrize("devices", [[], [{"id": 0, "name": "NVIDIA H100"}]])
+def test_gloo_takes_the_kind_from_the_operator_and_the_interval_from_the_worker(devices):
+    def op(name, ts, dur, **args):
+        return event("cpu_op", name, ts, dur, 1, 100, **args)
+
+    def gloo(name, ts, dur, thread=201):
+        return event("user_annotation", name, ts, dur, 1, thread, Input_Dims=[[8, 4]], Input_type=["float"])
+
+    trace = read(
+        [
+            op("c10d::allreduce_", 10, 1),
+            op("c10d::_reduce_scatter_base_", 12, 1),
+            op("c10d::_allgather_base_", 14, 1),
+            gloo("gloo:all_reduce", 11, 9),
+            gloo("gloo:all_reduce", 20, 10, 202),
+            gloo("gloo:all_gather", 30, 10),
+            op("aten::linear", 15, 10),
+            op("aten::addmm", 17, 6),
+            event("cpu_op", "aten::copy_", 32, 2, 1, 201),
+        ],
+        deviceProperties=devices,
+        distributedInfo={"backend": "gloo", "rank": 1, "world_size": 2},
+    )
+    table = trace.intervals
+    found = [
+        (KINDS[k], int(b))
+        for k, b, c in zip(table.kind, table.bytes, table.cls, strict=True)
+        if c == IntervalClass.COMM
+    ]
+    assert found == [("allreduce", 128), ("reducescatter", 128), ("allgather", 256)]
+    measured = whole(trace)
+    # Compute is the innermost operator, not the one round it, and not gloo's own copy.
+    assert (measured.compute_ns, measured.comm_ns, measured.hidden_ns) == (6_000, 29_000, 6_000)
+    assert (trace.platform, trace.ranks, measured.copy_ns) == ("cpu", (1,), None)
+
+
+def test_nothing_of_the_host_is_left_once_a_device_worked(monkeypatch):
+    monkeypatch.setattr(chrome_json, "BLOCK", 256)
+    host = [event("cpu_op", "aten::linear", at, -1 if at == 3 else 1, 1, 100) for at in range(8)]
+    trace = read([*host, kernel(GEMM, 10, 5), kernel(ALLREDUCE, 12, 5)])
+    assert trace.intervals.names == (GEMM, ALLREDUCE)
+    assert rows(trace, IntervalClass.COMPUTE) == [(GEMM, BASE_NS + 10_000, BASE_NS + 15_000)]
+    assert trace.counters == {"events": 10, "comm_unlinked": 1}
+
+
+@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the samples are not beside the checkout")
+def test_every_collective_of_a_real_gloo_trace_is_found_with_its_kind():
+    trace = read_text((SAMPLES / "gloo_0.json").read_bytes())
+    table = trace.intervals
+    found = [KINDS[kind] for kind in table.kind[table.cls == IntervalClass.COMM]]
+    expected = {"allreduce": 2, "reducescatter": 3, "allgather": 2, "alltoall": 2}
+    expected |= dict.fromkeys(("barrier", "broadcast", "reduce", "send"), 1)
+    assert {kind: found.count(kind) for kind in set(found)} == expected
+    assert trace.counters.get("comm_unlinked", 0) == 0
+
+
+PEER = "Memcpy PtoP (Device -> Device)"
+
+
+def copy(name: str, ts: int, dur: int, external: int | None = None, cat: str = "gpu_memcpy", **args: object):
+    given = args if external is None else {"External_id": external, **args}
+    return event(cat, name, ts, dur, 0, 20, bytes=4096, **given)
+
+
+def parameters(external: int):
+    host = event("cpu_op", "record_param_comms", 1, 1, 4242, 4242)
+    host["args"] = {"External id": external, **PARAMETERS}
+    return host
+
+
+@pytest.mark.parametrize("on_copy", [True, False])
+def test_copies_that_a_collective_launched_are_communication(on_copy):
+    """A collective by copy engines: a copy a peer, no kernel; and one copy that is the program's own."""
+    copies = [copy(PEER, 10, 5, 9), copy("Memcpy DtoD (Device -> Device)", 12, 6, 9)]
+    if on_copy:
+        for row in copies:
+            row["args"] |= PARAMETERS
+    trace = read([*copies, copy(PEER, 30, 4, 11), kernel(GEMM, 0, 15), *([] if on_copy else [parameters(9)])])
+    assert rows(trace, IntervalClass.COMM) == [
+        (PEER, BASE_NS + 10_000, BASE_NS + 15_000),
+        ("Memcpy DtoD (Device -> Device)", BASE_NS + 12_000, BASE_NS + 18_000),
+    ]
+    table = trace.intervals
+    ours = table.cls == IntervalClass.COMM
+    assert {KINDS[code] for code in table.kind[ours]} == {"allgather"}
+    assert {table.groups[code] for code in table.group[ours]} == {"7"}
+    # None of the copies is the whole collective, nor the only row of its number.
+    assert (set(table.bytes[ours].tolist()), set(table.seq[ours].tolist())) == ({NULL}, {NULL})
+    assert table.bytes[table.cls == IntervalClass.COPY].tolist() == [4096]
+    assert trace.counters["comm_copies"] == 2
+    assert trace.unseen is None
+    measured = whole(trace)
+    assert (measured.comm_ns, measured.hidden_ns, measured.copy_ns) == (8000, 5000, 4000)
+
+
+def test_what_a_collective_copies_from_the_host_or_fills_is_no_communication():
+    others = [
+        copy("Memcpy HtoD (Pageable -> Device)", 10, 5, 9),
+        copy("Memcpy DtoH (Device -> Pinned)", 20, 5, 9),
+        copy("CopyHostToDevice", 30, 5, 9),
+        copy("Memset (Device)", 40, 5, 9, cat="gpu_memset"),
+    ]
+    trace = read([parameters(9), *others])
+    assert set(trace.intervals.cls.tolist()) == {IntervalClass.COPY}
+    assert "comm_copies" not in trace.counters
+
+
+def test_a_copy_that_nothing_says_anything_of_stays_a_copy():
+    trace = read([parameters(9), copy(PEER, 10, 5), copy(PEER, 20, 5, 12), kernel(GEMM, 0, 5)])
+    assert (rows(trace, IntervalClass.COMM), trace.unseen) == ([], None)
+
+
+def test_copies_named_on_the_command_line_are_communication():
+    trace = read([copy(PEER, 10, 5, 12), copy("Memcpy DtoD (Device -> Device)", 20, 5)], patterns=["PtoP"])
+    assert [name for name, *_ in rows(trace, IntervalClass.COMM)] == [PEER]
+
+
+def test_with_symmetric_memory_a_copy_that_nothing_names_leaves_communication_unknown():
+    symmetric = event("cpu_op", "symm_mem::_low_contention_all_gather", 0, 9, 4242, 4242)
+    events = [symmetric, kernel(ALLREDUCE, 0, 5), kernel(GEMM, 0, 5)]
+    assert read(events).unseen is None  # kernels of symmetric memory have names
+    assert read([*events, copy("Memcpy HtoD (Pinned -> Device)", 10, 5, 12)]).unseen is None
+    assert read([*events, parameters(9), copy(PEER, 10, 5, 9)]).unseen is None
+    why = read([*events, copy(PEER, 10, 5, 12)]).unseen
+    assert why is not None
+    assert "symmetric memory was used, and of 1 copies between devices the trace does not say" in why

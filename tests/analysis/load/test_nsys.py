@@ -1,0 +1,194 @@
+"""nsys exports of two hand-made ranks (nsys_files), whole and with what older versions leave out."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass, Trace
+from aorta.analysis.load.kernel_classifier import NameClassifier
+from aorta.analysis.load.nsys import read_nsys
+from aorta.analysis.load.traces import load_traces
+from aorta.errors import InputError
+from aorta.records.schema import SCHEMA_VERSION, ClockReading, Header
+from tests.analysis.load.nsys_files import EPOCH_NS, GEMM, LATER_NS, NCCL, PIDS, global_pid, write_nsys
+
+CLASSIFIER = NameClassifier()
+
+
+def header(rank: int, pid: int, host: str = "dgx1", local_rank: int = 0) -> Header:
+    return Header(
+        schema_version=SCHEMA_VERSION,
+        run_id="r",
+        label="l",
+        attempt=0,
+        rank=rank,
+        world_size=16,
+        local_rank=local_rank,
+        node_rank=0,
+        host=host,
+        pid=pid,
+        boot_id="b",
+        platform="cuda",
+        device="d",
+        backend="nccl",
+        parallel="ddp",
+        timer="cuda_event",
+        instrument_mode="off",
+        manifest_hash="m",
+        start_step=0,
+        warmup_steps=0,
+        clock=ClockReading(0, 0, 0, 0),
+    )
+
+
+def read(tmp_path: Path, **left_out: tuple[str, ...]) -> list[Trace]:
+    return read_nsys(write_nsys(tmp_path / "node.sqlite", **left_out), "node.sqlite", CLASSIFIER)
+
+
+def test_ranks_of_one_file_stay_apart(tmp_path: Path) -> None:
+    first, second = read(tmp_path)
+    assert [trace.path for trace in (first, second)] == ["node.sqlite (process 5001)", "node.sqlite (process 5002)"]
+    assert set(first.intervals.device.tolist()) == {0}
+    assert set(second.intervals.device.tolist()) == {1}
+    assert (second.intervals.start_ns - first.intervals.start_ns).tolist() == [LATER_NS] * 4
+
+
+def test_rows_classes_and_the_realtime_of_the_session(tmp_path: Path) -> None:
+    trace, _ = read(tmp_path)
+    table = trace.intervals
+    assert (trace.clock, trace.host, trace.platform) == ("REALTIME", "dgx1", "cuda")
+    assert (table.start_ns - EPOCH_NS).tolist() == [1100, 1400, 2100, 1850]
+    assert (table.end_ns - EPOCH_NS).tolist() == [1500, 1800, 2300, 1900]
+    assert table.cls.tolist() == [IntervalClass.COMPUTE, IntervalClass.COMM, IntervalClass.COMPUTE, IntervalClass.COPY]
+    assert table.kind.tolist() == [NULL, KIND_CODE["allreduce"], NULL, NULL]
+    assert [table.names[code] for code in table.name.tolist()] == [GEMM, NCCL, GEMM, "Host-to-Device"]
+    assert table.bytes.tolist() == [NULL, NULL, NULL, 4096]
+    assert table.stream.tolist() == [7, 20, 7, 7]
+
+
+def test_steps_are_nvtx_ranges_whose_text_is_theirs_or_of_their_id(tmp_path: Path) -> None:
+    trace, _ = read(tmp_path)
+    # The mark step=99 and the range step=5, still open at the end, are no windows.
+    assert trace.windows.step.tolist() == [3, 4]
+    assert (trace.windows.start_ns - EPOCH_NS).tolist() == [1000, 2000]
+    assert trace.intervals.step.tolist() == [3, 3, 4, 3]
+
+
+def test_kernels_that_ran_in_a_later_step_than_their_launch_are_counted(tmp_path: Path) -> None:
+    trace, _ = read(tmp_path)
+    assert any("1 of 3 kernels ran outside of the step in which they were launched" in note for note in trace.notes)
+
+
+def test_a_kernel_without_a_launch_is_counted(tmp_path: Path) -> None:
+    path = write_nsys(tmp_path / "node.sqlite")
+    with sqlite3.connect(path) as db:
+        db.execute("DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE correlationId = 12")
+    db.close()
+    assert [trace.counters["kernels_unlinked"] for trace in read_nsys(path, "n", CLASSIFIER)] == [1, 1]
+
+
+def test_ranks_come_from_the_records_by_process_id_and_host(tmp_path: Path) -> None:
+    path = write_nsys(tmp_path / "node.sqlite")
+    headers = (header(9, 5001), header(8, 5002), header(1, 5001, host="dgx0"))
+    traces = read_nsys(path, "node.sqlite", CLASSIFIER, headers)
+    assert [trace.ranks for trace in traces] == [(9,), (8,)]
+    assert {trace.world_size for trace in traces} == {16}
+
+
+def test_without_records_ranks_are_not_guessed_from_the_order_of_processes(tmp_path: Path) -> None:
+    for trace in read(tmp_path):
+        assert trace.ranks == (NULL,)
+        assert any("rank not known" in note for note in trace.notes)
+
+
+def test_one_process_takes_its_rank_from_the_path(tmp_path: Path) -> None:
+    (tmp_path / "rank3").mkdir()
+    path = write_nsys(tmp_path / "rank3" / "out.sqlite", pids=(5001,))
+    (trace,) = read_nsys(path, str(path), CLASSIFIER)
+    assert trace.ranks == (3,)
+    # Two processes cannot both be the rank in the path.
+    path.unlink()
+    write_nsys(path)
+    assert [each.ranks for each in read_nsys(path, str(path), CLASSIFIER)] == [(NULL,), (NULL,)]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "CUPTI_ACTIVITY_KIND_MEMCPY",
+        "CUPTI_ACTIVITY_KIND_RUNTIME",
+        "NVTX_EVENTS",
+        "TARGET_INFO_SESSION_START_TIME",
+        "TARGET_INFO_SYSTEM_ENV",
+        "ENUM_CUDA_MEMCPY_OPER",
+    ],
+)
+def test_tables_that_were_never_created_only_take_their_own_facts_away(tmp_path: Path, table: str) -> None:
+    whole, _ = read(tmp_path)
+    (tmp_path / "less").mkdir()
+    less, _ = read(tmp_path / "less", without=(table,))
+    assert whole.copies_observed
+    kernels = slice(0, 3)
+    base = EPOCH_NS if less.clock == "unknown" else 0
+    assert (less.intervals.start_ns[kernels] + base).tolist() == whole.intervals.start_ns[kernels].tolist()
+    assert less.copies_observed == (table != "CUPTI_ACTIVITY_KIND_MEMCPY")
+    assert less.clock == ("unknown" if table == "TARGET_INFO_SESSION_START_TIME" else "REALTIME")
+    assert len(less.windows) == (0 if table == "NVTX_EVENTS" else 2)
+    if table == "CUPTI_ACTIVITY_KIND_RUNTIME":
+        assert any("which kernels lack a launch is not known" in note for note in less.notes)
+
+
+@pytest.mark.parametrize("column", ["demangledName", "mangledName", "correlationId", "textId", "text"])
+def test_columns_that_a_version_lacks_only_take_their_own_facts_away(tmp_path: Path, column: str) -> None:
+    trace, _ = read(tmp_path, columns_without=(column,))
+    table = trace.intervals
+    assert table.cls.tolist() == [IntervalClass.COMPUTE, IntervalClass.COMM, IntervalClass.COMPUTE, IntervalClass.COPY]
+    assert len(trace.windows) == (1 if column in ("text", "textId") else 2)
+
+
+def test_an_export_without_process_ids_is_one_trace(tmp_path: Path) -> None:
+    (trace,) = read(tmp_path, columns_without=("globalPid",))
+    assert sorted(set(trace.intervals.device.tolist())) == [0, 1]
+
+
+def test_an_export_without_kernels_says_how_to_record_them(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"node\.sqlite: no table CUPTI_ACTIVITY_KIND_KERNEL; .*--trace=cuda,nvtx"):
+        read(tmp_path, without=("CUPTI_ACTIVITY_KIND_KERNEL",))
+
+
+def test_a_needed_column_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="table CUPTI_ACTIVITY_KIND_KERNEL: no column streamId; it has start, end"):
+        read(tmp_path, columns_without=("streamId",))
+
+
+def test_copies_of_no_process_with_kernels_are_said_and_not_silently_dropped(tmp_path: Path) -> None:
+    path = write_nsys(tmp_path / "node.sqlite")
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET globalPid = NULL WHERE deviceId = 1")
+    db.close()
+    first, second = read_nsys(path, "n", CLASSIFIER)
+    assert [len(trace.intervals) for trace in (first, second)] == [4, 3]
+    assert any("1 row(s) of CUPTI_ACTIVITY_KIND_MEMCPY belong to no process" in note for note in first.notes)
+
+
+def test_cuda_graphs_traced_as_a_whole_leave_null_what_rests_on_their_kernels(tmp_path: Path) -> None:
+    path = write_nsys(tmp_path / "node.sqlite")
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INT, end INT, deviceId INT, globalPid INT)")
+    db.executemany(
+        "INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (?, ?, 0, ?)",
+        [(1200, 1300, global_pid(PIDS[0])), (2200, 2300, global_pid(PIDS[0]))],
+    )
+    db.commit()
+    db.close()
+    run = load_traces(str(path))
+    assert any("2 CUDA graph launches" in note and "--cuda-graph-trace=node" in note for note in run.health.notes())
+    first, second = (run.extras["traces"]["whole"][number] for number in ("-1", "-2"))
+    assert (first["metrics"]["compute_ms"], first["metrics"]["overlap_ratio"]) == (None, None)
+    assert "2 CUDA graph launches" in first["null_reasons"]["compute_ms"]
+    # gemm [1100, 1500) and [2100, 2300) ns on the other process, which launched none
+    assert second["metrics"]["compute_ms"] == pytest.approx(600e-6)
+    assert [cost["ranks"] for cost in run.extras["traces"]["costs"]] == [1]

@@ -1,0 +1,123 @@
+"""Which traces count as ranks, and which collectives of them are the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aorta.analysis.load.traces import load_traces
+from tests.analysis.load.kineto_files import ALLREDUCE, document, event, kernel, step
+from tests.analysis.load.nsys_files import write_nsys
+from tests.analysis.load.test_sources import report, trace_of
+
+
+def test_only_the_busiest_device_of_a_rank_is_in_steps_and_medians(tmp_path):
+    """Device 0 works 10 us and hides all of 5; device 1 works 4 us, and hides 2 of 8 us."""
+    path = tmp_path / "t.json"
+    rows = [
+        kernel("gemm", 0, 4, 1),
+        kernel(ALLREDUCE, 2, 6, 1),
+        kernel("gemm", 0, 10, 0),
+        kernel(ALLREDUCE, 0, 5, 0, 20),
+    ]
+    path.write_text(json.dumps(document(rows)))
+    run = load_traces(str(path))
+    assert {number: whole["metrics"]["overlap_ratio"] for number, whole in run.extras["traces"]["whole"].items()} == {
+        "0": 1.0,
+        "-1": 1 / 3,
+    }
+    assert list(run.ranks) == [0]
+    assert any("device 1 is not the busiest of its trace: -1 in traces.whole" in note for note in run.health.notes())
+    entry = report(["--log-dir", str(path), "--label", "x"], tmp_path / "out")["datasets"]["x"]
+    assert entry["metrics"]["overlap_ratio"]["median"] == 1.0
+    assert entry["metrics"]["job_step_ms"]["median"] == pytest.approx(0.01)
+    assert entry["metrics"]["job_step_ms"]["count"] == 1
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "traces"
+    found.mkdir()
+    for rank in (0, 1):
+        (found / f"{rank}.json").write_text(trace_of(rank))
+    return found
+
+
+def test_a_job_step_is_that_of_known_ranks_and_null_where_none_is_known(folder, tmp_path):
+    # A second trace that claims to be rank 1, with steps ten times as long.
+    late = json.loads(trace_of(1))
+    for each in late["traceEvents"]:
+        each["ts"], each["dur"] = 10 * each["ts"], 10 * each["dur"]
+    (folder / "z.json").write_text(json.dumps(late))
+    entry = report(["--log-dir", str(folder), "--label", "x"], tmp_path / "out")["datasets"]["x"]
+    assert entry["metrics"]["job_step_ms"]["median"] == pytest.approx(0.1)
+    write_nsys(tmp_path / "node.sqlite")  # two processes, and nothing that says which ranks they were
+    entry = report(["--log-dir", str(tmp_path / "node.sqlite"), "--label", "x"], tmp_path / "o2")["datasets"]["x"]
+    assert entry["metrics"]["job_step_ms"]["median"] is None
+    assert entry["metrics"]["job_step_ms"]["reason"].startswith("no rank is known")
+    assert (tmp_path / "o2" / "x_streams.png").exists()
+
+
+def test_a_rank_whose_trace_holds_nothing_that_can_be_measured_is_not_read(folder, tmp_path):
+    absurd = json.loads(trace_of(1))
+    for each in absurd["traceEvents"]:
+        each["dur"] = 3_600_000_000
+    (folder / "1.json").write_text(json.dumps(absurd))
+    run = load_traces(str(folder))
+    assert (run.health.ranks_read, run.health.ranks_missing) == ((0,), (1,))
+    assert run.health.traces is not None
+    traces = run.health.traces["traces"]
+    assert (traces["ranks_read"], traces["ranks_missing"]) == ([0], [1])
+
+
+def test_unnumbered_collectives_match_by_their_order_only_where_the_counts_agree(tmp_path):
+    def traced(rank: int, counts: tuple[int, int]) -> str:
+        events = []
+        for number, count in enumerate(counts):
+            events.append(event("user_annotation", f"ProfilerStep#{number}", number * 100, 100, 1, 1))
+            for place in range(count):
+                start = number * 100 + place * 20 + rank
+                made = event("user_annotation", "gloo:all_reduce", start, 10 - rank, 1, 9)
+                made["args"] = {"Input Dims": [[10]], "Input type": ["float"]}
+                events.append(made)
+        groups = [{"pg_name": "0", "ranks": [0, 1]}]
+        about = {"backend": "gloo", "rank": rank, "world_size": 2, "pg_config": groups}
+        return json.dumps(document(events, deviceProperties=[], distributedInfo=about))
+
+    (tmp_path / "0.json").write_text(traced(0, (3, 2)))
+    (tmp_path / "1.json").write_text(traced(1, (3, 1)))
+    (row,) = report(["--log-dir", str(tmp_path), "--label", "x"], tmp_path / "out")["datasets"]["x"]["collectives"]
+    assert row["transfer_ms"]["count"] == 3  # those of the step in which both ranks have three
+    assert row["transfer_ms"]["median"] == pytest.approx(0.009)
+    assert row["transfer_ms"]["nulls"] == 3
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({}, "the trace does not number it"),
+        ({"Process_Group_Name": "9"}, "the ranks of its group are not known"),
+        ({"Collective_name": "unheard_of"}, "its kind is not known"),
+    ],
+)
+def test_collectives_of_a_device_are_not_matched_by_their_order_and_the_reason_is_true(tmp_path, about, words):
+    """Rank 1's device is one collective behind at both marks: steps hold as many, and not the same."""
+    groups = [{"pg_name": "0", "ranks": [0, 1]}, {"pg_name": "1", "ranks": [0]}]
+    known = {"Collective_name": "allreduce", "In_msg_nelems": 9, "Out_msg_nelems": 9, "dtype": "Float"}
+    generic = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
+    for rank in (0, 1):
+        name = generic if "Collective_name" in about else ALLREDUCE
+        events = [step(number, number * 100, 100) for number in (1, 2)]
+        events += [
+            kernel(name, at + rank * 50, 10, rank, 20, **{**known, "Process_Group_Name": "0", **about})
+            for at in (110, 160, 210)
+        ]
+        facts = {"backend": "nccl", "rank": rank, "world_size": 2, "pg_config": groups}
+        (tmp_path / f"{rank}.json").write_text(json.dumps(document(events, distributedInfo=facts, cupti_version=26)))
+    rows = report(["--log-dir", str(tmp_path), "--label", "x"], tmp_path / "out")["datasets"]["x"]["collectives"]
+    assert sum(row["rows"] for row in rows) == 6
+    for row in rows:
+        assert row["transfer_ms"]["median"] is None
+        assert words in row["transfer_ms"]["reason"]

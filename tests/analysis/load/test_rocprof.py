@@ -1,0 +1,282 @@
+"""rocprofv3's three outputs, of one hand-made process whose answer is known (rocprof_files)."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aorta.analysis.load import rocprof_json
+from aorta.analysis.load.interval_table import COLUMNS, KIND_CODE, NULL, IntervalClass, Trace
+from aorta.analysis.load.kernel_classifier import NameClassifier
+from aorta.analysis.load.rocpd import read_rocpd
+from aorta.analysis.load.rocprof_csv import read_csv, siblings
+from aorta.analysis.load.rocprof_json import read_json
+from aorta.analysis.load.trace_files import find_units, read_unit
+from aorta.errors import InputError
+from aorta.timeline.arrays import Spans
+from aorta.timeline.classes import KINDS
+from aorta.timeline.columns import COLUMNS as ALGEBRA
+from aorta.timeline.overlap import measure_lanes
+from tests.analysis.load.rocprof_files import (
+    BASE,
+    FILL,
+    GEMM,
+    GENERIC,
+    as_csv,
+    as_json,
+    json_bytes,
+    unlinked,
+    write_rocpd,
+)
+
+CLASSIFIER = NameClassifier()
+SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples"
+VARIANTS = ("direct", "rocm-6.2", "convert", "quoted")
+SOURCES = ("json", *(f"csv-{variant}" for variant in VARIANTS), "rocpd")
+
+
+def from_csv(variant: str) -> list[Trace]:
+    return read_csv({name: io.BytesIO(data) for name, data in as_csv(variant).items()}, CLASSIFIER)
+
+
+def read(source: str, tmp_path: Path) -> Trace:
+    match source:
+        case "json":
+            (trace,) = read_json(json_bytes(as_json()), "4242_results.json", CLASSIFIER)
+        case "rocpd":
+            path = write_rocpd(tmp_path / "4242_results.db")
+            (trace,) = read_rocpd(path, str(path), CLASSIFIER)
+        case _:
+            (trace,) = from_csv(source.removeprefix("csv-"))
+    return trace
+
+
+def rows(trace: Trace) -> list[tuple[Any, ...]]:
+    """(name, class, kind, start, end, step) in order of time."""
+    table = trace.intervals
+    found = [
+        (
+            table.names[int(table.name[row])],
+            IntervalClass(int(table.cls[row])).name,
+            KINDS[table.kind[row]] if table.kind[row] != NULL else None,
+            int(table.start_ns[row]) - BASE,
+            int(table.end_ns[row]) - BASE,
+            int(table.step[row]),
+        )
+        for row in range(len(table))
+    ]
+    return sorted(found, key=lambda row: row[3])
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_output_gives_the_same_rows(source: str, tmp_path: Path) -> None:
+    # In rocpd one RCCL kernel has no event, so nothing links it to a call; it stays a row, of unknown kind.
+    second = None if source == "rocpd" else "reducescatter"
+    assert rows(read(source, tmp_path)) == [
+        (GEMM, "COMPUTE", None, 1100, 1500, 10),
+        (GENERIC, "COMM", "allreduce", 1400, 1800, 10),
+        ("MEMORY_COPY_HOST_TO_DEVICE", "COPY", None, 1850, 1900, 10),
+        (FILL, "COPY", None, 1910, 1930, 10),
+        (GEMM, "COMPUTE", None, 2100, 2300, 11),
+        (GENERIC, "COMM", second, 2200, 2500, 11),
+    ]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_times_are_boot_time_and_steps_are_the_roctx_markers(source: str, tmp_path: Path) -> None:
+    trace = read(source, tmp_path)
+    assert (trace.clock, trace.platform, trace.copies_observed) == ("BOOTTIME", "rocm", True)
+    assert trace.windows.step.tolist() == [10, 11]
+    assert (trace.windows.start_ns - BASE).tolist() == [1000, 2000]
+    assert (trace.windows.end_ns - BASE).tolist() == [2000, 3000]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_hidden_and_exposed_of_each_step(source: str, tmp_path: Path) -> None:
+    trace = read(source, tmp_path)
+    table, answers = trace.intervals, []
+    for start, end in zip(trace.windows.start_ns.tolist(), trace.windows.end_ns.tolist(), strict=True):
+        lane = {cls: table.take(table.cls == cls).spans for cls in IntervalClass}
+        nothing: dict[str, Spans] = {}
+        measured, _ = measure_lanes(
+            ALGEBRA,
+            (start, end),
+            compute=lane[IntervalClass.COMPUTE],
+            comm=nothing,
+            of_unknown_kind=lane[IntervalClass.COMM],
+            copy=lane[IntervalClass.COPY],
+        )
+        answers.append((measured.compute_ns, measured.comm_ns, measured.hidden_ns, measured.copy_ns, measured.idle_ns))
+    # 1000 - [1100,1800) - [1850,1900) - [1910,1930) = 230; 1000 - [2100,2500) = 600
+    assert answers == [(400, 400, 100, 70, 230), (200, 300, 100, 0, 600)]
+
+
+def test_streams_and_devices_are_those_of_the_source(tmp_path: Path) -> None:
+    for source, device, streams in (("json", 1, [1, 2]), ("rocpd", 1, [1, 2]), ("csv-direct", 5, [1, 2])):
+        table = read(source, tmp_path).intervals
+        assert set(table.device.tolist()) == {device}, source
+        assert sorted(set(table.stream.tolist())) == streams, source
+        tmp_path = tmp_path / "next"
+        tmp_path.mkdir()
+    # ROCm 6.2 has no streams: queues take their place.
+    table = from_csv("rocm-6.2")[0].intervals
+    assert sorted(set(table.stream[table.cls == IntervalClass.COMPUTE].tolist())) == [11]
+
+
+def test_bytes_of_copies_are_null_in_csv_which_has_no_such_column(tmp_path: Path) -> None:
+    for source, size in (("json", 4096), ("rocpd", 4096), ("csv-direct", NULL)):
+        table = read(source, tmp_path).intervals
+        copies = [int(b) for b, name in zip(table.bytes, table.name, strict=True) if "COPY" in table.names[name]]
+        assert copies == [size], source
+
+
+def test_bytes_of_collectives_are_null_with_a_reason() -> None:
+    trace = read_json(json_bytes(as_json()), "t.json", CLASSIFIER)[0]
+    table = trace.intervals
+    assert set(table.bytes[table.cls == IntervalClass.COMM].tolist()) == {NULL}
+    assert any("does not record the size" in note for note in trace.notes)
+
+
+def test_kinds_follow_the_order_of_calls_where_no_id_links_them() -> None:
+    (trace,) = read_json(json_bytes(unlinked(as_json())), "t.json", CLASSIFIER)
+    table = trace.intervals
+    assert sorted(table.kind[table.cls == IntervalClass.COMM].tolist()) == sorted(
+        [KIND_CODE["allreduce"], KIND_CODE["reducescatter"]]
+    )
+    assert trace.counters["comm_unlinked"] == 0
+
+
+def test_kinds_stay_unknown_where_calls_and_kernels_do_not_match_in_number() -> None:
+    content = unlinked(as_json())
+    content["rocprofiler-sdk-tool"][0]["buffer_records"]["rccl_api"].pop(0)
+    (trace,) = read_json(json_bytes(content), "t.json", CLASSIFIER)
+    table = trace.intervals
+    assert set(table.kind[table.cls == IntervalClass.COMM].tolist()) == {NULL}
+    assert trace.counters["comm_unlinked"] == 2
+    assert any("ambiguous" in note and "2 RCCL kernels" in note for note in trace.notes)
+
+
+def test_a_mi300_kernel_name_that_tells_its_kind_needs_no_call() -> None:
+    content = as_json()
+    process = content["rocprofiler-sdk-tool"][0]
+    process["buffer_records"]["rccl_api"] = []
+    for symbol in process["kernel_symbols"]:
+        symbol["formatted_kernel_name"] = symbol["formatted_kernel_name"].replace("Generic_4", "AllGather_RING_LL")
+    (trace,) = read_json(json_bytes(content), "t.json", CLASSIFIER)
+    table = trace.intervals
+    assert set(table.kind[table.cls == IntervalClass.COMM].tolist()) == {KIND_CODE["allgather"]}
+
+
+def test_a_kernel_without_a_symbol_is_of_unknown_class_and_not_dropped() -> None:
+    content = as_json()
+    content["rocprofiler-sdk-tool"][0]["buffer_records"]["kernel_dispatch"][1]["dispatch_info"]["kernel_id"] = 999
+    (trace,) = read_json(json_bytes(content), "t.json", CLASSIFIER)
+    assert trace.intervals.cls.tolist().count(IntervalClass.UNKNOWN) == 1
+    assert len(trace.intervals) == 6
+
+
+def test_two_processes_of_one_json_file_stay_two_traces() -> None:
+    content = as_json()
+    second = copy.deepcopy(content["rocprofiler-sdk-tool"][0])
+    second["metadata"]["pid"] = 4243
+    content["rocprofiler-sdk-tool"].append(second)
+    assert len(read_json(json_bytes(content), "t.json", CLASSIFIER)) == 2
+
+
+def test_processes_of_a_converted_csv_are_told_apart_by_their_guid() -> None:
+    files = as_csv("convert")
+    other = {name: data.replace(b"0000ddb5", b"0000ddb6").splitlines(True)[1:] for name, data in files.items()}
+    joined = {name: io.BytesIO(data + b"".join(other[name])) for name, data in files.items()}
+    first, second = read_csv(joined, CLASSIFIER)
+    assert first.path != second.path
+    assert rows(first) == rows(second)
+
+
+def test_files_of_one_process_are_found_by_their_names() -> None:
+    assert set(siblings("run/4242_rccl_api_trace.csv")) == {f"run/{name}" for name in as_csv("direct")}
+    assert siblings("run/other.csv") == ("run/other.csv",)
+
+
+@pytest.mark.parametrize("kept", [(".csv", ".csv.gz"), (".csv.gz",), (".csv",)])
+def test_rows_are_read_once_where_the_files_stand_beside_their_compressed_copies(
+    tmp_path: Path, kept: tuple[str, ...]
+) -> None:
+    for name, data in as_csv("direct").items():
+        for suffix in kept:
+            path = tmp_path / f"{name.removesuffix('.csv')}{suffix}"
+            path.write_bytes(gzip.compress(data) if suffix.endswith(".gz") else data)
+    (expected,) = read_csv({name: io.BytesIO(data) for name, data in as_csv("direct").items()}, CLASSIFIER)
+    (unit,), _ = find_units(str(tmp_path))
+    (trace,) = read_unit(unit)
+    assert rows(trace) == rows(expected)
+    assert len(unit.files) == len(as_csv("direct"))
+
+
+def test_json_beyond_the_stated_size_is_refused_and_rocpd_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.BytesIO(b" " * (3 << 20))
+    monkeypatch.setattr(rocprof_json, "LARGEST_BYTES", 1000)
+    with pytest.raises(InputError, match=r"out\.json: more than .* --output-format rocpd"):
+        read_json(stream, "out.json", CLASSIFIER)
+    assert stream.tell() <= 1 << 20
+
+
+def test_rocpd_takes_the_rank_from_the_environment_of_its_process(tmp_path: Path) -> None:
+    environment = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
+    path = write_rocpd(tmp_path / "out.db", environment)
+    (trace,) = read_rocpd(path, str(path), CLASSIFIER)
+    assert (trace.ranks, trace.world_size, trace.host) == ((3,), 8, "node7")
+    assert set(trace.intervals.rank.tolist()) == {3}
+
+
+def test_rocpd_of_another_schema_is_refused(tmp_path: Path) -> None:
+    path = write_rocpd(tmp_path / "out.db", version="4.1.0")
+    with pytest.raises(InputError, match=r"out\.db: rocpd schema version 4\.1\.0; this AORTA reads version 3"):
+        read_rocpd(path, str(path), CLASSIFIER)
+
+
+def test_reading_a_database_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = write_rocpd(tmp_path / "out.db")
+    before = path.read_bytes()
+    read_rocpd(path, str(path), CLASSIFIER)
+    assert [item.name for item in tmp_path.iterdir()] == ["out.db"]
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("rocprofv3_docs_csv/kernel_trace.csv", None),
+        ("rocprofv3_docs_csv/kernel_trace_truncated.csv", None),
+        ("rocprofv3_strix_csv/prefill_kernel_trace.csv", None),
+    ],
+)
+def test_real_kernel_traces_are_read_whole(name: str, kernels: int | None) -> None:
+    path = SAMPLES / name
+    if not path.exists():
+        pytest.skip(f"{path} is not here: real data lies beside the checkout only")
+    data = path.read_bytes()
+    (trace,) = read_csv({str(path): io.BytesIO(data)}, CLASSIFIER)
+    assert len(trace.intervals) == data.count(b'"KERNEL_DISPATCH"')
+    assert (trace.intervals.end_ns > trace.intervals.start_ns).all()
+    assert set(trace.intervals.cls.tolist()) <= {IntervalClass.COMPUTE, IntervalClass.COPY}
+
+
+@pytest.mark.parametrize(
+    "name", ["marker_api_trace.csv", "rccl_trace.csv", "rocpd-to-csv.csv", "memory_copy_trace.csv"]
+)
+def test_real_traces_without_kernels_say_what_is_missing(name: str) -> None:
+    path = SAMPLES / "rocprofv3_docs_csv" / name
+    if not path.exists():
+        pytest.skip(f"{path} is not here: real data lies beside the checkout only")
+    with pytest.raises(InputError, match="no kernel dispatches: record with --kernel-trace"):
+        read_csv({str(path): io.BytesIO(path.read_bytes())}, CLASSIFIER)
+
+
+def test_all_columns_are_filled() -> None:
+    table = read_json(json_bytes(as_json()), "t.json", CLASSIFIER)[0].intervals
+    assert {len(getattr(table, name)) for name in COLUMNS} == {6}

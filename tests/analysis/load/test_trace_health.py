@@ -1,0 +1,127 @@
+"""Health of traces: every row that is odd is counted, and nothing is dropped without a word."""
+
+from __future__ import annotations
+
+from hypothesis import given
+
+from aorta.analysis.load.interval_table import NULL, Trace
+from aorta.analysis.load.trace_health import ABSURD_NS, COUNTERS, examine, facts_of, usable
+from tests.analysis.load.tables import COMM, COMPUTE, COPY, UNKNOWN, row, trace
+from tests.docs.pages import ROOT
+from tests.strategies import stream_rows
+
+
+def counters(given: Trace) -> dict[str, int]:
+    return {name: count for name, count in facts_of(given).counters.items() if count}
+
+
+def test_odd_durations_are_counted_and_those_no_metric_can_use_are_taken_out() -> None:
+    rows = [
+        row(COMPUTE, 0, 10),
+        row(COMPUTE, 20, 20),
+        row(COMPUTE, 40, 30),
+        row(COMM, 50, 51 + ABSURD_NS, kind="allreduce"),
+    ]
+    odd = trace(rows)
+    assert counters(odd) == {"rows": 4, "zero_duration": 1, "negative_duration": 1, "absurd_duration": 1}
+    assert usable(odd).intervals.start_ns.tolist() == [0, 20]
+    assert not {"negative_duration", "absurd_duration"} & counters(usable(odd)).keys()
+
+
+def test_unknown_classes_and_kinds_are_counted() -> None:
+    rows = [row(UNKNOWN, 0, 1, stream=1), row(COMM, 0, 1, stream=2), row(COMM, 0, 1, kind="allreduce", stream=3)]
+    assert counters(trace(rows)) == {"rows": 3, "unknown_class": 1, "unknown_kind": 1}
+
+
+def test_rows_outside_of_every_step_are_counted_only_where_there_are_steps() -> None:
+    rows = [row(COMPUTE, 5, 6), row(COMPUTE, 15, 16), row(COMPUTE, 25, 26)]
+    assert counters(trace(rows, steps=[(1, 10, 20)])) == {"rows": 3, "outside_steps": 2}
+    assert counters(trace(rows)) == {"rows": 3}
+
+
+def test_what_only_the_reader_saw_is_added() -> None:
+    found = counters(trace([row(COMPUTE, 5, 4)], counters={"negative_duration": 2, "kernels_unlinked": 7}))
+    assert found == {"rows": 1, "negative_duration": 3, "kernels_unlinked": 7}
+
+
+@given(stream_rows)
+def test_same_stream_overlap_is_what_counting_pairs_gives(rows: list[tuple[int, int, int, int]]) -> None:
+    made = [row(COMPUTE, start, start + length, device=dev, stream=stream) for dev, stream, start, length in rows]
+    facts = facts_of(trace(made))
+    overlapping = 0
+    ordered = sorted(rows, key=lambda each: each[2])
+    for place, (device, stream, start, _) in enumerate(ordered):
+        before = [each for each in ordered[:place] if each[:2] == (device, stream)]
+        overlapping += any(begin + length > start for _, _, begin, length in before)
+    assert facts.counters.get("same_stream_overlap", 0) == overlapping
+
+
+def test_same_stream_overlap_in_nanoseconds_and_not_on_a_host() -> None:
+    rows = [row(COMPUTE, 0, 10, stream=4), row(COPY, 7, 12, stream=4), row(COMPUTE, 8, 9, stream=5)]
+    assert counters(trace(rows)) == {"rows": 3, "same_stream_overlap": 1, "same_stream_overlap_ns": 3}
+    nested = [row(COMPUTE, 0, 10, device=NULL, stream=4), row(COMPUTE, 2, 5, device=NULL, stream=4)]
+    assert counters(trace(nested)) == {"rows": 2}
+
+
+def test_missing_and_doubled_and_unknown_ranks() -> None:
+    parts = [
+        facts_of(trace([row(COMPUTE, 0, 1, rank=rank)], world_size=4, path=f"t{place}"))
+        for place, rank in enumerate((0, 2, 2, NULL))
+    ]
+    health = examine(parts, ["x.json: not a trace"])
+    assert (health.world_size, health.ranks_read, health.ranks_missing) == (4, (0, 2), (1, 3))
+    assert (health.ranks_doubled, health.ranks_unknown) == ((2,), 1)
+    notes = "\n".join(health.notes())
+    assert "2 of 4 ranks missing: 1, 3" in notes
+    assert "several traces claim to be rank 2" in notes
+    assert "1 trace(s) of unknown rank" in notes
+    assert "left out: x.json: not a trace" in notes
+
+
+def test_an_unknown_world_leaves_missing_ranks_unknown() -> None:
+    health = examine([facts_of(trace([row(COMPUTE, 0, 1)]))])
+    assert health.ranks_missing is None
+    assert health.as_json()["ranks_missing"] is None
+
+
+def test_a_world_that_cannot_be_is_not_listed_rank_by_rank() -> None:
+    assert examine([facts_of(trace([row(COMPUTE, 0, 1)], world_size=2**31 - 1))]).ranks_missing is None
+
+
+def test_several_devices_of_one_rank_are_said() -> None:
+    rows = [row(COMPUTE, 0, 1, device=0), row(COMPUTE, 0, 1, device=3)]
+    health = examine([facts_of(trace(rows))])
+    assert health.several_devices == {0: (0, 3)}
+    assert any("rank 0 has rows on devices 0, 3" in note for note in health.notes())
+
+
+def test_coverage_is_a_share_of_rows_and_null_without_steps() -> None:
+    rows = [row(COMPUTE, 5, 6), row(UNKNOWN, 15, 16), row(COMPUTE, 25, 26), row(COMPUTE, 35, 36)]
+    assert examine([facts_of(trace(rows))]).coverage == {"of_known_class": 0.75, "inside_steps": None}
+    assert examine([facts_of(trace(rows, steps=[(1, 0, 30)]))]).coverage["inside_steps"] == 0.75
+
+
+def test_a_trace_with_steps_and_no_rows_has_no_share_of_rows() -> None:
+    empty = trace([], steps=[(1, 0, 30)])
+    assert examine([facts_of(empty)]).as_json()["coverage"] == {"of_known_class": None, "inside_steps": None}
+    both = examine([facts_of(empty), facts_of(trace([row(COMPUTE, 5, 6), row(COMPUTE, 50, 60)], steps=[(1, 0, 30)]))])
+    assert both.coverage["inside_steps"] == 0.5
+
+
+def test_clean_traces_have_no_notes_and_every_counter_stands_in_the_json() -> None:
+    health = examine([facts_of(trace([row(COMPUTE, 0, 1)], world_size=1))])
+    assert health.notes() == []
+    found = health.as_json()["counters"]
+    assert isinstance(found, dict)
+    assert list(found) == list(COUNTERS)
+
+
+def test_communication_that_was_not_seen_is_said_once() -> None:
+    part = facts_of(trace([row(COMPUTE, 0, 1)], unseen="only launches", notes=("only launches",)))
+    assert [note for note in examine([part]).notes() if "only launches" in note] == ["hand-made: only launches"]
+
+
+def test_the_page_describes_every_counter_in_these_words() -> None:
+    rows = [line.strip("| ").split(" | ") for line in (ROOT / "docs" / "traces.md").read_text().splitlines()]
+    described = {cells[0].strip("`"): cells[1].replace("`", "") for cells in rows if len(cells) == 2}
+    assert {name: described.get(name) for name in COUNTERS} == dict(COUNTERS)

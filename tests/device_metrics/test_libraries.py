@@ -1,0 +1,247 @@
+"""NVML and amdsmi through modules that stand in for them: units, missing sensors, lost devices, throttle bits."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from aorta.device_metrics.amdsmi import AmdSmi, throttlers, violations
+from aorta.device_metrics.device_identity import DeviceIdentity
+from aorta.device_metrics.nvml import Nvml
+from aorta.device_metrics.sample_values import Values
+from aorta.errors import DeviceUnreadable
+
+
+class NVMLError(Exception):
+    """What pynvml raises."""
+
+
+def gone(*_: object) -> None:
+    raise NVMLError("GPU is lost")
+
+
+def not_supported(*_: object) -> None:
+    raise NVMLError("Not Supported")
+
+
+@pytest.fixture
+def pynvml(monkeypatch):
+    """A driver with one card of which everything is known."""
+    module = ModuleType("pynvml")
+    module.handles = []
+
+    def handle(kind):
+        return lambda value: module.handles.append((kind, value)) or "the card"
+
+    def of_the_card(value):
+        def ask(device, *_):
+            assert device == "the card"
+            return value
+
+        return ask
+
+    vars(module).update(
+        NVMLError=NVMLError,
+        NVML_TEMPERATURE_GPU=0,
+        NVML_CLOCK_GRAPHICS=0,
+        NVML_CLOCK_SM=1,
+        NVML_CLOCK_MEM=2,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: module.handles.append(("shutdown", None)),
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByPciBusId=handle("pci"),
+        nvmlDeviceGetHandleByUUID=handle("uuid"),
+        nvmlDeviceGetHandleByIndex=handle("index"),
+        nvmlDeviceGetTemperature=of_the_card(44),
+        nvmlDeviceGetPowerUsage=of_the_card(698_123),
+        nvmlDeviceGetClockInfo=lambda _, kind: {1: 1980, 2: 3201}[kind],
+        nvmlDeviceGetUtilizationRates=of_the_card(SimpleNamespace(gpu=99, memory=40)),
+        nvmlDeviceGetMemoryInfo=of_the_card(SimpleNamespace(total=10, used=7, free=3)),
+        nvmlDeviceGetCurrentClocksEventReasons=of_the_card(0),
+        nvmlDeviceGetEnforcedPowerLimit=of_the_card(700_000),
+        nvmlDeviceGetPowerManagementDefaultLimit=of_the_card(700_000),
+        nvmlDeviceGetMaxClockInfo=lambda _, kind: {1: 1980, 2: 3201}[kind],
+        nvmlDeviceGetApplicationsClock=of_the_card(1410),
+        nvmlDeviceGetDefaultApplicationsClock=of_the_card(1980),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    return module
+
+
+def test_nvml_in_the_records_units(pynvml):
+    source = Nvml(DeviceIdentity("cuda", pci="0000:83:00.0", uuid="5ebe", index=1))
+    assert source.read() == Values(44.0, 698.123, 1980.0, 3201.0, 99.0, 7, [])
+    assert source.settings()["power_cap_w"] == 700.0
+    assert (source.settings()["sclk_application_mhz"], source.settings()["sclk_application_default_mhz"]) == (
+        1410,
+        1980,
+    )
+    source.close()
+    assert pynvml.handles == [("pci", "0000:83:00.0"), ("shutdown", None)]
+
+
+@pytest.mark.parametrize(
+    ("identity", "asked"),
+    [
+        (DeviceIdentity("cuda", uuid="5ebe-9f"), ("uuid", "GPU-5ebe-9f")),
+        (DeviceIdentity("cuda", index=1), ("index", 1)),
+    ],
+)
+def test_nvml_finds_the_card_by_what_torch_tells(pynvml, identity, asked):
+    Nvml(identity)
+    assert pynvml.handles == [asked]
+
+
+def test_nvml_does_not_guess_the_card(pynvml):
+    with pytest.raises(DeviceUnreadable, match="cannot tell which of 2 devices"):
+        Nvml(DeviceIdentity("cuda"))
+    assert pynvml.handles == [("shutdown", None)]
+
+
+@pytest.mark.parametrize(
+    ("bits", "reasons"),
+    [
+        (0x1 | 0x2 | 0x100, []),  # idle, clocks that somebody set, the display's
+        (0x4, ["power_cap"]),
+        (0x20 | 0x40 | 0x8, ["hw_slowdown", "thermal"]),
+        (0x80 | 0x10, ["power_brake", "sync_boost"]),
+    ],
+)
+def test_nvml_reasons(pynvml, bits, reasons):
+    del pynvml.nvmlDeviceGetCurrentClocksEventReasons
+    pynvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda _: bits  # the name before driver 535
+    assert Nvml(DeviceIdentity("cuda", index=0)).read().throttle == reasons
+
+
+def test_nvml_a_missing_sensor_is_null(pynvml):
+    pynvml.nvmlDeviceGetUtilizationRates = not_supported  # as on a MIG instance
+    pynvml.nvmlDeviceGetApplicationsClock = not_supported
+    source = Nvml(DeviceIdentity("cuda", index=0))
+    assert source.read() == Values(44.0, 698.123, 1980.0, 3201.0, None, 7, [])
+    assert source.settings()["sclk_application_mhz"] is None
+
+
+def test_nvml_a_lost_device_is_an_error(pynvml):
+    source = Nvml(DeviceIdentity("cuda", index=0))
+    for name in dir(pynvml):
+        if name.startswith("nvmlDeviceGet"):
+            setattr(pynvml, name, gone)
+    with pytest.raises(DeviceUnreadable, match="GPU is lost"):
+        source.read()
+
+
+def test_nvml_without_driver_or_package(pynvml, monkeypatch):
+    pynvml.nvmlInit = gone
+    with pytest.raises(DeviceUnreadable, match="nvml: GPU is lost"):
+        Nvml(DeviceIdentity("cuda", index=0))
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(DeviceUnreadable, match="pip install nvidia-ml-py"):
+        Nvml(DeviceIdentity("cuda", index=0))
+
+
+class AmdSmiException(Exception):
+    """What amdsmi raises."""
+
+
+def no(*_: object) -> None:
+    raise AmdSmiException("not supported")
+
+
+@pytest.fixture
+def amdsmi(monkeypatch):
+    """A MI300X, the second of two."""
+    module = ModuleType("amdsmi")
+    temperatures = {"HOTSPOT": 71}
+
+    def temperature(_, kind, metric):
+        assert metric == "current"
+        return temperatures[kind] if kind in temperatures else no()
+
+    clocks = {"GFX": {"clk": 2100, "max_clk": 2100, "clk_locked": True}, "MEM": {"clk": 900, "max_clk": "N/A"}}
+    vars(module).update(
+        AmdSmiException=AmdSmiException,
+        AmdSmiTemperatureType=SimpleNamespace(HOTSPOT="HOTSPOT", EDGE="EDGE"),
+        AmdSmiTemperatureMetric=SimpleNamespace(CURRENT="current"),
+        AmdSmiClkType=SimpleNamespace(GFX="GFX", MEM="MEM"),
+        amdsmi_init=lambda: None,
+        amdsmi_shut_down=lambda: None,
+        amdsmi_get_processor_handles=lambda: ["first", "second"],
+        amdsmi_get_gpu_device_bdf=lambda handle: {"first": "0000:0c:00.0", "second": "0000:22:00.0"}[handle],
+        amdsmi_get_temp_metric=temperature,
+        amdsmi_get_power_info=lambda _: {"socket_power": 0, "current_socket_power": 542, "average_socket_power": "N/A"},
+        amdsmi_get_clock_info=lambda _, kind: clocks[kind],
+        amdsmi_get_gpu_activity=lambda _: {"gfx_activity": 87, "umc_activity": 12, "mm_activity": "N/A"},
+        amdsmi_get_gpu_vram_usage=lambda _: {"vram_total": 196592, "vram_used": 283},
+        amdsmi_get_violation_status=lambda _: {
+            "active_ppt_pwr": True,
+            "active_socket_thrm": False,
+            "active_vr_thrm": "N/A",
+        },
+        amdsmi_get_gpu_metrics_info=no,
+        amdsmi_get_power_cap_info=lambda _: {"power_cap": 750_000_000, "default_power_cap": 750},
+        amdsmi_get_gpu_perf_level=lambda _: "AMDSMI_DEV_PERF_LEVEL_DETERMINISM",
+    )
+    module.temperatures = temperatures
+    monkeypatch.setitem(sys.modules, "amdsmi", module)
+    return module
+
+
+def test_amdsmi_in_the_records_units(amdsmi):
+    source = AmdSmi(DeviceIdentity("rocm", pci="0000:22:00.0"))
+    assert source.read() == Values(71.0, 542.0, 2100.0, 900.0, 87.0, 283 * 1024 * 1024, ["power_cap"])
+    assert source.settings() == {
+        "power_cap_w": 750.0,
+        "power_cap_default_w": 750.0,
+        "sclk_max_mhz": 2100,
+        "mclk_max_mhz": None,
+        "sclk_locked": True,
+        "performance_level": "AMDSMI_DEV_PERF_LEVEL_DETERMINISM",
+    }
+    source.close()
+
+
+def test_amdsmi_earlier_cards(amdsmi):
+    del amdsmi.temperatures["HOTSPOT"]
+    amdsmi.temperatures["EDGE"] = 40
+    amdsmi.amdsmi_get_clock_info = lambda *_: {"cur_clk": 1700}
+    amdsmi.amdsmi_get_violation_status = no
+    amdsmi.amdsmi_get_gpu_metrics_info = lambda _: {"indep_throttle_status": 1 << 36 | 1 << 17 | 1 << 3}
+    values = AmdSmi(DeviceIdentity("rocm", pci="0000:0c:00.0")).read()
+    assert (values.temp_c, values.sclk_mhz, values.throttle) == (40.0, 1700.0, ["current", "power_cap", "thermal"])
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reasons"),
+    [
+        ({"indep_throttle_status": 0, "throttle_status": 0}, []),
+        ({"indep_throttle_status": "N/A", "throttle_status": True}, ["other"]),
+        ({"indep_throttle_status": 0xFFFF_FFFF_FFFF_FFFF, "throttle_status": "N/A"}, None),
+        ({}, None),
+    ],
+)
+def test_amdsmi_throttling_of_earlier_cards(metrics, reasons):
+    assert throttlers(metrics) == reasons
+
+
+def test_amdsmi_violations_that_are_not_answered_are_unknown():
+    assert violations({"active_ppt_pwr": "N/A", "active_prochot_thrm": "N/A"}) is None
+    assert violations({"active_ppt_pwr": 0, "active_hbm_thrm": 1}) == ["memory_thermal"]
+
+
+def test_amdsmi_without_rocm_prints_nothing_and_is_an_error(monkeypatch, tmp_path, capsys):
+    package = tmp_path / "amdsmi"
+    package.mkdir()
+    # What the package of the PyPI does on a machine without ROCm.
+    (package / "__init__.py").write_text("print('Unable to find libamd_smi.so')\n{}['libamd_smi.so']\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
+    with pytest.raises(DeviceUnreadable, match=r"amdsmi: cannot be used.*KeyError.*pip install /opt/rocm"):
+        AmdSmi(DeviceIdentity("rocm", index=0))
+    assert capsys.readouterr().out == ""
+
+
+def test_amdsmi_does_not_guess_the_card(amdsmi):
+    with pytest.raises(DeviceUnreadable, match="cannot tell which of 2 devices"):
+        AmdSmi(DeviceIdentity("rocm", pci="0000:99:00.0", index=0))

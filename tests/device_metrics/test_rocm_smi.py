@@ -1,0 +1,122 @@
+"""rocm-smi: its JSON and its text give the same numbers; real outputs where the samples are there (D5, D27)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from aorta.device_metrics.device_identity import DeviceIdentity
+from aorta.device_metrics.rocm_smi import RocmSmi, from_json, from_text, normalised, words_of
+from aorta.device_metrics.sample_values import Values
+from aorta.device_metrics.smi_programs import Program
+from aorta.errors import DeviceUnreadable
+from tests.runs import ROOT
+
+SAMPLES = ROOT.parent / "shared" / "samples" / "smi"
+MI300 = {
+    "card0": {
+        "Temperature (Sensor junction) (C)": "41.0",
+        "Temperature (Sensor memory) (C)": "33.0",
+        "mclk clock speed:": "(900Mhz)",
+        "mclk clock level:": "0",
+        "sclk clock speed:": "(132Mhz)",
+        "sclk clock level:": "1",
+        "Current Socket Graphics Package Power (W)": "139.0",
+        "GPU use (%)": "0",
+        "GPU Memory Allocated (VRAM%)": "0",
+        "VRAM Total Used Memory (B)": "297324544",
+        "PCI Bus": "0000:0C:00.0",
+    },
+    "card1": {"Temperature (Sensor junction) (C)": "N/A", "GPU use (%)": "100", "PCI Bus": "0000:22:00.0"},
+    "system": {"Driver version": "6.7.0"},
+}
+TEXT = """
+============================ ROCm System Management Interface ============================
+GPU[0]\t\t: Temperature (Sensor junction) (C): 41.0
+GPU[0]\t\t: Temperature (Sensor memory) (C): 33.0
+GPU[0]\t\t: Current Socket Graphics Package Power (W): 139.0
+GPU[0]\t\t: mclk clock level: 0: (900Mhz)
+GPU[0]\t\t: sclk clock level: 1: (132Mhz)
+GPU[0]\t\t: GPU use (%): 0
+GPU[0]\t\t: VRAM Total Used Memory (B): 297324544
+GPU[0]\t\t: PCI Bus: 0000:0C:00.0
+GPU[1]\t\t: GPU use (%): 100
+GPU[1]\t\t: PCI Bus: 0000:22:00.0
+================================== End of ROCm SMI Log ===================================
+"""
+CARD_0 = Values(41.0, 139.0, 132.0, 900.0, 0.0, 297324544)
+CARD_1 = Values(util_pct=100.0)
+
+
+@pytest.mark.spec("D27")
+def test_json_and_text_give_the_same_numbers_and_never_0_for_unknown():
+    assert [normalised(card) for card in from_json(MI300)] == [CARD_0, CARD_1]
+    assert [normalised(card) for card in from_text(TEXT)] == [CARD_0, CARD_1]
+
+
+@pytest.mark.skipif(not SAMPLES.exists(), reason="the samples are not beside this checkout")
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("rocm_smi_mi100_rocm602_card0.json", Values(55.0, 36.0, 300.0, 1200.0, 0.0, 6750208)),
+        ("rocm_smi_rx6700xt_rocm612.json", Values(47.0, 6.0, 0.0, 96.0, 0.0, 1572745216)),
+    ],
+)
+@pytest.mark.spec("D27")
+def test_real_outputs(file, values):
+    (card,) = from_json(json.loads((SAMPLES / file).read_text()))
+    assert normalised(card) == values
+
+
+@pytest.mark.spec("D27")
+def test_each_rank_reads_its_own_card(program):
+    program(
+        "rocm-smi",
+        f"echo 'WARNING: AMD GPU device(s) is/are in a low-power state'\ncat <<'END'\n{json.dumps(MI300)}\nEND",
+    )
+    assert RocmSmi(DeviceIdentity("rocm", pci="0000:0c:00.0")).read() == CARD_0
+    assert RocmSmi(DeviceIdentity("rocm", pci="0000:22:00.0")).read() == CARD_1
+    with pytest.raises(DeviceUnreadable, match="cannot tell which of 2 cards"):
+        RocmSmi(DeviceIdentity("rocm", pci="0000:38:00.0")).read()
+
+
+@pytest.mark.spec("D5")
+def test_values_and_words_come_from_one_run(program, tmp_path):
+    program("rocm-smi", f"echo \"$*\" >>{tmp_path}/calls\ncat <<'END'\n{TEXT}\nEND\necho careful >&2")
+    source = RocmSmi(DeviceIdentity("rocm", index=0), keep_words=True)
+    assert source.read() == CARD_0
+    raw = source.raw()
+    assert raw["rocm_smi_output"].strip() == TEXT.strip()
+    assert (raw["rocm_smi_exit_code"], raw["rocm_smi_stderr"]) == (0, "careful\n")
+    assert raw["rocm_smi_t_ns"] > 10**18
+    assert source.raw() == {}
+    (call,) = (tmp_path / "calls").read_text().splitlines()
+    assert call.startswith("--showtemp --showuse --showpower --showmemuse ")
+    assert "--json" not in call
+
+
+@pytest.mark.spec("D5")
+def test_output_exit_code_and_stderr_of_a_failing_program_are_kept(program):
+    program("rocm-smi", "echo half; echo careful >&2; exit 3")
+    _, raw = words_of(Program("rocm-smi"))
+    assert raw["rocm_smi_output"] == "half\n"
+    assert (raw["rocm_smi_exit_code"], raw["rocm_smi_stderr"]) == (3, "careful\n")
+
+
+@pytest.mark.spec("D5")
+def test_without_the_program(program):
+    with pytest.raises(DeviceUnreadable, match=r"^rocm-smi not available$"):
+        RocmSmi(DeviceIdentity("rocm"))
+
+
+def test_a_failing_program_says_why(program):
+    program("rocm-smi", "echo 'ERROR: no driver' >&2; exit 2")
+    with pytest.raises(DeviceUnreadable, match="rocm-smi ended with 2: ERROR: no driver"):
+        RocmSmi(DeviceIdentity("rocm")).read()
+
+
+def test_the_power_cap_and_the_performance_level(program):
+    card = {"card0": {"Max Graphics Package Power (W)": "290.0", "Performance Level": "manual"}}
+    program("rocm-smi", f"cat <<'END'\n{json.dumps(card)}\nEND")
+    assert RocmSmi(DeviceIdentity("rocm")).settings() == {"power_cap_w": 290.0, "performance_level": "manual"}

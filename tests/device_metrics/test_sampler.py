@@ -1,0 +1,227 @@
+"""The sampling thread: samples with times, failures counted and said, nothing left running (D5)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from aorta.device_metrics.device_identity import DeviceIdentity
+from aorta.device_metrics.host_metrics import Host
+from aorta.device_metrics.rocm_smi import RocmSmi
+from aorta.device_metrics.sample_values import Values
+from aorta.device_metrics.sampler import DeviceSampler, is_failed
+from aorta.device_metrics.source_choice import Opened
+from aorta.errors import DeviceUnreadable
+from aorta.records.schema import DeviceTelemetry, Step
+from tests.analysis.builders import metrics
+from tests.analysis.builders import step as make_step
+from tests.device_metrics.test_rocm_smi import TEXT
+
+LIMIT_S = 30.0
+
+
+class Script:
+    """A source that does what the test wrote down, the last thing again and again."""
+
+    name = "script"
+    min_interval_s = 0.0
+
+    def __init__(self, *acts: Values | Exception) -> None:
+        self.acts, self.reads, self.closed = list(acts), 0, 0
+
+    def read(self) -> Values:
+        act = self.acts[min(self.reads, len(self.acts) - 1)]
+        self.reads += 1
+        if isinstance(act, Exception):
+            raise act
+        return act
+
+    def settings(self) -> dict[str, Any]:
+        return {"power_cap_w": 700.0}
+
+    def raw(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def step() -> Step:
+    return make_step(overlap=metrics(1.0, 1.0, 0.0, 0.0))
+
+
+def until(sampler: DeviceSampler, enough: int) -> None:
+    """Wait until there were that many samples."""
+    end = time.monotonic() + LIMIT_S
+    while sampler.taken + sampler.failed < enough:
+        assert time.monotonic() < end, "no samples"
+        time.sleep(0.001)
+
+
+def ours() -> set[threading.Thread]:
+    """Threads of AORTA's; others come and go as torch and the tests before like."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("aorta-")}
+
+
+def test_samples_carry_their_own_times_and_go_onto_one_step(step):
+    source = Script(Values(temp_c=40.0, throttle=[]), Values(temp_c=41.0, throttle=["power_cap"]))
+    before = time.monotonic_ns()
+    with DeviceSampler(Opened(source, 0.001)) as sampler:
+        until(sampler, 2)
+        line = sampler.onto(step)
+    first, second = line.device[:2]
+    assert before <= first.start_mono_ns <= first.end_mono_ns <= second.start_mono_ns <= time.monotonic_ns()
+    assert (first.temp_c, first.power_w, first.throttle, second.throttle) == (40.0, None, [], ["power_cap"])
+    assert "device" not in line.reasons
+    assert source.closed
+
+
+def test_a_step_without_a_sample_is_left_as_it_is(step):
+    with DeviceSampler(Opened(Script(Values(temp_c=1.0)), 60.0)) as sampler:
+        until(sampler, 1)
+        assert len(sampler.onto(step).device) == 1
+        assert sampler.onto(step) is step
+
+
+@pytest.mark.parametrize("error", [DeviceUnreadable("GPU is lost"), ZeroDivisionError("a bug")])
+def test_a_source_that_fails_is_null_with_a_reason_counted_and_said_once(step, caplog, error):
+    source = Script(error, error, Values(temp_c=40.0))
+    with caplog.at_level(logging.WARNING), DeviceSampler(Opened(source, 0.001)) as sampler:
+        until(sampler, 3)
+        line = sampler.onto(step)
+    assert [is_failed(sample) for sample in line.device[:3]] == [True, True, False]
+    assert str(error) in line.reasons["device"]
+    assert (sampler.failed, sampler.taken >= 1) == (2, True)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert "a sample failed, and is null in the record" in said[0]
+    assert said[1].startswith("device telemetry: 2 of ")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(DeviceUnreadable("no permission"), "no permission"), (ZeroDivisionError("a bug"), "ZeroDivisionError: a bug")],
+)
+def test_settings_that_cannot_be_read_do_not_stop_the_run(caplog, error, words):
+    class Fails(Script):
+        def settings(self):
+            raise error
+
+    sampler = DeviceSampler(Opened(Fails(Values()), 1.0))
+    assert sampler.facts()["settings"] == {}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"device telemetry: power caps and clock limits are not known: {words}"
+    ]
+
+
+def test_between_two_samples_there_is_a_pause_however_slow_the_source(monkeypatch):
+    # The thread's own loop, on a clock set by hand: reading takes 3 s, the interval is 1 s.
+    now, pauses = [0.0], []
+
+    class Slow(Script):
+        def read(self):
+            now[0] += 3.0
+            return super().read()
+
+    sampler = DeviceSampler(Opened(Slow(Values()), 1.0))
+
+    class Stop:
+        def is_set(self):
+            return len(pauses) == 4
+
+        def wait(self, seconds):
+            pauses.append(seconds)
+            now[0] += seconds
+            return False
+
+    sampler._stop = Stop()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    sampler._run()
+    assert pauses == [0.0, 1.0, 1.0, 1.0]
+
+
+def test_what_header_and_manifest_say():
+    sampler = DeviceSampler(Opened(Script(Values()), 2.0))
+    assert sampler.header == DeviceTelemetry("script", 2.0)
+    assert sampler.facts() == {
+        "source": "script",
+        "interval_s": 2.0,
+        "problem": None,
+        "settings": {"power_cap_w": 700.0},
+    }
+    assert DeviceSampler(Opened(problem="no driver")).header == DeviceTelemetry(None, None, "no driver")
+    assert DeviceSampler(Opened()).header is DeviceSampler(Opened()).facts() is None
+
+
+def test_without_a_source_there_is_no_thread(step):
+    before = ours()
+    with DeviceSampler(Opened(problem="no driver")) as sampler:
+        assert sampler._thread.ident is None  # it was never started
+        assert ours() <= before
+        assert sampler.onto(step) is step
+
+
+def test_the_real_machine(step):
+    before = ours()
+    with DeviceSampler(Opened(Host(), 0.1)) as sampler:
+        until(sampler, 2)
+        line = sampler.onto(step)
+    assert all(sample.mem_used_bytes for sample in line.device)
+    assert not sampler._thread.is_alive()
+    assert ours() <= before
+
+
+@pytest.mark.spec("D5")
+def test_words_beside_another_source(program, step):
+    program("rocm-smi", "echo GPU[0] words")
+    with DeviceSampler(Opened(Script(Values(temp_c=1.0)), 60.0), keep_words=True) as sampler:
+        line = wait_for_words(sampler, step)
+    assert line.rocm_smi_output == "GPU[0] words\n"
+    assert (line.rocm_smi_exit_code, line.rocm_smi_stderr) == (0, "")
+    assert abs(line.rocm_smi_t_ns - time.time_ns()) < 60e9
+
+
+@pytest.mark.spec("D5")
+def test_words_of_a_program_that_is_not_there(program, step):
+    with DeviceSampler(Opened(), keep_words=True) as sampler:
+        line = wait_for_words(sampler, step)
+    assert line.rocm_smi_error == "rocm-smi not available"
+
+
+@pytest.mark.spec("D5")
+def test_words_and_values_of_one_program(program, step):
+    program("rocm-smi", f"cat <<'END'\n{TEXT}\nEND")
+    source = RocmSmi(DeviceIdentity("rocm", index=1), keep_words=True)
+    with DeviceSampler(Opened(source, 60.0), keep_words=True) as sampler:
+        until(sampler, 1)
+        line = sampler.onto(step)
+    (sample,) = line.device
+    assert sample.util_pct == 100.0
+    assert "GPU[1]" in line.rocm_smi_output
+
+
+def test_a_program_that_hangs_does_not_hold_up_the_end(program, step):
+    program("rocm-smi", """case "$*" in *--showmaxpower*) echo '{"card0": {}}' ;; *) exec sleep 1000 ;; esac""")
+    source = RocmSmi(DeviceIdentity("rocm"))
+    with DeviceSampler(Opened(source, 1.0)) as sampler:
+        end = time.monotonic() + LIMIT_S
+        while source._program._child is None:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+    assert not sampler._thread.is_alive()
+    assert source._program._child.returncode == -9
+    assert sampler.onto(step) is step  # that it was ended is no failure
+
+
+def wait_for_words(sampler: DeviceSampler, step: Step) -> Step:
+    end = time.monotonic() + LIMIT_S
+    while (line := sampler.onto(step)).rocm_smi_t_ns is msgspec.UNSET:
+        assert time.monotonic() < end, "no words"
+        time.sleep(0.005)
+    return line

@@ -1,0 +1,61 @@
+"""Each setting that changes a measurement is named with its value, what it does and what to do; others are not."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+
+from aorta.distributed.environment_checks import Knob, knobs_found
+
+WARNED = [
+    ("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, 3, r"CUDA_DEVICE_MAX_CONNECTIONS=1: .* one hardware queue.*; unset"),
+    ("cuda", {"CUDA_LAUNCH_BLOCKING": "1"}, 3, r"CUDA_LAUNCH_BLOCKING=1: .* nothing can overlap; unset it"),
+    ("rocm", {"CUDA_LAUNCH_BLOCKING": "1"}, 3, r"CUDA_LAUNCH_BLOCKING=1: .* nothing can overlap; unset it"),
+    ("rocm", {"HIP_LAUNCH_BLOCKING": "1"}, 3, r"HIP_LAUNCH_BLOCKING=1: .* nothing can overlap; unset it"),
+    ("rocm", {"AMD_SERIALIZE_KERNEL": "3"}, 3, r"AMD_SERIALIZE_KERNEL=3: .* nothing can overlap; unset it"),
+    ("cuda", {"TORCH_NCCL_BLOCKING_WAIT": "1"}, 3, r"TORCH_NCCL_BLOCKING_WAIT=1: .* blocks the host.*; unset it"),
+    ("rocm", {"NCCL_BLOCKING_WAIT": "true"}, 3, r"NCCL_BLOCKING_WAIT=true: .* blocks the host.*; unset it"),
+    ("cuda", {"NCCL_LAUNCH_MODE": "GROUP"}, 3, r"NCCL_LAUNCH_MODE=GROUP: .*; unset it"),
+    ("cuda", {"TORCH_NCCL_ENABLE_TIMING": "1"}, 3, r"TORCH_NCCL_ENABLE_TIMING=1: .* timing events .*; unset it"),
+    ("rocm", {}, 5, r"GPU_MAX_HW_QUEUES=4: this run uses 5 streams.*; set GPU_MAX_HW_QUEUES=5"),
+    ("rocm", {"GPU_MAX_HW_QUEUES": "2"}, 3, r"GPU_MAX_HW_QUEUES=2: this run uses 3 streams.*; set GPU_MAX_HW_QUEUES=3"),
+]
+SILENT = [
+    ("cuda", {}, 100),
+    ("rocm", {}, 4),
+    ("rocm", {"GPU_MAX_HW_QUEUES": "8"}, 8),
+    ("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, 9),
+    ("rocm", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, 2),
+    ("cuda", {"CUDA_LAUNCH_BLOCKING": "0", "TORCH_NCCL_BLOCKING_WAIT": "false", "NCCL_LAUNCH_MODE": ""}, 3),
+    ("cuda", {"HIP_LAUNCH_BLOCKING": "1", "AMD_SERIALIZE_KERNEL": "3"}, 3),
+    ("cpu", {"CUDA_LAUNCH_BLOCKING": "1", "NCCL_LAUNCH_MODE": "GROUP"}, 9),
+]
+
+
+@pytest.mark.parametrize(("platform", "environment", "streams", "sentence"), WARNED)
+def test_a_setting_that_changes_the_measurement_is_named(platform, environment, streams, sentence):
+    ((warning, level),) = knobs_found(environment, platform, streams, timing_events=False)
+    assert re.fullmatch(sentence + ".*", warning)
+    assert level == logging.WARNING
+
+
+@pytest.mark.parametrize(("platform", "environment", "streams"), SILENT)
+def test_what_changes_nothing_is_not_complained_of(platform, environment, streams):
+    assert knobs_found(environment, platform, streams, timing_events=True) == []
+
+
+def test_all_of_them_are_told():
+    both = {"CUDA_LAUNCH_BLOCKING": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    assert len(knobs_found(both, "cuda", 2, timing_events=False)) == 2
+
+
+def test_one_hardware_queue_with_timing_events_is_an_error_of_its_own():
+    one = {"CUDA_DEVICE_MAX_CONNECTIONS": " 1 "}
+    warning, error = knobs_found(one, "cuda", 3, timing_events=True)
+    assert [warning] == knobs_found(one, "cuda", 3, timing_events=False)
+    assert error == Knob(error.text, logging.ERROR)
+    assert "together with AORTA's timing events" in error.text
+    assert "its overlap is no finding; unset it, or take instrument.mode=off" in error.text
+    assert knobs_found({"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, "cuda", 9, timing_events=True) == []

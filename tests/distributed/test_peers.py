@@ -1,0 +1,161 @@
+"""What ranks tell each other through the store, also when one of them is dead, or the store is."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch.distributed as dist
+
+from aorta.distributed.peers import Peers
+from aorta.errors import PeerFailed, RecordWriteError, RunIncomplete
+from tests.distributed.conftest import DeadStore
+
+
+def test_a_fact_of_rank_zero(world):
+    assert world(3, lambda peers: peers.from_rank_zero("x", [peers.rank, None])) == [[0, None]] * 3
+
+
+def test_facts_of_all_ranks_in_rank_order(world):
+    def work(peers):
+        time.sleep(0.02 * (3 - peers.rank))
+        return peers.gather("first", {"rank": peers.rank}), peers.gather("second", peers.rank * 2)
+
+    assert world(4, work) == [([{"rank": rank} for rank in range(4)], [0, 2, 4, 6])] * 4
+
+
+def test_all_agree_to_go_on(world):
+    assert world(2, lambda peers: peers.agree("start", None)) == [None, None]
+
+
+def test_one_that_cannot_stops_all_and_is_named(world):
+    outcomes = world(4, lambda peers: peers.agree("start", "no disk" if peers.rank in (1, 3) else None))
+    assert [str(outcome) for outcome in outcomes] == ["rank 1: no disk; rank 3: no disk"] * 4
+    assert all(isinstance(outcome, PeerFailed) for outcome in outcomes)
+
+
+def test_a_world_of_one_needs_nobody(world):
+    def work(peers):
+        peers.agree("start", None)
+        return peers.from_rank_zero("x", 1), peers.gather("y", 2), peers.diagnose()
+
+    assert world(1, work) == [(1, [2], "no rank reported an error of its own")]
+
+
+def test_waiting_has_an_end_and_names_the_missing(world):
+    world.timeout_s = 1.0
+    outcomes = world(4, lambda peers: peers.gather("facts", 1) if peers.rank in (0, 2) else None)
+    for rank in (0, 2):
+        assert isinstance(outcomes[rank], PeerFailed)
+        assert str(outcomes[rank]).startswith(f"rank {rank} waited 1 s for 'facts' from rank 1, rank 3 (")
+        assert "training.timeout_s" in str(outcomes[rank])
+    outcomes = world(2, lambda peers: peers.from_rank_zero("x", 1) if peers.rank else None)
+    assert "waited 1 s for 'x' from rank 0" in str(outcomes[1])
+
+
+def diagnoses(world, words, grace_s):
+    """What rank 0 finds out when the others leave `words`: (text, own), or None for silence; a number delays."""
+
+    def work(peers):
+        if peers.rank == 0:
+            return peers.diagnose(grace_s)
+        for word in words[peers.rank - 1]:
+            if isinstance(word, float):
+                time.sleep(word)
+            else:
+                peers.report_failure(word[0], own=word[1])
+        return None
+
+    return world(len(words) + 1, work)[0]
+
+
+MET = ("connection closed", False)
+
+
+@pytest.mark.parametrize(
+    ("words", "grace_s", "expected"),
+    [
+        ([[("out of memory", True)]], 20.0, "rank 1 failed: out of memory"),
+        ([[MET], [("NaN", True)]], 20.0, "rank 2 failed: NaN"),
+        ([[("b", True)], [("a", True)]], 20.0, "rank 1 failed: b; rank 2 failed: a"),
+        ([[0.1, ("slow to say", True)]], 20.0, "rank 1 failed: slow to say"),
+        ([[]], 1.0, "rank 1 left no word: killed, or hanging"),
+        ([[MET], [], [("NaN", True)]], 1.0, "rank 3 failed: NaN; rank 2 left no word: killed, or hanging"),
+        ([[MET], [MET]], 20.0, "no rank reported an error of its own"),
+    ],
+    ids=["own error", "only the culprit", "two culprits", "late word", "silence", "mixed", "nobody's fault"],
+)
+def test_a_diagnosis_names_the_culprit(world, words, grace_s, expected):
+    begin = time.monotonic()
+    assert diagnoses(world, words, grace_s) == expected
+    assert time.monotonic() - begin < 15, "it waits no longer than it needs to"
+
+
+def test_a_dead_store_is_said_and_waited_for_by_nobody():
+    peers = Peers(DeadStore(), 1, 2, timeout_s=20.0)
+    assert peers.diagnose() == (
+        "the rendezvous store stopped answering (Connection reset by peer): the process that held it is gone"
+    )
+    with pytest.raises(PeerFailed, match=r"rank 1 waited 20 s for 'x' from rank 0 \(Connection reset by peer\)"):
+        peers.from_rank_zero("x", 1)
+
+
+GLOO = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer\nmore")
+
+
+def test_an_error_of_its_own_is_explained_and_the_others_are_told(world):
+    def work(peers):
+        return peers.explain(ValueError("loss is NaN\nmore") if peers.rank == 1 else GLOO)
+
+    outcomes = world(3, work)
+    assert type(outcomes[1]) is RunIncomplete
+    assert str(outcomes[1]) == "rank 1: ValueError: loss is NaN; the traceback is in its log file"
+    for rank in (0, 2):
+        assert type(outcomes[rank]) is PeerFailed
+        assert str(outcomes[rank]).startswith(
+            f"rank {rank}: a collective failed because of a peer: rank 1 failed: ValueError: loss is NaN (RuntimeError"
+        )
+
+
+def test_an_error_that_is_worded_already_stays_as_it_is(world):
+    error = RecordWriteError("rank 1 cannot write its record: disk full")
+
+    def work(peers):
+        first = peers.explain(error if peers.rank else GLOO)
+        return first, peers.explain(first)
+
+    outcomes = world(2, work)
+    assert outcomes[1] == (error, error)
+    assert "rank 1 failed: rank 1 cannot write its record: disk full" in str(outcomes[0][0])
+    assert outcomes[0][0] is outcomes[0][1]
+
+
+def test_a_world_of_one_blames_nobody_else(world):
+    (outcome,) = world(1, lambda peers: peers.explain(GLOO))
+    assert type(outcome) is RunIncomplete
+    assert str(outcome).startswith("rank 0: RuntimeError: [gloo/")
+
+
+def test_an_error_is_explained_although_the_store_is_dead():
+    peers = Peers(DeadStore(), 1, 2, timeout_s=20.0)
+    assert str(peers.explain(ValueError("x"))).startswith("rank 1: ValueError: x")
+    assert "the rendezvous store stopped answering" in str(peers.explain(GLOO))
+
+
+def test_two_users_of_one_store_do_not_meet():
+    store = dist.HashStore()
+    first, second = (Peers(dist.PrefixStore(name, store), 0, 1, 1.0) for name in ("a", "b"))
+    assert (first.gather("x", 1), second.gather("x", 2)) == ([1], [2])
+    assert first.gather("x", 1) == [1]
+
+
+def test_a_rank_goes_on_until_another_fails() -> None:
+    store = dist.HashStore()
+    ranks = [Peers(store, rank, 3, 1.0) for rank in range(3)]
+    for one in ranks:
+        one.go_on()
+    ranks[2].report_failure("a peer's", own=False)
+    ranks[0].go_on()
+    ranks[1].report_failure("rank 1: disk full", own=True)
+    with pytest.raises(PeerFailed, match="rank 0 stops: rank 1 failed: disk full"):
+        ranks[0].go_on()

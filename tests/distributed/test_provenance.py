@@ -1,0 +1,131 @@
+"""The manifest: JSON, complete, and without anything from the environment that is not on the list."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+import torch
+from hypothesis import given
+
+from aorta.distributed import provenance
+from aorta.distributed.output_folder import RunFolder
+from aorta.distributed.provenance import (
+    Asked,
+    build_manifest,
+    rank_facts,
+    recorded_command,
+    recorded_environment,
+)
+from aorta.distributed.recorded_environment import ENVIRONMENT_PREFIXES
+from tests.distributed.conftest import place
+from tests.strategies import environments
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    def build(*environments, label=None):
+        ranks = [rank_facts(place(rank, len(environments)), CPU) for rank in range(len(environments))]
+        for facts, environment in zip(ranks, environments, strict=True):
+            facts["environment"] = environment
+        asked = Asked(label, {"label": label, "training": {"seed": 42}}, "00ff")
+        folder = RunFolder(tmp_path, "20260101T000000Z-abcd", 2)
+        return build_manifest(asked, folder, place(0, len(environments)), CPU, "gloo", ranks, {"buckets": 3})
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NCCL_DEBUG", "RCCL_MSCCL_ENABLE", "GLOO_SOCKET_IFNAME", "HSA_ENABLE_SDMA", "CUDA_VISIBLE_DEVICES", "MSCCLPP_X"],
+)
+def test_what_changes_a_measurement_is_recorded(name):
+    assert recorded_environment({name: "1"}) == {name: "1"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["OMP_NUM_THREADS", "PYTORCH_HIP_ALLOC_CONF", "TORCH_NCCL_AVOID_RECORD_STREAMS", "GPU_MAX_HW_QUEUES"],
+)
+def test_single_names_are_recorded_too(name):
+    assert recorded_environment({name: "1"}) == {name: "1"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["HOME", "PATH", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_NCCL_DEBUG", "OMP_NUM_THREADS_X", "nccl_debug", ""],
+)
+def test_anything_else_is_not(name):
+    assert recorded_environment({name: "1"}) == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NCCL_TOKEN", "NCCL_SECRET_X", "CUDA_API_KEY", "AMD_PASSWORD", "HIP_AUTH", "NCCL_CREDENTIALS", "NCCL_my_token"],
+)
+def test_nothing_that_looks_like_a_secret_is(name):
+    assert recorded_environment({name: "1"}) == {}
+
+
+@given(environments)
+def test_only_listed_names_and_no_secrets_whatever_the_environment(environment):
+    for name, value in recorded_environment(environment).items():
+        assert environment[name] == value
+        assert name.startswith(ENVIRONMENT_PREFIXES)
+        assert not any(word in name.upper() for word in ("TOKEN", "SECRET", "KEY", "PASSW"))
+
+
+def test_the_manifest_is_json_and_holds_no_foreign_variable(manifest, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    monkeypatch.setenv("NCCL_API_KEY", "hunter3")
+    text = json.dumps(manifest({"NCCL_DEBUG": "INFO"}), allow_nan=False)
+    assert "hunter" not in text
+    assert "hunter" not in json.dumps(rank_facts(place(), CPU))
+    read = json.loads(text)
+    assert read["environment"] == {"NCCL_DEBUG": "INFO"}
+    assert (read["run_id"], read["attempt"], read["world_size"]) == ("20260101T000000Z-abcd", 2, 1)
+    assert (read["platform"], read["backend"], read["manifest_hash"], read["plan"]) == (
+        "cpu",
+        "gloo",
+        "00ff",
+        {"buckets": 3},
+    )
+    assert read["versions"]["torch"] == torch.__version__
+    assert read["devices"] == ["cpu"]
+
+
+def test_ranks_whose_environment_differs_from_rank_0_are_listed(manifest):
+    same, other = {"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"}
+    read = manifest(same, same, other)
+    assert read["environment_differences"] == {"2": other}
+    assert [facts["rank"] for facts in read["topology"]] == [0, 1, 2]
+    assert all("environment" not in facts for facts in read["topology"])
+
+
+def test_a_run_without_a_label_is_called_after_its_platform(manifest):
+    assert manifest({})["label"] == "cpu"
+    assert manifest({}, label="mine")["label"] == "mine"
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 10)])
+def test_no_git_is_no_error(manifest, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(provenance.subprocess, "run", fail)
+    assert manifest({})["versions"]["aorta_commit"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["train.py", "training.max_steps=3"], ["train.py", "training.max_steps=3"]),
+        (["mine.py", "--hf-token", "abc", "--steps", "3"], ["mine.py", "--hf-token", "...", "--steps", "3"]),
+        (["mine.py", "--api-key=abc", "wandb.password=x"], ["mine.py", "--api-key=...", "wandb.password=..."]),
+    ],
+)
+def test_secrets_on_the_command_line_are_not_recorded(words, shown):
+    assert recorded_command(words) == shown

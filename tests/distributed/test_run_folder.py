@@ -1,0 +1,234 @@
+"""One folder a run: what an earlier run left is kept whole under history/, and nobody else's files are touched."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from aorta.distributed import run_folder
+from aorta.distributed.output_folder import RunFolder, prepare, write_manifest
+from aorta.errors import RunIncomplete
+from tests.distributed.conftest import place
+
+
+def leave_a_run(folder: RunFolder, *, elastic_run_id: str | None = None, ranks: int = 2) -> None:
+    """What a run leaves behind."""
+    for rank in range(ranks):
+        for path in (folder.record(rank), folder.log(rank), folder.traces(rank) / "x.pt.trace.json"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{folder.run_id} {folder.attempt}")
+    folder.checkpoints.mkdir(exist_ok=True)
+    (folder.checkpoints / "step_3").write_text(folder.run_id)
+    identity = {"run_id": folder.run_id, "attempt": folder.attempt, "elastic_run_id": elastic_run_id}
+    write_manifest(folder, identity)
+
+
+def tree(path: Path) -> dict[str, str]:
+    return {str(file.relative_to(path)): file.read_text() for file in path.rglob("*") if file.is_file()}
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "deep" / "artifacts"
+
+
+@pytest.fixture
+def start(world, out):
+    """Prepares the folder as `ranks` ranks; gives the folder they agreed on."""
+
+    def prepared(*, ranks=2, path=out, per_node=None, overwrite=False, resuming=False, **facts):
+        def work(peers):
+            topology = place(peers.rank, ranks, per_node=per_node, **facts)
+            return prepare(path, topology, peers, overwrite=overwrite, resuming=resuming)
+
+        folders = world(ranks, work)
+        for outcome in folders:
+            if isinstance(outcome, Exception):
+                raise outcome
+        assert len(set(folders)) == 1
+        return folders[0]
+
+    return prepared
+
+
+def test_a_fresh_folder(start, out):
+    folder = start()
+    assert folder.path == out
+    assert re.fullmatch(r"\d{8}T\d{6}Z-[0-9a-f]{4}", folder.run_id)
+    assert folder.attempt == 0
+    assert list(out.iterdir()) == []
+
+
+def test_a_relative_folder_is_the_caller_s(start, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert start(path=Path("here")).path == tmp_path / "here"
+
+
+def test_a_second_run_moves_the_first_into_history_whole(start, out):
+    first = start()
+    leave_a_run(first)
+    before = tree(out)
+    second = start()
+    assert second.run_id != first.run_id
+    assert [path.name for path in out.iterdir()] == ["history"]
+    assert tree(out / "history" / f"{first.run_id}-attempt0") == before
+
+    leave_a_run(second)
+    third = start()
+    assert {path.name for path in (out / "history").iterdir()} == {f"{run.run_id}-attempt0" for run in (first, second)}
+    assert tree(out / "history" / f"{first.run_id}-attempt0") == before
+    assert third.run_id not in {first.run_id, second.run_id}
+
+
+def test_overwriting_replaces_the_last_run_but_not_history(start, out):
+    first = start()
+    leave_a_run(first)
+    second = start()
+    leave_a_run(second)
+    start(overwrite=True)
+    assert [path.name for path in out.iterdir()] == ["history"]
+    assert [path.name for path in (out / "history").iterdir()] == [f"{first.run_id}-attempt0"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_resuming_keeps_the_checkpoints_where_they_are(start, out, overwrite):
+    first = start()
+    leave_a_run(first)
+    start(resuming=True, overwrite=overwrite)
+    assert tree(out / "checkpoints") == {"step_3": first.run_id}
+    assert not (out / "history" / f"{first.run_id}-attempt0" / "checkpoints").exists()
+    assert not list(out.glob("rank_*"))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_restart_by_torchrun_keeps_the_run_id_and_archives_the_attempt_before(start, out, overwrite):
+    first = start(elastic_run_id="e1")
+    leave_a_run(first, elastic_run_id="e1")
+    before = tree(out)
+    second = start(elastic_run_id="e1", restart_count=1, overwrite=overwrite)
+    assert (second.run_id, second.attempt) == (first.run_id, 1)
+    assert tree(out / "history" / f"{first.run_id}-attempt0") == before
+    leave_a_run(second, elastic_run_id="e1")
+    third = start(elastic_run_id="e1", restart_count=2, overwrite=overwrite)
+    assert (third.run_id, third.attempt) == (first.run_id, 2)
+    assert {path.name[-8:] for path in (out / "history").iterdir()} == {"attempt0", "attempt1"}
+
+
+def test_a_restart_that_finds_another_run_s_files_is_a_run_of_its_own(start, out):
+    first = start(elastic_run_id="e1")
+    leave_a_run(first, elastic_run_id="e1")
+    second = start(elastic_run_id="e2", restart_count=1)
+    assert second.run_id != first.run_id
+    assert second.attempt == 1
+
+
+def test_two_names_in_history_never_collide(start, out):
+    names = []
+    for _ in range(3):
+        leave_a_run(RunFolder(out, "same", 0))
+        start()
+        names.append(sorted(path.name for path in (out / "history").iterdir()))
+    assert names[-1] == ["same-attempt0", "same-attempt0-2", "same-attempt0-3"]
+    assert all(tree(out / "history" / name) for name in names[-1])
+
+
+def test_foreign_files_stay(start, out):
+    leave_a_run(start())
+    foreign = ["notes.txt", "rank_0.jsonl", "cuda/rank_0_metrics.jsonl", "cuda/run.json", "run.json.bak"]
+    for name in foreign:
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text("mine")
+    start()
+    start(overwrite=True)
+    assert {name for name in tree(out) if not name.startswith("history/")} == set(foreign)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("", "unknown-attempt0"),
+        ("{", "unknown-attempt0"),
+        ("[1]", "unknown-attempt0"),
+        ("\udcff", "unknown-attempt0"),
+        ("{}", "unknown-attempt0"),
+        ('{"run_id": "../../x", "attempt": "/y"}', "_.._x-attempt_y"),
+        ('{"run_id": "a\\u0000b"}', "a_b-attempt0"),
+        (json.dumps({"run_id": "x" * 999}), "x" * 119 + "-attempt0"),
+    ],
+    ids=["empty", "cut off", "a list", "not text", "no run id", "a path", "a null byte", "too long"],
+)
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_whatever_run_json_holds_the_earlier_run_is_kept_inside_history(start, out, text, name, restarts):
+    leave_a_run(RunFolder(out, "first", 0))
+    (out / "run.json").write_bytes(text.encode(errors="surrogateescape"))
+    before = tree_bytes(out)
+    start(restart_count=restarts, elastic_run_id="e1")
+    assert [path.name for path in (out / "history").iterdir()] == [name]
+    assert tree_bytes(out / "history" / name) == before
+
+
+def tree_bytes(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def test_four_nodes_on_one_disk_move_a_run_into_one_place(start, out):
+    first = start(ranks=8, per_node=2)
+    leave_a_run(first, ranks=8)
+    before = tree(out)
+    start(ranks=8, per_node=2)
+    assert [path.name for path in (out / "history").iterdir()] == [f"{first.run_id}-attempt0"]
+    assert tree(out / "history" / f"{first.run_id}-attempt0") == before
+
+
+def test_a_folder_that_cannot_be_made_fails_every_rank_and_names_the_one_that_met_it(world, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+
+    def work(peers):
+        # Rank 2 is the first of its node, and its disk is the bad one.
+        path = tmp_path / ("file" if peers.rank == 2 else "good") / "artifacts"
+        return prepare(path, place(peers.rank, 4, per_node=2), peers, overwrite=False, resuming=False)
+
+    for outcome in world(4, work):
+        assert type(outcome) is RunIncomplete
+        assert re.fullmatch(
+            r"rank 2: cannot prepare .*/file/artifacts: Not a directory; .*training\.output_dir=DIR", str(outcome)
+        )
+
+
+def test_a_folder_that_cannot_be_written_fails_every_rank(world, out, monkeypatch):
+    leave_a_run(RunFolder(out, "first", 0))
+
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(run_folder.Path, "rename", read_only)
+    outcomes = world(3, lambda peers: prepare(out, place(peers.rank, 3), peers, overwrite=False, resuming=False))
+    assert {str(outcome).partition(";")[0] for outcome in outcomes} == {
+        f"rank 0: cannot prepare {out}: Read-only file system"
+    }
+
+
+def test_a_manifest_is_written_whole_or_not_at_all(out, monkeypatch):
+    out.mkdir(parents=True)
+    folder = RunFolder(out, "first", 0)
+    write_manifest(folder, {"a": 1})
+    assert json.loads((out / "run.json").read_text()) == {"a": 1}
+    with pytest.raises(TypeError):
+        write_manifest(folder, {"a": object()})
+    assert json.loads((out / "run.json").read_text()) == {"a": 1}
+    assert tree(out).keys() == {"run.json"}
+
+
+def test_places_inside_a_folder():
+    folder = RunFolder(Path("/x"), "id", 0)
+    assert [str(path) for path in (folder.record(3), folder.log(3), folder.traces(3), folder.checkpoints)] == [
+        "/x/rank_3_metrics.jsonl",
+        "/x/logs/rank_3.log",
+        "/x/torch_profiler/rank3",
+        "/x/checkpoints",
+    ]

@@ -1,0 +1,235 @@
+"""All ranks end after the same step, whoever was asked to stop and when; nothing hangs.
+
+Ranks are threads with an agreement each on one store; a step's collectives are a barrier, which breaks (and fails the
+test) where one rank starts a step that another does not.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch.distributed as dist
+
+from aorta.distributed import stopping
+from aorta.distributed.stop_agreement import StopAgreement
+from tests.distributed.conftest import DeadStore
+
+TERM, INT = signal.SIGTERM, signal.SIGINT
+STEPS = 400
+
+
+@pytest.fixture(autouse=True)
+def brisk(monkeypatch):
+    """Polls as often as a test needs."""
+    monkeypatch.setattr(stopping, "_POLL_S", 0.005)
+
+
+class Rank:
+    """What one rank's loop did."""
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
+        self.rank, self.agreement = rank, StopAgreement(store, rank, world_size)
+        self.steps: list[int] = []
+
+
+def train(
+    world_size: int,
+    ask: Callable[[Rank, int], None],
+    *,
+    steps: int | Sequence[int] = STEPS,
+    coupled: bool = True,
+    pace_s: Callable[[Rank, int], float] = lambda *_: 0.001,
+) -> list[Rank]:
+    """Run the loops of all ranks; `ask(rank, step)` is called inside each step and may request a stop."""
+    store = dist.HashStore()
+    ranks = [Rank(store, rank, world_size) for rank in range(world_size)]
+    collective = threading.Barrier(world_size)
+    lengths = [steps] * world_size if isinstance(steps, int) else steps
+    broken: list[int] = []
+
+    def loop(rank: Rank) -> None:
+        try:
+            for step in range(lengths[rank.rank]):
+                if not rank.agreement.may_start(step):
+                    break
+                ask(rank, step)
+                time.sleep(pace_s(rank, step))
+                if coupled:
+                    collective.wait(timeout=10)
+                rank.steps.append(step)
+        except threading.BrokenBarrierError:
+            broken.append(rank.rank)
+        finally:
+            rank.agreement.close()
+
+    threads = [threading.Thread(target=loop, args=(rank,), daemon=True) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+        assert not thread.is_alive(), [(rank.rank, rank.steps[-1:]) for rank in ranks]
+    assert not broken, f"ranks {broken} waited in a step that the others did not start"
+    return ranks
+
+
+def at(asked: dict[int, int], by: signal.Signals = TERM) -> Callable[[Rank, int], None]:
+    """Ask rank -> step."""
+
+    def ask(rank: Rank, step: int) -> None:
+        if asked.get(rank.rank) == step:
+            rank.agreement.request(by)
+
+    return ask
+
+
+def last_steps(ranks: list[Rank]) -> set[int]:
+    for rank in ranks:
+        assert rank.steps == list(range(len(rank.steps))), "no step is skipped"
+    return {len(rank.steps) - 1 for rank in ranks}
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.mark.parametrize("coupled", [True, False], ids=["collectives", "no collectives"])
+@pytest.mark.parametrize(
+    "asked", [{0: 7}, {1: 7}, {0: 7, 1: 7}, {0: 7, 1: 9}, {0: 0}], ids=["rank 0", "rank 1", "both", "apart", "at once"]
+)
+def test_all_stop_after_the_same_step(world_size, coupled, asked):
+    ranks = train(world_size, at(asked), coupled=coupled)
+    (last,) = last_steps(ranks)
+    assert min(asked.values()) <= last < STEPS - 1
+    assert {rank.agreement.stopped_by for rank in ranks} == {TERM}
+
+
+def test_ranks_that_were_not_asked_learn_the_signal():
+    ranks = train(3, at({1: 5}, by=INT))
+    assert [rank.agreement.stopped_by for rank in ranks] == [INT] * 3
+
+
+def test_nobody_asked():
+    ranks = train(3, lambda *_: None, steps=30)
+    assert last_steps(ranks) == {29}
+    assert {rank.agreement.stopped_by for rank in ranks} == {None}
+
+
+def test_asked_before_the_first_step():
+    store = dist.HashStore()
+    ranks = [Rank(store, rank, 2) for rank in range(2)]
+    ranks[0].agreement.request(TERM)
+    for rank in ranks:
+        assert rank.agreement._decided.wait(10)
+        assert not rank.agreement.may_start(0)
+        rank.agreement.close()
+
+
+def test_asked_in_the_last_step_no_rank_waits_for_another():
+    ranks = train(3, at({0: 29}), steps=30)
+    assert last_steps(ranks) == {29}
+    assert ranks[0].agreement.stopped_by is TERM
+
+
+def test_a_rank_whose_loop_is_over_is_not_waited_for():
+    # Without collectives ranks drift apart: rank 0 is done long before rank 1 is asked.
+    ranks = train(2, at({1: 60}), steps=[3, STEPS], coupled=False)
+    assert len(ranks[0].steps) == 3
+    assert 60 <= len(ranks[1].steps) - 1 < STEPS - 1
+
+
+def test_a_straggler_catches_up_with_the_step_the_others_are_in():
+    ranks = train(2, at({1: 2}), coupled=False, pace_s=lambda rank, _: 0.03 if rank.rank else 0.001)
+    (last,) = last_steps(ranks)
+    assert last > 2
+
+
+def test_a_world_of_one_needs_no_store():
+    agreement = StopAgreement(DeadStore(), 0, 1)
+    assert agreement.may_start(0)
+    agreement.request(TERM)
+    assert not agreement.may_start(1)
+    assert agreement.stopped_by is TERM
+    agreement.close()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_the_timing(seed):
+    chance = random.Random(seed)
+    world_size, coupled = chance.randint(2, 5), chance.random() < 0.6
+    paces = [[chance.choice([0, 0, 0.001, 0.004]) for _ in range(16)] for _ in range(world_size)]
+    asked = {rank: chance.randint(0, 60) for rank in range(world_size) if chance.random() < 0.5} or {0: 3}
+    ranks = train(
+        world_size,
+        at(asked, chance.choice([INT, TERM])),
+        coupled=coupled,
+        steps=2000,
+        pace_s=lambda rank, step: paces[rank.rank][step % 16],
+    )
+    # Where ranks drift, one may be through before another is asked; those that stopped, stopped together.
+    assert len(last_steps(ranks) - {1999}) <= 1
+    if coupled:
+        assert len(last_steps(ranks)) == 1
+
+
+# --- what breaks --------------------------------------------------------------------------------------------------
+
+
+class DyingStore:
+    """Works until `die()`."""
+
+    def __init__(self) -> None:
+        self._store: dist.Store | DeadStore = dist.HashStore()
+
+    def die(self) -> None:
+        self._store = DeadStore()
+
+    def __getattr__(self, name: str):
+        return getattr(self._store, name)
+
+
+def test_a_rank_whose_store_dies_goes_on_to_meet_the_failure():
+    store = DyingStore()
+    agreement = StopAgreement(store, 0, 2)
+    assert agreement.may_start(0)
+    store.die()
+    assert agreement._decided.wait(10)
+    assert agreement.may_start(1)
+    assert agreement.stopped_by is None
+    agreement.close()
+
+
+def test_a_rank_that_was_asked_stops_although_the_store_died_meanwhile():
+    store = DyingStore()
+    agreement = StopAgreement(store, 0, 2)
+    agreement.request(TERM)
+    while not store.check(["stop/at/0"]):
+        time.sleep(0.001)
+    store.die()
+    assert not agreement.may_start(1)
+    agreement.close()
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_dead_rank_is_waited_for_only_so_long(monkeypatch, asked):
+    monkeypatch.setattr(stopping, "_GRACE_S", 0.05)
+    store = dist.HashStore()
+    agreement = StopAgreement(store, 0, 2)  # rank 1 was killed
+    assert agreement.may_start(0)
+    if asked:
+        agreement.request(TERM)
+    else:
+        store.set("stop/asked", str(int(TERM)))
+    assert agreement._decided.wait(10)
+    # Asked, it stops; not asked, it goes on, and its next collective says who is missing.
+    assert agreement.may_start(1) is not asked
+    agreement.close()
+
+
+def test_closing_ends_the_watcher_also_while_it_waits_for_others():
+    agreement = StopAgreement(dist.HashStore(), 0, 2)
+    agreement.request(TERM)
+    time.sleep(0.05)
+    agreement.close()
+    assert not agreement._thread.is_alive()

@@ -1,0 +1,171 @@
+"""Which process this is, from torchrun's variables, and which device it gets."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from aorta.distributed import accelerator, topology
+from aorta.distributed.accelerator import device_name
+from aorta.distributed.topology import default_label, platform_of, read_topology, select_device
+from aorta.errors import ConfigError
+
+
+def variables(rank, world_size, local_rank, local_world_size, **others):
+    numbers = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_world_size}
+    return {name: str(value) for name, value in (numbers | others).items()}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, (0, 1, 0, 1, 0, 0, None)),
+        ({"TORCHELASTIC_RUN_ID": "x"}, (0, 1, 0, 1, 0, 0, "x")),
+        (variables(1, 2, 1, 2, GROUP_RANK=0, TORCHELASTIC_RESTART_COUNT=3), (1, 2, 1, 2, 0, 3, None)),
+        (variables(9, 16, 1, 8, GROUP_RANK=1), (9, 16, 1, 8, 1, 0, None)),
+        # another launcher may set only the first two or three
+        ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 2, 1, 2, 0, 0, None)),
+        (variables(9, 16, 1, 8), (9, 16, 1, 8, 1, 0, None)),
+    ],
+    ids=["nothing", "run id only", "restarted", "second node", "rank and world size only", "no node rank"],
+)
+def test_a_place_from_the_environment(environment, expected):
+    place = read_topology(environment)
+    assert (
+        place.rank,
+        place.world_size,
+        place.local_rank,
+        place.local_world_size,
+        place.node_rank,
+        place.restart_count,
+        place.elastic_run_id,
+    ) == expected
+    assert place.pid == os.getpid()
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"])
+def test_a_variable_that_is_no_number(name):
+    with pytest.raises(ConfigError, match=f"{name}='one': must be a whole number"):
+        read_topology(variables(0, 1, 0, 1) | {name: "one"})
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0), (5, 1)])
+def test_a_rank_outside_the_world(rank, world_size):
+    with pytest.raises(ConfigError, match=f"RANK={rank}: must be at least 0 and below WORLD_SIZE={world_size}"):
+        read_topology(variables(rank, world_size, 0, 1))
+
+
+@pytest.fixture
+def two_devices(monkeypatch):
+    """torch with two CUDA devices; gives the numbers of those made current."""
+    return accelerators(monkeypatch, "cuda", 2)
+
+
+@pytest.fixture
+def no_device(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
+
+
+def accelerators(monkeypatch: pytest.MonkeyPatch, kind: str, count: int) -> list[int]:
+    current: list[int] = []
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device(kind))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", current.append)
+    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda _name: True)
+    return current
+
+
+def no_streams(*_args: object, **_words: object) -> None:
+    raise RuntimeError("Backend doesn't support it")
+
+
+def test_the_local_rank_chooses_the_device(two_devices):
+    place = read_topology(variables(9, 16, 1, 2))
+    assert select_device("auto", place.local_rank) == torch.device("cuda", 1)
+    assert two_devices == [1]
+
+
+@pytest.mark.spec("B11")
+def test_on_a_second_node_the_local_rank_chooses_too(two_devices, monkeypatch):
+    for name, value in variables(9, 16, 1, 8).items():
+        monkeypatch.setenv(name, value)
+    place = read_topology()
+    assert (place.rank, select_device("auto", place.local_rank).index) == (9, 1)
+    assert two_devices == [1]
+
+
+def test_more_local_ranks_than_devices(two_devices):
+    with pytest.raises(ConfigError, match=r"local rank 2 has no device: torch sees 2; start at most 2 .*device=cpu"):
+        select_device("cuda", 2)
+    assert two_devices == []
+
+
+def test_a_cpu_is_used_where_asked_for_or_where_there_is_nothing_else(two_devices, request):
+    assert select_device("cpu", 5) == torch.device("cpu")
+    request.getfixturevalue("no_device")
+    assert select_device("auto", 5) == torch.device("cpu")
+    assert two_devices == []
+
+
+def test_a_device_that_is_not_there(no_device):
+    with pytest.raises(ConfigError, match=r"training\.device=cuda: torch sees no CUDA or HIP device"):
+        select_device("cuda", 0)
+
+
+def test_an_accelerator_is_taken_by_its_type(monkeypatch):
+    current = accelerators(monkeypatch, "xpu", 2)
+    monkeypatch.setattr(topology, "lacks_streams", lambda _device: iter(()))
+    assert select_device("xpu", 1) == torch.device("xpu", 1)
+    assert select_device("auto", 0) == torch.device("xpu", 0)
+    assert current == [1, 0]
+    with pytest.raises(ConfigError, match=r"training\.device=cuda: torch sees no CUDA or HIP device"):
+        select_device("cuda", 0)
+    assert (platform_of(torch.device("xpu", 0)), default_label(torch.device("xpu", 0))) == ("other", "xpu")
+
+
+def test_an_accelerator_without_what_is_needed_is_refused_by_name(monkeypatch, caplog):
+    accelerators(monkeypatch, "mps", 1)
+    monkeypatch.setattr(torch, "Stream", no_streams)
+    monkeypatch.setattr(torch, "Event", no_streams)
+    with pytest.raises(ConfigError) as refused:
+        select_device("mps", 0)
+    assert str(refused.value) == (
+        "training.device=mps: AORTA cannot measure on mps: it has no streams, its events do not tell the time, "
+        "torch.distributed exchanges its tensors through the host (gloo); it needs streams, events that tell the time "
+        "and a backend of torch.distributed on the device, as cuda (CUDA and HIP) and xpu have them; use "
+        "training.device=cpu"
+    )
+    assert refused.value.exit_code == 1
+    assert select_device("auto", 0) == torch.device("cpu")
+    assert "training.device=auto: AORTA cannot measure on mps: it has no streams" in caplog.text
+
+
+def test_one_stream_is_none_to_move_collectives_to(monkeypatch):
+    only = object()
+    monkeypatch.setattr(torch, "Stream", lambda _device: only)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda _device: only)
+    assert next(accelerator.lacks_streams(torch.device("mps", 0))) == "it has one stream only"
+
+
+def test_a_torch_built_without_the_backend_is_refused(monkeypatch, two_devices):
+    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name != "nccl")
+    with pytest.raises(ConfigError, match=r"training\.device=cuda: .*built without nccl, its backend"):
+        select_device("cuda", 0)
+
+
+def test_a_device_that_torch_does_not_know(no_device):
+    with pytest.raises(ConfigError, match=r"training\.device=tpu: torch .* knows no device of that type; allowed are"):
+        select_device("tpu", 0)
+    with pytest.raises(ConfigError, match=r"training\.device=xpu: torch .* sees no accelerator on this machine; use"):
+        select_device("xpu", 0)
+
+
+@pytest.mark.parametrize(("hip", "expected"), [(None, "cuda"), ("6.4.0", "rocm")])
+def test_the_platform_is_the_build_s(monkeypatch, hip, expected):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert platform_of(torch.device("cuda", 0)) == expected
+    assert platform_of(torch.device("cpu")) == "cpu"
+    assert default_label(torch.device("cpu")) == "cpu"
+    assert device_name(torch.device("cpu")) == "cpu"

@@ -1,0 +1,237 @@
+"""`profiling=d9d`: windows every `period` steps, named by mesh coordinate, packed as they come."""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from aorta.errors import ConfigError
+from aorta.profiling import packing
+from aorta.profiling.torch_profiler import NullProfiler, Profiler
+from aorta.profiling.trace_names import TracePlace, coordinate_of
+from tests.profiling.windows import files_below, listening, loop, numbers, preset, read
+
+
+def d9d(period=4, warmup=1, active=1, **settings):
+    settings.setdefault("with_stack", False)  # it costs a second a window
+    return preset("d9d", period=period, warmup=warmup, active=active, **settings)
+
+
+@pytest.fixture(scope="module")
+def eight_steps(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("eight")
+    with listening() as said:
+        loop(folder, d9d(with_stack=True), 8)
+    return folder, said
+
+
+@pytest.mark.spec("A1")
+def test_making_one_touches_nothing(tmp_path):
+    Profiler(d9d(), TracePlace("run"), tmp_path / "none" / "yet", mesh=None)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.spec("A2", "A4", "A6")
+def test_a_folder_a_window_named_by_finished_steps(eight_steps):
+    folder, _ = eight_steps
+    assert files_below(folder) == ["step_4/trace.tar.gz", "step_8/trace.tar.gz"]
+    assert numbers(read(folder / "step_4/trace.tar.gz")) == [3]
+    assert numbers(read(folder / "step_8/trace.tar.gz")) == [7]
+
+
+@pytest.mark.spec("A3")
+def test_a_schedule_that_cannot_be_is_refused_when_it_is_made(tmp_path):
+    with pytest.raises(ValueError, match="period=2, warmup=2, active=1"):
+        Profiler(d9d(2, 2, 1), TracePlace("run"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rank", "shape", "world", "name"),
+    [
+        (1, (1, 2, 1), 2, "rank-1-coord-0-1-0-trace.tar.gz"),
+        (3, (1, 8, 1, 1, 1, 1), 8, "rank-3-coord-0-3-0-0-0-0-trace.tar.gz"),
+        (5, (2, 4), 8, "rank-5-coord-1-1-trace.tar.gz"),
+        (2, (), 3, "rank-2-coord-2-trace.tar.gz"),
+        (0, (1, 1), 1, "trace.tar.gz"),
+        (1, (1, 1), 2, "rank-1-coord-1-trace.tar.gz"),  # no parallelism, two processes: two names (B8)
+    ],
+)
+@pytest.mark.spec("A5")
+def test_names_have_global_rank_and_coordinate(tmp_path, rank, shape, world, name):
+    place = TracePlace("run", rank, world_size=world, coordinate=coordinate_of(rank, shape, world))
+    loop(tmp_path, d9d(2, 0, 1), 2, place=place)
+    assert files_below(tmp_path) == [f"step_2/{name}"]
+    with tarfile.open(tmp_path / "step_2" / name) as archive:
+        assert archive.getnames() == [name.replace(".tar.gz", ".json")]
+
+
+@pytest.mark.spec("A5")
+def test_coordinates_are_those_of_torch_s_mesh():
+    sizes = (2, 1, 3, 2)
+    ranks = torch.arange(12).reshape(sizes)
+    for rank in range(12):
+        assert coordinate_of(rank, sizes, 12) == tuple((ranks == rank).nonzero()[0].tolist())
+
+
+@pytest.fixture
+def world_of_one():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.spec("A6")
+def test_a_mesh_of_one_needs_no_coordinate(tmp_path, world_of_one):
+    mesh = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("pp", "dp", "tp"))
+    loop(tmp_path, d9d(2, 0, 1), 2, mesh=mesh)
+    assert files_below(tmp_path) == ["step_2/trace.tar.gz"]
+
+
+@pytest.mark.spec("A7")
+def test_a_rank_outside_the_mesh_is_told_when_it_opens(tmp_path):
+    class Elsewhere:
+        shape = (2,)
+
+        def get_coordinate(self):
+            return None  # as torch answers a rank that is not in the mesh
+
+    profiler = Profiler(d9d(), TracePlace("run", 2, world_size=3), tmp_path, mesh=Elsewhere())
+    with pytest.raises(ConfigError, match="rank 2 is not in the mesh"):
+        profiler.open(0)
+
+
+@pytest.mark.spec("A8")
+def test_one_regular_member_under_the_bare_name(eight_steps):
+    folder, _ = eight_steps
+    with tarfile.open(folder / "step_4/trace.tar.gz", "r:gz") as archive:
+        (member,) = archive.getmembers()
+        assert (member.name, member.isreg()) == ("trace.json", True)
+        assert json.load(archive.extractfile(member))["traceEvents"]
+    assert not [name for name in files_below(folder) if not name.endswith(".tar.gz")]
+
+
+@pytest.mark.spec("A9")
+def test_a_trace_that_cannot_be_packed_stays_as_json(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(packing.tarfile, "open", fail)
+    loop(tmp_path, d9d(2, 0, 1), 2)
+    assert files_below(tmp_path) == ["step_2/trace.json"]
+    assert numbers(read(tmp_path / "step_2/trace.json")) == [1]
+
+
+@pytest.mark.spec("A9")
+def test_a_half_written_archive_never_stands_under_the_name(tmp_path, monkeypatch):
+    source = tmp_path / "trace.json"
+    source.write_text("{}")
+    target = tmp_path / "trace.tar.gz"
+
+    def fail(*_):
+        raise OSError(5, "I/O error")
+
+    monkeypatch.setattr(packing.os, "replace", fail)
+    with pytest.raises(OSError, match="I/O error"):
+        packing.pack(source, target)
+    assert files_below(tmp_path) == ["trace.json"]
+
+
+@pytest.mark.spec("A10")
+def test_shapes_and_stacks_and_no_word_about_a_missing_device(eight_steps, tmp_path):
+    trace = read(eight_steps[0] / "step_4/trace.tar.gz")
+    assert (trace["record_shapes"], trace["with_stack"]) == (1, 1)
+    assert not {"profile_memory", "with_flops", "with_modules"} & set(trace)
+    events = trace["traceEvents"]
+    (mm,) = [event for event in events if event.get("name") == "aten::mm"]
+    assert mm["args"]["Input Dims"] == [[8, 8], [8, 8]]
+    assert any(event.get("cat") == "python_function" for event in events)
+    with Profiler(d9d(), TracePlace("run"), tmp_path).open(0) as profiler:  # warnings are errors here
+        assert [activity.name for activity in profiler.activities] == ["CPU"] + ["CUDA"] * torch.cuda.is_available()
+
+
+@pytest.mark.spec("A11")
+def test_it_is_torch_s_own_profiler_and_steps_are_global(tmp_path):
+    with Profiler(d9d(), TracePlace("run"), tmp_path).open(6) as profiler:
+        assert isinstance(profiler, torch.profiler.profile)
+        assert profiler.step_num == 6
+        profiler.step()
+        assert profiler.step_num == 7
+
+
+@pytest.mark.parametrize(("start", "steps"), [(4, [7]), (5, [7]), (6, [7])])
+@pytest.mark.spec("A12")
+def test_a_resumed_loop_writes_its_later_windows_beside_the_earlier(tmp_path, start, steps):
+    loop(tmp_path, d9d(), 4)
+    loop(tmp_path, d9d(), 8, start)
+    assert files_below(tmp_path) == ["step_4/trace.tar.gz", "step_8/trace.tar.gz"]
+    assert numbers(read(tmp_path / "step_8/trace.tar.gz")) == steps
+
+
+@pytest.mark.parametrize("start", range(9))
+@pytest.mark.parametrize("numbers_of", [(4, 1, 2), (3, 1, 2)], ids=str)
+@pytest.mark.spec("A13", "A14")
+def test_a_resume_loses_no_step_of_a_window(tmp_path, numbers_of, start):
+    period, _, active = numbers_of
+    loop(tmp_path, d9d(*numbers_of), 2 * period, start)
+    wanted = {}
+    for end in (period, 2 * period):
+        kept = [step for step in range(end - active, end) if step >= start]
+        if kept:
+            wanted[f"step_{end}/trace.tar.gz"] = kept
+    assert files_below(tmp_path) == sorted(wanted)
+    for name, kept in wanted.items():
+        trace = read(tmp_path / name)
+        assert numbers(trace, "iteration#") == kept
+        assert (trace["first_step"], trace["last_step"], trace["step_base"]) == (kept[0], kept[-1], 0)
+        assert trace["partial"] is (len(kept) < active)
+
+
+@pytest.mark.spec("A15")
+def test_a_loop_that_ends_in_a_window_keeps_it_marked(tmp_path):
+    loop(tmp_path, d9d(4, 1, 2), 3)
+    assert files_below(tmp_path) == ["step_3/trace.tar.gz"]
+    trace = read(tmp_path / "step_3/trace.tar.gz")
+    assert (trace["partial"], trace["first_step"], trace["last_step"]) == (True, 2, 2)
+
+
+@pytest.mark.spec("A15")
+def test_the_window_that_had_just_begun_is_kept_too_and_marked(tmp_path):
+    loop(tmp_path, d9d(), 3)
+    assert files_below(tmp_path) == ["step_3/trace.tar.gz"]
+    trace = read(tmp_path / "step_3/trace.tar.gz")
+    assert (trace["partial"], trace["first_step"]) == (True, None)
+
+
+@pytest.mark.spec("A15")
+def test_leaving_before_a_window_leaves_nothing(tmp_path):
+    loop(tmp_path, d9d(), 1)
+    assert files_below(tmp_path) == []
+
+
+@pytest.mark.spec("A15")
+def test_a_complete_window_is_never_written_over(tmp_path):
+    loop(tmp_path, d9d(1, 0, 1), 2)
+    assert files_below(tmp_path) == ["step_1/trace.tar.gz", "step_2/trace.tar.gz"]
+    for step in (1, 2):
+        trace = read(tmp_path / f"step_{step}/trace.tar.gz")
+        assert (trace["partial"], numbers(trace)) == (False, [step - 1])
+
+
+@pytest.mark.spec("A17")
+def test_switched_off_it_does_nothing(tmp_path):
+    assert isinstance(loop(tmp_path / "none", d9d(enabled=False), 8), NullProfiler)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.spec("A18")
+def test_says_how_long_saving_took(eight_steps):
+    lines = [
+        line for line in eight_steps[1] if re.fullmatch(r"Finished dumping profiler traces in \d+\.\d\d seconds", line)
+    ]
+    assert len(lines) == 2

@@ -1,0 +1,123 @@
+"""The schedule, against torch.profiler's own and against tables."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from torch.profiler import ProfilerAction
+from torch.profiler import schedule as torch_schedule
+
+from aorta.profiling.schedule import Action, Schedule
+
+SAME = {
+    ProfilerAction.NONE: Action.NONE,
+    ProfilerAction.WARMUP: Action.WARMUP,
+    ProfilerAction.RECORD: Action.ACTIVE,
+    ProfilerAction.RECORD_AND_SAVE: Action.ACTIVE_AND_SAVE,
+}
+N, W, A, S = Action.NONE, Action.WARMUP, Action.ACTIVE, Action.ACTIVE_AND_SAVE
+
+
+# torch's own schedule warns about warmup=0; here it only serves as the answer.
+@pytest.mark.filterwarnings("ignore:Profiler won't be using warmup:UserWarning")
+def test_it_is_torch_s_schedule():
+    for wait, warmup, active, repeat, skip_first in product((0, 1, 2, 5), (0, 1, 3), (1, 2, 4), (0, 1, 3), (0, 2)):
+        answer = torch_schedule(wait=wait, warmup=warmup, active=active, repeat=repeat, skip_first=skip_first)
+        ours = Schedule(wait, warmup, active, repeat, skip_first)
+        assert [ours(step) for step in range(41)] == [SAME[answer(step)] for step in range(41)], ours
+
+
+@pytest.mark.parametrize(
+    ("schedule", "actions"),
+    [
+        (Schedule(1, 1, 2, 1), [N, W, A, S, N, N, N, N]),
+        (Schedule(1, 1, 2, 2), [N, W, A, S, N, W, A, S, N]),
+        (Schedule(0, 0, 1, 0), [S, S, S, S]),
+        (Schedule(0, 1, 1, 2), [W, S, W, S, N]),
+    ],
+)
+def test_spelt_out(schedule, actions):
+    assert [schedule(step) for step in range(len(actions))] == actions
+
+
+@pytest.mark.spec("A2")
+def test_a_period_is_the_whole_cycle():
+    schedule = Schedule.periodic(period=4, warmup=1, active=1)
+    assert [schedule(step) for step in range(9)] == [N, N, W, S, N, N, W, S, N]
+    for k in range(3):
+        for step in range(7):
+            place = step % 7
+            wanted = N if place < 2 else W if place < 4 else S if place == 6 else A
+            assert Schedule.periodic(7, 2, 3)(7 * k + step) is wanted
+
+
+@pytest.mark.parametrize("numbers", [(2, 2, 1), (3, 1, 0), (4, -1, 2), (0, 0, 1)])
+@pytest.mark.spec("A3")
+def test_bad_period_is_refused_with_all_three_fields(numbers):
+    with pytest.raises(ValueError, match=rf"period={numbers[0]}, warmup={numbers[1]}, active={numbers[2]}"):
+        Schedule.periodic(*numbers)
+
+
+@pytest.mark.parametrize("numbers", [(-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, 0, 1), (1, 1, 1, -1)])
+@pytest.mark.spec("A3")
+def test_bad_numbers_are_refused_when_it_is_made(numbers):
+    with pytest.raises(ValueError, match="active must be at least 1, the others at least 0"):
+        Schedule(*numbers)
+
+
+def composer(skip_first, wait, warmup, active, repeat, batches, resumed=0):
+    """The rule of Composer's cyclic schedule, written from its description: 0-based batch of an epoch -> action."""
+
+    def action(batch):
+        batch -= resumed + skip_first
+        cycle = wait + warmup + active
+        if batch < 0 or (repeat and batch >= cycle * repeat):
+            return N
+        place = batch % cycle
+        last = batch + resumed + skip_first == batches - 1
+        if place < wait:
+            return N
+        if place < wait + warmup:
+            return W
+        return S if place == cycle - 1 or last else A
+
+    return [action(batch) for batch in range(batches)]
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize(
+    "numbers", [(0, 0, 1, 4, 1), (0, 0, 1, 4, 0), (2, 1, 1, 2, 2), (1, 0, 0, 3, 0), (0, 3, 0, 2, 1)], ids=str
+)
+@pytest.mark.parametrize("batches", [5, 7, 12])
+@pytest.mark.spec("E7")
+def test_counted_in_every_epoch_whose_last_step_saves(numbers, batches, epochs):
+    skip_first, wait, warmup, active, repeat = numbers
+    schedule = Schedule(wait, warmup, active, repeat, skip_first, steps_per_epoch=batches)
+    ours = [schedule(step) for step in range(batches * epochs)]
+    wanted = composer(skip_first, wait, warmup, active, repeat, batches) * epochs
+    # A warm-up that the epoch ends before anything is kept has no use: it is left out.
+    assert [(a if a is not W else N) for a in ours] == [(a if a is not W else N) for a in wanted]
+    assert all(w is W for o, w in zip(ours, wanted, strict=True) if o is W)
+    kept = [i for i, a in enumerate(ours) if a in (A, S)]
+    assert all(ours[i - 1] in (W, A, S) for i in kept if warmup and i % batches)
+
+
+@pytest.mark.spec("E7")
+def test_an_epoch_that_ends_in_a_window_saves_there():
+    schedule = Schedule(0, 1, 4, 1, steps_per_epoch=4)
+    assert [schedule(step) for step in range(8)] == [W, A, A, S, W, A, A, S]
+
+
+@pytest.mark.spec("E7")
+def test_after_a_resume_skip_first_counts_from_there():
+    schedule = Schedule(0, 1, 1, 1, skip_first=1, steps_per_epoch=8, resumed_at=11)  # batch 3 of epoch 1
+    assert [schedule(step) for step in range(11, 20)] == [N, W, S, N, N, N, W, S, N]
+    assert [schedule(step) for step in range(11, 16)] == composer(1, 0, 1, 1, 1, 8, resumed=3)[3:]
+
+
+@pytest.mark.parametrize("start", range(13))
+@pytest.mark.spec("A12")
+def test_a_resume_changes_no_window(start):
+    whole, resumed = Schedule(1, 1, 2, 0, 3), Schedule(1, 1, 2, 0, 3, resumed_at=start)
+    assert [whole(step) for step in range(start, 30)] == [resumed(step) for step in range(start, 30)]

@@ -1,0 +1,203 @@
+"""Profiler windows over a small loop: which files, with which steps inside, and never a failed run."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+import torch
+
+from aorta.profiling import recording
+from aorta.profiling.torch_profiler import NullProfiler
+from tests.profiling.windows import loop, numbers, preset, read, steps_in
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "torch_profiler" / "rank0"
+
+
+@pytest.fixture
+def run(folder):
+    """A training loop of steps `first` to `stop`; gives the profiler."""
+    return lambda stop, first=0, fail_in=None, **settings: loop(
+        folder.parent, preset("aorta", **settings), stop, first, fail_in=fail_in
+    )
+
+
+@pytest.fixture
+def said(caplog):
+    """The messages logged so far, at a level."""
+    caplog.set_level(logging.INFO)
+    return lambda level: [record.getMessage() for record in caplog.records if record.levelname == level]
+
+
+def test_one_file_a_window_in_the_form_tensorboard_reads(run, folder, said):
+    window = run(10)
+    (path,) = window.files
+    assert window.files == list(folder.iterdir())
+    assert re.fullmatch(r".+_\d+\.\d+\.pt\.trace\.json", path.name)
+    assert steps_in(path) == [2, 3]
+    assert numbers(read(path)) == [2, 3]
+    assert said("WARNING") == said("ERROR") == []
+
+
+@pytest.mark.spec("D13")
+def test_shapes_and_memory_are_in_it_by_default(run):
+    (path,) = run(4).files
+    events = read(path)["traceEvents"]
+    assert any("Input Dims" in event.get("args", {}) for event in events)
+    assert any(event.get("name") == "[memory]" for event in events)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stop", "windows"),
+    [
+        ({"repeat": 2}, 10, [[2, 3], [6, 7]]),
+        ({"repeat": 0}, 12, [[2, 3], [6, 7], [10, 11]]),
+        ({"repeat": 0}, 9, [[2, 3], [6, 7]]),
+        ({"wait": 0, "warmup": 0, "active": 1, "repeat": 2}, 5, [[0], [1]]),
+        # A run that ends inside a window keeps what there is of it ...
+        ({"active": 5}, 5, [[2, 3, 4]]),
+        ({"repeat": 2}, 7, [[2, 3], [6]]),
+        # ... and one that ends right before a window does not keep an empty one.
+        ({"wait": 0, "warmup": 0, "active": 2, "repeat": 0}, 4, [[0, 1], [2, 3]]),
+        ({"repeat": 2}, 6, [[2, 3]]),
+    ],
+)
+@pytest.mark.spec("D11")
+def test_windows_are_exported_each_cycle(run, said, settings, stop, windows):
+    assert [steps_in(path) for path in run(stop, **settings).files] == windows
+    assert said("WARNING") == said("ERROR") == []
+
+
+@pytest.mark.parametrize("stop", [0, 1, 2], ids=["no step", "in wait", "in warm-up"])
+@pytest.mark.spec("D11")
+def test_a_run_that_ends_before_its_window_leaves_no_file_and_one_warning(run, folder, said, stop):
+    assert run(stop).files == []
+    assert not folder.exists()
+    (warning,) = said("WARNING")
+    assert warning == (
+        f"profiling: no trace was kept: none of the {stop} steps from step 0 is an active one (wait 1, warmup 1, "
+        "active 2, repeat 1, counted from step 0)"
+    )
+
+
+def test_a_run_that_fails_inside_a_window_keeps_the_window(run, folder):
+    with pytest.raises(ZeroDivisionError):
+        run(10, fail_in=2)
+    (path,) = folder.iterdir()
+    assert steps_in(path) == [2]
+
+
+def test_switched_off_it_does_nothing(run, folder, said):
+    assert isinstance(run(10, enabled=False), NullProfiler)
+    assert not folder.parent.exists()
+    assert said("WARNING") == []
+
+
+@pytest.mark.parametrize("first", range(9))
+def test_windows_lie_on_global_steps_also_after_a_resume(run, first):
+    whole = [[2, 3], [6, 7]]
+    expected = [kept for window in whole if (kept := [step for step in window if step >= first])]
+    assert [steps_in(path) for path in run(9, first=first, repeat=2).files] == expected
+
+
+# --- Chrome traces ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "stop", "names"),
+    [
+        ({"active": 1}, 5, ["trace.json"]),
+        ({}, 5, ["trace_step4.json"]),
+        ({"active": 1, "repeat": 2}, 8, ["trace_step3.json", "trace_step6.json"]),
+        ({"repeat": 2}, 7, ["trace_step4.json", "trace_step7.json"]),
+        ({"trace_filename": "my.own.json"}, 5, ["my_step4.own.json"]),
+        ({"active": 1, "trace_filename": "small.json.gz"}, 5, ["small.json.gz"]),
+    ],
+)
+@pytest.mark.parametrize("tensorboard", [True, False], ids=["both", "Chrome only"])
+def test_names_of_chrome_traces(run, folder, settings, stop, names, tensorboard):
+    window = run(stop, chrome_trace=True, tensorboard=tensorboard, **settings)
+    assert sorted(window.files) == sorted(folder.iterdir())
+    chrome = [path for path in window.files if ".pt." not in path.name]
+    assert [path.name for path in chrome] == names
+    assert len(window.files) == len(names) * (1 + tensorboard)
+    assert all(steps_in(path) for path in window.files)
+
+
+@pytest.fixture
+def rocm(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4.0")
+
+
+@pytest.mark.parametrize("tensorboard", [True, False], ids=["both", "Chrome only"])
+@pytest.mark.spec("D12")
+def test_on_rocm_there_is_no_chrome_trace_and_one_warning(run, rocm, said, tensorboard):
+    window = run(10, chrome_trace=True, tensorboard=tensorboard, repeat=2)
+    assert [path.name for path in window.files if ".pt." not in path.name] == []
+    assert len(window.files) == (2 if tensorboard else 0)
+    (warning,) = said("WARNING")
+    assert warning.startswith("profiling.chrome_trace: not written on ROCm")
+    assert "profiling.chrome_trace_force=true" in warning
+
+
+@pytest.mark.spec("D12")
+def test_on_rocm_it_can_be_forced(run, rocm, said):
+    window = run(10, chrome_trace=True, tensorboard=False, chrome_trace_force=True)
+    assert [path.name for path in window.files] == ["trace_step4.json"]
+    assert said("WARNING") == []
+
+
+# --- a profiler that breaks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["start", "step", "stop"])
+def test_a_profiler_that_raises_is_left_out_and_said_once(run, said, monkeypatch, what):
+    def fail(*_):
+        raise RuntimeError("Kineto has had enough")
+
+    method = {"start": "__enter__", "step": "step", "stop": "__exit__"}[what]
+    monkeypatch.setattr(recording.profile, method, fail)
+    window = run(10)
+    assert window._finished == 10
+    assert said("ERROR") == [
+        f"profiling: torch.profiler failed to {what} and is left out from here on: Kineto has had enough"
+    ]
+    assert said("WARNING") == []
+
+
+def test_a_profiler_that_cannot_even_be_made(run, said, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("no Kineto in this build")
+
+    monkeypatch.setattr(recording.profile, "__init__", fail)
+    assert isinstance(run(10), NullProfiler)
+    assert said("ERROR") == [
+        "profiling: torch.profiler failed to start and is left out from here on: no Kineto in this build"
+    ]
+
+
+def test_a_trace_that_cannot_be_written(run, folder, said):
+    folder.parent.mkdir()
+    folder.write_text("a file in the way")
+    assert run(10, repeat=2).files == []
+    first, second = said("ERROR")
+    assert first.startswith("profiling: the trace of steps 2 to 3 could not be saved as ")
+    assert second.startswith("profiling: the trace of steps 6 to 7 could not be saved as ")
+    assert str(folder) in first
+
+
+def test_the_run_s_own_error_is_not_hidden_by_the_profiler_s(run, said, monkeypatch):
+    leave = recording.profile.__exit__
+
+    def fail(*arguments):
+        leave(*arguments)
+        raise RuntimeError("Kineto has had enough")
+
+    monkeypatch.setattr(recording.profile, "__exit__", fail)
+    with pytest.raises(ZeroDivisionError):
+        run(10, fail_in=2)
+    assert len(said("ERROR")) == 1

@@ -1,0 +1,103 @@
+"""A small loop under a real torch.profiler, and what can be read back from its traces."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import json
+import logging
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from aorta.config.schema import GROUPS, Profiling
+from aorta.profiling.torch_profiler import NullProfiler, Profiler
+from aorta.profiling.trace_names import Counters, TracePlace
+from aorta.profiling.window_recording import WindowRecording
+from tests.runs import ROOT
+
+HERE = TracePlace("run", host="node7", pid=42)
+
+
+def preset(name: str, **settings: Any) -> Profiling:
+    """An option of the profiling group, switched on."""
+    stated = OmegaConf.load(ROOT / "config" / "profiling" / f"{name}.yaml")
+    del stated["defaults"]
+    option = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(GROUPS["profiling"][name]), stated))
+    assert isinstance(option, Profiling)
+    return dataclasses.replace(option, **{"enabled": True} | settings)
+
+
+def loop(
+    folder: Path, settings: Profiling, stop: int, first: int = 0, *, fail_in: int | None = None, **of: Any
+) -> WindowRecording | NullProfiler:
+    """Steps `first` to `stop` of a loop; gives the closed profiler."""
+    of.setdefault("counters", Counters(steps_per_epoch=100, samples_per_step=4, tokens_per_sample=10))
+    place = of.pop("place", HERE)
+    with Profiler(settings, place, folder, **of).open(first) as profiler:
+        for step in range(first, stop):
+            with profiler.iteration(step):
+                torch.ones(8, 8) @ torch.ones(8, 8)
+                if step == fail_in:
+                    raise ZeroDivisionError
+            profiler.step()
+    return profiler
+
+
+@contextmanager
+def listening(to: str = "aorta.profiling") -> Iterator[list[str]]:
+    """What a logger and those below it say, from INFO."""
+    said: list[str] = []
+    handler, logger = logging.Handler(), logging.getLogger(to)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A trace, however it is packed."""
+    content = path.read_bytes()
+    if path.name.endswith(".tar.gz"):
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
+            (member,) = archive.getmembers()
+            assert member.isreg()
+            stream = archive.extractfile(member)
+            assert stream is not None
+            content = stream.read()
+    elif path.suffix == ".gz":
+        content = gzip.decompress(content)
+    trace = json.loads(content)
+    assert isinstance(trace, dict)
+    return trace
+
+
+def numbers(trace: dict[str, Any], mark: str = "ProfilerStep#") -> list[int]:
+    """Numbers of the steps that ran inside a trace, by torch's own mark or by ours (`iteration#`)."""
+    names = {event.get("name", "") for event in trace["traceEvents"]}
+    return sorted(int(name.partition("#")[2]) for name in names if name.startswith(mark))
+
+
+def steps_in(path: Path) -> list[int]:
+    """Global steps whose `iteration#<n>` is in the trace at `path`."""
+    return numbers(read(path), "iteration#")
+
+
+def files_below(folder: Path) -> list[str]:
+    """Every file, as a path below `folder`."""
+    return sorted(str(path.relative_to(folder)) for path in _files(folder))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file())
