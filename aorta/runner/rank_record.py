@@ -1,6 +1,6 @@
-"""A rank's record, open: from its header to a footer that says why it ended.
+"""A rank's open record: from its header to a footer that says why it ended.
 
-Must not lose what was measured: whatever ends the loop, the steps that were under way are read and written first.
+Must not lose what was measured: whatever ends the loop, the steps in progress are read and written first.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Ending:
-    """Why the loop ended; filled in by the loop."""
+    """Why the loop ended; set by the loop."""
 
     signal: signal.Signals | None = None
     reason: Literal["completed", "signal", "error"] = "completed"
 
 
 class RankRecord:
-    """One open record: the writer, and the header it begins with."""
+    """An open record: its writer and its header."""
 
     def __init__(self, writer: RecordWriter, header: Header) -> None:
         self.writer, self.header = writer, header
@@ -40,7 +40,7 @@ class RankRecord:
 
     @classmethod
     def open(cls, folder: RunFolder, peers: Peers, header: Header) -> RankRecord:
-        """A record on every rank, or on none; collective. The caller closes its writer.
+        """Open a record on every rank, or on none; collective. The caller closes its writer.
 
         Raises:
             PeerFailed: on every rank, when one could not create its file; names it.
@@ -59,18 +59,18 @@ class RankRecord:
             if record is not None:
                 record.writer.close()
             raise
-        assert record is not None  # agree raises when any rank, this one too, has an error
+        assert record is not None  # agree raises when any rank, including this one, has an error
         return record
 
     def step(self, line: Step, anchor_interval: int) -> None:
-        """Write one finished step, and every `anchor_interval` steps of training the clocks behind it (R7)."""
+        """Write one finished step, and a reading of the clocks after every `anchor_interval` training steps (R7)."""
         self.writer.write(line)
         if line.phase == "train" and (line.global_step + 1) % anchor_interval == 0:
             self.writer.write(Anchor(line.global_step, read_clocks()))
 
     @contextmanager
     def starting(self, explain: Callable[[Exception], AortaError]) -> Iterator[None]:
-        """Round what is built between the header and the loop: when that fails, the footer says why."""
+        """For what is built between the header and the loop: when that fails, the footer says why."""
         try:
             yield
         except Exception as error:
@@ -86,17 +86,17 @@ class RankRecord:
 
     @contextmanager
     def closed_by(self, instrument: Instrument, explain: Callable[[Exception], AortaError]) -> Iterator[Ending]:
-        """Around the loop: on the way out, the last steps and the footer are written, and the file is closed.
+        """Around the loop: on exit, the last steps and the footer are written, and the file is closed.
 
-        A footer that cannot be written (the disk is full, which then is the error itself) is logged, not raised over
-        the error that ended the loop.
+        A footer that cannot be written (the disk is full, which then is the error itself) is logged, and does not
+        replace the error that ended the loop.
         """
         ending = Ending()
         try:
             yield ending
             instrument.recorder.finish()
         except Exception as error:
-            # Explained before the footer is written, so that the record names the peer that is to blame.
+            # Explained before the footer is written, so that the record names the failed peer.
             explained = explain(error)
             self.fail(instrument, ending, explained.exit_code, str(explained))
             if explained is error:
@@ -113,12 +113,12 @@ class RankRecord:
             self.writer.close()
 
     def complete(self, instrument: Instrument, ending: Ending) -> None:
-        """The footer of a loop that ended as it should, or by a signal."""
+        """Write the footer of a loop that ended normally, or by a signal."""
         code = 0 if ending.signal is None else SIGNAL_EXIT_BASE + ending.signal
         self._foot(instrument, ending, code, None, instrument.clock.facts())
 
     def fail(self, instrument: Instrument, ending: Ending, code: int, error: str) -> None:
-        """The last steps that can be read, and a footer that says `error`; never raises over it."""
+        """Write the last steps that can be read, and a footer with `error`; never raises."""
         ending.reason = "error"
         try:
             instrument.recorder.salvage()
