@@ -91,13 +91,13 @@ class Recording(profile):
             )
 
     def prepare_trace(self) -> None:
-        """torch's method, without its warning about events of earlier windows, which have been saved."""
+        """The method of torch, without its warning about events of earlier windows, which have been saved."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*Profiler clears events")
             super().prepare_trace()
 
     def start_trace(self) -> None:
-        """torch's method; also starts the allocator's history."""
+        """The method of torch; also starts the allocator's history."""
         self._memory.start()
         super().start_trace()
 

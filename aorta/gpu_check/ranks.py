@@ -1,8 +1,8 @@
-"""One rank of the check (torchrun starts it): the findings of all ranks become one table.
+"""One rank of the check, started by torchrun: the findings of all ranks become one table.
 
-Enters: where the report goes, the strategies, how many pairs of blocks are compared, train.py's words. Leaves: rank 0
-prints every row of every rank and writes the report. Exit 0 once that is done: what was found is in the report. Must
-not: decide what a row says.
+Arguments are the report's path, the strategies, the number of compared pairs of blocks, and overrides of train.py. Rank
+0 prints every row of every rank and writes the report. Exits with 0 once that is done: findings are in the report. Must
+not decide what a row says.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from aorta.telemetry.clock import read_clocks
 from aorta.telemetry.schema import Platform
 
 _STREAMS = 6
-"""Of a rank under fsdp: compute, FSDP2's three, the backend's and ours."""
+"""Streams of a rank under fsdp: compute, FSDP2's three, the backend's and AORTA's."""
 
 
 def main(path: Path, strategies: Sequence[str], words: Sequence[str], pairs: int = PAIRS) -> Report | None:
-    """Check; the report, on rank 0."""
+    """Run all checks; returns the report on rank 0."""
     topology = read_topology()
     device = select_device(cuda.TYPE, topology.local_rank)
     with process_group(topology, device, 300) as peers:
         rows = [*knob_rows(os.environ, platform_of(device)), *race_rows(device)]
         for strategy in strategies:
             rows += Case(strategy, topology, device, words, pairs).rows()
-            gc.collect()  # the model of one is not in the memory of the next
+            gc.collect()  # free one case's model before the next
         everybody = peers.gather("rows", msgspec.to_builtins(rows))
         if topology.rank:
             return None
@@ -68,7 +68,9 @@ def main(path: Path, strategies: Sequence[str], words: Sequence[str], pairs: int
 
 
 def knob_rows(environment: Mapping[str, str], platform: Platform) -> list[Row]:
-    """Settings that silently change the answer; one hardware queue for all streams has a row in any case on CUDA."""
+    """Environment settings that silently change the result; on CUDA there is always a row for a single hardware
+    queue.
+    """
     rows = []
     if platform == "cuda":
         value = environment.get("CUDA_DEVICE_MAX_CONNECTIONS")
@@ -83,7 +85,7 @@ def knob_rows(environment: Mapping[str, str], platform: Platform) -> list[Row]:
 
 
 def race_rows(device: torch.device) -> list[Row]:
-    """K7, with collectives on dedicated streams, through the tap that a run would have here."""
+    """The checks of K7, with collectives on dedicated streams, through the interceptor that a run would use here."""
     busy = torch.Stream(device)
     checks = {
         "slow producer": lambda kind: races.slow_producer(kind, device),

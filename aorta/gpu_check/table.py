@@ -1,7 +1,7 @@
-"""The one table of the check: what was found, its bound, and whether it holds. Pure.
+"""The result table of the check: each finding, its bound, and whether it holds. Pure.
 
-Leaves: rows, and a report of all ranks with an exit code. Must not: judge a time where the device was not busy: there
-the host's pace is measured, and the comparison says nothing.
+A report of all ranks has an exit code. Must not judge a time where the device was not busy: there the host's pace is
+measured, and the comparison says nothing.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from aorta.errors import Inconclusive
 from aorta.gpu_check.kernels import Pair
 
 BUSY_SHARE = 0.9
-"""Least share of a step in which a kernel runs, for its times to be judged."""
+"""Minimum share of a step in which a kernel runs, for its times to be judged."""
 PLACE_NS = 200_000
-"""How far the record's clock and the profiler's may be apart: each places the device's time on the host's by itself."""
+"""Allowed offset between the record's clock and the profiler's: each maps device time to host time independently."""
 EXIT_FAILED = 1
 _RATIO_BOUND, _BOUND = "within 0.02", "max(2 % of the kernel, 10 us)"
 
 
 class Verdict(Enum):
-    """What became of a row."""
+    """Outcome of a row."""
 
     OK = "ok"
     FAILED = "FAILED"
@@ -34,7 +34,9 @@ class Verdict(Enum):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One finding. `is_time`: it compares times, which is what the check is for; `why`: of a row that is not judged."""
+    """One finding. `is_time`: it compares times, which is what the check is for; `why`: the reason if it was not
+    judged.
+    """
 
     case: str
     what: str
@@ -46,7 +48,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct):
-    """Everything that was found, by rank."""
+    """All findings, by rank."""
 
     facts: dict[str, Any]
     rows: list[list[Row]]
@@ -55,7 +57,7 @@ class Report(msgspec.Struct):
 
 
 def report_of(facts: dict[str, Any], rows: list[list[Row]]) -> Report:
-    """Rows of all ranks, counted."""
+    """The report of all ranks' rows, with counts."""
     everything = [row for of_rank in rows for row in of_rank]
 
     def count(verdict: Verdict) -> int:
@@ -72,7 +74,7 @@ def report_of(facts: dict[str, Any], rows: list[list[Row]]) -> Report:
 
 
 def render(report: Report) -> str:
-    """Aligned text: every row of every rank, and a last line that counts."""
+    """Aligned text: every row of every rank, and a last line with counts."""
     facts = report.facts
     lines = [("rank", "case", "what", "found", "bound", "")]
     for rank, rows in enumerate(report.rows):
@@ -86,7 +88,7 @@ def render(report: Report) -> str:
 
 
 def busy_row(case: str, share: float | None) -> Row:
-    """Whether the device, not the host, sets the pace."""
+    """Whether the device, rather than the host, sets the pace."""
     what, bound = "kernels run, share of the step", f">= {BUSY_SHARE:.0%}, to judge times"
     if share is None:
         return Row(case, what, "-", bound, Verdict.NOT_JUDGED, "the profiler saw no kernel")
@@ -117,9 +119,9 @@ def ratio_row(case: str, own: float | None, kernels: float | None, share: float 
 def collective_rows(case: str, pairs: Sequence[Pair] | None, share: float | None) -> list[Row]:
     """Each collective against its kernel: durations (K2: within the larger of 2 % and 10 us), ends, and starts.
 
-    What two clocks are apart is the same for every collective, so it is taken from the ends, held to a bound of its
-    own, and taken off before ends are compared. A collective may wait in a queue: its start in the record may lie
-    before the kernel's, never behind it.
+    The offset between the two clocks is the same for every collective, so it is estimated from the ends, checked
+    against its own bound, and subtracted before ends are compared. A collective may wait in a queue: its start in the
+    record may be before the kernel's, never after it.
     """
     clocks, place = "clocks, telemetry - profiler", f"within {PLACE_NS / 1e3:.0f} us"
     names = ("collective, telemetry - kernel", "end, telemetry - kernel", "start, telemetry not behind kernel")
@@ -142,7 +144,7 @@ def collective_rows(case: str, pairs: Sequence[Pair] | None, share: float | None
 
 
 def bound_ns(kernel_ns: int) -> float:
-    """How far telemetry may be from a kernel of this length."""
+    """Allowed difference between telemetry and a kernel of this length."""
     return max(0.02 * kernel_ns, 10_000)
 
 

@@ -182,7 +182,7 @@ class TracedRpc:
 
 
 def _find_builtin(func: Any) -> str | None:
-    """torch's name of an operator (`aten::add` for torch.add); None for anything else."""
+    """The name that torch gives an operator (`aten::add` for torch.add); None for anything else."""
     name: str | None = torch.jit._builtins._find_builtin(func)  # type: ignore[no-untyped-call]
     return name
 

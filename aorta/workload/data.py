@@ -1,7 +1,7 @@
-"""Synthetic ranking data: made once from a seed, the same on every rank, never the bottleneck.
+"""Synthetic ranking data: generated once from a seed, the same on every rank, never the bottleneck.
 
-Leaves: batches of `(dense, categorical, relevance)` for a rank, in an order that depends only on the seed, so a run
-resumed at step k sees what the uninterrupted run would have seen. Must not: use global random state.
+Batches of `(dense, categorical, relevance)` come in an order that depends only on the seed, so a run resumed at step k
+gets what the uninterrupted run would have got. Must not use global random state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aorta.config.schema import Config, Ranking
 
 
 class Batch(NamedTuple):
-    """Some samples: dense [B, S, F] float32, categorical [B, S, K] int32, relevance [B, S] float32."""
+    """A batch of samples: dense [B, S, F] float32, categorical [B, S, K] int32, relevance [B, S] float32."""
 
     dense: torch.Tensor
     categorical: torch.Tensor
@@ -26,17 +26,17 @@ class Batch(NamedTuple):
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """What the model is called with."""
+        """Positional arguments of the model."""
         return self.dense, self.categorical
 
     @property
     def target(self) -> torch.Tensor:
-        """What scores are compared with."""
+        """The relevances that scores are compared with."""
         return self.relevance
 
 
 class SyntheticRanking(TorchDataset[Batch]):
-    """All samples in memory; indexed by a tensor of sample numbers. Relevance is a hidden function of the features,
+    """All samples in memory, indexed by a tensor of sample numbers. Relevance is a hidden function of the features,
     so there is something to learn.
     """
 
@@ -63,10 +63,12 @@ class SyntheticRanking(TorchDataset[Batch]):
 
 
 class Batches:
-    """A rank's batches, epoch by epoch; a last part that does not fill a step is left out.
+    """A rank's batches, epoch by epoch; an incomplete last step is dropped.
 
     Args:
-        config: sizes and seeds. shape: of the model. device: what trains.
+        config: sizes and seeds.
+        shape: of the model.
+        device: of the training.
         rank, world_size: which part of every batch is wanted, and of how many.
     """
 
@@ -97,7 +99,7 @@ class Batches:
             yield Batch(*(tensor.to(self._device, non_blocking=True) for tensor in batch))
 
     def for_ever(self) -> Iterator[Batch]:
-        """Micro-batches of one epoch after the other, from the very first on."""
+        """Micro-batches of one epoch after another, without end, from the very first on."""
         for epoch in itertools.count():
             yield from self.epoch(epoch, 0)
 
