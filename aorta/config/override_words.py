@@ -148,7 +148,7 @@ def _config_file(value: str, caller: Path, root: Path) -> list[str]:
         raise ConfigError(f"--config {value}: only YAML is read (.yaml), not {path.suffix or 'a file without suffix'}")
     if path.parent == (root / "config").resolve():
         return [f"--config-name={path.stem}"]
-    # Groups next to a user's file can be selected too; `config.door` reads the file itself.
+    # Groups next to a user's file can be selected too; the file itself is read before Hydra composes.
     return [f"--config-dir={path.parent}", f"--config-name={path}"]
 
 

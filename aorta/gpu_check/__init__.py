@@ -1,1 +1,3 @@
-"""What a user runs on a machine with CUDA or HIP devices: is the telemetry right, cheap, free of waits and of races?"""
+"""A check that users run on a machine with CUDA or HIP devices: is telemetry correct, cheap, and free of waits and
+races?
+"""

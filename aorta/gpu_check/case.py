@@ -1,8 +1,8 @@
-"""One strategy on one rank: what the record says beside what torch.profiler's kernels say of the same steps.
+"""Checks one strategy on one rank: compares the record with torch.profiler's kernels of the same steps.
 
-Enters: a strategy, an open process group and a device. Leaves: rows (docs/measuring.md, K2 and R4): the overlap ratio;
-each collective's duration, start and end; what the instrumentation costs; that no step waits for the device. Must not:
-use anything of the record to decide what is communication in the trace.
+It gives rows of the table (docs/measuring.md, K2 and R4): the overlap ratio; each collective's duration, start and end;
+the cost of the instrumentation; that no step waits for the device. Must not use anything of the record to decide what
+is communication in the trace.
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ from aorta.runner.manual_loop import Loop
 
 WARM_UP, PROFILED = 10, 6
 BLOCK, PAIRS = 20, 10
-"""Steps of one block whose time is taken, and how often blocks with and without the instrument are compared, where
-nobody says otherwise.
-"""
+"""Steps of one timed block, and the default number of comparisons between blocks with and without instrumentation."""
 MOST_COST = 1.01
 
 
 def chosen(strategy: str, words: Sequence[str]) -> tuple[str, ...]:
-    """The configuration of one case: the full-size workload, changed by the caller's words."""
+    """The configuration of one case: the full-size workload, changed by the caller's overrides."""
     return (
         "experiment=full",
         "training.device=cuda",
@@ -49,7 +47,7 @@ def chosen(strategy: str, words: Sequence[str]) -> tuple[str, ...]:
 
 
 class Case:
-    """One strategy on one rank. `pairs`: how often blocks with and without the instrument are compared."""
+    """One strategy on one rank. `pairs`: number of comparisons between blocks with and without instrumentation."""
 
     def __init__(
         self, strategy: str, topology: Topology, device: torch.device, words: Sequence[str], pairs: int = PAIRS
@@ -126,7 +124,7 @@ class Case:
 
     def _profiled(self) -> dict[str, Any]:
         with warnings.catch_warnings():
-            # There is one cycle, and nobody asks for its events: keeping them takes seconds.
+            # There is one cycle, whose events are not needed: keeping them takes seconds.
             warnings.filterwarnings("ignore", message=".*Profiler clears events", category=UserWarning)
             with profile(activities=profiled()) as profiler:
                 for _ in range(PROFILED):

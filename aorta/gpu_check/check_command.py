@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def processes(environment: Mapping[str, str], devices: int) -> int:
-    """How many ranks: NPROC, else one a device.
+    """Number of ranks: NPROC, else one per device.
 
     Raises:
         ConfigError: there is no device, or NPROC is no number of processes.
@@ -62,14 +62,14 @@ def checked(path: Path, count: int, strategies: Sequence[str], words: Sequence[s
     Raises:
         RunIncomplete: they ended without it.
     """
-    path.unlink(missing_ok=True)  # an earlier one must not answer for this
+    path.unlink(missing_ok=True)  # an earlier report must not be taken for this one
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
     command = [*launch, "--module", "aorta.gpu_check.check_ranks", str(path), ",".join(strategies), str(pairs), *words]
     ranks = subprocess.Popen(command, env={"OMP_NUM_THREADS": "1", **os.environ})
     try:
         code = ranks.wait()
     except KeyboardInterrupt:
-        ranks.wait()  # the terminal has told them as well
+        ranks.wait()  # the terminal has signalled them as well
         raise
     if code or not path.exists():
         raise RunIncomplete(f"the ranks ended with {code} before the table was made; what they said is above")

@@ -1,8 +1,8 @@
-"""One rank of the check (torchrun starts it): the findings of all ranks become one table.
+"""One rank of the check, started by torchrun: the findings of all ranks become one table.
 
-Enters: where the report goes, the strategies, how many pairs of blocks are compared, train.py's words. Leaves: rank 0
-prints every row of every rank and writes the report. Exit 0 once that is done: what was found is in the report. Must
-not: decide what a row says.
+Arguments are the report's path, the strategies, the number of compared pairs of blocks, and overrides of train.py. Rank
+0 prints every row of every rank and writes the report. Exits with 0 once that is done: findings are in the report. Must
+not decide what a row says.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from aorta.records.clocks import read_clocks
 from aorta.records.schema import Platform
 
 _STREAMS = 6
-"""Of a rank under fsdp: compute, FSDP2's three, the backend's and ours."""
+"""Streams of a rank under fsdp: compute, FSDP2's three, the backend's and AORTA's."""
 
 
 def main(path: Path, strategies: Sequence[str], words: Sequence[str], pairs: int = PAIRS) -> CheckReport | None:
@@ -46,7 +46,7 @@ def main(path: Path, strategies: Sequence[str], words: Sequence[str], pairs: int
         rows = [*knob_rows(os.environ, platform_of(device)), *race_rows(device)]
         for strategy in strategies:
             rows += Case(strategy, topology, device, words, pairs).rows()
-            gc.collect()  # the model of one is not in the memory of the next
+            gc.collect()  # free one case's model before the next
         everybody = peers.gather("rows", msgspec.to_builtins(rows))
         if topology.rank:
             return None

@@ -1,7 +1,7 @@
-"""The one table of the check: what was found, its bound, and whether it holds. Pure.
+"""The result table of the check: each finding, its bound, and whether it holds. Pure.
 
-Leaves: rows, and a report of all ranks with an exit code. Must not: judge a time where the device was not busy: there
-the host's pace is measured, and the comparison says nothing.
+A report of all ranks has an exit code. Must not judge a time where the device was not busy: there the host's pace is
+measured, and the comparison says nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from aorta.errors import Inconclusive
 from aorta.gpu_check.device_kernels import Pair
 
 BUSY_SHARE = 0.9
-"""Least share of a step in which a kernel runs, for its times to be judged."""
+"""Minimum share of a step in which a kernel runs, for its times to be judged."""
 PLACE_NS = 200_000
-"""How far the record's clock and the profiler's may be apart: each places the device's time on the host's by itself."""
+"""Allowed offset between the record's clock and the profiler's: each maps device time to host time independently."""
 EXIT_FAILED = 1
 _RATIO_BOUND, _BOUND = "within 0.02", "max(2 % of the kernel, 10 us)"
 
@@ -119,9 +119,9 @@ def ratio_row(case: str, own: float | None, kernels: float | None, share: float 
 def collective_rows(case: str, pairs: Sequence[Pair] | None, share: float | None) -> list[CheckRow]:
     """Each collective against its kernel: durations (K2: within the larger of 2 % and 10 us), ends, and starts.
 
-    What two clocks are apart is the same for every collective, so it is taken from the ends, held to a bound of its
-    own, and taken off before ends are compared. A collective may wait in a queue: its start in the record may lie
-    before the kernel's, never behind it.
+    The offset between the two clocks is the same for every collective, so it is estimated from the ends, checked
+    against its own bound, and subtracted before ends are compared. A collective may wait in a queue: its start in the
+    record may be before the kernel's, never after it.
     """
     clocks, place = "clocks, telemetry - profiler", f"within {PLACE_NS / 1e3:.0f} us"
     names = ("collective, telemetry - kernel", "end, telemetry - kernel", "start, telemetry not behind kernel")
@@ -144,7 +144,7 @@ def collective_rows(case: str, pairs: Sequence[Pair] | None, share: float | None
 
 
 def bound_ns(kernel_ns: int) -> float:
-    """How far telemetry may be from a kernel of this length."""
+    """Allowed difference between telemetry and a kernel of this length."""
     return max(0.02 * kernel_ns, 10_000)
 
 

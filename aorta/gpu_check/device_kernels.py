@@ -1,8 +1,8 @@
-"""What a profiler's trace says of the same steps: communication and compute by kernel, per step.
+"""Extracts communication and compute of each step from the kernels in a profiler's trace.
 
-Enters: a Chrome trace of torch.profiler, and windows in wall-clock nanoseconds. Leaves: intervals and durations,
-compared with the record's by `case`. Pure. Must not: use anything the telemetry uses to decide what is
-communication; it reads names of kernels, unanchored (docs/measuring.md, W12), by category (W13).
+A Chrome trace of torch.profiler and windows in wall-clock nanoseconds give intervals and durations, which `case`
+compares with the record's. Pure. Must not use anything that the telemetry uses to decide what is communication; it
+reads names of kernels, unanchored (docs/measuring.md, W12), by category (W13).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 Interval = tuple[int, int]
 Pair = tuple[Interval, Interval]
-"""A collective as the record has it, and its kernel; both in nanoseconds of the Unix epoch."""
+"""A collective in the record, and its kernel; both in nanoseconds of the Unix epoch."""
 COMMUNICATION = re.compile(r"nccl|rccl|msccl|cross_device_reduce", re.IGNORECASE)
 WAITS = {"cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"} | {
     "hipDeviceSynchronize",
@@ -32,7 +32,7 @@ class KernelWindow:
     host_waits: int
 
     def lengths_ns(self) -> tuple[int, int]:
-        """Communication, and the part of it that lies inside compute."""
+        """Communication, and the part of it that lies inside compute, in ns."""
         comm, compute = union(self.comm), union(self.compute)
         hidden = sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in comm for b in compute)
         return sum(end - start for start, end in comm), hidden
@@ -48,7 +48,9 @@ def windows(trace: dict[str, Any], steps: Sequence[Interval], device: int) -> li
     """The kernels of one device that start in each step, and the waits of the host in it.
 
     Args:
-        trace: as `json.load` reads it. steps: `[start, end)` in nanoseconds of the Unix epoch.
+        trace: as `json.load` reads it.
+        steps: `[start, end)` in nanoseconds of the Unix epoch.
+        device: index of the device whose kernels count.
     """
     base_ns = int(trace.get("baseTimeNanoseconds", 0))
     rows = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
@@ -83,13 +85,13 @@ def matched(telemetry: Sequence[Sequence[Interval]], kernels: Sequence[KernelWin
 
 
 def start_ns(event: dict[str, Any], base_ns: int) -> int:
-    """When a row of a trace begins, in nanoseconds of the Unix epoch; `base_ns` is the trace's own."""
+    """Start of a row of a trace, in nanoseconds of the Unix epoch; `base_ns` is the trace's base time."""
     # Microseconds since the base, in a float: small enough that nothing is lost before the base is added (W14).
     return base_ns + round(float(event["ts"]) * 1000)
 
 
 def span(event: dict[str, Any], base_ns: int) -> Interval:
-    """A row's begin and end."""
+    """Start and end of a row."""
     start = start_ns(event, base_ns)
     return start, start + round(float(event["dur"]) * 1000)
 

@@ -1,8 +1,8 @@
-"""Races on tensors and their lifetime (docs/measuring.md, K7): each check answers whether the values were right.
+"""Checks for races on tensors and their lifetime (docs/measuring.md, K7): each returns whether the values were right.
 
 The collectives are an all-gather and a reduce-scatter into another tensor: with one rank they copy, so a copy made too
-early, or of memory that was given away, shows in the result. (An all-reduce of one rank moves nothing.) Every rank
-of the default group must run the same check.
+early, or of memory that was freed, shows in the result. (An all-reduce of one rank moves nothing.) Every rank of the
+default group must run the same check.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch.distributed as dist
 from aorta.distributed import cuda
 
 SLEEP_CYCLES = 50_000_000
-"""Tens of milliseconds on any card: far longer than it takes the host to issue everything below."""
+"""Tens of milliseconds on any card: far longer than the host needs to issue everything below."""
 ELEMENTS = 1 << 22
 
 
 class Handle(Protocol):
-    """What a caller waits for: its stream then waits, not the host."""
+    """Something that a caller waits for: the caller's stream then waits, not the host."""
 
     def wait(self) -> object: ...
 
@@ -34,10 +34,10 @@ Call = Callable[[torch.Tensor, torch.Tensor, bool], dist.Work | None]
 
 @dataclass(frozen=True)
 class Kind:
-    """A collective from one tensor into another, and what it makes of equal values on `n` ranks.
+    """A collective from one tensor into another, and its result for equal values on `n` ranks.
 
     Attributes:
-        issue: its answer has to be waited for; None: a synchronous call, behind which nobody waits.
+        issue: its return value has to be waited for; None: a synchronous call, with nothing to wait for.
     """
 
     issue: Callable[[torch.Tensor, torch.Tensor], Handle | None]
@@ -45,16 +45,16 @@ class Kind:
     result_value: Callable[[float, int], float]
 
     def result(self, device: torch.device) -> torch.Tensor:
-        """Where the result will be; holds a value that none of the checks uses."""
+        """A tensor for the result; holds a value that none of the checks uses."""
         return torch.full((self.result_elements(dist.get_world_size()),), -1.0, device=device)
 
     def is_right(self, result: torch.Tensor, value: float) -> bool:
-        """Whether this is what every rank's `value` comes to."""
+        """Whether this is the result of every rank's `value`."""
         return bool((result == self.result_value(value, dist.get_world_size())).all().item())
 
 
 class _Event:
-    """As FSDP waits for a collective on a stream of its own: for an event of that stream."""
+    """Waits for a collective on another stream as FSDP does: through an event of that stream."""
 
     def __init__(self, stream: torch.Stream) -> None:
         self._event = torch.Event(device=stream.device)
@@ -113,7 +113,7 @@ KINDS = {
 
 
 def slow_producer(kind: Kind, device: torch.device) -> bool:
-    """The input is written behind a long kernel: the collective must wait for it (W2)."""
+    """The input is written after a long kernel: the collective must wait for it (W2)."""
     source = torch.zeros(ELEMENTS, device=device)
     result = kind.result(device)
     torch.accelerator.synchronize()
@@ -124,7 +124,7 @@ def slow_producer(kind: Kind, device: torch.device) -> bool:
 
 
 def late_consumer(kind: Kind, device: torch.device, busy: torch.Stream) -> bool:
-    """The collective is held up: who comes behind it must not read the result before.
+    """The collective is delayed: the next operation must not read the result before.
 
     Args:
         busy: another stream than the current one, of the same priority.
@@ -137,8 +137,8 @@ def late_consumer(kind: Kind, device: torch.device, busy: torch.Stream) -> bool:
 
 
 def memory_pressure(kind: Kind, device: torch.device, busy: torch.Stream) -> bool:
-    """The caller drops the input while the collective is held up, and the allocator is asked for the same size at once
-    and often: the input's memory must not be given away (W3).
+    """The caller drops the input while the collective is delayed, and then allocates the same size many times at once:
+    the input's memory must not be reused (W3).
 
     Args:
         busy: another stream than the current one, of the same priority.
@@ -156,8 +156,8 @@ def memory_pressure(kind: Kind, device: torch.device, busy: torch.Stream) -> boo
 
 
 def hold_up(busy: torch.Stream) -> None:
-    """What the default group does next comes late, whoever issues it: behind a collective whose stream is busy. (A
-    synchronous one that is left on its caller's own stream may come in time, and nobody can be too early for it.)
+    """Delay the default group's next operation, whoever issues it, behind a collective whose stream is busy. (A
+    synchronous one that runs on its caller's own stream may be on time, and nothing can read too early there.)
     """
     with busy:
         source = torch.zeros(1, device=busy.device)

@@ -1,5 +1,7 @@
-"""Calls between processes: tracing them (`tracer`), and the runs of `workload=rpc`. Of one's own code:
+"""Remote procedure calls between processes: tracing them (`tracer`), and the runs of `workload=rpc`.
 
-with aorta.rpc.tracer.TracedRpc() as traced:  # on every worker
-...
+To trace your own code:
+
+    with aorta.rpc.tracer.TracedRpc() as traced:  # on every worker
+        ...
 """

@@ -116,9 +116,7 @@ class RpcRun:
                 self._say(f"ended/{number}", None)
                 self._hear(f"saved/{number}")
         finally:
-            for number in range(
-                self.workload.windows
-            ):  # release every rank that still waits for a window, or for its end
+            for number in range(self.workload.windows):  # release every rank that waits for a window, or for its end
                 self._say(f"window/{number}", None, only_if_missing=True)
                 self._say(f"ended/{number}", None, only_if_missing=True)
 

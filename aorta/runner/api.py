@@ -1,8 +1,8 @@
-"""`aorta.record`: the record of a run, round a training loop that AORTA did not write.
+"""`aorta.record`: records a run around a training loop that AORTA did not write.
 
-It leaves in its folder what `train.py` leaves there: `run.json` and a record a rank, from a header to a footer that
-says why the block ended. Must not change what is trained, handle signals, configure logging, or leave anything behind
-on exit.
+Its folder has the same content as that of `train.py`: `run.json` and a record per rank, from a header to a footer that
+says why the block ended. Must not change what is trained, handle signals, configure logging, or leave anything
+installed on exit.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from aorta.runner.recorded_run import RunSite, recorded_run
 
 Number = float | torch.Tensor
 _EXIT_UNCAUGHT, _EXIT_INTERRUPTED = 1, 130
-"""What Python exits with after an uncaught exception, and what a shell makes of SIGINT."""
+"""Python's exit code after an uncaught exception, and a shell's after SIGINT."""
 _one_at_a_time = threading.Lock()
 
 
 class Recording:
-    """An open recording. Steps tile the time between its beginning and the last call of `step`.
+    """An open recording. Steps cover the time from its beginning to the last call of `step` without gaps.
 
     Attributes:
         path: the run's folder.
@@ -57,7 +57,7 @@ class Recording:
         self._begin()
 
     def step(self) -> None:
-        """An optimizer step ends here, and the next one begins. Call it once at the end of every iteration.
+        """End an optimizer step, and begin the next one. Call it once at the end of every iteration.
 
         Raises:
             RecordWriteError: the record cannot be extended (disk full).
@@ -68,25 +68,25 @@ class Recording:
         self._begin()
 
     def restart(self) -> None:
-        """The step under way begins here instead: behind an evaluation or a checkpoint, which are no part of it."""
+        """Begin the current step here instead: after an evaluation or a checkpoint, which are no part of it."""
         self._must_be_open("restart")
         self._begin()
 
     def note(self, *, loss: Number | None = None, lr: float | None = None, grad_norm: Number | None = None) -> None:
-        """What the record shall say about the step under way; call it before `step`.
+        """Add values to the current step; call it before `step`.
 
-        Never waits for a device: a tensor there is copied, and read some steps later. Tensors hold one element.
+        Never waits for a device: a tensor there is copied, and read some steps later. Tensors must hold one element.
         """
         self._must_be_open("note")
         self._recorder.note(_scalar("loss", loss), _scalar("grad_norm", grad_norm), None if lr is None else float(lr))
 
     def aux(self, name: str) -> AbstractContextManager[None]:
-        """Round work that is neither compute nor communication: `with recording.aux("optimizer"): ...`."""
+        """Mark work that is neither compute nor communication: `with recording.aux("optimizer"): ...`."""
         self._must_be_open("aux")
         return self._recorder.aux(name)
 
     def close(self) -> None:
-        """What has happened since the last `step` is not recorded; `record` calls it."""
+        """End the recording; what happened since the last `step` is not recorded. Called by `record`."""
         self._is_open = False
         self._recorder.abandon()
         self._markers.end()
@@ -129,21 +129,21 @@ def record(
         folder: of this run alone; relative to the current directory.
         model: what is called in the forward pass.
         blocks: modules to bracket, by name or themselves; None = by the rule in `aorta.runner.model_blocks`.
-        label: what reports call the run; None = the platform (cpu, cuda, rocm, or the type of another accelerator).
-        workload: what is trained, for the manifest (JSON types); runs whose workloads differ are not compared
-            silently.
+        label: the run's name in reports; None = the platform (cpu, cuda, rocm, or the type of another accelerator).
+        workload: what is trained, for the manifest (JSON types); a comparison of runs with different workloads says so.
         parallel: the strategy's name, for the record ("ddp", "fsdp", ...).
         mode: "dedicated", "observe" or "off" (docs/measuring.md, R2 and R3).
         warmup_steps: first steps that reports leave out (W21).
         start_step: global step of the first one, after a resume.
         stream_priority: of dedicated streams on an accelerator; None: of the stream a collective was issued on.
         timeout_s: seconds that one rank waits for the others to begin recording.
-        devices: where samples of temperature, power, clocks and use come from, as `telemetry.devices`; "off" for none.
+        devices: source of samples of temperature, power, clocks and utilisation, as `telemetry.devices`; "off" for
+            none.
 
     Raises:
-        ConfigError: an argument is not allowed, a recording is open already, or the launcher promises ranks that no
-            process group holds.
-        PeerFailed: another rank did not come, or cannot write its record; it is named.
+        ConfigError: an argument is not allowed, a recording is open already, or the launcher's variables name ranks
+            that are in no process group.
+        PeerFailed: another rank did not start recording, or cannot write its record; it is named.
         RunIncomplete: the folder cannot be written.
         InstrumentError: this torch lacks what the interception needs.
     """
@@ -163,7 +163,7 @@ def record(
         run = stack.enter_context(recorded_run(request, RunSite(place, topology, device, peers)))
         instrument = stack.enter_context(run.instrument())
         instrument.watch(found)
-        # The blocks too: where the last one's output is the model's, FSDP asks for its ending with that gradient.
+        # The blocks too: where the last one's output is the model's, FSDP queues its callback with that gradient.
         for module in (*(block for _, block in found), model):
             instrument.watch_backward(module)
         names = tuple(name for name, _ in found)
@@ -182,7 +182,7 @@ def record(
             code, text = _ended_by(error)
             run.record.fail(instrument, Ending(), code, f"rank {topology.rank}: {text}")
             raise
-        run.clocks.at_end()  # behind the footer, which whatever happens here shall not contradict
+        run.clocks.at_end()  # after the footer, which must not depend on what happens here
         if leaving is not None:
             raise leaving
 
@@ -194,7 +194,7 @@ def _complete(recording: Recording, written: RankRecordWriter, instrument: Instr
 
 
 def _ended_by(error: BaseException) -> tuple[int, str]:
-    """Exit code of a process that ends with `error`, and one line about it."""
+    """Exit code of a process that ends with `error`, and a one-line description of it."""
     text = str(error).strip()
     line = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
     match error:
@@ -211,7 +211,7 @@ def _scalar(name: str, value: Number | None) -> Scalar | None:
         return None
     tensor = value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
     if hasattr(tensor, "full_tensor"):
-        # Bringing its parts together is a collective, which only the caller may issue.
+        # Gathering it is a collective, which only the caller may issue.
         raise ConfigError(f"recording.note: {name} is spread over ranks (a DTensor); give {name}.full_tensor()")
     if tensor.numel() != 1:
         raise ConfigError(f"recording.note: {name} has {tensor.numel()} elements, must have one")

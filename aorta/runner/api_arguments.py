@@ -1,6 +1,6 @@
-"""The arguments of `aorta.record`: checked, and put as the configuration that `train.py` would have had.
+"""Validates the arguments of `aorta.record`, and converts them to the configuration that `train.py` would have had.
 
-Must not guess what was not told: it is null, with a reason.
+Must not guess what was not given: it is null, with a reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aorta.runner.recorded_run import RunRequest
 
 @dataclass(frozen=True)
 class RecordArguments:
-    """Those arguments of `aorta.record` that the record tells its readers.
+    """The arguments of `aorta.record` that are stored in the record.
 
     Raises:
         ConfigError: one of them is not allowed.
@@ -64,7 +64,7 @@ class RecordArguments:
             ) from error
 
     def config(self) -> dict[str, Any]:
-        """As a configuration, with the names that train.py's has."""
+        """As a configuration, with the key names of train.py's."""
         return {
             "workload": None if self.workload is None else dict(self.workload),
             "parallel": None if self.parallel is None else {"strategy": self.parallel},

@@ -1,7 +1,7 @@
-"""Which rank this is, in the process group that somebody else opened, and how to talk to the others.
+"""Determines this process's rank in a process group that the user's program opened, and connects it to the other ranks.
 
-It is the caller's default process group, or none in a single process; ranks talk on a prefix of their own in its store.
-Must not issue a collective (it would be counted as the caller's), or close anything.
+It uses the caller's default process group, or none in a single process; ranks communicate under their own prefix in its
+store. Must not issue a collective (it would be counted as the caller's), or close anything.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _recordings = count()
 
 
 def meet(timeout_s: float) -> tuple[Topology, Peers]:
-    """This rank's place; every rank of the group must come.
+    """This rank's topology and its peers; every rank of the group must call it.
 
     Raises:
-        ConfigError: the launcher promises other ranks, but no process group is open.
-        PeerFailed: another rank did not come within `timeout_s`.
-        InstrumentError: this torch does not hand out the store of a process group.
+        ConfigError: the launcher's variables name other ranks, but no process group is open.
+        PeerFailed: another rank did not call it within `timeout_s`.
+        InstrumentError: this torch does not expose the store of a process group.
     """
     if not (dist.is_available() and dist.is_initialized()):
         promised = environment_number("WORLD_SIZE", 1)
@@ -39,7 +39,7 @@ def meet(timeout_s: float) -> tuple[Topology, Peers]:
             )
         return _topology(0, [socket.gethostname()]), Peers(dist.HashStore(), 0, 1, timeout_s)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # Counted alike on every rank: a second recording must not read what the first one left.
+    # The count is the same on every rank: a second recording must not read what the first one left.
     store = dist.PrefixStore(f"aorta/recording_{next(_recordings)}", _store())
     peers = Peers(store, rank, world_size, timeout_s)
     return _topology(rank, peers.gather("host", socket.gethostname())), peers
@@ -56,7 +56,7 @@ def _store() -> dist.Store:
 
 
 def _topology(rank: int, hosts: Sequence[str]) -> Topology:
-    """Nodes are told apart by host name: the launcher's variables may be anybody's."""
+    """Nodes are distinguished by host name, since the launcher's variables may belong to something else."""
     host = hosts[rank]
     return Topology(
         rank=rank,

@@ -1,4 +1,4 @@
-"""Checkpoints: everything the next step depends on, whole or not there.
+"""Checkpoints: everything the next step depends on, written whole or not at all.
 
 `checkpoints/step_<n>/` is taken before global step n, in torch.distributed.checkpoint's format. Must not leave a folder
 of that name that cannot be resumed from.
@@ -46,14 +46,14 @@ class Checkpoints:
             dist.barrier()
             if dist.get_rank() == 0:
                 if target.exists():
-                    target.rename(old)  # never half a folder under the name that is resumed from
+                    target.rename(old)  # never an incomplete folder under a name that can be resumed from
                 part.rename(target)
                 shutil.rmtree(old, ignore_errors=True)
             dist.barrier()
         return target
 
     def load(self, step: int) -> None:
-        """Put everything back as it was before global step `step`; collective."""
+        """Restore the state before global step `step`; collective."""
         state = self._state()
         source = self.folder / f"step_{step}"
         with _failing_clearly(source):
@@ -82,7 +82,9 @@ class Checkpoints:
 
 @contextmanager
 def _failing_clearly(path: Path) -> Iterator[None]:
-    """The exception of torch's checkpoints is no `Exception`; it would pass by all that closes a run in order."""
+    """Convert the exception of torch's checkpoints, which is not an `Exception` and would bypass the normal error
+    handling.
+    """
     try:
         yield
     except CheckpointException as error:
@@ -93,24 +95,25 @@ def _failing_clearly(path: Path) -> Iterator[None]:
 
 
 def available(folder: Path) -> list[int]:
-    """Steps that a complete checkpoint in `folder` stands before, ascending."""
+    """Steps for which `folder` has a complete checkpoint, ascending."""
     if not folder.is_dir():
         return []
     return sorted(int(match.group(1)) for path in folder.iterdir() if (match := _NAME.match(path.name)))
 
 
 def first_step(folder: Path, wanted: int | None, began_unix_s: float | None) -> int:
-    """Where training begins: as asked, or after a restart at the newest checkpoint of this run, or at 0.
+    """Where training begins: as configured, or after a restart at the newest checkpoint of this run, or at 0.
 
     Args:
-        wanted: `training.start_step`. began_unix_s: when the first attempt of this run began; None if this is it.
+        wanted: `training.start_step`.
+        began_unix_s: when the first attempt of this run began; None if this is it.
 
     Raises:
-        ConfigError: a start step was asked for that has no checkpoint.
+        ConfigError: there is no checkpoint of the configured start step.
     """
     steps = available(folder)
     if began_unix_s is not None:
-        # An earlier run's checkpoints may lie there too, with larger numbers; only ours are younger than this run.
+        # An earlier run's checkpoints may be there too, with larger numbers; only ours are younger than this run.
         ours = [step for step in steps if (folder / f"step_{step}").stat().st_mtime >= began_unix_s]
         if ours:
             return max(ours)

@@ -1,4 +1,4 @@
-"""Isolated baselines: steps that only compute, and steps that only communicate, behind the training (R10).
+"""Isolated baselines: steps that only compute, and steps that only communicate, run after the training (R10).
 
 In the record they are steps whose `phase` is `compute_only` or `comm_only`. Must not change what a next step of
 training would do, or run a step that not all ranks run.
@@ -20,7 +20,7 @@ from aorta.workload.task import Batch
 
 _log = logging.getLogger(__name__)
 _REHEARSALS = 2
-"""Real steps, of which the last is noted down: DDP exchanges the order of its buckets in the second of all."""
+"""Real steps, of which the last one is recorded: DDP exchanges its bucket order in the second of all."""
 
 
 @dataclass
@@ -28,9 +28,11 @@ class Baselines:
     """Both baselines of one rank; every rank runs them together.
 
     Attributes:
-        step: of the training. batches: a fresh, endless source of them, so that training's own stays where it is.
-        may_start: whether one more step may begin, on all ranks alike; once no, it stays no.
-        steps: of each baseline. warmup: how many of them are flagged as warm-up.
+        step: of the training.
+        batches: a separate, endless source of them, so that training's own keeps its position.
+        may_start: whether one more step may begin, the same on all ranks; once False, it stays False.
+        steps: of each baseline.
+        warmup: how many of them are flagged as warm-up.
     """
 
     step: TrainStep
@@ -40,7 +42,7 @@ class Baselines:
     warmup: int
 
     def run(self) -> None:
-        """Run both, or as much as the run's end leaves time for."""
+        """Run both, or as many steps as the run's end leaves time for."""
         with put_back(self.step.model.module, self.step.optimizer, self.step.schedule, self.step.scaler):
             replay = self._rehearsed()
             if replay is None:

@@ -1,4 +1,4 @@
-"""Where words go: everything to the rank's log file, rank 0's news and everybody's warnings to the terminal.
+"""Logging: everything to the rank's log file, rank 0's messages and every rank's warnings to the terminal.
 
 Must not let third-party warnings reach the terminal; they are in the log file.
 """
@@ -12,14 +12,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 EVERY_RANK = {"every_rank": True}
-"""`extra` of news that every rank shows on the terminal."""
+"""`extra` of messages that every rank shows on the terminal."""
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class _Terminal(logging.Handler):
-    """Rank 0's own news as they are, and what every rank is to say; warnings of any rank with its number. Writes above
-    a progress bar, not into it.
+    """Shows rank 0's own messages, messages marked `EVERY_RANK`, and warnings of any rank with its number. Writes
+    above a progress bar, not into it.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -37,14 +37,14 @@ class _Terminal(logging.Handler):
 
         prefix = self._prefix if record.levelno >= logging.WARNING else ""
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        with suppress(OSError, ValueError):  # a terminal or pipe that is gone must not end the training
-            # The line and its end in one piece: two would let another rank's line come between.
+        with suppress(OSError, ValueError):  # a closed terminal or pipe must not end the training
+            # One write for the line and its end, so that another rank's line cannot come between.
             tqdm.write(f"{prefix}{level}{record.getMessage()}\n", file=sys.stderr, end="")
 
 
 class _LogFile(logging.FileHandler):
-    """A log that cannot be written (a full disk) is given up quietly: the record raises an error for the same reason,
-    and that is the one to be seen.
+    """Ignores write errors (a full disk): the record raises an error for the same reason, which is the one to be
+    seen.
     """
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
@@ -52,7 +52,7 @@ class _LogFile(logging.FileHandler):
 
 
 def start_logging(rank: int, world_size: int) -> None:
-    """Begin: the terminal only, until the run's folder is known."""
+    """Start logging: only to the terminal, until the run's folder is known."""
     root = logging.getLogger()
     for handler in list(root.handlers):
         root.removeHandler(handler)

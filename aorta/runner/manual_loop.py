@@ -1,7 +1,7 @@
-"""A training whose steps are run one by one by whoever holds it: checks of devices, benchmarks and tests.
+"""A training loop driven step by step by its caller: device checks, benchmarks and tests.
 
-Model, step and instrument are those of a run. There is no folder, so neither manifest, header nor checkpoint: finished
-steps go to a function. Must not be a second way to train.
+Model, step and instrumentation are those of a run. There is no folder, and so no manifest, header or checkpoint:
+finished steps go to a function. Must not be a second way to train.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def resolved(*words: str) -> Resolved:
-    """What `train.py WORDS` would run with."""
+    """The configuration that `train.py` would have with these arguments."""
     register()
     with initialize_config_dir(str(ROOT / "config"), version_base="1.3"):
         return resolve(compose("default", list(words)))
 
 
 class Loop:
-    """A model, spread and watched; `step()` trains once. Needs an open process group.
+    """A distributed, instrumented model; `step()` trains once. Needs an open process group.
 
     Args:
-        words: for `train.py`; `instrument.mode` among them.
-        sink: takes finished steps.
+        words: arguments as for `train.py`; `instrument.mode` among them.
+        sink: receives finished steps.
 
     Example:
         >>> lines = []
@@ -62,10 +62,10 @@ class Loop:
         self.step_of_training.run(self._batches, StepFacts(0, number, number, lr=0.0, warmup=False))
 
     def unrecorded(self) -> None:
-        """One step of the training, without the recorder."""
+        """One training step that is not recorded."""
         self.step_of_training.unrecorded(self._batches)
 
     def finish(self) -> None:
-        """Write the last steps and take everything off."""
+        """Write the last steps and remove the instrumentation."""
         self.instrument.recorder.finish()
         self.instrument.close()

@@ -1,11 +1,13 @@
-"""Which parts of somebody's model are bracketed, so that compute can be told from waiting (docs/measuring.md, R5).
+"""Chooses which modules of a user's model are bracketed, to distinguish compute from waiting (docs/measuring.md, R5).
 
-The rule, where no list is given. From the root down, a `ModuleList` or `Sequential` that repeats a class (at least two
+The rule, where no list is given: from the root down, a `ModuleList` or `Sequential` that repeats a class (at least two
 of its children with parameters are of one class, containers not counted) gives its children as blocks: the layers of a
-transformer, the units of a residual network's stages. Containers among them are looked into. What stands beside a
-container on the way down (embedding, head, activation) is a block too, so that the blocks cover the model without
-overlapping. A module compiled by `torch.compile(module)` is not looked into, since hooks inside would break its graph:
-it is one block. A model that repeats nothing is one block. Must not change the model.
+transformer, the units of a residual network's stages. Containers among them are searched recursively. Siblings of a
+container on the way down (embedding, head, activation) are blocks too, so that the blocks cover the model without
+overlapping. A module compiled by `torch.compile(module)` is not searched, since hooks inside would break its graph: it
+is one block. A model that repeats nothing is one block.
+
+Must not change the model.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 from aorta.errors import ConfigError
 
 _COMPILED = "_orig_mod"
-"""The child that torch.compile's module wrapper keeps the original under."""
+"""Name under which torch.compile's module wrapper keeps the original."""
 _FSDP1 = "_fsdp_wrapped_module"
-"""The child that FSDP1's wrapper keeps the module under; its parameters have arrived when that one is called."""
+"""Name under which FSDP1's wrapper keeps the module; when that module is called, its parameters have arrived."""
 _COMPILED_IN_PLACE = "_compiled_call_impl"
-"""What `module.compile()` sets: hooks of that module and of those inside it would become part of its graph."""
+"""Attribute that `module.compile()` sets: hooks on the module or inside it would become part of its graph."""
 _WRAPPERS = (_COMPILED, _FSDP1, "_checkpoint_wrapped_module")
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
 _WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)
@@ -47,8 +49,8 @@ def find_blocks(model: nn.Module) -> list[Block]:
 
 
 def chosen_blocks(model: nn.Module, wanted: Iterable[str | nn.Module]) -> list[Block]:
-    """Blocks by name (as in `model.named_modules()`, wrappers left out) or as modules, which may stand outside the
-    model: a loss, say.
+    """Blocks given by name (as in `model.named_modules()`, without wrappers) or as modules, which may be outside the
+    model, e.g. a loss.
 
     Raises:
         ConfigError: a name that the model does not have, or nothing at all.
@@ -73,7 +75,7 @@ def chosen_blocks(model: nn.Module, wanted: Iterable[str | nn.Module]) -> list[B
 
 
 def refuse_compiled_in_place(model: nn.Module, blocks: Iterable[Block]) -> None:
-    """Hooks inside a compiled graph would break it, and so change what is measured.
+    """Reject models in which hooks would be inside a compiled graph, and so change what is measured.
 
     Raises:
         ConfigError: the model or a block was compiled by its own `compile()`, or lies inside of one that was.
@@ -108,7 +110,7 @@ def _tiles(name: str, module: nn.Module) -> Iterator[Block]:
 
 
 def _repeats(module: nn.Module) -> bool:
-    """A container of which two children are of one class and hold parameters."""
+    """Whether a module is a container with two children of one class that hold parameters."""
     if not isinstance(module, _CONTAINERS):
         return False
     units = [_inside_fsdp1(child) for child in module.children() if _has_parameters(child)]
@@ -132,7 +134,7 @@ def _inside_fsdp1(module: nn.Module) -> nn.Module:
 
 
 def _named(blocks: list[Block]) -> list[Block]:
-    """The same blocks, each once, by names without the wrappers' parts and different from each other."""
+    """The blocks without duplicates, with unique names that leave out the wrappers' parts."""
     seen: set[int] = set()
     names: Counter[str] = Counter()
     result = []

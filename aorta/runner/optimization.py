@@ -1,5 +1,6 @@
-"""Optimizer, learning rate, loss scaling and clipping. Must not know any strategy: what one does in its own way stands
-in its `Spread`.
+"""Optimizer, learning rate, loss scaling and clipping.
+
+Must not know any strategy: what differs between strategies is in their `Spread`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from aorta.workload.task import Task
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], task: Task) -> torch.optim.Optimizer:
-    """The workload's optimizer over parameters that may be spread."""
-    # One group a mesh: the multi-tensor update of accelerators takes no list that mixes them.
+    """The workload's optimizer for parameters that may be distributed over ranks."""
+    # One group per mesh: the multi-tensor update of accelerators accepts no list that mixes them.
     groups: list[dict[str, Any]] = [{"params": group} for group in by_mesh(parameters)]
     return task.optimizer(groups)
 
@@ -41,12 +42,12 @@ def make_schedule(optimizer: torch.optim.Optimizer, config: Config) -> torch.opt
 
 
 def make_scaler(model: Spread, config: Config, device: torch.device) -> torch.amp.GradScaler:
-    """Loss scaling for fp16; passes everything through for the other precisions."""
+    """Loss scaling for fp16; a no-op for the other precisions."""
     return model.scaler(device.type, enabled=config.training.mixed_precision is Precision.fp16)
 
 
 def by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Parameters that multi-tensor operations can take together: those of one mesh, and those of none."""
+    """Parameters grouped for multi-tensor operations: one group per mesh, and one for those on no mesh."""
     groups: dict[DeviceMesh | None, list[nn.Parameter]] = {}
     for parameter in parameters:
         groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
@@ -68,7 +69,9 @@ def clip(module: nn.Module, max_norm: float) -> torch.Tensor:
 
 
 def _whole(norm: torch.Tensor) -> torch.Tensor:
-    """A norm as every rank knows it; one dimension after the other, which a DTensor does not do unasked in silence."""
+    """The norm over all ranks, reduced over one dimension after another, which a DTensor does not do without a
+    warning.
+    """
     if not isinstance(norm, DTensor):
         return norm
     placements = list(norm.placements)

@@ -1,7 +1,6 @@
-"""A run's torch.profiler traces: checked before anything starts, opened for the loop, accounted for at the end.
+"""A run's torch.profiler traces: checked before anything starts, opened for the loop, listed in `run.json` at the end.
 
-`run.json` says at the end what is where. Must not be a condition of the record: what goes wrong after the start is
-logged and written down, never raised.
+Must not be a condition of the record: what goes wrong after the start is logged and written down, never raised.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from aorta.records.run_files import MANIFEST_FILE, read_manifest
 
 _log = logging.getLogger(__name__)
 _SIGNAL_WAIT_S = 20.0
-"""After a signal: launchers kill 30 s after it."""
+"""Limit after a signal: launchers kill 30 s after it."""
 
 
 class Traces:
-    """One rank's part.
+    """The traces of one rank.
 
     Args:
-        platform: names a run without a label, as in its record.
+        platform: the label of a run without one, as in its record.
     """
 
     def __init__(self, config: Config, topology: Topology, platform: str, peers: Peers) -> None:
@@ -58,10 +57,10 @@ class Traces:
         self._memory_remote: Destination | None = None
 
     def check(self) -> None:
-        """Before the run touches anything: folders that must be empty, places that are uploaded to. Collective.
+        """Before the run touches anything: check folders that must be empty and upload destinations. Collective.
 
         Raises:
-            ConfigError: on every rank, when any rank cannot go on; names it.
+            ConfigError: on every rank, when any rank cannot continue; names it.
         """
         if not self._settings.enabled:
             return
@@ -80,14 +79,14 @@ class Traces:
             raise kind("; ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in said.items()))
 
     def facts(self) -> dict[str, Any]:
-        """What the manifest says about them at the start."""
+        """The manifest's entry about them at the start."""
         return {"chrome_trace_disabled": "rocm"} if chrome_trace_disabled(self._settings) else {}
 
     def open(self, folder: RunFolder, mesh: Mapping[str, int], first_step: int) -> WindowRecording | NullProfiler:
         """The profiler of the loop.
 
         Args:
-            mesh: dimension to size, as the strategy lays ranks out; empty for one dimension over all.
+            mesh: dimension -> size, as the strategy lays ranks out; empty for one dimension over all.
         """
         config, place = self._config, self._place
         per_step = (
@@ -151,7 +150,7 @@ class Traces:
             to.remote.check(f"rank{self._place.rank}")
 
     def _own_folder(self) -> Path | None:
-        """The folder asked for; None for the run's own."""
+        """The configured folder; None for the run's own."""
         if self._settings.folder is None:
             return None
         return Path(self._config.training.output_dir, fill(self._settings.folder, self._place.variables())).absolute()
@@ -167,7 +166,7 @@ class _Deadline:
 
 
 def must_be_empty(folder: Path) -> None:
-    """Hidden files and folders do not count; a folder that is not there is empty.
+    """Check that a folder is empty; hidden files and folders do not count, and a missing folder is empty.
 
     Raises:
         FolderNotEmpty: names the folder and a file in it.
@@ -233,7 +232,7 @@ def saved_traces(everyone: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _publish(everyone: Sequence[Mapping[str, Any]], folder: RunFolder) -> None:
-    """Into the manifest, and as one line into the log."""
+    """Add the list to the manifest, and one line to the log."""
     files = [file for account in everyone for window in account["windows"] for file in window["files"]]
     unfinished = sum(account.get("pending", 0) for account in everyone)
     there = [file["uploaded_to"] for file in files if file["uploaded_to"]]

@@ -1,6 +1,6 @@
-"""What rank 0 shows while it trains: a bar on a terminal, plain lines otherwise; or a tutorial's lines.
+"""Shows rank 0's progress: a bar on a terminal, plain lines otherwise; or the lines of a profiling tutorial.
 
-Fed with finished steps, which come some steps late: showing progress never waits for a device.
+It gets finished steps, which come some steps late. Must not wait for a device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ProgressBar(Protocol):
     """Takes finished steps in order."""
 
     def show(self, step: Step) -> None:
-        """One more step is finished."""
+        """Called with each finished step."""
 
     def close(self) -> None:
         """Leave the terminal clean."""
@@ -39,7 +39,7 @@ def progress_of(training: Training, first: int, stop: int, *, shown: bool) -> Pr
 
 @contextmanager
 def announced(wording: Wording, rank: int) -> Iterator[None]:
-    """Where the wording has it, every rank says that it starts, and that it has finished without an error."""
+    """With the tutorial's wording, every rank logs its start, and its end if there was no error."""
     if wording is not Wording.tutorial:
         yield
         return
@@ -55,14 +55,14 @@ class TutorialProgress:
         self._stop, self._interval, self._shown = stop, interval, shown
 
     def show(self, step: Step) -> None:
-        """One more step is finished."""
+        """Called with each finished step."""
         number = step.global_step + 1
         if self._shown and number % self._interval == 0:
             loss = "-" if step.loss is None else f"{step.loss:.4f}"
             _log.info("[rank 0] step %d/%d loss=%s", number, self._stop, loss)
 
     def close(self) -> None:
-        """Nothing is left on the terminal but lines."""
+        """No-op: only complete lines were printed."""
 
 
 class Progress:
@@ -76,14 +76,14 @@ class Progress:
             self._bar = tqdm(total=stop, initial=first, unit="step", dynamic_ncols=True, file=sys.stderr)
 
     def show(self, step: Step) -> None:
-        """One more step is finished."""
+        """Called with each finished step."""
         if not self._shown:
             return
         if self._bar is not None:
             self._bar.update(1)
             self._bar.set_postfix_str(_summary(step))
         if (step.global_step + 1) % self._interval == 0 or step.global_step + 1 == self._stop:
-            # Beside a bar the lines would only repeat it; the log file has them all the same.
+            # With a bar the lines would only repeat it; the log file has them anyway.
             level = logging.DEBUG if self._bar is not None else logging.INFO
             _log.log(level, "step %d/%d  %s", step.global_step + 1, self._stop, _summary(step))
 

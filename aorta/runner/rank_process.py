@@ -1,6 +1,6 @@
-"""One rank as a process: where it stands among the others, its log, the process group, and its exit code.
+"""One rank as a process: its topology, its log, the process group, and its exit code.
 
-Must not know what is run between the opening of the process group and its end.
+Must not know what is run between opening and closing the process group.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
 from aorta.runner.logs import start_logging
 
 Body: TypeAlias = Callable[[Resolved, Topology, torch.device, Peers], signal.Signals | None]
-"""What a rank does while its process group is open; returns the signal that ended it early, if one did."""
+"""Code that a rank runs while its process group is open; returns the signal that ended it early, if any."""
 
 
 def run_rank(resolved: Resolved, body: Body, *, leave_together: bool) -> int:
     """Run `body`, and return the process's exit code: 0, or 128 + n after a clean stop by signal n.
 
     Args:
-        leave_together: no rank leaves before all are done. Not for a body that goes on without ranks that died.
+        leave_together: no rank leaves before all are done. Not for a body that continues without ranks that died.
 
     Raises:
-        AortaError: with the words and the exit code for everything else.
+        AortaError: for everything else, with its message and exit code.
     """
     refuse_two_tracers(resolved.config.profiling.enabled, os.environ)
     topology = read_topology()
@@ -46,6 +46,6 @@ def run_rank(resolved: Resolved, body: Body, *, leave_together: bool) -> int:
                 raise
             raise explained from error
         if leave_together:
-            # A rank that is gone early looks like a failure to one that still has to write.
+            # A rank that leaves early looks like a failure to one that is still writing.
             peers.gather("done", True)
     return EXIT_OK if stopped_by is None else SIGNAL_EXIT_BASE + stopped_by

@@ -1,6 +1,6 @@
-"""A rank's record, open: from its header to a footer that says why it ended.
+"""A rank's open record: from its header to a footer that says why it ended.
 
-Must not lose what was measured: whatever ends the loop, the steps that were under way are read and written first.
+Must not lose what was measured: whatever ends the loop, the steps in progress are read and written first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Ending:
-    """Why the loop ended; filled in by the loop."""
+    """Why the loop ended; set by the loop."""
 
     signal: signal.Signals | None = None
     reason: Literal["completed", "signal", "error"] = "completed"
@@ -59,18 +59,18 @@ class RankRecordWriter:
             if record is not None:
                 record.writer.close()
             raise
-        assert record is not None  # agree raises when any rank, this one too, has an error
+        assert record is not None  # agree raises when any rank, including this one, has an error
         return record
 
     def step(self, line: Step, anchor_interval: int) -> None:
-        """Write one finished step, and every `anchor_interval` steps of training the clocks behind it (R7)."""
+        """Write one finished step, and a reading of the clocks after every `anchor_interval` training steps (R7)."""
         self.writer.write(line)
         if line.phase == "train" and (line.global_step + 1) % anchor_interval == 0:
             self.writer.write(Anchor(line.global_step, read_clocks()))
 
     @contextmanager
     def starting(self, explain: Callable[[Exception], AortaError]) -> Iterator[None]:
-        """Round what is built between the header and the loop: when that fails, the footer says why."""
+        """For what is built between the header and the loop: when that fails, the footer says why."""
         try:
             yield
         except Exception as error:
@@ -88,15 +88,15 @@ class RankRecordWriter:
     def closed_by(self, instrument: Instrumentation, explain: Callable[[Exception], AortaError]) -> Iterator[Ending]:
         """Around the loop: on the way out, the last steps and the footer are written, and the file is closed.
 
-        A footer that cannot be written (the disk is full, which then is the error itself) is logged, not raised over
-        the error that ended the loop.
+        A footer that cannot be written (the disk is full, which then is the error itself) is logged, and does not
+        replace the error that ended the loop.
         """
         ending = Ending()
         try:
             yield ending
             instrument.recorder.finish()
         except Exception as error:
-            # Explained before the footer is written, so that the record names the peer that is to blame.
+            # Explained before the footer is written, so that the record names the failed peer.
             explained = explain(error)
             self.fail(instrument, ending, explained.exit_code, str(explained))
             if explained is error:

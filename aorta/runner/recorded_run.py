@@ -1,9 +1,9 @@
-"""The one wiring of a run: clocks, device samples, manifest, header, record and instrument, in the order they depend on
-each other.
+"""Wires one run: clocks, device samples, manifest, header, record and instrumentation, in the order of their
+dependencies.
 
-Training (`train`), `aorta.record` (`api`), runs of remote calls (`aorta.rpc`) and the loop of checks and benchmarks
-(`manual_loop`) take from here what they need, so that runs which differ only in who drives them leave the same files.
-Must not know what is run: whatever differs between runs comes in a `RunRequest`.
+Training (`train`), `aorta.record` (`api`), RPC runs (`aorta.rpc`) and the loop of checks and benchmarks (`manual_loop`)
+all use it, so that runs which differ only in who drives them leave the same files. Must not know what is run: whatever
+differs between runs is in a `RunRequest`.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class RunSite:
     """Where a run takes place.
 
     Attributes:
-        folder: that all ranks agreed on.
+        folder: agreed on by all ranks.
         topology: which rank this is.
         device: what this rank computes on.
-        peers: the way to the other ranks.
+        peers: communication with the other ranks.
     """
 
     folder: RunFolder
@@ -75,7 +75,7 @@ class RunSite:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What one recorded run is: everything its manifest and its headers say that does not follow from the machine.
+    """Describes one recorded run: everything in its manifest and headers that does not follow from the machine.
 
     Attributes:
         asked: the label, the configuration and its hash.
@@ -85,10 +85,10 @@ class RunRequest:
         plan: effective settings of the strategy, for the manifest.
         start_step: global step of the first one.
         warmup_steps: how many of the first steps are flagged as warm-up.
-        emulated: the fabric is an emulated one.
-        own_streams: accelerator streams of the run itself beside the one that computes: warnings about hardware queues
-            count them.
-        facts, remarks: further entries of the manifest, before and behind the warnings.
+        emulated: whether the fabric is emulated.
+        own_streams: accelerator streams of the run itself besides the compute stream, counted by warnings about
+            hardware queues.
+        facts, remarks: further entries of the manifest, before and after the warnings.
     """
 
     asked: Asked
@@ -111,8 +111,8 @@ class RecordedRun:
     """A run whose manifest and record are open on every rank.
 
     Attributes:
-        record: this rank's, its header written.
-        clocks: of the ranks, measured once; whoever ends the run measures them again behind the footer.
+        record: this rank's, with its header written.
+        clocks: of the ranks, measured once; the code that ends the run measures them again after the footer.
     """
 
     request: RunRequest
@@ -152,8 +152,8 @@ class RecordedRun:
 
 @contextmanager
 def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
-    """Open a run on every rank, or on none; collective. On the way out sampling ends and the record's file is closed:
-    a footer is the caller's to write.
+    """Open a run on every rank, or on none; collective. On exit sampling ends and the record's file is closed; writing
+    a footer is up to the caller.
 
     Raises:
         PeerFailed: on every rank, when one cannot write its part.
@@ -180,7 +180,7 @@ def measured_clocks(settings: Clock, site: RunSite) -> ClockSynchronisation:
     """Every rank's clock against rank 0's, measured for the first time; collective.
 
     Raises:
-        PeerFailed: a rank did not come.
+        PeerFailed: a rank did not take part.
     """
     clocks = ClockSynchronisation(settings, site.peers, site.topology, site.folder)
     clocks.at_start()
@@ -200,7 +200,7 @@ def publish_manifest(
 
     Args:
         ranks: `rank_facts` of every rank, in rank order.
-        more: entries behind those that every run has.
+        more: entries after those that every run has.
 
     Raises:
         PeerFailed: on every rank, when it could not be written.
@@ -218,7 +218,7 @@ def publish_manifest(
 
 
 def header_of(request: RunRequest, site: RunSite, device_telemetry: DeviceTelemetry | None) -> Header:
-    """The first line of one rank's record, of this moment."""
+    """The first line of one rank's record, with the current time."""
     topology, device = site.topology, site.device
     return Header(
         schema_version=SCHEMA_VERSION,
@@ -278,7 +278,7 @@ def open_instrument(
 
 
 def device_sampler(settings: Telemetry, device: torch.device) -> DeviceSampler:
-    """The sampler of this rank's device, which samples once it is entered. What is wanted and missing is logged."""
+    """The sampler of this rank's device, which starts when entered. A requested source that is missing is logged."""
     keep_words = settings.rocm_smi
     if keep_words and platform_of(device) != "rocm" and not settings.force:
         keep_words = False
@@ -296,8 +296,8 @@ def device_sampler(settings: Telemetry, device: torch.device) -> DeviceSampler:
 
 
 def environment_checks(request: RunRequest, device: torch.device) -> list[Knob]:
-    """Settings of the environment that get in the way of this run, given the streams it opens."""
+    """Environment settings that distort this run, given the streams it opens."""
     looking = request.instrument.mode is not Mode.off
-    # Of every group the backend has a stream, and so have we where we look.
+    # The backend has one stream per group, and so does the instrumentation where it is on.
     streams = 1 + request.own_streams + len(all_groups()) * (2 if looking else 1)
     return knobs_found(os.environ, platform_of(device), streams, timing_events=looking)

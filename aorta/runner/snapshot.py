@@ -1,7 +1,7 @@
-"""What training depends on, put back as it was: steps that must leave no trace run between.
+"""Saves and restores the training state around steps that must leave no trace.
 
-Values are put back tensor by tensor, in place: strategies hold views of them. Must not communicate, or keep a copy on
-an accelerator, whose memory is to be what it is in training.
+Values are restored tensor by tensor, in place: strategies hold views of them. Must not communicate, or keep a copy on
+an accelerator, whose memory use must stay that of training.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def put_back(
     schedule: torch.optim.lr_scheduler.LambdaLR,
     scaler: torch.amp.GradScaler,
 ) -> Iterator[None]:
-    """For a `with` block between two steps; parameters, buffers, optimizer, schedule, scaler and random states are
-    then as before, and gradients are none. An error leaves everything as it is: the run ends anyway.
+    """For a `with` block between two steps: restores parameters, buffers, optimizer, schedule, scaler and random
+    states on exit, and clears gradients. An error leaves everything as it is: the run ends anyway.
     """
     tensors = [_local(tensor) for tensor in (*module.parameters(), *module.buffers())]
     saved = [_copy(tensor) for tensor in tensors]
@@ -65,7 +65,7 @@ def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, An
 def _restore_optimizer(optimizer: torch.optim.Optimizer, states: dict[Any, dict[str, Any]]) -> None:
     for parameter in list(optimizer.state):
         if parameter not in states:
-            del optimizer.state[parameter]  # its first update came in between
+            del optimizer.state[parameter]  # its first update was inside the block
             continue
         for key, value in states[parameter].items():
             now = optimizer.state[parameter][key]
@@ -76,7 +76,7 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, states: dict[Any, dict[
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor that is spread over ranks; the same memory."""
+    """This rank's part of a tensor that may be distributed over ranks; shares its memory."""
     with torch.no_grad():
         return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 

@@ -1,7 +1,7 @@
 """TrainingRun, recorded: one attempt of one rank, from its configuration to a footer that says why it ended.
 
-Must not compute a metric, or lose what was measured when something goes wrong: `rank_process` turns endings into words
-and exit codes.
+Must not compute a metric, or lose what was measured when something goes wrong: `rank_process` turns endings into
+messages and exit codes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class TrainingRun:
                 raise
 
     def _first_step(self, base: Path) -> int:
-        """As rank 0 finds it: it reads before anything is moved, and ranks that disagreed would wait for each other."""
+        """The first step, as rank 0 finds it before any folder is moved; ranks that disagreed would wait for each
+        other.
+        """
         answer: list[Any] = [0, None]
         if self.topology.rank == 0:
             try:
@@ -114,7 +116,7 @@ class TrainingRun:
                 _log.info("resumed from %s before step %d", folder.checkpoints / f"step_{first}", first)
         agreement = StopAgreement(self.peers.store, topology.rank, topology.world_size)
         stack.callback(agreement.close)
-        # Signals outermost: a launcher ends the survivors of a dead rank while they still write down who it was.
+        # Signals outermost: a launcher ends the survivors of a dead rank while they still record which one it was.
         with stop_on_signals(agreement) as signals, run.record.closed_by(instrument, self.peers.explain) as ending:
             batches = self.task.batches(step.model.data_rank, step.model.data_size, self.device)
             markers, trained = StepMarkers(config.profiling.nvtx), 0
@@ -136,7 +138,7 @@ class TrainingRun:
                 self._baselines(step, batches, agreement, stop)
             ending.signal = signals.received
         progress.close()
-        # Behind the footer: it waits for ranks that are late. After a signal there is no time for that.
+        # After the footer, as it waits for late ranks. After a signal there is no time for that.
         if ending.signal is None:
             run.clocks.at_end()
         self.traces.settle(profiler, folder, stopped=signals.received is not None)
@@ -144,7 +146,7 @@ class TrainingRun:
         return signals.received
 
     def _baselines(self, step: TrainStep, batches: Batches, agreement: StopAgreement, stop: int) -> None:
-        """Isolated baselines, whose steps are numbered on from the training's: the ranks agree on the last one."""
+        """Run the isolated baselines, whose step numbers continue the training's: the ranks agree on the last one."""
         numbers, steps = itertools.count(stop), self.config.baseline.steps
 
         def may_start() -> bool:
@@ -156,7 +158,7 @@ class TrainingRun:
     def _steps(
         self, first: int, stop: int, warmup: int, schedule: torch.optim.lr_scheduler.LambdaLR, batches: Batches
     ) -> Iterator[tuple[StepFacts, Iterator[Batch]]]:
-        """The facts of each step, and where its micro-batches come from."""
+        """The facts of each step, and the source of its micro-batches."""
         for epoch in range(self.config.training.epochs):
             begin = max(first - epoch * batches.steps_per_epoch, 0)
             source = batches.epoch(epoch, begin)
@@ -183,7 +185,7 @@ class TrainingRun:
         return EmulatedNetwork(settings, self.topology.rank, self.topology.world_size, folder)
 
     def _request(self, model: SpreadModel, first: int, stop: int) -> RunRequest:
-        """What the record and the manifest say of this training."""
+        """What the record and the manifest say about this training."""
         config = self.config
         plan = {
             "strategy": config.parallel.strategy,
@@ -208,5 +210,5 @@ class TrainingRun:
 
 
 def _warmup(config: Config, steps: int) -> int:
-    """How many of so many steps are flagged as warm-up (W21)."""
+    """How many of `steps` steps are flagged as warm-up (W21)."""
     return max(0, min(config.telemetry.warmup_steps, steps // 2))

@@ -1,7 +1,7 @@
-"""One optimizer step: forward and backward of every micro-batch, clipping, update; each part on its own range. And how
-the model that it trains is built and spread.
+"""Builds the distributed model, and runs one optimizer step: forward and backward of every micro-batch, clipping,
+update.
 
-Must not read anything from the device: the recorder does, later.
+Each part has its own range. Must not read anything from the device: the recorder does, later.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from aorta.workload.task import Batch, Model, Task
 
 @dataclass(frozen=True)
 class SpreadModel:
-    """A workload's model, before training.
+    """A workload's model, distributed over ranks, before training.
 
     Attributes:
         whole: as the workload built it, on the device.
         blocks: its parts that are bracketed, in the order they run.
-        spread: over the ranks, as the strategy does it.
+        spread: distributed over the ranks by the strategy.
     """
 
     whole: Model
@@ -38,10 +38,10 @@ class SpreadModel:
 
     @classmethod
     def build(cls, task: Task, config: Config, device: torch.device) -> SpreadModel:
-        """The model on its device, compiled where asked, and spread; collective.
+        """The model on its device, compiled if configured, and distributed; collective.
 
-        It is the same on every rank. torch's random state behind it differs: ranks drop out differently, except where
-        they compute a layer together.
+        Its parameters are the same on every rank. torch's random state afterwards differs, so that dropout differs
+        between ranks, except where they compute a layer together.
         """
         torch.manual_seed(config.training.seed)
         whole = task.model().to(device)
@@ -56,10 +56,12 @@ class SpreadModel:
 
 @dataclass
 class TrainStep:
-    """Everything one step needs.
+    """One step of training.
 
     Attributes:
-        model: spread over ranks. loss: of the model's output and a batch's target. config: of the run.
+        model: distributed over ranks.
+        loss: of the model's output and a batch's target.
+        config: of the run.
         device: of this rank.
     """
 
@@ -76,7 +78,7 @@ class TrainStep:
     def build(
         cls, model: SpreadModel, task: Task, instrument: Instrumentation, config: Config, device: torch.device
     ) -> TrainStep:
-        """Loss, optimizer, schedule and scaler of `task`, with the instrument looking at the model's blocks."""
+        """Loss, optimizer, schedule and scaler of `task`, with the model's blocks instrumented."""
         loss = task.loss()
         instrument.watch([*model.blocks, ("loss", loss)])
         instrument.watch_backward(loss)
@@ -88,11 +90,11 @@ class TrainStep:
         """Train on the next `gradient_accumulation` micro-batches, as one recorded step."""
         with self.instrument.recorder.step(facts):
             self._update(batches, facts.global_step)
-        # Behind the step: it is bookkeeping of the host, and skipped updates (fp16 overflow) must not be complained of.
+        # After the step: it is host bookkeeping, and skipped updates (fp16 overflow) must not cause a warning.
         self.schedule.step()
 
     def unrecorded(self, batches: Iterator[Batch]) -> None:
-        """The same, but no step of the record."""
+        """The same, without recording the step."""
         self._update(batches, 0)
         self.schedule.step()
 
@@ -123,8 +125,8 @@ class TrainStep:
             with self.model.micro_batch(micro == count - 1):
                 with self.model.arithmetic():
                     output = self.model.module(*batch.inputs)
-                    # A view, so that the end of the loss's backward is seen before FSDP gathers the last block again:
-                    # both hang on this tensor, and hooks of one tensor run in the order they were put on.
+                    # A view, so that the end of the loss's backward is marked before FSDP gathers the last block again:
+                    # both hook this tensor, and hooks of one tensor run in the order of registration.
                     loss = self.loss(output.view_as(output), batch.target) / count
                 scaled = self.scaler.scale(loss)
                 scaled.backward()
@@ -134,7 +136,7 @@ class TrainStep:
 
 def _compile(block: nn.Module, settings: Compile) -> None:
     """Compile a block's forward in place; its hooks stay outside, so ranges and sharding are not traced."""
-    # Dynamo would split graphs at DDP's buckets; blocks are smaller than those already.
+    # Dynamo would split graphs at DDP's buckets; blocks are already smaller.
     torch._dynamo.config.optimize_ddp = False
     block.forward = torch.compile(
         block.forward,

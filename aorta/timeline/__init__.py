@@ -1,1 +1,1 @@
-"""What overlap is: interval algebra and the metrics of one window. Pure Python, no torch, no pandas."""
+"""The definition of overlap: interval algebra and the metrics of one window. Pure Python, no torch, no pandas."""

@@ -1,7 +1,7 @@
-"""The algebra of `intervals`, on columns: half-open intervals `[start_ns, end_ns)` as two int64 arrays.
+"""The algebra of `intervals` on columns: half-open intervals `[start_ns, end_ns)` as two int64 arrays.
 
-Enters: `Spans` in any order. Leaves: sorted, disjoint, non-empty, non-abutting `Spans` ("merged" below), equal to what
-`aorta.timeline.intervals` gives for the same intervals (tests/timeline/test_arrays.py). Must not: know what an interval
+`merge` takes `Spans` in any order and gives merged ones (sorted, disjoint, non-empty, non-abutting), equal to what
+`aorta.timeline.intervals` gives for the same intervals (tests/timeline/test_arrays.py). Must not know what an interval
 stands for, or touch floating point (docs/measuring.md, W14).
 """
 
@@ -27,7 +27,11 @@ class Spans(NamedTuple):
 
 
 def spans(intervals: Iterable[Interval] = ()) -> Spans:
-    """`(start, end)` pairs as columns; a nanosecond that does not fit in int64 is an OverflowError."""
+    """`(start, end)` pairs as columns.
+
+    Raises:
+        OverflowError: a time in nanoseconds does not fit in int64.
+    """
     pairs = np.array(list(intervals), dtype=np.int64).reshape(-1, 2)
     return Spans(pairs[:, 0], pairs[:, 1])
 
@@ -68,7 +72,7 @@ def union(parts: Sequence[Spans]) -> Spans:
 
 
 def intersect(left: Spans, right: Spans) -> Spans:
-    """Time that lies in both of two merged sets."""
+    """Time that is in both of two merged sets."""
     low = np.searchsorted(right.end, left.start, side="right")
     high = np.searchsorted(right.start, left.end, side="left")
     count = np.maximum(high - low, 0)
@@ -79,7 +83,7 @@ def intersect(left: Spans, right: Spans) -> Spans:
 
 
 def subtract(left: Spans, right: Spans) -> Spans:
-    """Time that lies in the merged set `left` but not in the merged set `right`."""
+    """Time that is in the merged set `left` but not in the merged set `right`."""
     if not len(left.start) or not len(right.start):
         return left
     start = np.concatenate((left.start[:1], right.end))
@@ -101,7 +105,7 @@ def clip(columns: Spans, window: Interval) -> Spans:
 
 
 def cut(merged: Spans, window: Interval) -> Spans:
-    """As `clip`, of a merged set: logarithmic, so that many windows of one long trace cost little."""
+    """As `clip`, for a merged set: logarithmic, so that many windows of one long trace cost little."""
     low = int(np.searchsorted(merged.end, window[0], side="right"))
     high = max(int(np.searchsorted(merged.start, window[1], side="left")), low)
     return clip(Spans(merged.start[low:high], merged.end[low:high]), window)
@@ -113,10 +117,10 @@ def measure(merged: Spans) -> int:
 
 
 def tile(window: Interval, lanes: Mapping[int, Spans]) -> tuple[Spans, Int64]:
-    """Stretches of the window in which the set of active lanes does not change, and that set as a mask.
+    """Divides the window into intervals with a constant set of active lanes, given as a mask.
 
     Args:
-        lanes: bit -> merged intervals inside the window. The stretches are contiguous, idle ones included.
+        lanes: bit -> merged intervals inside the window. The result is contiguous, idle intervals included.
     """
     if window[0] >= window[1]:
         return spans(), np.zeros(0, np.int64)

@@ -1,4 +1,7 @@
-"""The vocabulary of a timeline: classes of intervals, kinds of collectives, and the order of streams in a record."""
+"""The vocabulary of a timeline: lanes, kinds of collectives, and the bit of each lane in a record.
+
+Must not measure anything.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,15 @@ KINDS: Final = (
     "recv",
     "barrier",
 )
-"""Kinds of collectives, by what a performance engineer calls them, not by operator name."""
+"""Kinds of collectives, by their usual names rather than by operator name."""
 
 UNKNOWN_KIND: Final = "collective"
-"""Communication whose kind a source does not tell (RCCL's one kernel for all, unlinked). Not a kind: only `comm_ms`
+"""Communication whose kind a source does not report (RCCL's one kernel for all, unlinked). Not a kind: only `comm_ms`
 counts it. AORTA's own records always know the kind.
 """
 
 LOCKSTEP: Final = frozenset({"allreduce", "reducescatter", "allgather", "alltoall", "barrier"})
-"""Kinds that no rank can end before every rank has started."""
+"""Kinds that end on no rank before every rank has started."""
 
 STREAMS: Final = (COMPUTE, *KINDS, COPY, AUX)
 """Lanes of a timeline. The position is the bit in the `lanes` mask of an active segment."""
@@ -38,7 +41,7 @@ NOT_COMMUNICATION: Final = frozenset({COMPUTE, COPY, AUX})
 """Lanes of a timeline that are not a kind of collective."""
 
 ALWAYS_SHOWN: Final = (COMPUTE, "allreduce", "reducescatter", AUX)
-"""Lanes whose milliseconds stand in every record even when they are 0."""
+"""Lanes whose milliseconds are in every record even when they are 0."""
 
 TRACE_STREAMS: Final = (*STREAMS, UNKNOWN_KIND)
-"""Lanes of a trace that AORTA did not make. The first bits are those of `STREAMS`."""
+"""Lanes of a trace from another tool. The first bits are those of `STREAMS`."""

@@ -1,7 +1,7 @@
-"""Windows measured on columns: the same definition as a live step's, for traces of millions of rows.
+"""Measures windows on columns: the same definition as for a live step, fast enough for traces of millions of rows.
 
-Enters: a window and the intervals of each lane as `Spans`. Leaves: the `Overlap` that `overlap.measure_window` gives
-for the same intervals (tests/timeline/test_columns.py). Must not: define a metric.
+For intervals given as `Spans` it yields the `Overlap` that `overlap.measure_window` gives for the same intervals
+(tests/timeline/test_columns.py). Must not define a metric.
 """
 
 from __future__ import annotations
@@ -31,4 +31,4 @@ COLUMNS: Algebra[Spans, Spans] = Algebra(
 MERGED_COLUMNS: Algebra[Spans, Spans] = Algebra(
     arrays.cut, arrays.union, arrays.intersect, arrays.subtract, arrays.measure, _tile, arrays.pairs
 )
-"""Lanes that were merged once, for many windows of one trace: clipping a merged lane leaves it merged."""
+"""For lanes merged once and used for many windows of a trace: clipping a merged lane leaves it merged."""

@@ -1,7 +1,12 @@
 """Algebra of half-open intervals `[start_ns, end_ns)` in integer nanoseconds.
 
-Enters: any iterable of `(start, end)` pairs, in any order. Leaves: sorted, disjoint, non-empty, non-abutting lists
-("merged" below). Must not: know what an interval stands for, or touch floating point (docs/measuring.md, W14).
+`merge` and `clip` take any iterable of `(start, end)` pairs; the other operations take merged lists: sorted, disjoint,
+non-empty, non-abutting.
+
+    merge([(5, 9), (0, 5), (20, 30)])       # [(0, 9), (20, 30)]
+    subtract([(0, 9), (20, 30)], [(4, 25)]) # [(0, 4), (25, 30)]
+
+Must not know what an interval stands for, or touch floating point (docs/measuring.md, W14).
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from aorta.errors import IntervalError
 
 Interval: TypeAlias = tuple[int, int]
 Tile: TypeAlias = tuple[int, int, int]
-"""`(start, end, mask)`: a stretch, and which lanes are active in it."""
+"""`(start, end, mask)`: an interval and the lanes that are active throughout it."""
 
 
 def merge(intervals: Iterable[Interval]) -> list[Interval]:
@@ -40,7 +45,7 @@ def merge(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def intersect(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
-    """Time that lies in both of two merged lists. Linear in their lengths."""
+    """Time that is in both of two merged lists. Linear in their lengths."""
     common: list[Interval] = []
     i = j = 0
     while i < len(left) and j < len(right):
@@ -56,7 +61,7 @@ def intersect(left: Sequence[Interval], right: Sequence[Interval]) -> list[Inter
 
 
 def subtract(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
-    """Time that lies in the merged list `left` but not in the merged list `right`. Linear in their lengths."""
+    """Time that is in the merged list `left` but not in the merged list `right`. Linear in their lengths."""
     rest: list[Interval] = []
     j = 0
     for start, end in left:
@@ -96,10 +101,10 @@ def measure(merged: Iterable[Interval]) -> int:
 
 
 def tile(window: Interval, lanes: Mapping[int, Iterable[Interval]]) -> list[Tile]:
-    """Stretches of the window in which the set of active lanes does not change, and that set as a mask.
+    """Divides the window into intervals with a constant set of active lanes, given as a mask.
 
     Args:
-        lanes: bit -> merged intervals inside the window. The stretches are contiguous, idle ones included.
+        lanes: bit -> merged intervals inside the window. The result is contiguous, idle intervals included.
     """
     edges: dict[int, int] = {window[0]: 0, window[1]: 0}
     for bit, lane in lanes.items():
@@ -121,5 +126,5 @@ def tile(window: Interval, lanes: Mapping[int, Iterable[Interval]]) -> list[Tile
 
 
 def inverted(start: int, end: int) -> IntervalError:
-    """What every implementation of this algebra says of an interval that ends before it starts."""
+    """The error of every implementation of this algebra for an interval that ends before it starts."""
     return IntervalError(f"interval [{start}, {end}) ends before it starts; an end must be >= its start")

@@ -1,8 +1,13 @@
 """One window of one rank -> its overlap metrics. The only definition of every metric (docs/metrics.md).
 
-Enters: a window and the raw intervals of each lane, unmerged and unclipped, as lists of pairs (`measure_window`) or as
-columns (`aorta.timeline.columns`). Leaves: an `Overlap` in integer nanoseconds, whose `metrics()` are the names and
-milliseconds of the record. Must not: know where intervals came from.
+A window and the raw intervals of each lane, unmerged and unclipped, as lists of pairs (`measure_window`) or as columns
+(`aorta.timeline.columns`), give an `Overlap` in integer nanoseconds; its `metrics()` are the names and milliseconds of
+the record:
+
+    overlap = measure_window((0, 100), compute=[(0, 60)], comm={"allreduce": [(40, 80)]}, stalls=[])
+    overlap.exposed_ns  # 20: of the 40 ns of communication, 20 ran during compute
+
+Must not know where intervals came from.
 """
 
 from __future__ import annotations
@@ -39,7 +44,7 @@ class KindOverlap(NamedTuple):
 
 
 class Exposure(NamedTuple):
-    """When one window communicated, worked, and communicated without working: merged spans."""
+    """The merged intervals in which one window communicated, computed, and communicated without computing."""
 
     comm: list[Interval]
     working: list[Interval]
@@ -47,7 +52,7 @@ class Exposure(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A stretch of the window in which the set of active lanes does not change. Bits follow `classes.STREAMS`."""
+    """An interval of the window with a constant set of active lanes. Bits follow `classes.STREAMS`."""
 
     start_ns: int
     end_ns: int
@@ -56,7 +61,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Unseen:
-    """Communication that was not (fully) seen, and whether compute was not looked at either."""
+    """Why communication was not (fully) observed, and whether compute was not observed either."""
 
     reason: str
     compute: bool = False
@@ -64,8 +69,8 @@ class Unseen:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Integer-nanosecond measures of one window (docs/measuring.md, section 1); `copy_ns`, `aux_ns` and `stall_ns` are
-    None where nobody looked.
+    """Measures of one window in integer nanoseconds (docs/measuring.md, section 1); `copy_ns`, `aux_ns` and
+    `stall_ns` are None where they were not observed.
     """
 
     window_ns: int
@@ -82,12 +87,12 @@ class Overlap:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The tiles of the window, by name."""
+        """The segments of the window, with the names of their lanes."""
         return tuple(Segment(*tile) for tile in self.tiles)
 
     @property
     def exposed_ns(self) -> int:
-        """Communication that no computation hid."""
+        """Communication that was not hidden behind compute, in ns."""
         return self.comm_ns - self.hidden_ns
 
     @property
@@ -106,7 +111,7 @@ class Overlap:
         return self.exposed_ns / self.window_ns if self.window_ns else None
 
     def per_stream_ms(self, unseen: Unseen | None = None) -> dict[str, float | None]:
-        """Union milliseconds per lane; `ALWAYS_SHOWN` lanes stand even at 0, others only when they were used."""
+        """Union milliseconds per lane; `ALWAYS_SHOWN` lanes are present even at 0, others only when they were used."""
         lengths = {COMPUTE: self.compute_ns, COPY: self.copy_ns or 0, AUX: self.aux_ns or 0}
         lengths |= {kind: part.total_ns for kind, part in self.kinds.items()}
         unknown = set(KINDS) if unseen is not None or self.unknown_kind_ns else set[str]()
@@ -122,7 +127,7 @@ class Overlap:
         """Flat metric names -> values (milliseconds, or ratios), and the reason for each that is None.
 
         Args:
-            unseen: why communication was not (fully) seen; every metric that rests on it is then None (R8).
+            unseen: why communication was not (fully) observed; every metric that depends on it is then None (R8).
         """
         values: dict[str, float | None] = {
             "window_ms": self.window_ns / NS_PER_MS,
@@ -173,8 +178,10 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Algebra(Generic[Raw, Merged]):
-    """The operations that the definition of a window needs, on whatever holds the intervals. `lane` clips raw intervals
-    to a window and merges them; the others take merged ones. `tile` is `intervals.tile`, `pairs` is for who reads them.
+    """The interval operations that the definition of a window needs, for any representation of intervals.
+
+    `lane` clips raw intervals to a window and merges them; the others take merged ones. `tile` is `intervals.tile`,
+    `pairs` converts to `(start, end)` pairs.
     """
 
     lane: Callable[[Raw, Interval], Merged]
@@ -197,7 +204,7 @@ def _union(parts: Sequence[list[Interval]]) -> list[Interval]:
 PAIRS: Algebra[Iterable[Interval], list[Interval]] = Algebra(
     _lane, _union, intervals.intersect, intervals.subtract, intervals.measure, intervals.tile, list
 )
-"""Lists of `(start, end)` pairs: exact for integers of any size, and quick for the few intervals of a live step."""
+"""Lists of `(start, end)` pairs: exact for integers of any size, and fast for the few intervals of a live step."""
 
 
 def measure_window(
@@ -209,20 +216,20 @@ def measure_window(
     aux: Iterable[Interval] = (),
     copy: Iterable[Interval] | None = None,
 ) -> Overlap:
-    """Measure one window of a live step, segments included. Arguments and errors as `measure_lanes`."""
+    """Measure one window of a live step, including its segments. Arguments and errors as for `measure_lanes`."""
     return measure_lanes(PAIRS, window, compute=compute, comm=comm, stalls=stalls, aux=aux, copy=copy, tiled=True)[0]
 
 
 def exposure(
     window: Interval, comm: Iterable[Interval], compute: Iterable[Interval], stalls: Iterable[Interval] = ()
 ) -> Exposure:
-    """When communication of a window was exposed: `measure_window` measures exactly these spans."""
+    """When communication of a window was exposed: exactly the intervals that `measure_window` measures."""
     communication, working = _lane(comm, window), _working(PAIRS, window, compute, stalls)
     return Exposure(communication, working, intervals.subtract(communication, working))
 
 
 def _working(algebra: Algebra[Raw, Merged], window: Interval, busy: Raw | None, stalls: Raw | None) -> Merged:
-    """What ran, without what stood blocked on a collective (R5)."""
+    """Busy intervals without those blocked on a collective (R5)."""
     nothing = algebra.union([])
     ran = nothing if busy is None else algebra.lane(busy, window)
     return ran if stalls is None else algebra.subtract(ran, algebra.lane(stalls, window))
@@ -240,18 +247,18 @@ def measure_lanes(
     copy: Raw | None = None,
     tiled: bool = False,
 ) -> tuple[Overlap, dict[str, Merged]]:
-    """Measure one window: the definition. Also gives the lanes as they were measured, by name.
+    """Measure one window: the definition. Also returns the lanes as they were measured, by name.
 
     Args:
         window: `[start_ns, end_ns)`; everything outside it is cut off.
-        compute: ranges in which compute ran; stalls inside them are taken out (R5).
+        compute: ranges in which compute ran; stalls inside them are subtracted (R5).
         comm: kind of collective (`classes.KINDS`) -> its intervals.
-        of_unknown_kind: communication whose kind the source does not tell: in `comm_ns`, in no kind, and where there is
-            any the milliseconds of kinds are null.
-        stalls: when the compute stream (on a CPU the training thread) stood blocked on a collective.
-        aux: optimizer, clipping, loss read, data. copy: memory copies and fills. Each of these three is None where
-            nobody looks for it.
-        tiled: with the tiles of the window, which cost as much as all the rest.
+        of_unknown_kind: communication whose kind the source does not report: counted in `comm_ns` and in no kind; where
+            there is any, the milliseconds of kinds are null.
+        stalls: when the compute stream (on a CPU the training thread) was blocked on a collective.
+        aux: optimizer, clipping, reading the loss, data.
+        copy: memory copies and fills. Each of these three is None where it is not observed.
+        tiled: include the segments of the window, which cost as much as everything else.
 
     Raises:
         IntervalError: the window or an interval ends before it starts.

@@ -1,1 +1,1 @@
-"""What is computed: models, their losses and their synthetic data. Knows nothing of ranks or instrumentation."""
+"""Workloads: models, their losses and their synthetic data, independent of ranks and instrumentation."""

@@ -1,7 +1,7 @@
-"""Synthetic ranking data: made once from a seed, the same on every rank, never the bottleneck.
+"""Synthetic ranking data: generated once from a seed, the same on every rank, never the bottleneck.
 
-Leaves: batches of `(dense, categorical, relevance)` for a rank, in an order that depends only on the seed, so a run
-resumed at step k sees what the uninterrupted run would have seen. Must not: use global random state.
+Batches of `(dense, categorical, relevance)` come in an order that depends only on the seed, so a run resumed at step k
+gets what the uninterrupted run would have got. Must not use global random state.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class TensorBatch(NamedTuple):
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """What the model is called with."""
+        """Positional arguments of the model."""
         return self.dense, self.categorical
 
     @property
     def target(self) -> torch.Tensor:
-        """What scores are compared with."""
+        """The relevances that scores are compared with."""
         return self.relevance
 
 
@@ -66,7 +66,9 @@ class TensorBatches:
     """A rank's batches, epoch by epoch; a last part that does not fill a step is left out.
 
     Args:
-        config: sizes and seeds. shape: of the model. device: what trains.
+        config: sizes and seeds.
+        shape: of the model.
+        device: of the training.
         rank, world_size: which part of every batch is wanted, and of how many.
     """
 

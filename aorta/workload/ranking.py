@@ -1,9 +1,9 @@
 """A ranking transformer: dense and categorical features of a slate of items, an encoder over the slate, a scorer.
 
-Enters: `dense` [batch, items, dense_features] float32 and `categorical` [batch, items, categorical_features] int.
-Leaves: `scores` [batch, items]. The loss is ListNet's: cross-entropy between the softmax of the scores and of the
-relevances (Cao et al., "Learning to Rank: From Pairwise Approach to Listwise Approach", ICML 2007). Must not: know how
-the model is spread over ranks.
+`dense` [batch, items, dense_features] float32 and `categorical` [batch, items, categorical_features] int -> `scores`
+[batch, items]. The loss is ListNet's: cross-entropy between the softmax of the scores and of the relevances (Cao et
+al., "Learning to Rank: From Pairwise Approach to Listwise Approach", ICML 2007). Must not know how the model is
+distributed over ranks.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Embedding(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention over a slate.
 
-    The four projections are layers of their own, so that each can be sharded by itself; however many heads of the
-    whole the projections yield here are attended to.
+    The four projections are separate layers, so that each can be sharded by itself; attention uses as many heads as the
+    projections yield on this rank.
     """
 
     def __init__(self, shape: Ranking) -> None:
@@ -102,7 +102,7 @@ class Scorer(nn.Module):
         self.score = nn.Linear(shape.model_dim, 1)
 
     def forward(self, items_BSD: torch.Tensor) -> torch.Tensor:  # noqa: N803
-        # A copy, not a view: FSDP warns of modules that return views, since its hooks hang on what they return.
+        # A copy, not a view: FSDP warns about modules that return views, since it hooks what they return.
         out: torch.Tensor = torch.squeeze_copy(self.score(self.norm(items_BSD)), -1)
         return out
 
@@ -124,8 +124,8 @@ class RankingTransformer(Model):
         return scores
 
     def tensor_parallel_parts(self) -> Iterator[tuple[nn.Module, dict[str, str]]]:
-        """Modules that can be computed by several ranks together, each with its layers: those that are split by output
-        (`columns`: each rank has some heads or hidden units) and those that sum over the parts (`rows`).
+        """Modules that several ranks can compute together, each with its layers: `columns` are split by output (each
+        rank has some heads or hidden units), `rows` sum over the parts.
         """
         for layer in self.encoder:
             assert isinstance(layer, EncoderLayer)
@@ -133,7 +133,7 @@ class RankingTransformer(Model):
             yield layer.feed_forward, {"up": "columns", "down": "rows"}
 
     def blocks(self) -> Iterator[tuple[str, nn.Module]]:
-        """The parts that are sharded, compiled and timed one by one, in the order they run."""
+        """The blocks that are sharded, compiled and timed one by one, in the order they run."""
         yield "embedding", self.embedding
         for index, layer in enumerate(self.encoder):
             yield f"encoder.{index}", layer

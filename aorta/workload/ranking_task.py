@@ -1,4 +1,7 @@
-"""The ranking transformer as the runner trains it: synthetic slates, ListNet's loss, AdamW."""
+"""The ranking transformer as a trainable workload: synthetic slates, ListNet's loss, AdamW.
+
+Must not know how the model is distributed over ranks.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,17 @@ from aorta.workload.task import Groups
 
 
 class RankingTask:
-    """`workload=ranking`. `config` is that of the run, `shape` its workload."""
+    """`workload=ranking`. `config` is that of the run, `shape` its workload section."""
 
     def __init__(self, config: Config, shape: Ranking) -> None:
         self._config, self._shape = config, shape
 
     def model(self) -> RankingTransformer:
-        """On the CPU, initialised from torch's global random state."""
+        """A new model on the CPU, initialised from torch's global random state."""
         return RankingTransformer(self._shape)
 
     def loss(self) -> ListwiseLoss:
-        """Of scores and relevances."""
+        """Called with scores and relevances."""
         return ListwiseLoss()
 
     def optimizer(self, groups: Groups) -> torch.optim.AdamW:

@@ -1,8 +1,8 @@
 """ResNet-18 on torch.nn alone (He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, table 1).
 
-Enters: `images` [batch, 3, height, width]. Leaves: `scores` [batch, 1000]. Parameters and buffers have the names that
-state dicts of this network commonly have (`conv1`, `bn1`, `layer1.0.conv1`, ..., `fc`): 11,689,512 parameters in 62
-tensors. Must not: know how the model is spread over ranks.
+`images` [batch, 3, height, width] -> `scores` [batch, 1000]. Parameters and buffers have the usual names of this
+network's state dicts (`conv1`, `bn1`, `layer1.0.conv1`, ..., `fc`): 11,689,512 parameters in 62 tensors. Must not know
+how the model is distributed over ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BLOCKS_PER_STAGE = 2
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is 1x1 where width or stride change and nothing elsewhere."""
+    """Two 3x3 convolutions with a shortcut: 1x1 where width or stride change, the identity elsewhere."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class BasicBlock(nn.Module):
 
 
 class Stem(nn.Module):
-    """The first convolution and what stands before the first stage."""
+    """The first convolution and the layers before the first stage."""
 
     def __init__(self, conv: nn.Module, norm: nn.Module) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Stem(nn.Module):
 
 
 class Head(nn.Module):
-    """Average over the image, then one score a class."""
+    """Average over the image, then one score per class."""
 
     def __init__(self, linear: nn.Module) -> None:
         super().__init__()
@@ -68,8 +68,8 @@ class Head(nn.Module):
 class ResNet18(Model):
     """Stem, four stages of two basic blocks, head.
 
-    Stem and head are modules of their own, so that they are timed whole, but not registered: their layers lie at the
-    root, where the names of the state dict want them. So they cannot be sharded one by one.
+    Stem and head are modules of their own, so that they are timed as a whole, but not registered: their layers are at
+    the root, as the names of the state dict require. So they cannot be sharded one by one.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class ResNet18(Model):
         self.fc = nn.Linear(inputs, CLASSES)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
-                # He et al., "Delving Deep into Rectifiers", ICCV 2015; batch norm and linear keep torch's own start.
+                # He et al., "Delving Deep into Rectifiers", ICCV 2015; the other layers keep torch's own.
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         # In a tuple, where nn.Module does not look for children.
         self._ends = Stem(self.conv1, self.bn1), Head(self.fc)

@@ -1,6 +1,6 @@
-"""ResNet-18 as the runner trains it: one random batch for ever, mean squared error, SGD without momentum.
+"""ResNet-18 as a trainable workload: one random batch for ever, mean squared error, SGD without momentum.
 
-The step of a distributed-profiling tutorial: nothing is learnt but the batch, and nothing is read. Must not: use global
+This is the step of a distributed-profiling tutorial: it only learns that batch, and reads no data. Must not use global
 random state for the data.
 """
 
@@ -28,15 +28,17 @@ class Images:
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """What the model is called with."""
+        """Positional arguments of the model."""
         return (self.images,)
 
 
 class FixedBatch:
-    """The same micro-batch again and again: every rank has its own, which only seed and rank decide.
+    """The same micro-batch again and again; it differs between ranks and depends only on seed and rank.
 
     Args:
-        config: of the run. shape: its workload. rank, device: as for any batches.
+        config: of the run.
+        shape: its workload section.
+        rank, device: as for any batches.
     """
 
     def __init__(self, config: Config, shape: Resnet18, rank: int, world_size: int, device: torch.device) -> None:
@@ -50,28 +52,30 @@ class FixedBatch:
         self.steps_per_epoch = config.dataset.num_samples // (training.batch_size * self._micro_batches * world_size)
 
     def epoch(self, epoch: int, first_step: int) -> Iterator[Images]:  # noqa: ARG002  all are alike
-        """The batch, as often as the epoch's steps from `first_step` on want it."""
+        """The batch, repeated for the epoch's steps from `first_step` on."""
         for _ in range((self.steps_per_epoch - first_step) * self._micro_batches):
             yield self._batch
 
     def for_ever(self) -> Iterator[Images]:
-        """The batch."""
+        """The batch, without end."""
         while True:
             yield self._batch
 
 
 class Resnet18Task:
-    """`workload=resnet18`. `config` is that of the run, `shape` its workload."""
+    """`workload=resnet18`. `config` is that of the run, `shape` its workload section."""
 
     def __init__(self, config: Config, shape: Resnet18) -> None:
         self._config, self._shape = config, shape
 
     def model(self) -> ResNet18:
-        """On the CPU, in the workload's type, buffers too; initialised from torch's global random state."""
+        """A new model on the CPU in the configured type, including buffers; initialised from torch's global random
+        state.
+        """
         return ResNet18().to(DTYPES[self._shape.dtype])
 
     def loss(self) -> nn.MSELoss:
-        """In the type of the model's output."""
+        """Mean squared error, in the type of the model's output."""
         return nn.MSELoss()
 
     def optimizer(self, groups: Groups) -> torch.optim.SGD:
@@ -80,5 +84,5 @@ class Resnet18Task:
         return torch.optim.SGD((dict(group) for group in groups), lr=settings.lr, weight_decay=settings.weight_decay)
 
     def batches(self, rank: int, world_size: int, device: torch.device) -> FixedBatch:
-        """One batch a rank."""
+        """One batch per rank."""
         return FixedBatch(self._config, self._shape, rank, world_size, device)

@@ -1,6 +1,6 @@
-"""What a workload has to offer so that the runner can train it: a model in blocks, batches, a loss and an optimizer.
+"""The interface of a workload that the runner can train: a model in blocks, batches, a loss and an optimizer.
 
-Must not: know any workload, or how a model is spread over ranks.
+Must not know any workload, or how a model is distributed over ranks.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Batch(Protocol):
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """What the model is called with."""
+        """Positional arguments of the model."""
         ...
 
     @property
     def target(self) -> torch.Tensor:
-        """What the loss compares the model's output with."""
+        """The loss's second argument, beside the model's output."""
         ...
 
 
@@ -35,28 +35,30 @@ class Batches(Protocol):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps in one epoch; what `aorta.config.resolve.steps_planned` counts with."""
+        """Optimizer steps in one epoch, as used by `aorta.config.resolve.steps_planned`."""
         ...
 
     def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
-        """Those of one epoch from its `first_step` on; the same as without what came before."""
+        """Micro-batches of one epoch from its `first_step` on; they do not depend on whether earlier ones were
+        drawn.
+        """
         ...
 
     def for_ever(self) -> Iterator[Batch]:
-        """Those of one epoch after the other, from the very first on."""
+        """Micro-batches of one epoch after another, without end, from the very first on."""
         ...
 
 
 class Model(nn.Module, ABC):
-    """A model whose parts are known by name."""
+    """A model whose blocks have names."""
 
     @abstractmethod
     def blocks(self) -> Iterator[tuple[str, nn.Module]]:
-        """The parts that are sharded, compiled and timed one by one, in the order they run."""
+        """The blocks that are sharded, compiled and timed one by one, in the order they run."""
 
     def tensor_parallel_parts(self) -> Iterator[tuple[nn.Module, dict[str, str]]]:
-        """Modules that can be computed by several ranks together, each with its layers: those that are split by output
-        (`columns`) and those that sum over the parts (`rows`). None, unless a model says otherwise.
+        """Modules that several ranks can compute together, each with its layers: `columns` are split by output,
+        `rows` sum over the parts. Empty by default.
         """
         yield from ()
 
@@ -65,17 +67,17 @@ class Task(Protocol):
     """A workload, ready to be built."""
 
     def model(self) -> Model:
-        """On the CPU, initialised from torch's global random state."""
+        """A new model on the CPU, initialised from torch's global random state."""
         ...
 
     def loss(self) -> nn.Module:
-        """Called with the model's output and a batch's target; returns a scalar."""
+        """A module called with the model's output and a batch's target; returns a scalar."""
         ...
 
     def optimizer(self, groups: Groups) -> torch.optim.Optimizer:
-        """Over the parameters as they are once the model is spread."""
+        """An optimizer over the parameters as they are after the model has been distributed."""
         ...
 
     def batches(self, rank: int, world_size: int, device: torch.device) -> Batches:
-        """For part `rank` of `world_size`: ranks that compute a layer together share a part."""
+        """The batches of part `rank` of `world_size`: ranks that compute a layer together share a part."""
         ...

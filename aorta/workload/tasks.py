@@ -1,4 +1,7 @@
-"""Which workload a configuration asks for."""
+"""Selects the workload that a configuration names.
+
+Must not know the details of any workload.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ def task_of(config: Config) -> Task:
     """The workload that `config` trains.
 
     Raises:
-        ConfigError: it is none that is trained.
+        ConfigError: its workload is not one that is trained.
     """
     match config.workload:
         case Ranking() as shape:

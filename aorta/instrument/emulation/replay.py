@@ -102,7 +102,7 @@ class Rehearsal:
         self.events.append(ReplayedCall(name, _without_memory(args), stream, self._needed(number, args, stream)))
         result = original()
         work = work_in(result)
-        if work is None:  # synchronous on NCCL: the caller's stream runs on behind it, and nobody waits
+        if work is None:  # synchronous on NCCL: the caller's stream continues after it, and no call waits
             return result
 
         def wait(inner: Callable[[], bool], _limited: bool) -> bool:
