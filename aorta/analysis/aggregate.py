@@ -38,7 +38,7 @@ _MEANS: Final = {
 
 @dataclass(frozen=True)
 class Dataset:
-    """A labelled run and its tables."""
+    """A labelled run, with its tables computed on request."""
 
     label: str
     run: Run

@@ -1,6 +1,6 @@
 """The command `analysis/rpc_report.py`: prints the table of an RPC run and writes its merged trace.
 
-The table goes to stdout, notes and `error: ...` to stderr. Must not: analyse itself.
+The table goes to stdout, notes and `error: ...` to stderr. Must not: compute what it prints.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ ABSURD_NS: Final = 30 * 60 * 1_000_000_000
 """No single kernel or collective lasts 30 minutes: torch aborts a collective after that (its `default_pg_timeout`)."""
 
 LARGEST_WORLD: Final = 1 << 20
-"""Ranks that are missing are listed one by one; a larger world is taken for a damaged file and not believed."""
+"""Missing ranks are listed one by one. A larger world size is taken for a damaged file and ignored."""
 
 COUNTERS: Final[Mapping[str, str]] = {
     "rows": "rows in the table",
@@ -251,7 +251,7 @@ def examine(
     """
     claims = Counter(rank for part in parts for rank in part.ranks if rank != NULL)
     worlds = {part.world_size for part in parts if part.world_size is not None}
-    # Sources that disagree: the largest world is the one in which all their ranks exist.
+    # Where sources disagree, only the largest world contains all their ranks.
     world = max((size for size in worlds if 0 < size <= LARGEST_WORLD), default=None)
     counted: Counter[str] = Counter()
     for part in parts:

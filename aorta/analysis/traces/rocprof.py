@@ -138,7 +138,7 @@ def trace_of(
 
 def _kernel_rows(kernels: Kernels, calls: Calls, classifier: NameClassifier) -> tuple[Intervals, tuple[str, ...], int]:
     classes, kinds = classifier.kernels(kernels.names)
-    # A kernel whose symbol is missing has no name: its code is NULL, the last entry, and its class is not known.
+    # A kernel whose symbol is missing has no name: its code is NULL (-1), the last entry, and its class is unknown.
     classes, kinds = np.append(classes, np.int8(Class.UNKNOWN)), np.append(kinds, np.int8(NULL))
     cls, kind = classes[kernels.name], kinds[kernels.name]
     unnamed = np.flatnonzero((cls == Class.COMM) & (kind == NULL))
@@ -154,7 +154,7 @@ def _kernel_rows(kernels: Kernels, calls: Calls, classifier: NameClassifier) -> 
     kind[unnamed] = found
     names = Interner()
     codes = np.array([*map(names, kernels.names), NULL], dtype=np.int32)
-    # Handle 0 is "no stream known" (rocprofv3 before streams were traced, and null streams): the queue then tells.
+    # Handle 0 means "no stream known" (rocprofv3 before streams were traced, and null streams): use the queue then.
     stream = kernels.stream if (kernels.stream > 0).any() else kernels.queue
     table = intervals(
         start_ns=kernels.start_ns,

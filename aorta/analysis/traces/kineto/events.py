@@ -113,7 +113,7 @@ class EventColumns:
         self._refused = 0
 
     def decode(self, text: bytes | memoryview) -> Piece:
-        """Decode one piece."""
+        """Decode one piece of the event array, by category where that is possible."""
         self._text = text
         if self._refused < _REFUSALS:
             try:
