@@ -1,4 +1,4 @@
-"""Exports interval tables for other tools: CSV or Parquet with every row, or a Chrome trace of merged intervals for
+"""Exports interval tables for other tools: CSV or Parquet with every row, or a Chrome trace of merged lanes for
 Perfetto.
 
 Takes traces one at a time. `NULL` becomes a missing value, codes become names, times stay whole nanoseconds. Must not:
@@ -116,8 +116,8 @@ def write_parquet(traces: Iterable[Trace], path: Path) -> int:
 
 
 def write_lanes(traces: Iterable[Trace], path: Path) -> int:
-    """Write one gzipped Chrome trace of merged intervals for https://ui.perfetto.dev: a process per rank and device, a
-    thread per class of intervals, and one for the steps.
+    """Write one gzipped Chrome trace of merged lanes for https://ui.perfetto.dev: a process per rank and device, a
+    thread per lane of its timeline (compute, copies, kinds of collectives, ...), and one for the steps.
 
     Every clock has its own zero, the first start on it. Returns the number of events.
     """
