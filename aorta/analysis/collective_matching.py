@@ -240,8 +240,8 @@ class CollectiveRows:
 
 @dataclass(frozen=True)
 class MatchedCollectives:
-    """What all ranks together tell about each collective; one element per match. Times are 0 unless
-    `reason` is `OK`.
+    """What the ranks of a group together show about each collective; one element per match. Times are 0 unless `reason`
+    is `OK`.
     """
 
     matches: Matches

@@ -172,8 +172,7 @@ def _json(key: CollectiveKey, counted: _Entry, numbers: dict[str, tuple[int, Flo
         "collectives": counted.collectives,
         "rows": counted.rows,
         "end_sources": {source: counted.sources[source] for source in sorted(counted.sources)},
-        "transfer_is_upper_bound": "wait"
-        in counted.sources,  # such an end is the time at which the caller checked (R6)
+        "transfer_is_upper_bound": "wait" in counted.sources,  # such an end is when the caller checked (R6)
     }
     for name in COLLECTIVE_METRIC_NAMES:
         known, described = numbers.get(name, (0, None))

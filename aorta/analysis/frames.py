@@ -100,7 +100,7 @@ def null_reasons(run: Run, name: str) -> Counter[str]:
 
 
 ROW_LIMIT = 2_000_000
-"""Rows of one frame, about 1 GB; a thousand ranks with a thousand steps of ten collectives have ten million."""
+"""Most rows of one frame, about 1 GB; a thousand ranks with a thousand steps of ten collectives have ten million."""
 FRAME_ROWS = 1 << 17
 """Rows of one frame of `iter_collectives`: about 60 MB."""
 

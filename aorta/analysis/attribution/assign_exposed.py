@@ -53,7 +53,9 @@ def assigned(exposed: Sequence[Interval], rows: Sequence[CollectiveSpan]) -> Ite
             at += 1
         live = [row for row in live if row.end > stretch[0]]
         left = [stretch]
-        for row in sorted(live, key=lambda row: row.end > stretch[1]):  # stable: then by start
+        for row in sorted(
+            live, key=lambda row: row.end > stretch[1]
+        ):  # a stable sort: equal keys stay ordered by start
             span = [(row.start, row.end)]
             if mine := intersect(left, span):
                 yield AssignedTime(row, mine)

@@ -166,7 +166,7 @@ def _balance(means: Means, found: dict[str, list[dict[str, Any]]]) -> str:
         return f"{text}, though {change_said}: it runs at another time."
     text += f", as {change_said}"
     rows = _listed(found["computing"])
-    if not rows:  # no block was named
+    if not rows:  # the record names no block
         return f"{text}."
     row = max(rows, key=lambda row: row["difference_ms"] * (1 if change > 0 else -1))
     return (

@@ -18,7 +18,7 @@ from aorta.errors import InputError
 
 Sign: TypeAlias = Literal["<", ">"]
 ALIASES: Final = {"ratio_delta": "overlap_ratio"}
-"""What the first AORTA called the difference of the overlap ratios (SPEC D23)."""
+"""The first AORTA's name for the difference of the overlap ratios (SPEC D23)."""
 _NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _FORM: Final = "expected METRIC<NUMBER or METRIC>NUMBER, with % behind the number for a part of the reference"
 

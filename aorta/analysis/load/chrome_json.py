@@ -89,7 +89,7 @@ class EventArray(Generic[Piece]):
         """
         rest: bytes | memoryview = self._first
         while True:
-            # A buffer for each piece, as what was decoded still points into the last one. It begins with "[".
+            # A new buffer for each piece, because decoded values still point into the last one. It begins with "[".
             buffer = bytearray(1 + len(rest) + max(BLOCK, len(rest)))
             buffer[0] = _OPEN
             buffer[1 : 1 + len(rest)] = rest

@@ -193,7 +193,7 @@ def _transfers(key: CostKey, parts: list[CostPart]) -> tuple[Int64, str | None]:
         np.concatenate([getattr(part, name) for part in parts])[order] for name in ("step", "seq", "duration_ns")
     )
     found = match([step, seq], rank[order])
-    everywhere = found.once_on(len(key.members))  # a number that occurs twice on one rank says nothing
+    everywhere = found.once_on(len(key.members))  # a number that occurs twice on one rank identifies no collective
     if not everywhere.any():
         missing = sorted(set(key.members) - set(rank[order].tolist()))
         return none, (

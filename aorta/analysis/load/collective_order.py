@@ -1,8 +1,8 @@
 """Numbers the collectives of a source that has no sequence numbers by their order, where order identifies them.
 
-The same collective gets the same number on all ranks. Must not: number collectives of a device. There, steps are cut
-where the host marked them and the device runs behind its host, so a step may hold different collectives on different
-ranks even if their count agrees.
+The same collective gets the same number on all ranks. On a device order identifies nothing: steps are cut where the
+host marked them and the device runs behind its host, so a step may hold different collectives on different ranks even
+if their count agrees. Must not: number collectives of a device.
 """
 
 from __future__ import annotations

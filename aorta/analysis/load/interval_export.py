@@ -1,4 +1,4 @@
-"""Exports interval tables for other tools: CSV or Parquet with every row, or a Chrome trace of merged intervals for
+"""Exports interval tables for other tools: CSV or Parquet with every row, or a Chrome trace of merged lanes for
 Perfetto.
 
 Takes traces one at a time. `NULL` becomes a missing value, codes become names, times stay whole nanoseconds. Must not:
@@ -103,7 +103,7 @@ def write_parquet(traces: Iterable[Trace], path: Path) -> int:
     try:
         for trace in traces:
             frame = interval_frame(trace)
-            # Dictionaries differ from trace to trace, and a file has one schema: words are written as strings.
+            # A file has one schema but dictionaries differ from trace to trace, so categories become strings.
             frame = frame.astype({name: "string" for name in frame.columns if frame[name].dtype == "category"})
             table = pa.Table.from_pandas(frame, preserve_index=False)
             writer = writer or pq.ParquetWriter(path, table.schema)
@@ -116,8 +116,8 @@ def write_parquet(traces: Iterable[Trace], path: Path) -> int:
 
 
 def write_lanes(traces: Iterable[Trace], path: Path) -> int:
-    """Write one gzipped Chrome trace of merged intervals for https://ui.perfetto.dev: a process per rank and device, a
-    thread per class of intervals, and one for the steps.
+    """Write one gzipped Chrome trace of merged lanes for https://ui.perfetto.dev: a process per rank and device, a
+    thread per lane of its timeline (compute, copies, kinds of collectives, ...), and one for the steps.
 
     Every clock has its own zero, the first start on it. Returns the number of events.
     """
@@ -139,12 +139,12 @@ def write_lanes(traces: Iterable[Trace], path: Path) -> int:
 
 
 def _lanes(trace: Trace) -> Iterator[tuple[str, str, DeviceTimeline]]:
-    # Times of an unknown clock mean nothing beside another trace's.
+    # Times of an unknown clock cannot be compared with those of another trace.
     clock = trace.clock if trace.clock != "unknown" else f"of {trace.path}"
     for timeline in device_timelines(usable(trace)):
         who = f"rank {timeline.rank}" if timeline.rank != NULL else f"unknown rank ({trace.path})"
         where = f", device {timeline.device}" if timeline.device != NULL else ""
-        # The rows are not needed any more, and would keep the whole trace in memory.
+        # Drop the rows: they are no longer needed, and would keep the whole trace in memory.
         bare = DeviceTimeline(
             timeline.rank,
             timeline.device,

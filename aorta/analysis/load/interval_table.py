@@ -167,7 +167,7 @@ def concatenate(parts: Sequence[Intervals]) -> Intervals:
         moved = []
         for part in parts:
             new = np.array([*map(interner, getattr(part, table)), NULL], dtype=_TYPES[codes])
-            moved.append(new[getattr(part, codes)])  # NULL is -1: the last entry
+            moved.append(new[getattr(part, codes)])  # NULL (-1) indexes the last entry
         made |= {table: interner.strings} | ({codes: np.concatenate(moved)} if moved else {})
     return Intervals(**made)
 

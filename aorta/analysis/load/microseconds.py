@@ -63,7 +63,7 @@ def of_texts(texts: Sequence[bytes | msgspec.Raw]) -> tuple[Int64, NDArray[np.bo
         try:
             exact = of_numbers(_NUMBERS.decode(b"[%b]" % b",".join(texts)))
         except (msgspec.DecodeError, UnicodeDecodeError):
-            exact = None  # a value that is no number
+            exact = None  # some value is no number
     return _of_digits(list(map(bytes, texts))) if exact is None else exact
 
 

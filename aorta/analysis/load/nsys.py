@@ -1,9 +1,9 @@
 """Reads nsys's SQLite export (`nsys export --type sqlite`) into one `Trace` per process; a file may hold all ranks of a
 node.
 
-Tables are created only when they have rows, and columns differ between versions, so both are looked up. Names are ids
-into `StringIds`. Times are nanoseconds since the session began; with its `utcEpochNs` they become CLOCK_REALTIME,
-coarsely. Process and thread are packed into `globalPid` and `globalTid`.
+Names are ids into `StringIds`. Times are nanoseconds since the session began; with its `utcEpochNs` they become
+CLOCK_REALTIME, coarsely. Process and thread are packed into `globalPid` and `globalTid`. Tables are created only when
+they have rows, and columns differ between versions. Must not: expect a table or column without looking it up.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class _Export:
         for other in ("mangledName", "shortName"):
             code = np.where(code == NULL, rows[other], code)
         present, where = np.unique(code, return_inverse=True)
-        names = Interner()  # two ids may stand for one name
+        names = Interner()  # several ids may refer to one name
         where = np.array([names(self._strings.get(ident, "")) for ident in present.tolist()], dtype=np.int64)[where]
         classes, kinds = self._classifier.kernels(names.strings)
         return intervals(

@@ -1,8 +1,8 @@
 """Finds out which rank a traced process was, from the most to the least reliable evidence (docs/traces.md).
 
 Takes what a trace says about a process and, where available, the headers of AORTA's own records. Gives a rank, or
-`NULL` and a sentence that says why. Must not: guess. Ranks are never taken from the order of process ids or of files,
-and evidence that allows two ranks gives none.
+`NULL` and a sentence that says why; evidence that allows two ranks gives none. Must not: guess, or take ranks from the
+order of process ids or of files.
 """
 
 from __future__ import annotations

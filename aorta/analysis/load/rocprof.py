@@ -154,7 +154,7 @@ def _kernel_rows(kernels: Kernels, calls: Calls, classifier: NameClassifier) -> 
     kind[unnamed] = found
     names = Interner()
     codes = np.array([*map(names, kernels.names), NULL], dtype=np.int32)
-    # Handle 0 is "no stream known" (rocprofv3 before streams were traced, and null streams): the queue then tells.
+    # Handle 0 means "no stream known" (rocprofv3 before streams were traced, and null streams): use the queue then.
     stream = kernels.stream if (kernels.stream > 0).any() else kernels.queue
     table = intervals(
         start_ns=kernels.start_ns,

@@ -2,8 +2,8 @@
 
 Four variants are read: of ROCm 6.2/6.3 (agents as bare numbers, no `Stream_Id`), of 6.4 and later ("Agent 4"), of
 `rocpd convert` (a leading `Guid`, other capitals, several processes in a file), and any of them with every field
-quoted. So columns are found by name, whatever their capitals, and never by position. One process writes several files
-(`<pid>_kernel_trace.csv`, `<pid>_marker_api_trace.csv`, ...), which are passed together.
+quoted. One process writes several files (`<pid>_kernel_trace.csv`, `<pid>_marker_api_trace.csv`, ...), which are passed
+together. Columns are found by name, whatever their capitals. Must not: find a column by its position.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Database:
 
     def __init__(self, path: Path, place: str) -> None:
         self.place = place
-        # A write-ahead log belongs to the data; without one nothing at all may be written beside the file.
+        # A write-ahead log is part of the data. Without one, "immutable" keeps SQLite from writing beside the file.
         mode = "mode=ro" if path.with_name(path.name + "-wal").exists() else "mode=ro&immutable=1"
         try:
             self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)

@@ -29,7 +29,7 @@ from aorta.errors import InputError
 from aorta.records.schema import Header
 
 _SAME_PROCESS: Final = re.compile(r"_(results\.(json|db)|kernel_trace\.csv)(\.gz)?$")
-"""Names under which rocprofv3 writes the kernels of one process in another format."""
+"""Files in which rocprofv3 writes the same kernels of one process in several formats."""
 _PREFERRED: Final = ("rocpd", "rocprofv3-json", "rocprofv3-csv")
 LARGEST_FOLDER: Final = 100_000
 
@@ -45,7 +45,7 @@ _OF_DATABASES: Final = {"rocpd": read_rocpd, "nsys": read_nsys}
 
 
 class NoTraces(InputError):
-    """What was found holds no trace at all."""
+    """There are files, but none of them is a trace."""
 
 
 @dataclass(frozen=True)

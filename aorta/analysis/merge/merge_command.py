@@ -1,6 +1,6 @@
 """The command `analysis/merge_traces.py`: parses its arguments, merges, and prints the result.
 
-Text goes to stdout, notes and `error: ...` to stderr. Must not: merge itself.
+Text goes to stdout, notes and `error: ...` to stderr. Must not: do the merging itself.
 """
 
 from __future__ import annotations

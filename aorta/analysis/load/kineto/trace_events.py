@@ -113,7 +113,7 @@ class EventColumns:
         self._refused = 0
 
     def decode(self, text: bytes | memoryview) -> Piece:
-        """Decode one piece."""
+        """Decode one piece of the event array, by category where that is possible."""
         self._text = text
         if self._refused < _REFUSALS:
             try:
@@ -132,7 +132,7 @@ class EventColumns:
         marks, labels = by_role["mark"], by_role["label"]
         operators = [event for event in by_role["operator"] if event.cat in OPERATORS]
         times = [each for rows in (work, marks, operators, labels) if (each := self._times(rows)) is not None]
-        if len(times) < 4:  # earlier pieces were exact
+        if len(times) < 4:  # decode again with digits; earlier pieces lost none
             self.exact = True
             self.take(self.decode(self._text))
             return

@@ -53,7 +53,7 @@ def draw_side_by_side(
     sides = [(reference, shown.reference_step), (candidate, shown.candidate_step)]
     try:
         steps = [_steps(dataset, number, ranks) for dataset, number in sides]
-    except InputError as error:  # the numbers do not need what only this picture reads
+    except InputError as error:  # only the picture reads this again, so the report goes on without it
         return str(error)
     lanes = [[_Lanes(rank, *step) for rank, step in found.items()] for found in steps]
     if any(not side for side in lanes):
@@ -185,7 +185,7 @@ def _blocks(ax: Axes, lane: _Lanes, row: float, end_ms: float) -> None:
         ax.broken_barh(
             [_ms(stall)], (row - _HEIGHT / 2, _HEIGHT), facecolors="none", edgecolors=INK, hatch="/////", linewidth=0.0
         )
-    for block in lane.step.compute or ():  # over the hatching
+    for block in lane.step.compute or ():  # labels last, so that they are drawn over the hatching
         _label(ax, (block.start_ns, block.end_ns), row, (block.block,), end_ms, dark=block.phase == "backward")
 
 
