@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from aorta.records.clock import read_clocks
 
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native import build as native
 from aorta.instrument.step_builder import StepFacts
+from aorta.records.clocks import read_clocks
 from benchmarks import plans
 from tests.simulated import load
 

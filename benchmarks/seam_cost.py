@@ -33,7 +33,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from aorta.records.clock import read_clocks
 
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology
@@ -41,6 +40,7 @@ from aorta.instrument.dispatcher import DispatcherHook
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.step_builder import StepFacts
+from aorta.records.clocks import read_clocks
 from aorta.records.writer import RecordWriter
 from benchmarks import plans
 

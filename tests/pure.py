@@ -21,7 +21,7 @@ BEYOND: Final = frozenset(
 )
 """Packages that reach beyond the test's own process, or take their time."""
 PICTURES: Final = frozenset({"matplotlib", "bokeh"})
-WITHOUT_TORCH: Final = frozenset({"timeline", "telemetry", "config", "analysis", "plans", "sweep", "errors"})
+WITHOUT_TORCH: Final = frozenset({"timeline", "records", "config", "analysis", "experiments", "command_line", "errors"})
 """AORTA's rooms that never load torch (import-linter holds them to it)."""
 
 

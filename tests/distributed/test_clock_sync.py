@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from aorta.config.schema import Clock
-from aorta.distributed import clock_sync as module
+from aorta.distributed import clock_measurement as module
 from aorta.distributed.clock_measurement import ClockSynchronisation
 from aorta.distributed.output_folder import RunFolder
 from aorta.records.clock_offsets import CLOCK_SYNC_FILE, read_clock_sync

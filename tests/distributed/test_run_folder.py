@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.distributed import run_folder
+from aorta.distributed import output_folder
 from aorta.distributed.output_folder import RunFolder, prepare, write_manifest
 from aorta.errors import RunIncomplete
 from tests.distributed.conftest import place
@@ -206,7 +206,7 @@ def test_a_folder_that_cannot_be_written_fails_every_rank(world, out, monkeypatc
     def read_only(*_, **__):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(run_folder.Path, "rename", read_only)
+    monkeypatch.setattr(output_folder.Path, "rename", read_only)
     outcomes = world(3, lambda peers: prepare(out, place(peers.rank, 3), peers, overwrite=False, resuming=False))
     assert {str(outcome).partition(";")[0] for outcome in outcomes} == {
         f"rank 0: cannot prepare {out}: Read-only file system"

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from aorta.distributed import stopping
+from aorta.distributed import stop_agreement
 from aorta.distributed.stop_agreement import StopAgreement, stop_on_signals
 from tests.distributed.conftest import DeadStore
 
@@ -43,7 +43,7 @@ def test_handlers_are_restored_after_an_error_too(alone):
 
 
 def test_a_person_losing_patience_interrupts_at_once(alone, monkeypatch):
-    monkeypatch.setattr(stopping, "_IMPATIENCE_S", 0.02)
+    monkeypatch.setattr(stop_agreement, "_IMPATIENCE_S", 0.02)
     with stop_on_signals(alone):
         os.kill(os.getpid(), INT)
         time.sleep(0.03)
@@ -53,7 +53,7 @@ def test_a_person_losing_patience_interrupts_at_once(alone, monkeypatch):
 
 
 def test_the_first_signal_here_is_no_impatience_though_another_rank_was_asked_long_before(monkeypatch):
-    monkeypatch.setattr(stopping, "_IMPATIENCE_S", -1.0)
+    monkeypatch.setattr(stop_agreement, "_IMPATIENCE_S", -1.0)
     agreement = StopAgreement(DeadStore(), 0, 1)
     agreement.request(TERM)
     with stop_on_signals(agreement) as signals:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch.distributed as dist
 
-from aorta.distributed import stopping
+from aorta.distributed import stop_agreement
 from aorta.distributed.stop_agreement import StopAgreement
 from tests.distributed.conftest import DeadStore
 
@@ -26,7 +26,7 @@ STEPS = 400
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch):
     """Polls as often as a test needs."""
-    monkeypatch.setattr(stopping, "_POLL_S", 0.005)
+    monkeypatch.setattr(stop_agreement, "_POLL_S", 0.005)
 
 
 class Rank:
@@ -213,7 +213,7 @@ def test_a_rank_that_was_asked_stops_although_the_store_died_meanwhile():
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_dead_rank_is_waited_for_only_so_long(monkeypatch, asked):
-    monkeypatch.setattr(stopping, "_GRACE_S", 0.05)
+    monkeypatch.setattr(stop_agreement, "_GRACE_S", 0.05)
     store = dist.HashStore()
     agreement = StopAgreement(store, 0, 2)  # rank 1 was killed
     assert agreement.may_start(0)

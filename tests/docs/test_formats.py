@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aorta.distributed import hiding, watched
+from aorta.distributed import recorded_environment, redaction
 from aorta.records import schema
 from aorta.timeline.classes import KINDS
 from tests.docs.pages import ROOT, code, first_column, section
@@ -47,5 +47,5 @@ def test_versions_and_kinds() -> None:
 
 def test_recorded_variables() -> None:
     text = section(PAGE, "The manifest: `run.json`")
-    assert all(f"{prefix}*" in text for prefix in watched.ENVIRONMENT_PREFIXES)
-    assert all(word in text for word in hiding.SECRET.pattern.split("|"))
+    assert all(f"{prefix}*" in text for prefix in recorded_environment.ENVIRONMENT_PREFIXES)
+    assert all(word in text for word in redaction.SECRET.pattern.split("|"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aorta.profiling import memory_history, recording
+from aorta.profiling import memory_history, window_recording
 from aorta.profiling.memory_timeline import main, page, timelines
 from aorta.profiling.trace_names import TraceWindow
 from aorta.profiling.trace_saver import Job, SavedOutput, Saver
@@ -148,7 +148,7 @@ def test_a_snapshot_that_cannot_be_written_costs_neither_the_trace_nor_the_next_
             raise error
         Path(path).write_bytes(b"pickle")
 
-    monkeypatch.setattr(recording, "MemoryHistory", on_a_device(memory_history.MemoryHistory))
+    monkeypatch.setattr(window_recording, "MemoryHistory", on_a_device(memory_history.MemoryHistory))
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **words: states.append(words))
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dump)
     flags = {"record_shapes": True, "with_stack": True, "profile_memory": True, "memory_filename": "m.html"}
@@ -176,9 +176,9 @@ def test_a_profiler_that_breaks_records_no_allocations_any_more(tmp_path, monkey
     def fail(_):
         raise RuntimeError("Kineto has had enough")
 
-    monkeypatch.setattr(recording, "MemoryHistory", on_a_device(memory_history.MemoryHistory))
+    monkeypatch.setattr(window_recording, "MemoryHistory", on_a_device(memory_history.MemoryHistory))
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **words: states.append(words))
-    monkeypatch.setattr(recording.profile, "step", fail)
+    monkeypatch.setattr(window_recording.profile, "step", fail)
     flags = {"record_shapes": True, "with_stack": True, "profile_memory": True, "memory_filename": "m.html"}
     loop(tmp_path, preset("composer", wait=0, warmup=0, active=2, folder=None, **flags), 4)
     assert states == [{"max_entries": memory_history.MAX_ENTRIES}, {"enabled": None}]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from aorta.errors import ConfigError
-from aorta.profiling import packing
+from aorta.profiling import trace_archive
 from aorta.profiling.torch_profiler import NullProfiler, Profiler
 from aorta.profiling.trace_names import TracePlace, coordinate_of
 from tests.profiling.windows import files_below, listening, loop, numbers, preset, read
@@ -121,7 +121,7 @@ def test_a_trace_that_cannot_be_packed_stays_as_json(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(packing.tarfile, "open", fail)
+    monkeypatch.setattr(trace_archive.tarfile, "open", fail)
     loop(tmp_path, d9d(2, 0, 1), 2)
     assert files_below(tmp_path) == ["step_2/trace.json"]
     assert numbers(read(tmp_path / "step_2/trace.json")) == [1]
@@ -136,9 +136,9 @@ def test_a_half_written_archive_never_stands_under_the_name(tmp_path, monkeypatc
     def fail(*_):
         raise OSError(5, "I/O error")
 
-    monkeypatch.setattr(packing.os, "replace", fail)
+    monkeypatch.setattr(trace_archive.os, "replace", fail)
     with pytest.raises(OSError, match="I/O error"):
-        packing.pack(source, target)
+        trace_archive.pack(source, target)
     assert files_below(tmp_path) == ["trace.json"]
 
 

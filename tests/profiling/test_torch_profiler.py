@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from aorta.profiling import recording
+from aorta.profiling import window_recording
 from aorta.profiling.torch_profiler import NullProfiler
 from tests.profiling.windows import loop, numbers, preset, read, steps_in
 
@@ -160,7 +160,7 @@ def test_a_profiler_that_raises_is_left_out_and_said_once(run, said, monkeypatch
         raise RuntimeError("Kineto has had enough")
 
     method = {"start": "__enter__", "step": "step", "stop": "__exit__"}[what]
-    monkeypatch.setattr(recording.profile, method, fail)
+    monkeypatch.setattr(window_recording.profile, method, fail)
     window = run(10)
     assert window._finished == 10
     assert said("ERROR") == [
@@ -173,7 +173,7 @@ def test_a_profiler_that_cannot_even_be_made(run, said, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no Kineto in this build")
 
-    monkeypatch.setattr(recording.profile, "__init__", fail)
+    monkeypatch.setattr(window_recording.profile, "__init__", fail)
     assert isinstance(run(10), NullProfiler)
     assert said("ERROR") == [
         "profiling: torch.profiler failed to start and is left out from here on: no Kineto in this build"
@@ -191,13 +191,13 @@ def test_a_trace_that_cannot_be_written(run, folder, said):
 
 
 def test_the_run_s_own_error_is_not_hidden_by_the_profiler_s(run, said, monkeypatch):
-    leave = recording.profile.__exit__
+    leave = window_recording.profile.__exit__
 
     def fail(*arguments):
         leave(*arguments)
         raise RuntimeError("Kineto has had enough")
 
-    monkeypatch.setattr(recording.profile, "__exit__", fail)
+    monkeypatch.setattr(window_recording.profile, "__exit__", fail)
     with pytest.raises(ZeroDivisionError):
         run(10, fail_in=2)
     assert len(said("ERROR")) == 1

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from aorta.distributed import clock_sync
+from aorta.distributed import clock_measurement
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology, select_device
 from aorta.rpc.rpc_run import RpcRun
@@ -17,7 +17,7 @@ from tests.loop import resolved
 
 def main(folder: str) -> None:
     """Rank 1 is killed when it is to save its first window. Its clock is waited for at the end, in vain: less long."""
-    clock_sync._COMES_S = 4.0
+    clock_measurement._COMES_S = 4.0
     topology = read_topology()
     start_logging(topology.rank, topology.world_size)
     words = ("workload=rpc", "workload.windows=3", "workload.calls=7", "workload.timeout_s=12", "label=dies")

@@ -8,12 +8,12 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from aorta.records.clock_sync import ClockSync, Injected, OffsetSample, RankClock, encode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aorta.analysis.merge.alignment import RankAlignment
 from aorta.analysis.merge.merge_command import merge_traces
+from aorta.records.clock_offsets import ClockSync, Injected, OffsetSample, RankClock, encode
 from tests.analysis.merge.traces import BASE_NS, flow, load, named, problems, text, write, x
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "kineto_gloo"
