@@ -194,14 +194,14 @@ def test_the_same_records_give_the_same_summary(tmp_path: Path) -> None:
 
 
 def test_only_one_side_throttled_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aorta.analysis.compare import launch_set
+    from aorta.analysis.compare import launch_set as module
 
-    real = launch_set.devices_entry
+    real = module.devices_entry
 
     def hot(run: Any, *rest: Any) -> dict[str, Any]:
         return real(run, *rest) | {"throttled_ranks": [1] if "/b/" in run.location else []}
 
-    monkeypatch.setattr(launch_set, "devices_entry", hot)
+    monkeypatch.setattr(module, "devices_entry", hot)
     found = compared(tmp_path, launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW))
     assert any("only the candidate was throttled, in 4 of 4 launches" in warning for warning in found["warnings"])
 
