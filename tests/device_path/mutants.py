@@ -1,8 +1,8 @@
 """Mutants of the device path's Python: each takes one rule away. Data, and how one is put in the place of the code.
 
 The compiled tap has the same rules and is held to the same loop (`test_rules`); mutants of C++ would need a build each.
-Enters: a mutant. Leaves: an `Instrument` of mutated modules, beside the real ones. Must not: touch a file, or change
-what this process has imported.
+`mutated(mutant)` imports an `Instrumentation` of mutated modules beside the real ones. Must not: touch a file, or
+change what this process has imported.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any, Literal
 PACKAGE = "aorta.instrument"
 KEPT = f"{PACKAGE}.native"
 """Compiled code is loaded once a process."""
-DEVICE, STREAMS, CLOCK, WORKS = "device_collectives", "streams", "clock", "works"
-READING, RECORDER = "reading", "recorder"
+DEVICE, STREAMS, CLOCK, WORKS = "device_interceptor", "device_streams", "event_clock", "timed_work"
+READING, RECORDER = "step_builder", "step_recorder"
 Seen = Literal["loop", "use"]
 
 
@@ -69,8 +69,8 @@ MUTANTS = (
     Mutant(
         "our stream does not wait for the backend's",
         DEVICE,
-        "            work.wait()  # makes the stream wait",
-        "            pass  # makes the stream wait",
+        "            work.wait()  # blocks the stream",
+        "            pass  # blocks the stream",
     ),
     Mutant(
         "who waits for a moved collective does not",
@@ -277,8 +277,8 @@ MUTANTS = (
     Mutant(
         "tensors are let go with the step, not behind the wait",
         DEVICE,
-        "            issued.alive = None  # what the caller's stream",
-        "            pass  # what the caller's stream",
+        "            issued.alive = None  # the caller's stream",
+        "            pass  # the caller's stream",
         seen="use",
     ),
     Mutant(
@@ -341,7 +341,7 @@ class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextmanager
 def mutated(mutant: Mutant) -> Iterator[Any]:
-    """The `Instrument` of a package in which one module is mutated; for the length of a `with` block."""
+    """The `Instrumentation` of a package in which one module is mutated; for the length of a `with` block."""
     own = {
         name: module
         for name, module in sys.modules.items()
@@ -352,7 +352,7 @@ def mutated(mutant: Mutant) -> Iterator[Any]:
         del sys.modules[name]
     sys.meta_path.insert(0, finder)
     try:
-        yield importlib.import_module(f"{PACKAGE}.instrument").Instrument
+        yield importlib.import_module(f"{PACKAGE}.instrumentation").Instrumentation
     finally:
         sys.meta_path.remove(finder)
         for name in [name for name in sys.modules if name.startswith(f"{PACKAGE}.")]:
