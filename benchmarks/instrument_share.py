@@ -10,16 +10,16 @@ caches and shares a physical core, so it is compared between neighbours. Inside 
 in blocks of three steps, of which the first is dropped (caches after the change). What is added is an `on` block less
 the mean of its neighbours, so that drift cancels; the figure is the trimmed mean of all (a fifth at either end), with
 the standard error of a bootstrap over them, over what a step spends. off' - off, its order turned over every other
-time, is the A/A. Steps are read several at once (`recorder.TOGETHER`), which would be in one block of three: reading
-and writing are counted where they happen, left out of their block, and added by the step.
+time, is the A/A. Steps are read several at once (`step_recorder.TOGETHER`), which would be in one block of three:
+reading and writing are counted where they happen, left out of their block, and added by the step.
 
 `--batch-size 4` is for a machine that is never quiet. What the instrument adds to a step depends on blocks, parameters
 and collectives, which stay the same; the computation, whose noise hides it, is a quarter. The ratio is then to the step
 of the regime above, run in the same launch. What is added is a fifth to a third less there, as known parts are
 (`step_parts`), since less computation leaves more in the caches: the ratio is a lower bound.
 
-On a CPU `observe` and `dedicated` are the same code (`Instrument` makes the same tap for both), so one is run unless
-`--modes` says otherwise.
+On a CPU `observe` and `dedicated` are the same code (`Instrumentation` makes the same interceptor for both), so one is
+run unless `--modes` says otherwise.
 
 Prints one JSON object last; exit 1 when a ratio is above 1.01, or its standard error above 0.002: then the machine was
 too busy for the figure to mean anything. Both are asked of instructions where they are counted, else of processor time.

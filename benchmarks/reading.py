@@ -1,7 +1,7 @@
 """What reading steps and writing their lines costs, told apart from the steps at whose end it happens.
 
-A run reads several steps at once (`recorder.TOGETHER`): a median over steps would leave that out, and a mean would put
-it into one block of several.
+A run reads several steps at once (`step_recorder.TOGETHER`): a median over steps would leave that out, and a mean would
+put it into one block of several.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Regime: that of `instrument_cost` (two gloo ranks, the engine's own step of the ranking workload, cold caches). A part
 is the training thread's own processor time (`time.thread_time_ns`) inside the functions named in `PARTS`, as the mean
-over the steps of rank 0: steps are read several at once (`recorder.TOGETHER`), so a median would leave that out. What
-runs in C++ between collectives and in the backward pass cannot be timed from here; `instrument_share` sees it. A part
-may hold others: `end` is the end of a step and what is read there, `line`, `write` and `handed_over` are in it.
+over the steps of rank 0: steps are read several at once (`step_recorder.TOGETHER`), so a median would leave that out.
+What runs in C++ between collectives and in the backward pass cannot be timed from here; `instrument_share` sees it. A
+part may hold others: `end` is the end of a step and what is read there, `line`, `write` and `handed_over` are in it.
 
 Prints one JSON object last, in microseconds a step; exit 1 when a target is missed: `all`, the parts that hold no
 other, at most 600 us for ddp and for fsdp with the compiled part.

@@ -109,7 +109,8 @@ def iter_collectives(run: str | Path | Run, *, steps: tuple[int, int] | None = N
 
 
 def iter_intervals(location: str | Path, *, comm_patterns: Sequence[str] = ()) -> Iterator[pd.DataFrame]:
-    """Traces of other tools as interval tables, one trace at a time; columns as in `traces.export.interval_frame`.
+    """Traces of other tools as interval tables, one trace at a time; columns as in
+    `load.interval_export.interval_frame`.
 
     Args:
         location: a file, folder, glob or URL, as `overlap_report.py` takes it.

@@ -133,15 +133,16 @@ def _counts(dataset: LabelledRun) -> dict[str, Any]:
     isolated = Counter[str]()
     for tables in dataset.run.ranks.values():
         isolated.update(tables.isolated_counts())
-    warmups = sorted({tables.source.warmup_steps or 0 for tables in dataset.run.ranks.values()})
+    told = {tables.source.warmup_steps for tables in dataset.run.ranks.values()} - {None}
+    warmups = " or ".join(str(steps) for steps in sorted(told, key=lambda steps: steps or 0))
+    rule = f"the first {warmups} of the run, as its headers say" if told else "a trace flags none"
     return {
         "rank_steps_read": read,
         "rank_steps_used": used,
         "rank_steps_left_out_as_warmup": read - used,
         "global_steps_used": len(np.unique(step_column(dataset.run, "global_step")[dataset.used])),
         "isolated_rank_steps": {phase: isolated[phase] for phase in sorted(isolated)},
-        "warmup_rule": "steps flagged warmup in the record are left out (W21): the first "
-        f"{' or '.join(map(str, warmups))} of the run, as its headers say",
+        "warmup_rule": f"steps flagged warmup in the record are left out (W21): {rule}",
     }
 
 

@@ -6,7 +6,7 @@
     PAGE.effect(0.05, "difference")    +5.00 points
     TEXT.size(26_214_400)              26.2 MB
 
-The module lies below everything that writes sentences (`launches`, `attribution`, `gate`) and below the reports.
+The module lies below everything that writes sentences (`compare`, `attribution`, `gate`) and below the reports.
 Must not choose words about a result, compute a number, or write a value that is not known as 0.
 """
 

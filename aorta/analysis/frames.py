@@ -172,7 +172,7 @@ def _frame(
             "seq": rows.seq,
             "bytes": _told([name.bytes for name in every], rows.name).astype("int64"),
             "dtype": _told([name.dtype for name in every], rows.name),
-            "issue_ns": rows.issue_ns,
+            "issue_ns": _nullable(rows.issue_ns),
             "start_ns": _nullable(rows.start_ns),
             "end_ns": _nullable(rows.end_ns),
             "end_source": _told([name.end_source for name in every], rows.name),

@@ -1,6 +1,6 @@
 """Assembles the content of `summary.json` from labelled inputs, and the comparison of two of them.
 
-Must not: compute a value that `aggregate`, `compare`, `launches` or `attribution` defines.
+Must not: compute a value that `aggregate`, `compare` or `attribution` defines.
 """
 
 from __future__ import annotations

@@ -221,12 +221,6 @@ def _difference(first: Ints, second: Ints) -> Ints:
     return np.where((first == NO_TIME) | (second == NO_TIME), NO_TIME, second - first)
 
 
-def no_collectives() -> Collectives:
-    """The table of a rank without collectives."""
-    nothing = np.empty(0, np.int64)
-    return Collectives((), nothing.astype(np.int32), nothing, nothing, nothing, nothing)
-
-
 class LaneSegment(NamedTuple):
     """A stretch of a step in which the set of active lanes does not change; bits of `lanes` follow `Source.lanes`."""
 

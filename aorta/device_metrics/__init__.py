@@ -1,4 +1,5 @@
 """Device metrics: temperature, power, clocks, utilisation, memory and throttling of the device a rank computes on.
 
-`choice` opens the best source available, `sampler` reads it on its own thread, the other files are one source each.
+`source_choice` opens the best source available, `sampler` reads it on its own thread, the other files are one source
+each.
 """

@@ -84,7 +84,7 @@ def knob_rows(environment: Mapping[str, str], platform: Platform) -> list[CheckR
 
 
 def race_rows(device: torch.device) -> list[CheckRow]:
-    """K7, with collectives on dedicated streams, through the tap that a run would have here."""
+    """K7, with collectives on dedicated streams, through the interceptor that a run would have here."""
     busy = torch.Stream(device)
     checks = {
         "slow producer": lambda kind: races.slow_producer(kind, device),

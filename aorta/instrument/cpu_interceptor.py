@@ -3,7 +3,7 @@
 It is called by the dispatcher interception with an operator's name, arguments and original implementation. The caller
 gets the original's result with a `TimedWork` in it; the recorder gets an `InFlight` row. A CPU backend runs collectives
 on its own threads, so they are timed where they run (R6); collectives of device tensors are handled in
-`device_collectives`.
+`device_interceptor`.
 
 Must not change a value, an exception, a dtype or an order.
 """
@@ -54,7 +54,8 @@ class _Call(NamedTuple):
 
 class _Member(NamedTuple):
     """What the interceptor needs of a process group at every call. `on_device`: waiting for its collectives of device
-    tensors blocks the device and not the host. `early`: those complete after their futures do (`seam.ends_on_streams`).
+    tensors blocks the device and not the host. `early`: those complete after their futures do
+    (`dispatcher.ends_on_streams`).
     """
 
     name: str

@@ -178,7 +178,7 @@ class DeviceClock:
             self._pool.append(mark[0])
 
     def forget(self, mark: Mark | None) -> None:
-        """No-op: the event may still signal that tensors can be freed (`DeviceTap`), so it is not reused."""
+        """No-op: the event may still signal that tensors can be freed (`DeviceInterceptor`), so it is not reused."""
 
     def drain(self) -> None:
         torch.accelerator.synchronize(self._device)

@@ -15,7 +15,7 @@ from aorta.records.schema import EndSource
 
 
 class Completion(Protocol):
-    """The end of a collective as recorded by compiled code (`native.tap`)."""
+    """The end of a collective as recorded by compiled code (`native.native_interceptor`)."""
 
     def ended(self) -> tuple[int, EndSource] | None:
         """When the collective ended, on the clock of `time.perf_counter_ns`, and what reported it; None while in

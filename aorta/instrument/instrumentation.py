@@ -54,7 +54,8 @@ class Instrumentation:
         fabric: delays collectives as another network would; None = the real one.
         native: use the compiled parts where they have been built (`native.build`) to time collectives and blocks and to
             measure steps.
-        together: on a CPU, how many steps are read at once (`recorder.TOGETHER`, where only SIGKILL can end a run with
+        together: on a CPU, how many steps are read at once (`step_recorder.TOGETHER`, where only SIGKILL can end a run
+        with
             steps unread).
 
     Raises:
@@ -206,12 +207,12 @@ class Instrumentation:
         clock, recorder = self.clock, self.recorder
         dedicated = self._mode == "dedicated"
         if isinstance(clock, NativeDeviceClock):
-            recorder.quiet_tap = on_device = NativeDeviceInterceptor(
+            recorder.quiet_interceptor = on_device = NativeDeviceInterceptor(
                 module, clock, self.groups, recorder.on_wait, device, dedicated=dedicated, priority=stream_priority
             )
             return on_device
         if module is not None:
-            recorder.quiet_tap = tap = NativeCpuInterceptor(module, self.groups)
+            recorder.quiet_interceptor = tap = NativeCpuInterceptor(module, self.groups)
             return tap
         links = None if fabric is None else HostLinks(fabric)
         if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Turns the marks of one finished step into its line in the record (`telemetry.schema.Step`).
+"""Turns the marks of one finished step into its line in the record (`records.schema.Step`).
 
 Must not wait, or compute a metric itself (that is `aorta.timeline`).
 """

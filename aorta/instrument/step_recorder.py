@@ -1,6 +1,6 @@
 """Collects the marks of a step while it runs, and emits its record line once everything in it has happened.
 
-InFlight collectives, stalls, block ranges and auxiliary ranges come in as marks; `telemetry.schema.Step` objects go to
+Issued collectives, stalls, block ranges and auxiliary ranges come in as marks; `records.schema.Step` objects go to
 a sink, in order, some steps late (R4). Must not wait for anything inside the loop.
 """
 
@@ -38,7 +38,7 @@ FINISH_GRACE_S = 2.0
 
 class QuietInterceptor(Protocol):
     """An interceptor in compiled code: records collectives, stalls and passes during a step, fetched afterwards
-    (`native.tap`).
+    (`native.native_interceptor`).
     """
 
     def begin(self) -> None:
@@ -82,7 +82,7 @@ class StepRecorder:
     Attributes:
         unseen: why steps that begin now are not observed; None when they are.
         on_begin: called when a step begins, on the training thread and stream.
-        quiet_tap: compiled interceptor, if any; its events are fetched when the step is read.
+        quiet_interceptor: compiled interceptor, if any; its events are fetched when the step is read.
         steps_written: how many steps the sink has received.
     """
 
@@ -99,7 +99,7 @@ class StepRecorder:
         self._current: OpenStep | None = None
         self._unread: deque[OpenStep] = deque()
         self.unseen: Unseen | None = None
-        self.quiet_tap: QuietInterceptor | None = None
+        self.quiet_interceptor: QuietInterceptor | None = None
         self.on_begin: Callable[[], None] = lambda: None
         self._captured, self._together, self._looked_s = 0, together, time.monotonic()
         self.steps_written = 0
@@ -122,8 +122,8 @@ class StepRecorder:
         self._clock.new_epoch()
         self.on_begin()
         begun = OpenStep(facts, self._clock.mark(), self._issued_by_backends(), self.unseen)
-        if self.quiet_tap is not None:
-            self.quiet_tap.begin()
+        if self.quiet_interceptor is not None:
+            self.quiet_interceptor.begin()
         self._current = begun
 
     def end(self) -> None:
@@ -131,8 +131,8 @@ class StepRecorder:
         done = self._current
         assert done is not None  # begin comes before end
         done.end, done.issued_after = self._clock.mark(), self._issued_by_backends()
-        if self.quiet_tap is not None:
-            done.tell = self.quiet_tap.end()  # also reports how many collectives were captured
+        if self.quiet_interceptor is not None:
+            done.tell = self.quiet_interceptor.end()  # also reports how many collectives were captured
         done.captured = self._captured
         self._unread.append(done)
         self._current = None
@@ -145,8 +145,8 @@ class StepRecorder:
         if abandoned is None:
             return
         self._forget(*abandoned.marks())
-        if self.quiet_tap is not None:
-            self.quiet_tap.abandon()
+        if self.quiet_interceptor is not None:
+            self.quiet_interceptor.abandon()
 
     def aux(self, name: str) -> AbstractContextManager[None]:
         """A `with` block of work that is neither compute nor communication."""

@@ -1,6 +1,6 @@
 """Decides which files are made of a profiler window, locally and remotely.
 
-Must not write any of them (that is `saver`).
+Must not write any of them (that is `trace_saver`).
 """
 
 from __future__ import annotations

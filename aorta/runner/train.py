@@ -1,4 +1,4 @@
-"""TrainingRun, recorded: one attempt of one rank, from its configuration to a footer that says why it ended.
+"""Training, recorded: one attempt of one rank, from its configuration to a footer that says why it ended.
 
 Must not compute a metric, or lose what was measured when something goes wrong: `rank_process` turns endings into
 messages and exit codes.

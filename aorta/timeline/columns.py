@@ -1,7 +1,7 @@
 """Measures windows on columns: the same definition as for a live step, fast enough for traces of millions of rows.
 
 For intervals given as `Spans` it yields the `Overlap` that `overlap.measure_window` gives for the same intervals
-(tests/timeline/test_columns.py). Must not define a metric.
+(tests/timeline/test_arrays.py). Must not define a metric.
 """
 
 from __future__ import annotations

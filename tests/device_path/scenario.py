@@ -457,7 +457,7 @@ def run(
     torch.accelerator.synchronize()
     simulated.reset()
     with make(device, mode, rank, size, read_clocks(), lines.append, native=native) as instrument:
-        if native != (instrument.recorder.quiet_tap is not None):
+        if native != (instrument.recorder.quiet_interceptor is not None):
             wrong.append("it is not the tap that was asked for")
         instrument.watch([("first", rig.model[0]), ("second", rig.model[1])])
         instrument.watch_backward(rig.model)

@@ -1,5 +1,4 @@
-"""Compares several independent launches of one configuration with several launches of another.
+"""Compares two sides: single runs (`run_comparison`), or sets of independent launches, with effects and verdicts.
 
-Takes two folders of run folders and gives effects with confidence intervals, p-values and verdicts. Must not: treat a
-step as an independent observation (docs/measuring.md, section 5).
+Must not: treat a step as an independent observation (docs/measuring.md, section 5).
 """

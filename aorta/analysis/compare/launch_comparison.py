@@ -1,8 +1,8 @@
 """Builds the `comparison` of `summary.json` for two launch sets: every metric with its verdict, and the overall
 verdict.
 
-The result is plain JSON values. Must not: decide anything itself (`numbers`, `judging` and `verdict` do), or show the
-value of one launch as that of its side.
+The result is plain JSON values. Must not: decide anything itself (`effect`, `metric_verdicts` and `verdict` do), or
+show the value of one launch as that of its side.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def compare_launches(
     collectives: tuple[list[Any], list[Any]],
     rules: Rules,
 ) -> dict[str, Any]:
-    """Extend the result of `compare.compare`: its values become medians over launches, and it gains verdicts and
+    """Extend the result of `run_comparison.compare`: its values become medians over launches, and it gains verdicts and
     effects.
 
     Args:
@@ -39,7 +39,7 @@ def compare_launches(
         collectives: the collectives of each, as in their aggregates.
 
     Raises:
-        InputError: the launches did different work (`alike.refuse_unlike`).
+        InputError: the launches did different work (`comparability.refuse_unlike`).
     """
     allowed = refuse_unlike(*sides, rules)
     before, after = (medians_entry(side) | {"collectives": rows} for side, rows in zip(sides, collectives, strict=True))
@@ -89,7 +89,7 @@ def judged(
     """Compute the statistics and verdict of every metric.
 
     Args:
-        pairs: metrics as under `metrics` in the result of `compare.compare`.
+        pairs: metrics as under `metrics` in the result of `run_comparison.compare`.
 
     Returns:
         The metrics, the verdict of the comparison, and the reason for it.

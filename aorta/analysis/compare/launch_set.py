@@ -20,7 +20,7 @@ from aorta.errors import InputError
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch. `facts` says what was run, in the form of `compare.facts`."""
+    """One launch. `facts` says what was run, in the form of `run_comparison.facts`."""
 
     path: Path
     run_id: str

@@ -1,7 +1,7 @@
 """Compares two datasets: differences and quotients, each with the direction that is better. It gives no verdict.
 
 Takes two datasets and their aggregates and gives plain JSON values. Must not: call a single launch a regression (W20:
-verdicts are `aorta.analysis.compare`'), or judge milliseconds of one platform against those of another.
+verdicts are `launch_comparison`'s), or judge milliseconds of one platform against those of another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VERDICT_REASON: Final = (
     "section 5: the smallest two-sided Mann-Whitney p is 0.029 with 4, 0.10 with 3)"
 )
 _HEADER_FACTS: Final = ("platform", "world_size", "parallel", "backend", "timer", "instrument_mode", "start_step")
-_HOST_TAP: Final = "config.instrument.host_tap"
+_INTERCEPTOR: Final = "config.instrument.host_tap"  # the key of summary.json stays
 """Not a configuration key: whether the instrument's compiled extension was available."""
 _WHERE: Final = "config.training.output_dir"
 _MUST_AGREE: Final = ("dtype", "precision", "batch_size", "gradient_accumulation", "sequence_length")
@@ -163,7 +163,7 @@ def facts(run: Run) -> dict[str, object]:
     configuration = dict(flatten(config_of(run.manifest), "config."))
     configuration.pop(_WHERE, None)  # where a run writes says nothing of what it did
     tap = interceptor(run.manifest)
-    return header | configuration | ({_HOST_TAP: tap} if tap is not None else {})
+    return header | configuration | ({_INTERCEPTOR: tap} if tap is not None else {})
 
 
 def differing(left: Mapping[str, object], right: Mapping[str, object]) -> list[dict[str, Any]]:

@@ -84,7 +84,8 @@ def read_aorta_2025(stream: IO[bytes], path: str) -> Trace:
     ranks: set[int] = set()
     worlds: set[int] = set()
     notes = list(_NOTES)
-    beyond = base = number = 0
+    known: set[int] = set()
+    beyond = base = number = repeated = 0
     while text := stream.readline(_LONGEST_LINE):
         number += 1
         if not text.strip():
@@ -94,6 +95,10 @@ def read_aorta_2025(stream: IO[bytes], path: str) -> Trace:
             break
         line = _decoded(path, number, text)
         ranks.add(line.rank)
+        if line.global_step in known:
+            repeated += 1
+            continue
+        known.add(line.global_step)
         worlds.update(() if line.world_size is None else (line.world_size,))
         total = _ns(line.profile.total_ms)
         for each in line.profile.ranges:
@@ -115,6 +120,8 @@ def read_aorta_2025(stream: IO[bytes], path: str) -> Trace:
             f"{path}: lines of {len(ranks)} ranks; one file holds one rank" if ranks else f"{path}: no iterations in it"
         )
     (rank,) = ranks
+    if repeated:
+        notes.append(f"{path}: {repeated} iteration(s) repeat a global step; the first of each is used")
     if beyond:
         notes.append(f"{path}: {beyond} range(s) reach beyond their iteration; cut off there")
     return Trace(
@@ -153,7 +160,7 @@ def _decoded(path: str, number: int, text: bytes) -> _Line:
 
 
 def _meaning(each: _Range) -> tuple[int, int]:
-    """IntervalClass and kind of a range. All-gathers ran on the stream `aux`; the name of their function
+    """Class and kind of a range. All-gathers ran on the stream `aux`; the name of their function
     identifies them (W8).
     """
     if each.stream == "compute":

@@ -79,7 +79,7 @@ class Intervals:
         rank: global rank, or `NULL`.
         device: index as the source gives it (not the local rank), or `NULL`.
         stream: stream, queue or thread number as the source gives it, or `NULL`.
-        cls: a `IntervalClass`.
+        cls: an `IntervalClass`.
         kind: `KIND_CODE`, or `NULL` where it is no collective or its kind is unknown.
         group: code into `groups`.
         seq: sequence number of the collective in its group.

@@ -1,8 +1,9 @@
 """Classifies kernels and operators by name: compute, copy or communication, and which kind of collective.
 
-Takes each distinct name once, with additional patterns from the command line, and gives codes of `table.Class` and
-`table.KIND_CODE`. The patterns are unanchored (docs/measuring.md, W12): `void ncclDevKernel...` is communication too.
-Must not: look at anything but the name; where a format has categories, its reader selects by them first (W13).
+Takes each distinct name once, with additional patterns from the command line, and gives codes of
+`interval_table.IntervalClass` and `interval_table.KIND_CODE`. The patterns are unanchored (docs/measuring.md, W12):
+`void ncclDevKernel...` is communication too. Must not: look at anything but the name; where a format has categories,
+its reader selects by them first (W13).
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class NameClassifier:
         return IntervalClass.COPY if self._copy.search(name) else IntervalClass.COMPUTE
 
     def kernels(self, names: Sequence[str]) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-        """IntervalClass and kind of each name, to be indexed by name codes: `classes[name_codes]`."""
+        """Class and kind of each name, to be indexed by name codes: `classes[name_codes]`."""
         classes = np.array([self.class_of(name) for name in names], dtype=np.int8)
         kinds = [kind_of(name) if cls == IntervalClass.COMM else NULL for name, cls in zip(names, classes, strict=True)]
         return classes, np.array(kinds, dtype=np.int8)

@@ -1,6 +1,6 @@
 """Loads whatever is at a location as a run; the one place that distinguishes records, launch sets and traces.
 
-A location is a folder of AORTA's records, a folder of several such folders, or anything in which `traces.units` finds
+A location is a folder of AORTA's records, a folder of several such folders, or anything in which `trace_files` finds
 traces. Must not: trust a file's name, or read a folder of AORTA's records as anything else.
 """
 

@@ -81,7 +81,7 @@ class Database:
                 yield chunk
 
     def integers(self, table: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Int64]:
-        """Whole integer columns. SQL's NULL becomes `table.NULL`, also in required columns.
+        """Whole integer columns. SQL's NULL becomes `interval_table.NULL`, also in required columns.
 
         Raises:
             InputError: as `rows`, or a value is not an integer.

@@ -40,7 +40,7 @@ _OF_STREAMS: Final[Mapping[str, StreamReader]] = {
     "rocprofv3-json": read_json,
     "aorta-2025": lambda stream, place, _classifier, _headers: [read_aorta_2025(stream, place)],
 }
-"""Format -> its reader: a new one is registered here, and recognised in `detecting`."""
+"""Format -> its reader: a new one is registered here, and `detect`."""
 _OF_DATABASES: Final = {"rocpd": read_rocpd, "nsys": read_nsys}
 
 

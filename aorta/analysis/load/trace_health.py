@@ -56,7 +56,7 @@ _SAID: Final = (
 
 @dataclass(frozen=True)
 class TraceFacts:
-    """TraceFacts about one trace, without its rows: small enough to be sent between processes."""
+    """Facts about one trace, without its rows: small enough to be sent between processes."""
 
     path: str
     format: str
@@ -145,7 +145,7 @@ def _devices(table: Intervals, rank: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class TraceHealth:
-    """TraceFacts about all traces of one result. `notes()` is the readable form, `as_json()` the complete one."""
+    """Facts about all traces of one result. `notes()` is the readable form, `as_json()` the complete one."""
 
     parts: tuple[TraceFacts, ...]
     files_left_out: tuple[str, ...]

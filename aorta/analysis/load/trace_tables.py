@@ -55,18 +55,19 @@ _NOT_TOLD: Final = "a trace does not tell it"
 
 @dataclass(frozen=True)
 class TraceDetails:
-    """`tables.Details` of a trace: segments (start, end, mask) in ns on its clock, of all steps, ordered by start."""
+    """`tables.Details` of a trace: segments (start, end, mask) in ns on its clock, step after step; those of a step end
+    at its `segments_end`. Windows of steps may overlap, so time alone does not tell whose a segment is.
+    """
 
     segments: Int64
+    segments_end: Int64
     start_ns: Int64
     end_ns: Int64
 
     def step(self, place: int) -> StepIntervals:
         """Which lanes were active when, in one step."""
         start, end = int(self.start_ns[place]), int(self.end_ns[place])
-        first, last = np.searchsorted(self.segments[:, 0], (start, end))
-        rows = self.segments[first:last]
-        rows = rows[rows[:, 1] <= end]
+        rows = self.segments[int(self.segments_end[place - 1]) if place else 0 : int(self.segments_end[place])]
         segments = [LaneSegment(low - start, high - start, mask) for low, high, mask in rows.tolist()]
         return StepIntervals(end - start, TRACE_STREAMS, segments)
 
@@ -151,7 +152,9 @@ def _device(trace: Trace, timeline: DeviceTimeline, place: int) -> DeviceTables:
         source=_source(trace, timeline),
         steps=table,
         collectives=collectives,
-        details=TraceDetails(segments, table.start_mono_ns, table.end_mono_ns),
+        details=TraceDetails(
+            segments, np.cumsum([len(masks) for _, masks in tiles]), table.start_mono_ns, table.end_mono_ns
+        ),
         covered=CoverageFacts(end_sources={END_SOURCE: len(collectives)}),
     )
     busy_ns = whole.window_ns - whole.idle_ns
@@ -252,7 +255,8 @@ def _numbers(trace: Trace, place: Int64, code: Int64) -> Int64:
 def _source(trace: Trace, timeline: DeviceTimeline) -> Source:
     device = str(timeline.device) if timeline.device != UNKNOWN else None
     told = {"host": trace.host, "platform": trace.platform, "device": device, "backend": trace.backend}
-    never = ("parallel", "run_id", "label", "attempt", "local_rank", "node_rank", "start_step", "warmup_steps")
+    of_records = ("parallel", "run_id", "label", "attempt", "local_rank", "node_rank", "start_step", "warmup_steps")
+    never = (*of_records, "manifest_hash", "device_telemetry", "ending")
     return Source(
         path=trace.path,
         format=trace.format,

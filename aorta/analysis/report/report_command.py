@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_rules(parser: argparse.ArgumentParser) -> None:
-    """The words of `launches.rules.Rules`: how launch sets are judged. Of single runs only what may be unlike."""
+    """Options of `compare.verdict_rules.Rules`: how launch sets are judged; of single runs only what may be unlike."""
     rules = Rules()
     group = parser.add_argument_group("launch sets")
     group.add_argument(

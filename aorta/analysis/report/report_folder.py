@@ -60,7 +60,8 @@ def write_report(
     """Read, aggregate, compare (when both names are given), draw and write. Files of an earlier report are replaced.
 
     Args:
-        sources: label -> run folder, launch set, or where traces are (`sources`). reference, candidate: labels among
+        sources: label -> run folder, launch set, or where traces are (`load.locations`). reference, candidate: labels
+        among
             them. engine: where files are read. comm_patterns: more patterns of communication kernels' names. rules: how
             launch sets are judged. finish: called with the summary before anything is written, and may add to it.
             html: write the page too.

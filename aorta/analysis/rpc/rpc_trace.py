@@ -22,7 +22,7 @@ from aorta.errors import InputError
 from aorta.records.rpc_files import CALL_MARK, Call
 
 _FIRST_ARROW: Final = 1 << 50
-"""Ids of the arrows lie above those of any trace (`merge.identity` numbers them from 0 by trace)."""
+"""Ids of the arrows lie above those of any trace (`merge.track_identity` numbers them from 0 by trace)."""
 
 
 def write_trace(

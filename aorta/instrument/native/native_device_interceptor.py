@@ -1,7 +1,7 @@
 """Compiled interceptor for collectives of an accelerator's tensors: issued, marked, waited for and ended without
 Python.
 
-The rules are those of `device_collectives` and are explained there; the same tests run against both. Must not be on the
+The rules are those of `device_interceptor` and are explained there; the same tests run against both. Must not be on the
 path of a collective (except once for each process group, each stream, and each batch that a backend coalesces).
 """
 
@@ -31,7 +31,7 @@ from aorta.records.schema import DeviceClockFacts
 
 
 class NativeDeviceClock:
-    """Compiled counterpart of `clock.DeviceClock`; a mark is an integer, negative where it is an event.
+    """Compiled counterpart of `event_clock.DeviceClock`; a mark is an integer, negative where it is an event.
 
     Args:
         module: of `build.load`.
@@ -63,7 +63,7 @@ class NativeDeviceClock:
 
 
 class NativeDeviceInterceptor(NativeCpuInterceptor):
-    """Compiled counterpart of `device_collectives.DeviceTap`; does not support an emulated fabric.
+    """Compiled counterpart of `device_interceptor.DeviceInterceptor`; does not support an emulated fabric.
 
     Args:
         on_wait: called with two marks between which the compute stream may have been waiting.

@@ -25,7 +25,7 @@ _CPU = torch.device("cpu")
 
 
 class NativeCpuInterceptor:
-    """Compiled counterpart of `collectives.HostTap`; does not support an emulated fabric.
+    """Compiled counterpart of `cpu_interceptor.CpuInterceptor`; does not support an emulated fabric.
 
     Args:
         module: of `build.load`.
@@ -33,7 +33,7 @@ class NativeCpuInterceptor:
         device: the compiled module's device object, for a run on an accelerator.
 
     Raises:
-        InstrumentError: see `seam.check_torch`.
+        InstrumentError: see `dispatcher.check_torch`.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class NativeCpuInterceptor:
         self._tap = None
 
     def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool]:
-        """Register a new group; returns `on_device` and `early` of `collectives._Member`."""
+        """Register a new group; returns `on_device` and `early` of `cpu_interceptor._Member`."""
         name = process_group.group_name
         self._groups[name] = group_seen(process_group)
         self._counts_point_to_point[name] = counts_point_to_point(process_group, _CPU)

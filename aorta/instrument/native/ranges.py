@@ -15,7 +15,7 @@ from aorta.instrument.step_builder import Pass
 
 
 class NativeRanges:
-    """Compiled counterpart of `compute.BlockRanges`.
+    """Compiled counterpart of `compute_ranges.BlockRanges`.
 
     Args:
         module: of `build.load`.
@@ -65,7 +65,7 @@ class NativeRanges:
 
 
 class NativeEnds:
-    """Compiled counterpart of `backward.BackwardEnds`, on the same compiled object as `ranges`."""
+    """Compiled counterpart of `backward_end.BackwardEnds`, on the same compiled object as `ranges`."""
 
     def __init__(self, ranges: NativeRanges) -> None:
         self._compiled: Any = ranges.compiled

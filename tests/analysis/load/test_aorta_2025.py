@@ -118,3 +118,11 @@ def test_nan_is_no_number() -> None:
 def test_an_empty_file_is_refused() -> None:
     with pytest.raises(InputError, match="no iterations in it"):
         read()
+
+
+def test_a_repeated_iteration_is_left_out_and_said() -> None:
+    again = read(line(0, 10.0, FIRST), line(1, 12.0, FIRST), line(1, 99.0, FIRST))
+    once = read(line(0, 10.0, FIRST), line(1, 12.0, FIRST))
+    assert again.intervals.end_ns.tolist() == once.intervals.end_ns.tolist()
+    assert again.windows.end_ns.tolist() == once.windows.end_ns.tolist()
+    assert any("1 iteration(s) repeat a global step" in note for note in again.notes)

@@ -100,7 +100,7 @@ class EventColumns:
         self._parameter_texts: list[bytes] = []
         self.linked: dict[int, Arguments] = {}
         self.copies: dict[int, Arguments | int] = {}
-        """Copies between devices, in the form `copies.launched_by_collectives` expects."""
+        """Copies between devices, in the form `engine_copies.launched_by_collectives` expects."""
         self.symmetric = False
         self.label_arguments: dict[int, Arguments] = {}
         self.operator_arguments: dict[int, Arguments] = {}

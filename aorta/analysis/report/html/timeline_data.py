@@ -29,7 +29,7 @@ EXPOSED: Final = "exposed communication"
 _GROUP_LANES: Final = 12
 """With more process groups than this, a lane is a kind of collective instead of a group."""
 RANK_STEP_SPANS: Final = 3_000
-"""TimelineSpans of one rank in one step; more are closer than a pixel, and neighbours are drawn as one."""
+"""Spans of one rank in one step; more are closer than a pixel, and neighbours are drawn as one."""
 _CLOSE: Final = 1 / 4_000
 """Of a step: what is closer than that is less than a pixel apart."""
 
@@ -66,7 +66,7 @@ class TimelineSpans:
 
 @dataclass
 class _Table:
-    """TimelineSpans as they are found."""
+    """Spans as they are found."""
 
     lanes: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, int] = field(default_factory=dict)
@@ -102,7 +102,7 @@ def lane_order(name: str) -> tuple[int, list[tuple[int, str]]]:
 
 
 def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int] = ()) -> TimelineSpans:
-    """TimelineSpans of the median, the slowest and the fastest step.
+    """Spans of the median, the slowest and the fastest step.
 
     Args:
         budget: about how many spans there may be; with more, fewer ranks are drawn, spread evenly over all.
@@ -238,7 +238,7 @@ def _collective(row: Any, *, by_group: bool) -> _Span:
 
 
 def _joined(spans: list[_Span], step: StepIntervals) -> list[_Span]:
-    """TimelineSpans of one lane and kind that are less than a pixel apart, made one."""
+    """Spans of one lane and kind that are less than a pixel apart, made one."""
     close = step.length_ns / NS_PER_MS * _CLOSE
     made: list[_Span] = []
     for span in sorted(spans, key=lambda span: (span.lane, span.kind, span.start_ms)):

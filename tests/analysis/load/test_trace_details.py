@@ -1,0 +1,34 @@
+"""What ran inside one step of a trace, also where the windows of steps overlap."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from aorta.analysis.load.traces import load_traces
+from tests.analysis.load.kineto_files import ALLREDUCE, document, kernel, step
+
+
+def test_steps_whose_windows_overlap_keep_their_own_segments(tmp_path: Path) -> None:
+    # Step 5 was marked from 0 to 30 us, step 2 from 20 to 60 us: in the order of their numbers 2 comes first.
+    rows = [step(5, 0, 30), step(2, 20, 40), kernel("gemm", 2, 10), kernel(ALLREDUCE, 25, 10, 0, 20)]
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(document(rows)))
+    tables = load_traces(str(path)).ranks[0]
+    assert tables.steps.global_step.tolist() == [2, 5]
+    metrics = tables.steps.metrics
+    for place, found in enumerate(tables.details.steps()):
+        assert found.length_ns == tables.steps.length_ns[place]
+        assert [part.end_ns for part in found.segments[:-1]] == [part.start_ns for part in found.segments[1:]]
+        active = {name: sum(end - start for start, end in spans) / 1e6 for name, spans in found.active().items()}
+        assert active.get("compute", 0.0) == metrics["compute_ms"][place]
+        assert active.get("allreduce", 0.0) == metrics["allreduce_ms"][place]
+    assert metrics["allreduce_ms"].tolist() == [0.010, 0.005]
+
+
+def test_a_trace_gives_a_reason_for_every_fact_it_does_not_state(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(document([step(1, 0, 30), kernel("gemm", 2, 10)])))
+    source = load_traces(str(path)).ranks[0].source
+    missing = {name for name in source.__dataclass_fields__ if getattr(source, name) is None}
+    assert missing <= source.absent.keys()
