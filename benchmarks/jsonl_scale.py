@@ -90,7 +90,7 @@ def template(ranks: int, collectives: int, rng: np.random.Generator) -> Step:
         reasons=reasons,
         per_stream_ms=measured.per_stream_ms(),
         coverage=Coverage(collectives, collectives, True),
-        active_segments=[ActiveSegment(part.start_ns, part.end_ns, part.streams) for part in measured.segments],
+        active_segments=[ActiveSegment(part.start_ns, part.end_ns, part.lanes) for part in measured.segments],
         collectives=comm,
         compute=compute,
         stalls=stalls,

@@ -20,7 +20,7 @@ import msgspec
 
 from aorta.errors import InputError
 from aorta.records.schema import READABLE_VERSIONS, Anchor, Footer, Header, Line, Step
-from aorta.timeline.classes import STREAMS
+from aorta.timeline.classes import LANES
 
 LINE_LIMIT: Final = 16 * 1024 * 1024
 """Longest line that is read, bytes. A step of 50 collectives takes at most 8 KiB (`benchmarks/record_size.py`);
@@ -41,7 +41,7 @@ class _Version(msgspec.Struct, tag_field="record", tag="header"):
 class _Streams(msgspec.Struct, tag_field="record", tag="header"):
     """What a header of schema 1 calls its lanes."""
 
-    streams: tuple[str, ...] = STREAMS
+    streams: tuple[str, ...] = LANES
 
 
 _VERSION_DECODER = msgspec.json.Decoder(_Version)

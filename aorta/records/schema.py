@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from aorta.timeline.classes import STREAMS
+from aorta.timeline.classes import LANES
 
 SCHEMA_VERSION: Final = 2
 """2: the lanes of a header are called `lanes`, in schema 1 `streams`."""
@@ -167,7 +167,7 @@ class Header(msgspec.Struct, tag_field="record", tag="header", frozen=True):
     warmup_steps: int
     clock: ClockReading
     device_telemetry: DeviceTelemetry | None = None
-    lanes: tuple[str, ...] = STREAMS
+    lanes: tuple[str, ...] = LANES
     columns: dict[str, tuple[str, ...]] = msgspec.field(default_factory=lambda: dict(COLUMNS))
 
 

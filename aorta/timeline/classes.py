@@ -34,7 +34,7 @@ counts it. AORTA's own records always know the kind.
 LOCKSTEP: Final = frozenset({"allreduce", "reducescatter", "allgather", "alltoall", "barrier"})
 """Kinds that end on no rank before every rank has started."""
 
-STREAMS: Final = (COMPUTE, *KINDS, COPY, AUX)
+LANES: Final = (COMPUTE, *KINDS, COPY, AUX)
 """Lanes of a timeline. The position is the bit in the `lanes` mask of an active segment."""
 
 NOT_COMMUNICATION: Final = frozenset({COMPUTE, COPY, AUX})
@@ -43,5 +43,5 @@ NOT_COMMUNICATION: Final = frozenset({COMPUTE, COPY, AUX})
 ALWAYS_SHOWN: Final = (COMPUTE, "allreduce", "reducescatter", AUX)
 """Lanes whose milliseconds are in every record even when they are 0."""
 
-TRACE_STREAMS: Final = (*STREAMS, UNKNOWN_KIND)
-"""Lanes of a trace from another tool. The first bits are those of `STREAMS`."""
+TRACE_LANES: Final = (*LANES, UNKNOWN_KIND)
+"""Lanes of a trace from another tool. The first bits are those of `LANES`."""

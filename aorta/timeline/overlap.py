@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from aorta.timeline import intervals
-from aorta.timeline.classes import ALWAYS_SHOWN, AUX, COMPUTE, COPY, KINDS, STREAMS, UNKNOWN_KIND
+from aorta.timeline.classes import ALWAYS_SHOWN, AUX, COMPUTE, COPY, KINDS, LANES, UNKNOWN_KIND
 from aorta.timeline.intervals import Interval, Tile
 
 NS_PER_MS = 1_000_000
-_BIT = {lane: bit for bit, lane in enumerate(STREAMS)}
+_BIT = {lane: bit for bit, lane in enumerate(LANES)}
 Raw = TypeVar("Raw")
 Merged = TypeVar("Merged")
 
@@ -52,11 +52,11 @@ class Exposure(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """An interval of the window with a constant set of active lanes. Bits follow `classes.STREAMS`."""
+    """An interval of the window with a constant set of active lanes. Bits follow `classes.LANES`."""
 
     start_ns: int
     end_ns: int
-    streams: int
+    lanes: int
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Overlap:
             unknown.add(COMPUTE)
         return {
             lane: None if lane in unknown else lengths.get(lane, 0) / NS_PER_MS
-            for lane in STREAMS
+            for lane in LANES
             if lane in ALWAYS_SHOWN or lengths.get(lane, 0)
         }
 

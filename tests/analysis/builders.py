@@ -255,7 +255,7 @@ def _simulated_step(rank: int, ranks: int, number: int, *, warm: bool, transfer_
         end_mono_ns=10**9 * (number + 1) + end,
         per_stream_ms=measured.per_stream_ms(),
         coverage=Coverage(4, 4, True),
-        active_segments=[ActiveSegment(part.start_ns, part.end_ns, part.streams) for part in measured.segments],
+        active_segments=[ActiveSegment(part.start_ns, part.end_ns, part.lanes) for part in measured.segments],
         collectives=comm,
         compute=compute,
         stalls=stalls,

@@ -1,6 +1,6 @@
 """The compiled tap: whose clock it marks on, what it counts, and that it does not wait for the interpreter.
 
-What it sees is what the tap in Python sees: `test_seam` and `test_kinds` run with both.
+What it sees is what the interceptor in Python sees: `test_dispatcher` and `test_kinds` run with both.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from aorta.records.reader import RankRecord, read_rank
 from aorta.records.run_files import RANK_FILE
 from aorta.records.schema import COLUMNS, SCHEMA_VERSION, Anchor, Footer, Header, Line, Step
 from aorta.records.writer import RecordWriter
-from aorta.timeline.classes import STREAMS
+from aorta.timeline.classes import LANES
 from tests import strategies
 
 DECODER = msgspec.json.Decoder(Line)
@@ -74,7 +74,7 @@ def test_a_header_repeats_lanes_and_columns_by_default(header):
     fields = msgspec.structs.asdict(header)
     del fields["lanes"], fields["columns"]
     plain = json.loads(msgspec.json.encode(Header(**fields)))
-    assert plain["lanes"] == list(STREAMS)
+    assert plain["lanes"] == list(LANES)
     assert plain["columns"] == {name: list(columns) for name, columns in COLUMNS.items()}
     assert set(plain["columns"]) < set(Step.__struct_fields__)
 

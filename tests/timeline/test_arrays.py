@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from aorta.errors import IntervalError
 from aorta.timeline import arrays, intervals
 from aorta.timeline.arrays import pairs, spans
-from aorta.timeline.classes import STREAMS
+from aorta.timeline.classes import LANES
 from aorta.timeline.columns import COLUMNS, MERGED_COLUMNS
 from aorta.timeline.overlap import OF_UNKNOWN_KIND, PAIRS, measure_lanes, measure_window
 from tests.strategies import BASES, bases, collectives, interval_lists
@@ -60,11 +60,11 @@ def test_a_window_on_columns_is_the_window_on_lists(window, compute, comm, stall
     )
     assert of_merged == expected
 
-    bits = {STREAMS.index(name): lane for name, lane in measured_lanes.items()}
+    bits = {LANES.index(name): lane for name, lane in measured_lanes.items()}
     stretches, masks = arrays.tile(window, bits)
     tiled = [(*pair, mask) for pair, mask in zip(pairs(stretches), masks.tolist(), strict=True)]
     live = measure_window(window, comm=comm, **lists)
-    assert tiled == [(part.start_ns, part.end_ns, part.streams) for part in live.segments]
+    assert tiled == [(part.start_ns, part.end_ns, part.lanes) for part in live.segments]
 
 
 @given(windows, interval_lists, collectives, interval_lists)

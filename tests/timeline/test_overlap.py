@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 
 from aorta.errors import IntervalError
-from aorta.timeline.classes import ALWAYS_SHOWN, AUX, COMPUTE, COPY, STREAMS
+from aorta.timeline.classes import ALWAYS_SHOWN, AUX, COMPUTE, COPY, LANES
 from aorta.timeline.overlap import Segment, Unseen, measure_window
 from tests.strategies import bases, collectives, interval_lists, intervals
 
-BIT = {lane: 1 << bit for bit, lane in enumerate(STREAMS)}
+BIT = {lane: 1 << bit for bit, lane in enumerate(LANES)}
 MS = 1_000_000
 
 
@@ -66,10 +66,10 @@ def test_a_window_agrees_with_the_reference(window, compute, comm, stalls, aux, 
         assert (part.total_ns, part.hidden_ns) == (time(kind), hidden(kind))
 
     # The segments tile the window, and say of every nanosecond which lanes were active in it.
-    assert [part.streams for part in seen.segments for _ in range(part.start_ns, part.end_ns)] == expected
+    assert [part.lanes for part in seen.segments for _ in range(part.start_ns, part.end_ns)] == expected
     assert all(part.start_ns < part.end_ns for part in seen.segments)
     assert all(
-        before.end_ns == after.start_ns and before.streams != after.streams
+        before.end_ns == after.start_ns and before.lanes != after.lanes
         for before, after in itertools.pairwise(seen.segments)
     )
     if expected:
@@ -88,8 +88,8 @@ def test_hidden_and_exposed_add_up_in_the_metrics(window, compute, comm, stalls)
     assert reasons.keys() == {name for name, value in values.items() if value is None}
     for ratio in ("overlap_ratio", "overlap_over_compute", "exposed_share"):
         assert values[ratio] is None or 0 <= values[ratio] <= 1
-    assert set(ALWAYS_SHOWN) <= set(measured.per_stream_ms()) <= set(STREAMS)
-    busiest = max((part.streams.bit_count() for part in measured.segments), default=0)
+    assert set(ALWAYS_SHOWN) <= set(measured.per_stream_ms()) <= set(LANES)
+    busiest = max((part.lanes.bit_count() for part in measured.segments), default=0)
     concurrency = measured.concurrency()
     assert concurrency["max"] == busiest
     assert 0 <= concurrency["mean"] <= busiest
@@ -216,4 +216,4 @@ def test_an_unknown_kind_is_refused_by_name():
 def test_the_lanes_of_a_record_never_change_their_bits():
     # The bit positions are the file format: a new kind goes to the end, and the schema version rises.
     kinds = "allreduce reducescatter allgather broadcast alltoall reduce gather scatter send recv barrier"
-    assert ("compute", *kinds.split(), "copy", "aux") == STREAMS
+    assert ("compute", *kinds.split(), "copy", "aux") == LANES

@@ -13,7 +13,7 @@ import numpy as np
 
 from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass, Intervals, Trace
 from aorta.timeline.arrays import Int64, Spans, cut, merge, tile
-from aorta.timeline.classes import AUX, COMPUTE, COPY, TRACE_STREAMS, UNKNOWN_KIND
+from aorta.timeline.classes import AUX, COMPUTE, COPY, TRACE_LANES, UNKNOWN_KIND
 from aorta.timeline.columns import MERGED_COLUMNS
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import Overlap, measure_lanes
@@ -55,8 +55,8 @@ class DeviceTimeline:
         return measured
 
     def segments(self, window: Interval) -> tuple[Spans, Int64]:
-        """Tile the window by the set of active lanes; the bits of a mask follow `classes.TRACE_STREAMS`."""
-        places = {TRACE_STREAMS.index(name): cut(lane, window) for name, lane in self.lanes.items()}
+        """Tile the window by the set of active lanes; the bits of a mask follow `classes.TRACE_LANES`."""
+        places = {TRACE_LANES.index(name): cut(lane, window) for name, lane in self.lanes.items()}
         return tile(window, places)
 
 

@@ -40,7 +40,7 @@ from aorta.analysis.tables import (
 )
 from aorta.records.schema import DeviceSample
 from aorta.timeline.arrays import Int64
-from aorta.timeline.classes import KINDS, TRACE_STREAMS, UNKNOWN_KIND
+from aorta.timeline.classes import KINDS, TRACE_LANES, UNKNOWN_KIND
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import Unseen
 
@@ -69,7 +69,7 @@ class TraceDetails:
         start, end = int(self.start_ns[place]), int(self.end_ns[place])
         rows = self.segments[int(self.segments_end[place - 1]) if place else 0 : int(self.segments_end[place])]
         segments = [LaneSegment(low - start, high - start, mask) for low, high, mask in rows.tolist()]
-        return StepIntervals(end - start, TRACE_STREAMS, segments)
+        return StepIntervals(end - start, TRACE_LANES, segments)
 
     def steps(self) -> Iterator[StepIntervals]:
         """Every step."""
@@ -262,7 +262,7 @@ def _source(trace: Trace, timeline: DeviceTimeline) -> Source:
         format=trace.format,
         rank=timeline.rank,
         world_size=trace.world_size or 0,
-        lanes=TRACE_STREAMS,
+        lanes=TRACE_LANES,
         timer=trace.format,
         instrument_mode=trace.format,
         groups=trace.group_ranks,

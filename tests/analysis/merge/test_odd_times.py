@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aorta.records.clock_offsets import ClockSync, encode
-from tests.analysis.merge.test_merging import clock, merge, write_sync
+from tests.analysis.merge.test_merge_traces import clock, merge, write_sync
 from tests.analysis.merge.traces import text, write, x
 
 

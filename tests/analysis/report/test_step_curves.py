@@ -17,7 +17,7 @@ from aorta.analysis.report.html.step_charts import map_charts
 from aorta.analysis.report.html.step_curves import Series
 from aorta.analysis.report.html.timeline_data import BLOCKED, EXPOSED, TimelineSpans, spans_of
 from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, Stall
-from aorta.timeline.classes import STREAMS
+from aorta.timeline.classes import LANES
 from tests.analysis.builders import MS, collective, header, metrics, step, write_rank
 from tests.analysis.load.kineto_files import document, kernel
 from tests.analysis.load.kineto_files import step as kineto_step
@@ -118,7 +118,7 @@ def drawn(found: TimelineSpans, rank: int, place: int) -> set[tuple[str, str, fl
 
 def detailed(folder: Path, ranks: int = 2, steps: int = 3, parts: int = 1) -> LabelledRun:
     """Compute 0 to 4 ms, an all-reduce 3 to 6, blocked 4 to 6, the optimizer 6 to 7; `parts`: pieces of compute."""
-    compute, allreduce = 1 << STREAMS.index("compute"), 1 << STREAMS.index("allreduce")
+    compute, allreduce = 1 << LANES.index("compute"), 1 << LANES.index("allreduce")
     for rank in range(ranks):
         lines = [
             step(

@@ -1,4 +1,4 @@
-"""Host time the instrumentation adds to one collective: `python -m benchmarks.seam_cost`.
+"""Host time the instrumentation adds to one collective: `python -m benchmarks.interception_cost`.
 
 Regime: an asynchronous all-reduce of one element and its `wait()`, gloo, in worlds of one and of two ranks; the tensor
 is so small that host time is all there is. Four arms alternate in blocks of 200 calls, in palindromes:
@@ -126,7 +126,7 @@ def measure(words: Any) -> int:
     targets = {}
     for ranks in (1, 2):
         halves = plans.launch(
-            "benchmarks.seam_cost",
+            "benchmarks.interception_cost",
             ranks,
             *("--halves", str(words.halves), "--calls", str(words.calls)),
             *plans.tap_words(words),
@@ -151,7 +151,7 @@ def measure(words: Any) -> int:
             "added": added,
         }
         targets[f"{ranks} rank(s): added <= 60 us"] = added["median"] <= 60
-    return plans.say("seam_cost", figures, targets)
+    return plans.say("interception_cost", figures, targets)
 
 
 def main() -> int:
