@@ -1,4 +1,4 @@
-// Collectives of device tensors, without Python: the same as `device_collectives.py` and `streams.py` do, where the
+// Collectives of device tensors, without Python: the same as `device_interceptor.py` and `device_streams.py` do, where the
 // rules and their reasons are explained (docs/measuring.md, R2 and R3).
 //
 // Calls of the backend are bracketed by marks, and return handles whose waits are recorded. Must not change an order;

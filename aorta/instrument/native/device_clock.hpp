@@ -1,4 +1,4 @@
-// Timestamps on an accelerator's own timeline: the same as `DeviceClock` in clock.py, without Python.
+// Timestamps on an accelerator's own timeline: the same as `DeviceClock` in event_clock.py, without Python.
 //
 // A mark is a number: positive for a time of the host's clock in nanoseconds, negative for a device event of the pool,
 // 0 for none. Must not wait for the device, or touch a Python object.
@@ -134,7 +134,7 @@ class DeviceClock {
     int64_t bound_ns;
   };
 
-  // The narrowest of several short brackets of host clock readings around an event: see `clock.placed`.
+  // The narrowest of several short brackets of host clock readings around an event: see `event_clock.placed`.
   Placed placed() {
     std::optional<Placed> best;
     for (int i = 0; i < BRACKETS; ++i) {

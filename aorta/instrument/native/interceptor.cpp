@@ -1,6 +1,6 @@
 // Intercepts collectives at the dispatcher and times them without Python: no interpreter lock, and no interpreter.
 //
-// The same as `aorta/instrument/dispatcher.py`, `collectives.py` and `device_collectives.py` do (docs/measuring.md, R1 to R3
+// The same as `aorta/instrument/dispatcher.py`, `cpu_interceptor.py` and `device_interceptor.py` do (docs/measuring.md, R1 to R3
 // and R6), without an emulated fabric. For each call of a `c10d::*` operator it records what it was, when it was
 // issued, when it ended and when its caller was blocked; Python fetches that once per step. Must not touch a Python
 // object on a backend's thread; wait for a backend's work more than once, or unless the caller does.
@@ -85,7 +85,7 @@ const at::Tensor* first_tensor(c10::ArrayRef<IValue> values) {
   return nullptr;
 }
 
-// The name of a collective in torch.profiler's trace (`labels.py`), while a profiler is on.
+// The name of a collective in torch.profiler's trace (`trace_labels.py`), while a profiler is on.
 class Label {
  public:
   Label(const Operator& op, const Collective& collective) {
@@ -295,7 +295,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     std::shared_ptr<Counts> counts;  // by group name, as ranks match them, whichever object has that name
     std::vector<bool> futureless;    // by operator
     bool on_device;                  // waiting for its collectives of device tensors blocks the device
-    bool early;                      // they complete after their futures do (`seam.ends_on_streams`)
+    bool early;                      // they complete after their futures do (`dispatcher.ends_on_streams`)
     std::shared_ptr<Batch> batch;    // what is being coalesced, if anything
   };
 

@@ -66,7 +66,7 @@ inline py::tuple passes_of(const Passes& passes) {
   return py::make_tuple(rows, passes.tails);
 }
 
-// How many collectives the group's backends themselves have counted, as `seam.issued_by`; none if one keeps no count.
+// How many collectives the group's backends themselves have counted, as `dispatcher.issued_by`; none if one keeps no count.
 inline std::optional<uint64_t> issued_by(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   try {
     std::vector<const c10d::Backend*> backends;
