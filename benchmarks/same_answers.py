@@ -1,9 +1,10 @@
 """Do two versions of AORTA give the same `summary.json` for the same inputs?
 
-    python -m benchmarks.same_answers inputs DIR            # records of every strategy, traces of every format: once
-    python -m benchmarks.same_answers compare DIR BEFORE    # BEFORE: a checkout of the other version
+    python -m benchmarks.same_answers inputs DIR BEFORE     # records of every strategy, traces of every format: once
+    python -m benchmarks.same_answers compare DIR BEFORE    # BEFORE: a checkout of the other, older version
 
-`inputs` runs `train.py` for each strategy (two or four CPU processes) and writes one trace of each format. `compare`
+`inputs` runs `train.py` of BEFORE for each strategy (two or four CPU processes), so that both versions can read the
+records, and writes one trace of each format. `compare`
 lets `overlap_report.py` of both checkouts report on each input, alone and against another, and compares value by value:
 numbers may differ in the last digits (`RELATIVE`, sums in another order). Prints every difference, then one JSON
 object. Exit 1 where anything differs.
@@ -42,23 +43,23 @@ PATHS: Final = frozenset({"aorta_version"})
 """Keys that may differ."""
 
 
-def write_inputs(folder: Path) -> None:
-    """Every input below `folder`; what is there already stays."""
+def write_inputs(folder: Path, checkout: Path) -> None:
+    """Every input below `folder`, recorded by `checkout`; what is there already stays."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (ranks, words) in RUNS.items():
-        _train(folder / name, ranks, words)
+        _train(checkout, folder / name, ranks, words)
     for side, words in (("set_a", ()), ("set_b", ("parallel.overlap=false",))):
         for number in range(4):
-            _train(folder / side / f"{number:02}", 2, ("parallel=ddp", "fabric=emulated", *words))
+            _train(checkout, folder / side / f"{number:02}", 2, ("parallel=ddp", "fabric=emulated", *words))
     _write_traces(folder)
 
 
-def _train(output: Path, ranks: int, words: tuple[str, ...]) -> None:
+def _train(checkout: Path, output: Path, ranks: int, words: tuple[str, ...]) -> None:
     if (output / "run.json").is_file():
         return
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "train.py"]
     command += [f"training.output_dir={output}", "training.max_steps=12", *words]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True)
+    subprocess.run(command, cwd=checkout, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True)
 
 
 def _write_traces(folder: Path) -> None:
@@ -159,13 +160,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["inputs", "compare"])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("before", type=Path, nargs="?")
+    parser.add_argument("before", type=Path)
     options = parser.parse_args()
     if options.what == "inputs":
-        write_inputs(options.folder.absolute())
+        write_inputs(options.folder.absolute(), options.before.absolute())
         return 0
-    if options.before is None:
-        parser.error("compare needs a checkout of the other version")
     return compare(options.folder.absolute(), options.before.absolute())
 
 

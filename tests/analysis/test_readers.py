@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from aorta.analysis.load.records import load_run
+from aorta.analysis.tables import PHASES
 from aorta.errors import InputError
-from aorta.records.schema import EndSource
+from aorta.records.schema import EndSource, Phase
 from tests.analysis.builders import (
     append,
     collective,
@@ -257,3 +259,7 @@ def test_a_step_that_no_longer_says_what_it_is_is_not_taken_for_one(tmp_path: Pa
     path.write_text(before + now + after)
     with pytest.raises(InputError, match=r"global step 1, at byte .* cannot be read again"):
         record.step_intervals(1)
+
+
+def test_the_phases_of_the_tables_are_those_of_the_schema() -> None:
+    assert get_args(Phase) == PHASES

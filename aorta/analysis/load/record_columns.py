@@ -10,17 +10,15 @@ from __future__ import annotations
 import gc
 from array import array
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aorta.analysis.load.record_details import RecordDetails
 from aorta.analysis.load.record_lines import CollectiveRow, Decoded, LeanStep, check_samples, decode
 from aorta.analysis.tables import (
     COMPLETED,
@@ -35,25 +33,18 @@ from aorta.analysis.tables import (
     Floats,
     Ints,
     IsolatedSteps,
-    LaneSegment,
     RankTables,
     Source,
-    StepIntervals,
     Steps,
     of_unused_kind,
 )
 from aorta.errors import InputError
-from aorta.records.reader import LINE_LIMIT, Problems, no_footer, raw_lines, read_header, second_header
+from aorta.records.reader import Problems, no_footer, raw_lines, read_header, second_header
 from aorta.records.schema import (
-    ActiveSegment,
     Anchor,
-    AuxRange,
-    ComputeRange,
     Coverage,
-    DeviceSample,
     Footer,
     Header,
-    Stall,
 )
 
 FORMAT: Final = "aorta"
@@ -119,89 +110,6 @@ def _read(path: Path) -> RankTables:
         else:
             assert isinstance(line, Anchor)
     return columns.finish(footer, problems)
-
-
-class _Line(msgspec.Struct, tag_field="record", tag="step", gc=False):
-    """The part of a step's line that is not in the columns."""
-
-    global_step: int
-    active_segments: list[ActiveSegment]
-    compute: list[ComputeRange]
-    stalls: list[Stall]
-    aux: list[AuxRange]
-
-
-class _Samples(msgspec.Struct, gc=False):
-    device: list[DeviceSample]
-    reasons: dict[str, str] = {}
-
-
-_LINES: Final[msgspec.json.Decoder[_Line | Anchor]] = msgspec.json.Decoder(_Line | Anchor)
-"""A union, so that a line without `record` is refused."""
-_SAMPLES: Final = msgspec.json.Decoder(_Samples)
-
-
-@dataclass(frozen=True)
-class RecordDetails:
-    """`tables.Details` of a record: reads the lines of its file again, by their offsets."""
-
-    path: Path
-    lanes: tuple[str, ...]
-    global_step: Ints
-    length_ns: Ints
-    line_offset: Ints
-    sample_lines: array[int]
-
-    def step(self, place: int) -> StepIntervals:
-        """One step, from its line."""
-        with self._open(f"global step {self.global_step[place]}, at byte {self.line_offset[place]}, ") as file:
-            return self._step(file, place)
-
-    def steps(self) -> Iterator[StepIntervals]:
-        """Yield every step, line by line."""
-        with self._open("") as file:
-            for place in range(len(self.global_step)):
-                yield self._step(file, place)
-
-    def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
-        """Yield the device samples, from the lines that hold any."""
-        if not self.sample_lines:
-            return
-        with self._open("its device samples ") as file:
-            for offset in self.sample_lines:
-                file.seek(offset)
-                line = _SAMPLES.decode(file.readline(LINE_LIMIT))
-                for sample in line.device:
-                    yield sample, line.reasons.get("device")
-
-    def size_bytes(self) -> int:
-        """Size of the file; 0 where it no longer exists, which reading it will report."""
-        try:
-            return self.path.stat().st_size
-        except OSError:
-            return 0
-
-    def absolute(self) -> RecordDetails:
-        """The same with an absolute path, for workers with another working directory."""
-        return replace(self, path=self.path.absolute())
-
-    def _step(self, file: BinaryIO, place: int) -> StepIntervals:
-        file.seek(int(self.line_offset[place]))
-        line = _LINES.decode(file.readline(LINE_LIMIT))
-        if not isinstance(line, _Line) or line.global_step != self.global_step[place]:
-            raise ValueError("another line stands there now")
-        segments = [LaneSegment(part.start_ns, part.end_ns, part.lanes) for part in line.active_segments]
-        return StepIntervals(int(self.length_ns[place]), self.lanes, segments, line.compute, line.stalls, line.aux)
-
-    @contextmanager
-    def _open(self, what: str) -> Iterator[BinaryIO]:
-        try:
-            with self.path.open("rb", buffering=1 << 20) as file:
-                yield file
-        except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
-            raise InputError(
-                f"{self.path.name}: {what}cannot be read again ({error}) (in {self.path.parent})"
-            ) from error
 
 
 @dataclass
