@@ -6,7 +6,6 @@ or choose silently between two traces of one rank.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ import msgspec
 from aorta.analysis.load.chrome_json import Event, NoEventArray, RawEvents
 from aorta.analysis.load.microseconds import LARGEST_NS, of_value
 from aorta.analysis.load.open import is_tar, members, opened
+from aorta.analysis.load.rank_inference import ranks_in_path
 from aorta.errors import InputError
 from aorta.records.clock_offsets import CLOCK_SYNC_FILE
 from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE
@@ -26,7 +26,6 @@ from aorta.records.schema import WORLD_LIMIT
 SUFFIXES: Final = (".json", ".json.gz", ".tar.gz", ".tgz")
 _NOT_TRACES = frozenset({MANIFEST_FILE, CLOCK_SYNC_FILE, "summary.json"})
 _LEFT_OUT = frozenset({HISTORY_DIR, "checkpoints", "logs"})
-_RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)")
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ def describe(path: Path) -> TraceFile:
     info = _value(head, "distributedInfo", dict, path) or {}
     rank = info.get("rank", _value(head, "global_rank", int, path))
     if type(rank) is not int:
-        names = set(map(int, _RANK_IN_NAME.findall(path.name) or _RANK_IN_NAME.findall(path.parent.name)))
+        names = ranks_in_path(f"{path.parent.name}/{path.name}")  # folders further up are not the rank's own
         if len(names) != 1:
             said = f"several ranks ({', '.join(map(str, sorted(names)))})" if names else "no rank<N>"
             raise InputError(
