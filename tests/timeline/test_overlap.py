@@ -159,6 +159,17 @@ def test_lanes_that_are_never_used_are_silent_unless_always_shown():
     assert measured.concurrency() == {"mean": 5 / 4, "max": 2.0}
 
 
+def test_ratios_are_of_communication_of_compute_and_of_the_whole_window():
+    measured = measure_window(
+        (0, 100), compute=[(0, 40)], comm={"allreduce": [(30, 80)]}, copy=[(35, 45)], aux=[(80, 90)]
+    )
+    assert measured.overlap_ratio == 10 / 50
+    assert measured.overlap_over_compute == 10 / 40
+    assert measured.exposed_share == 40 / 100
+    # The window counts whole, its idle end too: 40 + 50 + 10 + 10 ns of lanes in 100.
+    assert measured.concurrency() == {"mean": 1.1, "max": 3.0}
+
+
 def test_without_communication_the_ratio_is_unknown_and_says_why():
     values, reasons = measure_window((0, 10), compute=[(0, 10)], comm={"allreduce": []}, copy=()).metrics()
     assert values["overlap_ratio"] is None
@@ -189,6 +200,21 @@ def test_unseen_communication_makes_every_metric_that_rests_on_it_unknown():
     assert known == {"window_ms": 4.0, "compute_ms": 2.0, "copy_ms": 0.0, "aux_ms": 1.0}
     assert reasons == dict.fromkeys(values.keys() - known.keys(), "2 of 3 collectives seen")
     assert values.keys() == measured.metrics()[0].keys(), "an unknown metric is null, not absent"
+
+
+def test_unseen_communication_and_compute_are_unknown_lanes_and_not_0():
+    measured = measure_window((0, 4 * MS), compute=[(0, 2 * MS)], comm={"allreduce": [(0, MS)]}, aux=[(3 * MS, 4 * MS)])
+    assert measured.per_stream_ms(Unseen("missed")) == {
+        "compute": 2.0,
+        "allreduce": None,
+        "reducescatter": None,
+        "aux": 1.0,
+    }
+    neither = Unseen("nothing was seen", compute=True)
+    assert measured.per_stream_ms(neither)["compute"] is None
+    values, reasons = measured.metrics(neither)
+    assert {name: value for name, value in values.items() if value is not None} == {"window_ms": 4.0, "aux_ms": 1.0}
+    assert reasons["compute_ms"] == "nothing was seen"
 
 
 @pytest.mark.parametrize("part", ["compute", "stalls", "aux", "copy", "comm", "window"])

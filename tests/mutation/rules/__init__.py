@@ -1,0 +1,10 @@
+"""The mutants of `scripts/mutants`, by room of AORTA: data, each with the tests that have to notice it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutation.mutant import Tested
+from tests.mutation.rules.timeline import TIMELINE
+
+MUTANTS: Final[tuple[Tested, ...]] = (*TIMELINE,)
