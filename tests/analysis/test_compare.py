@@ -139,6 +139,26 @@ def test_a_run_against_itself_an_emulation_and_a_lost_manifest_are_warned_of(tmp
     assert found["manifest_differences"] == []
 
 
+def test_collectives_are_compared_with_those_of_the_same_size(tmp_path: Path) -> None:
+    sides = []
+    for label, transfers_ms in (("a", (1, 4)), ("b", (2, 3))):
+        (tmp_path / label).mkdir()
+        rows = [
+            collective(seq=seq, start_ms=0, end_ms=transfer_ms, bytes=1000 * (seq + 1))
+            for seq, transfer_ms in enumerate(transfers_ms)
+        ]
+        write_rank(tmp_path / label, header(run_id=label), [step(overlap=metrics(20, 16, 8, 6), collectives=rows)])
+        sides.append(LabelledRun(label, load_run(tmp_path / label)))
+    found = compared(*sides)["collectives"]
+    assert [(row["bytes"], row["transfer_ms"]["difference"]) for row in found] == [(1000, 1), (2000, -1)]
+
+
+def test_where_a_run_writes_is_no_difference(tmp_path: Path) -> None:
+    places = [CONFIG | {"training": {"output_dir": name}} for name in ("a", "b")]
+    found = compared(*(side(tmp_path, c["training"]["output_dir"], metrics(20, 16, 8, 6), c) for c in places))
+    assert found["manifest_differences"] == []
+
+
 def test_a_side_without_steps_is_compared_as_null(tmp_path: Path) -> None:
     full = side(tmp_path, "a", metrics(20, 16, 8, 8))
     (tmp_path / "b").mkdir()

@@ -54,12 +54,17 @@ def test_the_smallest_p_is_the_one_that_measuring_states() -> None:
 
 def test_u_counts_pairs_in_which_the_candidate_is_larger() -> None:
     assert u_of(np.array([1.0, 2.0]), np.array([1.5, 3.0])) == 3
+    assert u_of(np.array([1.0, 2.0]), np.array([2.0, 3.0])) == 3  # the two that are equal do not count
 
 
 @pytest.mark.parametrize(("sizes", "expected"), [((4, 4), 16), ((5, 5), 23), ((3, 3), None), ((8, 8), 51)])
 def test_critical_values_are_those_of_the_tables(sizes: tuple[int, int], expected: int | None) -> None:
     """Two-sided 0.05 of Mann-Whitney tables: U <= 0, 2 and 13 for n = 4, 5, 8, so n * n less that from above."""
     assert critical_u(*sizes, 0.05) == expected
+
+
+def test_a_u_whose_p_is_alpha_is_critical() -> None:
+    assert critical_u(4, 4, float(p_values(4, 4)[16])) == 16
 
 
 def test_sixty_launches_a_side_are_no_burden() -> None:

@@ -17,7 +17,7 @@ from aorta.analysis.load.records import load_run
 from aorta.analysis.locate import locate
 from aorta.analysis.tables import Run
 from aorta.errors import InputError
-from tests.analysis.builders import simulated_run
+from tests.analysis.builders import header, metrics, simulated_run, step, write_rank
 from tests.analysis.compare.builders import launch, launch_set
 
 
@@ -69,6 +69,17 @@ def test_the_median_of_a_launch_is_the_one_that_its_report_shows(tmp_path: Path)
         assert sample.median == published[name]["median"], name
         assert sample.reason == published[name]["reason"], name
         assert bool(len(sample.pool)) == (sample.median is not None)
+
+
+def test_a_step_without_a_value_does_not_count_in_the_median_of_its_launch(tmp_path: Path) -> None:
+    lines = [
+        step(0, 1, number, overlap=metrics(10, 8, 4, 4 * ratio, **({"overlap_ratio": None} if ratio == 0 else {})))
+        for number, ratio in enumerate((0, 0, 0, 0.5, 0.75))
+    ]
+    write_rank(tmp_path, header(), lines)
+    kept = samples(LabelledRun("x", load_run(tmp_path)))["overlap_ratio"]
+    assert kept.median == 0.625
+    assert kept.pool.min() >= 0.5
 
 
 def test_launches_that_are_not_complete_are_left_out_by_name(tmp_path: Path) -> None:

@@ -28,6 +28,10 @@ def seen(value: float | None, low: float | None, high: float | None, p: float = 
         (seen(-0.1, -0.15, -0.05, p=0.05), "regression"),
         (seen(-0.015, -0.03, -0.01), "inconclusive"),
         (seen(-0.01, -0.015, -0.005), "equivalent"),
+        (seen(0.02, 0.01, 0.03), "inconclusive"),  # of the margin is not beyond it
+        (seen(-0.02, -0.03, -0.01), "inconclusive"),
+        (seen(0.01, 0.0, 0.02, p=0.9), "equivalent"),  # to the margin is within it
+        (seen(-0.01, -0.02, 0.0, p=0.9), "equivalent"),
         (seen(0.0, -0.01, 0.01, p=0.9), "equivalent"),
         (seen(0.0, -0.01, 0.03, p=0.9), "inconclusive"),
         (seen(0.0, None, None, p=0.9), "inconclusive"),
@@ -59,6 +63,7 @@ def test_the_reason_says_what_is_lacking(evidence: Evidence, said: str) -> None:
 def test_a_smaller_alpha_needs_more_launches() -> None:
     """2 / C(8, 4) = 0.029, 2 / C(10, 5) = 0.0079, 2 / C(12, 6) = 0.0022."""
     assert [least_launches(alpha) for alpha in (0.5, 0.05, 0.02, 0.005)] == [4, 4, 5, 6]
+    assert [least_launches(alpha) for alpha in (2 / 70, 2 / 252)] == [4, 5]  # a p of alpha is significant
 
 
 def guard(value: float | None, p: float | None) -> dict[str, Any]:
@@ -76,11 +81,22 @@ def test_a_slower_step_withholds_and_so_does_an_unknown_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [{"alpha": 0}, {"alpha": 0.7}, {"margin": 0}, {"primary": "comm_ms"}, {"primary": "nonsense"}]
+    "words",
+    [{"alpha": 0}, {"alpha": 0.7}, {"margin": 0}, {"margin": 1}, {"primary": "comm_ms"}, {"primary": "nonsense"}],
 )
 def test_rules_that_cannot_be_followed_are_refused(words: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=f"--{next(iter(words))}"):
         Rules(**words)
+
+
+def test_an_alpha_of_a_half_is_the_largest() -> None:
+    assert Rules(alpha=0.5).alpha == 0.5
+
+
+def test_one_metric_decides_one_guards_and_the_others_are_secondary() -> None:
+    names = ("overlap_ratio", "job_step_ms", "exposed_comm_ms")
+    assert [Rules().role(name) for name in names] == ["primary", "guard", "secondary"]
+    assert [Rules(primary="job_step_ms").role(name) for name in names] == ["secondary", "primary", "secondary"]
 
 
 def test_keys_are_allowed_whole_without_their_root_by_their_beginning_or_all() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutation.mutant import Tested
+from tests.mutation.rules.comparison import COMPARISON
 from tests.mutation.rules.timeline import TIMELINE
 
-MUTANTS: Final[tuple[Tested, ...]] = (*TIMELINE,)
+MUTANTS: Final[tuple[Tested, ...]] = (*TIMELINE, *COMPARISON)
