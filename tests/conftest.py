@@ -7,8 +7,9 @@ on: the tests themselves still ignore what they were told to ignore.
 The simulated device (`tests/simulated`), where AORTA_SIMULATED_DEVICE asks for it: before anybody imports torch.
 
 Hypothesis: `gate` draws the same examples every time, so that the gate answers alike twice; with
-`HYPOTHESIS_PROFILE=soak` it searches anew, and longer; `mutants` draws as `gate` and stops at the first failure. No deadlines and no limit for drawing examples: on a shared
-machine they test the machine. Must not: define what only some rooms need.
+`HYPOTHESIS_PROFILE=soak` it searches anew, and longer; `mutants` draws as `gate` and stops at the first failure. No
+deadlines and no limit for drawing examples: on a shared machine they test the machine.
+Must not: define what only some rooms need.
 """
 
 from __future__ import annotations

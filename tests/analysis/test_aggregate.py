@@ -67,6 +67,25 @@ def test_the_job_step_is_the_slowest_rank(known: dict[str, Any]) -> None:
     assert (job["count"], job["min"], job["median"], job["max"]) == (2, 31, 36, 41)
 
 
+def test_a_step_that_a_rank_lacks_is_no_job_step(tmp_path: Path) -> None:
+    for rank, numbers in enumerate(((0, 1, 2), (0, 2))):
+        lines = [step(rank, 2, number, overlap=metrics(10 + 10 * number + rank, 8, 4, 2)) for number in numbers]
+        write_rank(tmp_path, header(rank, 2), lines)
+    job = aggregated(tmp_path)["metrics"]["job_step_ms"]
+    assert (job["count"], job["min"], job["max"]) == (2, 11, 31)
+
+
+def test_a_ratio_of_sums_leaves_out_steps_in_which_either_part_is_null(tmp_path: Path) -> None:
+    lines = [
+        step(0, 1, 0, overlap=metrics(10, 8, 4, 2)),
+        step(0, 1, 1, overlap=metrics(10, 8, 6, 5, compute_comm_ms=None)),
+        step(0, 1, 2, overlap=metrics(10, 8, 6, 5, comm_ms=None)),
+        step(0, 1, 3, overlap=metrics(10, 8, 4, 1)),
+    ]
+    write_rank(tmp_path, header(), lines)
+    assert aggregated(tmp_path)["metrics"]["overlap_ratio"]["ratio_of_sums"] == 3 / 8
+
+
 def test_percentiles_interpolate_linearly(known: dict[str, Any]) -> None:
     hidden = known["metrics"]["compute_comm_ms"]  # 1, 2, 6, 8: position p * (n - 1)
     assert hidden["median"] == 4.0

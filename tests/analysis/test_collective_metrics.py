@@ -263,6 +263,52 @@ def test_the_skew_is_bounded_by_the_longest_duration(tmp_path: Path) -> None:
     assert entry["transfer_ms"]["median"] == 2.0
 
 
+@pytest.mark.parametrize(
+    ("ranks", "kind", "count", "busbw"),
+    [
+        (4, "allreduce", 8_000_000, 6.0),
+        (4, "reducescatter", 8_000_000, 3.0),
+        (4, "allgather", 8_000_000, 3.0),
+        (4, "alltoall", 8_000_000, 3.0),
+        (2, "allreduce", 8_000_000, 4.0),
+        (4, "barrier", 0, None),
+        (1, "allreduce", 8_000_000, None),
+    ],
+)
+def test_bandwidths_by_hand(tmp_path: Path, ranks: int, kind: str, count: int, busbw: float | None) -> None:
+    """8 MB in 2 ms are 4 GB/s; of n ranks a bus carries 2 (n - 1) / n of that in an all-reduce, (n - 1) / n in others."""
+    for rank in range(ranks):
+        row = collective(kind, end_ms=2 + rank, bytes=count)
+        write_rank(tmp_path, header(rank, ranks), [step(rank, ranks, overlap=HALF, collectives=[row])])
+    (entry,) = LabelledRun("x", load_run(tmp_path)).collectives.collectives
+    assert entry["transfer_ms"]["median"] == 2.0
+    assert entry["algbw_gb_per_s"]["median"] == (None if busbw is None else pytest.approx(4.0))
+    assert entry["busbw_gb_per_s"]["median"] == (None if busbw is None else pytest.approx(busbw))
+    assert (entry["busbw_gb_per_s"]["reason"] is None) == (busbw is not None)
+
+
+def test_warm_up_is_left_out_unless_a_rank_of_the_match_used_the_step(tmp_path: Path) -> None:
+    """Rank 0 warms up for two steps, rank 1 for one: of three collectives of one size two count, one not whole."""
+    for rank, warm in enumerate((2, 1)):
+        lines = [
+            step(
+                rank,
+                2,
+                number,
+                overlap=HALF,
+                warmup=number < warm,
+                collectives=[collective(seq=number, end_ms=10 + number + rank)],
+            )
+            for number in range(3)
+        ]
+        write_rank(tmp_path, header(rank, 2), lines)
+    found = LabelledRun("x", load_run(tmp_path)).collectives
+    (entry,) = found.collectives
+    assert (entry["collectives"], entry["rows"]) == (2, 3)
+    assert [entry["transfer_ms"][name] for name in ("count", "min", "max")] == [2, 11, 12]
+    assert (found.stragglers[0]["collectives"], found.stragglers[0]["wait_ms_median_per_rank"]) == (1, {"0": 0, "1": 1})
+
+
 def test_nanoseconds_of_our_days_are_not_rounded_before_a_difference_is_formed(tmp_path: Path) -> None:
     base = 1_800_000_000_000_000_001  # as a float64 it is 128 ns wide (W14)
     for rank, end in enumerate((base + 3, base + 10)):

@@ -6,13 +6,17 @@ import math
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aorta.analysis
+from aorta.analysis.collective_matching import match
+from aorta.analysis.tables import UNNUMBERED
 from aorta.records.schema import Collective, Coverage
+from aorta.timeline.classes import UNKNOWN_KIND
 from tests.analysis.builders import collective, footer, header, metrics, step, write_rank
 
 HALF = metrics(10, 8, 4, 2)
@@ -87,6 +91,47 @@ def test_a_killed_rank_belongs_to_the_group_its_peer_lists_it_in(tmp_path: Path)
     frame = run_of(tmp_path, [[collective(group="dp")]] * 4, members)
     assert frame["members"].tolist() == [(0, 1), (0, 1), (2, 3), (2, 3)]
     assert frame["transfer_ms"].notna().all()
+
+
+def test_a_killed_rank_that_peers_list_in_two_groups_of_one_name_stays_unknown(tmp_path: Path) -> None:
+    members = [{"dp": [0, 2]}, {"dp": [1, 2]}, None]
+    frame = run_of(tmp_path, [[collective(group="dp")]] * 3, members)
+    assert frame["members"].tolist()[:2] == [(0, 2), (1, 2)]
+    assert frame["members"].isna().tolist() == [False, False, True]
+    assert frame["transfer_ms"].isna().all()
+
+
+def test_a_number_that_begins_anew_in_each_step_is_matched_within_its_step(tmp_path: Path) -> None:
+    for rank, lengths_ms in enumerate(((2, 7), (3, 5))):
+        lines = [
+            step(rank, 2, number, overlap=HALF, collectives=[collective(seq=0, end_ms=length_ms)])
+            for number, length_ms in enumerate(lengths_ms)
+        ]
+        write_rank(tmp_path, header(rank, 2), lines)
+    frame = aorta.analysis.collectives(tmp_path).sort_values(["rank", "global_step"])
+    assert frame["transfer_ms"].tolist() == [2, 5, 2, 5]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([collective(seq=UNNUMBERED)], "does not number it"),
+        ([collective(UNKNOWN_KIND)], "its kind is not known"),
+    ],
+)
+def test_what_its_source_does_not_tell_is_not_matched(tmp_path: Path, rows: list[Collective], said: str) -> None:
+    frame = run_of(tmp_path, [rows, rows])
+    assert frame["transfer_ms"].isna().all()
+    assert frame["transfer_reason"].str.contains(said).all()
+
+
+def test_a_match_is_once_on_all_ranks_only_if_each_has_it_and_has_it_once() -> None:
+    """Numbers 0 to 3: on ranks 0 and 1; twice on rank 0 and on rank 1; twice on rank 0 alone; on rank 1 alone."""
+    number = np.array([0, 1, 1, 2, 2, 0, 1, 3])
+    rank = np.array([0, 0, 0, 0, 0, 1, 1, 1])
+    found = match([number], rank)
+    assert found.once_on(2).tolist() == [True, False, False, False]
+    assert (found.rows.tolist(), found.ranks.tolist()) == ([2, 3, 2, 1], [2, 2, 1, 1])
 
 
 def test_without_any_footer_the_group_is_unknown_not_the_world(tmp_path: Path) -> None:

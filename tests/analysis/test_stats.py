@@ -22,3 +22,19 @@ def test_the_numbers_of_parts_are_those_of_all_values_together(parts: list[list[
 def test_nothing_is_no_number() -> None:
     assert stats.numbers_of([np.empty(0)]) == (0, None)
     assert stats.numbers_of([]) == (0, None)
+
+
+def test_ranks_may_come_in_any_order() -> None:
+    found = stats.describe([1.0, 10.0, 3.0, 30.0, np.nan], [0, 1, 0, 1, 2])
+    assert found["per_rank_median"] == {"0": 2.0, "1": 20.0, "2": None}
+    assert found["rank_spread"] == 18.0
+    assert (found["count"], found["nulls"]) == (4, 1)
+
+
+def test_the_spread_is_between_medians_of_ranks_and_not_between_values() -> None:
+    found = stats.describe([0.0, 4.0, 8.0, 3.0, 5.0, 100.0], [0, 0, 0, 1, 1, 1])
+    assert (found["rank_spread"], found["max"] - found["min"]) == (1.0, 100.0)
+
+
+def test_without_a_value_the_commonest_reason_stands_for_all() -> None:
+    assert stats.describe([np.nan] * 4, None, {"rare": 1, "common": 3})["reason"] == "common"

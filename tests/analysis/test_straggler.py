@@ -11,6 +11,7 @@ import pytest
 from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.report_folder import write_report
+from aorta.analysis.straggler import judge
 from tests.analysis.builders import collective, footer, header, metrics, step, write_rank
 
 TRANSFER_MS = 10.0
@@ -73,6 +74,62 @@ def test_a_rank_that_is_hardly_late_is_not_named(tmp_path: Path) -> None:
 def test_few_collectives_are_no_evidence(tmp_path: Path) -> None:
     (entry,) = entries(tmp_path, 2, lambda rank, _n: 5.0 * rank, count=15)
     assert (entry["rank"], entry["reason"]) == (None, "15 collectives known on every rank, 16 are needed")
+
+
+def ruled(waits: Sequence[float], last: int, collectives: int = 20, transfer_ms: float = 0.0) -> dict[str, Any]:
+    """The rule alone: rank 0 was the last in `last` collectives."""
+    return judge(collectives, dict(enumerate(waits)), {0: last}, transfer_ms)
+
+
+@pytest.mark.parametrize(
+    ("waits", "last", "collectives", "transfer_ms", "named"),
+    [
+        pytest.param((0, 5), 16, 16, 0, True, id="16 collectives are enough"),
+        pytest.param((0, 5), 15, 15, 0, False, id="15 are not"),
+        pytest.param((0, 5), 16, 20, 0, True, id="the last in four fifths"),
+        pytest.param((0, 5), 15, 20, 0, False, id="the last in three quarters"),
+        pytest.param((0, 0.21), 20, 20, 0, True, id="more than 0.2 ms"),
+        pytest.param((0, 0.2), 20, 20, 0, False, id="0.2 ms"),
+        pytest.param((0, 1.01), 20, 20, 10, True, id="more than a tenth of the transfer"),
+        pytest.param((0, 1.0), 20, 20, 10, False, id="a tenth of the transfer"),
+        pytest.param((0, 0.1, 5, 5), 20, 20, 0, False, id="one peer waits as little"),
+        pytest.param((0, 0.3, 5, 5), 20, 20, 0, True, id="every peer waits longer"),
+    ],
+)
+def test_the_edges_of_the_rule(
+    waits: Sequence[float], last: int, collectives: int, transfer_ms: float, named: bool
+) -> None:
+    found = ruled(waits, last, collectives, transfer_ms)
+    assert found["rank"] == (0 if named else None)
+    assert (found["reason"] is None) == named
+
+
+def test_lateness_is_the_median_wait_of_the_peers_less_the_ranks_own() -> None:
+    assert ruled((1, 4, 5, 9), 20)["late_ms"] == 4
+
+
+def test_in_a_tie_nobody_was_the_last(tmp_path: Path) -> None:
+    """Ranks 0 and 1 come late together in a quarter of the collectives, else rank 0 alone."""
+    (entry,) = entries(tmp_path, 3, lambda rank, n: 5.0 if rank == 0 or (rank == 1 and n % 4 == 0) else 0.0)
+    assert (entry["rank"], entry["last_share"]) == (None, 0.75)
+
+
+def test_waits_of_warm_up_and_waits_that_are_not_known_do_not_count(tmp_path: Path) -> None:
+    """Rank 0 waits 5 ms in every collective that counts, and 1 ms in the warm-up, which is longer; some of rank 1's
+    ends were not seen, so that nobody's wait is known there.
+    """
+    for rank in (0, 1):
+        lines = []
+        for number in range(60):
+            warm, unseen = number < 24, 24 <= number < 44
+            arrives = (1.0 if warm else 5.0) if rank else 0.0
+            end = None if rank and unseen else 15.0
+            row = collective("allreduce", number, arrives, end)
+            lines.append(step(rank, 2, number, overlap=metrics(100, 50, 20, 10), warmup=warm, collectives=[row]))
+        write_rank(tmp_path, header(rank, 2), lines)
+    (entry,) = aggregate(LabelledRun("x", load_run(tmp_path)))["stragglers"]
+    assert (entry["rank"], entry["collectives"], entry["late_ms"]) == (1, 16, 5.0)
+    assert entry["wait_ms_median_per_rank"] == {"0": 5.0, "1": 0.0}
 
 
 def test_two_ranks_late_together_hide_each_other(tmp_path: Path) -> None:

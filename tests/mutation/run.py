@@ -1,14 +1,14 @@
 """Runs the tests of each mutant against a copy of the tree that holds it, and says which mutants survive.
 
     scripts/mutants                       # all of them
-    scripts/mutants --only comparison     # those whose name, module or list has the word
+    scripts/mutants --only stragg         # those whose module or name has it; a regular expression
     scripts/mutants --workers 4 --limit 60
 
 Each worker has a copy of the working tree in a temporary folder; the tests run in a fork of this process, which has
 loaded numpy, pandas, pytest and hypothesis but nothing of AORTA. A mutant is killed when a test fails or takes longer
-than the limit; one that cannot be imported, or whose tests do not run, is a mistake in the list. Exit code: 0 when every
-mutant that is not named equivalent is killed; 1 when one survives; 2 when one, or the code as it is, cannot be tested.
-Must not: change the checkout.
+than the limit; one that cannot be imported, or whose tests do not run, is a mistake in the list. Exit code: 0 when
+every mutant that is not named equivalent is killed; 1 when one survives; 2 when one, or the code as it is, cannot be
+tested. Must not: change the checkout.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import importlib
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -71,15 +72,15 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _arguments(words: Sequence[str] | None) -> tuple[list[Tested], int, float]:
     parser = argparse.ArgumentParser(prog="scripts/mutants", description="Are the tests able to fail?")
-    parser.add_argument("--only", default="", metavar="PATTERN", help="mutants whose name or module has this text")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="a regular expression that MODULE: NAME holds")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="mutants at a time")
     parser.add_argument(
         "--limit", type=float, default=120.0, metavar="SECONDS", help="time for the tests of one mutant"
     )
     told = parser.parse_args(words)
-    chosen = [mutant for mutant in MUTANTS if told.only in mutant.name or told.only in mutant.module]
+    chosen = [mutant for mutant in MUTANTS if re.search(told.only, f"{mutant.module}: {mutant.name}")]
     if not chosen:
-        parser.error(f"--only {told.only}: no mutant's name or module has it")
+        parser.error(f"--only {told.only}: no mutant's module or name has it")
     if told.workers < 1:
         parser.error(f"--workers {told.workers}: at least 1")
     return chosen, told.workers, told.limit
@@ -195,16 +196,15 @@ def _report(endings: dict[Tested, Ending], seconds: float) -> int:
         for mutant in mutants:
             _say(f"{what}: {mutant.module}: {mutant.name}  ({', '.join(mutant.tests)})")
     share = f" ({len(killed) / len(wanted):.1%})" if wanted else ""
-    _say(
-        f"{len(killed)} of {len(wanted)} mutants killed{share} in {seconds:.0f} s; {len(endings) - len(wanted)} more are "
-        "named equivalent"
-    )
+    others = f"{len(endings) - len(wanted)} more are named equivalent"
+    _say(f"{len(killed)} of {len(wanted)} mutants killed{share} in {seconds:.0f} s; {others}")
     survived, untested, not_equivalent = (mutants for _, mutants in of_note)
     return 2 if untested else 1 if survived or not_equivalent else 0
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

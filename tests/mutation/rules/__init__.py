@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutation.mutant import Tested
+from tests.mutation.rules.collectives import COLLECTIVES
 from tests.mutation.rules.comparison import COMPARISON
 from tests.mutation.rules.timeline import TIMELINE
 
-MUTANTS: Final[tuple[Tested, ...]] = (*TIMELINE, *COMPARISON)
+MUTANTS: Final[tuple[Tested, ...]] = (*TIMELINE, *COMPARISON, *COLLECTIVES)
