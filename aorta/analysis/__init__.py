@@ -13,6 +13,7 @@ Must not: load torch, ever, nor pandas or matplotlib before a function that need
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None
     """Read one run folder, one process per file.
 
     Args:
+        path: the folder, or an archive of it, whose unpacked copy stays on disk for as long as the returned run exists.
         jobs: number of processes; by default one per core.
         scheduler: address of a Dask cluster whose workers read instead.
 
@@ -36,10 +38,19 @@ def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None
         InputError: nothing there can be read, or two runs are mixed; or the cluster does not answer.
         ToolMissing: `scheduler` is given and `distributed` is not installed.
     """
+    from aorta.analysis.load.archives import Archives
     from aorta.analysis.load.engines import Dask, Local
     from aorta.analysis.load.records import load_run as load
 
-    return load(path, Local(jobs) if scheduler is None else Dask(scheduler))
+    archives = Archives()
+    try:
+        with archives.named():
+            run = load(archives.folder_of(path), Local(jobs) if scheduler is None else Dask(scheduler))
+    except BaseException:
+        archives.close()
+        raise
+    weakref.finalize(run, archives.close)
+    return run
 
 
 def steps(run: str | Path | Run, columns: Sequence[str] | None = None) -> pd.DataFrame:
