@@ -1,6 +1,6 @@
 """What `rocm-smi` prints, as values: its text and its JSON hold the same keys, whose wording changed over versions.
 
-    values = values_of(output, local_rank, of_ranks=8)
+    values, why_none = read_words(output, local_rank, of_ranks=8)
 
 Records keep the text, and reports read it again. Must not import torch, or run anything.
 """
@@ -64,23 +64,26 @@ def _is_clock(card: Card, name: str, what: str) -> bool:
     return "mhz" in str(card.get(f"{name} clock {what}")).lower()
 
 
-def values_of(text: str, local_rank: int, of_ranks: int | None) -> Values:
-    """The values in a text that nobody matched to a device when it was printed.
+def read_words(
+    text: str, local_rank: int, of_ranks: int | None, *, exit_code: int = 0, stderr: str = "", error: str | None = None
+) -> tuple[Values, str | None]:
+    """The values in a text that nobody matched to a device when it was printed; empty, with the reason, where there
+    are none.
 
     Args:
         local_rank: whose card is wanted. Where the text lists several cards, it is the one of this number, provided
-            that there are as many ranks on the node (`of_ranks`) as cards: ranks take the devices in their order unless
+            that there are as many ranks (`of_ranks`) as cards: ranks take the devices in their order unless
             `*_VISIBLE_DEVICES` says otherwise.
-
-    Raises:
-        DeviceUnreadable: no value in it, or several cards of which none is known to be the rank's.
+        error: why there is no text.
     """
+    if error is None and exit_code:
+        error = f"rocm-smi ended with {exit_code}: {stderr.strip()[:200]}"
+    if error is not None:
+        return Values(), error
     cards = from_text(text)
     if not cards:
-        raise DeviceUnreadable("rocm-smi: no card in its output")
+        return Values(), "rocm-smi: no card in its output"
     if len(cards) > 1 and (len(cards) != of_ranks or not 0 <= local_rank < len(cards)):
-        raise DeviceUnreadable(f"rocm-smi: cannot tell which of {len(cards)} cards this rank computed on")
+        return Values(), f"rocm-smi: cannot tell which of {len(cards)} cards this rank computed on"
     values = normalised(cards[local_rank if len(cards) > 1 else 0])
-    if values.empty:
-        raise DeviceUnreadable("rocm-smi: none of its values is known")
-    return values
+    return values, "rocm-smi: none of its values is known" if values.empty else None

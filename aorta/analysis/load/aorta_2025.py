@@ -36,9 +36,8 @@ from aorta.analysis.load.interval_table import (
 from aorta.analysis.load.kernel_classifier import kind_of
 from aorta.analysis.metrics import RECORDED_2025
 from aorta.analysis.tables import LOSSES
-from aorta.device_metrics.rocm_smi_output import values_of
-from aorta.device_metrics.sample_values import Values
-from aorta.errors import DeviceUnreadable, InputError
+from aorta.device_metrics.rocm_smi_output import read_words
+from aorta.errors import InputError
 from aorta.records.schema import DeviceSample
 from aorta.timeline.arrays import Int64
 
@@ -237,16 +236,15 @@ def _sample(line: _Line, start_ns: int, end_ns: int) -> tuple[DeviceSample, str 
     """What rocm-smi printed in one iteration. It has no time of its own, so it stands for the whole iteration; where
     it lists several cards, the one of the rank's number is the rank's if there are as many ranks (one node).
     """
-    values, error = Values(), line.rocm_smi_error
-    if error is None:
-        said = (line.rocm_smi_stderr or "").strip()
-        try:
-            if line.rocm_smi_exit_code:
-                raise DeviceUnreadable(f"rocm-smi ended with {line.rocm_smi_exit_code}: {said[:200]}")
-            values = values_of(line.rocm_smi_output or "", line.rank, of_ranks=line.world_size)
-        except DeviceUnreadable as problem:
-            error = str(problem)
-    return DeviceSample(start_ns, end_ns, **asdict(values)), error
+    values, reason = read_words(
+        line.rocm_smi_output or "",
+        line.rank,
+        line.world_size,
+        exit_code=line.rocm_smi_exit_code or 0,
+        stderr=line.rocm_smi_stderr or "",
+        error=line.rocm_smi_error,
+    )
+    return DeviceSample(start_ns, end_ns, **asdict(values)), reason
 
 
 def _decoded(path: str, number: int, text: bytes) -> _Line:
