@@ -13,6 +13,7 @@ Must not: load torch, ever, nor pandas or matplotlib before a function that need
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,9 +27,11 @@ __all__ = ["collectives", "device_samples", "iter_collectives", "iter_intervals"
 
 
 def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None = None) -> Run:
-    """Read one run folder, one process per file.
+    """Read one run, one process per file.
 
     Args:
+        path: its folder, or an archive of it, whose unpacked copy stays on disk for as long as the returned run exists;
+            or traces of another tool (`load.locations`), records of AORTA 2025 among them.
         jobs: number of processes; by default one per core.
         scheduler: address of a Dask cluster whose workers read instead.
 
@@ -36,17 +39,26 @@ def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None
         InputError: nothing there can be read, or two runs are mixed; or the cluster does not answer.
         ToolMissing: `scheduler` is given and `distributed` is not installed.
     """
+    from aorta.analysis.load.archives import Archives
     from aorta.analysis.load.engines import Dask, Local
-    from aorta.analysis.load.records import load_run as load
+    from aorta.analysis.load.locations import load_source
 
-    return load(path, Local(jobs) if scheduler is None else Dask(scheduler))
+    archives = Archives()
+    try:
+        with archives.named():
+            run = load_source(archives.folder_of(path), Local(jobs) if scheduler is None else Dask(scheduler))
+    except BaseException:
+        archives.close()
+        raise
+    weakref.finalize(run, archives.close)
+    return run
 
 
 def steps(run: str | Path | Run, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """One row per rank and step; warm-up steps are included and flagged.
 
     Args:
-        run: a folder, or the result of `load_run`.
+        run: what `load_run` takes, or its result.
         columns: only these columns, at 8 bytes per column and row. By default those of `frames.steps_frame`, then those
             of `devices.step_columns`.
 

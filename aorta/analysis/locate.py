@@ -1,8 +1,8 @@
 """Finds the run folder or launch set of a label when no folder was given.
 
 Takes labels, the caller's directory and the repository root; for each label it returns the first candidate folder that
-holds records, its own or those of several launches. Must not: choose silently (the folder chosen is reported), or let a
-label name a path.
+holds records, its own or those of several launches. Must not: choose silently (the folder chosen is reported), or take
+a path for a label that has records.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ OUTPUTS: Final = "artifacts"
 _LABEL: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 
-def is_location(word: str) -> bool:
-    """Whether an argument names files rather than a label: it has a separator, a wildcard or a scheme, or a file of
-    that name exists. A folder of that name is not enough: `cuda` stays a label.
+def is_location(word: str, here: Path, root: Path) -> bool:
+    """Whether an argument names files rather than a label: it has a separator, a wildcard or a scheme, or something of
+    that name is in `here` and no run has this label. So `cuda` means the run labelled `cuda`, whatever else is there.
     """
-    return any(mark in word for mark in ("/", "\\", "*", "?", "[", "::")) or Path(word).is_file()
+    if any(mark in word for mark in ("/", "\\", "*", "?", "[", "::")):
+        return True
+    return bool(word) and (here / word).exists() and not (_LABEL.fullmatch(word) and _folder_of(word, here, root))
 
 
 def label_of(location: str) -> str:
     """A label for files: the last distinctive part of their name, without characters that a file name cannot have."""
     parts = [part for part in re.split(r"[/\\]+", location) if part.strip(".") and not set(part) & set("*?[")]
-    stem = re.sub(r"(\.(json|jsonl|gz|tar|tgz|csv|db|sqlite))+$", "", parts[-1] if parts else "trace")
+    stem = re.sub(r"(\.(json|jsonl|gz|tar|tgz|zip|csv|db|sqlite))+$", "", parts[-1] if parts else "trace")
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-")[:100] or "trace"
 
 
@@ -61,17 +63,19 @@ def locate(labels: Sequence[str], here: Path, root: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     missing: dict[str, list[str]] = {}
     for label in map(check_label, labels):
-        searched: list[str] = []
-        for folder, why_not in _candidates(label, here, root):
-            if why_not is None:
-                found[label] = folder
-                break
-            searched.append(f"{folder}  ({why_not})")
+        folder = _folder_of(label, here, root)
+        if folder is not None:
+            found[label] = folder
         else:
-            missing[label] = searched
+            searched = [f"{place}  ({why_not})" for place, why_not in _candidates(label, here, root)]
+            missing[label] = [*searched, f"{here.resolve() / label}  (not there)"]
     if missing:
         raise InputError(_nowhere(missing))
     return found
+
+
+def _folder_of(label: str, here: Path, root: Path) -> Path | None:
+    return next((folder for folder, why_not in _candidates(label, here, root) if why_not is None), None)
 
 
 def _candidates(label: str, here: Path, root: Path) -> Iterator[tuple[Path, str | None]]:

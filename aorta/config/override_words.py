@@ -78,6 +78,7 @@ DEAD: dict[str, str] = {
     "fsdp.param_init_device": "parameters are made on the CPU from training.seed and moved",
     "distributed.overlap_reduce_scatter": "instrument.mode=dedicated puts every collective on a stream of its own",
     "distributed.overlap_clone_for_reduce_scatter": "tensors are kept alive until the collective has ended; no clone",
+    "optimizer.name": "workload=ranking trains with AdamW, workload=resnet18 with SGD",
     "model.dense_dim": "dense features are projected straight to workload.model_dim",
     "dataset.dense_dim": "dense features are projected straight to workload.model_dim",
     "logging.level": "the log file of each rank always holds everything",
@@ -139,11 +140,21 @@ def quoted(key: str, value: str) -> str:
     return f"{key}='{escaped}'"
 
 
-def _config_file(value: str, caller: Path, root: Path) -> list[str]:
+def config_path(value: str, caller: Path, root: Path) -> Path:
+    """The file that `--config` names: relative to the caller's folder, else to the repository.
+
+    Raises:
+        ConfigError: there is none.
+    """
     tried = list(dict.fromkeys((base / value).resolve() for base in (caller, root)))
     path = next((candidate for candidate in tried if candidate.is_file()), None)
     if path is None:
         raise ConfigError(f"--config {value}: no such file; looked at {' and '.join(map(str, tried))}")
+    return path
+
+
+def _config_file(value: str, caller: Path, root: Path) -> list[str]:
+    path = config_path(value, caller, root)
     if path.suffix not in {".yaml", ".yml"}:
         raise ConfigError(f"--config {value}: only YAML is read (.yaml), not {path.suffix or 'a file without suffix'}")
     if path.parent == (root / "config").resolve():

@@ -143,13 +143,19 @@ def _experiment(path: Path) -> Iterator[str]:
 
 
 def _older_names() -> Iterator[str]:
-    yield "They are understood in words of the command line, not in files.\n\n| older | today |\n|---|---|"
+    yield (
+        "They are understood in words of the command line, and in files of AORTA 2025: `--config old.yaml` and\n"
+        "`--config old.json` take a file as it is, and say which keys they leave out.\n\n| older | today |\n|---|---|"
+    )
     for old, new in RENAMED.items():
         yield f"| `{old}` | `{new}` |"
     for old, words in RETRANSLATED.items():
         for value, new in words.items():
             yield f"| `{old}={value}` | `{new}` |"
-    yield "\nRefused, because they have no meaning any more:\n\n| older | why |\n|---|---|"
+    yield (
+        "\nRefused as words, and left out of files, because they have no meaning any more:\n\n"
+        "| older | why |\n|---|---|"
+    )
     for old, why in (REFUSED_VALUES | DEAD).items():
         yield f"| `{old}` | {_cell(why)} |"
 

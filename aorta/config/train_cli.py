@@ -22,8 +22,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from aorta.command_line import command
 from aorta.config import multirun
+from aorta.config.older_files import expand
 from aorta.config.override_words import options_of_a_job, translate
-from aorta.config.resolve import HOW_TO_BUILD, Resolved, resolve
+from aorta.config.resolve import HOW_TO_BUILD, Resolved, environment_number, resolve
 from aorta.config.schema import GROUPS, Config
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AortaError, ConfigError
 
@@ -42,7 +43,10 @@ def main(run: Run, config_dir: Path, sweep: Sweep | None = None) -> int:
             starts the jobs of `--multirun`. None: they run in this process.
     """
     try:
-        words = translate(sys.argv[1:], Path.cwd(), config_dir.parent)
+        expanded, notes = expand(sys.argv[1:], Path.cwd(), config_dir.parent)
+        if environment_number("RANK", 0) == 0:
+            sys.stderr.writelines(f"warning: {note}\n" for note in notes)
+        words = translate(expanded, Path.cwd(), config_dir.parent)
         launching = InThisProcess(run) if sweep is None else sweep(options_of_a_job(words))
         task = multirun.HydraTask(launching)
         sys.argv[1:] = map(_adopt, words)

@@ -1,27 +1,23 @@
 """AMD devices through the program `rocm-smi`, which is no longer part of ROCm 10: the last resort.
 
-Its text and its JSON hold the same keys, whose wording changed over versions. When its raw output is to be kept, it is
+When its raw output is to be kept, it is
 run for the text, and the values are read from that: one run either way. Not run on a device here; tests read real
 outputs.
 """
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from aorta.device_metrics.device_identity import DeviceIdentity, match
-from aorta.device_metrics.sample_values import Values, first, json_after_words, megahertz, number, whole
+from aorta.device_metrics.rocm_smi_output import Card, from_json, from_text, normalised
+from aorta.device_metrics.sample_values import Values, first, json_after_words, number
 from aorta.device_metrics.smi_programs import Program, ProgramOutput, checked
 from aorta.errors import DeviceUnreadable
 
 WORDS = ("--showtemp", "--showuse", "--showpower", "--showmemuse", "--showclocks", "--showmeminfo", "vram", "--showbus")
 SETTINGS = ("--showmaxpower", "--showperflevel", "--showbus")
-_LINE = re.compile(r"^GPU\[(\d+)\]\s*:\s*(.+?)\s*:\s+(.*)$", re.MULTILINE)
-
-Card = Mapping[str, object]
 
 
 class RocmSmi:
@@ -91,52 +87,6 @@ def words_of(program: Program) -> tuple[ProgramOutput, dict[str, Any]]:
     done = program.run(*WORDS)
     fields = {"rocm_smi_output": done.out, "rocm_smi_exit_code": done.code, "rocm_smi_stderr": done.err}
     return done, {"rocm_smi_t_ns": now_ns, **fields}
-
-
-def from_json(document: Any) -> list[Card]:
-    """The cards in its JSON, in its order; keys in lower case and without a trailing colon."""
-    if not isinstance(document, Mapping):
-        raise DeviceUnreadable("rocm-smi: its JSON is not an object")
-    return [
-        {key.rstrip(":").lower(): value for key, value in card.items()}
-        for name, card in document.items()
-        if name.startswith("card") and isinstance(card, Mapping)
-    ]
-
-
-def from_text(text: str) -> list[Card]:
-    """The cards in its text, in its order."""
-    cards: dict[int, dict[str, object]] = {}
-    for found in _LINE.finditer(text):
-        cards.setdefault(int(found[1]), {})[found[2].rstrip(":").lower()] = found[3].strip()
-    return [cards[number] for number in sorted(cards)]
-
-
-def normalised(card: Card) -> Values:
-    """The values of one card; it does not report throttling."""
-
-    def value(*names: str) -> float | None:
-        return first(*(number(card.get(name)) for name in names))
-
-    def clock(name: str) -> float | None:
-        return first(
-            *(megahertz(card.get(f"{name} clock {what}")) for what in ("speed", "level") if _is_clock(card, name, what))
-        )
-
-    powers = sorted(key for key in card if "package power (w)" in key and "max" not in key)
-    return Values(
-        temp_c=value("temperature (sensor junction) (c)", "temperature (sensor edge) (c)"),
-        power_w=value(*powers),
-        sclk_mhz=clock("sclk"),
-        mclk_mhz=clock("mclk"),
-        util_pct=value("gpu use (%)"),
-        mem_used_bytes=whole(value("vram total used memory (b)")),
-    )
-
-
-def _is_clock(card: Card, name: str, what: str) -> bool:
-    """Whether a field holds a clock; a level by itself ("1") is none."""
-    return "mhz" in str(card.get(f"{name} clock {what}")).lower()
 
 
 def _text(value: object) -> str | None:

@@ -71,7 +71,7 @@ def number(value: object) -> float | None:
         return None
     if isinstance(value, str):
         match = _NUMBER.match(value.strip())
-        return float(match[0]) if match else None
+        return number(float(match[0])) if match else None  # digits without end are infinite
     if isinstance(value, int | float):
         return float(value) if math.isfinite(value) else None
     return None
@@ -80,7 +80,7 @@ def number(value: object) -> float | None:
 def megahertz(value: object) -> float | None:
     """The clock in "(300Mhz)" or "1: (300Mhz)", where the first number may be a level."""
     match = _MHZ.search(value) if isinstance(value, str) else None
-    return float(match[1]) if match else number(value)
+    return number(match[1] if match else value)
 
 
 def whole(value: float | None, factor: float = 1) -> int | None:

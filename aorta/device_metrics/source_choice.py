@@ -40,13 +40,17 @@ class Opened:
     problem: str | None = None
 
 
-def open_source(asked: Devices, interval_s: float, identity: DeviceIdentity, keep_words: bool = False) -> Opened:
+def open_source(
+    asked: Devices, interval_s: float, identity: DeviceIdentity, keep_words: bool = False, *, forced: bool = False
+) -> Opened:
     """Open the source; the caller closes it.
 
     Args:
         asked: `telemetry.devices`.
         interval_s: requested seconds between two samples.
         keep_words: rocm-smi, if it is chosen, keeps its raw output.
+        forced: rocm-smi is run in any case (`telemetry.force`): by auto it is the source then, so that what it prints
+            is read too.
     """
     if asked is Devices.off:
         return Opened()
@@ -57,15 +61,16 @@ def open_source(asked: Devices, interval_s: float, identity: DeviceIdentity, kee
         "rocm-smi": lambda: RocmSmi(identity, keep_words),
         "psutil": Host,
     }
-    unasked = asked is Devices.auto
+    named = ("rocm-smi",) if asked is Devices.auto and forced else () if asked is Devices.auto else (asked.name,)
     problems = []
-    for name in BEST[identity.platform] if unasked else (asked.name,):
+    for name in (*named, *(BEST[identity.platform] if asked is Devices.auto else ())):
         try:
             source = makers[name]()
         except DeviceUnreadable as error:
             problems.append(str(error))
             continue
         is_program = source.min_interval_s >= 1
-        least = UNASKED_PROGRAM_INTERVAL_S if unasked and is_program else source.min_interval_s
+        unasked = is_program and name not in named
+        least = UNASKED_PROGRAM_INTERVAL_S if unasked else source.min_interval_s
         return Opened(source, max(interval_s, least))
     return Opened(problem="; ".join(problems) or "no source is known for this kind of device")

@@ -287,7 +287,8 @@ def device_sampler(settings: Telemetry, device: torch.device) -> DeviceSampler:
             "same",
             device_name(device),
         )
-    opened = open_source(settings.devices, settings.device_interval_s, identify(device), keep_words)
+    forced = keep_words and platform_of(device) != "rocm"
+    opened = open_source(settings.devices, settings.device_interval_s, identify(device), keep_words, forced=forced)
     if opened.problem is not None:
         _log.warning("telemetry.devices=%s: no device samples: %s", settings.devices.name, opened.problem)
     elif opened.interval_s is not None and opened.interval_s > settings.device_interval_s and opened.source is not None:

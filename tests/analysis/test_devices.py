@@ -9,7 +9,8 @@ import pytest
 import aorta.analysis
 from aorta.analysis.report.report_folder import write_report
 from aorta.records.schema import DeviceSample, DeviceTelemetry
-from tests.analysis.builders import MS, header, metrics, step, write_rank
+from tests.analysis.builders import CLOCK, MS, header, metrics, step, write_rank
+from tests.device_metrics.test_rocm_smi import TEXT
 
 SECOND = 10**9
 NVML = DeviceTelemetry("nvml", 1.0)
@@ -165,3 +166,57 @@ def test_a_step_whose_samples_are_not_of_the_schema_is_left_out_and_said(tmp_pat
     assert aorta.analysis.device_samples(run).empty
     assert len(aorta.analysis.steps(run)) == 1
     assert any("rank_0_metrics.jsonl:3: not a line of this schema" in said for said in run.health.problems)
+
+
+# --- what rocm-smi printed, in records that have no other samples --------------------------------------------------
+
+
+def worded(count, words, **changes):
+    """Steps as above; `words`: number of a step -> the rocm_smi_* fields written with it."""
+    return [
+        step(0, 1, number, overlap=metrics(500.0, 300.0, 100.0, 50.0), **words.get(number, {}), **changes)
+        for number in range(count)
+    ]
+
+
+def printed(at_s: float, **changes):
+    """Words begun at `at_s` seconds of the monotonic clock, which the record holds in wall-clock time."""
+    fields = {"rocm_smi_output": TEXT[: TEXT.index("GPU[1]")], "rocm_smi_exit_code": 0, "rocm_smi_stderr": ""}
+    return {"rocm_smi_t_ns": CLOCK.realtime_ns + round(at_s * SECOND), **fields, **changes}
+
+
+@pytest.mark.spec("D27")
+@pytest.mark.parametrize("telemetry", [None, DeviceTelemetry(None, 1.0, "amdsmi: not installed")])
+def test_D27_words_of_rocm_smi_are_parsed_and_joined(tmp_path, telemetry):
+    words = {2: printed(1.3), 4: {"rocm_smi_t_ns": printed(5.1)["rocm_smi_t_ns"], "rocm_smi_error": "gone"}}
+    folder = write(tmp_path / "run", worded(5, words), telemetry)
+    frame = aorta.analysis.steps(folder)
+    assert frame["device_power_w"].tolist()[:2] == [
+        139.0,
+        139.0,
+    ]  # in step 0, 0.95 s from the middle of step 1
+    assert frame["device_power_w"].isna().tolist() == [False, False, True, True, True]
+    samples = aorta.analysis.device_samples(folder)
+    assert samples["start_mono_ns"].tolist() == [1_300_000_000, 5_100_000_000]
+    assert samples["reason"].tolist() == [None, "gone"]
+    report = write_report({"run": folder}, tmp_path / "out", html=False)
+    entry = report.summary["datasets"]["run"]["devices"]["ranks"]["0"]
+    assert (entry["source"], entry["samples"], entry["samples_failed"]) == ("rocm-smi", 2, 1)
+    assert (entry["power_w"]["median"], entry["sclk_mhz"]["median"], entry["problem"]) == (139.0, 132.0, None)
+    assert "devices (rocm-smi, 2 samples): 132 MHz" in report.text
+    assert tmp_path / "out" / "run_devices.png" in report.files
+
+
+@pytest.mark.spec("D27")
+def test_words_beside_samples_of_a_library_are_not_read_twice(tmp_path):
+    folder = write(tmp_path / "run", worded(3, {1: {**printed(1.2), "device": [sample(1.1, power_w=7.0)]}}))
+    assert aorta.analysis.device_samples(folder)["power_w"].tolist() == [7.0]
+
+
+def test_words_with_an_impossible_time_cost_their_line_and_no_other(tmp_path):
+    folder = write(tmp_path / "run", worded(4, {1: printed(1.2, rocm_smi_t_ns=2**62 - 1), 2: printed(3.1)}), None)
+    path = folder / "rank_0_metrics.jsonl"
+    path.write_text(path.read_text().replace('"start_mono_ns":2000000000', '"start_mono_ns":4000000000000000000'))
+    run = aorta.analysis.load_run(folder)
+    assert any("centuries from its step" in problem for problem in run.health.problems)
+    assert aorta.analysis.device_samples(run)["power_w"].tolist() == [139.0]

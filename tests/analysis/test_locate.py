@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.locate import check_label, locate
+from aorta.analysis.locate import check_label, is_location, locate
 from aorta.errors import InputError
 from tests.analysis.builders import header, write_rank
 
@@ -83,3 +83,19 @@ def test_labels_that_cannot_name_a_file_are_refused(label: str, here: Path) -> N
 @pytest.mark.parametrize("label", ["cuda", "mi300x-2.13_nightly", "0", "_a", "-a"])
 def test_labels_that_can(label: str) -> None:
     assert check_label(label) == label
+
+
+@pytest.mark.spec("D42")
+def test_a_bare_name_is_a_label_first_and_then_a_path(here: Path, root: Path) -> None:
+    for name in ("cuda", "my traces"):
+        (here / name).mkdir()
+    (here / "traces.tar.gz").touch()
+    assert all(is_location(name, here, root) for name in ("cuda", "my traces", "traces.tar.gz", ".", "a/b", "s3::x"))
+    assert not any(is_location(name, here, root) for name in ("rocm", "", "no such"))
+    write_rank(here / "artifacts" / "cuda", header(label="cuda"), [])
+    assert not is_location("cuda", here, root)
+
+
+def test_nothing_found_says_that_there_is_no_such_path_either(here: Path, root: Path) -> None:
+    with pytest.raises(InputError, match=rf"{here / 'cuda'}  \(not there\)"):
+        locate(["cuda"], here, root)

@@ -16,7 +16,7 @@ def places(tmp_path):
     for path in (
         caller / "mine.yaml",
         caller / "deep" / "my.own.yml",
-        caller / "old.json",
+        caller / "old.toml",
         root / "config/default.yaml",
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def test_config_names_a_file_of_the_caller_first_then_of_the_repository(spelling
         (["--config", "deep"], r"--config deep: no such file"),
         (["--config="], r"--config : no such file"),
         (["--config", "/gone.yaml"], r"--config /gone\.yaml: no such file; looked at /gone\.yaml$"),
-        (["--config", "old.json"], r"--config old\.json: only YAML is read \(\.yaml\), not \.json"),
+        (["--config", "old.toml"], r"--config old\.toml: only YAML is read \(\.yaml\), not \.toml"),
         (["--config"], r"--config needs the path of a YAML file"),
         (["--override"], r"--override needs at least one KEY=VALUE"),
         (["--override", "--cfg", "job"], r"--override needs at least one KEY=VALUE"),

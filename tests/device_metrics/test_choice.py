@@ -61,3 +61,12 @@ def test_a_source_asked_for_is_not_replaced_by_another(bare):
 def test_an_accelerator_that_no_source_knows_is_told_so(bare):
     opened = open_source(Devices.auto, 1.0, DeviceIdentity("other"))
     assert (opened.source, opened.problem) == (None, "no source is known for this kind of device")
+
+
+@pytest.mark.spec("D27")
+def test_rocm_smi_that_is_forced_is_the_source_so_that_it_is_read_too(bare):
+    assert open_source(Devices.auto, 0.2, CPU, keep_words=True, forced=True).source.name == "psutil"  # it is missing
+    bare("rocm-smi", f"echo '{json.dumps(CARD)}'")
+    forced = open_source(Devices.auto, 0.2, CPU, keep_words=True, forced=True)
+    assert (forced.source.name, forced.interval_s) == ("rocm-smi", 1.0)
+    assert open_source(Devices.psutil, 0.2, CPU, keep_words=True, forced=True).source.name == "psutil"

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from aorta.device_metrics.device_identity import DeviceIdentity
-from aorta.device_metrics.rocm_smi import RocmSmi, from_json, from_text, normalised, words_of
+from aorta.device_metrics.rocm_smi import RocmSmi, words_of
+from aorta.device_metrics.rocm_smi_output import from_json, from_text, normalised, read_words
 from aorta.device_metrics.sample_values import Values
 from aorta.device_metrics.smi_programs import Program
 from aorta.errors import DeviceUnreadable
@@ -120,3 +121,14 @@ def test_the_power_cap_and_the_performance_level(program):
     card = {"card0": {"Max Graphics Package Power (W)": "290.0", "Performance Level": "manual"}}
     program("rocm-smi", f"cat <<'END'\n{json.dumps(card)}\nEND")
     assert RocmSmi(DeviceIdentity("rocm")).settings() == {"power_cap_w": 290.0, "performance_level": "manual"}
+
+
+@pytest.mark.spec("D27")
+def test_words_that_nobody_matched_to_a_device():
+    one = TEXT[: TEXT.index("GPU[1]")]
+    assert read_words(one, 5, 8) == (CARD_0, None)  # the only card there is
+    assert [read_words(TEXT, rank, 2) for rank in range(2)] == [(CARD_0, None), (CARD_1, None)]
+    for ranks in (1, 4, None):
+        assert read_words(TEXT, 0, ranks) == (Values(), "rocm-smi: cannot tell which of 2 cards this rank computed on")
+    assert read_words("", 0, 1, exit_code=3, stderr="no driver\n") == (Values(), "rocm-smi ended with 3: no driver")
+    assert read_words("", 0, 1, error="rocm-smi not available") == (Values(), "rocm-smi not available")

@@ -84,15 +84,17 @@ def _not_judged(left: str | None, right: str | None) -> str | None:
 
 
 def pairs(before: Mapping[str, Any], after: Mapping[str, Any], not_judged: str | None = None) -> dict[str, Any]:
-    """Every metric of two aggregates side by side (`metrics` of the comparison).
+    """Every metric of two aggregates that is compared, side by side (`metrics` of the comparison).
 
     Args:
         not_judged: why only ratios are judged; None if all metrics are.
     """
     left, right = before.get("metrics", {}), after.get("metrics", {})
     compared = {}
-    for name in in_order({*left, *right}):
-        metric = metric_named(name)
+    for metric in map(metric_named, in_order({*left, *right})):
+        if not metric.compared:
+            continue
+        name = metric.name
         sides = [side.get(name, _absent(side)) for side in (left, right)]
         compared[name] = _pair(metric, sides[0], sides[1], not_judged)
         if all("ratio_of_sums" in side for side in sides):

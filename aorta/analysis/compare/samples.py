@@ -16,7 +16,7 @@ import numpy as np
 from aorta.analysis.aggregate import LabelledRun, by_step, single_values
 from aorta.analysis.compare.bootstrap import step_medians
 from aorta.analysis.frames import null_reasons
-from aorta.analysis.metrics import JOB_STEP
+from aorta.analysis.metrics import JOB_STEP, metric_named
 from aorta.analysis.tables import Floats
 
 SEED: Final = 2027
@@ -36,8 +36,9 @@ class Sample:
 
 
 def samples(dataset: LabelledRun) -> Mapping[str, Sample]:
-    """Every metric of one launch."""
-    found = {name: _sample(dataset, name) for name in (*dataset.metrics, JOB_STEP)}
+    """Every metric of one launch that is compared."""
+    names = [name for name in dataset.metrics if metric_named(name).compared]
+    found = {name: _sample(dataset, name) for name in (*names, JOB_STEP)}
     for name, entry in single_values(dataset.run).items():
         median = entry["median"]
         pool = np.empty(0) if median is None else np.full(1, float(median))

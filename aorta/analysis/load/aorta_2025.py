@@ -1,7 +1,8 @@
 """Reads the first AORTA's `rank_<rank>_metrics.jsonl` (2025) into a `Trace`.
 
-A line is an iteration: `rank`, `world_size`, `global_step`, ... and `profile` with `total_ms`, `ranges` (stream, tag,
-`start_ms`, `end_ms` from the iteration's start, as floats), `markers` and `overlap`. What it could not measure is null:
+A line is an iteration: `rank`, `world_size`, `epoch`, `step`, `global_step`, `loss`, `grad_norm`, `lr`, on AMD devices
+`rocm_smi_output` and its like, and `profile` with `total_ms`, `ranges` (stream, tag, `start_ms`, `end_ms` from the
+iteration's start, as floats), `markers` and `overlap`. What it could not measure is null:
 
 - It ended a collective's range when the collective had been *issued* (W1), and saw only calls from Python, none of
   DDP's or FSDP's. So every metric that rests on communication is null; the ranges stay in the table.
@@ -9,20 +10,35 @@ A line is an iteration: `rank`, `world_size`, `global_step`, ... and `profile` w
 - It wrote no absolute time. Iterations are laid end to end, so nothing between two of them can be seen.
 
 Its own `overlap` loses time where ranges of one stream nest (W7), and counts idle time only between ranges (W9), so
-metrics are measured again from the ranges. Must not: use that `overlap`.
+metrics are measured again from the ranges. What its users knew as the ratio stands beside them under a name of its own
+(`overlap_ratio_as_recorded_2025`). Must not: use that `overlap` for anything else.
 """
 
 from __future__ import annotations
 
 from array import array
+from dataclasses import asdict
 from typing import IO, Annotated, Final, TypeAlias
 
 import msgspec
 import numpy as np
 
-from aorta.analysis.load.interval_table import KIND_CODE, NULL, Interner, IntervalClass, Trace, intervals, windows
+from aorta.analysis.load.interval_table import (
+    KIND_CODE,
+    NULL,
+    Interner,
+    IntervalClass,
+    StatedSteps,
+    Trace,
+    intervals,
+    windows,
+)
 from aorta.analysis.load.kernel_classifier import kind_of
+from aorta.analysis.metrics import RECORDED_2025
+from aorta.analysis.tables import LOSSES
+from aorta.device_metrics.rocm_smi_output import read_words
 from aorta.errors import InputError
+from aorta.records.schema import DeviceSample
 from aorta.timeline.arrays import Int64
 
 FORMAT: Final = "aorta-2025"
@@ -33,7 +49,9 @@ _NOTES: Final = (
     UNSEEN,
     "compute ranges of the first AORTA span whole passes, waits included (W6): compute_ms is an upper bound",
     "no absolute times: iterations are laid end to end, and this source cannot be aligned with another one",
+    f"{RECORDED_2025} is the ratio that the first AORTA wrote, of launch times (W1): shown, never compared",
 )
+_NO_RATIO: Final = "the iteration has no overlap, or no time of computation, of the first AORTA's own"
 _LONGEST_LINE: Final = 256 << 20
 _LONGEST_MS: Final = 30 * 24 * 3_600_000.0
 """30 days: longer than any iteration, and far below what 64-bit nanoseconds hold."""
@@ -41,6 +59,8 @@ _RESOLUTION_NS: Final = 500
 """`Event.elapsed_time` of CUDA and HIP resolves about 0.5 us (CUDA Runtime API, event management)."""
 Int: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Ms: TypeAlias = Annotated[float, msgspec.Meta(ge=-_LONGEST_MS, le=_LONGEST_MS)]
+Value: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+"""Any diverged 32-bit value fits; a sum of a hundred million of them is finite."""
 
 
 class _Metadata(msgspec.Struct, gc=False):
@@ -55,10 +75,15 @@ class _Range(msgspec.Struct, gc=False):
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
 
 
+class _Overlap(msgspec.Struct, gc=False):
+    per_stream_ms: dict[str, Ms | None] = {}
+    overlap_ms: dict[str, Ms | None] = {}
+
+
 class _Profile(msgspec.Struct, gc=False):
     total_ms: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_MS)]
     ranges: list[_Range]
-    overlap: msgspec.Raw = msgspec.Raw(b"null")
+    overlap: _Overlap | None = None
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -66,6 +91,15 @@ class _Line(msgspec.Struct, gc=False):
     global_step: Int
     profile: _Profile
     world_size: Int | None = None
+    epoch: Int | None = None
+    step: Int | None = None
+    loss: Value | None = None
+    lr: Value | None = None
+    grad_norm: Value | None = None
+    rocm_smi_output: str | None = None
+    rocm_smi_exit_code: int | None = None
+    rocm_smi_stderr: str | None = None
+    rocm_smi_error: str | None = None
 
 
 _DECODER: Final = msgspec.json.Decoder(_Line)
@@ -84,6 +118,7 @@ def read_aorta_2025(stream: IO[bytes], path: str) -> Trace:
     ranks: set[int] = set()
     worlds: set[int] = set()
     notes = list(_NOTES)
+    stated = _Stated()
     known: set[int] = set()
     beyond = base = number = repeated = 0
     while text := stream.readline(_LONGEST_LINE):
@@ -101,6 +136,7 @@ def read_aorta_2025(stream: IO[bytes], path: str) -> Trace:
         known.add(line.global_step)
         worlds.update(() if line.world_size is None else (line.world_size,))
         total = _ns(line.profile.total_ms)
+        stated.add(line, base, base + total)
         for each in line.profile.ranges:
             start, end = _ns(each.start_ms), _ns(each.end_ms)
             inside = (min(max(start, 0), total), min(max(end, 0), total))
@@ -147,7 +183,68 @@ def read_aorta_2025(stream: IO[bytes], path: str) -> Trace:
         notes=tuple(notes),
         copies_observed=False,
         unseen=UNSEEN,
+        aux_observed=True,
+        stated=stated.columns(),
     )
+
+
+class _Stated:
+    """Collects what each iteration says of itself."""
+
+    def __init__(self) -> None:
+        self._integers: dict[str, list[int | None]] = {"epoch": [], "step": []}
+        self._losses: dict[str, list[float | None]] = {name: [] for name in LOSSES}
+        self._ratio: list[float | None] = []
+        self._samples: list[tuple[DeviceSample, str | None]] = []
+
+    def add(self, line: _Line, start_ns: int, end_ns: int) -> None:
+        """Add one iteration, laid out from `start_ns` to `end_ns`."""
+        for name, numbers in self._integers.items():
+            numbers.append(getattr(line, name))
+        for name, values in self._losses.items():
+            values.append(getattr(line, name))
+        self._ratio.append(_recorded_ratio(line.profile.overlap))
+        if line.rocm_smi_output is not None or line.rocm_smi_error is not None:
+            self._samples.append(_sample(line, start_ns, end_ns))
+
+    def columns(self) -> StatedSteps:
+        """The columns of everything added."""
+        epoch, step = (None if None in column else np.array(column, np.int64) for column in self._integers.values())
+        return StatedSteps(
+            epoch,
+            step,
+            losses={name: np.array(column, np.float64) for name, column in self._losses.items()},
+            metrics={RECORDED_2025: np.array(self._ratio, np.float64)},
+            why_null={RECORDED_2025: _NO_RATIO},
+            samples=tuple(self._samples),
+            samples_from="rocm-smi",
+        )
+
+
+def _recorded_ratio(overlap: _Overlap | None) -> float | None:
+    """What the first AORTA's report called the overlap ratio, for one iteration: communication that coincides with
+    computation, over computation. Null where the computation is shorter than what its events resolve.
+    """
+    hidden = None if overlap is None else overlap.overlap_ms.get("compute_comm")
+    compute = None if overlap is None else overlap.per_stream_ms.get("compute")
+    if hidden is None or not compute or compute < _RESOLUTION_NS / 1e6:
+        return None
+    return hidden / compute
+
+
+def _sample(line: _Line, start_ns: int, end_ns: int) -> tuple[DeviceSample, str | None]:
+    """What rocm-smi printed in one iteration. It has no time of its own, so it stands for the whole iteration; where
+    it lists several cards, the one of the rank's number is the rank's if there are as many ranks (one node).
+    """
+    values, reason = read_words(
+        line.rocm_smi_output or "",
+        line.rank,
+        line.world_size,
+        exit_code=line.rocm_smi_exit_code or 0,
+        stderr=line.rocm_smi_stderr or "",
+        error=line.rocm_smi_error,
+    )
+    return DeviceSample(start_ns, end_ns, **asdict(values)), reason
 
 
 def _decoded(path: str, number: int, text: bytes) -> _Line:

@@ -86,7 +86,7 @@ def _lanes(rows: Intervals, trace: Trace) -> dict[str, Spans]:
     if trace.copies_observed or copies.any():
         lanes[COPY] = _lane(rows, copies)
     aux = rows.cls == IntervalClass.AUX
-    if aux.any():
+    if trace.aux_observed or aux.any():
         lanes[AUX] = _lane(rows, aux)
     return lanes
 

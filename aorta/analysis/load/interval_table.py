@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from aorta.analysis.tables import UNKNOWN
+from aorta.records.schema import DeviceSample
 from aorta.timeline.arrays import Int64, Spans
 from aorta.timeline.classes import KINDS
 
@@ -211,6 +212,26 @@ def step_of(rank: NDArray[np.int32], start_ns: Int64, marks: Windows) -> Int64:
 
 
 @dataclass(frozen=True)
+class StatedSteps:
+    """What a source of one rank itself says of its steps; every column has one element per row of `Windows`.
+
+    Attributes:
+        epoch, step: None where a step lacks it.
+        losses: `tables.LOSSES` -> values, NaN where a step lacks it.
+        metrics: metrics that the source measured itself, NaN where a step lacks them. why_null: name -> why.
+        samples: of the device, on the clock of the windows, each with the reason if it failed.
+    """
+
+    epoch: Int64 | None
+    step: Int64 | None
+    losses: Mapping[str, NDArray[np.float64]]
+    metrics: Mapping[str, NDArray[np.float64]]
+    why_null: Mapping[str, str]
+    samples: tuple[tuple[DeviceSample, str | None], ...]
+    samples_from: str | None
+
+
+@dataclass(frozen=True)
 class Trace:
     """One source after it was read.
 
@@ -228,6 +249,8 @@ class Trace:
         unseen: why communication was not (fully) observed; metrics that rest on it are null with this reason (R8).
             None: it was observed.
         compute_unseen: whether the same holds for computation.
+        aux_observed: whether the source would show auxiliary work if there were any.
+        stated: what the source says of its steps, where it says anything.
     """
 
     path: str
@@ -248,3 +271,5 @@ class Trace:
     copies_observed: bool = True
     unseen: str | None = None
     compute_unseen: bool = False
+    aux_observed: bool = False
+    stated: StatedSteps | None = None

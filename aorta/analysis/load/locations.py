@@ -20,7 +20,7 @@ from aorta.records.run_files import rank_files
 
 _SIDES: Final = ("reference", "candidate")
 """Folders of launches that an experiment plan creates."""
-_NOT_A_LAUNCH: Final = "history"
+NOT_A_LAUNCH: Final = "history"
 """Holds earlier runs of the same folder."""
 
 
@@ -35,7 +35,7 @@ def load_source(location: str | Path, engine: Engine | None = None, comm_pattern
         path = Path(text)
         if path.is_file() and _is_record(path):
             raise InputError(f"{path}: one rank's record; give the folder it is in ({path.parent})")
-        if path.is_dir() and _holds_records(path):
+        if path.is_dir() and holds_records(path):
             return load_run(path, engine)
     from aorta.analysis.load.trace_files import NoTraces
     from aorta.analysis.load.traces import load_traces
@@ -68,7 +68,7 @@ def launch_folders(location: str | Path) -> list[Path]:
         below = sorted((child for child in path.iterdir() if child.is_dir()), key=_in_order)
     except OSError:
         return []  # the error appears when it is read as a run
-    runs = {child for child in below if child.name != _NOT_A_LAUNCH and _holds_records(child)}
+    runs = {child for child in below if child.name != NOT_A_LAUNCH and holds_records(child)}
     if len(runs) > 1 or any(run.name.isdecimal() for run in runs):
         return [child for child in below if child in runs or child.name.isdecimal()]
     sides = [side for side in _SIDES if (path / side).is_dir() and launch_folders(path / side)]
@@ -88,7 +88,7 @@ def _in_order(folder: Path) -> tuple[int, str]:
     return int(folder.name) if folder.name.isdecimal() else -1, folder.name
 
 
-def _holds_records(folder: Path) -> bool:
+def holds_records(folder: Path) -> bool:
     """Whether AORTA recorded into this folder. Files that are named like records but cannot be read count, because
     reading the folder as a run then says what is wrong. The first AORTA used the same file names.
     """

@@ -168,19 +168,28 @@ def members(stream: IO[bytes], place: str) -> Iterator[tuple[str, Peekable]]:
     """
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
-            where = f"{place}!{member.name}"
-            path = PurePosixPath(member.name)
-            if path.is_absolute() or ".." in path.parts:
-                raise InputError(f"{where}: a member outside of its archive; an archive of traces holds none")
+            where = f"{place}!{member_path(place, member.name)}"
             if member.isdir():
                 continue
             content = archive.extractfile(member) if member.isreg() else None
             if content is None:
-                raise InputError(f"{where}: a link or a device, not a file; an archive of traces holds plain files")
+                raise InputError(f"{where}: a link or a device, not a file; only archives of plain files are read")
             with inflated(content, where) as inner:
                 yield where, inner
     while stream.read(_COPIED):
         pass  # gzip's checksum stands at its end, so read on to verify the archive
+
+
+def member_path(place: str, name: str) -> PurePosixPath:
+    """Where a member lies inside its archive.
+
+    Raises:
+        InputError: it lies outside.
+    """
+    path = PurePosixPath(name.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts:
+        raise InputError(f"{place}!{name}: a member outside of its archive, which is not read")
+    return path
 
 
 def _starts_with_gzip(path: Path) -> bool:

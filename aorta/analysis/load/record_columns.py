@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from array import array
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from aorta.analysis.load.record_details import RecordDetails
+from aorta.analysis.load.record_details import WORDS, RecordDetails, mono_ns, words_are_samples
 from aorta.analysis.load.record_lines import CollectiveRow, Decoded, LeanStep, check_samples, decode
 from aorta.analysis.tables import (
     COMPLETED,
@@ -43,6 +43,7 @@ from aorta.records.reader import Problems, no_footer, raw_lines, read_header, se
 from aorta.records.schema import (
     Anchor,
     Coverage,
+    DeviceTelemetry,
     Footer,
     Header,
 )
@@ -151,6 +152,9 @@ class _Columns:
         if line.device:
             check_samples(bytes(line.device))
             self.sample_lines.append(offset)
+        elif line.rocm_smi_t_ns is not None and words_are_samples(self.header):
+            mono_ns(line.rocm_smi_t_ns, line.t_start_ns, line.start_mono_ns)
+            self.sample_lines.append(offset)
         if line.phase != "train":
             wall_ns = line.end_mono_ns - line.start_mono_ns
             self.isolated.extend((PHASES.index(line.phase), line.warmup, wall_ns, reason, coverage))
@@ -234,12 +238,20 @@ class _Columns:
             losses=dict(zip(LOSSES, losses, strict=True)),
         )
         source = _source(self.path, self.header, footer)
+        if self.sample_lines and words_are_samples(self.header):
+            source = replace(source, device_telemetry=DeviceTelemetry(WORDS, None))
         return RankTables(
             source=source,
             steps=steps,
             collectives=collectives,
             details=RecordDetails(
-                self.path, source.lanes, steps.global_step, steps.length_ns, line_offset, self.sample_lines
+                self.path,
+                source.lanes,
+                steps.global_step,
+                steps.length_ns,
+                line_offset,
+                self.sample_lines,
+                (self.header.local_rank, self.header.world_size),
             ),
             isolated=self._isolated(),
             covered=_coverage_facts(steps, collectives),

@@ -8,16 +8,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import msgspec
 
 from aorta.analysis.tables import Ints, LaneSegment, StepIntervals
+from aorta.device_metrics.rocm_smi_output import read_words
 from aorta.errors import InputError
 from aorta.records.reader import LINE_LIMIT
-from aorta.records.schema import ActiveSegment, Anchor, AuxRange, ComputeRange, DeviceSample, Stall
+from aorta.records.schema import ActiveSegment, Anchor, AuxRange, ComputeRange, DeviceSample, Header, Stall
 
 
 class _Line(msgspec.Struct, tag_field="record", tag="step", gc=False):
@@ -31,13 +32,39 @@ class _Line(msgspec.Struct, tag_field="record", tag="step", gc=False):
 
 
 class _Samples(msgspec.Struct, gc=False):
-    device: list[DeviceSample]
+    start_mono_ns: int
+    t_start_ns: int
+    device: list[DeviceSample] = []
     reasons: dict[str, str] = {}
+    rocm_smi_t_ns: int | None = None
+    rocm_smi_output: str = ""
+    rocm_smi_exit_code: int = 0
+    rocm_smi_stderr: str = ""
+    rocm_smi_error: str | None = None
 
 
 _LINES: Final[msgspec.json.Decoder[_Line | Anchor]] = msgspec.json.Decoder(_Line | Anchor)
 """A union, so that a line without `record` is refused."""
 _SAMPLES: Final = msgspec.json.Decoder(_Samples)
+WORDS: Final = "rocm-smi"
+"""Source of the samples that are read from `rocm_smi_output`."""
+
+
+def words_are_samples(header: Header) -> bool:
+    """Whether what rocm-smi printed is read as samples: in records that have no others."""
+    return header.device_telemetry is None or header.device_telemetry.source is None
+
+
+def mono_ns(t_ns: int, t_start_ns: int, start_mono_ns: int) -> int:
+    """A wall-clock time on the clock of the steps, by the start of a step on both.
+
+    Raises:
+        ValueError: a column cannot hold it.
+    """
+    at_ns = t_ns - t_start_ns + start_mono_ns
+    if not -(2**62) < at_ns < 2**62:
+        raise ValueError(f"rocm_smi_t_ns is {t_ns}: centuries from its step")
+    return at_ns
 
 
 @dataclass(frozen=True)
@@ -50,6 +77,8 @@ class RecordDetails:
     length_ns: Ints
     line_offset: Ints
     sample_lines: array[int]
+    local_rank_of: tuple[int, int]
+    """The local rank, and the ranks of the run."""
 
     def step(self, place: int) -> StepIntervals:
         """One step, from its line."""
@@ -72,6 +101,19 @@ class RecordDetails:
                 line = _SAMPLES.decode(file.readline(LINE_LIMIT))
                 for sample in line.device:
                     yield sample, line.reasons.get("device")
+                if not line.device and line.rocm_smi_t_ns is not None:
+                    yield self._of_words(line, line.rocm_smi_t_ns)
+
+    def _of_words(self, line: _Samples, t_ns: int) -> tuple[DeviceSample, str | None]:
+        at_ns = mono_ns(t_ns, line.t_start_ns, line.start_mono_ns)
+        values, reason = read_words(
+            line.rocm_smi_output,
+            *self.local_rank_of,
+            exit_code=line.rocm_smi_exit_code,
+            stderr=line.rocm_smi_stderr,
+            error=line.rocm_smi_error,
+        )
+        return DeviceSample(at_ns, at_ns, **asdict(values)), reason
 
     def size_bytes(self) -> int:
         """Size of the file; 0 where it no longer exists, which reading it will report."""

@@ -59,6 +59,12 @@ class LeanStep(msgspec.Struct, tag_field="record", tag="step", gc=False):
     reasons: msgspec.Raw = msgspec.Raw(b"{}")
     device: msgspec.Raw = msgspec.Raw(b"")
     """Empty: this line has no samples."""
+    rocm_smi_t_ns: Integer | None = None
+    """None: this line has no words of rocm-smi."""
+    rocm_smi_output: str = ""
+    rocm_smi_exit_code: Integer = 0
+    rocm_smi_stderr: str = ""
+    rocm_smi_error: str | None = None
 
 
 _SAMPLES: Final = msgspec.json.Decoder(list[DeviceSample])

@@ -8,15 +8,15 @@ the result. Must not: let the interval table leave the process, or invent what a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 
 from aorta.analysis.load.collective_costs import CostPart, parts_of
 from aorta.analysis.load.collective_order import MOST_COUNTED, order_identifies, ordinals
 from aorta.analysis.load.device_timelines import DeviceTimeline, device_timelines
-from aorta.analysis.load.interval_table import IntervalClass, Trace
+from aorta.analysis.load.interval_table import IntervalClass, StatedSteps, Trace
 from aorta.analysis.load.kernel_slowdown import Slowdown, slowdowns
 from aorta.analysis.load.trace_files import TraceFiles, read_unit
 from aorta.analysis.load.trace_health import TraceFacts, facts_of, usable
@@ -38,7 +38,7 @@ from aorta.analysis.tables import (
     Whole,
     of_unused_kind,
 )
-from aorta.records.schema import DeviceSample
+from aorta.records.schema import AuxRange, DeviceSample, DeviceTelemetry
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS, TRACE_LANES, UNKNOWN_KIND
 from aorta.timeline.intervals import Interval
@@ -56,28 +56,39 @@ _NOT_TOLD: Final = "a trace does not tell it"
 @dataclass(frozen=True)
 class TraceDetails:
     """`tables.Details` of a trace: segments (start, end, mask) in ns on its clock, step after step; those of a step end
-    at its `segments_end`. Windows of steps may overlap, so time alone does not tell whose a segment is.
+    at its `segments_end`. Windows of steps may overlap, so time alone does not tell whose a segment is. `aux` is the
+    same for named auxiliary work (start, end, place in `aux_names`); None where the source names none.
     """
 
     segments: Int64
     segments_end: Int64
     start_ns: Int64
     end_ns: Int64
+    aux: Int64 | None = None
+    aux_end: Int64 | None = None
+    aux_names: tuple[str, ...] = ()
+    samples: tuple[tuple[DeviceSample, str | None], ...] = ()
 
     def step(self, place: int) -> StepIntervals:
         """Which lanes were active when, in one step."""
         start, end = int(self.start_ns[place]), int(self.end_ns[place])
         rows = self.segments[int(self.segments_end[place - 1]) if place else 0 : int(self.segments_end[place])]
         segments = [LaneSegment(low - start, high - start, mask) for low, high, mask in rows.tolist()]
-        return StepIntervals(end - start, TRACE_LANES, segments)
+        return StepIntervals(end - start, TRACE_LANES, segments, aux=self._aux(place, start))
+
+    def _aux(self, place: int, start: int) -> list[AuxRange] | None:
+        if self.aux is None or self.aux_end is None:
+            return None
+        rows = self.aux[int(self.aux_end[place - 1]) if place else 0 : int(self.aux_end[place])]
+        return [AuxRange(self.aux_names[name], low - start, high - start) for low, high, name in rows.tolist()]
 
     def steps(self) -> Iterator[StepIntervals]:
         """Every step."""
         return map(self.step, range(len(self.start_ns)))
 
     def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
-        """A trace has no device samples."""
-        return iter(())
+        """Samples that the source holds; few do."""
+        return iter(self.samples)
 
     def size_bytes(self) -> int:
         """0: nothing is read again from disk."""
@@ -137,9 +148,12 @@ def read_trace_tables(unit: TraceFiles) -> UnitTables:
 
 def _device(trace: Trace, timeline: DeviceTimeline, place: int) -> DeviceTables:
     unseen = Unseen(trace.unseen, trace.compute_unseen) if trace.unseen else None
-    windows, steps = _windows(timeline)
+    windows, steps, chosen = _windows(timeline)
+    stated = trace.stated if len(timeline.steps) else None
     measured = [timeline.measure(window) for window in windows]
     told = [overlap.metrics(unseen) for overlap in measured]
+    if stated is not None:
+        told = [_with_stated(*each, stated, at) for each, at in zip(told, chosen.tolist(), strict=True)]
     whole = timeline.measure(timeline.whole)
     collectives, counts = _collectives(trace, timeline, windows, steps)
     tiles = [timeline.segments(window) for window in windows]
@@ -147,13 +161,25 @@ def _device(trace: Trace, timeline: DeviceTimeline, place: int) -> DeviceTables:
         [np.zeros((0, 3), np.int64), *(np.stack([spans.start, spans.end, masks], axis=1) for spans, masks in tiles)]
     )
     table = _steps(windows, steps, told, np.cumsum(counts))
+    if stated is not None:
+        table = replace(
+            table,
+            epoch=None if stated.epoch is None else stated.epoch[chosen],
+            step=None if stated.step is None else stated.step[chosen],
+            losses={name: column[chosen] for name, column in stated.losses.items()},
+        )
     values, reasons = whole.metrics(unseen)
     tables = RankTables(
         source=_source(trace, timeline),
         steps=table,
         collectives=collectives,
         details=TraceDetails(
-            segments, np.cumsum([len(masks) for _, masks in tiles]), table.start_mono_ns, table.end_mono_ns
+            segments,
+            np.cumsum([len(masks) for _, masks in tiles]),
+            table.start_mono_ns,
+            table.end_mono_ns,
+            **({} if stated is None else _named_aux(timeline, steps)),
+            samples=() if stated is None else stated.samples,
         ),
         covered=CoverageFacts(end_sources={END_SOURCE: len(collectives)}),
     )
@@ -161,13 +187,38 @@ def _device(trace: Trace, timeline: DeviceTimeline, place: int) -> DeviceTables:
     return DeviceTables(timeline.device, tables, Whole(timeline.whole, values, reasons), busy_ns, place)
 
 
-def _windows(timeline: DeviceTimeline) -> tuple[list[Interval], Int64]:
-    """The steps in order of their numbers, each once; without any step, the whole trace."""
+def _windows(timeline: DeviceTimeline) -> tuple[list[Interval], Int64, Int64]:
+    """The steps in order of their numbers, each once; without any step, the whole trace. Also the place of each among
+    the windows of the rank.
+    """
     if not len(timeline.steps):
-        return [timeline.whole], np.array([WHOLE_STEP], np.int64)
+        return [timeline.whole], np.array([WHOLE_STEP], np.int64), np.zeros(1, np.int64)
     steps, chosen = np.unique(timeline.steps, return_index=True)
     starts, ends = timeline.windows.start[chosen].tolist(), timeline.windows.end[chosen].tolist()
-    return list(zip(starts, ends, strict=True)), steps
+    return list(zip(starts, ends, strict=True)), steps, chosen.astype(np.int64)
+
+
+def _with_stated(
+    values: dict[str, float | None], reasons: dict[str, str], stated: StatedSteps, place: int
+) -> tuple[dict[str, float | None], dict[str, str]]:
+    """The metrics of one step, and those that the source measured itself."""
+    own = {name: float(column[place]) for name, column in stated.metrics.items()}
+    null = {name for name, value in own.items() if np.isnan(value)}
+    return (
+        values | {name: None if name in null else value for name, value in own.items()},
+        reasons | {name: stated.why_null[name] for name in null},
+    )
+
+
+def _named_aux(timeline: DeviceTimeline, steps: Int64) -> dict[str, Any]:
+    """The `aux...` columns of `TraceDetails`."""
+    rows = timeline.rows
+    rows = rows.take((rows.cls == IntervalClass.AUX) & np.isin(rows.step, steps))
+    place = np.searchsorted(steps, rows.step)
+    order = np.lexsort((rows.start_ns, place))
+    columns = np.stack([rows.start_ns, rows.end_ns, rows.name.astype(np.int64)], axis=1)[order]
+    counts = np.bincount(place, minlength=len(steps))
+    return {"aux": columns, "aux_end": np.cumsum(counts), "aux_names": rows.names}
 
 
 def _steps(
@@ -256,7 +307,11 @@ def _source(trace: Trace, timeline: DeviceTimeline) -> Source:
     device = str(timeline.device) if timeline.device != UNKNOWN else None
     told = {"host": trace.host, "platform": trace.platform, "device": device, "backend": trace.backend}
     of_records = ("parallel", "run_id", "label", "attempt", "local_rank", "node_rank", "start_step", "warmup_steps")
-    never = (*of_records, "manifest_hash", "device_telemetry", "ending")
+    never = [*of_records, "manifest_hash", "ending"]
+    stated = trace.stated
+    telemetry = None if stated is None or not stated.samples else DeviceTelemetry(stated.samples_from, None)
+    if telemetry is None:
+        never.append("device_telemetry")
     return Source(
         path=trace.path,
         format=trace.format,
@@ -270,5 +325,6 @@ def _source(trace: Trace, timeline: DeviceTimeline) -> Source:
         platform=trace.platform,
         device=device,
         backend=trace.backend,
+        device_telemetry=telemetry,
         absent=dict.fromkeys([*(name for name, value in told.items() if value is None), *never], _NOT_TOLD),
     )

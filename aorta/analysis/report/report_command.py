@@ -58,8 +58,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="overlap_report.py",
         description="How well communication hid behind computation: numbers, pictures, and one run against another.",
         epilog="Without --log-dir a label L is looked up in the current directory, then in the checkout: artifacts_L/, "
-        "artifacts/L/, then artifacts/ if its records are labelled L or were made on platform L. Wherever a run is "
-        "named, traces of other tools may be: a file, folder, glob or URL of Kineto traces (.json, .json.gz, .tar.gz), "
+        "artifacts/L/, then artifacts/ if its records are labelled L or were made on platform L; then L is a path. The "
+        "folder of a run may be packed (.tar.gz, .tar, .zip). Wherever a run is named, traces of other tools may be: a "
+        "file, folder, glob or URL of Kineto traces (.json, .json.gz, .tar.gz), "
         "rocprofv3 output (JSON, CSV, rocpd), an nsys SQLite export or records of AORTA 2025, told apart by their "
         "content. A folder of several run folders is a launch set: each is one launch, and two sets get a verdict from "
         "four launches a side on; single runs get numbers. Files of an earlier report in the output folder are "
@@ -167,7 +168,8 @@ def _sources(options: argparse.Namespace, root: Path) -> dict[str, str | Path]:
 def _asked_for(options: argparse.Namespace, root: Path) -> dict[str, str | Path]:
     """What --reference and --candidate name, without --log-dir; each option becomes its label."""
     words = {side: getattr(options, side) for side in ("reference", "candidate") if getattr(options, side) is not None}
-    places = {side: word for side, word in words.items() if is_location(word)}
+    here = Path.cwd()
+    places = {side: word for side, word in words.items() if is_location(word, here, root)}
     labels = {side: label_of(word) if side in places else word for side, word in words.items()}
     if len(set(labels.values())) < len(labels):
         if not places:
@@ -175,7 +177,7 @@ def _asked_for(options: argparse.Namespace, root: Path) -> dict[str, str | Path]
         labels = {side: f"{label}-{side}" if side in places else label for side, label in labels.items()}
     for side, label in labels.items():
         setattr(options, side, check_label(label))
-    found = locate([labels[side] for side in words if side not in places], Path.cwd(), root)
+    found = locate([labels[side] for side in words if side not in places], here, root)
     return {label: places[side] if side in places else found[label] for side, label in labels.items()}
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from aorta.analysis.compare.inputs import Subject, read_subjects
 from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.load.archives import Archives
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.report.charts import Draw, pictures
 from aorta.analysis.report.charts.side_by_side import FILE as SIDE_BY_SIDE_FILE
@@ -60,27 +61,45 @@ def write_report(
     """Read, aggregate, compare (when both names are given), draw and write. Files of an earlier report are replaced.
 
     Args:
-        sources: label -> run folder, launch set, or where traces are (`load.locations`). reference, candidate: labels
-        among
-            them. engine: where files are read. comm_patterns: more patterns of communication kernels' names. rules: how
-            launch sets are judged. finish: called with the summary before anything is written, and may add to it.
-            html: write the page too.
+        sources: label -> run folder, launch set, archive of one, or where traces are (`load.locations`).
+        reference, candidate: labels among them.
+        engine: where files are read.
+        comm_patterns: more patterns of communication kernels' names.
+        rules: how launch sets are judged.
+        finish: called with the summary before anything is written, and may add to it.
+        html: write the page too.
 
     Raises:
         InputError: a folder cannot be read, launches are not alike, or `output` cannot be written.
     """
     rules = rules or Rules()
-    subjects = read_subjects(sources, rules, engine, comm_patterns)
-    summary = summarize(subjects, reference, candidate, rules, engine)
-    if finish is not None:
-        finish(summary)
+    with Archives() as archives, archives.named():
+        folders = {label: archives.folder_of(where) for label, where in sources.items()}
+        subjects = read_subjects(folders, rules, engine, comm_patterns)
+        summary = archives.as_given(summarize(subjects, reference, candidate, rules, engine))
+        if finish is not None:
+            finish(summary)
+        written, not_drawn = _files(subjects, summary, output, (reference, candidate), html=html)
+        text = archives.as_given(_text(subjects, summary, written, not_drawn))
+    return Report(text, summary, tuple(written), not_drawn)
+
+
+def _files(
+    subjects: Mapping[str, Subject],
+    summary: dict[str, Any],
+    output: Path,
+    compared: tuple[str | None, str | None],
+    *,
+    html: bool,
+) -> tuple[list[Path], dict[str, str]]:
+    """Write every file of a report; returns those written, and why others were not."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         not_drawn: dict[str, str] = {}
         written = [output / SUMMARY_FILE]
         written[0].write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         page = partial(_draw_page, subjects, summary) if html else lambda _path: "not asked for"
-        for name, draw in (*_drawn(subjects, reference, candidate), (PAGE_FILE, page)):
+        for name, draw in (*_drawn(subjects, *compared), (PAGE_FILE, page)):
             path = output / name
             reason = draw(path)
             if reason is None:
@@ -93,7 +112,7 @@ def write_report(
             f"{error.filename or output}: cannot be written: {error.strerror or error}. Choose another folder with "
             "--output DIR"
         ) from error
-    return Report(_text(subjects, summary, written, not_drawn), summary, tuple(written), not_drawn)
+    return written, not_drawn
 
 
 def _draw_page(subjects: Mapping[str, Subject], summary: Mapping[str, Any], path: Path) -> str | None:

@@ -32,5 +32,5 @@ class Telemetry:
     device_interval_s: float = 1.0
     # also keep what rocm-smi prints (AMD devices only)
     rocm_smi: bool = False
-    # run rocm-smi even where no AMD device was found
+    # run rocm-smi even where no AMD device was found; devices=auto then takes its values
     force: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -98,6 +99,15 @@ def test_traces_and_a_run_of_aortas_own_stand_side_by_side(folder, tmp_path, cap
     assert set(summary["datasets"]) == {"run", "traces"}
     assert summary["comparison"]["reference_overlap_ratio"] is not None
     assert "2 of 2 ranks read" in capsys.readouterr().out
+
+
+@pytest.mark.spec("D42")
+def test_bare_names_of_folders_of_traces_as_the_readme_has_them(folder, tmp_path, monkeypatch):
+    for name in ("cuda_traces", "rocm_traces"):
+        shutil.copytree(folder, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    summary = report(["--reference", "cuda_traces", "--candidate", "rocm_traces"], tmp_path / "out")
+    assert set(summary["datasets"]) == {"cuda_traces", "rocm_traces"}
 
 
 def test_a_missing_rank_is_said_and_what_needs_all_ranks_is_null(folder, tmp_path):
