@@ -184,8 +184,10 @@ def in_words(align: Align, alignments: Mapping[int, RankAlignment]) -> str:
 
 def _measured_once(clock: RankClock, known: KnownClocks) -> str:
     why = clock.reason
-    if why is None and known.sync is not None and not known.sync.complete:
-        why = f"before the run's end; its {CLOCK_SYNC_FILE} may hold a second measurement"
+    if why is None:
+        why = "at the start of the run"
+        if known.source == "the traces":
+            why += f"; its {CLOCK_SYNC_FILE} may have the second measurement"
     return f"rank {clock.rank}: offset measured once only, no drift, bound unknown ({why})"
 
 

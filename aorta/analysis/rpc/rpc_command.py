@@ -10,8 +10,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from aorta.analysis.merge.alignment import KnownClocks, RankAlignment, align_ranks, find_clocks, in_words
 from aorta.analysis.merge.causality import Causality
 from aorta.analysis.merge.trace_writer import trace_file
@@ -32,12 +30,9 @@ def rpc_report(arguments: Sequence[str]) -> int:
     # One trace's operators in memory at a time.
     operators = ((trace.rank, row) for trace in run.traces for row in read_rows(trace).operators)
     rows = make_rows(run.calls, operators)
-    memory = any(row.allocated_bytes for row in rows)
-    sys.stdout.write(render(rows, run.workers, memory=memory) + "\n")
+    sys.stdout.write(render(rows, run.workers) + "\n")
     output = Path(options.output) if options.output else folder / "rpc_trace.json.gz"
     notes: list[str] = [f"incomplete: {what}" for what in run.missing]
-    if not memory and any(_is_true(trace.head.get("profile_memory")) for trace in run.traces):
-        notes.append("profile_memory: the traces hold no allocation (torch 2.13 writes none for all threads)")
     clocks = find_clocks(None, run.traces, [run.path])
     alignments = align_ranks(run.traces, clocks, options.align, notes)
     found = _merge(run, output, options, clocks, alignments)
@@ -79,10 +74,6 @@ def _merge(
             }
         )
     return found
-
-
-def _is_true(raw: msgspec.Raw | None) -> bool:
-    return raw is not None and bool(msgspec.json.decode(raw))
 
 
 def parser() -> argparse.ArgumentParser:
