@@ -15,14 +15,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch.distributed as dist
 
 from aorta.config.schema import Clock
-from aorta.distributed.output_folder import RunFolder
+from aorta.distributed.output_folder import RunFolder, write_whole
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology
 from aorta.records.clock_offsets import (
@@ -195,7 +194,7 @@ class ClockSynchronisation:
             return
         path = self._folder.path / CLOCK_SYNC_FILE
         try:
-            _write_whole(path, encode(sync))
+            write_whole(path, encode(sync))
         except OSError as error:
             _log.error("cannot write %s: %s; the ranks' clocks stay unknown to the merge", path, error)
 
@@ -219,9 +218,3 @@ def _with(entry: RankClock, when: str, found: OffsetSample | str) -> RankClock:
     if isinstance(found, OffsetSample):
         return msgspec.structs.replace(entry, **{when: found})
     return msgspec.structs.replace(entry, reason=f"at the {when}: {found}")
-
-
-def _write_whole(path: Path, text: bytes) -> None:
-    part = path.with_suffix(".json.part")
-    part.write_bytes(text)
-    part.replace(path)

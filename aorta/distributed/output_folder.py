@@ -102,10 +102,14 @@ def began_unix_s(path: Path, topology: Topology) -> float | None:
 
 def write_manifest(folder: RunFolder, manifest: dict[str, Any]) -> None:
     """Write `run.json` atomically."""
-    target = folder.path / MANIFEST_FILE
-    part = target.with_suffix(".json.part")
-    part.write_text(json.dumps(manifest, indent=2) + "\n")
-    part.replace(target)
+    write_whole(folder.path / MANIFEST_FILE, (json.dumps(manifest, indent=2) + "\n").encode())
+
+
+def write_whole(path: Path, text: bytes) -> None:
+    """Write a file that appears under its name only when it is complete."""
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(text)
+    part.replace(path)
 
 
 def _identity(path: Path, topology: Topology) -> tuple[str, int]:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Protocol
 
 import torch.distributed as dist
 
@@ -25,6 +26,19 @@ _IMPATIENCE_S = 2.0
 _GRACE_S = 15.0
 """A living rank posts within one poll, whatever its training thread does; torchrun kills 30 s after its own signal."""
 _NO_DEMAND = -1
+
+
+class StopRequest(Protocol):
+    """Whatever is told that a signal asks for the end of a run.
+
+    Attributes:
+        stopped_by: the signal; None if there was none.
+    """
+
+    stopped_by: signal.Signals | None
+
+    def request(self, by: signal.Signals) -> None:
+        """Called once, inside the signal handler."""
 
 
 class StopAgreement:
@@ -109,7 +123,7 @@ class StopAgreement:
 class Signals:
     """The signal that asked the run to stop, if any; known also on ranks that did not get it, once they agreed."""
 
-    def __init__(self, agreement: StopAgreement) -> None:
+    def __init__(self, agreement: StopRequest) -> None:
         self._agreement = agreement
 
     @property
@@ -119,8 +133,8 @@ class Signals:
 
 
 @contextmanager
-def stop_on_signals(agreement: StopAgreement) -> Iterator[Signals]:
-    """Turn SIGINT and SIGTERM into a stop after the current step, for the length of a `with` block.
+def stop_on_signals(agreement: StopRequest) -> Iterator[Signals]:
+    """Turn SIGINT and SIGTERM into a request to stop, for the length of a `with` block.
 
     Launchers often repeat the signal, so a repetition is ignored; a SIGINT more than two seconds after the first signal
     comes from an impatient person and interrupts at once (KeyboardInterrupt).

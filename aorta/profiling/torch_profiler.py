@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
@@ -61,6 +62,7 @@ class Profiler:
         mesh: gives the coordinate in names; without one, `place` does.
         counters: converts steps to epochs and samples.
         trace_remote, memory_remote: upload destinations.
+        metadata: further top-level keys of every trace (JSON types).
 
     Raises:
         ValueError: the schedule is impossible.
@@ -76,11 +78,13 @@ class Profiler:
         counters: Counters | None = None,
         trace_remote: Destination | None = None,
         memory_remote: Destination | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         self.settings, self.place, self.mesh = settings, place, mesh
         self.folder = Path(fill(str(folder), place.variables()))
         self.counters = counters or Counters()
         self.trace_remote, self.memory_remote = trace_remote, memory_remote
+        self.metadata = metadata or {}
         selected = selected_ranks(settings.ranks)
         self.selected = settings.enabled and (selected is None or place.rank in selected)
         self.chrome = settings.chrome_trace and settings.naming is Naming.tensorboard
@@ -130,7 +134,7 @@ class Profiler:
             recipe = Recipe(
                 self.settings, place, self.folder, self.counters, self.chrome, self.trace_remote, self.memory_remote
             )
-            return WindowRecording(recipe, self.schedule(first_step), first_step)
+            return WindowRecording(recipe, self.schedule(first_step), first_step, self.metadata)
         except Exception as error:  # noqa: BLE001  a missing prerequisite of the profiler must not stop the record
             _log.error("profiling: torch.profiler failed to start and is left out from here on: %s", error)
             return NullProfiler()

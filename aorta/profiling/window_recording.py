@@ -1,7 +1,7 @@
 """Runs torch's profiler for one loop, with global step numbers; finished windows go to a `Saver`.
 
-Each trace holds `first_step`, `last_step` (0-based, inclusive), `partial`, `step_base` and `global_rank`. A failing
-profiler is reported once and disabled. Must not fail the loop, or write on the training thread.
+Each trace holds `first_step`, `last_step` (0-based, inclusive), `partial`, `step_base`, `global_rank` and the metadata
+given. A failing profiler is reported once and disabled. Must not fail the loop, or write on the training thread.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Self, cast
@@ -42,10 +42,10 @@ _ERROR_WAIT_S = 20.0
 class WindowRecording(profile):
     """torch's own profiler with global steps, whose failures do not affect the loop. Created by `Profiler.open`."""
 
-    def __init__(self, recipe: Recipe, plan: Schedule, first_step: int) -> None:
+    def __init__(self, recipe: Recipe, plan: Schedule, first_step: int, metadata: Mapping[str, Any]) -> None:
         settings = recipe.settings
         self.saver = Saver(settings.num_traces_to_keep, overwrite=settings.overwrite)
-        self._recipe, self._settings, self._plan = recipe, settings, plan
+        self._recipe, self._settings, self._plan, self._metadata = recipe, settings, plan, metadata
         self._first = self._finished = first_step
         self._kept: list[int] = []
         self._closing: TraceWindow | None = None
@@ -171,6 +171,7 @@ class WindowRecording(profile):
             "last_step": window.last_step,
             "step_base": STEP_BASE,
             "partial": window.partial,
+            **self._metadata,
         }.items():
             self.add_metadata_json(key, json.dumps(value))
 

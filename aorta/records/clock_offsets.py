@@ -1,5 +1,7 @@
 """`clock_sync.json`: by how much each rank's wall clock was ahead of rank 0's, and what that is worth (R9).
 
+Each trace of the run repeats its own rank's entry under `TRACE_KEY`, as it was known when the trace was saved.
+
     clock = read_clock_sync(folder / CLOCK_SYNC_FILE).of(rank)
     clock.to_reference(own_ns), clock.bound_ns(own_ns)      # rank 0's clock at that instant, and the largest error
 
@@ -10,10 +12,11 @@ state a bound that was not measured.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -21,6 +24,8 @@ from aorta.errors import InputError
 
 CLOCK_SYNC_FILE: Final = "clock_sync.json"
 CLOCK_SYNC_VERSION: Final = 1
+TRACE_KEY: Final = "clock_sync"
+"""Top-level key of a trace: a `ClockSync` with one rank."""
 PPM: Final = 1_000_000
 
 
@@ -154,6 +159,10 @@ class ClockSync(msgspec.Struct, frozen=True):
         """What is known of `rank`; None if it is not listed."""
         return next((entry for entry in self.ranks if entry.rank == rank), None)
 
+    def with_ranks(self, ranks: Iterable[RankClock]) -> ClockSync:
+        """The same measurement, of these ranks only."""
+        return msgspec.structs.replace(self, ranks=sorted(ranks, key=lambda entry: entry.rank))
+
     def summary(self) -> dict[str, object]:
         """What the manifest and a merged trace repeat (JSON types)."""
         return {
@@ -165,11 +174,21 @@ class ClockSync(msgspec.Struct, frozen=True):
         }
 
 
+def plain(sync: ClockSync) -> dict[str, Any]:
+    """The file's content (JSON types), with the derived figures beside the measured ones."""
+    ranks = [{**entry.summary(), "boot_id": entry.boot_id} for entry in sync.ranks]
+    return {**msgspec.to_builtins(sync), "ranks": ranks}
+
+
+def trace_metadata(sync: ClockSync | None, rank: int) -> dict[str, Any]:
+    """What a trace of `rank` says of its clock; empty where nothing was measured."""
+    mine = None if sync is None else sync.of(rank)
+    return {} if sync is None or mine is None else {TRACE_KEY: plain(sync.with_ranks([mine]))}
+
+
 def encode(sync: ClockSync) -> bytes:
-    """The file's text, indented for people, with the derived figures beside the measured ones."""
-    plain = msgspec.to_builtins(sync)
-    plain["ranks"] = [{**entry.summary(), "boot_id": entry.boot_id} for entry in sync.ranks]
-    return msgspec.json.format(msgspec.json.encode(plain), indent=2) + b"\n"
+    """The file's text, indented for people."""
+    return msgspec.json.format(msgspec.json.encode(plain(sync)), indent=2) + b"\n"
 
 
 def read_clock_sync(path: Path) -> ClockSync:
@@ -179,11 +198,25 @@ def read_clock_sync(path: Path) -> ClockSync:
         InputError: the file cannot be read, or is not of this version.
     """
     try:
-        sync = msgspec.json.decode(path.read_bytes(), type=ClockSync)
+        text = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not a {CLOCK_SYNC_FILE} of an AORTA run ({error})") from error
+    return decode(text, str(path), f"a {CLOCK_SYNC_FILE}")
+
+
+def decode(text: bytes | msgspec.Raw, place: str, kind: str) -> ClockSync:
+    """Decode the content of a file or of a trace's `TRACE_KEY`.
+
+    Args:
+        place, kind: where `text` stands and what it should be, for errors.
+
+    Raises:
+        InputError: it is something else, or not of this version.
+    """
+    try:
+        sync = msgspec.json.decode(text, type=ClockSync)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{place}: not {kind} of an AORTA run ({error})") from error
     if sync.version != CLOCK_SYNC_VERSION:
-        raise InputError(f"{path}: version {sync.version}; this AORTA reads version {CLOCK_SYNC_VERSION}")
+        raise InputError(f"{place}: version {sync.version}; this AORTA reads version {CLOCK_SYNC_VERSION}")
     return sync

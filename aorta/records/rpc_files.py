@@ -1,4 +1,5 @@
-"""What an RPC run writes beside its traces: `rpc.json`, and the calls that each worker made, one JSON line each.
+"""What an RPC run writes beside its traces: `rpc.json`, and the calls that each worker made in a window, one JSON line
+each.
 
 Must not know how calls are seen (`aorta.rpc.tracer`), or what is made of them (`aorta.analysis.rpc`).
 """
@@ -11,8 +12,10 @@ import msgspec
 
 RPC_FILE: Final = "rpc.json"
 RPC_VERSION: Final = 1
-CALLS_FILE: Final = "rpc_calls.jsonl"
-"""In each rank's trace folder."""
+CALLS_FILE: Final = "rpc_calls_{window:04d}.jsonl"
+"""In each rank's trace folder, once the window is over; empty where the rank made no call."""
+CALLS_GLOB: Final = "rpc_calls*.jsonl"
+"""Earlier runs have one file for all windows, `rpc_calls.jsonl`."""
 WINDOW_FILE: Final = "rpc_window_{window:04d}.json"
 WINDOW_GLOB: Final = "rpc_window_*.json"
 CALL_MARK: Final = " call="
@@ -40,6 +43,29 @@ class Call(msgspec.Struct):
     error: str | None = None
 
 
+class OperatorMemory(msgspec.Struct):
+    """What an operator allocated in one call: with all that it called, and by itself."""
+
+    allocated_bytes: int = 0
+    self_allocated_bytes: int = 0
+
+
+class CallMemory(msgspec.Struct, frozen=True):
+    """What one call did to the host's memory on its callee.
+
+    `peak_bytes` is the most it held at once of what it allocated itself; `operators` is by name.
+    """
+
+    allocated_bytes: int
+    freed_bytes: int
+    peak_bytes: int
+    operators: dict[str, OperatorMemory]
+
+
+MEMORY_KEY: Final = "rpcMemory"
+"""Top-level key of a callee's trace where memory was profiled: call id -> `CallMemory`."""
+
+
 class Worker(msgspec.Struct, frozen=True):
     """`id` is torch's WorkerInfo.id, which is the rank."""
 
@@ -48,7 +74,11 @@ class Worker(msgspec.Struct, frozen=True):
 
 
 class RpcFacts(msgspec.Struct, frozen=True):
-    """`rpc.json`. `incomplete`: a worker was lost (`lost`: id to why), or a failed call has `cut_short` a window."""
+    """`rpc.json`, written when the run begins and after every window.
+
+    `incomplete`: it has not `ended`, a worker was lost (`lost`: id to why), or a failed call or a signal has
+    `cut_short` a window. `finished_windows` is null in files of earlier runs, which were written at the end alone.
+    """
 
     version: int
     workers: list[Worker]
@@ -58,3 +88,5 @@ class RpcFacts(msgspec.Struct, frozen=True):
     incomplete: bool
     lost: dict[str, str]
     cut_short: str | None
+    ended: bool = True
+    finished_windows: int | None = None

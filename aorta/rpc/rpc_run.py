@@ -1,23 +1,20 @@
 """A run of the RPC workload: rank 0 drives, every rank serves, and each profiles itself window by window.
 
 Windows are coordinated over the store, between main threads: rank 0 announces what to profile, the others start and
-confirm, rank 0 starts last, makes its calls and announces the end, and the others save. The folder then holds
-`rpc.json`, and per rank its traces and the list of the calls it made. Must not profile on a thread of the RPC server,
-or lose what living workers recorded when one dies.
+confirm, rank 0 starts last, makes its calls and announces the end, and the others save. After every window the folder
+holds `rpc.json`, and per rank its traces and the lists of the calls it made. Must not profile on a thread of the RPC
+server, or lose what was recorded when a worker dies or a launcher ends the run.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import threading
-import time
+import signal
 import warnings
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -25,12 +22,15 @@ import torch.distributed.rpc as rpc
 
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Rpc
-from aorta.distributed.output_folder import RunFolder, prepare
+from aorta.distributed.output_folder import RunFolder, prepare, write_whole
 from aorta.distributed.peers import Peers
 from aorta.distributed.provenance import Asked, rank_facts
-from aorta.distributed.topology import Topology
-from aorta.errors import PeerFailed
-from aorta.records.rpc_files import CALLS_FILE, RPC_FILE, RPC_VERSION, WINDOW_FILE, RpcFacts, Worker
+from aorta.distributed.stop_agreement import stop_on_signals
+from aorta.distributed.topology import Topology, read_topology
+from aorta.errors import ConfigError
+from aorta.records.clock_offsets import trace_metadata
+from aorta.records.rpc_files import CALLS_FILE, RPC_FILE, RPC_VERSION, WINDOW_FILE, Call, RpcFacts, Worker
+from aorta.rpc.coordination import DRIVER, Coordination
 from aorta.rpc.driver import Driver
 from aorta.rpc.tracer import TracedRpc
 from aorta.rpc.worker_window import OPTIONS, WorkerWindow
@@ -39,18 +39,56 @@ from aorta.runner.rank_process import run_rank
 from aorta.runner.recorded_run import RunSite, measured_clocks, publish_manifest
 
 _log = logging.getLogger(__name__)
-DRIVER = 0
-_BEAT_S = 1.0
-"""Interval of the driver's heartbeat; small compared with any `training.timeout_s`."""
-_POLL_S = 0.1
+_WORD_S = 3.0
+"""After a signal: how long the driver waits for the others' sign of life, and each rank for answers to its calls.
+Launchers kill 30 s after their own signal."""
 
 
 def run_rpc(resolved: Resolved) -> int:
     """Run one worker, and return the process's exit code; raises as `run_rank` does.
 
     Losing a worker is no failure: what the others recorded is kept, and `rpc.json` says `incomplete`.
+
+    Raises:
+        ConfigError: there is no other process to call.
     """
+    if (size := read_topology().world_size) < 2:
+        raise ConfigError(
+            f"workload=rpc: rank 0 calls the other processes, and there is none (WORLD_SIZE={size}, from 2 is "
+            "possible); start it with: torchrun --standalone --nproc_per_node 2 train.py workload=rpc ..."
+        )
     return run_rank(resolved, lambda *place: RpcRun(*place).run(), leave_together=False)
+
+
+class Stopped(BaseException):
+    """A signal asks this process to end."""
+
+
+class StopAtOnce:
+    """Raises `Stopped` where the signal finds the main thread; while files are written, only when they are."""
+
+    def __init__(self) -> None:
+        self.stopped_by: signal.Signals | None = None
+        self._writing = self._held_back = False
+
+    def request(self, by: signal.Signals) -> None:
+        """Inside the signal handler."""
+        self.stopped_by = by
+        if not self._writing:
+            raise Stopped
+        self._held_back = True
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around what must not be interrupted."""
+        self._writing = True
+        try:
+            yield
+        finally:
+            self._writing = False
+        if self._held_back:
+            self._held_back = False
+            raise Stopped
 
 
 class RpcRun:
@@ -62,11 +100,15 @@ class RpcRun:
         self.topology, self.device, self.peers = topology, device, peers
         self.rank = topology.rank
         self.names = [self.workload.worker_name.format(rank=r, number=r + 1) for r in range(topology.world_size)]
+        self.together, self.stop = Coordination(peers), StopAtOnce()
         self.lost: dict[int, str] = {}
         self.cut_short: str | None = None
+        self.finished_windows = 0
+        self._metadata: dict[str, object] = {}
+        self._written: dict[int, tuple[int, int]] = {}
 
-    def run(self) -> None:
-        """Run all windows, then write everything."""
+    def run(self) -> signal.Signals | None:
+        """Run all windows; returns the signal that ended them early."""
         base = Path(self.config.training.output_dir) / (self.config.label or "")
         folder = prepare(base, self.topology, self.peers, overwrite=self.config.training.overwrite, resuming=False)
         with log_to(folder.log(self.rank)):
@@ -74,76 +116,109 @@ class RpcRun:
                 _log.warning(note)
             site = RunSite(folder, self.topology, self.device, self.peers)
             clocks = measured_clocks(self.config.clock, site)
+            self._metadata = trace_metadata(clocks.result, self.rank)
             ranks = self.peers.gather("facts", rank_facts(self.topology, self.device))
             asked = Asked(self.config.label, self.resolved.plain, self.resolved.manifest_hash)
             plan = {"workers": self.names, "driver": self.names[DRIVER]}
             publish_manifest(site, asked, clocks, ranks, "tensorpipe", plan)
-            with self._workers(), TracedRpc() as traced:
-                try:
-                    if self.rank == DRIVER:
-                        with self._beating():
-                            self._drive(traced, folder)
-                    else:
-                        self._serve(traced, folder)
-                finally:
-                    traced.settle(self.workload.timeout_s)
-                    self._write_calls(traced, folder)
-            clocks.at_end()
+            self._write_facts(folder, ended=False)
+            with suppress(Stopped), self._workers(), TracedRpc() as traced:
+                self._run_windows(traced, folder)
+            if self.stop.stopped_by is None:
+                clocks.at_end()
             if self.rank == DRIVER:
-                self._write_facts(folder)
-                _log.info("completed: %d windows, traces in %s", self.workload.windows, folder.path)
+                planned = self.workload.windows
+                _log.info("%d of %d windows completed, traces in %s", self.finished_windows, planned, folder.path)
+        return self.stop.stopped_by
+
+    def _run_windows(self, traced: TracedRpc, folder: RunFolder) -> None:
+        ended = False
+        try:
+            if self.rank == DRIVER:
+                with self.together.beating():
+                    self._drive(traced, folder)
+            else:
+                self._serve(traced, folder)
+            ended = True
+        except Stopped:
+            self._part(traced.window)
+            ended = True
+        finally:
+            with suppress(Stopped):
+                traced.settle(self.workload.timeout_s if self.stop.stopped_by is None else _WORD_S)
+            with self.stop.writing():
+                self._write_late_calls(traced, folder)
+                self._write_facts(folder, ended=ended)
+
+    def _part(self, window: int | None) -> None:
+        """After a signal: tell the driver that this rank lives; the driver finds out who does not."""
+        assert self.stop.stopped_by is not None  # only a signal leads here
+        by = self.stop.stopped_by.name
+        _log.warning("rpc: stopped by %s in window %s", by, window)
+        self.together.confirm("stopped")
+        if self.rank == DRIVER:
+            self.cut_short = f"window {window}: stopped by {by}" + (f" ({self.cut_short})" if self.cut_short else "")
+            self._hear("stopped", _WORD_S, f"left no word within {_WORD_S:g} s of {by}: killed, or hanging")
 
     def _drive(self, traced: TracedRpc, folder: RunFolder) -> None:
         callees = [name for rank, name in enumerate(self.names) if rank != DRIVER]
         driver = Driver(callees, self.workload.tensor_size, nested=self.workload.num_worker_threads > 1)
         options = {name: bool(getattr(self.config.profiling, name)) for name in OPTIONS}
+        say, limit_s = self.together.say, self.workload.timeout_s
         try:
             for number in range(self.workload.windows):
-                self._say(f"window/{number}", {"profile": self.config.profiling.enabled, "options": options})
-                self._hear(f"started/{number}")
+                say(f"window/{number}", {"profile": self.config.profiling.enabled, "options": options})
+                self._hear(f"started/{number}", limit_s)
                 driver.callees = [name for rank, name in enumerate(self.names) if rank not in (DRIVER, *self.lost)]
                 if not driver.callees:
                     _log.error("rpc: no worker is left to call after %d windows", number)
                     return
-                with self._window(traced, folder, number, options):
+                with self._window(traced, folder, number, options, profile=self.config.profiling.enabled):
                     try:
                         driver.call(self.workload.calls)
                     except RuntimeError as error:  # torch's error for a callee that is gone or late
                         _log.error("rpc: window %d was cut short: %s", number, str(error).splitlines()[0])
                         self.cut_short = f"window {number}: {str(error).splitlines()[0]}"
                     # One-way answers may still be in flight: a window contains its calls completely.
-                    traced.settle(self.workload.timeout_s)
-                self._say(f"ended/{number}", None)
-                self._hear(f"saved/{number}")
+                    traced.settle(limit_s)
+                say(f"ended/{number}", None)
+                self._hear(f"saved/{number}", limit_s)
+                self.finished_windows = number + 1
+                with self.stop.writing():
+                    self._write_facts(folder, ended=False)
         finally:
             for number in range(self.workload.windows):  # release every rank that waits for a window, or for its end
-                self._say(f"window/{number}", None, only_if_missing=True)
-                self._say(f"ended/{number}", None, only_if_missing=True)
+                say(f"window/{number}", None, only_if_missing=True)
+                say(f"ended/{number}", None, only_if_missing=True)
 
     def _serve(self, traced: TracedRpc, folder: RunFolder) -> None:
         for number in range(self.workload.windows):
-            told = self._listen(f"window/{number}")
+            told = self.together.listen(f"window/{number}")
             if told is None:
                 return
             with self._window(traced, folder, number, told["options"], profile=told["profile"]):
-                self._say(f"started/{number}/{self.rank}", True)
-                self._listen(f"ended/{number}")
-            self._say(f"saved/{number}/{self.rank}", True)
+                self.together.confirm(f"started/{number}")
+                self.together.listen(f"ended/{number}")
+            self.together.confirm(f"saved/{number}")
 
     @contextmanager
     def _window(
-        self, traced: TracedRpc, folder: RunFolder, number: int, options: dict[str, bool], profile: bool | None = None
+        self, traced: TracedRpc, folder: RunFolder, number: int, options: dict[str, bool], *, profile: bool
     ) -> Iterator[None]:
+        """Profile one window where that is asked for, and write what this rank has of it."""
         traced.window = number
-        if not (self.config.profiling.enabled if profile is None else profile):
-            yield
-            return
-        window = WorkerWindow(options, {"id": self.rank, "name": self.names[self.rank], "window": number})
-        window.start()
+        window = None
+        if profile:
+            worker = {"id": self.rank, "name": self.names[self.rank], "window": number}
+            window = WorkerWindow(options, {"rpcWorker": worker, **self._metadata})
+            window.start()
         try:
             yield
         finally:
-            window.stop(folder.traces(self.rank) / WINDOW_FILE.format(window=number))
+            with self.stop.writing():
+                self._write_calls(folder, number, traced.of_window(number))
+                if window is not None:
+                    window.stop(folder.traces(self.rank) / WINDOW_FILE.format(window=number))
 
     @contextmanager
     def _workers(self) -> Iterator[None]:
@@ -156,86 +231,65 @@ class RpcRun:
             rpc.init_rpc(  # type: ignore[no-untyped-call]
                 self.names[self.rank], rank=self.rank, world_size=len(self.names), rpc_backend_options=options
             )
-        try:
-            yield
-        finally:
-            # A graceful shutdown waits for all workers, which a dead one would block.
-            graceful = bool(self.peers.from_rank_zero("rpc/graceful", not (self.lost or self.cut_short)))
+        with stop_on_signals(self.stop):
             try:
-                rpc.shutdown(graceful=graceful)
-            except RuntimeError as error:  # everything recorded is kept: only the shutdown failed
-                _log.warning("rpc: the workers did not part in order: %s", str(error).splitlines()[0])
+                yield
+            finally:
+                self._shut_down()
 
-    def _say(self, key: str, value: Any, *, only_if_missing: bool = False) -> None:
-        if not only_if_missing or not self.peers.store.check([f"rpc/{key}"]):
-            self.peers.store.set(f"rpc/{key}", json.dumps(value))
-
-    def _listen(self, key: str) -> Any:
-        """Wait for rank 0's value of `key`, however long a window lasts, as long as rank 0 is alive.
-
-        Raises:
-            PeerFailed: it failed, or sent no heartbeat for `training.timeout_s`.
-        """
-        store, limit_s = self.peers.store, self.config.training.timeout_s
-        beats, since = -1, time.monotonic()
-        while not store.check([f"rpc/{key}"]):
-            time.sleep(_POLL_S)
-            # Another worker's failure is no reason to stop: what the others record is kept.
-            if (word := self.peers.word_of(DRIVER)) is not None:
-                raise PeerFailed(f"rank {self.rank} stops: rank {DRIVER} failed: {word}")
-            now_beats, now = store.add("rpc/beat", 0), time.monotonic()
-            if now_beats != beats:
-                beats, since = now_beats, now
-            elif now - since > limit_s:
-                raise PeerFailed(f"rank {DRIVER}, the driver, has given no sign of life for {limit_s:g} s ({key})")
-        return json.loads(store.get(f"rpc/{key}"))
-
-    @contextmanager
-    def _beating(self) -> Iterator[None]:
-        """Rank 0 sends heartbeats, since a window may hold calls of any number and length."""
-        over = threading.Event()
-
-        def beat() -> None:
-            with suppress(RuntimeError, OSError):  # the store is gone, and with it every listener
-                while not over.wait(_BEAT_S):
-                    self.peers.store.add("rpc/beat", 1)
-
-        thread = threading.Thread(target=beat, name="aorta-rpc-beat", daemon=True)
-        thread.start()
+    def _shut_down(self) -> None:
+        # A graceful shutdown waits for all workers, which a dead one would block.
+        graceful = not (self.lost or self.cut_short or self.stop.stopped_by)
+        if self.rank == DRIVER or graceful:
+            graceful = bool(self.peers.from_rank_zero("rpc/graceful", graceful))
         try:
-            yield
-        finally:
-            over.set()
-            thread.join(_BEAT_S)
+            rpc.shutdown(graceful=graceful)
+        except RuntimeError as error:  # everything recorded is kept: only the shutdown failed
+            _log.warning("rpc: the workers did not part in order: %s", str(error).splitlines()[0])
 
-    def _hear(self, key: str) -> None:
+    def _hear(self, key: str, limit_s: float, why: str | None = None) -> None:
         """Rank 0: wait until every living worker confirms, or counts as lost."""
-        for rank in range(1, len(self.names)):
-            if rank in self.lost:
-                continue
-            try:
-                self.peers.store.wait([f"rpc/{key}/{rank}"], timedelta(seconds=self.workload.timeout_s))
-            except (RuntimeError, OSError):
-                self.lost[rank] = f"gave no sign of {key} within {self.workload.timeout_s:g} s"
-                _log.warning(
-                    "rpc: worker %s (rank %d) %s; going on without it", self.names[rank], rank, self.lost[rank]
-                )
+        living = [rank for rank in range(1, len(self.names)) if rank not in self.lost]
+        for rank in self.together.silent(key, living, limit_s):
+            self.lost[rank] = why or f"gave no sign of {key} within {limit_s:g} s"
+            _log.warning("rpc: worker %s (rank %d) %s; going on without it", self.names[rank], rank, self.lost[rank])
 
-    def _write_calls(self, traced: TracedRpc, folder: RunFolder) -> None:
-        path = folder.traces(self.rank) / CALLS_FILE
+    def _write_calls(self, folder: RunFolder, window: int, calls: Sequence[Call]) -> None:
+        path = folder.traces(self.rank) / CALLS_FILE.format(window=window)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.Encoder().encode_lines(traced.calls))
+        write_whole(path, msgspec.json.Encoder().encode_lines(calls))
+        self._written[window] = _progress(calls)
 
-    def _write_facts(self, folder: RunFolder) -> None:
+    def _write_late_calls(self, traced: TracedRpc, folder: RunFolder) -> None:
+        """Write the windows again of which something came after their end: a call, or an answer."""
+        by_window: defaultdict[int, list[Call]] = defaultdict(list)
+        for call in traced.calls:
+            if call.window is not None:
+                by_window[call.window].append(call)
+        for window, calls in by_window.items():
+            if self._written.get(window) != _progress(calls):
+                self._write_calls(folder, window, calls)
+
+    def _write_facts(self, folder: RunFolder, *, ended: bool) -> None:
+        """Rank 0 writes them."""
+        if self.rank != DRIVER:
+            return
         facts = RpcFacts(
             version=RPC_VERSION,
             workers=[Worker(rank, name) for rank, name in enumerate(self.names)],
             driver=DRIVER,
             windows=self.workload.windows,
             profiled=self.config.profiling.enabled,
-            incomplete=bool(self.lost or self.cut_short),
+            incomplete=bool(not ended or self.lost or self.cut_short),
             lost={str(rank): reason for rank, reason in self.lost.items()},
             cut_short=self.cut_short,
+            ended=ended,
+            finished_windows=self.finished_windows,
         )
         text = msgspec.json.format(msgspec.json.encode(facts), indent=2)
-        (folder.path / RPC_FILE).write_bytes(text + b"\n")
+        write_whole(folder.path / RPC_FILE, text + b"\n")
+
+
+def _progress(calls: Sequence[Call]) -> tuple[int, int]:
+    """How many calls there are, and how many of them were answered."""
+    return len(calls), sum(call.reply_ns is not None for call in calls)

@@ -2,7 +2,7 @@
 
 While a `TracedRpc` is open, `rpc_sync`, `rpc_async` and `remote` are replaced in every module that holds them: each
 call adds a `Call` to its list, and on the callee a `record_function` range around the called function, for that
-worker's profiler.
+worker's profiler (and what it allocates, in an `aorta.rpc.call_memory` window).
 
 torch's own tools do not suffice (torch 2.13): its Kineto profiler sees callers only, its legacy one the first call of
 each server thread only, and one started on a server thread ends the process.
@@ -29,6 +29,7 @@ from torch.autograd.profiler import record_function
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 
 from aorta.records.rpc_files import CALL_MARK, Call
+from aorta.rpc.call_memory import measured, paused
 
 _log = logging.getLogger(__name__)
 KINDS = {"rpc_sync": "rpc_sync", "rpc_async": "rpc_async", "remote": "rpc_remote"}
@@ -48,7 +49,7 @@ def run_traced(ticket: Ticket, function: Callable[..., Any], args: Any, kwargs: 
     before = getattr(_here, "ticket", None)
     _here.ticket = ticket
     try:
-        with record_function(f"{ticket.name}{CALL_MARK}{ticket.call_id}"):
+        with record_function(f"{ticket.name}{CALL_MARK}{ticket.call_id}"), measured(ticket.call_id):
             return function(*args, **kwargs)
     finally:
         _here.ticket = before
@@ -92,6 +93,12 @@ class TracedRpc:
         with self._changed:
             return self._changed.wait_for(lambda: all(call.reply_ns is not None for call in self.calls), timeout_s)
 
+    def of_window(self, window: int) -> list[Call]:
+        """The calls issued in one window, which is the last or not far from it."""
+        with self._changed:
+            later = itertools.takewhile(lambda call: (call.window or 0) >= window, reversed(self.calls))
+            return [call for call in later if call.window == window][::-1]
+
     def _replace_everywhere(self, original: Any, wrapper: Any) -> None:
         """Also covers modules that hold it under another name: `from torch.distributed.rpc import rpc_sync` makes a
         copy.
@@ -131,7 +138,8 @@ class TracedRpc:
         if call.traced:
             whole = (run_traced, (Ticket(call.call_id, call.name), func, args or (), kwargs or {}), None)
         try:
-            result = original(to, *whole, timeout)
+            with paused():
+                result = original(to, *whole, timeout)
         except BaseException as error:
             self._answered(call, type(error).__name__)
             raise

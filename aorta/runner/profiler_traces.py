@@ -26,6 +26,7 @@ from aorta.profiling.torch_profiler import NullProfiler, Profiler, chrome_trace_
 from aorta.profiling.trace_names import Counters, TracePlace, coordinate_of
 from aorta.profiling.trace_saver import SavedWindow
 from aorta.profiling.window_recording import WindowRecording
+from aorta.records.clock_offsets import ClockSync, trace_metadata
 from aorta.records.run_files import MANIFEST_FILE, read_manifest
 
 _log = logging.getLogger(__name__)
@@ -82,11 +83,14 @@ class Traces:
         """The manifest's entry about them at the start."""
         return {"chrome_trace_disabled": "rocm"} if chrome_trace_disabled(self._settings) else {}
 
-    def open(self, folder: RunFolder, mesh: Mapping[str, int], first_step: int) -> WindowRecording | NullProfiler:
+    def open(
+        self, folder: RunFolder, mesh: Mapping[str, int], first_step: int, clocks: ClockSync | None
+    ) -> WindowRecording | NullProfiler:
         """The profiler of the loop.
 
         Args:
             mesh: dimension -> size, as the strategy lays ranks out; empty for one dimension over all.
+            clocks: what is known of the ranks' clocks; each trace repeats its own rank's.
         """
         config, place = self._config, self._place
         per_step = (
@@ -102,6 +106,7 @@ class Traces:
             counters=Counters(config.dataset.num_samples // per_step, per_step, config.dataset.sequence_length),
             trace_remote=self._trace_remote,
             memory_remote=self._memory_remote,
+            metadata=trace_metadata(clocks, place.rank),
         ).open(first_step)
 
     def settle(self, profiler: WindowRecording | NullProfiler, folder: RunFolder, *, stopped: bool) -> None:

@@ -120,7 +120,7 @@ class TrainingRun:
         with stop_on_signals(agreement) as signals, run.record.closed_by(instrument, self.peers.explain) as ending:
             batches = self.task.batches(step.model.data_rank, step.model.data_size, self.device)
             markers, trained = StepMarkers(config.profiling.nvtx), 0
-            profiler = self.traces.open(folder, step.model.facts.get("mesh", {}), first)
+            profiler = self.traces.open(folder, step.model.facts.get("mesh", {}), first, run.clocks.result)
             stack.enter_context(profiler)
             for facts, source in self._steps(first, stop, request.warmup_steps, step.schedule, batches):
                 if not agreement.may_start(facts.global_step):

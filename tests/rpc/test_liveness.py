@@ -1,8 +1,11 @@
-"""A worker waits for its driver as long as the driver lives, and no longer."""
+"""A worker waits for its driver as long as that lives, and no longer; a signal ends it when its files are written."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +13,11 @@ import torch
 import torch.distributed as dist
 
 from aorta.distributed.peers import Peers
+from aorta.distributed.stop_agreement import stop_on_signals
 from aorta.errors import EXIT_OK, PeerFailed, RunIncomplete
-from aorta.rpc import rpc_run as module
-from aorta.rpc.rpc_run import RpcRun, run_rpc
+from aorta.rpc import coordination, rpc_run
+from aorta.rpc.coordination import Coordination
+from aorta.rpc.rpc_run import RpcRun, StopAtOnce, Stopped, run_rpc
 from aorta.runner import rank_process
 from tests.distributed.conftest import place
 from tests.loop import resolved
@@ -20,7 +25,7 @@ from tests.loop import resolved
 
 @pytest.fixture
 def store(monkeypatch):
-    monkeypatch.setattr(module, "_POLL_S", 0.005)
+    monkeypatch.setattr(coordination, "_POLL_S", 0.005)
     return dist.HashStore()
 
 
@@ -37,29 +42,29 @@ def test_a_driver_that_lives_is_waited_for_beyond_the_timeout(store, monkeypatch
         if store.add("rpc/beat", 1) > signs:
             store.set("rpc/ended/0", '"done"')
 
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=drive))
-    assert one(store)._listen("ended/0") == "done"
+    monkeypatch.setattr(coordination, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=drive))
+    assert one(store).together.listen("ended/0") == "done"
     assert now[0] == pytest.approx(0.61)
 
 
 def test_a_driver_that_is_silent_is_named(store):
     with pytest.raises(PeerFailed, match=r"rank 0, the driver, has given no sign of life for 0\.1 s \(ended/0\)"):
-        one(store)._listen("ended/0")
+        one(store).together.listen("ended/0")
 
 
 def test_the_drivers_word_of_failure_ends_the_wait_another_workers_does_not(store):
     Peers(store, 2, 3, 1.0).report_failure("a full disk", own=True)
     worker = one(store, timeout_s=0.2)
     with pytest.raises(PeerFailed, match="no sign of life"):
-        worker._listen("ended/0")
+        worker.together.listen("ended/0")
     Peers(store, 0, 3, 1.0).report_failure("out of memory", own=True)
     with pytest.raises(PeerFailed, match="rank 1 stops: rank 0 failed: out of memory"):
-        worker._listen("ended/0")
+        worker.together.listen("ended/0")
 
 
 def test_the_driver_gives_signs_of_life(store, monkeypatch):
-    monkeypatch.setattr(module, "_BEAT_S", 0.005)
-    with one(store, rank=0)._beating():
+    monkeypatch.setattr(coordination, "_BEAT_S", 0.005)
+    with one(store, rank=0).together.beating():
         while store.add("rpc/beat", 0) < 3:
             pass
     for thread in threading.enumerate():
@@ -73,8 +78,8 @@ def test_a_driver_that_cannot_write_its_trace_lets_the_workers_go(store, tmp_pat
         raise OSError("no space left on device")
 
     for name, what in {"start": lambda *_: None, "stop": fail}.items():
-        monkeypatch.setattr(module.WorkerWindow, name, what)
-    monkeypatch.setattr(module.Driver, "call", lambda *_: None)
+        monkeypatch.setattr(rpc_run.WorkerWindow, name, what)
+    monkeypatch.setattr(rpc_run.Driver, "call", lambda *_: None)
     driver = one(store, 0, 2, 5.0, "profiling.enabled=true", "workload.windows=2")
     store.set("rpc/started/0/1", "true")
 
@@ -84,6 +89,9 @@ def test_a_driver_that_cannot_write_its_trace_lets_the_workers_go(store, tmp_pat
         def settle(self, _):
             return True
 
+        def of_window(self, _):
+            return []
+
     class Folder:
         def traces(self, _):
             return tmp_path
@@ -91,7 +99,38 @@ def test_a_driver_that_cannot_write_its_trace_lets_the_workers_go(store, tmp_pat
     with pytest.raises(OSError, match="no space left"):
         driver._drive(Traced(), Folder())
     worker = one(store, 1, 2)
-    assert [worker._listen(key) for key in ("ended/0", "window/1", "ended/1")] == [None] * 3
+    assert [worker.together.listen(key) for key in ("ended/0", "window/1", "ended/1")] == [None] * 3
+
+
+def test_who_confirms_nothing_is_named_after_the_limit_that_all_share(store):
+    driver = Coordination(Peers(store, 0, 4, 1.0))
+    for rank in (1, 3):
+        Coordination(Peers(store, rank, 4, 1.0)).confirm("saved/0")
+    began = time.monotonic()
+    assert driver.silent("saved/0", [1, 2, 3], 0.2) == [2]
+    assert time.monotonic() - began >= 0.2
+    assert driver.silent("saved/0", [1, 3], 600.0) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_at_once_but_not_while_files_are_written(number):
+    stop, did = StopAtOnce(), []
+
+    def write() -> None:
+        with stop.writing():
+            os.kill(os.getpid(), number)
+            did.append("written")
+
+    with stop_on_signals(stop), pytest.raises(Stopped):
+        write()
+    assert (stop.stopped_by, did) == (number, ["written"])
+    stop = StopAtOnce()
+    with stop_on_signals(stop), pytest.raises(Stopped):
+        os.kill(os.getpid(), number)
+    assert stop.stopped_by == number
+    with stop.writing():  # what is written afterwards is not interrupted again
+        did.append("the rest")
+    assert did == ["written", "the rest"]
 
 
 def test_what_an_rpc_run_fails_of_is_explained_and_said_to_the_others(store, monkeypatch):
@@ -106,6 +145,8 @@ def test_what_an_rpc_run_fails_of_is_explained_and_said_to_the_others(store, mon
 
     def fail(_):
         raise ValueError("a bug")
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
 
     monkeypatch.setattr(rank_process, "process_group", lambda *_: Open())
     monkeypatch.setattr(rank_process, "start_logging", lambda *_: None)

@@ -1,21 +1,26 @@
-"""Whole RPC runs: every call of every window, whatever serves it, and what is left when a worker dies."""
+"""Whole RPC runs: every call of every window, whatever serves it, what is left when a worker dies, and refusals."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from aorta.analysis.formatting import TEXT
 from aorta.analysis.rpc.rpc_command import rpc_report
 from aorta.analysis.rpc.rpc_records import read_run
 from aorta.analysis.rpc.rpc_rows import read_rows
 from tests.analysis.merge.traces import load, problems
-from tests.runs import HANGS_S, ROOT, environment, job, succeeded
+from tests.runs import HANGS_S, ROOT, command, environment, job, succeeded
 
 pytestmark = pytest.mark.dist
 THREADS = (1, 4, 16)
@@ -23,7 +28,7 @@ THREADS = (1, 4, 16)
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """20 windows of 3 calls, with 1, 4 and 16 server threads; the second on a skewed clock."""
+    """20 windows of 3 calls, with 1, 4 and 16 server threads; the second on a skewed clock, the third with memory."""
     folder = tmp_path_factory.mktemp("rpc")
     for threads in THREADS:
         words = [
@@ -33,6 +38,7 @@ def runs(tmp_path_factory) -> Path:
             f"workload.num_worker_threads={threads}",
             "profiling.enabled=true",
             f"profiling.record_shapes={str(threads == 4).lower()}",
+            f"profiling.profile_memory={str(threads == 16).lower()}",
             f"training.output_dir={folder}",
             f"label=threads{threads}",
         ]
@@ -45,6 +51,19 @@ def runs(tmp_path_factory) -> Path:
 @pytest.fixture
 def skewed(runs) -> Path:
     return runs / "threads4"
+
+
+def table(said: str) -> list[dict[str, str]]:
+    """The rows of the report's table, by the heads of its columns."""
+    head, _, *rest = said.splitlines()
+    rows = [line for line in rest if re.search(r"  worker\d", line)]
+    heads = [cell for cell in re.split(r"\s{2,}", head.strip()) if cell]
+    return [dict(zip(heads, re.split(r"\s{2,}", row.strip()), strict=True)) for row in rows]
+
+
+def ranks_of(folder: Path) -> list[dict]:
+    """What the manifest says of each rank's place."""
+    return json.loads((folder / "run.json").read_text())["topology"]
 
 
 @pytest.mark.parametrize("threads", THREADS)
@@ -69,6 +88,60 @@ def test_C6_workers_profile_what_the_driver_asks_for(runs, threads):
     for trace in read_run(runs / f"threads{threads}").traces:
         if trace.rank:
             assert ("Input Dims" in trace.path.read_text()) is (threads == 4 and "aten::" in trace.path.read_text())
+
+
+@pytest.mark.spec("C6")
+def test_C6_memory_of_every_remote_call_is_in_the_table_and_in_the_trace(runs, tmp_path, capsys):
+    folder, tensor = runs / "threads16", 64 * 64 * 4  # bytes of what every operator of the workload makes
+    assert rpc_report([str(folder), "-o", str(tmp_path / "t.json")]) == 0
+    rows = table(capsys.readouterr().out)
+    operators = {row["Name"]: row for row in rows if "#remote_op: aten::" in row["Name"]}
+    calls = [row for row in rows if row["Name"].endswith("#remote_call")]
+    assert operators
+    assert calls
+    for row in (*operators.values(), *calls):
+        times = 3 if re.search(r"#udf_.*#remote_call$", row["Name"]) else 1
+        assert row["CPU Mem"] == TEXT.size(int(row["Number of Calls"]) * times * tensor), row
+    by_relu = next(row for name, row in operators.items() if name.endswith("aten::relu"))
+    assert by_relu["Self CPU Mem"] == "0 B", "aten::clamp_min inside it made the tensor"
+    assert {row["CPU Mem"] for row in rows if row["Node ID"] == "0"} == {"-"}, "the driver served no call"
+    events = load(tmp_path / "t.json")["traceEvents"]
+    served = [e for e in events if e["ph"] == "X" and e["name"].endswith("#remote_call")]
+    assert len(served) == 60
+    for event in served:
+        # udf_with_torch_ops makes three tensors, holds two at once and gives one back.
+        whole, freed, peak = (3, 2, 2) if "#udf" in event["name"] else (1, 0, 1)
+        found = [event["args"][key] / tensor for key in ("allocated_bytes", "freed_bytes", "peak_bytes")]
+        assert found == [whole, freed, peak], event
+
+
+@pytest.mark.spec("C4", "C6")
+def test_C4_C6_without_memory_there_is_no_column_of_it(skewed, tmp_path, capsys):
+    assert rpc_report([str(skewed), "-o", str(tmp_path / "t.json")]) == 0
+    assert "Mem" not in capsys.readouterr().out
+    assert "allocated_bytes" not in (tmp_path / "t.json").read_text()
+
+
+@pytest.mark.spec("C4")
+def test_C4_the_wait_for_a_remote_value_is_named_and_is_no_use_of_the_cpu(skewed, tmp_path, capsys):
+    assert rpc_report([str(skewed), "-o", str(tmp_path / "t.json")]) == 0
+    rows = table(capsys.readouterr().out)
+    assert all(row["Name"] and "no name" not in row["Name"] for row in rows)
+    (wait,) = (row for row in rows if row["Name"] == "RRef.to_here")
+    remote = [call for call in read_run(skewed).calls if call.kind == "rpc_remote"]
+    assert (int(wait["Number of Calls"]), wait["Node ID"]) == (len(remote), "0")
+    assert (wait["Self CPU total"], wait["CPU total"]) == ("0.000us", wait["CPU total"])
+    events = load(tmp_path / "t.json")["traceEvents"]
+    assert sum(e["ph"] == "X" and e["name"] == "RRef.to_here" for e in events) == len(remote)
+    assert not [e for e in events if not e["name"]]
+
+
+@pytest.mark.spec("C15")
+def test_C15_the_windows_carry_the_clock_of_their_worker(skewed):
+    sync = json.loads((skewed / "clock_sync.json").read_text())
+    for trace in read_run(skewed).traces:
+        (own,) = json.loads(trace.head["clock_sync"])["ranks"]
+        assert own["start"] == sync["ranks"][trace.rank]["start"]
 
 
 @pytest.mark.spec("C4")
@@ -124,6 +197,61 @@ def test_C1_one_command_and_its_manifest(skewed):
     manifest = json.loads((skewed / "run.json").read_text())
     assert manifest["plan"] == {"workers": ["worker0", "worker1"], "driver": "worker0"}
     assert manifest["backend"] == "tensorpipe"
+
+
+@pytest.mark.spec("C1")
+def test_C1_one_process_is_refused_before_anything_is_touched(tmp_path):
+    done = job("workload=rpc", f"training.output_dir={tmp_path / 'none'}", ranks=1)
+    assert done.returncode == 1, done.stderr
+    assert "workload=rpc: rank 0 calls the other processes, and there is none (WORLD_SIZE=1" in done.stderr
+    assert "torchrun --standalone --nproc_per_node 2 train.py workload=rpc" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.spec("C9")
+def test_C9_under_torchrun_a_killed_worker_costs_the_window_it_was_killed_in(tmp_path, capsys, victim):
+    folder, windows = tmp_path / "run", 100_000
+    words = ("workload=rpc", f"workload.windows={windows}", "workload.calls=5", "profiling.enabled=true")
+    run = subprocess.Popen(
+        command(3, *words, f"training.output_dir={folder}"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+    )
+    try:
+        deadline = time.monotonic() + HANGS_S
+        while not (folder / "torch_profiler" / f"rank{victim}" / "rpc_calls_0004.jsonl").exists():
+            assert run.poll() is None, run.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        (pid,) = (rank["pid"] for rank in ranks_of(folder) if rank["rank"] == victim)
+        os.kill(pid, signal.SIGKILL)
+        said = run.communicate(timeout=HANGS_S)[0]
+    finally:
+        run.kill()
+    assert run.returncode == 1, said
+    assert "Traceback" not in (folder / "logs" / f"rank_{1 - victim}.log").read_text()
+    finished = json.loads((folder / "rpc.json").read_text())["finished_windows"]
+    assert 4 <= finished < windows
+    assert rpc_report([str(folder), "-o", str(tmp_path / "t.json")]) == 0
+    notes = capsys.readouterr().err
+    if victim:
+        assert (
+            "incomplete: worker worker1 (node 1): lost: left no word within 3 s of SIGTERM: killed, or hanging" in notes
+        )
+    else:
+        assert "the driver worker0 (node 0) left no word of its end: killed, or still running" in notes
+    assert "worker worker2 (node 2)" not in notes
+    assert re.search(rf"incomplete: {finished} of {windows} windows were finished", notes)
+    trace = load(tmp_path / "t.json")
+    assert trace["rpc"]["incomplete"] is True
+    calls = read_run(folder).calls
+    by_driver = Counter(call.window for call in calls if call.caller == 0)
+    assert {window: by_driver[window] for window in range(finished)} == dict.fromkeys(range(finished), 5)
+    assert all(call.reply_ns for call in calls if (call.window or 0) < finished)
 
 
 @pytest.mark.spec("C9")

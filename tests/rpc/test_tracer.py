@@ -8,9 +8,11 @@ import warnings
 import pytest
 import torch
 import torch.distributed.rpc as rpc
+from torch.autograd.profiler import record_function
 from torch.distributed.rpc import rpc_sync as imported_before
 
 from aorta.records.rpc_files import CALL_MARK
+from aorta.rpc import call_memory
 from aorta.rpc.tracer import TracedRpc
 
 pytestmark = pytest.mark.dist
@@ -36,6 +38,28 @@ def square(x, *, scale=1):
 
 def fails():
     raise ValueError("x")
+
+
+def allocates(size):
+    """Makes three tensors of `size` floats, the first of them in a range, and gives the last one away."""
+    with record_function("mine"):
+        first = torch.empty(size)
+    second = first + first
+    del first
+    return second * second
+
+
+def asks(size):
+    """Makes a tensor, and has another call make three."""
+    with record_function("before and after"):
+        mine = torch.empty(size)
+        rpc.rpc_sync("alone", allocates, args=(size,))
+        return mine * mine
+
+
+def fails_late(size):
+    kept = torch.empty(size)
+    raise ValueError(f"{len(kept)}")
 
 
 def again(x):
@@ -141,3 +165,48 @@ def test_a_call_inside_a_call_repeats_the_outer_name():
     assert inner.name == "rpc_sync#again(alone -> alone)#remote_op: rpc_sync#square(alone -> alone)"
     assert inner.parent == outer.call_id
     assert CALL_MARK not in inner.name
+
+
+@pytest.mark.spec("C6")
+def test_C6_what_each_call_allocates_is_measured_on_its_own():
+    size, nbytes = 1000, 4000
+    with TracedRpc() as traced:
+        rpc.rpc_sync("alone", allocates, args=(size,))  # nobody asked for memory yet
+        call_memory.open_window()
+        waits = [rpc.rpc_async("alone", allocates, args=(size * n,)) for n in range(1, 21)]
+        assert [len(wait.wait()) for wait in waits] == [size * n for n in range(1, 21)]
+        rpc.rpc_sync("alone", asks, args=(size,))
+        with pytest.raises(ValueError, match="1000"):
+            rpc.rpc_sync("alone", fails_late, args=(size,))
+        found = call_memory.close_window()
+        rpc.rpc_sync("alone", allocates, args=(size,))
+        assert call_memory.close_window() == {}
+    calls = {call.call_id: call for call in traced.calls}
+    assert len(found) == 23
+    for n, wait in enumerate([c for c in traced.calls if c.kind == "rpc_async"], start=1):
+        memory = found[wait.call_id]
+        figures = (memory.allocated_bytes, memory.freed_bytes, memory.peak_bytes)
+        assert figures == (3 * n * nbytes, 2 * n * nbytes, 2 * n * nbytes)
+        assert {name: (op.allocated_bytes, op.self_allocated_bytes) for name, op in memory.operators.items()} == {
+            "mine": (n * nbytes, 0),
+            "aten::empty": (n * nbytes, n * nbytes),
+            "aten::add": (n * nbytes, n * nbytes),
+            "aten::mul": (n * nbytes, n * nbytes),
+        }
+    # A call made inside a measured one is measured for itself, and not by torch's own means as well.
+    inner = next(c for c in traced.calls if c.parent is not None)
+    assert found[inner.call_id].allocated_bytes == 3 * nbytes
+    assert found[inner.parent].operators["aten::mul"].self_allocated_bytes == nbytes
+    assert found[inner.parent].operators.keys() == {"before and after", "aten::empty", "aten::mul"}
+    assert all("fails_late" not in calls[call_id].name or m.allocated_bytes for call_id, m in found.items())
+
+
+def test_memory_is_summed_up_in_the_order_of_events():
+    alloc = "memory_alloc"
+    events = [("mark", "__start_profile", 0), (alloc, "", 10), ("push", "a", 0), (alloc, "", 100), ("push", "a", 0)]
+    events += [(alloc, "", 7), ("pop", "", 0), (alloc, "", -100), ("pop", "", 0), ("pop", "", 0), (alloc, "", 50)]
+    found = call_memory.summed(events)
+    assert (found.allocated_bytes, found.freed_bytes, found.peak_bytes) == (167, 100, 117)
+    assert {name: (op.allocated_bytes, op.self_allocated_bytes) for name, op in found.operators.items()} == {
+        "a": (107, 107)
+    }

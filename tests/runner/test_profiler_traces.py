@@ -168,5 +168,5 @@ def test_D12_checking_does_not_say_what_opening_says(tmp_path, monkeypatch):
     with listening() as said:
         traces.check()
         assert said == []
-        traces.open(RunFolder(tmp_path, "run", 0), {}, 0)
+        traces.open(RunFolder(tmp_path, "run", 0), {}, 0, None)
     assert len(said) == 1

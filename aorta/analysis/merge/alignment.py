@@ -1,13 +1,14 @@
 """Converts times of one rank's trace or record to the clock of the reference rank.
 
-Takes absolute Unix nanoseconds of a rank and what `clock_sync.json` says about its clock; gives integer nanoseconds and
-a bound on their error. Must not: put an absolute time through a float (W14), or silently align by another method than
-the one asked for.
+Takes absolute Unix nanoseconds of a rank and what `clock_sync.json`, or else the trace itself, says about its clock;
+gives integer nanoseconds and a bound on their error. Must not: put an absolute time through a float (W14), or silently
+align by another method than the one asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -15,7 +16,7 @@ from aorta.analysis.load import microseconds
 from aorta.analysis.load.chrome_json import Event
 from aorta.analysis.merge.trace_choice import TraceFile, scanning, time_ns
 from aorta.errors import InputError
-from aorta.records.clock_offsets import CLOCK_SYNC_FILE, ClockSync, RankClock, read_clock_sync
+from aorta.records.clock_offsets import CLOCK_SYNC_FILE, TRACE_KEY, ClockSync, RankClock, decode, read_clock_sync
 
 Align: TypeAlias = Literal["clock", "none", "start_profile"]
 _FOLDERS_ABOVE = 4
@@ -37,6 +38,11 @@ class RankAlignment:
         self.rank, self.align, self.shift_ns = rank, align, shift_ns
         self._injected = None if clock is None else clock.injected
         self._clock = clock if clock is not None and clock.known else None
+
+    @property
+    def aligned(self) -> bool:
+        """Whether times are corrected at all; otherwise the rank stays on its own clock."""
+        return self.align == "start_profile" or (self.align == "clock" and self._clock is not None)
 
     def to_reference(self, own_ns: int) -> int:
         """Correct `own_ns`, a time of the host's clock. A skew injected for tests (`clock.fake_*`) is applied first."""
@@ -73,25 +79,64 @@ class RankAlignment:
         return moved
 
 
-def find_clock_sync(given: Path | None, traces: Sequence[TraceFile], folders: Sequence[Path]) -> ClockSync | None:
-    """Read the given file, or the one of the run in which the traces lie; None if there is none.
+@dataclass(frozen=True)
+class KnownClocks:
+    """What is known of the clocks of a run, and where it stands: a file of the run, or the traces themselves."""
+
+    sync: ClockSync | None = None
+    source: Path | Literal["the traces"] | None = None
+
+    def of(self, rank: int) -> RankClock | None:
+        """What is known of `rank`; None if nothing is."""
+        return None if self.sync is None else self.sync.of(rank)
+
+    def as_json(self, align: Align, alignments: Mapping[int, RankAlignment]) -> dict[str, object]:
+        """What the merged trace says about clocks."""
+        return {
+            "align": align,
+            "aligned": all(rank.aligned for rank in alignments.values()),
+            "not_aligned_ranks": [rank for rank, alignment in alignments.items() if not alignment.aligned],
+            "source": None if self.source is None else str(self.source),
+            **({"ranks": None} if self.sync is None else self.sync.summary()),
+        }
+
+
+def find_clocks(given: Path | None, traces: Sequence[TraceFile], folders: Sequence[Path]) -> KnownClocks:
+    """What is known of the clocks of the traces' run: the given file, else the one of the run in which the traces lie,
+    else what the traces say of themselves. The file comes first because it also holds the measurement at the run's end.
 
     Raises:
         InputError: it cannot be read, or the traces belong to two runs.
     """
     if given is not None:
-        return read_clock_sync(given)
+        return KnownClocks(read_clock_sync(given), given)
     # A folder above a run may hold the file of another run: only the one nearest to a trace belongs to its run.
-    ways = [list(trace.path.absolute().parents)[:_FOLDERS_ABOVE] for trace in traces]
-    near = dict.fromkeys(path for way in ways if (path := _nearest(way)) is not None)
-    found: dict[tuple[str, int], tuple[Path, ClockSync]] = {}
-    for path in near or dict.fromkeys(path for folder in folders if (path := _nearest([folder])) is not None):
-        sync = read_clock_sync(path)
-        found.setdefault((sync.run_id, sync.attempt), (path, sync))
-    if len(found) > 1:
-        paths = ", ".join(str(path) for path, _ in found.values())
-        raise InputError(f"traces of {len(found)} runs: {paths}; merge those of one run")
-    return next(iter(found.values()))[1] if found else None
+    near = {trace.path: _nearest(list(trace.path.absolute().parents)[:_FOLDERS_ABOVE]) for trace in traces}
+    paths = {path for path in near.values() if path} or {path for folder in folders if (path := _nearest([folder]))}
+    files = {path: read_clock_sync(path) for path in sorted(paths)}
+    own = [(trace.path, sync) for trace in traces if (sync := _own_clock(trace)) is not None]
+    told = {path for path, _ in own}
+    silent = [path for trace in traces if trace.path not in told and (path := near[trace.path])]
+    said = [*own, *((path, files[path]) for path in silent)] or list(files.items())
+    runs = {_run(sync): path for path, sync in said}
+    if len(runs) > 1:
+        raise InputError(f"traces of {len(runs)} runs: {', '.join(map(str, runs.values()))}; merge those of one run")
+    for path, sync in files.items():
+        if _run(sync) in runs:  # otherwise it was measured in another run than that of the traces
+            return KnownClocks(sync, path)
+    for _, sync in own:
+        ranks = {clock.rank: clock for _, other in own for clock in other.ranks}
+        return KnownClocks(sync.with_ranks(ranks.values()), "the traces")
+    return KnownClocks()
+
+
+def _own_clock(trace: TraceFile) -> ClockSync | None:
+    raw = trace.head.get(TRACE_KEY)
+    return None if raw is None else decode(raw, str(trace.path), f"the {TRACE_KEY}")
+
+
+def _run(sync: ClockSync) -> tuple[str, int]:
+    return sync.run_id, sync.attempt
 
 
 def _nearest(folders: Sequence[Path]) -> Path | None:
@@ -99,11 +144,11 @@ def _nearest(folders: Sequence[Path]) -> Path | None:
 
 
 def align_ranks(
-    traces: Sequence[TraceFile], sync: ClockSync | None, align: Align, notes: list[str]
+    traces: Sequence[TraceFile], known: KnownClocks, align: Align, notes: list[str]
 ) -> dict[int, RankAlignment]:
     """Rank -> its alignment. What is unknown about a rank is added to `notes`."""
     ranks = sorted({trace.rank for trace in traces})
-    clocks = {rank: None if sync is None else sync.of(rank) for rank in ranks}
+    clocks = {rank: known.of(rank) for rank in ranks}
     if align == "start_profile":
         shifts = _start_shifts(traces, clocks)
         notes.append("aligned by the starts of the profilers, which does not account for skew (--align clock does)")
@@ -112,19 +157,38 @@ def align_ranks(
         notes.append("not aligned: every rank is on its own clock (--align clock corrects them)")
     elif len(ranks) > 1:
         unmeasured = [rank for rank, clock in clocks.items() if clock is None or not clock.known]
-        if sync is None:
-            notes.append(f"no {CLOCK_SYNC_FILE} beside the traces: every rank stays on its own clock, bound unknown")
+        if known.sync is None:
+            notes.append(
+                f"not aligned: no {CLOCK_SYNC_FILE} beside the traces, and none in them: every rank stays on its own "
+                "clock, bound unknown"
+            )
         elif unmeasured:
             notes.append(f"rank {', '.join(map(str, unmeasured))}: clock not measured, stays on its own; bound unknown")
-        for rank, clock in clocks.items():
-            if clock is not None and clock.known and clock.worst_bound_ns() is None:
-                notes.append(f"rank {rank}: offset measured once only, no drift, bound unknown ({clock.reason})")
+        once = [c for c in clocks.values() if c is not None and c.known and c.worst_bound_ns() is None]
+        notes += [_measured_once(clock, known) for clock in once]
     for rank, clock in clocks.items():
         if clock is not None and clock.injected is not None:
             notes.append(
                 f"INJECTED CLOCK SKEW on rank {rank}: {clock.injected.offset_ns} ns and {clock.injected.drift_ppm} ppm"
             )
     return {rank: RankAlignment(rank, clocks[rank], align) for rank in ranks}
+
+
+def in_words(align: Align, alignments: Mapping[int, RankAlignment]) -> str:
+    """By what the ranks are aligned, and which are not."""
+    if not any(rank.aligned for rank in alignments.values()):
+        return "not aligned: every rank on its own clock"
+    left = [str(rank) for rank, alignment in alignments.items() if not alignment.aligned]
+    return f"aligned by {align}" + (f", but rank {', '.join(left)} not aligned" if left else "")
+
+
+def _measured_once(clock: RankClock, known: KnownClocks) -> str:
+    why = clock.reason
+    if why is None:
+        why = "at the start of the run"
+        if known.source == "the traces":
+            why += f"; its {CLOCK_SYNC_FILE} may have the second measurement"
+    return f"rank {clock.rank}: offset measured once only, no drift, bound unknown ({why})"
 
 
 def _start_shifts(traces: Sequence[TraceFile], clocks: Mapping[int, RankClock | None]) -> dict[int, int]:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aorta.analysis.merge.alignment import in_words
 from aorta.analysis.merge.merge_traces import Choices, Merged, merge
 from aorta.command_line import command
 from aorta.errors import EXIT_OK, GateFailed, Inconclusive
@@ -51,9 +52,9 @@ def _gate(merged: Merged) -> None:
 def _report(merged: Merged, choices: Choices) -> list[str]:
     lines = []
     for rank, counts in merged.counts.items():
-        clock = None if merged.sync is None else merged.sync.of(rank)
+        clock, sync = merged.clocks.of(rank), merged.clocks.sync
         offset = "clock not measured"
-        if clock is not None and merged.sync is not None and rank == merged.sync.reference_rank:
+        if clock is not None and sync is not None and rank == sync.reference_rank:
             offset = "the reference clock"
         elif clock is not None and clock.offset_ns is not None:
             bound = clock.worst_bound_ns()
@@ -68,7 +69,7 @@ def _report(merged: Merged, choices: Choices) -> list[str]:
             f"trace against record: collectives stand within {worst:.1f} us of each other (median, worst rank)"
         )
     lines += merged.causality.lines()
-    lines.append(f"{choices.output}: {len(merged.counts)} rank(s), aligned by {choices.align}")
+    lines.append(f"{choices.output}: {len(merged.counts)} rank(s), {in_words(choices.align, merged.alignments)}")
     return lines
 
 
@@ -95,7 +96,9 @@ def parser() -> argparse.ArgumentParser:
         help="by measured offset and drift (default), not at all, or by the starts of the profilers",
     )
     words.add_argument("--window", type=_window, metavar="N|all", help="which trace, where a rank has several")
-    words.add_argument("--clock-sync", metavar="FILE", help="default: clock_sync.json of the run")
+    words.add_argument(
+        "--clock-sync", metavar="FILE", help="default: clock_sync.json of the run, else as the traces say"
+    )
     words.add_argument("--no-records", action="store_true", help="leave out the tracks of rank_<rank>_metrics.jsonl")
     words.add_argument("--check", action="store_true", help="fail when an effect comes before its cause")
     words.add_argument("--overwrite", action="store_true", help="replace the output file")

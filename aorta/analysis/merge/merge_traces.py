@@ -13,14 +13,13 @@ from typing import Any
 
 import msgspec
 
-from aorta.analysis.merge.alignment import Align, RankAlignment, align_ranks, find_clock_sync
+from aorta.analysis.merge.alignment import Align, KnownClocks, RankAlignment, align_ranks, find_clocks
 from aorta.analysis.merge.causality import Causality, check_collectives
 from aorta.analysis.merge.trace_choice import TraceFile, choose, describe, find_files, scanning
 from aorta.analysis.merge.trace_writer import TraceWriter, trace_file
 from aorta.analysis.merge.track_identity import TrackIdentity
 from aorta.analysis.merge.tracks import MergedCollective, RecordTracks
 from aorta.errors import InputError
-from aorta.records.clock_offsets import ClockSync
 from aorta.records.run_files import RANK_FILE
 
 _NAMED_RANKS = 1024
@@ -44,7 +43,8 @@ class Merged:
     """What was done, for people and for the metadata of the merged file."""
 
     traces: list[TraceFile]
-    sync: ClockSync | None
+    clocks: KnownClocks
+    alignments: dict[int, RankAlignment]
     notes: list[str]
     counts: dict[int, Counter[str]] = field(default_factory=dict)
     """Rank -> `ph` -> number of events copied."""
@@ -68,9 +68,9 @@ def merge(paths: Sequence[Path], choices: Choices) -> Merged:
     if not files:
         raise InputError(f"{choices.output}: the only trace given is the file to write")
     traces = choose([describe(path) for path in files], choices.window, notes)
-    sync = find_clock_sync(choices.clock_sync, traces, folders)
-    alignments = align_ranks(traces, sync, choices.align, notes)
-    merged = Merged(traces, sync, notes)
+    clocks = find_clocks(choices.clock_sync, traces, folders)
+    alignments = align_ranks(traces, clocks, choices.align, notes)
+    merged = Merged(traces, clocks, alignments, notes)
     _say_what_is_missing(merged)
     base_ns = min(trace.base_ns or 0 for trace in traces)
     seen: dict[int, list[MergedCollective]] = {}
@@ -78,7 +78,7 @@ def merge(paths: Sequence[Path], choices: Choices) -> Merged:
     with trace_file(choices.output, overwrite=choices.overwrite) as writer:
         for rank, alignment in alignments.items():
             mine = [(number, trace) for number, trace in enumerate(traces) if trace.rank == rank]
-            label = f"rank {rank} ({_host(mine[0][1], sync)})"
+            label = f"rank {rank} ({_host(mine[0][1], clocks)})"
             span, labels = _take_over(writer, mine, TrackIdentity(rank, label), alignment, base_ns, merged)
             record = _record_of(rank, mine[0][1], folders) if choices.records else None
             if record is None or span is None:
@@ -130,8 +130,8 @@ def _take_over(
     return (None if first is None or last is None else (first, last)), labels
 
 
-def _host(trace: TraceFile, sync: ClockSync | None) -> str:
-    known = None if sync is None else sync.of(trace.rank)
+def _host(trace: TraceFile, clocks: KnownClocks) -> str:
+    known = clocks.of(trace.rank)
     return trace.host or (known.host if known is not None else "host unknown")
 
 
@@ -154,8 +154,8 @@ def _compare_labels(merged: Merged, rank: int, labels: dict[str, int], rows: Seq
 
 def _say_what_is_missing(merged: Merged) -> None:
     sizes = {trace.world_size for trace in merged.traces if trace.world_size}
-    if merged.sync is not None:
-        sizes.add(len(merged.sync.ranks))
+    if merged.clocks.sync is not None and isinstance(merged.clocks.source, Path):  # the traces list only themselves
+        sizes.add(len(merged.clocks.sync.ranks))
     if len(sizes) > 1:
         merged.notes.append(f"the traces name different world sizes: {', '.join(map(str, sorted(sizes)))}")
     if sizes:
@@ -178,9 +178,8 @@ def _metadata(merged: Merged, choices: Choices, base_ns: int) -> dict[str, Any]:
         "baseTimeNanoseconds": base_ns,
         "traceName": choices.output.name,
         "clockSync": {
-            "align": choices.align,
+            **merged.clocks.as_json(choices.align, merged.alignments),
             "durations": "the distance of the two corrected ends",
-            **({"ranks": None} if merged.sync is None else merged.sync.summary()),
         },
         "aorta": {
             "merged_from": [

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
-from aorta.analysis.merge.alignment import align_ranks, find_clock_sync
+from aorta.analysis.merge.alignment import KnownClocks, RankAlignment, align_ranks, find_clocks, in_words
 from aorta.analysis.merge.causality import Causality
 from aorta.analysis.merge.trace_writer import trace_file
 from aorta.analysis.rpc.rpc_records import RpcRecords, read_run
@@ -32,16 +30,16 @@ def rpc_report(arguments: Sequence[str]) -> int:
     # One trace's operators in memory at a time.
     operators = ((trace.rank, row) for trace in run.traces for row in read_rows(trace).operators)
     rows = make_rows(run.calls, operators)
-    memory = any(row.allocated_bytes for row in rows)
-    sys.stdout.write(render(rows, run.workers, memory=memory) + "\n")
+    sys.stdout.write(render(rows, run.workers) + "\n")
     output = Path(options.output) if options.output else folder / "rpc_trace.json.gz"
     notes: list[str] = [f"incomplete: {what}" for what in run.missing]
-    if not memory and any(_is_true(trace.head.get("profile_memory")) for trace in run.traces):
-        notes.append("profile_memory: the traces hold no allocation (torch 2.13 writes none for all threads)")
-    found = _merge(run, output, options, notes)
+    clocks = find_clocks(None, run.traces, [run.path])
+    alignments = align_ranks(run.traces, clocks, options.align, notes)
+    found = _merge(run, output, options, clocks, alignments)
     for note in notes:
         sys.stderr.write(f"note: {note}\n")
-    sys.stdout.write("\n".join([*found.lines(), f"{output}: {len(run.traces)} traces, {len(run.calls)} calls"]) + "\n")
+    last = f"{output}: {len(run.traces)} traces, {len(run.calls)} calls, {in_words(options.align, alignments)}"
+    sys.stdout.write("\n".join([*found.lines(), last]) + "\n")
     if options.check and found.violations:
         raise GateFailed(f"{len(found.violations)} calls do not enclose what they ran")
     if options.check and not found.pairs:
@@ -49,9 +47,13 @@ def rpc_report(arguments: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def _merge(run: RpcRecords, output: Path, options: argparse.Namespace, notes: list[str]) -> Causality:
-    sync = find_clock_sync(None, run.traces, [run.path])
-    alignments = align_ranks(run.traces, sync, options.align, notes)
+def _merge(
+    run: RpcRecords,
+    output: Path,
+    options: argparse.Namespace,
+    clocks: KnownClocks,
+    alignments: Mapping[int, RankAlignment],
+) -> Causality:
     base_ns = min((trace.base_ns or 0 for trace in run.traces), default=0)
     with trace_file(output, overwrite=options.overwrite) as writer:
         found, slices = write_trace(writer, run, alignments, base_ns)
@@ -60,7 +62,7 @@ def _merge(run: RpcRecords, output: Path, options: argparse.Namespace, notes: li
                 "schemaVersion": 1,
                 "displayTimeUnit": "ms",
                 "baseTimeNanoseconds": base_ns,
-                "clockSync": {"align": options.align, **({"ranks": None} if sync is None else sync.summary())},
+                "clockSync": clocks.as_json(options.align, alignments),
                 "rpc": {
                     "workers": {str(worker): name for worker, name in run.workers.items()},
                     "calls": len(run.calls),
@@ -72,10 +74,6 @@ def _merge(run: RpcRecords, output: Path, options: argparse.Namespace, notes: li
             }
         )
     return found
-
-
-def _is_true(raw: msgspec.Raw | None) -> bool:
-    return raw is not None and bool(msgspec.json.decode(raw))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ Must not: fail because a worker died; what it did not write is reported as missi
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import msgspec
 
 from aorta.analysis.merge.trace_choice import TraceFile, describe
 from aorta.errors import InputError
-from aorta.records.rpc_files import CALLS_FILE, RPC_FILE, RPC_VERSION, WINDOW_GLOB, Call, RpcFacts, Worker
+from aorta.records.rpc_files import CALLS_GLOB, RPC_FILE, RPC_VERSION, WINDOW_GLOB, Call, RpcFacts, Worker
 
 
 @dataclass
@@ -41,28 +42,47 @@ def read_run(folder: Path) -> RpcRecords:
     facts = _facts(folder, missing)
     traces = [describe(path) for path in sorted(folder.glob(f"torch_profiler/*/{WINDOW_GLOB}"))]
     calls: list[Call] = []
-    callers: set[int] = set()
-    for path in sorted(folder.glob(f"torch_profiler/*/{CALLS_FILE}")):
+    lists: Counter[int] = Counter()
+    for path in sorted(folder.glob(f"torch_profiler/*/{CALLS_GLOB}")):
         calls += _calls(path)
-        callers.add(int("".join(filter(str.isdigit, path.parent.name))))
+        lists[int("".join(filter(str.isdigit, path.parent.name)))] += 1
     if not traces and not calls:
         raise InputError(
             f"{folder}: no calls and no traces of an RPC run (train.py workload=rpc profiling.enabled=true)"
         )
     workers = {worker.id: worker.name for worker in facts.workers} if facts else _workers(calls, traces)
     profiled = facts.profiled if facts else bool(traces)
-    windows = facts.windows if facts else 1 + max((call.window or 0 for call in calls), default=0)
+    saved = Counter(trace.rank for trace in traces)
+    windows = _windows(facts, calls)
+    # Earlier versions wrote one list for all windows.
+    wanted = windows if facts is None or facts.finished_windows is not None else 1
     for worker, name in workers.items():
-        if worker not in callers:
-            missing.append(f"worker {name} (node {worker}): no list of the calls it made ({CALLS_FILE})")
-        have = sum(trace.rank == worker for trace in traces)
-        if profiled and have < windows:
-            missing.append(f"worker {name} (node {worker}): {have} of {windows} traces")
-    for worker_id, reason in (facts.lost if facts else {}).items():
-        missing.append(f"worker {workers.get(int(worker_id), '?')} (node {worker_id}): lost: {reason}")
-    if facts and facts.cut_short:
-        missing.append(f"the run was cut short: {facts.cut_short}")
+        if lists[worker] < wanted:
+            missing.append(f"worker {name} (node {worker}): {lists[worker]} of {wanted} lists of the calls it made")
+        if profiled and saved[worker] < windows:
+            missing.append(f"worker {name} (node {worker}): {saved[worker]} of {windows} traces")
+    missing += _ending(facts, workers) if facts else []
     return RpcRecords(folder, workers, sorted(calls, key=lambda call: call.issue_ns), traces, missing)
+
+
+def _windows(facts: RpcFacts | None, calls: list[Call]) -> int:
+    """How many windows every worker should have; one that was cut short counts for nobody."""
+    if facts is None:
+        return 1 + max((call.window or 0 for call in calls), default=0)
+    return facts.windows if facts.finished_windows is None else facts.finished_windows
+
+
+def _ending(facts: RpcFacts, workers: dict[int, str]) -> list[str]:
+    """What the driver says is missing, or that it does not say."""
+    said = [f"worker {workers.get(int(rank), '?')} (node {rank}): lost: {why}" for rank, why in facts.lost.items()]
+    if facts.cut_short:
+        said.append(f"the run was cut short: {facts.cut_short}")
+    if not facts.ended:
+        name = workers.get(facts.driver, "?")
+        said.append(f"the driver {name} (node {facts.driver}) left no word of its end: killed, or still running")
+    if facts.finished_windows is not None and facts.finished_windows < facts.windows:
+        said.append(f"{facts.finished_windows} of {facts.windows} windows were finished")
+    return said
 
 
 def _facts(folder: Path, missing: list[str]) -> RpcFacts | None:

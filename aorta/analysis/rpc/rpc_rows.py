@@ -15,11 +15,12 @@ from aorta.analysis.load import microseconds
 from aorta.analysis.load.chrome_json import Event
 from aorta.analysis.merge.trace_choice import TraceFile, scanning
 from aorta.errors import InputError
-from aorta.records.rpc_files import CALL_MARK
+from aorta.records.rpc_files import CALL_MARK, MEMORY_KEY, CallMemory
 
 _OPERATORS = ("cpu_op", "user_annotation")
-NO_NAME = "(no name)"
-"""torch 2.13 writes the wait of `RRef.to_here` without a name."""
+TO_HERE = "RRef.to_here"
+"""torch (2.11 to 2.13) marks the wait for the value of a remote call by a user annotation with an empty name: it makes
+one up only for its legacy profiler."""
 
 
 @dataclass
@@ -36,7 +37,13 @@ class RemoteOperator:
     self_ns: int = 0
     serves: str | None = None
     """Name of the innermost call in whose slice it lies."""
-    allocated_bytes: int = 0
+    memory: CallMemory | None = None
+    """What the call allocated, on its slice and where it was measured."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it only waits for another worker, which is no use of its own CPU."""
+        return self.name == TO_HERE
 
 
 @dataclass
@@ -53,37 +60,41 @@ def read_rows(trace: TraceFile) -> WorkerRows:
         InputError: it is broken.
     """
     threads: defaultdict[bytes, list[RemoteOperator]] = defaultdict(list)
-    allocated: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
+    memory = memory_of(trace)
     with scanning(trace.path) as scanner:
         for event in scanner.events():
             if "ts" not in event or "tid" not in event:
                 continue
             thread = bytes(event["tid"])
             try:
-                if (size := _allocation(event)) is not None:
-                    allocated[thread].append((_start_ns(event, trace), size))
                 if (operator := _operator(event, trace)) is not None:
+                    operator.memory = memory.get(operator.call_id or "")
                     threads[thread].append(operator)
             except (KeyError, ValueError, AttributeError, TypeError) as error:
                 raise InputError(f"{trace.path}: event {scanner.count}: not a trace event ({error!r})") from error
     rows = WorkerRows()
-    for thread, operators in threads.items():
+    for operators in threads.values():
         operators.sort(key=lambda operator: (operator.start_ns, -operator.end_ns))
-        _nest(operators, sorted(allocated[thread]))
+        _nest(operators)
         rows.operators += operators
     return rows
 
 
-def _start_ns(event: Event, trace: TraceFile) -> int:
-    return (trace.base_ns or 0) + microseconds.of_value(bytes(event["ts"]))
+def memory_of(trace: TraceFile) -> dict[str, CallMemory]:
+    """What the calls served in a trace did to memory, by call id; empty where that was not measured.
+
+    Raises:
+        InputError: its entry is broken.
+    """
+    try:
+        return msgspec.json.decode(trace.head.get(MEMORY_KEY, b"{}"), type=dict[str, CallMemory])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{trace.path}: its {MEMORY_KEY} is not what a worker writes: {error}") from error
 
 
-def _allocation(event: Event) -> int | None:
-    """Bytes allocated on the host, where the event is an allocation there."""
-    if bytes(event["ph"]) != b'"i"' or bytes(event["name"]) != b'"[memory]"':
-        return None
-    args = msgspec.json.decode(event["args"])
-    return int(args["Bytes"]) if args.get("Device Type", 0) == 0 and args.get("Bytes", 0) > 0 else None
+def is_wait(event: Event) -> bool:
+    """Whether it is the nameless annotation of `RRef.to_here`."""
+    return bytes(event.get("name", b"")) == b'""' and bytes(event.get("cat", b"")) == b'"user_annotation"'
 
 
 def _operator(event: Event, trace: TraceFile) -> RemoteOperator | None:
@@ -91,39 +102,27 @@ def _operator(event: Event, trace: TraceFile) -> RemoteOperator | None:
         return None
     name, mark, call_id = msgspec.json.decode(event["name"], type=str).rpartition(CALL_MARK)
     if not mark:
-        name, call_id = call_id or NO_NAME, ""
-    start = _start_ns(event, trace)
+        name, call_id = TO_HERE if is_wait(event) else call_id, ""
+    start = (trace.base_ns or 0) + microseconds.of_value(bytes(event["ts"]))
     return RemoteOperator(
         name, bytes(event["tid"]), start, start + microseconds.of_value(bytes(event["dur"])), call_id or None
     )
 
 
-def _nest(operators: list[RemoteOperator], allocated: list[tuple[int, int]]) -> None:
-    """Fill in self time (total less nested operators), the innermost call around each operator, and allocated memory,
-    which counts for the innermost operator.
+def _nest(operators: list[RemoteOperator]) -> None:
+    """Fill in self time (total less nested operators; none where it waits), and the innermost call around each
+    operator.
     """
     stack: list[RemoteOperator] = []
-    pending = iter([*allocated, (1 << 80, 0)])
-    at, size = next(pending)
-
-    def leave_until(instant: int) -> None:
-        nonlocal at, size
-        while stack and stack[-1].end_ns <= instant:
-            while at < stack[-1].end_ns:
-                stack[-1].allocated_bytes += size
-                at, size = next(pending)
-            stack.pop()
-        while at < instant:
-            if stack:
-                stack[-1].allocated_bytes += size
-            at, size = next(pending)
-
     for operator in operators:
-        leave_until(operator.start_ns)
+        while stack and stack[-1].end_ns <= operator.start_ns:
+            stack.pop()
         operator.self_ns = operator.end_ns - operator.start_ns
         if stack:
             stack[-1].self_ns -= min(operator.end_ns, stack[-1].end_ns) - operator.start_ns
             outer = stack[-1]
             operator.serves = outer.name if outer.call_id is not None else outer.serves
         stack.append(operator)
-    leave_until(max((operator.end_ns for operator in operators), default=0) + 1)
+    for operator in operators:
+        if operator.waits:
+            operator.self_ns = 0

@@ -31,7 +31,10 @@ _HEADS = (
 
 @dataclass
 class CallRow:
-    """One name on one node. The row of a call measures from issue to reply and has no self time."""
+    """One name on one node. The row of a call measures from issue to reply and has no self time.
+
+    Bytes count what was allocated, not what was freed; None where no memory was measured.
+    """
 
     name: str
     node: int
@@ -39,7 +42,13 @@ class CallRow:
     total_ns: int = 0
     count: int = 0
     unanswered: int = 0
-    allocated_bytes: int = 0
+    allocated_bytes: int | None = None
+    self_allocated_bytes: int | None = None
+
+    def add_memory(self, allocated_bytes: int, self_allocated_bytes: int) -> None:
+        """Add what one call allocated."""
+        self.allocated_bytes = (self.allocated_bytes or 0) + allocated_bytes
+        self.self_allocated_bytes = (self.self_allocated_bytes or 0) + self_allocated_bytes
 
 
 def make_rows(calls: Iterable[Call], operators: Iterable[tuple[int, RemoteOperator]]) -> list[CallRow]:
@@ -61,7 +70,12 @@ def make_rows(calls: Iterable[Call], operators: Iterable[tuple[int, RemoteOperat
         mine.count += 1
         mine.self_ns += operator.self_ns
         mine.total_ns += operator.end_ns - operator.start_ns
-        mine.allocated_bytes += operator.allocated_bytes
+        if operator.memory is not None:
+            by_operators = sum(each.self_allocated_bytes for each in operator.memory.operators.values())
+            mine.add_memory(operator.memory.allocated_bytes, operator.memory.allocated_bytes - by_operators)
+            for name, figures in operator.memory.operators.items():
+                inside = row(node, f"{operator.name}{REMOTE_OP}{name}")
+                inside.add_memory(figures.allocated_bytes, figures.self_allocated_bytes)
     return sorted(rows.values(), key=lambda row: (row.node, -row.total_ns, row.name))
 
 
@@ -74,15 +88,14 @@ def shown_name(operator: RemoteOperator) -> str:
     return f"{operator.serves}{REMOTE_OP}{operator.name}" if operator.serves else operator.name
 
 
-def render(rows: list[CallRow], names: dict[int, str], *, memory: bool) -> str:
-    """The table as text. Percentages are of the self time of all rows of all nodes.
-
-    Args:
-        memory: add a column with the bytes that operators allocated, where the traces have them.
+def render(rows: list[CallRow], names: dict[int, str]) -> str:
+    """The table as text. Percentages are of the self time of all rows of all nodes. There are columns of memory where
+    any was measured.
     """
     whole = sum(row.self_ns for row in rows)
-    heads = (*_HEADS, "CPU Mem") if memory else _HEADS
-    cells = [heads]
+    memory = any(row.allocated_bytes is not None for row in rows)
+    heads = (*_HEADS, "CPU Mem", "Self CPU Mem") if memory else _HEADS
+    cells: list[tuple[str, ...]] = [heads]
     for row in rows:
         answered = row.count - row.unanswered
         line = (
@@ -96,7 +109,8 @@ def render(rows: list[CallRow], names: dict[int, str], *, memory: bool) -> str:
             str(row.node),
             names.get(row.node, "-"),
         )
-        cells.append((*line, TEXT.size(row.allocated_bytes)) if memory else line)
+        sizes = ["-" if size is None else TEXT.size(size) for size in (row.allocated_bytes, row.self_allocated_bytes)]
+        cells.append((*line, *sizes) if memory else line)
     widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
     lines = [
         "  ".join(_cell(text, width, column) for column, (text, width) in enumerate(zip(line, widths, strict=True)))

@@ -17,9 +17,10 @@ from aorta.analysis.merge.trace_choice import scanning
 from aorta.analysis.merge.trace_writer import TraceWriter
 from aorta.analysis.merge.track_identity import TIDS_PER_RANK, TrackIdentity
 from aorta.analysis.rpc.rpc_records import RpcRecords
+from aorta.analysis.rpc.rpc_rows import TO_HERE, is_wait, memory_of
 from aorta.analysis.rpc.rpc_table import REMOTE_CALL
 from aorta.errors import InputError
-from aorta.records.rpc_files import CALL_MARK, Call
+from aorta.records.rpc_files import CALL_MARK, Call, CallMemory
 
 _FIRST_ARROW: Final = 1 << 50
 """Ids of the arrows lie above those of any trace (`merge.track_identity` numbers them from 0 by trace)."""
@@ -37,14 +38,17 @@ def write_trace(
         for number, trace in enumerate(run.traces):
             if trace.rank != worker:
                 continue
+            memory = memory_of(trace)
             with scanning(trace.path) as scanner:
                 for event in scanner.events():
                     try:
                         identity.rename(event, number)
                         at = alignments[worker].move(event, trace.base_ns or 0, base_ns)
+                        if is_wait(event):
+                            event["name"] = msgspec.Raw(msgspec.json.encode(TO_HERE))
                         title = msgspec.json.decode(event["name"], type=str) if "name" in event else ""
                         if at is not None and CALL_MARK in title and bytes(event["ph"]) == b'"X"':
-                            call_id = _mark(event, title, worker, calls)
+                            call_id = _mark(event, title, worker, calls, memory)
                             length = microseconds.of_value(bytes(event["dur"]))
                             slices[call_id] = (worker, int(bytes(event["tid"])), at, at + length)
                     except (KeyError, ValueError) as error:
@@ -61,12 +65,26 @@ def write_trace(
     return found, len(slices)
 
 
-def _mark(event: dict[str, msgspec.Raw], title: str, worker: int, calls: Mapping[str, Call]) -> str:
-    """Move the call's id from the name into the arguments, so that calls of one function add up under one name."""
+def _mark(
+    event: dict[str, msgspec.Raw],
+    title: str,
+    worker: int,
+    calls: Mapping[str, Call],
+    memory: Mapping[str, CallMemory],
+) -> str:
+    """Move the call's id from the name into the arguments, so that calls of one function add up under one name; what
+    it did to memory is said there too.
+    """
     name, _, call_id = title.rpartition(CALL_MARK)
     args = msgspec.json.decode(event["args"]) if "args" in event else {}
     call = calls.get(call_id)
     args |= {"call_id": call_id, "node_id": worker, "caller": None if call is None else call.caller}
+    if (found := memory.get(call_id)) is not None:
+        args |= {
+            "allocated_bytes": found.allocated_bytes,
+            "freed_bytes": found.freed_bytes,
+            "peak_bytes": found.peak_bytes,
+        }
     event["name"] = msgspec.Raw(msgspec.json.encode(name + REMOTE_CALL))
     event["args"] = msgspec.Raw(msgspec.json.encode(args))
     return call_id

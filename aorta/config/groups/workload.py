@@ -63,8 +63,8 @@ class Resnet18(Workload):
 
 @dataclass
 class Rpc(Workload):
-    """Calls through torch.distributed.rpc: rank 0 drives, the others serve; `parallel`, `optimizer` and the like have
-    no meaning here.
+    """Calls through torch.distributed.rpc: rank 0 drives, the others serve, so two processes are the least; `parallel`,
+    `optimizer` and the like have no meaning here.
     """
 
     name: str = "rpc"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aorta.analysis.merge.alignment import RankAlignment
 from aorta.analysis.merge.merge_command import merge_traces
-from aorta.records.clock_offsets import ClockSync, Injected, OffsetSample, RankClock, encode
+from aorta.records.clock_offsets import ClockSync, Injected, OffsetSample, RankClock, encode, trace_metadata
 from tests.analysis.merge.traces import BASE_NS, flow, load, named, problems, text, write, x
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "kineto_gloo"
@@ -33,9 +33,12 @@ def clock(rank: int, offset_ns: int = 0, drift: float = 0.0, bound: int = 0, **m
     )
 
 
-def write_sync(folder: Path, *clocks: RankClock) -> None:
-    sync = ClockSync(1, "run-1", 0, 0, "CLOCK_REALTIME", "c10d store", True, list(clocks))
-    (folder / "clock_sync.json").write_bytes(encode(sync))
+def sync_of(*clocks: RankClock, run_id: str = "run-1") -> ClockSync:
+    return ClockSync(1, run_id, 0, 0, "CLOCK_REALTIME", "c10d store", True, list(clocks))
+
+
+def write_sync(folder: Path, *clocks: RankClock, run_id: str = "run-1") -> None:
+    (folder / "clock_sync.json").write_bytes(encode(sync_of(*clocks, run_id=run_id)))
 
 
 def merge(folder: Path, *words: str, out: str = "merged.json", code: int = 0) -> dict | None:
@@ -231,6 +234,55 @@ def test_C15_what_is_not_measured_is_said(tmp_path, capsys):
     assert all("clock" not in key for e in merged["traceEvents"] for key in (*e, *e.get("args", {})))
 
 
+@pytest.mark.spec("C15")
+def test_C15_traces_alone_are_merged_by_what_they_say_of_their_clocks(tmp_path, capsys):
+    folder = tmp_path / "bare"
+    early = RankClock(1, "node1", "boot", OffsetSample(T0, 15_000, 20, 10, 32))
+    for rank, known in enumerate((clock(0), early)):
+        own = trace_metadata(sync_of(known), rank)
+        write(folder / f"r{rank}.json", text([x("a", 190, 1)], rank=rank, **own))
+    merged = merge(folder)
+    assert {e["pid"]: e["ts"] for e in merged["traceEvents"] if e["ph"] == "X"} == {1000: 190, 2000: 175}
+    said = capsys.readouterr()
+    assert "rank 1: offset measured once only" in said.err
+    assert "2 rank(s), aligned by clock" in said.out
+    known = merged["clockSync"]
+    assert (known["aligned"], known["source"], known["reference_rank"]) == (True, "the traces", 0)
+    assert known["ranks"][1]["start"] == {"at_ns": T0, "offset_ns": 15_000, "rtt_ns": 20, "bound_ns": 10, "samples": 32}
+    # The run's file also has the measurement at its end, so it comes first; a file of another run does not count.
+    write_sync(folder, clock(0), clock(1, 100_000))
+    merged = merge(folder, out="file.json")
+    assert {e["pid"]: e["ts"] for e in merged["traceEvents"] if e["ph"] == "X"} == {1000: 190, 2000: 90}
+    assert merged["clockSync"]["source"] == str(folder / "clock_sync.json")
+    write_sync(folder, clock(0), clock(1, 100_000), run_id="another")
+    assert merge(folder, out="other.json")["clockSync"]["source"] == "the traces"
+    write(folder / "r1.json", text([x("a", 1, 1)], rank=1, **trace_metadata(sync_of(early, run_id="another"), 1)))
+    merge(folder, out="two.json", code=2)
+    assert "traces of 2 runs" in capsys.readouterr().err
+
+
+@pytest.mark.spec("C15")
+def test_C15_traces_that_say_nothing_are_not_said_to_be_aligned(tmp_path, capsys):
+    folder = tmp_path / "bare"
+    for rank in (0, 1, 2):
+        own = trace_metadata(sync_of(clock(rank, 500)), rank) if rank < 2 else {}
+        write(folder / f"r{rank}.json", text([x("a", 190, 1)], rank=rank, world=3, **own))
+    known = merge(folder)["clockSync"]
+    assert (known["aligned"], known["not_aligned_ranks"]) == (False, [2])
+    assert "aligned by clock, but rank 2 not aligned" in capsys.readouterr().out
+    for rank in (0, 1):
+        write(folder / f"r{rank}.json", text([x("a", 190, 1)], rank=rank, world=3))
+    known = merge(folder, out="none.json")["clockSync"]
+    assert (known["aligned"], known["not_aligned_ranks"], known["source"]) == (False, [0, 1, 2], None)
+    said = capsys.readouterr()
+    assert "not aligned: every rank on its own clock" in said.out
+    assert "aligned by clock" not in said.out
+    assert "note: not aligned" in said.err
+    write(folder / "r1.json", text([x("a", 1, 1)], rank=1, clock_sync={"run_id": "x"}))
+    merge(folder, out="bad.json", code=2)
+    assert f"{folder / 'r1.json'}: not the clock_sync of an AORTA run" in capsys.readouterr().err
+
+
 @pytest.mark.spec("C8")
 def test_C8_start_profile_moves_by_the_starts_alone(tmp_path):
     folder = tmp_path / "run"
@@ -264,8 +316,7 @@ def test_several_folders_make_one_file_and_runs_are_not_mixed(tmp_path, capsys):
     both = [str(tmp_path / "node0"), str(tmp_path / "node1")]
     assert merge_traces([*both, "-o", str(tmp_path / "m.json")]) == 0
     assert len(load(tmp_path / "m.json")["aorta"]["merged_from"]) == 2
-    other = ClockSync(1, "run-2", 0, 0, "CLOCK_REALTIME", "c10d store", True, [clock(0)])
-    (tmp_path / "node1" / "clock_sync.json").write_bytes(encode(other))
+    write_sync(tmp_path / "node1", clock(0), run_id="run-2")
     assert merge_traces([*both, "-o", str(tmp_path / "n.json")]) == 2
     assert "traces of 2 runs" in capsys.readouterr().err
 

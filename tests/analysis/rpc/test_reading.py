@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from aorta.analysis.rpc.rpc_command import rpc_report
-from aorta.records.rpc_files import CALLS_FILE, Call
+from aorta.records.rpc_files import CALLS_FILE, MEMORY_KEY, RPC_FILE, Call, RpcFacts, Worker
 from tests.analysis.merge.traces import BASE_NS, text, write, x
 
 
@@ -17,7 +17,7 @@ def run(folder: Path, event: dict[str, Any], *, callers: tuple[int, ...] = (0,))
     """One trace, of worker 0; each caller made one call of it that was answered."""
     for caller in callers:
         call = Call(f"{caller}-1", "job", "sync", "f", caller, 0, 0, None, BASE_NS, True, BASE_NS + 5000)
-        path = folder / "torch_profiler" / f"worker{caller}" / CALLS_FILE
+        path = folder / "torch_profiler" / f"worker{caller}" / CALLS_FILE.format(window=0)
         path.parent.mkdir(parents=True)
         path.write_bytes(msgspec.json.encode(call) + b"\n")
     return write(folder / "torch_profiler" / "worker0" / "rpc_window_0000.json", text([x("a", 1, 1), event], rank=0))
@@ -30,7 +30,6 @@ def run(folder: Path, event: dict[str, Any], *, callers: tuple[int, ...] = (0,))
         {"ph": "X", "cat": "cpu_op", "name": "b", "pid": 1, "tid": 1, "ts": 3},
         {"ph": "X", "cat": "cpu_op", "name": "b", "pid": 1, "tid": 1, "ts": None, "dur": 1},
         {"ph": "X", "cat": "cpu_op", "name": 7, "pid": 1, "tid": 1, "ts": 3, "dur": 1},
-        {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": 3, "args": [1]},
         {"cat": "cpu_op", "name": "b", "pid": 1, "tid": 1, "ts": 3, "dur": 1},
     ],
 )
@@ -46,3 +45,48 @@ def test_an_answered_call_of_a_caller_without_a_trace_is_not_said_to_be_unanswer
     said = capsys.readouterr().out
     assert "no trace of its caller" in said
     assert "without an answer" not in said
+
+
+def facts(folder: Path, **of: Any) -> None:
+    about: dict[str, Any] = {"windows": 4, "profiled": False, "incomplete": True, "lost": {}, "cut_short": None, **of}
+    found = RpcFacts(1, [Worker(0, "w0"), Worker(1, "w1")], driver=0, **about)
+    (folder / RPC_FILE).write_bytes(msgspec.json.encode(found))
+
+
+@pytest.mark.spec("C9")
+def test_C9_of_a_run_that_says_nothing_of_its_end_the_finished_windows_are_shown(tmp_path, capsys):
+    folder = tmp_path / "run"
+    run(folder, x("b", 3, 1), callers=(0, 1))
+    facts(folder, ended=False, finished_windows=1)
+    assert rpc_report([str(folder), "--overwrite"]) == 0
+    said = capsys.readouterr()
+    assert "the driver w0 (node 0) left no word of its end: killed, or still running" in said.err
+    assert "1 of 4 windows were finished" in said.err
+    assert "lists of the calls" not in said.err, "both workers wrote what was finished"
+    assert sum("job" in line for line in said.out.splitlines()) == 2
+    lists = folder / "torch_profiler" / "worker0"
+    (lists / CALLS_FILE.format(window=1)).write_bytes(b"")
+    facts(folder, ended=False, finished_windows=2)
+    assert rpc_report([str(folder), "--overwrite"]) == 0
+    assert "worker w1 (node 1): 1 of 2 lists of the calls it made" in capsys.readouterr().err
+
+
+def test_a_run_of_an_earlier_version_has_one_list_for_all_windows(tmp_path, capsys):
+    folder = tmp_path / "run"
+    run(folder, x("b", 3, 1))
+    lists = folder / "torch_profiler" / "worker0"
+    (lists / CALLS_FILE.format(window=0)).rename(lists / "rpc_calls.jsonl")
+    facts(folder, incomplete=False)
+    assert rpc_report([str(folder), "--overwrite"]) == 0
+    said = capsys.readouterr()
+    assert "1 calls" in said.out
+    assert "worker w1 (node 1): 0 of 1 lists of the calls it made" in said.err
+    assert "worker w0" not in said.err
+
+
+@pytest.mark.parametrize("memory", [[], {"0-1": {"allocated_bytes": "many"}}])
+def test_broken_memory_figures_are_an_error_that_names_the_file(tmp_path, capsys, memory):
+    path = tmp_path / "run" / "torch_profiler" / "worker0" / "rpc_window_0000.json"
+    write(path, text([x("a", 1, 1)], rank=0, **{MEMORY_KEY: memory}))
+    assert rpc_report([str(tmp_path / "run")]) == 2
+    assert f"{path}: its {MEMORY_KEY} is not what a worker writes" in capsys.readouterr().err
