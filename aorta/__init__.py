@@ -3,6 +3,8 @@
     import aorta
     with aorta.record("artifacts/mine", model=model) as recording:  # around any training loop
         ...
+    with aorta.Profiler("traces", 50, 5, 3, dist_context=None) as profiler:  # windows of torch.profiler around it
+        ...
 
 Importing this package imports nothing else: the run half needs torch, the analysis half needs pandas, and
 neither should pay for the other.
@@ -14,15 +16,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aorta.runner.api import Recording, record
+    from aorta.runner.profilers import Profiler, TorchProfiler
 
 __version__ = "0.1.0"
-__all__ = ["Recording", "__version__", "record"]
+__all__ = ["Profiler", "Recording", "TorchProfiler", "__version__", "record"]
 
 
 def __getattr__(name: str) -> object:
     """The public names, loaded when they are first asked for."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in ("Profiler", "TorchProfiler"):
+        from aorta.runner import profilers
+
+        return getattr(profilers, name)
     from aorta.runner import api
 
     return getattr(api, name)

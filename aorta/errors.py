@@ -11,6 +11,7 @@
     |   +-- RecordWriteError   5    the record could not be written (disk full, read-only)
     |   +-- PeerFailed         5    another rank died or stopped answering
     |   +-- InstrumentError    5    this torch does not offer what the interception needs
+    |   +-- TracesIncomplete   5    the record is whole, and a trace did not get where it was to go
     +-- ToolMissing            127  an external program is not installed
     +-- DeviceUnreadable       1    a device's sensors cannot be read (caught: no run ends with it)
 
@@ -80,6 +81,10 @@ class PeerFailed(RunIncomplete):
 
 class InstrumentError(RunIncomplete):
     """This torch does not offer what the interception needs."""
+
+
+class TracesIncomplete(RunIncomplete):
+    """The loop and its record are whole, and a trace could not be written, or not be uploaded."""
 
 
 class ToolMissing(AortaError):

@@ -42,6 +42,10 @@ ALLOWED: Final = (
         "AORTA_HTA_PYTHON names no Python with HolisticTraceAnalysis",
         "it needs pandas < 3 and 90 more packages: an environment of its own, made by hand",
     ),
+    AllowedSkip(
+        "this user may not mount a small file system",
+        "a container may forbid mount namespaces; the same is shown there with a limit of the size of files",
+    ),
     AllowedSkip("pyarrow is an extra: pip install pyarrow", "40 MB for one optional table format"),
     AllowedSkip(
         r"\d+ collectives of one rank were over before they could be asked",

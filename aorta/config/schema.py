@@ -27,7 +27,7 @@ from aorta.config.groups.loop import (
     Training,
 )
 from aorta.config.groups.parallel import DDP, FSDP, FSDP1, FSDPTP, HSDP, TP, NoParallel, Parallel
-from aorta.config.groups.profiling import ComposerProfiling, Naming, Profiling
+from aorta.config.groups.profiling import PRESETS, Naming, Profiling
 from aorta.config.groups.telemetry import Devices, Telemetry
 from aorta.config.groups.workload import Ranking, Resnet18, Rpc, Workload
 
@@ -45,7 +45,6 @@ __all__ = [
     "Baseline",
     "Clock",
     "Compile",
-    "ComposerProfiling",
     "Config",
     "DType",
     "Dataloader",
@@ -107,12 +106,7 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
         "tp": TP,
         "fsdp_tp": FSDPTP,
     },
-    "profiling": {
-        "aorta": Profiling,
-        "d9d": Profiling,
-        "tutorial": Profiling,
-        "composer": ComposerProfiling,
-    },
+    "profiling": dict(PRESETS),
     "fabric": {"none": Fabric, "emulated": EmulatedFabric},
     "telemetry": {"default": Telemetry},
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from aorta.distributed.peers import Peers
@@ -34,7 +35,7 @@ def gather_when_idle(
     Raises:
         PeerFailed: a rank fell silent; names it.
     """
-    mine, names = f"busy/{key}/{peers.rank}", [f"done/{key}/{rank}" for rank in range(peers.world_size)]
+    mine, names = f"busy/{key}/{peers.rank}", [_done(key, rank) for rank in range(peers.world_size)]
     others = _Others(peers, key, names)
     told, next_look = False, time.monotonic()
     try:
@@ -53,6 +54,16 @@ def gather_when_idle(
             time.sleep(beat_s)
     except (RuntimeError, OSError) as error:
         raise PeerFailed(f"the rendezvous store stopped answering ({error}) ({key})") from error
+
+
+def leave_value(peers: Peers, key: str, value: Any) -> None:
+    """What `gather_when_idle` gives the others of this rank, which failed and does not wait for theirs."""
+    with suppress(RuntimeError, OSError):  # a dead store has no readers
+        peers.store.set(_done(key, peers.rank), json.dumps(value))
+
+
+def _done(key: str, rank: int) -> str:
+    return f"done/{key}/{rank}"
 
 
 class _Others:

@@ -10,7 +10,7 @@ import json
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,8 @@ from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE, RANK_FILE, RANK_
 LOG_DIR = "logs"
 TRACE_DIR = "torch_profiler"
 CHECKPOINT_DIR = "checkpoints"
+RESUMED = (TRACE_DIR, CHECKPOINT_DIR)
+"""Folders in which a resumed run goes on."""
 _ID_TIME = "%Y%m%dT%H%M%SZ"
 
 
@@ -55,11 +57,23 @@ class RunFolder:
         return self.path / TRACE_DIR / f"rank{rank}"
 
 
-def prepare(path: Path, topology: Topology, peers: Peers, *, overwrite: bool, resuming: bool) -> RunFolder:
+def prepare(
+    path: Path,
+    topology: Topology,
+    peers: Peers,
+    *,
+    overwrite: bool,
+    resuming: bool,
+    keep: Collection[str] = (),
+) -> RunFolder:
     """Agree on run id and attempt, and clear the folder for them.
 
     One process per node moves what an earlier run left, rank 0 before the others: on a shared disk it moves everything
-    at once, on local disks each node moves its own. Checkpoints stay where they are when this run resumes from them.
+    at once, on local disks each node moves its own. Checkpoints stay where they are when this run resumes from them,
+    and so do its earlier traces, beside which the later ones are written.
+
+    Args:
+        keep: names of folders that stay in any case, because they are the caller's.
 
     Raises:
         RunIncomplete: the folder cannot be written on some rank; every rank raises, and the rank is named.
@@ -72,7 +86,7 @@ def prepare(path: Path, topology: Topology, peers: Peers, *, overwrite: bool, re
         if mine:
             try:
                 path.mkdir(parents=True, exist_ok=True)
-                _clear(path, overwrite=overwrite, resuming=resuming)
+                _clear(path, overwrite=overwrite, stays={*keep, *(RESUMED if resuming else ())})
             except OSError as problem:
                 reason = problem.strerror or problem
                 error = (
@@ -106,10 +120,13 @@ def write_manifest(folder: RunFolder, manifest: dict[str, Any]) -> None:
 
 
 def write_whole(path: Path, text: bytes) -> None:
-    """Write a file that appears under its name only when it is complete."""
+    """Write a file that appears under its name only when it is complete; where it fails, nothing is left."""
     part = path.with_name(path.name + ".part")
-    part.write_bytes(text)
-    part.replace(path)
+    try:
+        part.write_bytes(text)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _identity(path: Path, topology: Topology) -> tuple[str, int]:
@@ -128,14 +145,14 @@ def _earlier_manifest(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _ours(path: Path, *, resuming: bool) -> Iterator[Path]:
-    names = [MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE, LOG_DIR, TRACE_DIR] + ([] if resuming else [CHECKPOINT_DIR])
+def _ours(path: Path, stays: Collection[str]) -> Iterator[Path]:
+    names = (MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE, LOG_DIR, TRACE_DIR, CHECKPOINT_DIR)
     yield from path.glob(RANK_FILE_GLOB)
-    yield from (path / name for name in names if (path / name).exists())
+    yield from (path / name for name in names if name not in stays and (path / name).exists())
 
 
-def _clear(path: Path, *, overwrite: bool, resuming: bool) -> None:
-    found = list(_ours(path, resuming=resuming))
+def _clear(path: Path, *, overwrite: bool, stays: Collection[str]) -> None:
+    found = list(_ours(path, stays))
     if not found:
         return
     if overwrite:

@@ -44,6 +44,10 @@ class Destination:
         wanted = PurePosixPath(fill(self._template, {**values, "file": str(file)}).lstrip("/"))
         return str(compressed(wanted, compression))
 
+    def holds(self, path: Path, name: str) -> bool:
+        """Whether a copy is there that may replace this file; see `Remote.holds`."""
+        return self.remote.holds(path, name)
+
     def put(self, path: Path, name: str) -> str:
         """Upload; see `Remote.put`."""
         return self.remote.put(path, name)

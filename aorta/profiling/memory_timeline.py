@@ -213,8 +213,11 @@ def main(words: Sequence[str]) -> int:
     source, target = map(Path, words)
     trace = json.loads(source.read_text())
     part = target.with_name(target.name + ".part")
-    part.write_text(page(trace, target.name.removesuffix(".html")))
-    part.replace(target)
+    try:
+        part.write_text(page(trace, target.name.removesuffix(".html")))
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Creates the profiler of a rank, for every schedule and naming.
+"""Creates the torch.profiler of a rank, for every schedule and naming.
 
-From the settings, the writing process and a folder, `Profiler.open` gives a `WindowRecording` of torch.profiler, or a
-profiler that does nothing. Must not touch the disk, or start anything, before `open`.
+From the settings, the writing process and a folder, `ProfilerPlan.open` gives a `WindowRecording` of torch.profiler, or
+a profiler that does nothing. Must not touch the disk, or start anything, before `open`.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class NullProfiler:
     def step(self) -> None:
         """No-op."""
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """No-op."""
 
 
-class Profiler:
+class ProfilerPlan:
     """What one rank profiles and where its traces go; nothing is touched before `open`.
 
     Args:
@@ -87,15 +87,16 @@ class Profiler:
         self.metadata = metadata or {}
         selected = selected_ranks(settings.ranks)
         self.selected = settings.enabled and (selected is None or place.rank in selected)
-        self.chrome = settings.chrome_trace and settings.naming is Naming.tensorboard
-        if self.chrome and chrome_trace_disabled(settings):
-            self.chrome = False
-            if self.selected:
-                _log.warning(
-                    "profiling.chrome_trace: not written on ROCm, where exporting has crashed; "
-                    "profiling.chrome_trace_force=true writes it all the same"
-                )
-        self.writes = settings.naming is not Naming.tensorboard or settings.tensorboard or self.chrome
+        exports = not export_disabled(settings)
+        if self.selected and not exports:
+            _log.warning(
+                "profiling: no trace is written on ROCm, where exporting has crashed; "
+                "profiling.chrome_trace_force=true writes them all the same, and rocprofv3 needs no export "
+                "(scripts/rocprof_capture.sh)"
+            )
+        by_tensorboard = settings.naming is Naming.tensorboard
+        self.exports = exports and (not by_tensorboard or settings.tensorboard or settings.chrome_trace)
+        self.records = self.exports or settings.summary_rows > 0 or settings.memory_filename is not None
         self.schedule(0)
 
     def schedule(self, first_step: int) -> Schedule:
@@ -119,7 +120,7 @@ class Profiler:
         Raises:
             ConfigError: this rank is not in the mesh.
         """
-        if not self.selected or not self.writes:
+        if not self.selected or not self.records:
             return NullProfiler()
         place = self.place
         if self.mesh is not None:
@@ -132,7 +133,7 @@ class Profiler:
             place = dataclasses.replace(place, coordinate=coordinate_of(place.rank, (), place.world_size))
         try:
             recipe = Recipe(
-                self.settings, place, self.folder, self.counters, self.chrome, self.trace_remote, self.memory_remote
+                self.settings, place, self.folder, self.counters, self.exports, self.trace_remote, self.memory_remote
             )
             return WindowRecording(recipe, self.schedule(first_step), first_step, self.metadata)
         except Exception as error:  # noqa: BLE001  a missing prerequisite of the profiler must not stop the record
@@ -140,6 +141,8 @@ class Profiler:
             return NullProfiler()
 
 
-def chrome_trace_disabled(settings: Profiling) -> bool:
-    """Whether requested Chrome traces are omitted: exporting them has crashed on ROCm."""
-    return bool(settings.chrome_trace and torch.version.hip is not None and not settings.chrome_trace_force)
+def export_disabled(settings: Profiling) -> bool:
+    """Whether no trace is exported: on ROCm exporting has crashed, and every file of torch.profiler is the same export
+    in Chrome format, whatever its name.
+    """
+    return torch.version.hip is not None and not settings.chrome_trace_force

@@ -35,7 +35,7 @@ class Recipe:
         place: the writing process.
         folder: of traces, with templates filled in.
         counters: converts steps to epochs and samples.
-        chrome: whether to write a separate Chrome trace (naming=tensorboard).
+        exports: whether traces are written at all.
         trace_remote, memory_remote: upload destinations.
     """
 
@@ -43,18 +43,20 @@ class Recipe:
     place: TracePlace
     folder: Path
     counters: Counters
-    chrome: bool = False
+    exports: bool = True
     trace_remote: Destination | None = None
     memory_remote: Destination | None = None
 
     def outputs(self, window: TraceWindow) -> Iterator[SavedOutput]:
-        """The files to be made of a window; the trace itself comes last."""
+        """The files to be made of a window; the trace itself comes last. None where nothing is exported."""
+        if not self.exports:
+            return
         settings, values = self.settings, template_values(self.place, window.moment)
         compression = compression_of(settings)
         path = trace_path(settings.naming, self.place, window, settings.filename)
         if settings.memory_filename is not None:
             yield self._output("memory", PurePosixPath(fill(settings.memory_filename, values)), values)
-        if self.chrome:
+        if settings.chrome_trace and settings.naming is Naming.tensorboard:
             only_one = settings.repeat == 1 and settings.active == 1 and not settings.per_epoch
             name = path.with_name(chrome_name(settings.trace_filename, window, only_one=only_one))
             yield self._output("chrome" if settings.tensorboard else "trace", name, values)

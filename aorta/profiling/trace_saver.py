@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from aorta.profiling.destinations import Destination
 from aorta.profiling.trace_archive import PART, free_name, pack
+from aorta.profiling.trace_export import error_line, export
 from aorta.profiling.trace_names import TraceWindow
 
 _log = logging.getLogger(__name__)
@@ -44,15 +45,19 @@ class SavedFile:
 
 @dataclass
 class SavedWindow:
-    """One window and its files."""
+    """One window, its files, and for each what it was made by."""
 
     window: TraceWindow
+    outputs: Sequence[SavedOutput]
     files: list[SavedFile] = field(default_factory=list)
 
-    @property
     def removable(self) -> bool:
-        """Whether every file has reached its destination."""
-        return all(file.there or not file.wanted_there for file in self.files)
+        """Whether every file that was to be uploaded has a copy that outlives this process; asks the destination."""
+        return all(
+            output.destination is None or (file.there and output.destination.holds(file.path, output.remote))
+            for file, output in zip(self.files, self.outputs, strict=True)
+            if file.here
+        )
 
 
 @dataclass(frozen=True)
@@ -67,12 +72,12 @@ class SavedOutput:
 
 @dataclass(frozen=True)
 class Job:
-    """One window: how its trace is exported (to a path, as JSON), and which files are made of it, the trace itself
-    last.
+    """One window: how its trace is exported (to a path, as JSON; None: it is not), and which files are made of it, the
+    trace itself last.
     """
 
     window: TraceWindow
-    export: Callable[[Path], Any]
+    export: Callable[[Path], Any] | None
     outputs: Sequence[SavedOutput]
 
 
@@ -166,7 +171,7 @@ class Saver:
 
     def _save(self, job: Job) -> None:
         begin = time.perf_counter()
-        saved = SavedWindow(job.window)
+        saved = SavedWindow(job.window, job.outputs)
         trace = job.outputs[-1].path
         raw = trace.with_name(trace.name + ".json" + PART)
         try:
@@ -174,14 +179,16 @@ class Saver:
             with self._lock:
                 self._filling = {raw.parent, *(output.path.parent for output in job.outputs)}
                 raw.parent.mkdir(parents=True, exist_ok=True)
-            job.export(raw)
+            if job.export is not None:
+                export(job.export, raw)
         except Exception as error:  # noqa: BLE001  losing one trace must not lose the next; it is logged
             saved.files = [
-                SavedFile(out.kind, out.path, out.destination is not None, error=_words(error)) for out in job.outputs
+                SavedFile(out.kind, out.path, out.destination is not None, error=error_line(error))
+                for out in job.outputs
             ]
-            _log.error("profiling: the trace of %s could not be saved as %s: %s", _steps(job.window), trace, error)
-            with suppress(OSError):
-                raw.unlink(missing_ok=True)
+            _log.error(
+                "profiling: the trace of %s could not be saved as %s: %s", _steps(job.window), trace, error_line(error)
+            )
         else:
             saved.files = [self._make(output, raw) for output in job.outputs]
             if saved.files[-1].error and raw.exists():
@@ -193,7 +200,7 @@ class Saver:
             self._filling = set()
             self.windows.append(saved)
             self._here.append(saved)
-        self._put(self._uploads, lambda: self._deliver(saved, job.outputs))
+        self._put(self._uploads, lambda: self._deliver(saved))
 
     def _make(self, output: SavedOutput, raw: Path) -> SavedFile:
         path = output.path
@@ -210,19 +217,19 @@ class Saver:
                     pack(raw, path)
             saved.bytes, saved.here = path.stat().st_size, True
         except Exception as error:  # noqa: BLE001  one file of several; it is logged and recorded
-            saved.error = _words(error)
+            saved.error = error_line(error)
             _log.error("profiling: %s could not be written: %s", path, saved.error)
         return saved
 
-    def _deliver(self, saved: SavedWindow, outputs: Sequence[SavedOutput]) -> None:
-        for file, output in zip(saved.files, outputs, strict=True):
+    def _deliver(self, saved: SavedWindow) -> None:
+        for file, output in zip(saved.files, saved.outputs, strict=True):
             if output.destination is None or not file.here or file.error:
                 continue
             try:
                 file.there = output.destination.put(file.path, output.remote)
                 _log.info("profiling: uploaded %s to %s", file.path, file.there)
             except Exception as error:  # noqa: BLE001  the file is still here; it is logged and recorded
-                file.error = _words(error)
+                file.error = error_line(error)
                 _log.error("profiling: %s stays here, it could not be uploaded: %s", file.path, file.error)
         self._remove_old()
 
@@ -232,7 +239,8 @@ class Saver:
             return
         with self._lock:
             surplus = self._here[: max(len(self._here) - self._keep, 0)]
-            going = [saved for saved in surplus if saved.removable]
+        going = [saved for saved in surplus if saved.removable()]  # without the lock: it asks a server
+        with self._lock:
             self._here = [saved for saved in self._here if saved not in going]
         for file in (file for saved in going for file in saved.files if file.here):
             try:
@@ -277,7 +285,3 @@ def _rescued(raw: Path, trace: Path) -> Path:
 
 def _steps(window: TraceWindow) -> str:
     return f"steps {window.first_step} to {window.last_step}"
-
-
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")

@@ -16,7 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from aorta.config.rules.profiling_rules import IN_PROCESS, scheme_of
 from aorta.errors import ConfigError
+from aorta.profiling.trace_export import error_line
 
 _log = logging.getLogger(__name__)
 ATTEMPTS = 3
@@ -85,13 +87,13 @@ class Remote:
             self._retried(lambda: self._fs.pipe_file(path, b"AORTA can write here.\n"))
         except Exception as error:
             raise ConfigError(
-                f"profiling.remote_root={self.address}: nothing can be written there: {_words(error)}; check the "
+                f"profiling.remote_root={self.address}: nothing can be written there: {error_line(error)}; check the "
                 "address and the credentials, or set profiling.remote_root=null"
             ) from error
         try:
             self._fs.rm_file(path)
         except Exception as error:  # noqa: BLE001  writing may be allowed and deleting not; uploads only need to write
-            _log.debug("upload: %s stays: %s", path, _words(error))
+            _log.debug("upload: %s stays: %s", path, error_line(error))
 
     def put(self, source: Path, name: str) -> str:
         """Upload one file; returns its full address. Transient errors are retried.
@@ -120,6 +122,24 @@ class Remote:
             raise FileExistsError(f"{self.where(name)} already exists, and profiling.overwrite is false") from None
         return self.where(name)
 
+    def holds(self, source: Path, name: str) -> bool:
+        """Whether `name` has as many bytes there as `source`, in a place that outlives this process. False where that
+        cannot be told.
+        """
+        if not self.durable:
+            return False
+        try:
+            self._fs.invalidate_cache()
+            return bool(self._fs.info(self._path(name)).get("size") == source.stat().st_size)
+        except Exception as error:  # noqa: BLE001  the file here stays, which loses nothing; it is logged
+            _log.warning("upload: %s stays, its copy could not be verified: %s", source, error_line(error))
+            return False
+
+    @property
+    def durable(self) -> bool:
+        """Whether what is put there outlives this process."""
+        return scheme_of(self.address) not in IN_PROCESS
+
     def _path(self, name: str) -> str:
         name = name.lstrip("/")
         return f"{self._root.rstrip('/')}/{name}" if self._root else name
@@ -133,7 +153,7 @@ class Remote:
                 if attempt == ATTEMPTS or not may_pass(error):
                     raise
                 pause_s = BACKOFF_S[attempt - 1]
-                _log.info("upload: try %d of %d: %s; again in %g s", attempt, ATTEMPTS, _words(error), pause_s)
+                _log.info("upload: try %d of %d: %s; again in %g s", attempt, ATTEMPTS, error_line(error), pause_s)
                 self._sleep(pause_s)
 
     def _put_once(self, source: Path, path: str) -> None:
@@ -193,7 +213,7 @@ def _file_system(address: str) -> tuple[Any, str]:
             f"profiling.remote_root={address}: {error}; fsspec knows {', '.join(fsspec.available_protocols())}"
         ) from error
     except Exception as error:
-        raise ConfigError(f"profiling.remote_root={address}: cannot be opened: {_words(error)}") from error
+        raise ConfigError(f"profiling.remote_root={address}: cannot be opened: {error_line(error)}") from error
     return fs, str(root)
 
 
@@ -220,7 +240,3 @@ def _digest(stream: Any) -> bytes:
     while chunk := stream.read(_CHUNK_BYTES):
         digest.update(chunk)
     return digest.digest()
-
-
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")

@@ -80,7 +80,7 @@ class WindowRecording(profile):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.close()
+        self.close(failed=error[0] is not None)
         if self.saver.given_up:
             return
         self.saver.drain(self._settings.upload_wait_s if error[0] is None else _ERROR_WAIT_S)
@@ -125,12 +125,16 @@ class WindowRecording(profile):
         if per_epoch and self._finished % per_epoch == 0:
             self._times[1] = now
 
-    def close(self) -> None:
-        """Stop, and submit an open window; does not wait for files."""
+    def close(self, *, failed: bool = False) -> None:
+        """Stop, and submit an open window; does not wait for files.
+
+        Args:
+            failed: an exception ended the loop, so the step that had begun is in the window too.
+        """
         if self._closed:
             return
         self._closed = True
-        if self._broken or not self._stopped():
+        if self._broken or not self._stopped(failed):
             return
         if not self._saved_any:
             plan = self._plan
@@ -144,12 +148,13 @@ class WindowRecording(profile):
         elif self._settings.summary_rows:
             self.saver.call(self._log_tables)
 
-    def _stopped(self) -> bool:
+    def _stopped(self, failed: bool) -> bool:
         """Stop torch's profiler; returns whether it worked."""
         with self._harmless("stop"):
             if self._plan(self._finished).kept:
-                if self._began == self._finished:
-                    self._kept.append(self._finished)  # the loop failed inside this step
+                # A loop that does not mark its steps fails inside one: they follow each other without gaps.
+                if failed and self._began in (None, self._finished):
+                    self._kept.append(self._finished)
                 self._mark()
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._memory.stop()
@@ -208,7 +213,9 @@ class WindowRecording(profile):
         # Keep this object: torch replaces it at the next window, or when stopped twice.
         results = inner.kineto_results
         assert results is not None  # every build AORTA supports has Kineto
-        self.saver.submit(Job(window, lambda path: results.save(str(path)), outputs))
+        if outputs:
+            export = (lambda path: results.save(str(path))) if self._recipe.exports else None
+            self.saver.submit(Job(window, export, outputs))
 
     def _snapshot(self, window: TraceWindow) -> SavedOutput | None:
         """Write the allocator's history right here: only this thread may read it."""

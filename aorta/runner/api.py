@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import nn
 
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.config.schema import Telemetry, Training
-from aorta.distributed.output_folder import prepare
+from aorta.distributed.output_folder import CHECKPOINT_DIR, prepare
 from aorta.errors import ConfigError
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.loss_scalars import Scalar
@@ -30,7 +31,9 @@ from aorta.profiling.markers import StepMarkers
 from aorta.records.schema import InstrumentMode
 from aorta.runner.api_arguments import RecordArguments, device_of
 from aorta.runner.caller_group import meet
+from aorta.runner.loop_profiler import LoopProfiler
 from aorta.runner.model_blocks import chosen_blocks, find_blocks, refuse_compiled_in_place
+from aorta.runner.profilers import Profiling, profiler_of
 from aorta.runner.rank_record import Ending, RankRecordWriter
 from aorta.runner.recorded_run import RunSite, recorded_run
 
@@ -48,9 +51,17 @@ class Recording:
         blocks: names of the modules that are bracketed.
     """
 
-    def __init__(self, path: Path, blocks: tuple[str, ...], recorder: StepRecorder, first: int, warmup: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        blocks: tuple[str, ...],
+        recorder: StepRecorder,
+        first: int,
+        warmup: int,
+        profiler: LoopProfiler,
+    ) -> None:
         self.path, self.blocks = path, blocks
-        self._recorder, self._first, self._warmup = recorder, first, warmup
+        self._recorder, self._first, self._warmup, self._profiler = recorder, first, warmup, profiler
         self._markers = StepMarkers(None)
         self._next = first
         self._is_open = True
@@ -64,6 +75,7 @@ class Recording:
         """
         self._must_be_open("step")
         self._recorder.end()
+        self._profiler.step()
         self._next += 1
         self._begin()
 
@@ -119,6 +131,7 @@ def record(
     stream_priority: int | None = InstrumentSettings().stream_priority,
     timeout_s: float = Training().timeout_s,
     devices: str = Telemetry().devices.name,
+    profiling: Profiling | None = None,
 ) -> Iterator[Recording]:
     """Record the training inside the `with` block, on every rank of the default process group (or in one process).
 
@@ -139,6 +152,10 @@ def record(
         timeout_s: seconds that one rank waits for the others to begin recording.
         devices: source of samples of temperature, power, clocks and utilisation, as `telemetry.devices`; "off" for
             none.
+        profiling: windows of torch.profiler beside the record: an `aorta.Profiler` or `aorta.TorchProfiler` that has
+            not been started, the name of a preset ("aorta", "d9d", "tutorial", "composer"), or a mapping of the
+            profiling group's keys, `preset` among them. Traces of the latter two go to `torch_profiler/` in `folder`;
+            after a resume they stand beside the earlier ones.
 
     Raises:
         ConfigError: an argument is not allowed, a recording is open already, or the launcher's variables name ranks
@@ -146,20 +163,23 @@ def record(
         PeerFailed: another rank did not start recording, or cannot write its record; it is named.
         RunIncomplete: the folder cannot be written.
         InstrumentError: this torch lacks what the interception needs.
+        TracesIncomplete: at the end, with the record complete: a trace did not get where it was to go.
     """
     asked = RecordArguments(label, workload, parallel, mode, warmup_steps, start_step, stream_priority, devices)
     found = find_blocks(model) if blocks is None else chosen_blocks(model, blocks)
     refuse_compiled_in_place(model, found)
     device = device_of(model)
+    profiler = profiler_of(profiling, Path(folder), label, timeout_s)
     with ExitStack() as stack:
         if not _one_at_a_time.acquire(blocking=False):
             raise ConfigError("aorta.record: a recording is open in this process already; end it first")
         stack.callback(_one_at_a_time.release)
         topology, peers = meet(timeout_s)
-        # Resuming: checkpoints in the folder are the caller's.
-        place = prepare(Path(folder), topology, peers, overwrite=False, resuming=True)
+        profiler.check(topology, peers, resuming=start_step > 0)
+        # Checkpoints in the folder are the caller's.
+        place = prepare(Path(folder), topology, peers, overwrite=False, resuming=start_step > 0, keep=(CHECKPOINT_DIR,))
         backend = str(dist.get_backend_config()) if dist.is_initialized() else None
-        request = asked.request(model, found, backend)
+        request = replace(asked.request(model, found, backend), facts=profiler.facts())
         run = stack.enter_context(recorded_run(request, RunSite(place, topology, device, peers)))
         instrument = stack.enter_context(run.instrument())
         instrument.watch(found)
@@ -167,7 +187,8 @@ def record(
         for module in (*(block for _, block in found), model):
             instrument.watch_backward(module)
         names = tuple(name for name, _ in found)
-        recording = Recording(place.path, names, instrument.recorder, start_step, warmup_steps)
+        stack.enter_context(profiler.begin(start_step, place.traces(topology.rank).parent))
+        recording = Recording(place.path, names, instrument.recorder, start_step, warmup_steps, profiler)
         leaving: SystemExit | None = None
         try:
             try:
@@ -179,10 +200,12 @@ def record(
             _complete(recording, run.record, instrument)
         except BaseException as error:
             recording.close()
+            profiler.abandon(error)
             code, text = _ended_by(error)
             run.record.fail(instrument, Ending(), code, f"rank {topology.rank}: {text}")
             raise
         run.clocks.at_end()  # after the footer, which must not depend on what happens here
+        profiler.settle(place)
         if leaving is not None:
             raise leaving
 

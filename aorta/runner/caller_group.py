@@ -22,8 +22,8 @@ from aorta.errors import ConfigError, InstrumentError
 _recordings = count()
 
 
-def meet(timeout_s: float) -> tuple[Topology, Peers]:
-    """This rank's topology and its peers; every rank of the group must call it.
+def meet(timeout_s: float, who: str = "aorta.record") -> tuple[Topology, Peers]:
+    """This rank's topology and its peers; every rank of the group must call it. `who` stands in error messages.
 
     Raises:
         ConfigError: the launcher's variables name other ranks, but no process group is open.
@@ -34,7 +34,7 @@ def meet(timeout_s: float) -> tuple[Topology, Peers]:
         promised = environment_number("WORLD_SIZE", 1)
         if promised > 1:
             raise ConfigError(
-                f"aorta.record: WORLD_SIZE={promised}, but torch.distributed is not initialised; call "
+                f"{who}: WORLD_SIZE={promised}, but torch.distributed is not initialised; call "
                 "torch.distributed.init_process_group first, or unset WORLD_SIZE"
             )
         return _topology(0, [socket.gethostname()]), Peers(dist.HashStore(), 0, 1, timeout_s)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from aorta.config.mesh import data_parallel_size
 from aorta.config.resolve import Resolved, steps_planned
 from aorta.config.schema import Config, EmulatedFabric
 from aorta.distributed.output_folder import CHECKPOINT_DIR, RunFolder, began_unix_s, prepare
@@ -30,11 +31,13 @@ from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.step_builder import StepFacts
 from aorta.instrument.step_recorder import TOGETHER
 from aorta.profiling.markers import StepMarkers
+from aorta.profiling.trace_names import Counters
+from aorta.records.clock_offsets import trace_metadata
 from aorta.records.schema import Step
 from aorta.runner.checkpoint import Checkpoints, first_step
 from aorta.runner.isolated_baselines import Baselines
 from aorta.runner.logs import log_to
-from aorta.runner.profiler_traces import Traces
+from aorta.runner.loop_profiler import LoopProfiler
 from aorta.runner.progress_display import announced, progress_of
 from aorta.runner.rank_process import run_rank
 from aorta.runner.recorded_run import RunRequest, RunSite, recorded_run
@@ -57,14 +60,19 @@ class TrainingRun:
         self.resolved, self.config = resolved, resolved.config
         self.topology, self.device, self.peers = topology, device, peers
         self.task = task_of(self.config)
-        self.traces = Traces(self.config, topology, platform_of(device), peers)
+        self.profiler = LoopProfiler(
+            self.config.profiling,
+            root=Path(self.config.training.output_dir),
+            run_name=self.config.label or platform_of(device),
+            counters=_counters(self.config, topology.world_size),
+        )
 
     def run(self) -> signal.Signals | None:
         """Train; returns the signal that ended it early, if one did."""
         with ExitStack() as stack, announced(self.config.training.progress, self.topology.rank):
-            self.traces.check()
             base = Path(self.config.training.output_dir) / (self.config.label or "")
             first = self._first_step(base)
+            self.profiler.check(self.topology, self.peers, resuming=first > 0)
             folder = prepare(
                 base, self.topology, self.peers, overwrite=self.config.training.overwrite, resuming=first > 0
             )
@@ -120,7 +128,9 @@ class TrainingRun:
         with stop_on_signals(agreement) as signals, run.record.closed_by(instrument, self.peers.explain) as ending:
             batches = self.task.batches(step.model.data_rank, step.model.data_size, self.device)
             markers, trained = StepMarkers(config.profiling.nvtx), 0
-            profiler = self.traces.open(folder, step.model.facts.get("mesh", {}), first, run.clocks.result)
+            shape = list(step.model.facts.get("mesh", {}).values())
+            clocks = trace_metadata(run.clocks.result, topology.rank)
+            profiler = self.profiler.begin(first, folder.traces(topology.rank).parent, shape, clocks)
             stack.enter_context(profiler)
             for facts, source in self._steps(first, stop, request.warmup_steps, step.schedule, batches):
                 if not agreement.may_start(facts.global_step):
@@ -141,8 +151,8 @@ class TrainingRun:
         # After the footer, as it waits for late ranks. After a signal there is no time for that.
         if ending.signal is None:
             run.clocks.at_end()
-        self.traces.settle(profiler, folder, stopped=signals.received is not None)
         _log.info("%s: %d steps, record in %s", ending.reason, trained, folder.path)
+        self.profiler.settle(folder, stopped=signals.received is not None)
         return signals.received
 
     def _baselines(self, step: TrainStep, batches: Batches, agreement: StopAgreement, stop: int) -> None:
@@ -205,8 +215,14 @@ class TrainingRun:
             warmup_steps=_warmup(config, stop - first),
             emulated=isinstance(config.fabric, EmulatedFabric),
             own_streams=model.spread.streams + copies,
-            facts=self.traces.facts(),
+            facts=self.profiler.facts(),
         )
+
+
+def _counters(config: Config, world_size: int) -> Counters:
+    training, dataset = config.training, config.dataset
+    per_step = training.batch_size * training.gradient_accumulation * data_parallel_size(config, world_size)
+    return Counters(dataset.num_samples // per_step, per_step, dataset.sequence_length)
 
 
 def _warmup(config: Config, steps: int) -> int:

@@ -126,14 +126,21 @@ def test_names_that_ranks_would_share_are_refused():
     [
         ({"num_traces_to_keep": -2}, r"num_traces_to_keep=-2: must be -1 \(all\) or more"),
         ({"num_traces_to_keep": 0}, "num_traces_to_keep=0: every trace would be lost; set profiling.remote_root"),
-        ({"num_traces_to_keep": 0, "remote_root": "memory://x", "remote_file_name": None}, "every trace would be lost"),
+        ({"num_traces_to_keep": 0, "remote_root": "s3://x", "remote_file_name": None}, "every trace would be lost"),
+        (
+            {"num_traces_to_keep": 0, "remote_root": "memory://x"},
+            "num_traces_to_keep=0: profiling.remote_file_name goes to memory://x, which ends with this process",
+        ),
+        ({"num_traces_to_keep": 2, "remote_root": "simplecache::memory://x"}, "is the only copy that stays"),
+        ({"num_traces_to_keep": 0, "remote_file_name": "memory://x/{rank}.json"}, "is the only copy that stays"),
     ],
 )
 @pytest.mark.spec("E15")
 def test_keeping_nothing_needs_an_upload(settings, said):
     (rule,) = rules(**settings)
     assert re.search(said, rule)
-    assert rules(num_traces_to_keep=0, remote_root="memory://x") == []
+    assert rules(num_traces_to_keep=0, remote_root="s3://x") == []
+    assert rules(num_traces_to_keep=-1, remote_root="memory://x") == []
 
 
 @pytest.mark.parametrize("off", ["with_stack", "record_shapes", "profile_memory"])

@@ -201,6 +201,9 @@ def test_a_folder_that_is_being_filled_is_not_removed_with_an_old_window(tmp_pat
         def put(self, path, name):
             return name
 
+        def holds(self, path, name):
+            return True
+
     saver = Saver(keep=0)
     folder = tmp_path / "window"
     with saver.filling(folder):

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from aorta.errors import ConfigError
 from aorta.profiling import trace_archive
-from aorta.profiling.torch_profiler import NullProfiler, Profiler
+from aorta.profiling.torch_profiler import NullProfiler, ProfilerPlan
 from aorta.profiling.trace_names import TracePlace, coordinate_of
 from tests.profiling.windows import files_below, listening, loop, numbers, preset, read
 
@@ -33,7 +33,7 @@ def eight_steps(tmp_path_factory):
 
 @pytest.mark.spec("A1")
 def test_making_one_touches_nothing(tmp_path):
-    Profiler(d9d(), TracePlace("run"), tmp_path / "none" / "yet", mesh=None)
+    ProfilerPlan(d9d(), TracePlace("run"), tmp_path / "none" / "yet", mesh=None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -48,7 +48,7 @@ def test_a_folder_a_window_named_by_finished_steps(eight_steps):
 @pytest.mark.spec("A3")
 def test_a_schedule_that_cannot_be_is_refused_when_it_is_made(tmp_path):
     with pytest.raises(ValueError, match="period=2, warmup=2, active=1"):
-        Profiler(d9d(2, 2, 1), TracePlace("run"), tmp_path)
+        ProfilerPlan(d9d(2, 2, 1), TracePlace("run"), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_rank_outside_the_mesh_is_told_when_it_opens(tmp_path):
         def get_coordinate(self):
             return None  # as torch answers a rank that is not in the mesh
 
-    profiler = Profiler(d9d(), TracePlace("run", 2, world_size=3), tmp_path, mesh=Elsewhere())
+    profiler = ProfilerPlan(d9d(), TracePlace("run", 2, world_size=3), tmp_path, mesh=Elsewhere())
     with pytest.raises(ConfigError, match="rank 2 is not in the mesh"):
         profiler.open(0)
 
@@ -151,13 +151,13 @@ def test_shapes_and_stacks_and_no_word_about_a_missing_device(eight_steps, tmp_p
     (mm,) = [event for event in events if event.get("name") == "aten::mm"]
     assert mm["args"]["Input Dims"] == [[8, 8], [8, 8]]
     assert any(event.get("cat") == "python_function" for event in events)
-    with Profiler(d9d(), TracePlace("run"), tmp_path).open(0) as profiler:  # warnings are errors here
+    with ProfilerPlan(d9d(), TracePlace("run"), tmp_path).open(0) as profiler:  # warnings are errors here
         assert [activity.name for activity in profiler.activities] == ["CPU"] + ["CUDA"] * torch.cuda.is_available()
 
 
 @pytest.mark.spec("A11")
 def test_it_is_torch_s_own_profiler_and_steps_are_global(tmp_path):
-    with Profiler(d9d(), TracePlace("run"), tmp_path).open(6) as profiler:
+    with ProfilerPlan(d9d(), TracePlace("run"), tmp_path).open(6) as profiler:
         assert isinstance(profiler, torch.profiler.profile)
         assert profiler.step_num == 6
         profiler.step()

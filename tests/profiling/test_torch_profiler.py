@@ -10,7 +10,7 @@ import torch
 
 from aorta.profiling import window_recording
 from aorta.profiling.torch_profiler import NullProfiler
-from tests.profiling.windows import loop, numbers, preset, read, steps_in
+from tests.profiling.windows import files_below, loop, numbers, preset, read, steps_in
 
 
 @pytest.fixture
@@ -133,15 +133,44 @@ def rocm(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4.0")
 
 
-@pytest.mark.parametrize("tensorboard", [True, False], ids=["both", "Chrome only"])
+@pytest.fixture
+def exports(monkeypatch):
+    """Calls of Kineto's exporter, which every file of torch.profiler comes from."""
+    calls = []
+    save = torch._C._autograd._ProfilerResult.save
+
+    def counted(result, path):
+        calls.append(path)
+        save(result, path)
+
+    monkeypatch.setattr(torch._C._autograd._ProfilerResult, "save", counted)
+    return calls
+
+
+PRESETS = ("aorta", "d9d", "tutorial", "composer")
+
+
+@pytest.mark.parametrize("option", PRESETS)
 @pytest.mark.spec("D12")
-def test_on_rocm_there_is_no_chrome_trace_and_one_warning(run, rocm, said, tensorboard):
-    window = run(10, chrome_trace=True, tensorboard=tensorboard, repeat=2)
-    assert [path.name for path in window.files if ".pt." not in path.name] == []
-    assert len(window.files) == (2 if tensorboard else 0)
+def test_on_rocm_nothing_is_exported_under_any_name_and_one_warning_says_so(
+    tmp_path, rocm, said, exports, monkeypatch, option
+):
+    flags = {"record_shapes": True, "profile_memory": True, "with_stack": True, "memory_filename": "m.html"}
+    cycle = {"period": None, "wait": 1, "warmup": 1, "active": 2, "repeat": 2, "folder": None}
+    loop(tmp_path, preset(option, **cycle, **flags), 10)
+    assert exports == []
+    assert files_below(tmp_path) == []
     (warning,) = said("WARNING")
-    assert warning.startswith("profiling.chrome_trace: not written on ROCm")
+    assert warning.startswith("profiling: no trace is written on ROCm, where exporting has crashed")
     assert "profiling.chrome_trace_force=true" in warning
+
+
+@pytest.mark.parametrize("option", PRESETS)
+@pytest.mark.spec("D12")
+def test_elsewhere_the_same_settings_export(tmp_path, exports, option):
+    cycle = {"period": None, "wait": 1, "warmup": 1, "active": 2, "repeat": 1, "folder": None, "with_stack": False}
+    loop(tmp_path, preset(option, **cycle), 5)
+    assert len(exports) == len(files_below(tmp_path)) == 1
 
 
 @pytest.mark.spec("D12")

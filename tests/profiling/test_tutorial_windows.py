@@ -9,7 +9,7 @@ import pytest
 from aorta.config.rank_words import selected_ranks
 from aorta.config.rules.profiling_rules import profiling_notes
 from aorta.config.schema import Config
-from aorta.profiling.torch_profiler import NullProfiler, Profiler
+from aorta.profiling.torch_profiler import NullProfiler, ProfilerPlan
 from aorta.profiling.trace_names import TracePlace
 from tests.profiling.windows import files_below, loop, numbers, preset, read
 
@@ -61,7 +61,9 @@ def test_a_rank_beyond_the_world_is_one_warning():
 
 @pytest.mark.spec("B4")
 def test_a_rank_that_is_not_meant_gets_one_that_does_nothing(tmp_path):
-    profiler = Profiler(preset("tutorial", ranks="1"), TracePlace("run", 0, world_size=2), tmp_path / "none").open(0)
+    profiler = ProfilerPlan(preset("tutorial", ranks="1"), TracePlace("run", 0, world_size=2), tmp_path / "none").open(
+        0
+    )
     assert isinstance(profiler, NullProfiler)
     with profiler as same:
         assert same is profiler

@@ -234,6 +234,42 @@ def test_local_files_go_once_they_have_arrived(flaky, tmp_path, keep, here):
     assert sorted(flaky().find("/there")) == [f"/there/run/{batch}.json" for batch in range(1, 6)]
 
 
+@pytest.mark.parametrize("keep", [0, 1])
+@pytest.mark.parametrize("there", ["gone", "shorter", "not told"])
+@pytest.mark.spec("E15")
+def test_a_file_stays_here_unless_its_copy_is_seen_to_be_whole(flaky, tmp_path, monkeypatch, there, keep):
+    """Uploads say that they worked; afterwards the copies of the odd windows are not what they were."""
+    info, sure = flaky.info, Remote._confirm
+
+    def confirmed(place, source, path):
+        sure(place, source, path)
+        batch = int(path.removesuffix(".json").rpartition("/")[2])
+        if batch % 2 and there == "gone":
+            flaky().rm_file(path)
+        elif batch % 2 and there == "shorter":
+            flaky().pipe_file(path, b"{}")
+
+    def told(place, path, **words):
+        found = info(place, path, **words)
+        odd = path.endswith(("1.json", "3.json", "5.json"))
+        return found | ({"size": None} if odd and there == "not told" else {})
+
+    monkeypatch.setattr(Remote, "_confirm", confirmed)
+    monkeypatch.setattr(flaky, "info", told)
+    windows(flaky, tmp_path, num_traces_to_keep=keep)
+    # The newest of those that could go stays where one is kept; those without a copy stay in any case, and count.
+    assert files_below(tmp_path) == [f"rank0.{batch}.pt.trace.json" for batch in (1, 3, 5)]
+
+
+@pytest.mark.spec("E15")
+def test_a_place_in_this_process_is_no_copy(tmp_path):
+    place, source = Remote("memory://x"), tmp_path / "trace.json"
+    source.write_text("{}")
+    place.put(source, "trace.json")
+    assert not place.durable
+    assert not place.holds(source, "trace.json")
+
+
 @pytest.mark.spec("E15")
 def test_what_could_not_be_uploaded_stays_here(flaky, tmp_path):
     flaky.script = [PermissionError("no"), *[None] * 9]
@@ -253,6 +289,9 @@ def test_a_slow_server_holds_up_neither_training_nor_the_next_files(flaky, tmp_p
         def put(self, path, name):
             assert gate.wait(60)
             return f"slow://{name}"
+
+        def holds(self, path, name):
+            return True
 
     saver = Saver(keep=0)
     for step in range(3):

@@ -17,7 +17,7 @@ import torch
 from omegaconf import OmegaConf
 
 from aorta.config.schema import GROUPS, Profiling
-from aorta.profiling.torch_profiler import NullProfiler, Profiler
+from aorta.profiling.torch_profiler import NullProfiler, ProfilerPlan
 from aorta.profiling.trace_names import Counters, TracePlace
 from aorta.profiling.window_recording import WindowRecording
 from tests.runs import ROOT
@@ -40,7 +40,7 @@ def loop(
     """Steps `first` to `stop` of a loop; gives the closed profiler."""
     of.setdefault("counters", Counters(steps_per_epoch=100, samples_per_step=4, tokens_per_sample=10))
     place = of.pop("place", HERE)
-    with Profiler(settings, place, folder, **of).open(first) as profiler:
+    with ProfilerPlan(settings, place, folder, **of).open(first) as profiler:
         for step in range(first, stop):
             with profiler.iteration(step):
                 torch.ones(8, 8) @ torch.ones(8, 8)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from aorta.records.reader import RankRecord
+from tests.profiling.windows import files_below, numbers, read
 from tests.runs import HANGS_S, ROOT, environment, record
 
 pytestmark = pytest.mark.dist
@@ -102,6 +103,15 @@ def test_example(tmp_path: Path, name: str) -> None:
     assert "2 of 2 ranks read" in done.stdout
 
 
+@pytest.mark.spec("A1", "A5")
+def test_the_profiled_example(tmp_path: Path) -> None:
+    run(EXAMPLES / "profiled.py", str(tmp_path / "traces"))
+    names = [f"rank-{rank}-coord-0-{rank}-trace.tar.gz" for rank in (0, 1)]
+    assert files_below(tmp_path / "traces") == [f"step_{step}/{name}" for step in (12, 6) for name in names]
+    for name in names:
+        assert numbers(read(tmp_path / "traces" / "step_12" / name)) == [10, 11]
+
+
 def test_every_example_is_run() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"ddp", "fsdp2"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"ddp", "fsdp2", "profiled"}
     assert all(len(path.read_text().splitlines()) < 60 for path in EXAMPLES.glob("*.py"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import subprocess
@@ -150,6 +151,16 @@ def test_B13_two_nodes_with_folders_of_their_own(tmp_path):
         for rank in ranks:
             header = record(tmp_path / str(node), rank).header
             assert (header.rank, header.local_rank, header.node_rank) == (rank, rank % 2, node)
+    host = socket.gethostname()
+    (line,) = [line for line in said[0].splitlines() if "profiling: 4 file(s) of 4 rank(s)" in line]
+    for node, ranks in (("0", "0, 1"), ("1", "2, 3")):
+        assert f"2 on node {node} ({host}), rank {ranks} in {tmp_path / node / 'torch_profiler'}" in line
+    (row,) = json.loads((tmp_path / "0" / "run.json").read_text())["traces"]["saved_traces"]
+    # Below the folder of this run.json as before; what lies elsewhere is named whole.
+    assert row["paths"] == [
+        *(f"torch_profiler/rank{rank}_iter16_18.json" for rank in (0, 1)),
+        *(str(tmp_path / "1" / "torch_profiler" / f"rank{rank}_iter16_18.json") for rank in (2, 3)),
+    ]
     merged = tmp_path / "merged.json"
     assert merge_traces([str(tmp_path / "0"), str(tmp_path / "1"), "-o", str(merged), "--check"]) == 0
     started = {int(rank) for text in said for rank in re.findall(r"\[rank (\d)\] starting worker", text)}

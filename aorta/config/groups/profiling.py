@@ -1,14 +1,21 @@
 """`profiling=...`: windows of torch.profiler. One profiler with one set of keys.
 
-The defaults are here; each option's file in `config/profiling/` states only what differs. Must not distinguish between
-the options.
+Each option is a class that states only what differs from `Profiling`. `aorta.Profiler` is the option d9d and
+`aorta.TorchProfiler` the option composer, so a loop of one's own and `train.py` have the same defaults. Must not
+distinguish between the options.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from aorta.errors import ConfigError
 
 
 class Naming(Enum):
@@ -54,9 +61,9 @@ class Profiling:
     summary_rows: int = 0
     # one file a cycle under torch_profiler/rank<r>/, as TensorBoard and Perfetto read it (naming=tensorboard)
     tensorboard: bool = True
-    # also a Chrome trace named trace_filename (naming=tensorboard); off on ROCm unless forced
+    # also a Chrome trace named trace_filename (naming=tensorboard)
     chrome_trace: bool = False
-    # write Chrome traces on ROCm as well
+    # on ROCm, where exporting has crashed, write traces (all of them are in Chrome format) all the same
     chrome_trace_force: bool = False
     # name of the Chrome trace; several steps or cycles add _step<N>
     trace_filename: str = "trace.json"
@@ -87,11 +94,80 @@ class Profiling:
 
 
 @dataclass
+class MeshProfiling(Profiling):
+    """A window every `period` steps, for ever: `step_<N>/rank-<rank>-coord-<coordinate>-trace.tar.gz`."""
+
+    wait: int | None = None
+    period: int | None = 50
+    warmup: int = 5
+    active: int = 3
+    repeat: int = 0
+    profile_memory: bool = False
+    with_stack: bool = True
+    naming: Naming = Naming.mesh
+    compression: str = "tar.gz"
+
+
+@dataclass
+class TutorialProfiling(Profiling):
+    """One late window with stacks: `rank<rank>_iter<first>_<last>.json`, 1-based, both ends included."""
+
+    wait: int | None = 10
+    warmup: int = 5
+    active: int = 3
+    profile_memory: bool = False
+    with_stack: bool = True
+    naming: Naming = Naming.rank_iter
+
+
+@dataclass
 class ComposerProfiling(Profiling):
     """Windows in every epoch, with memory and FLOPs, named and uploaded by templates, tables at the end."""
 
+    wait: int | None = 0
+    active: int = 4
+    per_epoch: bool = True
+    record_shapes: bool = False
+    with_flops: bool = True
+    summary_rows: int = 20
+    naming: Naming = Naming.template
+    folder: str | None = "{run_name}/torch_traces"
+    remote_file_name: str | None = "{run_name}/torch_traces/rank{rank}.{batch}.pt.trace.json"
     # the same as compression=gz
     use_gzip: bool = False
+
+
+PRESETS: dict[str, type[Profiling]] = {
+    "aorta": Profiling,
+    "d9d": MeshProfiling,
+    "tutorial": TutorialProfiling,
+    "composer": ComposerProfiling,
+}
+"""Option -> its class."""
+
+
+def preset(name: str, settings: Mapping[str, Any], where: str) -> Profiling:
+    """An option with some of its keys set, and switched on.
+
+    Args:
+        name: the option.
+        settings: key -> value, as `train.py` takes them behind `profiling.`
+        where: names the caller in error messages.
+
+    Raises:
+        ConfigError: there is no such option or key, or a value has another type.
+    """
+    if name not in PRESETS:
+        raise ConfigError(f"{where}: there is no preset {name!r}; there are {', '.join(PRESETS)}")
+    try:
+        merged = OmegaConf.merge(
+            OmegaConf.structured(PRESETS[name]), dict(settings) | {"enabled": settings.get("enabled", True)}
+        )
+        return cast(Profiling, OmegaConf.to_object(merged))
+    except OmegaConfBaseException as error:
+        known = ", ".join(PRESETS[name].__dataclass_fields__)
+        said = str(error).splitlines()[0]
+        raise ConfigError(f"{where}: {said}; the keys of profiling={name} are {known}") from error
 
 
 def steps_to_wait(profiling: Profiling) -> int:

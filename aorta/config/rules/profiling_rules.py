@@ -15,6 +15,8 @@ from aorta.config.schema import Config, Naming, Profiling, Rpc
 from aorta.config.templates import FILE_FIELDS, REMOTE_FIELDS, fields_of, problem_of, tells_ranks_apart
 
 COMPRESSIONS = ("none", "gz", "tar.gz")
+IN_PROCESS = frozenset({"memory"})
+"""Schemes of fsspec whose content ends with the process, so that a copy there replaces no file."""
 _LOCAL = ("profiling.filename", "profiling.memory_filename")
 """Names below the trace folder; names of uploads may be full addresses."""
 
@@ -120,6 +122,13 @@ def _upload_rules(profiling: Profiling, several: bool) -> Iterator[str]:
         yield f"profiling.num_traces_to_keep={keep}: must be -1 (all) or more"
     if keep == 0 and profiling.enabled and "profiling.remote_file_name" not in somewhere:
         yield "profiling.num_traces_to_keep=0: every trace would be lost; set profiling.remote_root, or keep some"
+    for key, name in somewhere.items():
+        to = name if "://" in name else root or ""
+        if keep >= 0 and profiling.enabled and scheme_of(to) in IN_PROCESS:
+            yield (
+                f"profiling.num_traces_to_keep={keep}: {key} goes to {to}, which ends with this process, so the "
+                "file here is the only copy that stays; use -1, or an address that lasts"
+            )
     if not 0 < profiling.upload_wait_s < float("inf"):
         yield f"profiling.upload_wait_s={profiling.upload_wait_s}: must be greater than 0 and finite"
     if root is not None and not root.strip():
@@ -137,6 +146,12 @@ def _upload_rules(profiling: Profiling, several: bool) -> Iterator[str]:
         if not broken and several and not ("file" in fields_of(name) or tells_ranks_apart(name)):
             broken.append(f"{key}={name!r}: several ranks would upload to the same name; put {{rank}} into it")
         yield from broken
+
+
+def scheme_of(address: str) -> str:
+    """The scheme at the end of a chain (`simplecache::s3://bucket` -> `s3`); `file` where there is none."""
+    last = address.rpartition("::")[2]
+    return last.partition("://")[0] if "://" in last else "file"
 
 
 def _has_password(address: str) -> bool:

@@ -10,12 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aorta.config.schema import Config
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.peers import Peers
-from aorta.distributed.topology import read_topology
-from aorta.errors import FolderNotEmpty
-from aorta.runner.profiler_traces import Traces, must_be_empty, saved_traces
+from aorta.errors import FolderNotEmpty, TracesIncomplete
+from aorta.runner.loop_profiler import LoopProfiler, must_be_empty
+from aorta.runner.trace_accounts import publish, saved_traces
 from tests.distributed.conftest import place
 from tests.profiling.windows import files_below, listening, loop, numbers, preset, read
 from tests.runs import attempt, record, train
@@ -65,7 +64,8 @@ def test_E11_E16_the_manifest_says_what_is_where(d9d):
         assert there.read_bytes() == (d9d / "x" / file["path"]).read_bytes()
         assert (file["here"], file["error"], file["bytes"]) == (True, None, there.stat().st_size)
     log = (d9d / "x/logs/rank_0.log").read_text()
-    assert "profiling: 4 file(s) of 2 rank(s): 4 here" in log
+    assert "profiling: 4 file(s) of 2 rank(s): 4 on node 0 (" in log
+    assert f"), rank 0, 1 in {d9d / 'x' / 'torch_profiler'}; 4 uploaded" in log
     assert "4 uploaded" in log
 
 
@@ -109,15 +109,14 @@ def test_E8_only_visible_files_count(tmp_path):
 
 
 @pytest.mark.spec("D12")
-def test_D12_on_rocm_the_manifest_says_why_there_is_no_chrome_trace(monkeypatch):
+def test_D12_on_rocm_the_manifest_says_why_there_is_no_trace(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4.0")
     for settings, facts in (
-        ({"chrome_trace": True}, {"chrome_trace_disabled": "rocm"}),
-        ({"chrome_trace": True, "chrome_trace_force": True}, {}),
-        ({}, {}),
+        ({}, {"chrome_trace_disabled": "rocm"}),
+        ({"chrome_trace_force": True}, {}),
+        ({"enabled": False}, {}),
     ):
-        config = Config(profiling=preset("aorta", **settings))
-        assert Traces(config, read_topology({}), "rocm", None).facts() == facts
+        assert LoopProfiler(preset("aorta", **settings), run_name="rocm").facts() == facts
 
 
 @pytest.mark.spec("E16")
@@ -142,8 +141,10 @@ def test_what_is_slow_to_arrive_is_waited_for_once(tmp_path, monkeypatch, alone)
     monkeypatch.setattr(profiler.saver, "drain", lambda limit_s: waits.append(limit_s))
     (tmp_path / "run.json").write_text("{}")
     peers = Peers(dist.HashStore(), 0, 1 if alone else 2, timeout_s=0.2)
-    traces = Traces(Config(profiling=settings), place(0, peers.world_size), "cpu", peers)
-    traces.settle(profiler, RunFolder(tmp_path, "run", 0), stopped=False)
+    around = LoopProfiler(settings, run_name="cpu")
+    around._topology, around._peers, around._recording = place(0, peers.world_size), peers, profiler
+    with pytest.raises(TracesIncomplete, match=r"rank 0: 1 piece\(s\) of work still under way"):
+        around.settle(RunFolder(tmp_path, "run", 0))
     assert manifest(tmp_path).get("traces", {}).get("unfinished") == (1 if alone else None)
     profiler.__exit__(None, None, None)
     assert waits == []
@@ -163,10 +164,68 @@ def test_a_run_that_failed_says_itself_where_its_traces_are(tmp_path):
 @pytest.mark.spec("D12")
 def test_D12_checking_does_not_say_what_opening_says(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4.0")
-    config = Config(profiling=preset("aorta", chrome_trace=True))
-    traces = Traces(config, place(), "rocm", Peers(dist.HashStore(), 0, 1, timeout_s=1.0))
+    profiler = LoopProfiler(preset("aorta"), run_name="rocm")
     with listening() as said:
-        traces.check()
+        profiler.check(place(), Peers(dist.HashStore(), 0, 1, timeout_s=1.0), resuming=False)
         assert said == []
-        traces.open(RunFolder(tmp_path, "run", 0), {}, 0, None)
+        profiler.begin(0, tmp_path)
     assert len(said) == 1
+
+
+@pytest.mark.spec("B7", "B13", "E16")
+def test_B13_the_line_and_the_list_say_on_which_node_each_rank_s_file_is(tmp_path):
+    def saved(rank, folder):
+        path = str(folder / f"rank{rank}.json")
+        file = {"kind": "trace", "path": path, "bytes": 2, "here": True, "uploaded_to": None, "error": None}
+        window = {"first_step": 2, "last_step": 3, "partial": False, "files": [file]}
+        kept = [{"batch": 4, "path": path}]
+        return {"node": rank, "host": f"host{rank}", "windows": [window], "kept": kept, "pending": 0}
+
+    here, there = tmp_path / "run" / "torch_profiler", Path("/elsewhere/torch_profiler")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    with listening("aorta.runner") as said:
+        publish([saved(0, here), saved(1, there)], RunFolder(tmp_path / "run", "run", 0))
+    assert said == [
+        f"profiling: 2 file(s) of 2 rank(s): 1 on node 0 (host0), rank 0 in {here}; 1 on node 1 (host1), rank 1 in "
+        f"{there}; 0 uploaded, 0 failed; the list is in {tmp_path / 'run' / 'run.json'} (traces)"
+    ]
+    (row,) = manifest(tmp_path / "run")["traces"]["saved_traces"]
+    assert row["paths"] == ["torch_profiler/rank0.json", "/elsewhere/torch_profiler/rank1.json"]
+
+
+@pytest.mark.dist
+@pytest.mark.spec("E9")
+def test_E9_an_upload_that_one_rank_is_refused_ends_the_run_with_5_after_its_record(tmp_path):
+    taken = tmp_path / "remote" / "1.json"
+    taken.parent.mkdir()
+    taken.write_text("somebody's")
+    words = (f"profiling.remote_root=file://{tmp_path}/remote", "profiling.remote_file_name='{rank}.json'")
+    done = attempt(tmp_path, ON, *words, launcher="torchrun")
+    assert done.returncode != 0
+    assert "exitcode  : 5" in done.stderr
+    (here,) = (tmp_path / "torch_profiler" / "rank1").iterdir()
+    assert (
+        f"rank 1: {here} is here, FileExistsError: file://{taken} already exists, and profiling.overwrite is false; "
+        "the other 1 file(s) are where they were to go"
+    ) in done.stderr
+    for rank in (0, 1):
+        assert len(record(tmp_path, rank).steps) == 8
+        assert record(tmp_path, rank).footer.reason == "completed"
+    assert taken.read_text() == "somebody's"
+    assert (tmp_path / "remote" / "0.json").stat().st_size > 1000
+
+
+@pytest.mark.spec("A12")
+def test_A12_a_resumed_run_writes_its_windows_beside_the_earlier(tmp_path):
+    words = ("profiling=d9d", ON, "profiling.period=4", "profiling.warmup=1", "profiling.active=1")
+    words += ("profiling.with_stack=false", "training.checkpoint_interval=4")
+    train(tmp_path, *words, "training.max_steps=4", ranks=1)
+    first = (tmp_path / "torch_profiler/step_4/trace.tar.gz").read_bytes()
+    train(tmp_path, *words, "training.start_step=4", ranks=1)
+    assert files_below(tmp_path / "torch_profiler") == ["step_4/trace.tar.gz", "step_8/trace.tar.gz"]
+    assert (tmp_path / "torch_profiler/step_4/trace.tar.gz").read_bytes() == first
+    assert record(tmp_path).header.start_step == 4
+    # A run that is not resumed begins anew, and the earlier one's traces go to its history.
+    train(tmp_path, *words, "training.max_steps=4", ranks=1)
+    assert files_below(tmp_path / "torch_profiler") == ["step_4/trace.tar.gz"]

@@ -1,0 +1,335 @@
+"""torch.profiler windows in the loop of one rank: checked before it, recorded in it, listed and judged after it.
+
+`train.py` makes a `LoopProfiler` of its `profiling=` group; `aorta.Profiler` and `aorta.TorchProfiler` are the same
+with the arguments of the tools they follow. Must not be a condition of the training: what goes wrong in the loop is
+logged and written down, and raised only behind its end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from aorta.config.groups.profiling import Profiling
+from aorta.config.rank_words import selected_ranks
+from aorta.config.rules.profiling_rules import profiling_rules
+from aorta.config.schema import Training
+from aorta.config.templates import fill
+from aorta.distributed.gather_when_idle import gather_when_idle, leave_value
+from aorta.distributed.output_folder import RunFolder
+from aorta.distributed.peers import Peers
+from aorta.distributed.topology import Topology, default_label
+from aorta.errors import ConfigError, FolderNotEmpty, PeerFailed, TracesIncomplete
+from aorta.profiling.destinations import Destination, destination
+from aorta.profiling.torch_profiler import NullProfiler, ProfilerPlan, export_disabled
+from aorta.profiling.trace_names import Counters, Moment, TracePlace, coordinate_of
+from aorta.profiling.window_recording import WindowRecording
+from aorta.runner import trace_accounts
+from aorta.runner.caller_group import meet
+from aorta.runner.trace_accounts import Account, SavedTraces
+
+_SIGNAL_WAIT_S = 20.0
+"""Limit after a signal: launchers kill 30 s after it."""
+_KEY = "traces"
+
+
+class LoopProfiler:
+    """Profiles windows of steps of one loop; every rank of the process group makes one, and uses it alike.
+
+    Around a loop, or as the callback of somebody else's loop; `profiler()` is `profiler.step()` whatever it is given:
+
+        with profiler:                          profiler.start()
+            for batch in data:                  fit(model, on_step_end=profiler)
+                ...                             profiler.close()
+                profiler.step()
+
+    Args:
+        settings: the profiling group.
+        folder: of traces where `settings.folder` is None.
+        root: what a relative `settings.folder` is relative to.
+        run_name: for templates; None: the platform.
+        mesh: gives the coordinate in names.
+        counters: converts steps to epochs and samples.
+        timeout_s: how long a rank waits for the others to begin.
+
+    Raises:
+        ValueError: the schedule is impossible.
+        ConfigError: a setting is not allowed.
+    """
+
+    def __init__(
+        self,
+        settings: Profiling,
+        *,
+        folder: Path | None = None,
+        root: Path = Path(),
+        run_name: str | None = None,
+        mesh: DeviceMesh | None = None,
+        counters: Counters | None = None,
+        timeout_s: float = Training().timeout_s,
+    ) -> None:
+        self.settings, self._folder, self._root, self._mesh = settings, folder, root, mesh
+        self._counters, self._timeout_s = counters or Counters(), timeout_s
+        self._run_name = run_name or default_label(torch.accelerator.current_accelerator() or torch.device("cpu"))
+        ProfilerPlan(replace(settings, enabled=False), TracePlace(self._run_name), Path(), counters=self._counters)
+        _refuse(settings, 1)
+        self._topology: Topology | None = None
+        self._peers: Peers | None = None
+        self._recording: WindowRecording | NullProfiler = NullProfiler()
+        self._trace_remote: Destination | None = None
+        self._memory_remote: Destination | None = None
+        self._everyone: SavedTraces | None = None
+
+    # --- a loop of one's own ---------------------------------------------------------------------------------------
+
+    def start(self, start_step: int = 0) -> WindowRecording | NullProfiler:
+        """Begin before global step `start_step`. Collective.
+
+        Raises:
+            ConfigError: on every rank, when any rank cannot profile; names it.
+            PeerFailed: another rank did not call it.
+        """
+        topology, peers = meet(self._timeout_s, f"aorta.{type(self).__name__}")
+        self.check(topology, peers, resuming=start_step > 0)
+        recording = self.begin(start_step)
+        recording.__enter__()
+        return recording
+
+    def step(self) -> None:
+        """Call it once at the end of every step."""
+        self._recording.step()
+
+    def __call__(self, *_: object, **__: object) -> None:
+        """`step`, as a callback: what it is given does not matter."""
+        self.step()
+
+    def close(self) -> None:
+        """End the last window, and wait until every rank's files are written and uploaded. Collective.
+
+        Raises:
+            TracesIncomplete: on every rank, when a file of any rank did not get where it was to go; says what is where.
+        """
+        self.settle(None)
+
+    @contextmanager
+    def open(self, start_step: int = 0) -> Iterator[WindowRecording | NullProfiler]:
+        """`start` and `close` around a `with` block, in which `step()` of torch's own profiler is called."""
+        recording = self.start(start_step)
+        try:
+            yield recording
+        except BaseException as error:
+            self.abandon(error)
+            raise
+        self.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abandon(error)
+
+    @property
+    def saved_traces(self) -> list[tuple[Moment, list[Path | None]]]:
+        """When each window closed, and its trace by the global rank that wrote it; newest last.
+
+        At most `num_traces_to_keep` of them. A path is valid on the node of its rank; None: that rank has none. Until
+        `close`, which asks the others, only this rank's own are known.
+        """
+        return trace_accounts.as_paths(self._everyone or self._alone())
+
+    # --- its parts, for a loop that has a run around it ---------------------------------------------------------------
+
+    def check(self, topology: Topology, peers: Peers, *, resuming: bool) -> None:
+        """Before anything is touched: check folders that must be empty and upload destinations. Collective.
+
+        Args:
+            resuming: the folder may hold the earlier windows of the same run.
+
+        Raises:
+            ConfigError: on every rank, when any rank cannot continue; names it.
+        """
+        self._topology, self._peers, self._everyone = topology, peers, None
+        if not self.settings.enabled:
+            return
+        answer: list[str] | None = None
+        try:
+            self._check_mine(topology, resuming)
+        except ConfigError as error:
+            answer = [type(error).__name__, str(error)]
+        answers = peers.gather("profiling", answer)
+        failed = {rank: found for rank, found in enumerate(answers) if found}
+        if failed:
+            kind = FolderNotEmpty if FolderNotEmpty.__name__ in {name for name, _ in failed.values()} else ConfigError
+            said: dict[str, list[int]] = {}
+            for rank, (_, text) in failed.items():
+                said.setdefault(text, []).append(rank)
+            raise kind("; ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in said.items()))
+
+    def facts(self) -> dict[str, Any]:
+        """The manifest's entry about it at the start."""
+        return {"chrome_trace_disabled": "rocm"} if self.settings.enabled and export_disabled(self.settings) else {}
+
+    def begin(
+        self,
+        first_step: int,
+        folder: Path | None = None,
+        shape: Sequence[int] = (),
+        metadata: Mapping[str, Any] | None = None,
+    ) -> WindowRecording | NullProfiler:
+        """The profiler of a loop that begins at global step `first_step`, to be entered; `check` comes first.
+
+        Args:
+            folder: of the run's traces, used where the settings name none.
+            shape: sizes of a mesh that ranks fill in row-major order, where there is no `mesh`; empty: one dimension.
+            metadata: further top-level keys of every trace (JSON types).
+        """
+        place = self._place()
+        where = self._own_folder() or self._folder or folder
+        assert where is not None  # a run gives it here, a loop of one's own at the start
+        self._recording = ProfilerPlan(
+            self.settings,
+            replace(place, coordinate=coordinate_of(place.rank, shape, place.world_size)),
+            where.absolute(),
+            mesh=self._mesh,
+            counters=self._counters,
+            trace_remote=self._trace_remote,
+            memory_remote=self._memory_remote,
+            metadata=metadata,
+        ).open(first_step)
+        return self._recording
+
+    def iteration(self, global_step: int) -> AbstractContextManager[Any]:
+        """Mark one step in the trace as `iteration#<global_step>`."""
+        return self._recording.iteration(global_step)
+
+    def settle(self, folder: RunFolder | None, *, stopped: bool = False) -> None:
+        """End the last window, wait for every rank's files and uploads, and say what is where. Collective.
+
+        Args:
+            folder: of the run, whose `run.json` gets the list.
+            stopped: a signal ended the run, so there is little time, and nothing is raised.
+
+        Raises:
+            TracesIncomplete: as `close` does.
+        """
+        if not self.settings.enabled:
+            return
+        recording, (topology, peers) = self._recording, self._joined()
+        recording.close()
+        limit_s = _SIGNAL_WAIT_S if stopped else self.settings.upload_wait_s
+        end = time.monotonic() + limit_s
+        try:
+            everyone = gather_when_idle(
+                peers,
+                _KEY,
+                lambda: trace_accounts.pending(recording) > 0 and time.monotonic() < end,
+                lambda: trace_accounts.account(recording, topology),
+            )
+        except PeerFailed as error:
+            everyone = [trace_accounts.account(recording, topology)]
+            trace_accounts.log_alone(error)
+        else:
+            self._everyone = trace_accounts.saved_traces(everyone)
+            if topology.rank == 0:
+                trace_accounts.publish(everyone, folder)
+        finally:
+            # All the time there is has been given: at its own end the recording would wait as long again.
+            if isinstance(recording, WindowRecording):
+                recording.saver.given_up = True
+        missing = trace_accounts.missing(everyone)
+        if missing and not stopped:
+            raise TracesIncomplete(missing)
+
+    def abandon(self, error: BaseException) -> None:
+        """The loop failed with `error`: keep what was recorded, without waiting for the other ranks."""
+        recording = self._recording
+        recording.__exit__(type(error), error, error.__traceback__)
+        if isinstance(recording, WindowRecording):
+            recording.saver.given_up = True
+        if self.settings.enabled and self._peers is not None and self._topology is not None:
+            leave_value(self._peers, _KEY, trace_accounts.account(self._recording, self._topology))
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _joined(self) -> tuple[Topology, Peers]:
+        if self._topology is None or self._peers is None:
+            raise ConfigError(f"aorta.{type(self).__name__}: it has not been started; call start(), or use `with`")
+        return self._topology, self._peers
+
+    def _place(self) -> TracePlace:
+        topology, _ = self._joined()
+        return TracePlace(
+            self._run_name,
+            topology.rank,
+            topology.local_rank,
+            topology.world_size,
+            topology.local_world_size,
+            topology.node_rank,
+            topology.host,
+            topology.pid,
+        )
+
+    def _alone(self) -> SavedTraces:
+        if self._topology is None:
+            return []
+        nobody: list[Account] = [{"kept": []} for _ in range(self._topology.world_size)]
+        nobody[self._topology.rank] = trace_accounts.account(self._recording, self._topology)
+        return trace_accounts.saved_traces(nobody)
+
+    def _check_mine(self, topology: Topology, resuming: bool) -> None:
+        settings, known = self.settings, self._place().variables()
+        _refuse(settings, topology.world_size)
+        if self._mesh is not None and self._mesh.get_coordinate() is None:
+            raise ConfigError(f"not in the mesh {self._mesh}: there is no name for its traces")
+        folder = self._own_folder()
+        if folder is not None and not (settings.overwrite or resuming or topology.restart_count):
+            must_be_empty(folder)
+        selected = selected_ranks(settings.ranks)
+        if selected is not None and topology.rank not in selected:
+            return
+        root = settings.remote_root
+        self._trace_remote = destination(root, settings.remote_file_name, known, overwrite=settings.overwrite)
+        if settings.memory_filename is not None:
+            self._memory_remote = destination(
+                root, settings.memory_remote_file_name, known, overwrite=settings.overwrite
+            )
+        addresses = {to.remote.address: to for to in (self._trace_remote, self._memory_remote) if to}
+        for to in addresses.values():
+            to.remote.check(f"rank{topology.rank}")
+
+    def _own_folder(self) -> Path | None:
+        """The configured folder; None for the run's own."""
+        if self.settings.folder is None:
+            return None
+        return Path(self._root, fill(self.settings.folder, self._place().variables())).absolute()
+
+
+def _refuse(settings: Profiling, world_size: int) -> None:
+    if broken := list(profiling_rules(settings, world_size)):
+        raise ConfigError("; ".join(broken))
+
+
+def must_be_empty(folder: Path) -> None:
+    """Check that a folder is empty; hidden files and folders do not count, and a missing folder is empty.
+
+    Raises:
+        FolderNotEmpty: names the folder and a file in it.
+    """
+    for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+        inside = path.relative_to(folder)
+        if path.is_file() and not any(part.startswith(".") for part in inside.parts):
+            raise FolderNotEmpty(
+                f"FileExistsError: {folder} is not empty; {inside} exists. Set profiling.overwrite=true, choose "
+                "another profiling.folder, or label the run"
+            )
