@@ -11,6 +11,8 @@ Regime: seeded simulation, one process, no training. The functions that decide a
     interval   how often the interval holds the true effect, and how often an effect as large as the margin is called
                `equivalent`.
     drift      false findings when the machine slows down during a plan, interleaved A B B A and not.
+    order      false regressions when the machine wanders during a plan (autocorrelation 0.9 from launch to launch), by
+               the order of the launches; which orders `launch_order` takes for interleaved, and their worst.
 
 Prints one JSON object last; exit 1 when a rate is above what it may be by more than chance (one in a thousand).
 `--markdown` prints the tables of docs/comparing.md instead; `--quick` makes a tenth of the plans.
@@ -32,6 +34,7 @@ from scipy.stats import binom
 
 from aorta.analysis.compare.bootstrap import Effect, effect, step_medians
 from aorta.analysis.compare.launch_comparison import judged, medians_entry
+from aorta.analysis.compare.launch_order import AUTOCORRELATION, MOST, drift_inflation
 from aorta.analysis.compare.launch_set import Launch, LaunchSet
 from aorta.analysis.compare.mann_whitney import mann_whitney
 from aorta.analysis.compare.run_comparison import pairs
@@ -54,6 +57,9 @@ STATED = {0.005: 0.82, 0.02: 0.59, 0.05: 0.20}
 NOISES = ((0.02, 0.10), (0.005, 0.005), (0.005, 0.0005))
 """Launch-to-launch variation and noise of steps for `interval`: steps decide, both do, launches do."""
 CHANCE = 0.999
+WANDER, OWN_NOISE = 0.05, 0.005
+"""Standard deviation of a machine's drift, and of a launch's own noise, both of 1, for `order`."""
+ORDERS = 100
 
 
 def recorded(path: Path = DATA) -> list[dict[str, Floats]]:
@@ -183,6 +189,49 @@ def drift(launches: int, plans: int, per_launch: float = 0.01) -> dict[str, floa
     return rates
 
 
+def wandering(generator: np.random.Generator, plans: int, launches: int) -> Floats:
+    """Launch values of machines that wander round 1: a stationary first-order autoregression of `WANDER`, and noise of
+    the launch's own. Shape (plans, launches).
+    """
+    drift = generator.standard_normal((plans, launches))
+    for at in range(1, launches):
+        drift[:, at] = AUTOCORRELATION * drift[:, at - 1] + np.sqrt(1 - AUTOCORRELATION**2) * drift[:, at]
+    return np.asarray((1 + WANDER * drift) * (1 + OWN_NOISE * generator.standard_normal((plans, launches))))
+
+
+def false_regressions(values: Floats, of_candidate: npt.NDArray[np.bool_]) -> float:
+    """Share of plans in which nothing differs that the rule calls a regression."""
+    return sum(found(row[~of_candidate], row[of_candidate]) == "regression" for row in values) / len(values)
+
+
+def order(launches: int, plans: int) -> dict[str, float]:
+    """False regressions on machines that wander, by order; and of `ORDERS` random orders, by what the product says of
+    them.
+    """
+    generator = np.random.default_rng([SEED, 9, launches])
+    sides = np.repeat([False, True], launches)
+    values = wandering(generator, plans, 2 * launches)
+    apart = np.concatenate([wandering(generator, plans, launches) for _ in range(2)], axis=1)
+    rates = {
+        "launches": launches,
+        "a_b_b_a": false_regressions(values, np.resize([False, True, True, False], 2 * launches)),
+        "a_then_b": false_regressions(values, sides),
+        "two_machines": false_regressions(apart, sides),
+    }
+    accepted, refused = [], []
+    for _ in range(ORDERS):
+        drawn = generator.permutation(sides)
+        taken = drift_inflation(np.arange(2 * launches), drawn) <= MOST
+        (accepted if taken else refused).append(false_regressions(values, drawn))
+    return rates | {
+        "random_orders_accepted": len(accepted) / ORDERS,
+        "accepted_mean": float(np.mean(accepted)),
+        "accepted_worst": max(accepted),
+        "refused_mean": float(np.mean(refused)),
+        "refused_worst": max(refused),
+    }
+
+
 def at_most(count: int, plans: int, rate: float) -> bool:
     """Whether so many in so many may be the work of chance at that rate."""
     return bool(count <= binom.ppf(CHANCE, plans, rate))
@@ -198,8 +247,12 @@ def figures(part: int) -> tuple[dict[str, Any], dict[str, bool]]:
         "stated": stated(4000 // part),
         "interval": [interval(launches, 500 // part, *noises) for noises in NOISES for launches in (4, 5, 8, 10)],
         "drift": [drift(launches, 2000 // part) for launches in (4, 8)],
+        "order": [order(launches, 2000 // part) for launches in (4, 5, 8)],
     }
     targets = {}
+    for row in made["order"]:
+        sides = f"{row['launches']:g}_against_{row['launches']:g}"
+        targets[f"orders_taken_for_interleaved_{sides}"] = row["accepted_mean"] <= RULES.alpha / 2
     for row in rates:
         sides, plans = f"{row['launches']}_against_{row['launches']}", row["plans"]
         for name, rate in (("false_regressions", 0.025), ("false_improvements", 0.025), ("any_secondary", 0.05)):

@@ -15,13 +15,15 @@ import numpy as np
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.compare.comparability import refuse_unlike
 from aorta.analysis.compare.effect import numbers
+from aorta.analysis.compare.launch_order import LaunchOrder, launch_order
 from aorta.analysis.compare.launch_set import Launch, LaunchSet
 from aorta.analysis.compare.metric_verdicts import judge
 from aorta.analysis.compare.run_comparison import UNNOTICED, compare, not_alike
-from aorta.analysis.compare.verdict import Word
+from aorta.analysis.compare.verdict import Word, too_few
 from aorta.analysis.compare.verdict_rules import GUARD, LEVEL, Rules
 from aorta.analysis.compare.verdict_sentences import headline
 
+NS_PER_S: Final = 10**9
 SIDES: Final = ("reference", "candidate")
 
 
@@ -44,7 +46,8 @@ def compare_launches(
     allowed = refuse_unlike(*sides, rules)
     before, after = (medians_entry(side) | {"collectives": rows} for side, rows in zip(sides, collectives, strict=True))
     found = compare(*datasets, before, after, judge_milliseconds=rules.judge_milliseconds, allows=rules.allows)
-    metrics, verdict, reason = judged(found["metrics"], *sides, rules)
+    order = launch_order(*sides)
+    metrics, verdict, reason = judged(found["metrics"], *sides, rules, _withheld(order, sides, rules))
     named = dict(zip(SIDES, sides, strict=True))
     found |= {
         "verdict": verdict,
@@ -55,11 +58,13 @@ def compare_launches(
                 [
                     *(warning for warning in found["warnings"] if not warning.endswith(UNNOTICED)),
                     *_warnings(named, allowed),
+                    *_in_time(order, named, rules),
                 ]
             )
         ),
         "statistic": "median over launches of the median over rank-steps",
         "launches": {name: [_launch_entry(launch) for launch in side.launches] for name, side in named.items()},
+        "launch_order": order.as_json() | {"assume_no_drift": rules.assume_no_drift},
         "left_out": {name: left_out(side) for name, side in named.items()},
         "primary": rules.primary,
         "alpha": rules.alpha,
@@ -84,12 +89,13 @@ def medians_entry(side: LaunchSet) -> dict[str, Any]:
 
 
 def judged(
-    pairs: Mapping[str, Any], reference: LaunchSet, candidate: LaunchSet, rules: Rules
+    pairs: Mapping[str, Any], reference: LaunchSet, candidate: LaunchSet, rules: Rules, withheld: str | None = None
 ) -> tuple[dict[str, Any], Word, str]:
     """Compute the statistics and verdict of every metric.
 
     Args:
         pairs: metrics as under `metrics` in the result of `run_comparison.compare`.
+        withheld: why there may be no verdict; None if there may.
 
     Returns:
         The metrics, the verdict of the comparison, and the reason for it.
@@ -97,7 +103,7 @@ def judged(
     metrics = {
         name: pair | numbers(name, reference.of(name), candidate.of(name), rules) for name, pair in pairs.items()
     }
-    return metrics, *judge(metrics, rules)
+    return metrics, *judge(metrics, rules, withheld)
 
 
 def left_out(side: LaunchSet) -> list[dict[str, str]]:
@@ -109,10 +115,41 @@ def _launch_entry(launch: Launch) -> dict[str, Any]:
     return {
         "path": str(launch.path),
         "run_id": launch.run_id,
+        "began_unix_s": None if launch.span_ns is None else launch.span_ns[0] / NS_PER_S,
         "overlap_ratio": launch.median("overlap_ratio"),
         GUARD: launch.median(GUARD),
         "throttled_ranks": list(launch.throttled_ranks),
     }
+
+
+def _withheld(order: LaunchOrder, sides: tuple[LaunchSet, LaunchSet], rules: Rules) -> str | None:
+    """Why the order of the launches forbids a verdict; None where it does not, or where they are too few for one
+    anyway, which is what a reader has to hear first.
+    """
+    if order.comparable or rules.assume_no_drift:
+        return None
+    if too_few((len(sides[0].launches), len(sides[1].launches)), rules.alpha) is not None:
+        return None
+    return f"{order.reason}. Launch them in turns (docs/plans.md), or judge them all the same with --assume-no-drift"
+
+
+def _in_time(order: LaunchOrder, sides: Mapping[str, LaunchSet], rules: Rules) -> list[str]:
+    """Warnings about what the machines may have done meanwhile."""
+    warnings = []
+    if rules.assume_no_drift and not order.comparable:
+        warnings.append(f"judged as asked (--assume-no-drift), although {order.reason}")
+    hosts = [frozenset[str]().union(*(launch.hosts for launch in side.launches)) for side in sides.values()]
+    if all(hosts) and hosts[0].isdisjoint(hosts[1]):
+        warnings.append(
+            f"the reference ran on {_names(hosts[0])}, the candidate on {_names(hosts[1])}: what each machine does "
+            "by itself meanwhile is part of the difference, in whatever order they ran (docs/comparing.md)"
+        )
+    return warnings
+
+
+def _names(hosts: frozenset[str]) -> str:
+    first, *others = sorted(hosts)
+    return f"{first} and {len(others)} more" if others else first
 
 
 def _warnings(sides: Mapping[str, LaunchSet], allowed: list[dict[str, Any]]) -> list[str]:

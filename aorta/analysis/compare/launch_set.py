@@ -14,19 +14,23 @@ from aorta.analysis.aggregate import NOTHING_USED, LabelledRun
 from aorta.analysis.compare.run_comparison import HEADER, facts
 from aorta.analysis.compare.samples import Sample, samples
 from aorta.analysis.devices import JOINED_ON, devices_entry
+from aorta.analysis.load.record_columns import FORMAT
 from aorta.analysis.tables import COMPLETED, Run
 from aorta.errors import InputError
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch. `facts` says what was run, in the form of `run_comparison.facts`."""
+    """One launch. `facts` says what was run, in the form of `run_comparison.facts`; `hosts` where, as far as known."""
 
     path: Path
     run_id: str
     samples: Mapping[str, Sample]
     facts: Mapping[str, object]
     throttled_ranks: tuple[int, ...]
+    span_ns: tuple[int, int] | None = None
+    """Its first and last recorded instant, Unix time; None where the source has no wall clock."""
+    hosts: frozenset[str] = frozenset()
 
     @property
     def tells_configuration(self) -> bool:
@@ -113,5 +117,21 @@ def launch_of(dataset: LabelledRun) -> Launch:
     devices = devices_entry(dataset.run, dataset.table(*JOINED_ON), dataset.device_samples)
     run = dataset.run
     return Launch(
-        Path(run.location), run.source.identity, samples(dataset), facts(run), tuple(devices["throttled_ranks"])
+        Path(run.location),
+        run.source.identity,
+        samples(dataset),
+        facts(run),
+        tuple(devices["throttled_ranks"]),
+        span_of(run),
+        frozenset(tables.source.host for tables in run.ranks.values() if tables.source.host is not None),
     )
+
+
+def span_of(run: Run) -> tuple[int, int] | None:
+    """First and last instant of the steps of all ranks. The clock of a trace need not count from 1970, so that its
+    steps say nothing of when it was made.
+    """
+    steps = [tables.steps for tables in run.ranks.values() if len(tables.steps)]
+    if not steps or run.source.format != FORMAT:
+        return None
+    return min(int(each.t_start_ns.min()) for each in steps), max(int(each.t_end_ns.max()) for each in steps)

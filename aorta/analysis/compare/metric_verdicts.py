@@ -1,7 +1,7 @@
 """Gives every metric its verdict, and the comparison the verdict of its primary metric.
 
 Adds `p_corrected`, `verdict` and `verdict_reason` to the entries of `comparison.metrics`. Must not: let a secondary
-metric decide the comparison, or judge a metric in which neither direction is better.
+metric decide the comparison, judge a metric in which neither direction is better, or launches that did not take turns.
 """
 
 from __future__ import annotations
@@ -11,14 +11,22 @@ from typing import Any
 
 from aorta.analysis.compare.bootstrap import Effect
 from aorta.analysis.compare.multiple_testing import holm
-from aorta.analysis.compare.verdict import Evidence, Word, decide, slower, too_few
+from aorta.analysis.compare.verdict import NOT_COMPARABLE, Evidence, Word, decide, slower, too_few
 from aorta.analysis.compare.verdict_rules import GUARD, Rules
 
 
-def judge(metrics: dict[str, Any], rules: Rules) -> tuple[Word, str]:
+def judge(metrics: dict[str, Any], rules: Rules, withheld: str | None = None) -> tuple[Word, str]:
     """Add `p_corrected`, `verdict` and `verdict_reason` to every entry; return the verdict and reason of the
     comparison.
+
+    Args:
+        withheld: why no metric gets a verdict from launches in this order; None if they may.
     """
+    if withheld is not None:
+        for entry in metrics.values():
+            entry["p"] = None  # the test takes launches for exchangeable
+            entry["verdict"], entry["verdict_reason"] = None, f"{NOT_COMPARABLE}: {withheld}"
+        return NOT_COMPARABLE, withheld
     _correct(metrics)
     _judge(metrics, rules)
     return _carried(metrics, rules)

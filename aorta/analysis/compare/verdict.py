@@ -16,7 +16,9 @@ from aorta.analysis.compare.verdict_rules import LEAST_LAUNCHES
 from aorta.analysis.formatting import TEXT, p_value
 from aorta.analysis.metrics import Better
 
-Word: TypeAlias = Literal["regression", "improvement", "equivalent", "inconclusive"]
+Word: TypeAlias = Literal["regression", "improvement", "equivalent", "inconclusive", "not comparable in time"]
+NOT_COMPARABLE: Final = "not comparable in time"
+"""The verdict of launches that did not take turns (`launch_order`): no metric gets one."""
 NULL_REFERENCE: Final = "the reference is 0: there is no quotient, and a difference in ms has no margin"
 
 

@@ -31,6 +31,8 @@ class Rules:
     margin: float = 0.02
     allow_unlike: tuple[str, ...] = ()
     judge_milliseconds: bool = False
+    assume_no_drift: bool = False
+    """Judge launch sets also where they did not take turns in time (`launch_order`)."""
 
     def __post_init__(self) -> None:
         """Validate the rules.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from aorta.analysis.compare.verdict import NOT_COMPARABLE
 from aorta.analysis.compare.verdict_rules import GUARD
 from aorta.analysis.formatting import TEXT, p_value, significant
 from aorta.analysis.metrics import metric_named
@@ -27,14 +28,15 @@ def headline(comparison: Mapping[str, Any]) -> str:
     if primary is None or primary["effect"]["value"] is None:
         return f"{word}: {comparison['verdict_reason']}."
     parts = [f"{word}: the candidate {_effect(comparison['primary'], primary)}"]
-    counts = primary["launches"]
+    counts, in_time = primary["launches"], comparison["verdict"] != NOT_COMPARABLE
     parts[0] += f"; {_p(primary)}, {counts['reference']} against {counts['candidate']} launches."
     if comparison["verdict"] not in ("regression", "improvement"):
         parts.append(f"Why: {comparison['verdict_reason']}.")
     guard = comparison["metrics"].get(GUARD)
     if comparison["primary"] != GUARD:
-        parts.append(_step_time(guard))
-    parts.append(_could(primary, comparison))
+        parts.append(_step_time(guard, in_time=in_time))
+    if in_time:
+        parts.append(_could(primary, comparison))
     return " ".join(parts)
 
 
@@ -74,13 +76,15 @@ def _p(entry: Mapping[str, Any]) -> str:
     return "p unknown" if entry["p"] is None else f"p = {p_value(entry['p'])}"
 
 
-def _step_time(guard: Mapping[str, Any] | None) -> str:
+def _step_time(guard: Mapping[str, Any] | None, *, in_time: bool) -> str:
     if guard is None or guard["effect"]["value"] is None:
         why = "not in the record" if guard is None else guard["verdict_reason"]
         return f"Step time: unknown ({why})."
     effect = guard["effect"]
     change = _percent(effect["value"], "longer", "shorter")
     verdict = f": {guard['verdict']}" if guard["verdict"] is not None else f"; not judged: {guard['verdict_reason']}"
+    if not in_time:
+        verdict = ""  # the reason stands beside the primary metric
     numbers = (
         f"{significant(guard['reference'])} -> {significant(guard['candidate'])} ms{_interval(effect)}; {_p(guard)}"
     )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from aorta.analysis.compare.verdict import too_few
+from aorta.analysis.compare.verdict import NOT_COMPARABLE, too_few
 from aorta.analysis.formatting import p_value
 from aorta.analysis.gate.gate_conditions import Condition
 from aorta.analysis.metrics import metric_named
@@ -126,13 +126,15 @@ def _of_runs(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
 def _of_launches(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
     """Judge a condition on launch sets. Fail: beyond the threshold, and not by chance. Pass: neither the value nor its
     interval is beyond it. Everything else is inconclusive with these launches, as is everything with fewer launches
-    than a verdict needs.
+    than a verdict needs, or that did not take turns in time.
     """
     entry = comparison["metrics"].get(condition.metric)
     found = _measured(condition, entry)
     if found.value is None:
         return _judged(condition, found, None, "inconclusive", found.why)
     assert entry is not None
+    if comparison.get("verdict") == NOT_COMPARABLE:
+        return _judged(condition, found, None, "inconclusive", f"{NOT_COMPARABLE}: {comparison['verdict_reason']}")
     alpha, p = comparison.get("alpha") or _ALPHA, _p(entry, comparison["metrics"])
     launches = entry["launches"]["reference"], entry["launches"]["candidate"]
     lacking = too_few(launches, alpha)

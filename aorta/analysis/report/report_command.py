@@ -33,6 +33,7 @@ def overlap_report(arguments: Sequence[str], root: Path) -> int:
         margin=options.margin,
         allow_unlike=tuple(options.allow_unlike),
         judge_milliseconds=options.judge_milliseconds,
+        assume_no_drift=options.assume_no_drift,
     )
     from aorta.analysis.report.report_folder import write_report
 
@@ -125,6 +126,12 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--judge-milliseconds", action="store_true", help="judge them across platforms too, not ratios alone"
+    )
+    group.add_argument(
+        "--assume-no-drift",
+        action="store_true",
+        help="judge launches that did not take turns too, as if the machine were the same throughout "
+        "(docs/comparing.md); otherwise there is no verdict",
     )
 
 

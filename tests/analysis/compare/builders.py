@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tests.analysis.builders import header, metrics, step, write_manifest, write_rank
 
 CONFIG = {"workload": {"name": "ranking", "model_dim": 64}, "training": {"mixed_precision": "none"}}
@@ -24,9 +26,12 @@ def launch(
     config: dict[str, Any] | None = None,
     endings: Sequence[Any] | None = None,
     manifest: bool = True,
+    began_s: float = 0.0,
     **head: Any,
 ) -> Path:
-    """One launch of seven steps, the first a warm-up, whose medians are `ratio` and `step_ms`."""
+    """One launch of seven steps, the first a warm-up, whose medians are `ratio` and `step_ms`. It lasts about seven
+    seconds, from `began_s` after the others on.
+    """
     folder.mkdir(parents=True)
     run_id = head.pop("run_id", f"{folder.parent.name}-{folder.name}")
     for rank in range(ranks):
@@ -34,7 +39,10 @@ def launch(
         for number, thousandths in enumerate(WOBBLE):
             part = 1 + thousandths / 1000
             overlap = metrics(step_ms * part, 0.8 * step_ms, comm_ms, comm_ms * ratio * part)
-            lines.append(step(rank, ranks, number, overlap=overlap, warmup=number == 0))
+            line = step(rank, ranks, number, overlap=overlap, warmup=number == 0)
+            shift_ns = round(began_s * 1e9)
+            times = {"t_start_ns": line.t_start_ns + shift_ns, "t_end_ns": line.t_end_ns + shift_ns}
+            lines.append(msgspec.structs.replace(line, **times))
         foot = "completed" if endings is None else endings[rank]
         write_rank(folder, header(rank, ranks, run_id=run_id, **{"warmup_steps": 1} | head), lines, foot)
     if manifest:
@@ -42,9 +50,16 @@ def launch(
     return folder
 
 
-def launch_set(folder: Path, ratios: Sequence[float], steps_ms: Sequence[float] | None = None, **words: Any) -> Path:
-    """Launches `00`, `01`, ... in `folder`."""
+def launch_set(
+    folder: Path,
+    ratios: Sequence[float],
+    steps_ms: Sequence[float] | None = None,
+    began_s: Sequence[float] | None = None,
+    **words: Any,
+) -> Path:
+    """Launches `00`, `01`, ... in `folder`; all at the same time unless `began_s` says when each began."""
     times = steps_ms or [100.0 + 0.1 * number for number in range(len(ratios))]
-    for number, (ratio, step_ms) in enumerate(zip(ratios, times, strict=True)):
-        launch(folder / f"{number:02}", ratio, step_ms, **words)
+    begun = began_s or [0.0] * len(ratios)
+    for number, (ratio, step_ms, at) in enumerate(zip(ratios, times, begun, strict=True)):
+        launch(folder / f"{number:02}", ratio, step_ms, began_s=at, **words)
     return folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.verdict_error_rates import a_a, at_most, found, interval, medians, recorded
+from benchmarks.verdict_error_rates import a_a, at_most, found, interval, medians, order, recorded
 
 PLANS = 80
 
@@ -29,3 +29,10 @@ def test_the_same_machinery_finds_what_is_there() -> None:
 
 def test_an_effect_of_the_margin_is_rarely_called_equivalent() -> None:
     assert interval(8, PLANS, 0.005, 0.005)["equivalent_at_the_margin"] < 0.1
+
+
+def test_on_a_machine_that_wanders_only_launches_in_turns_are_rarely_told_apart() -> None:
+    rates = order(8, PLANS)
+    assert rates["a_then_b"] > 0.15, rates
+    assert rates["a_b_b_a"] <= 0.025, rates
+    assert rates["accepted_mean"] <= 0.025 < rates["refused_mean"], rates

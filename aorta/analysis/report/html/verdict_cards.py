@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from aorta.analysis.compare.verdict import NOT_COMPARABLE
 from aorta.analysis.formatting import PAGE, p_value
 
 _WORDS: Final = {
@@ -16,6 +17,7 @@ _WORDS: Final = {
     "improvement": ("Improvement", "good", "▲"),
     "equivalent": ("Equivalent", "even", "="),
     "inconclusive": ("Inconclusive", "open", "?"),
+    NOT_COMPARABLE: ("Not comparable in time", "open", "?"),
 }
 _NO_VERDICT: Final = ("No verdict from one launch", "open", "#")
 _CARDS: Final = ("overlap_ratio", "job_step_ms", "exposed_comm_ms")
