@@ -24,9 +24,9 @@ from aorta.distributed import cuda
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.gpu_check.case import PAIRS, chosen
 from aorta.gpu_check.check_table import CheckReport
-from aorta.runner.manual_loop import ROOT, resolved
+from aorta.runner.manual_loop import resolved
 
-DEFAULT_JSON = ROOT / "artifacts" / "gpu_check.json"
+DEFAULT_JSON = Path("artifacts", "gpu_check.json")
 NO_DEVICE = "torch sees no CUDA or HIP device on this machine, so nothing was checked. Run it where there is one"
 
 
@@ -85,7 +85,7 @@ def _check_words(words: Sequence[str]) -> None:
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """`json`, `strategies` and train.py's `words`."""
-    parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__, formatter_class=_AsWritten)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_AsWritten)
     parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="FILE", help="default: %(default)s")
     parser.add_argument("--strategies", type=lambda text: text.split(","), default=["ddp", "fsdp"], metavar="NAME,...")
     blocks = "blocks of steps compared with and without the instrument; fewer are quicker and say less"

@@ -190,11 +190,11 @@ def test_other_local_changes_are_another_checkout(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("a = 1\n")
     git("add", ".")
     git("-c", "user.name=x", "-c", "user.email=x@x", "commit", "-m", "x")
-    clean = plan_checks._commit(str(tmp_path))
+    clean = commit_of(tmp_path)
     (tmp_path / "train.py").write_text("a = 2\n")
-    first, same = plan_checks._commit(str(tmp_path)), plan_checks._commit(str(tmp_path))
+    first, same = commit_of(tmp_path), commit_of(tmp_path)
     (tmp_path / "train.py").write_text("a = 3\n")
-    second = plan_checks._commit(str(tmp_path))
+    second = commit_of(tmp_path)
     assert first == same
     assert len({clean, first, second}) == 3
     assert re.fullmatch(rf"{clean}-dirty-[0-9a-f]{{8}}", str(first))

@@ -18,6 +18,7 @@ from typing import Any, Final
 from aorta.analysis.compare.inputs import Subject, read_subjects
 from aorta.analysis.compare.verdict_rules import Rules
 from aorta.analysis.load.engines import Engine
+from aorta.analysis.report.brief_text import brief_text
 from aorta.analysis.report.charts import Draw, pictures
 from aorta.analysis.report.charts.side_by_side import FILE as SIDE_BY_SIDE_FILE
 from aorta.analysis.report.charts.side_by_side import draw_side_by_side
@@ -56,6 +57,7 @@ def write_report(
     rules: Rules | None = None,
     finish: Callable[[dict[str, Any]], object] | None = None,
     html: bool = True,
+    brief: bool = False,
 ) -> Report:
     """Read, aggregate, compare (when both names are given), draw and write. Files of an earlier report are replaced.
 
@@ -64,7 +66,7 @@ def write_report(
         among
             them. engine: where files are read. comm_patterns: more patterns of communication kernels' names. rules: how
             launch sets are judged. finish: called with the summary before anything is written, and may add to it.
-            html: write the page too.
+            html: write the page too. brief: `text` has the answer alone.
 
     Raises:
         InputError: a folder cannot be read, launches are not alike, or `output` cannot be written.
@@ -93,7 +95,8 @@ def write_report(
             f"{error.filename or output}: cannot be written: {error.strerror or error}. Choose another folder with "
             "--output DIR"
         ) from error
-    return Report(_text(subjects, summary, written, not_drawn), summary, tuple(written), not_drawn)
+    text = brief_text(summary, written) if brief else _text(subjects, summary, written, not_drawn)
+    return Report(text, summary, tuple(written), not_drawn)
 
 
 def _draw_page(subjects: Mapping[str, Subject], summary: Mapping[str, Any], path: Path) -> str | None:
