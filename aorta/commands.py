@@ -18,6 +18,7 @@ from typing import Final
 import aorta
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, InputError
+from aorta.installation import check_alone
 
 _Main = Callable[[Sequence[str]], int]
 
@@ -120,6 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: from a command's own parser.
     """
+    check_alone()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in {"-h", "--help", "help"}:
         to_stdout(_overview())
@@ -133,4 +135,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"did you mean {near[0]}? " if near else ""
         raise InputError(f"aorta {name}: no such command. {hint}There are {', '.join(COMMANDS)}; see aorta --help")
     sys.argv = [f"aorta {name}", *rest]  # what the command's parser calls itself
-    return COMMANDS[name].load()(rest)
+    chosen = COMMANDS[name]
+    try:
+        return chosen.load()(rest)
+    finally:
+        if rest in (["-h"], ["--help"]):
+            to_stdout(f"\nExample: aorta {name} {chosen.example}".rstrip())

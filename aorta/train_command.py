@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from aorta.checkout import checkout, training_program
 from aorta.command_line import command
 from aorta.config import CONFIG_DIR
 from aorta.config.multirun import JobLauncher
@@ -17,6 +16,7 @@ from aorta.config.resolve import Resolved
 from aorta.config.schema import Rpc
 from aorta.config.train_cli import main as compose
 from aorta.errors import ConfigError
+from aorta.installation import checkout, training_program
 
 
 @command()
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         arguments: overrides and options as `train.py` takes them, and `--nproc_per_node N` for so many ranks on this
             machine, which torchrun starts then.
     """
-    ranks, overrides = _ranks(arguments)
+    ranks, overrides = split_ranks(arguments)
     if ranks is not None:
         _become_torchrun(ranks, overrides)
     sys.argv[1:] = overrides  # where Hydra reads them
@@ -54,8 +54,8 @@ def sweep(options: Sequence[str]) -> JobLauncher:
     return TorchrunJobs(training_program(checkout()), options)
 
 
-def _ranks(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The number of ranks asked for, and the other arguments.
+def split_ranks(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The number of ranks that the arguments ask for (`--nproc_per_node`), or None, and the other arguments.
 
     Raises:
         ConfigError: no number of ranks, or torchrun has started this process already.

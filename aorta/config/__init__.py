@@ -4,4 +4,4 @@ from pathlib import Path
 from typing import Final
 
 CONFIG_DIR: Final = (Path(__file__).parent / "yaml").resolve()
-"""The YAML files: `config/` of a checkout, to which `yaml` is a link there, and a copy of it in an installed package."""
+"""The YAML files. In a checkout `yaml` is a link to its `config/`, in an installed package a copy."""

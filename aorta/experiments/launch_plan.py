@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from aorta.checkout import training_program
 from aorta.distributed.redaction import HIDDEN, SECRET, hide
+from aorta.installation import training_program
 
 REFERENCE: Final = "reference"
 CANDIDATE: Final = "candidate"

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from aorta.checkout import commit_of, training_program
 from aorta.distributed.recorded_environment import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES
 from aorta.distributed.redaction import HIDDEN, SECRET, hide
 from aorta.errors import ConfigError
 from aorta.experiments.launch_plan import Plan, Side
 from aorta.experiments.process import launch_environment
+from aorta.installation import commit_of, training_program
 
 _TIMEOUT_S: Final = 120
 """An interpreter on a cold network disk; it is not measured."""

@@ -122,12 +122,16 @@ def main(arguments: Sequence[str]) -> int:
         return SIGNAL_EXIT_BASE + signal.SIGINT
 
 
-def _carry_out(plan: Plan, *, report: bool) -> int:
+def launch_all(plan: Plan) -> int | None:
+    """Check a plan and start every launch that is not done yet; returns None, or 128 + n after signal n.
+
+    Raises:
+        ConfigError: the plan cannot be run. RunIncomplete: names the launches that are missing.
+    """
     from aorta.experiments.plan_checks import check_words, facts, inherited
     from aorta.experiments.plan_folder import PLAN_FILE, open_folder
     from aorta.experiments.plan_journal import PlanJournal
     from aorta.experiments.plan_runner import run_plan
-    from aorta.experiments.process import run_to_end
 
     if not (plan.output / PLAN_FILE).exists():
         check_words(plan)
@@ -146,6 +150,15 @@ def _carry_out(plan: Plan, *, report: bool) -> int:
             f"{len(result.failed)} of {len(plan.sides) * plan.launches} launches failed twice:\n{missing}\n"
             "the same command tries them again"
         )
+    return None
+
+
+def _carry_out(plan: Plan, *, report: bool) -> int:
+    from aorta.experiments.process import run_to_end
+
+    stopped = launch_all(plan)
+    if stopped is not None:
+        return stopped
     to_stdout(f"{len(plan.sides)} x {plan.launches} launches in {_shown(plan.output)}")
     if plan.aa:
         from aorta.experiments.noise_floor import publish

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from aorta.checkout import checkout
 from aorta.errors import ConfigError
 from aorta.experiments.launch_plan import CANDIDATE, PLACEHOLDERS, REFERENCE, SIDES, TORCHRUN, Plan, Side
+from aorta.installation import checkout
 
 LAUNCHES: Final = 5
 """A side. The smallest two-sided p of Mann-Whitney's U is then 2 / C(10, 5) = 0.0079 (docs/measuring.md, section 5)."""

@@ -1,4 +1,4 @@
-"""`python -m aorta.gpu_check [--json FILE] [--pairs N] [WORD...]`: one process a device, one table, one exit code.
+"""`aorta check-gpu [--json FILE] [--pairs N] [WORD...]`: one process a device, one table, one exit code.
 
 Enters: words of train.py, which go to every run. Leaves: the table on stdout and the same as JSON. torchrun ends with 1
 whatever its ranks end with, so the code comes from that file. Must not: touch a device in this process.

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.load.records import load_run
-from aorta.experiments import plan_checks, plan_command, plan_folder
+from aorta.experiments import plan_command, plan_folder
 from aorta.experiments.process_mark import MARK
+from aorta.installation import commit_of
 from tests.experiments.conftest import Bench
 from tests.runs import ROOT
 
@@ -35,8 +36,7 @@ def test_every_launch_in_its_order_and_folder(bench: Bench) -> None:
     assert "left" not in err.splitlines()[-1]
     plan = bench.home / "plan"
     assert out.splitlines()[-1] == (
-        "compare: python analysis/overlap_report.py --reference plan/reference --candidate plan/candidate "
-        "--output plan/report"
+        "compare: aorta report --reference plan/reference --candidate plan/candidate --output plan/report"
     )
     kept = json.loads((plan / "plan.json").read_text())
     assert [line["launch"] for line in kept["order"]] == ORDER
@@ -65,7 +65,7 @@ def test_the_same_command_again_does_nothing(bench: Bench) -> None:
     bench(*AB)
     code, out, _ = bench(*AB)
     assert code == 0
-    assert "compare: python analysis/overlap_report.py" in out
+    assert "compare: aorta report" in out
     assert bench.launched == ORDER
 
 

@@ -40,7 +40,7 @@ def _compared(comparison: Mapping[str, Any]) -> str:
     counts = {side: len(found) for side, found in comparison.get("launches", {}).items()}
     launches = f", {counts['reference']} against {counts['candidate']} launches" if counts else ""
     lines = [f"{comparison['verdict'].upper()}: {comparison['verdict_reason']}"]
-    lines.append(_labelled("compared", [f"candidate {right} with reference {left}{launches}"]))
+    lines.append(_labelled("compared", [f"{left} (reference) with {right} (candidate){launches}"]))
     lines += [_labelled("note", [warning]) for warning in comparison["warnings"]]
     lines += ["", f"{'':<18}{'reference':>11}{'candidate':>11}   change"]
     lines += [_row(name, comparison["metrics"][name]) for name in METRICS if name in comparison["metrics"]]

@@ -15,9 +15,9 @@ from aorta.analysis.gate.gate_checks import GateResult
 from aorta.analysis.gate.gate_command import add_gate_arguments, check_gate_options, judge, run_gate
 from aorta.analysis.load.engines import Dask, Engine, Local
 from aorta.analysis.locate import check_label, is_location, label_of, locate
-from aorta.checkout import checkout
 from aorta.command_line import command
 from aorta.errors import InputError
+from aorta.installation import checkout
 
 
 @command()

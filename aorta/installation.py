@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from aorta.errors import InputError
+
+PACKAGE: Final = "aorta-bench"
+SAME_IMPORT_NAME: Final = ("amd-aorta", "aorta")
+"""Distributions of other projects that also install an import package `aorta`."""
 _TIMEOUT_S: Final = 30
 
 
@@ -26,6 +32,27 @@ def training_program(tree: Path | None) -> list[str]:
         tree: the checkout whose code runs; None: the package that the interpreter has installed.
     """
     return ["-m", "aorta", "train"] if tree is None else [str(tree / "train.py")]
+
+
+def check_alone() -> None:
+    """Refuse an environment in which another distribution has written into this package's folder.
+
+    Raises:
+        InputError: names it and the way out. pip lets two distributions write the same files, and the later one wins
+            file by file: what runs then is neither.
+    """
+    folder = Path(__file__).resolve().parent
+    for name in SAME_IMPORT_NAME:
+        try:
+            other = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if Path(str(other.locate_file("aorta"))).resolve() == folder:
+            raise InputError(
+                f"{PACKAGE} and {name} are installed in one environment, and both write the package 'aorta' in "
+                f"{folder.parent}: its files are a mixture of the two. Give each an environment of its own, or: pip "
+                f"uninstall {name}; pip install --force-reinstall --no-deps {PACKAGE}"
+            )
 
 
 def commit_of(tree: Path | None) -> str | None:
