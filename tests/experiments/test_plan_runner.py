@@ -327,18 +327,16 @@ def test_a_dry_run_prints_and_starts_nothing(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 3, 4])
-def test_the_report_s_exit_code_is_passed_on(bench: Bench, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkout = bench.home / "checkout"
-    (checkout / "analysis").mkdir(parents=True)
-    (checkout / "train.py").touch()
-    (checkout / "analysis" / "overlap_report.py").write_text(
+def test_the_report_s_exit_code_is_passed_on(bench: Bench, code: int) -> None:
+    standin = bench.home / "aorta"  # `python -m` looks here first
+    standin.mkdir()
+    (standin / "__main__.py").write_text(
         f"import json, sys\nopen('report.json', 'w').write(json.dumps(sys.argv[1:]))\nsys.exit({code})\n"
     )
-    (checkout / "aorta").mkdir()
-    monkeypatch.setattr(plan_command.aorta, "__file__", str(checkout / "aorta" / "__init__.py"))
+    (standin / "__init__.py").touch()
     assert bench(*AB, "--report")[0] == code
     assert json.loads((bench.home / "report.json").read_text()) == [
-        *("--reference", "plan/reference", "--candidate", "plan/candidate", "--output", "plan/report")
+        *("report", "--reference", "plan/reference", "--candidate", "plan/candidate", "--output", "plan/report")
     ]
 
 
