@@ -17,4 +17,4 @@ sys.path.insert(0, str(ROOT))
 from aorta.analysis.report.report_command import overlap_report  # noqa: E402
 
 if __name__ == "__main__":
-    raise SystemExit(overlap_report(sys.argv[1:], ROOT))
+    raise SystemExit(overlap_report(sys.argv[1:]))

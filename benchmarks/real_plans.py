@@ -9,7 +9,7 @@ ddp_overlap  overlapping DDP against the same buckets reduced after the backward
 same         one configuration on both sides, as an A/A plan, which publishes its noise floor; no plan may say
              `regression`
 
-Each plan is `python -m aorta.experiments`, then `analysis/overlap_report.py`, both as a person starts them. Prints one
+Each plan is `aorta ab`, then `analysis/overlap_report.py`, both as a person starts them. Prints one
 JSON object with verdict, interval and p of each plan; exit code 1 when a plan says something else. Plans that are in
 DIR (default `artifacts/real_plans/CASE`) are not launched again. `--plans-only` leaves the report out.
 A launch lasts about 10 s on two cores, and 30 s beside four busy neighbours.
@@ -50,9 +50,7 @@ SHOWN: Final = ("overlap_ratio", "job_step_ms", "exposed_comm_ms")
 def run_one(case: str, folder: Path, launches: int) -> int:
     """Carry out one plan, or what is missing of it; returns its exit code."""
     words = ["--output", str(folder), "--launches", str(launches), *CASES[case], *SHARED]
-    return subprocess.run(
-        [sys.executable, "-m", "aorta.experiments", *words], cwd=ROOT, env=here(), check=False
-    ).returncode
+    return subprocess.run([sys.executable, "-m", "aorta", "ab", *words], cwd=ROOT, env=here(), check=False).returncode
 
 
 def judge(folder: Path, primary: str) -> dict[str, Any]:

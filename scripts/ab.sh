@@ -3,7 +3,7 @@
 #
 #   bash scripts/ab.sh --output DIR [--candidate WORDS] [--aa] [--report] [WORD...]     --help explains all of them
 #
-# The same as python -m aorta.experiments with the project's interpreter; runs in the caller's folder, with its exit code.
+# The same as `aorta ab` with the project's interpreter; runs in the caller's folder, with its exit code.
 set -euo pipefail
 here=$(readlink -f -- "${BASH_SOURCE[0]}")
 source "${here%/*}/lib/launch.sh"
@@ -11,4 +11,4 @@ source "${here%/*}/lib/launch.sh"
 python=$root/.venv/bin/python
 [[ -x $python ]] || python=$(command -v python3) ||
     fail 127 "no Python found. Run 'bash $root/scripts/setup.sh' first"
-PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} exec "$python" -m aorta.experiments "$@"
+PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} exec "$python" -m aorta ab "$@"

@@ -16,4 +16,4 @@ python=$root/.venv/bin/python
 [[ -x $python ]] || python=$(command -v python3) ||
     fail 127 "python3 not found: neither in $root/.venv nor on PATH. Run 'bash $root/scripts/setup.sh' first"
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-exec "$python" -m aorta.gpu_check "$@"
+exec "$python" -m aorta check-gpu "$@"

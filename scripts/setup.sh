@@ -100,7 +100,7 @@ if ! ready dev && ! { [[ $extras == run ]] && ready run; }; then
     has torch "$python" || install torch==2.13.0
     # Whatever torch is there now is the one that stays.
     "$python" -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >"$venv/torch.txt"
-    target='.[html]'
+    target='.'
     if [[ $extras == dev ]]; then target='.[dev,dask,optuna]'; fi
     cd -- "$root"
     install -c constraints.txt -c "$venv/torch.txt" -e "$target"

@@ -20,11 +20,9 @@ from typing import Any, cast, get_args, get_type_hints
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from aorta.config import multirun
+from aorta.config import CONFIG_DIR, multirun
 from aorta.config.override_words import DEAD, REFUSED_VALUES, RENAMED, RETRANSLATED
 from aorta.config.schema import GROUPS, NAMES, Config
-
-CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
 
 _INTRODUCTION = """\
 # Configuration

@@ -20,7 +20,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
-from aorta.command_line import command
+import aorta
+from aorta.command_line import command, to_stdout
 from aorta.config import multirun
 from aorta.config.older_files import expand
 from aorta.config.override_words import options_of_a_job, translate
@@ -43,6 +44,9 @@ def main(run: Run, config_dir: Path, sweep: Sweep | None = None) -> int:
             starts the jobs of `--multirun`. None: they run in this process.
     """
     try:
+        if "--version" in sys.argv[1:]:  # Hydra would print its own
+            to_stdout(f"aorta {aorta.__version__}")
+            return EXIT_OK
         expanded, notes = expand(sys.argv[1:], Path.cwd(), config_dir.parent)
         if environment_number("RANK", 0) == 0:
             sys.stderr.writelines(f"warning: {note}\n" for note in notes)

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,6 +24,7 @@ from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.recorded_environment import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES
 from aorta.distributed.redaction import SECRET, hide
 from aorta.distributed.topology import Topology, default_label, platform_of
+from aorta.installation import checkout, commit_of
 from aorta.records.schema import SCHEMA_VERSION
 
 
@@ -127,7 +126,7 @@ def recorded_command(words: list[str]) -> list[str]:
 def _versions() -> dict[str, str | None]:
     versions: dict[str, str | None] = {
         "aorta": aorta.__version__,
-        "aorta_commit": _commit(),
+        "aorta_commit": commit_of(checkout()),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -135,21 +134,3 @@ def _versions() -> dict[str, str | None]:
         "nccl": nccl_version(),
     }
     return versions | {name: metadata.version(name) for name in ("hydra-core", "omegaconf", "msgspec")}
-
-
-def _commit() -> str | None:
-    """Commit of the checkout, with `-dirty` if there are local changes; None outside a checkout or without git."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-    try:
-        text = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return text.strip()

@@ -222,7 +222,6 @@ def ranges(numbers: Sequence[int]) -> str:
 def parser() -> argparse.ArgumentParser:
     """The words that the command takes."""
     words = argparse.ArgumentParser(
-        prog="gather.py",
         description="The output folders of several nodes without a shared disk -> one run folder.",
         epilog="Taken: records, run.json, clock_sync.json, rpc.json, logs/, torch_profiler/. History, checkpoints and "
         "other runs stay. A file that is in two folders must be the same in both. Nothing is overwritten, and after an "

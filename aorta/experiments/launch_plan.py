@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aorta.distributed.redaction import HIDDEN, SECRET, hide
+from aorta.installation import training_program
 
 REFERENCE: Final = "reference"
 CANDIDATE: Final = "candidate"
@@ -36,7 +37,7 @@ class Side:
         python: the interpreter.
         launcher: words that launch in place of the interpreter's torchrun; none: the interpreter's torchrun.
         environment: variables added to the caller's.
-        tree: the checkout whose train.py runs.
+        tree: the checkout whose train.py runs; None: the package that the interpreter has installed.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Side:
     python: str
     launcher: tuple[str, ...]
     environment: Mapping[str, str]
-    tree: str
+    tree: str | None
 
     @property
     def uses_python(self) -> bool:
@@ -128,7 +129,7 @@ class Plan:
         side, output = launch.side, self.run_folder(launch)
         values = {
             "{python}": side.python,
-            "{tree}": side.tree,
+            "{tree}": side.tree or "",
             "{plan}": str(self.output),
             "{output}": str(output),
             "{side}": side.name,
@@ -138,7 +139,7 @@ class Plan:
         for word in side.launcher or (TORCHRUN,):
             words += [side.python, "-m", "torch.distributed.run"] if word == TORCHRUN else [_filled(word, values)]
         words += ["--standalone", "--nproc_per_node", str(self.nproc_per_node), *self.torchrun]
-        words += [str(Path(side.tree) / "train.py"), *self.words_of(side)]
+        words += [*training_program(None if side.tree is None else Path(side.tree)), *self.words_of(side)]
         return [*words, _output_word(output), "label=null"]
 
     def as_json(self) -> dict[str, Any]:

@@ -5,12 +5,12 @@ Must not load torch, or start a training.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shlex
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from aorta.distributed.recorded_environment import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES
@@ -18,6 +18,7 @@ from aorta.distributed.redaction import HIDDEN, SECRET, hide
 from aorta.errors import ConfigError
 from aorta.experiments.launch_plan import Plan, Side
 from aorta.experiments.process import launch_environment
+from aorta.installation import commit_of, training_program
 
 _TIMEOUT_S: Final = 120
 """An interpreter on a cold network disk; it is not measured."""
@@ -58,7 +59,8 @@ def check_words(plan: Plan) -> None:
     for side in plan.sides:
         if not side.uses_python:
             continue
-        command = [side.python, f"{side.tree}/train.py", *plan.words_of(side), "--cfg", "job"]
+        program = training_program(None if side.tree is None else Path(side.tree))
+        command = [side.python, *program, *plan.words_of(side), "--cfg", "job"]
         done = _run(command, side, plan)
         if done.returncode:
             said = done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}"
@@ -70,9 +72,10 @@ def _side_facts(side: Side, plan: Plan) -> dict[str, str | None]:
     if not side.uses_python:
         return {"python": None, "torch": None, "commit": None, "reason": _NOT_KNOWN}
     done = _run([side.python, "-c", _PROBE], side, plan)
+    tree = None if side.tree is None else Path(side.tree)
     try:
         versions = json.loads(done.stdout)
-        return {"python": versions["python"], "torch": versions["torch"], "commit": _commit(side.tree), "reason": None}
+        return {"python": versions["python"], "torch": versions["torch"], "commit": commit_of(tree), "reason": None}
     except (ValueError, KeyError, TypeError):
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ConfigError(
@@ -96,26 +99,3 @@ def _run(command: list[str], side: Side, plan: Plan) -> subprocess.CompletedProc
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{side.name}: cannot run {command[0]}: {error}") from error
-
-
-def _commit(tree: str) -> str | None:
-    """Commit of the checkout, after local changes with `-dirty-` and eight digits of their SHA-256 (files that git
-    does not know are left out); None outside a checkout or without git.
-    """
-    told = _git(tree, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
-    if not told:
-        return None
-    commit = told.decode(errors="replace").strip()
-    if not commit.endswith("-dirty"):
-        return commit
-    changes = _git(tree, "diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--no-textconv")
-    return commit if changes is None else f"{commit}-{hashlib.sha256(changes).hexdigest()[:8]}"
-
-
-def _git(tree: str, *words: str) -> bytes | None:
-    """What git says; None where it fails or is not there."""
-    try:
-        done = subprocess.run(["git", "-C", tree, *words], capture_output=True, timeout=_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return None if done.returncode else done.stdout

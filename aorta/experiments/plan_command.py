@@ -1,4 +1,4 @@
-"""The command `python -m aorta.experiments`, which `scripts/ab.sh` calls too: repeats, A/B and A/A plans.
+"""The command `aorta ab`, which `scripts/ab.sh` calls too: repeats, A/B and A/A plans.
 
 Must not load pandas or start a process before the words are known to be good.
 """
@@ -15,10 +15,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-import aorta
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.distributed.redaction import hide
-from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, RunIncomplete
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, RunIncomplete
 from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, SIDES, Plan
 
 REPORT_DIR: Final = "report"
@@ -30,16 +29,16 @@ then the noise floor is published. Running the same command again does what is m
 _EXAMPLES: Final = """\
 Examples
   two configurations, 5 launches each, then the report:
-    python -m aorta.experiments --output artifacts/ab --report --reference parallel.overlap=true \\
+    aorta ab --output artifacts/ab --report --reference parallel.overlap=true \\
         --candidate parallel.overlap=false parallel=ddp training.max_steps=40
   two interpreters (or --candidate-tree DIR for another checkout, --candidate-env NCCL_ALGO=Ring for a variable):
-    python -m aorta.experiments --output artifacts/torches --candidate-python /opt/new/bin/python training.max_steps=40
+    aorta ab --output artifacts/torches --candidate-python /opt/new/bin/python training.max_steps=40
   the noise floor of this machine:
-    python -m aorta.experiments --output artifacts/noise --aa --launches 8 training.max_steps=40
+    aorta ab --output artifacts/noise --aa --launches 8 training.max_steps=40
   repeats of one configuration:
-    python -m aorta.experiments --output artifacts/repeats --launches 3 training.max_steps=40
+    aorta ab --output artifacts/repeats --launches 3 training.max_steps=40
   a container: {torchrun} would be the interpreter's torchrun; here the image has its own
-    python -m aorta.experiments --output artifacts/rocm --tree "$PWD" \\
+    aorta ab --output artifacts/rocm --tree "$PWD" \\
         --launcher "docker run --rm --init -e AORTA_LAUNCH --device=/dev/kfd --device=/dev/dri \\
             -v $PWD:$PWD -w $PWD rocm/pytorch torchrun"
 
@@ -51,7 +50,6 @@ wrong, 5 launches are missing, 128 + n stopped by signal n; with --report otherw
 def parser() -> argparse.ArgumentParser:
     """The words that the command takes, up to `--`."""
     words = argparse.ArgumentParser(
-        prog="python -m aorta.experiments",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -124,12 +122,16 @@ def main(arguments: Sequence[str]) -> int:
         return SIGNAL_EXIT_BASE + signal.SIGINT
 
 
-def _carry_out(plan: Plan, *, report: bool) -> int:
+def launch_all(plan: Plan) -> int | None:
+    """Check a plan and start every launch that is not done yet; returns None, or 128 + n after signal n.
+
+    Raises:
+        ConfigError: the plan cannot be run. RunIncomplete: names the launches that are missing.
+    """
     from aorta.experiments.plan_checks import check_words, facts, inherited
     from aorta.experiments.plan_folder import PLAN_FILE, open_folder
     from aorta.experiments.plan_journal import PlanJournal
     from aorta.experiments.plan_runner import run_plan
-    from aorta.experiments.process import run_to_end
 
     if not (plan.output / PLAN_FILE).exists():
         check_words(plan)
@@ -148,6 +150,15 @@ def _carry_out(plan: Plan, *, report: bool) -> int:
             f"{len(result.failed)} of {len(plan.sides) * plan.launches} launches failed twice:\n{missing}\n"
             "the same command tries them again"
         )
+    return None
+
+
+def _carry_out(plan: Plan, *, report: bool) -> int:
+    from aorta.experiments.process import run_to_end
+
+    stopped = launch_all(plan)
+    if stopped is not None:
+        return stopped
     to_stdout(f"{len(plan.sides)} x {plan.launches} launches in {_shown(plan.output)}")
     if plan.aa:
         from aorta.experiments.noise_floor import publish
@@ -157,16 +168,13 @@ def _carry_out(plan: Plan, *, report: bool) -> int:
     to_stdout(f"\n{'compare' if len(plan.sides) == 2 else 'report'}: {shlex.join(command)}")
     if not report:
         return EXIT_OK
-    script = Path(aorta.__file__).resolve().parents[1] / command[1]
-    if not script.is_file():
-        raise ConfigError(f"--report: {script} is not there; run it in a checkout of AORTA")
-    return run_to_end([sys.executable, str(script), *command[2:]])
+    return run_to_end([sys.executable, "-m", *command])
 
 
 def report_command(plan: Plan) -> list[str]:
     """What a person runs next, in the folder they are in."""
     sides = [word for side in plan.sides for word in (f"--{side.name}", _shown(plan.output / side.name))]
-    return ["python", "analysis/overlap_report.py", *sides, "--output", _shown(plan.output / REPORT_DIR)]
+    return ["aorta", "report", *sides, "--output", _shown(plan.output / REPORT_DIR)]
 
 
 def _shown(path: Path) -> str:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-import aorta
 from aorta.errors import ConfigError
 from aorta.experiments.launch_plan import CANDIDATE, PLACEHOLDERS, REFERENCE, SIDES, TORCHRUN, Plan, Side
+from aorta.installation import checkout
 
 LAUNCHES: Final = 5
 """A side. The smallest two-sided p of Mann-Whitney's U is then 2 / C(10, 5) = 0.0079 (docs/measuring.md, section 5)."""
@@ -188,17 +188,21 @@ def _add(side: SideFile, options: argparse.Namespace, prefix: str) -> None:
 def _side(name: str, shared: SideFile, own: SideFile, folder: Path) -> Side:
     python = own.python or shared.python
     launcher = words_in(own.launcher, f"{name}.launcher") or words_in(shared.launcher, "launcher")
-    tree = own.tree or shared.tree
+    tree, here = own.tree or shared.tree, checkout()
     side = Side(
         name=name,
         words=_for_training(words_in(own.words, f"{name}.words"), f"{name}.words"),
         python=_interpreter(python, folder, f"{name}.python") if not launcher or python else sys.executable,
         launcher=launcher,
         environment=_environment({**shared.environment, **own.environment}, f"{name}.environment"),
-        tree=str(_absolute(folder, tree) if tree else Path(aorta.__file__).resolve().parents[1]),
+        tree=str(_absolute(folder, tree)) if tree else None if here is None else str(here),
     )
     for word in launcher:
         for mark in _PLACEHOLDER.findall(word):
+            if mark == "{tree}" and side.tree is None:
+                raise ConfigError(
+                    f"{name}.launcher: {{tree}}: AORTA runs as a package here; name a checkout (--tree DIR)"
+                )
             if mark not in PLACEHOLDERS:
                 raise ConfigError(f"{name}.launcher: {mark} is not known; there are {', '.join(PLACEHOLDERS)}")
         if TORCHRUN in word and word != TORCHRUN:
@@ -208,7 +212,7 @@ def _side(name: str, shared: SideFile, own: SideFile, folder: Path) -> Side:
             f"{name}.python={own.python}: its launcher does not use it. Put {TORCHRUN} into the launcher, or leave "
             "python out: a container has an interpreter of its own"
         )
-    if side.uses_python and not (Path(side.tree) / "train.py").is_file():
+    if side.uses_python and side.tree is not None and not (Path(side.tree) / "train.py").is_file():
         raise ConfigError(f"{name}.tree={side.tree}: no train.py there; name a checkout of AORTA (--tree DIR)")
     return side
 

@@ -93,7 +93,6 @@ def _title(sweep: Sweep, rows: Sequence[JobRow]) -> str:
 def parser() -> argparse.ArgumentParser:
     """The words that the command takes."""
     words = argparse.ArgumentParser(
-        prog="sweep_report.py",
         description="A sweep made by python train.py -m: one row a job, and a metric over two keys as a heat map.",
         epilog="Files of an earlier report in the output folder are replaced. Exit codes: 0 done (jobs that failed are "
         "named), 2 bad input.",

@@ -42,12 +42,12 @@ class TorchrunJobs:
     """Starts the jobs of one sweep.
 
     Args:
-        script: absolute path of `train.py`.
+        program: what follows the interpreter or torchrun (`training_program`).
         options: words that every job gets first (`--config-dir=...`).
     """
 
-    def __init__(self, script: Path, options: Sequence[str]) -> None:
-        self._script, self._options = script, list(options)
+    def __init__(self, program: Sequence[str], options: Sequence[str]) -> None:
+        self._program, self._options = list(program), list(options)
         self._journal: SweepJournal | None = None
         self._folder = Path()
         self._before: dict[str, JobHistory] = {}
@@ -91,7 +91,7 @@ class TorchrunJobs:
         Raises:
             RunIncomplete: names the jobs that failed.
         """
-        to_stderr(f"{self._jobs} job(s) in {self._folder}; python analysis/sweep_report.py {self._folder}")
+        to_stderr(f"{self._jobs} job(s) in {self._folder}; aorta sweep {self._folder}")
         if self._failed:
             raise RunIncomplete(f"{len(self._failed)} of {self._jobs} jobs failed: {'; '.join(self._failed)}")
         return EXIT_OK
@@ -139,9 +139,9 @@ class TorchrunJobs:
         if options.command is not None:
             return options.command
         if options.nproc == 1:
-            return [sys.executable, str(self._script)]
+            return [sys.executable, *self._program]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        return [*torchrun, "--nproc_per_node", str(options.nproc), str(self._script)]
+        return [*torchrun, "--nproc_per_node", str(options.nproc), *self._program]
 
     def _one(self, job: SweepJob, own: list[str], options: TorchrunConf, stop: StopRequest) -> JobEnded:
         name = job_name(job.number)

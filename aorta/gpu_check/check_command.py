@@ -1,4 +1,4 @@
-"""`python -m aorta.gpu_check [--json FILE] [--pairs N] [WORD...]`: one process a device, one table, one exit code.
+"""`aorta check-gpu [--json FILE] [--pairs N] [WORD...]`: one process a device, one table, one exit code.
 
 Enters: words of train.py, which go to every run. Leaves: the table on stdout and the same as JSON. torchrun ends with 1
 whatever its ranks end with, so the code comes from that file. Must not: touch a device in this process.
@@ -24,9 +24,9 @@ from aorta.distributed import cuda
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.gpu_check.case import PAIRS, chosen
 from aorta.gpu_check.check_table import CheckReport
-from aorta.runner.manual_loop import ROOT, resolved
+from aorta.runner.manual_loop import resolved
 
-DEFAULT_JSON = ROOT / "artifacts" / "gpu_check.json"
+DEFAULT_JSON = Path("artifacts", "gpu_check.json")
 NO_DEVICE = "torch sees no CUDA or HIP device on this machine, so nothing was checked. Run it where there is one"
 
 
@@ -85,7 +85,7 @@ def _check_words(words: Sequence[str]) -> None:
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """`json`, `strategies` and train.py's `words`."""
-    parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__, formatter_class=_AsWritten)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_AsWritten)
     parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="FILE", help="default: %(default)s")
     parser.add_argument("--strategies", type=lambda text: text.split(","), default=["ddp", "fsdp"], metavar="NAME,...")
     blocks = "blocks of steps compared with and without the instrument; fewer are quicker and say less"

@@ -14,8 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from aorta.config.schema import FSDP, FSDPTP, HSDP, Precision
 from aorta.parallel import fsdp, tensor
-from aorta.parallel.plan import Blocks, Spread, autocast
-from aorta.parallel.tensor import Parts
+from aorta.parallel.plan import Blocks, Parts, Spread, autocast
 
 
 def sharded(model: nn.Module, blocks: Blocks, settings: FSDP, precision: Precision, device: torch.device) -> Spread:

@@ -5,10 +5,10 @@ Must not know the workload beyond its named blocks, or the instrumentation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -16,12 +16,17 @@ from torch import nn
 
 from aorta.config.schema import Precision
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 DTYPES = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
 Blocks = Sequence[tuple[str, nn.Module]]
+Parts: TypeAlias = tuple[nn.Module, Mapping[str, str]]
+"""A module and how each of its layers is split: `columns` (by output) or `rows` (by input; the outputs are summed)."""
 
 
 @dataclass(frozen=True)
@@ -58,3 +63,21 @@ def autocast(precision: Precision, device: torch.device) -> Callable[[], Abstrac
     if precision is Precision.none:
         return nullcontext
     return lambda: torch.autocast(device.type, dtype=DTYPES[precision.value])
+
+
+def mesh_of(tensor: torch.Tensor) -> DeviceMesh | None:
+    """The mesh over which a tensor is distributed; None for an ordinary one. Asks the tensor, since importing DTensor
+    only to compare types costs a run without a mesh a second.
+    """
+    mesh: DeviceMesh | None = getattr(tensor, "device_mesh", None)
+    return mesh
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that may be distributed over ranks; shares its memory."""
+    if mesh_of(tensor) is None:
+        return tensor
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(tensor, DTensor)
+    return tensor.to_local()

@@ -1,4 +1,4 @@
-"""Selects the parallel strategy that a configuration names.
+"""Selects the parallel strategy that a configuration names, and loads it: torch takes a second for those not chosen.
 
 Must not know the details of any strategy.
 """
@@ -12,9 +12,7 @@ from torch import nn
 
 from aorta.config.schema import DDP, FSDP, FSDP1, FSDPTP, HSDP, TP, Config, NoParallel
 from aorta.errors import ConfigError
-from aorta.parallel import ddp, fsdp1, meshes
-from aorta.parallel.plan import Blocks, Spread, autocast
-from aorta.parallel.tensor import Parts
+from aorta.parallel.plan import Blocks, Parts, Spread, autocast
 
 
 def spread(model: nn.Module, blocks: Blocks, parts: Iterable[Parts], config: Config, device: torch.device) -> Spread:
@@ -27,16 +25,28 @@ def spread(model: nn.Module, blocks: Blocks, parts: Iterable[Parts], config: Con
     precision = config.training.mixed_precision
     match config.parallel:
         case DDP() as settings:
+            from aorta.parallel import ddp
+
             return ddp.spread(model, settings, precision, device)
         case FSDP1() as settings:
+            from aorta.parallel import fsdp1
+
             return fsdp1.spread(model, blocks, settings, precision, device)
         case HSDP() as settings:
+            from aorta.parallel import meshes
+
             return meshes.hybrid(model, blocks, settings, precision, device)
         case FSDPTP() as settings:
+            from aorta.parallel import meshes
+
             return meshes.sharded_tensor_parallel(model, blocks, parts, settings, precision, device)
         case FSDP() as settings:
+            from aorta.parallel import meshes
+
             return meshes.sharded(model, blocks, settings, precision, device)
         case TP():
+            from aorta.parallel import meshes
+
             return meshes.tensor_parallel(model, parts, precision, device)
         case NoParallel():
             return Spread(model, arithmetic=autocast(precision, device))

@@ -5,15 +5,12 @@ Must not know which model it is; the workload says which layers are split by col
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from collections.abc import Iterable
 
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-Parts: TypeAlias = tuple[nn.Module, Mapping[str, str]]
-"""A module and how each of its layers is split: `columns` (by output) or `rows` (by input; the outputs are summed)."""
+from aorta.parallel.plan import Parts
 
 
 def split(parts: Iterable[Parts], mesh: DeviceMesh) -> None:

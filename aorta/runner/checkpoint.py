@@ -1,7 +1,8 @@
 """Checkpoints: everything the next step depends on, written whole or not at all.
 
 `checkpoints/step_<n>/` is taken before global step n, in torch.distributed.checkpoint's format. Must not leave a folder
-of that name that cannot be resumed from.
+of that name that cannot be resumed from, or load torch's checkpoint package in a run without checkpoints: it takes a
+second.
 """
 
 from __future__ import annotations
@@ -16,10 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from aorta.distributed.accelerator import random_states, set_random_states
 from aorta.errors import ConfigError, RunIncomplete
@@ -39,6 +37,8 @@ class Checkpoints:
 
     def save(self, step: int) -> Path:
         """Save the state before global step `step`; collective, returns when it is complete on all ranks."""
+        import torch.distributed.checkpoint as dcp
+
         target = self.folder / f"step_{step}"
         part, old = (target.with_name(f"{target.name}.{suffix}") for suffix in ("part", "old"))
         with _failing_clearly(target):
@@ -54,6 +54,9 @@ class Checkpoints:
 
     def load(self, step: int) -> None:
         """Restore the state before global step `step`; collective."""
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict import set_state_dict
+
         state = self._state()
         source = self.folder / f"step_{step}"
         with _failing_clearly(source):
@@ -70,6 +73,8 @@ class Checkpoints:
         return next(self.module.parameters()).device
 
     def _state(self) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
         model, optimizer = get_state_dict(self.module, self.optimizer)
         return {
             "model": model,
@@ -85,6 +90,8 @@ def _failing_clearly(path: Path) -> Iterator[None]:
     """Convert the exception of torch's checkpoints, which is not an `Exception` and would bypass the normal error
     handling.
     """
+    from torch.distributed.checkpoint import CheckpointException
+
     try:
         yield
     except CheckpointException as error:

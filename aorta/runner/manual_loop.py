@@ -7,11 +7,11 @@ finished steps go to a function. Must not be a second way to train.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from hydra import compose, initialize_config_dir
 
+from aorta.config import CONFIG_DIR
 from aorta.config.multirun import register
 from aorta.config.resolve import Resolved, resolve
 from aorta.distributed.topology import Topology
@@ -22,13 +22,11 @@ from aorta.runner.recorded_run import open_instrument
 from aorta.runner.train_step import SpreadModel, TrainStep
 from aorta.workload.tasks import task_of
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def resolved(*words: str) -> Resolved:
     """The configuration that `train.py` would have with these arguments."""
     register()
-    with initialize_config_dir(str(ROOT / "config"), version_base="1.3"):
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         return resolve(compose("default", list(words)))
 
 

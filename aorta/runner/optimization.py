@@ -10,11 +10,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
 
 from aorta.config.schema import Config, Precision
-from aorta.parallel.plan import Spread
+from aorta.parallel.plan import Spread, mesh_of
 from aorta.workload.task import Task
 
 
@@ -48,9 +46,9 @@ def make_scaler(model: Spread, config: Config, device: torch.device) -> torch.am
 
 def by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     """Parameters grouped for multi-tensor operations: one group per mesh, and one for those on no mesh."""
-    groups: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+    groups: dict[object, list[nn.Parameter]] = {}
     for parameter in parameters:
-        groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+        groups.setdefault(mesh_of(parameter), []).append(parameter)
     return list(groups.values())
 
 
@@ -72,8 +70,11 @@ def _whole(norm: torch.Tensor) -> torch.Tensor:
     """The norm over all ranks, reduced over one dimension after another, which a DTensor does not do without a
     warning.
     """
-    if not isinstance(norm, DTensor):
+    if mesh_of(norm) is None:
         return norm
+    from torch.distributed.tensor import DTensor, Replicate
+
+    assert isinstance(norm, DTensor)
     placements = list(norm.placements)
     for dimension in reversed(range(len(placements))):
         placements[dimension] = Replicate()

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from aorta.distributed.accelerator import random_states, set_random_states
+from aorta.parallel.plan import local_part
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, states: dict[Any, dict[
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a tensor that may be distributed over ranks; shares its memory."""
     with torch.no_grad():
-        return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+        return local_part(tensor).detach()
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from aorta.distributed import provenance
+from aorta import installation
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.provenance import (
     Asked,
@@ -115,7 +115,7 @@ def test_no_git_is_no_error(manifest, monkeypatch, error):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(provenance.subprocess, "run", fail)
+    monkeypatch.setattr(installation.subprocess, "run", fail)
     assert manifest({})["versions"]["aorta_commit"] is None
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
+from aorta import train_command
 from aorta.analysis.load.export_command import _parser as trace_words
 from aorta.analysis.merge import merge_command as merge
 from aorta.analysis.report.report_command import _parser
 from aorta.analysis.rpc import rpc_command as rpc
 from aorta.config.train_cli import main
+from aorta.experiments import demo, optuna_sweeper
 from aorta.experiments import gather_nodes as gather
-from aorta.experiments import optuna_sweeper
 from aorta.experiments import plan_command as plans
 from aorta.experiments import sweep_command as sweep
 from aorta.experiments.plan_options import read_plan
@@ -65,6 +66,10 @@ def compose(words: list[str], elsewhere: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = words_of(line)
     match words:
+        case ["aorta", "demo", *rest]:
+            compose([*demo.OVERRIDES, *demo.parser().parse_intermixed_args(rest).overrides], tmp_path, monkeypatch)
+        case ["aorta", "train", *rest]:
+            compose(train_command.split_ranks(rest)[1], tmp_path, monkeypatch)
         case ["python", "train.py", *rest]:
             compose(rest, tmp_path, monkeypatch)
         case ["torchrun", *_]:
@@ -74,28 +79,28 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
                 return
             assert options.training_script == "train.py"
             compose(options.training_script_args, tmp_path, monkeypatch)
-        case ["python", "analysis/overlap_report.py", *rest]:
-            options = _parser().parse_args(rest)
+        case ["python", "analysis/overlap_report.py", *rest] | ["aorta", "report", *rest]:
+            options = _parser().parse_intermixed_args(rest)
             assert len(options.log_dir) == len(options.label)
-        case ["python", "analysis/trace_tables.py", *rest]:
+        case ["python", "analysis/trace_tables.py", *rest] | ["aorta", "traces", *rest]:
             trace_words().parse_args(rest)
-        case ["python", "analysis/merge_traces.py", *rest]:
+        case ["python", "analysis/merge_traces.py", *rest] | ["aorta", "merge", *rest]:
             merge.parser().parse_args(rest)
-        case ["python", "analysis/rpc_report.py", *rest]:
+        case ["python", "analysis/rpc_report.py", *rest] | ["aorta", "rpc", *rest]:
             rpc.parser().parse_args(rest)
-        case ["python", "-m", "aorta.experiments", *rest] | ["bash", "scripts/ab.sh", *rest]:
+        case ["aorta", "ab", *rest] | ["bash", "scripts/ab.sh", *rest]:
             plan = read_plan(plans.parse(rest), ROOT)
             for side in plan.sides:
                 compose(plan.words_of(side), tmp_path, monkeypatch)
-        case ["python", "analysis/sweep_report.py", *rest]:
+        case ["python", "analysis/sweep_report.py", *rest] | ["aorta", "sweep", *rest]:
             sweep.parser().parse_args(rest)
-        case ["python", "analysis/gather.py", *rest]:
+        case ["python", "analysis/gather.py", *rest] | ["aorta", "gather", *rest]:
             gather.parser().parse_args(rest)
         case ["sbatch", *rest]:
             script = next(place for place, word in enumerate(rest) if not word.startswith("-"))
             assert (ROOT / rest[script]).is_file()
             compose(rest[script + 1 :], tmp_path, monkeypatch)
-        case ["bash", "scripts/gpu_check.sh", *rest]:
+        case ["bash", "scripts/gpu_check.sh", *rest] | ["aorta", "check-gpu", *rest]:
             asked = gpu_check.parse(rest)
             for strategy in asked.strategies:
                 compose(list(chosen(strategy, asked.words)), tmp_path, monkeypatch)

@@ -67,7 +67,7 @@ class Bench:
 
     def start(self, *words: str, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
         """The command in a process of its own."""
-        command = [sys.executable, "-m", "aorta.experiments", *self._always(words), *words]
+        command = [sys.executable, "-m", "aorta", "ab", *self._always(words), *words]
         return subprocess.Popen(
             command,
             cwd=self.home,

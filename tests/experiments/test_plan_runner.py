@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.load.records import load_run
-from aorta.experiments import plan_checks, plan_command, plan_folder
+from aorta.experiments import plan_command, plan_folder
 from aorta.experiments.process_mark import MARK
+from aorta.installation import commit_of
 from tests.experiments.conftest import Bench
 from tests.runs import ROOT
 
@@ -35,8 +36,7 @@ def test_every_launch_in_its_order_and_folder(bench: Bench) -> None:
     assert "left" not in err.splitlines()[-1]
     plan = bench.home / "plan"
     assert out.splitlines()[-1] == (
-        "compare: python analysis/overlap_report.py --reference plan/reference --candidate plan/candidate "
-        "--output plan/report"
+        "compare: aorta report --reference plan/reference --candidate plan/candidate --output plan/report"
     )
     kept = json.loads((plan / "plan.json").read_text())
     assert [line["launch"] for line in kept["order"]] == ORDER
@@ -65,7 +65,7 @@ def test_the_same_command_again_does_nothing(bench: Bench) -> None:
     bench(*AB)
     code, out, _ = bench(*AB)
     assert code == 0
-    assert "compare: python analysis/overlap_report.py" in out
+    assert "compare: aorta report" in out
     assert bench.launched == ORDER
 
 
@@ -190,11 +190,11 @@ def test_other_local_changes_are_another_checkout(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("a = 1\n")
     git("add", ".")
     git("-c", "user.name=x", "-c", "user.email=x@x", "commit", "-m", "x")
-    clean = plan_checks._commit(str(tmp_path))
+    clean = commit_of(tmp_path)
     (tmp_path / "train.py").write_text("a = 2\n")
-    first, same = plan_checks._commit(str(tmp_path)), plan_checks._commit(str(tmp_path))
+    first, same = commit_of(tmp_path), commit_of(tmp_path)
     (tmp_path / "train.py").write_text("a = 3\n")
-    second = plan_checks._commit(str(tmp_path))
+    second = commit_of(tmp_path)
     assert first == same
     assert len({clean, first, second}) == 3
     assert re.fullmatch(rf"{clean}-dirty-[0-9a-f]{{8}}", str(first))
@@ -327,18 +327,16 @@ def test_a_dry_run_prints_and_starts_nothing(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 3, 4])
-def test_the_report_s_exit_code_is_passed_on(bench: Bench, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkout = bench.home / "checkout"
-    (checkout / "analysis").mkdir(parents=True)
-    (checkout / "train.py").touch()
-    (checkout / "analysis" / "overlap_report.py").write_text(
+def test_the_report_s_exit_code_is_passed_on(bench: Bench, code: int) -> None:
+    standin = bench.home / "aorta"  # `python -m` looks here first
+    standin.mkdir()
+    (standin / "__main__.py").write_text(
         f"import json, sys\nopen('report.json', 'w').write(json.dumps(sys.argv[1:]))\nsys.exit({code})\n"
     )
-    (checkout / "aorta").mkdir()
-    monkeypatch.setattr(plan_command.aorta, "__file__", str(checkout / "aorta" / "__init__.py"))
+    (standin / "__init__.py").touch()
     assert bench(*AB, "--report")[0] == code
     assert json.loads((bench.home / "report.json").read_text()) == [
-        *("--reference", "plan/reference", "--candidate", "plan/candidate", "--output", "plan/report")
+        *("report", "--reference", "plan/reference", "--candidate", "plan/candidate", "--output", "plan/report")
     ]
 
 

@@ -63,20 +63,16 @@ def test_a_terminal_that_was_closed_costs_neither_the_journal_nor_the_exit_code(
 
 
 def reporting(bench: Bench, script: str) -> subprocess.Popen[str]:
-    """A plan that is done, and its report, which is `script`, in a checkout made up for it."""
+    """A plan that is done, and its report, which is `script`: `python -m` finds it in the folder of the caller."""
     assert bench(*AB)[0] == 0
-    checkout = bench.home / "checkout"
-    (checkout / "analysis").mkdir(parents=True)
-    (checkout / "aorta").mkdir()
-    (checkout / "analysis" / "overlap_report.py").write_text(f"import os, signal, sys, time\n{script}\n")
-    code = (
-        "import sys, aorta\nfrom aorta.experiments.plan_command import main\n"
-        f"aorta.__file__ = {str(checkout / 'aorta' / '__init__.py')!r}\n"
-        "sys.exit(main(sys.argv[1:]))"
-    )
+    standin = bench.home / "aorta"
+    standin.mkdir()
+    (standin / "__init__.py").touch()
+    (standin / "__main__.py").write_text(f"import os, signal, sys, time\n{script}\n")
+    code = "import sys\nfrom aorta.experiments.plan_command import main\nsys.exit(main(sys.argv[1:]))"
     words = ["--output", "plan", "--python", str(bench.python), "--tree", str(ROOT), *AB, "--report"]
     return subprocess.Popen(
-        [sys.executable, "-c", code, *words],
+        [sys.executable, "-P", "-c", code, *words],
         cwd=bench.home,
         env=environment(PYTHONPATH=str(ROOT)),
         stdout=subprocess.PIPE,

@@ -33,7 +33,7 @@ raise SystemExit(int(told["x"]) if told["x"].isdigit() else 0)
 
 @pytest.fixture
 def jobs(tmp_path):
-    return TorchrunJobs(tmp_path / "train.py", ["--config-dir=/mine"])
+    return TorchrunJobs([str(tmp_path / "train.py")], ["--config-dir=/mine"])
 
 
 def batch(tmp_path, *values, words=(), first=0, refused=None, **options):

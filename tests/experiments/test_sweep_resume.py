@@ -22,7 +22,7 @@ from tests.experiments.test_sweep_launcher import batch, recorded, statuses
 
 def launched(tmp_path, *values, **more):
     """One sweep from its beginning to its end; returns the results of its jobs."""
-    return TorchrunJobs(tmp_path / "train.py", ["--config-dir=/mine"]).launch(batch(tmp_path, *values, **more))
+    return TorchrunJobs([str(tmp_path / "train.py")], ["--config-dir=/mine"]).launch(batch(tmp_path, *values, **more))
 
 
 def started(tmp_path):
@@ -93,7 +93,7 @@ def test_a_job_that_was_another_one_is_refused(tmp_path):
     asked = batch(tmp_path, "0", "3", resume=True)
     asked = replace(asked, jobs=(SweepJob(0, ("x=5",), None), asked.jobs[1]))
     with pytest.raises(ConfigError, match=r"job 00 of .* was x=0, and is x=5 now"):
-        TorchrunJobs(tmp_path / "train.py", ["--config-dir=/mine"]).launch(asked)
+        TorchrunJobs([str(tmp_path / "train.py")], ["--config-dir=/mine"]).launch(asked)
     assert started(tmp_path) == []
 
 

@@ -235,21 +235,10 @@ def test_in_continuous_integration_the_simulated_device_has_to_be_there(sh, repo
     assert "written for another torch" in result.err
 
 
-def test_the_demo_compares_a_run_with_overlap_and_one_without(sh, repo):
+def test_the_demo_is_the_command_after_set_up(sh, repo):
     ready(sh, repo, "run")
-    result = sh("demo.sh", "training.max_steps=3")
-    assert result.code == 0, result.err
-    reference, candidate, report = (call["argv"] for call in result.calls)
-    assert reference[:4] == ["--standalone", "--nproc_per_node", "2", "train.py"]
-    assert reference[-1] == "training.max_steps=3"
-    changed = {"label=reference": "label=candidate", "parallel.overlap=true": "parallel.overlap=false"}
-    assert candidate == [changed.get(word, word) for word in reference]
-    assert report[0] == "analysis/overlap_report.py"
-    assert report[1:] == ["--reference", "reference", "--candidate", "candidate", "--output", "reports/demo"]
-    assert {call["cwd"] for call in result.calls} == {str(repo)}
-
-
-def test_the_demo_stops_where_a_run_fails(sh, repo):
-    ready(sh, repo, "run")
-    result = sh("demo.sh", STANDIN_FAIL_ON="label=candidate", STANDIN_EXIT="5")
-    assert (result.code, len(result.calls)) == (5, 2)
+    result = sh("demo.sh", "training.max_steps=3", STANDIN_EXIT="5", STANDIN_FAIL_ON="training.max_steps=3")
+    (call,) = result.calls
+    assert call["argv"] == ["-m", "aorta", "demo", "training.max_steps=3"]
+    assert call["cwd"] == str(repo)
+    assert result.code == 5

@@ -185,9 +185,10 @@ def _warnings(reference: Run, candidate: Run, differences: list[dict[str, Any]])
         for difference in differences
         if changes_the_work(difference)
     ]
-    for side, run in (("reference", reference), ("candidate", candidate)):
-        if run.health.fabric is not None:
-            warnings.append(f"EMULATED FABRIC in the {side}: its communication times are those of the emulation")
+    emulated = [side for side, run in _sides(reference, candidate) if run.health.fabric is not None]
+    if emulated:
+        where = "on both sides" if len(emulated) == 2 else f"in the {emulated[0]}"
+        warnings.append(f"EMULATED FABRIC {where}: communication times are those of the emulation")
     if reference.source.instrument_mode != candidate.source.instrument_mode:
         warnings.append("the runs were instrumented differently, which can change what is measured (R3)")
     taps = interceptor(reference.manifest), interceptor(candidate.manifest)
@@ -198,10 +199,14 @@ def _warnings(reference: Run, candidate: Run, differences: list[dict[str, Any]])
         )
     if reference.source.identity == candidate.source.identity:
         warnings.append(f"both sides are the same run {reference.source.identity!r}")
-    for side, run in (("reference", reference), ("candidate", candidate)):
+    for side, run in _sides(reference, candidate):
         if run.manifest is None:
             warnings.append(f"the {side} has no manifest: {UNNOTICED}")
     return warnings
+
+
+def _sides(reference: Run, candidate: Run) -> tuple[tuple[str, Run], ...]:
+    return ("reference", reference), ("candidate", candidate)
 
 
 def not_alike(key: str, reference: object, candidate: object) -> str:

@@ -30,7 +30,6 @@ def trace_tables(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="trace_tables.py",
         description="Every interval of traces as a table, and their classified lanes as one small trace for Perfetto.",
         epilog="Exit codes: 0 done, 2 bad input.",
     )

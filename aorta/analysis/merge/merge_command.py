@@ -82,7 +82,6 @@ def _window(text: str) -> str:
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
     words = argparse.ArgumentParser(
-        prog="merge_traces.py",
         description="Chrome traces of several ranks -> one file for Perfetto, on the clock of rank 0.",
         epilog="Exit codes: 0 done, 2 bad input, 3 --check found an effect before its cause, 4 --check found nothing "
         "to check.",

@@ -17,14 +17,16 @@ from aorta.analysis.load.engines import Dask, Engine, Local
 from aorta.analysis.locate import check_label, is_location, label_of, locate
 from aorta.command_line import command
 from aorta.errors import InputError
+from aorta.installation import checkout
 
 
 @command()
-def overlap_report(arguments: Sequence[str], root: Path) -> int:
+def overlap_report(arguments: Sequence[str]) -> int:
     """Run `analysis/overlap_report.py`; returns its exit code (argparse itself ends with 0 or 2)."""
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_intermixed_args(arguments)
+    _name_sides(options)
     check_gate_options(options)
-    sources = _sources(options, root)
+    sources = _sources(options, checkout() or Path.cwd())
     output = Path(options.output) if options.output else _default_output(options, list(sources))
     engine = _engine(options)
     rules = Rules(
@@ -48,6 +50,7 @@ def overlap_report(arguments: Sequence[str], root: Path) -> int:
         rules=rules,
         finish=lambda summary: judged.append(judge(options, summary)),
         html=options.html,
+        brief=options.brief,
     )
     code, decided = run_gate(options, report.summary, *judged)
     sys.stdout.write("\n\n".join(filter(None, [report.text, decided])) + "\n")
@@ -56,7 +59,6 @@ def overlap_report(arguments: Sequence[str], root: Path) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="overlap_report.py",
         description="How well communication hid behind computation: numbers, pictures, and one run against another.",
         epilog="Without --log-dir a label L is looked up in the current directory, then in the checkout: artifacts_L/, "
         "artifacts/L/, then artifacts/ if its records are labelled L or were made on platform L; then L is a path. The "
@@ -67,6 +69,13 @@ def _parser() -> argparse.ArgumentParser:
         "four launches a side on; single runs get numbers. Files of an earlier report in the output folder are "
         "replaced. Exit codes: 0 done, 2 bad input, 3 gate failed, 4 the data cannot decide, 127 a package is missing.",
     )
+    parser.add_argument(
+        "sources",
+        nargs="*",
+        metavar="LABEL|PATH",
+        help="one: a report of it; two: the reference, and the candidate that is compared with it",
+    )
+    parser.add_argument("--brief", action="store_true", help="print the verdict, three metrics, the cause and the page")
     parser.add_argument(
         "--log-dir", action="append", default=[], metavar="PATH", help="run folder or traces; repeatable"
     )
@@ -133,6 +142,27 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
         help="judge launches that did not take turns too, as if the machine were the same throughout "
         "(docs/comparing.md); otherwise there is no verdict",
     )
+
+
+def _name_sides(options: argparse.Namespace) -> None:
+    """Take one source as the reference, and two as reference and candidate.
+
+    Raises:
+        InputError: more than two, or sources beside options that name some.
+    """
+    if not options.sources:
+        return
+    if options.reference or options.candidate or options.log_dir or options.label:
+        raise InputError(
+            f"{' '.join(options.sources)}: sources are named by themselves (aorta report A B) or by options "
+            "(--reference, --candidate, --log-dir with --label), not both"
+        )
+    if len(options.sources) > 2:
+        raise InputError(
+            f"{len(options.sources)} sources: aorta report takes one, or a reference and a candidate. Launches of one "
+            "side belong into one folder; more datasets are named with --log-dir DIR --label NAME"
+        )
+    options.reference, options.candidate = (*options.sources, None)[:2]
 
 
 def _engine(options: argparse.Namespace) -> Engine:

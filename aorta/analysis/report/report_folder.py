@@ -19,6 +19,7 @@ from aorta.analysis.compare.inputs import Subject, read_subjects
 from aorta.analysis.compare.verdict_rules import Rules
 from aorta.analysis.load.archives import Archives
 from aorta.analysis.load.engines import Engine
+from aorta.analysis.report.brief_text import brief_text
 from aorta.analysis.report.charts import Draw, pictures
 from aorta.analysis.report.charts.side_by_side import FILE as SIDE_BY_SIDE_FILE
 from aorta.analysis.report.charts.side_by_side import draw_side_by_side
@@ -57,6 +58,7 @@ def write_report(
     rules: Rules | None = None,
     finish: Callable[[dict[str, Any]], object] | None = None,
     html: bool = True,
+    brief: bool = False,
 ) -> Report:
     """Read, aggregate, compare (when both names are given), draw and write. Files of an earlier report are replaced.
 
@@ -68,6 +70,7 @@ def write_report(
         rules: how launch sets are judged.
         finish: called with the summary before anything is written, and may add to it.
         html: write the page too.
+        brief: `text` has the answer alone.
 
     Raises:
         InputError: a folder cannot be read, launches are not alike, or `output` cannot be written.
@@ -80,7 +83,8 @@ def write_report(
         if finish is not None:
             finish(summary)
         written, not_drawn = _files(subjects, summary, output, (reference, candidate), html=html)
-        text = archives.as_given(_text(subjects, summary, written, not_drawn))
+        text = brief_text(summary, written) if brief else _text(subjects, summary, written, not_drawn)
+        text = archives.as_given(text)
     return Report(text, summary, tuple(written), not_drawn)
 
 

@@ -79,7 +79,6 @@ def _merge(
 def parser() -> argparse.ArgumentParser:
     """The words that the command takes."""
     words = argparse.ArgumentParser(
-        prog="rpc_report.py",
         description="Every call of an RPC run and what it ran where: a table, and one trace with arrows for Perfetto.",
         epilog="Exit codes: 0 done (also where a worker is missing: that is said), 2 bad input, 3 --check found a call "
         "that does not enclose what it ran, 4 --check found nothing to check.",

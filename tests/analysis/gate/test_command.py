@@ -79,7 +79,7 @@ def test_the_command_judges_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(gate_command, "evaluate", lambda *words: results.append(real(*words)) or results[-1])
     sides = [str(launch(tmp_path / name, ratio)) for name, ratio in (("a", 0.8), ("b", 0.6))]
     words = ["--reference", sides[0], "--candidate", sides[1], "--no-html", "--output", str(tmp_path / "out")]
-    assert overlap_report([*words, "--fail-on", "overlap_ratio<-0.05"], tmp_path) == 3
+    assert overlap_report([*words, "--fail-on", "overlap_ratio<-0.05"]) == 3
     assert [result.outcome for result in results] == ["fail"]
 
 

@@ -171,7 +171,7 @@ def test_without_the_package_the_extra_is_named(folder: Path, monkeypatch: pytes
 def test_words_that_do_not_go_together(
     folder: Path, tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert overlap_report(["--log-dir", str(folder), "--label", "x", *words], tmp_path) == 2
+    assert overlap_report(["--log-dir", str(folder), "--label", "x", *words]) == 2
     assert said in capsys.readouterr().err
 
 

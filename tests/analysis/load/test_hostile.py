@@ -133,7 +133,7 @@ def test_the_command_ends_with_2_and_the_place(
 ) -> None:
     monkeypatch.setattr("aorta.records.reader.LINE_LIMIT", 1000)
     with_line(tmp_path, b"x" * 2000)
-    assert overlap_report(["--log-dir", str(tmp_path), "--label", "x", "--output", str(tmp_path / "o")], tmp_path) == 2
+    assert overlap_report(["--log-dir", str(tmp_path), "--label", "x", "--output", str(tmp_path / "o")]) == 2
     assert "rank_0_metrics.jsonl:" in capsys.readouterr().err
 
 

@@ -53,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def report(words: list[str], output: Path) -> dict:
-    assert overlap_report([*words, "--output", str(output)], ROOT) == 0
+    assert overlap_report([*words, "--output", str(output)]) == 0
     return strict_json(output / "summary.json")
 
 
@@ -159,7 +159,7 @@ def test_broken_compression_is_an_error_with_the_file_and_exit_code_2(tmp_path, 
     for name, data in (("cut.gz", whole[:-30]), ("bent.gz", whole[:200] + b"\x00" * 40 + whole[240:])):
         path = tmp_path / name
         path.write_bytes(data)
-        assert overlap_report(["--log-dir", str(path), "--label", "x", "--output", str(tmp_path / "o")], ROOT) == 2
+        assert overlap_report(["--log-dir", str(path), "--label", "x", "--output", str(tmp_path / "o")]) == 2
         assert str(path) in capsys.readouterr().err
 
 
@@ -231,11 +231,11 @@ def test_a_process_that_reads_loads_neither_pandas_nor_matplotlib_and_none_loads
     one = "from aorta.analysis.load.trace_tables import read_trace_tables\n"
     one += "from aorta.analysis.load.trace_files import find_units\nread_trace_tables(find_units(sys.argv[1])[0][0])"
     assert loaded_by(one, str(folder)) == "[]"
-    whole = "from aorta.analysis.report.report_command import overlap_report\noverlap_report(sys.argv[1:], None)"
+    whole = "from aorta.analysis.report.report_command import overlap_report\noverlap_report(sys.argv[1:])"
     words = ["--log-dir", str(folder), "--label", "x", "--output", str(tmp_path / "out")]
     assert loaded_by(whole, *words) == "['matplotlib', 'pandas']"
     helped = "from aorta.analysis.report.report_command import overlap_report\n"
-    helped += "try: overlap_report(['--help'], None)\nexcept SystemExit: pass"
+    helped += "try: overlap_report(['--help'])\nexcept SystemExit: pass"
     assert loaded_by(helped) == "[]"
 
 

@@ -75,7 +75,7 @@ def test_bad_input_ends_with_2_and_one_message(
     from aorta.analysis.report.report_command import overlap_report
 
     monkeypatch.chdir(tmp_path)
-    assert overlap_report(arguments, tmp_path) == 2
+    assert overlap_report(arguments) == 2
     streams = capsys.readouterr()
     assert streams.out == ""
     assert streams.err.startswith("error: ")
@@ -100,7 +100,7 @@ def test_the_default_output_of_one_label(two_runs: Path, monkeypatch: pytest.Mon
     from aorta.analysis.report.report_command import overlap_report
 
     monkeypatch.chdir(two_runs)
-    assert overlap_report(["--reference", "cuda"], two_runs) == 0
+    assert overlap_report(["--reference", "cuda"]) == 0
     assert (two_runs / "reports" / "cuda" / "cuda_timeline.png").exists()
 
 
@@ -121,7 +121,7 @@ def test_importing_and_asking_for_help_load_nothing_heavy(tmp_path: Path) -> Non
 def test_a_whole_report_never_loads_torch_nor_pyplot(two_runs: Path) -> None:
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom pathlib import Path\n"
     code += "from aorta.analysis.report.report_command import overlap_report\n"
-    code += f"assert overlap_report(['--reference', 'cuda', '--candidate', 'rocm'], Path({str(ROOT)!r})) == 0"
+    code += "assert overlap_report(['--reference', 'cuda', '--candidate', 'rocm']) == 0"
     loaded = loaded_after(two_runs, code)
     assert {"pandas", "matplotlib"} <= loaded
     assert loaded.isdisjoint({"torch", "matplotlib.pyplot"})

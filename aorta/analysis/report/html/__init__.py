@@ -4,7 +4,7 @@
     if (reason := why_no_page()) is None:
         write_page(datasets, summary, output / PAGE_FILE)
 
-Must not load bokeh or jinja2 before a page is written (they come with the extra `html`), compute a number that
+Must not load bokeh or jinja2 before a page is written, compute a number that
 `summary.json` has, or let a word from a file become markup.
 """
 

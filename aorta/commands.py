@@ -1,0 +1,143 @@
+"""The command `aorta` (also `python -m aorta`): one name for everything that AORTA can be told to do.
+
+    aorta train label=cuda        aorta report cuda rocm        aorta --help
+
+Each command has a parser and a help text of its own; this one only finds it. Must not import what the chosen command
+does not need: `aorta --help` takes no second, and `aorta report` never loads torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Final
+
+import aorta
+from aorta.command_line import command, to_stdout
+from aorta.errors import EXIT_OK, InputError
+from aorta.installation import check_alone
+
+_Main = Callable[[Sequence[str]], int]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One of the commands.
+
+    Attributes:
+        entry: `module:function` that takes the arguments behind the command's name and returns the exit code.
+        purpose: what it is for, in one line.
+        example: arguments that work.
+    """
+
+    entry: str
+    purpose: str
+    example: str
+
+    def load(self) -> _Main:
+        """The function that carries the command out."""
+        module, _, function = self.entry.partition(":")
+        main: _Main = getattr(import_module(module), function)
+        return main
+
+
+COMMANDS: Final[dict[str, Command]] = {
+    "demo": Command(
+        "aorta.experiments.demo:main",
+        "a verdict in about a minute, without a GPU: overlap on against overlap off",
+        "",
+    ),
+    "train": Command(
+        "aorta.train_command:main",
+        "train with telemetry, or sweep with -m",
+        "--nproc_per_node 2 label=cuda training.max_steps=40",
+    ),
+    "report": Command(
+        "aorta.analysis.report.report_command:overlap_report",
+        "numbers, pictures and a page about one run, or one against another",
+        "cuda rocm",
+    ),
+    "ab": Command(
+        "aorta.experiments.plan_command:main",
+        "launch two configurations in turn, so that the report can give a verdict",
+        "--output artifacts/ab --candidate parallel.overlap=false training.max_steps=40",
+    ),
+    "sweep": Command(
+        "aorta.experiments.sweep_command:main",
+        "a table and heat maps of a sweep that `aorta train -m` made",
+        "artifacts/sweep",
+    ),
+    "traces": Command(
+        "aorta.analysis.load.export_command:trace_tables",
+        "the intervals of traces as a table",
+        "cuda_traces --format csv",
+    ),
+    "merge": Command(
+        "aorta.analysis.merge.merge_command:merge_traces",
+        "traces of several ranks as one file for Perfetto, on one clock",
+        "artifacts/cuda -o merged.json.gz",
+    ),
+    "rpc": Command(
+        "aorta.analysis.rpc.rpc_command:rpc_report",
+        "the calls of an RPC run as a table and a trace",
+        "artifacts",
+    ),
+    "gather": Command(
+        "aorta.experiments.gather_nodes:main",
+        "the output folders of several nodes as one run folder",
+        "--into artifacts/both node0:/scratch/run node1:/scratch/run",
+    ),
+    "check-gpu": Command(
+        "aorta.gpu_check.check_command:main",
+        "is the telemetry right and cheap on this machine's devices?",
+        "",
+    ),
+}
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(f"  {name:<{width}}  {one.purpose}" for name, one in COMMANDS.items())
+    examples = "\n".join(f"  aorta {name} {one.example}".rstrip() for name, one in COMMANDS.items())
+    return (
+        "usage: aorta COMMAND [ARGUMENT ...]\n\n"
+        "How well communication hides behind computation in distributed PyTorch training.\n\n"
+        f"commands\n{commands}\n\nexamples\n{examples}\n\n"
+        "aorta COMMAND --help explains a command; aorta --version prints AORTA's version."
+    )
+
+
+@command()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code: 0 done, 1 the configuration cannot be run, 2 bad arguments or input, and
+    others that the command's own help lists.
+
+    Args:
+        arguments: the command line behind `aorta`; None: the process's.
+
+    Raises:
+        SystemExit: from a command's own parser.
+    """
+    check_alone()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in {"-h", "--help", "help"}:
+        to_stdout(_overview())
+        return EXIT_OK
+    if words[0] in {"-V", "--version"}:
+        to_stdout(f"aorta {aorta.__version__}")
+        return EXIT_OK
+    name, *rest = words
+    if name not in COMMANDS:
+        near = get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise InputError(f"aorta {name}: no such command. {hint}There are {', '.join(COMMANDS)}; see aorta --help")
+    sys.argv = [f"aorta {name}", *rest]  # what the command's parser calls itself
+    chosen = COMMANDS[name]
+    try:
+        return chosen.load()(rest)
+    finally:
+        if rest in (["-h"], ["--help"]):
+            to_stdout(f"\nExample: aorta {name} {chosen.example}".rstrip())
