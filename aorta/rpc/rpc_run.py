@@ -141,7 +141,7 @@ class RpcRun:
                 self._serve(traced, folder)
             ended = True
         except Stopped:
-            self._part(traced.window)
+            self._part()
             ended = True
         finally:
             with suppress(Stopped):
@@ -150,14 +150,14 @@ class RpcRun:
                 self._write_late_calls(traced, folder)
                 self._write_facts(folder, ended=ended)
 
-    def _part(self, window: int | None) -> None:
+    def _part(self) -> None:
         """After a signal: tell the driver that this rank lives; the driver finds out who does not."""
         assert self.stop.stopped_by is not None  # only a signal leads here
         by = self.stop.stopped_by.name
-        _log.warning("rpc: stopped by %s in window %s", by, window)
+        _log.warning("rpc: stopped by %s", by)
         self.together.confirm("stopped")
         if self.rank == DRIVER:
-            self.cut_short = f"window {window}: stopped by {by}" + (f" ({self.cut_short})" if self.cut_short else "")
+            self.cut_short = f"stopped by {by}" + (f" ({self.cut_short})" if self.cut_short else "")
             self._hear("stopped", _WORD_S, f"left no word within {_WORD_S:g} s of {by}: killed, or hanging")
 
     def _drive(self, traced: TracedRpc, folder: RunFolder) -> None:

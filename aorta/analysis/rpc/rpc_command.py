@@ -14,11 +14,12 @@ from aorta.analysis.merge.alignment import KnownClocks, RankAlignment, align_ran
 from aorta.analysis.merge.causality import Causality
 from aorta.analysis.merge.trace_writer import trace_file
 from aorta.analysis.rpc.rpc_records import RpcRecords, read_run
-from aorta.analysis.rpc.rpc_rows import read_rows
+from aorta.analysis.rpc.rpc_rows import nested_waits, read_rows
 from aorta.analysis.rpc.rpc_table import make_rows, render
 from aorta.analysis.rpc.rpc_trace import write_trace
 from aorta.command_line import command
 from aorta.errors import EXIT_OK, GateFailed, Inconclusive
+from aorta.records.rpc_files import TRACE_FILE
 
 
 @command()
@@ -27,18 +28,21 @@ def rpc_report(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     folder = Path(options.folder)
     run = read_run(folder)
+    nested = nested_waits(run.calls)
     # One trace's operators in memory at a time.
-    operators = ((trace.rank, row) for trace in run.traces for row in read_rows(trace).operators)
+    operators = ((trace.rank, row) for trace in run.traces for row in read_rows(trace, nested).operators)
     rows = make_rows(run.calls, operators)
     sys.stdout.write(render(rows, run.workers) + "\n")
-    output = Path(options.output) if options.output else folder / "rpc_trace.json.gz"
+    output = Path(options.output) if options.output else folder / TRACE_FILE
     notes: list[str] = [f"incomplete: {what}" for what in run.missing]
     clocks = find_clocks(None, run.traces, [run.path])
     alignments = align_ranks(run.traces, clocks, options.align, notes)
     found = _merge(run, output, options, clocks, alignments)
     for note in notes:
         sys.stderr.write(f"note: {note}\n")
-    last = f"{output}: {len(run.traces)} traces, {len(run.calls)} calls, {in_words(options.align, alignments)}"
+    last = f"{output}: {len(run.traces)} traces, {len(run.calls)} calls"
+    if run.traces:
+        last += f", {in_words(options.align, alignments)}"
     sys.stdout.write("\n".join([*found.lines(), last]) + "\n")
     if options.check and found.violations:
         raise GateFailed(f"{len(found.violations)} calls do not enclose what they ran")
@@ -84,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
         "that does not enclose what it ran, 4 --check found nothing to check.",
     )
     words.add_argument("folder", metavar="DIR", help="run folder of train.py workload=rpc profiling.enabled=true")
-    words.add_argument("-o", "--output", metavar="FILE", help="the trace; default: DIR/rpc_trace.json.gz")
+    words.add_argument("-o", "--output", metavar="FILE", help=f"the trace; default: DIR/{TRACE_FILE}")
     words.add_argument(
         "--align", choices=("clock", "none", "start_profile"), default="clock", help="as merge_traces.py"
     )

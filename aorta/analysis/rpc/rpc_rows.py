@@ -7,6 +7,7 @@ served. Must not: attribute an operator to a call unless it lies inside the call
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -15,7 +16,7 @@ from aorta.analysis.load import microseconds
 from aorta.analysis.load.chrome_json import Event
 from aorta.analysis.merge.trace_choice import TraceFile, scanning
 from aorta.errors import InputError
-from aorta.records.rpc_files import CALL_MARK, MEMORY_KEY, CallMemory
+from aorta.records.rpc_files import CALL_MARK, MEMORY_KEY, Call, CallMemory
 
 _OPERATORS = ("cpu_op", "user_annotation")
 TO_HERE = "RRef.to_here"
@@ -53,8 +54,12 @@ class WorkerRows:
     operators: list[RemoteOperator] = field(default_factory=list)
 
 
-def read_rows(trace: TraceFile) -> WorkerRows:
+def read_rows(trace: TraceFile, nested: Mapping[str, Sequence[Call]] | None = None) -> WorkerRows:
     """Read one trace.
+
+    Args:
+        nested: call id -> the synchronous calls made while that call was served. Their waits are no self time of
+            whatever made them.
 
     Raises:
         InputError: it is broken.
@@ -74,10 +79,26 @@ def read_rows(trace: TraceFile) -> WorkerRows:
                 raise InputError(f"{trace.path}: event {scanner.count}: not a trace event ({error!r})") from error
     rows = WorkerRows()
     for operators in threads.values():
-        operators.sort(key=lambda operator: (operator.start_ns, -operator.end_ns))
-        _nest(operators)
+        waits = [wait for operator in operators for wait in _waits(operator, nested or {})]
+        _nest(sorted([*operators, *waits], key=lambda operator: (operator.start_ns, -operator.end_ns)))
         rows.operators += operators
     return rows
+
+
+def nested_waits(calls: Iterable[Call]) -> dict[str, list[Call]]:
+    """The `nested` of `read_rows`: what is known to block the thread that serves a call, by its id."""
+    found: defaultdict[str, list[Call]] = defaultdict(list)
+    for call in calls:
+        if call.parent is not None and call.kind == "rpc_sync" and call.reply_ns is not None:
+            found[call.parent].append(call)
+    return found
+
+
+def _waits(operator: RemoteOperator, nested: Mapping[str, Sequence[Call]]) -> Iterator[RemoteOperator]:
+    """The waits of one call's slice, where they lie in it."""
+    for call in nested.get(operator.call_id or "", ()):
+        if call.reply_ns is not None and operator.start_ns <= call.issue_ns <= call.reply_ns <= operator.end_ns:
+            yield RemoteOperator(call.name, operator.thread, call.issue_ns, call.reply_ns)
 
 
 def memory_of(trace: TraceFile) -> dict[str, CallMemory]:

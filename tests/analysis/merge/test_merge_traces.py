@@ -321,6 +321,15 @@ def test_several_folders_make_one_file_and_runs_are_not_mixed(tmp_path, capsys):
     assert "traces of 2 runs" in capsys.readouterr().err
 
 
+def test_what_the_report_of_remote_calls_wrote_is_no_further_trace(tmp_path, capsys):
+    folder = tmp_path / "run"
+    write(folder / "torch_profiler" / "rank0" / "t.json", text([x("a", 1, 1)], world=1))
+    write(folder / "rpc_trace.json.gz", text([x("a", 1, 1)], rank=None))
+    (folder / "rpc.json").write_text("{}")
+    assert len(merge(folder)["aorta"]["merged_from"]) == 1
+    assert "left out" not in capsys.readouterr().err
+
+
 def test_no_trace_at_all(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "other.json").write_text(json.dumps({"a": 1}))

@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from aorta.analysis.merge.trace_choice import describe
 from aorta.analysis.rpc.rpc_command import rpc_report
-from aorta.records.rpc_files import CALLS_FILE, MEMORY_KEY, RPC_FILE, Call, RpcFacts, Worker
+from aorta.analysis.rpc.rpc_rows import nested_waits, read_rows
+from aorta.records.rpc_files import CALL_MARK, CALLS_FILE, MEMORY_KEY, RPC_FILE, Call, RpcFacts, Worker
 from tests.analysis.merge.traces import BASE_NS, text, write, x
 
 
@@ -45,6 +47,25 @@ def test_an_answered_call_of_a_caller_without_a_trace_is_not_said_to_be_unanswer
     said = capsys.readouterr().out
     assert "no trace of its caller" in said
     assert "without an answer" not in said
+
+
+@pytest.mark.spec("C4")
+def test_C4_waiting_for_a_call_of_its_own_is_no_self_time_of_what_a_worker_runs(tmp_path):
+    outer = x(f"rpc_sync#f(w0 -> w1){CALL_MARK}0-1", 10, 100)
+    path = write(tmp_path / "t.json", text([outer, x("mine", 20, 70), x("aten::add", 85, 2)], rank=1))
+
+    def nested(kind: str, begin_us: int, end_us: int) -> Call:
+        begin, end = (BASE_NS + us * 1000 for us in (begin_us, end_us))
+        return Call(f"1-{begin_us}", "inner", kind, "g", 1, 0, 0, "0-1", begin, True, end)
+
+    calls = [nested("rpc_sync", 30, 80), nested("rpc_async", 82, 84), nested("rpc_sync", 95, 500)]
+    rows = {row.name: row for row in read_rows(describe(path), nested_waits(calls)).operators}
+    assert {name: row.self_ns for name, row in rows.items()} == {
+        "rpc_sync#f(w0 -> w1)": 30_000,
+        "mine": 18_000,
+        "aten::add": 2_000,
+    }
+    assert rows["aten::add"].serves == "rpc_sync#f(w0 -> w1)"
 
 
 def facts(folder: Path, **of: Any) -> None:
