@@ -1,21 +1,24 @@
 """Draws memory over time as one self-contained HTML file.
 
-    python -m aorta.profiling.memory_timeline TRACE OUT.html
+    python -m aorta.profiling.memory_timeline TRACE OUT.html [-]
 
-TRACE is a Chrome trace (.json) whose window recorded allocations (`[memory]` events). Per device the page shows a curve
-of allocated bytes, its peak, and the largest allocations alive at the peak with the operator and the Python line that
-made them. It runs in its own process, so that reading a large trace does not stall training. Must not import torch, or
-refer to anything on a network.
+TRACE is a Chrome trace (.json) whose window recorded allocations (`[memory]` events); with `-`, what
+`memory_categories.by_category` gives is read as JSON from the standard input. Per device the page shows a curve of
+allocated bytes, its peak, and the largest allocations alive at the peak with the operator and the Python line that made
+them; and what of it were parameters, gradients and so on, stacked. It runs in its own process, so that reading a large
+trace does not stall training. Must not import torch, or refer to anything on a network.
 """
 
 from __future__ import annotations
 
 import html
 import json
+import os
+import subprocess
 import sys
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,8 @@ from typing import Any
 WIDTH, HEIGHT = 1000, 260
 POINTS = 2_000
 """Points of a drawn curve; each is the maximum of its slice, so no peak is lost."""
+COLOURS = ("#1f77b4", "#d62728", "#9467bd", "#2ca02c", "#ff7f0e", "#8c564b", "#bcbd22", "#7f7f7f")
+"""Of the categories, in their order."""
 LARGEST = 25
 DEVICE_KINDS = {0: "CPU", 1: "GPU", 20: "GPU"}
 """c10::DeviceType: 0 CPU, 1 CUDA (also HIP behind torch's CUDA interface), 20 HIP."""
@@ -137,11 +142,14 @@ class _Enclosing:
         return None
 
 
-def page(trace: dict[str, Any], title: str) -> str:
-    """The whole HTML page."""
+def page(trace: dict[str, Any], title: str, categories: Mapping[str, Any] | None = None) -> str:
+    """The whole HTML page; `categories` as `memory_categories.by_category` gives them."""
     found = timelines(trace)
     body = [_section(timeline) for timeline in found] or [
         "<p>The trace holds no <code>[memory]</code> events: nothing was allocated while it was recorded.</p>"
+    ]
+    stacks = [
+        _stack(device, one["times_us"], one["bytes"]) for device, one in (categories or {}).items() if one["times_us"]
     ]
     highest = "; ".join(
         f"{one.device}: max allocated {_size(one.peak.allocated)}, "
@@ -153,7 +161,9 @@ def page(trace: dict[str, Any], title: str) -> str:
         "body{font:14px sans-serif;margin:2em;max-width:1100px}svg{background:#f7f7f7;width:100%}"
         "table{border-collapse:collapse}td,th{padding:2px 10px;text-align:left;border-bottom:1px solid #ddd}"
         "td.n{text-align:right;font-variant-numeric:tabular-nums}</style></head><body>\n"
-        f"<h1>{html.escape(title)}</h1>\n<p>{html.escape(highest)}</p>\n" + "\n".join(body) + "\n</body></html>\n"
+        f"<h1>{html.escape(title)}</h1>\n<p>{html.escape(highest)}</p>\n"
+        + "\n".join(body + stacks)
+        + "\n</body></html>\n"
     )
 
 
@@ -198,6 +208,37 @@ def _curve(timeline: Timeline) -> str:
     )
 
 
+def _stack(device: str, times_us: list[float], sizes: dict[str, list[int]]) -> str:
+    """Bytes by category over time, one above the other, and each at the peak."""
+    total = [sum(column) for column in zip(*sizes.values(), strict=True)]
+    peak = max(range(len(total)), key=total.__getitem__)
+    step = max(1, -(-len(total) // POINTS))
+    drawn = [
+        max(range(start, min(start + step, len(total))), key=total.__getitem__) for start in range(0, len(total), step)
+    ]
+    begin, span, top = times_us[0], max(times_us[-1] - times_us[0], 1e-9), max(total[peak], 1)
+    xs = [f"{(times_us[place] - begin) / span * WIDTH:.2f}" for place in drawn]
+    below, shapes, rows = [0] * len(drawn), [], []
+    for (name, one), colour in zip(sizes.items(), COLOURS, strict=True):
+        above = [low + one[place] for low, place in zip(below, drawn, strict=True)]
+        edge = [*zip(xs, above, strict=True), *reversed(list(zip(xs, below, strict=True)))]
+        points = " ".join(f"{x},{HEIGHT - size / top * HEIGHT * 0.92:.2f}" for x, size in edge)
+        shapes.append(f'<polygon fill="{colour}" stroke="none" points="{points}"><title>{name}</title></polygon>')
+        rows.append(
+            f'<tr><td style="background:{colour}">&nbsp;</td><td>{name}</td><td class="n">{_size(one[peak])}</td>'
+            f'<td class="n">{_size(max(one))}</td></tr>'
+        )
+        below = above
+    return (
+        f'<h2>{html.escape(device)} by category</h2>\n<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
+        + "".join(shapes)
+        + f"</svg>\n<p>{span / 1e3:.3f} ms. The categories are inferred by torch from what this window shows.</p>\n"
+        "<table><tr><th></th><th>category</th><th>at the peak</th><th>at most</th></tr>\n"
+        + "\n".join(rows)
+        + "\n</table>"
+    )
+
+
 def _size(number: int) -> str:
     """Bytes in the largest binary unit (powers of 1024) that leaves a digit before the point."""
     value, unit = float(number), "B"
@@ -208,13 +249,38 @@ def _size(number: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
 
 
+def draw(trace: Path, target: Path, categories: dict[str, Any]) -> None:
+    """Draw the page in a separate process: reading a large trace would hold the GIL.
+
+    Args:
+        categories: as `memory_categories.by_category` gives them.
+
+    Raises:
+        OSError: it failed; includes its error output.
+    """
+    import aorta
+
+    root = str(Path(aorta.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+    done = subprocess.run(
+        [sys.executable, "-m", "aorta.profiling.memory_timeline", str(trace), str(target), "-"],
+        input=json.dumps(categories),
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    if done.returncode:
+        raise OSError(f"memory timeline: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+
+
 def main(words: Sequence[str]) -> int:
-    """Read a trace, write the page."""
-    source, target = map(Path, words)
-    trace = json.loads(source.read_text())
+    """Read a trace and the categories, write the page."""
+    source, target = map(Path, words[:2])
+    trace, categories = json.loads(source.read_text()), json.load(sys.stdin) if words[2:] == ["-"] else {}
     part = target.with_name(target.name + ".part")
     try:
-        part.write_text(page(trace, target.name.removesuffix(".html")))
+        part.write_text(page(trace, target.name.removesuffix(".html"), categories))
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)

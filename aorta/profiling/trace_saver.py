@@ -10,8 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aorta.profiling.destinations import Destination
+from aorta.profiling.memory_timeline import draw
 from aorta.profiling.trace_archive import PART, free_name, pack
 from aorta.profiling.trace_export import error_line, export
 from aorta.profiling.trace_names import TraceWindow
@@ -73,12 +72,13 @@ class SavedOutput:
 @dataclass(frozen=True)
 class Job:
     """One window: how its trace is exported (to a path, as JSON; None: it is not), and which files are made of it, the
-    trace itself last.
+    trace itself last. `categories` divides its memory, for the page.
     """
 
     window: TraceWindow
     export: Callable[[Path], Any] | None
     outputs: Sequence[SavedOutput]
+    categories: Callable[[], dict[str, Any]] = dict
 
 
 class Saver:
@@ -190,7 +190,7 @@ class Saver:
                 "profiling: the trace of %s could not be saved as %s: %s", _steps(job.window), trace, error_line(error)
             )
         else:
-            saved.files = [self._make(output, raw) for output in job.outputs]
+            saved.files = [self._make(output, raw, job.categories) for output in job.outputs]
             if saved.files[-1].error and raw.exists():
                 saved.files[-1].path = _rescued(raw, trace)
                 saved.files[-1].here = True
@@ -202,7 +202,7 @@ class Saver:
             self._here.append(saved)
         self._put(self._uploads, lambda: self._deliver(saved))
 
-    def _make(self, output: SavedOutput, raw: Path) -> SavedFile:
+    def _make(self, output: SavedOutput, raw: Path, categories: Callable[[], dict[str, Any]]) -> SavedFile:
         path = output.path
         saved = SavedFile(output.kind, path, output.destination is not None)
         try:
@@ -210,7 +210,7 @@ class Saver:
                 path = saved.path = path if self._overwrite else free_name(path)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if output.kind == "memory":
-                    draw_memory(raw, path)
+                    draw(raw, path, _divided(categories))
                 elif output.kind == "trace" and path.suffix != ".gz":
                     raw.replace(path)
                 else:
@@ -254,25 +254,12 @@ class Saver:
                     _log.warning("profiling: %s could not be removed: %s", file.path, error)
 
 
-def draw_memory(raw: Path, target: Path) -> None:
-    """Draw the memory timeline of an exported trace, in a separate process: reading a large trace would hold the GIL.
-
-    Raises:
-        OSError: it failed; includes its error output.
-    """
-    import aorta
-
-    root = str(Path(aorta.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
-    done = subprocess.run(
-        [sys.executable, "-m", "aorta.profiling.memory_timeline", str(raw), str(target)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    if done.returncode:
-        raise OSError(f"memory timeline: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+def _divided(categories: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return categories()
+    except Exception as error:  # noqa: BLE001  the page is of use without; it is logged
+        _log.warning("profiling: memory is not divided into categories: %s", error_line(error))
+        return {}
 
 
 def _rescued(raw: Path, trace: Path) -> Path:

@@ -16,10 +16,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import Any, Self, cast
 
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerAction, profile, record_function
 
 from aorta.config.schema import Naming
 from aorta.distributed.accelerator import profiled
+from aorta.profiling.memory_categories import by_category
 from aorta.profiling.memory_history import MemoryHistory
 from aorta.profiling.profile_summary import tables
 from aorta.profiling.schedule import Action, Schedule
@@ -63,6 +65,7 @@ class WindowRecording(profile):
             profile_memory=settings.profile_memory,
             with_stack=settings.with_stack,
             with_flops=settings.with_flops,
+            experimental_config=_ExperimentalConfig(profile_all_threads=True) if settings.all_threads else None,
         )
         # torch counts from 0, and would treat the first step after a resume as step 0.
         self.step_num = first_step
@@ -215,7 +218,7 @@ class WindowRecording(profile):
         assert results is not None  # every build AORTA supports has Kineto
         if outputs:
             export = (lambda path: results.save(str(path))) if self._recipe.exports else None
-            self.saver.submit(Job(window, export, outputs))
+            self.saver.submit(Job(window, export, outputs, lambda: by_category(results)))
 
     def _snapshot(self, window: TraceWindow) -> SavedOutput | None:
         """Write the allocator's history right here: only this thread may read it."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
+import time
 
 import pytest
 import torch
 
 from aorta.profiling import window_recording
-from aorta.profiling.torch_profiler import NullProfiler
-from tests.profiling.windows import files_below, loop, numbers, preset, read, steps_in
+from aorta.profiling.torch_profiler import NullProfiler, ProfilerPlan
+from tests.profiling.windows import HERE, files_below, loop, numbers, preset, read, steps_in
 
 
 @pytest.fixture
@@ -230,3 +232,39 @@ def test_the_run_s_own_error_is_not_hidden_by_the_profiler_s(run, said, monkeypa
     with pytest.raises(ZeroDivisionError):
         run(10, fail_in=2)
     assert len(said("ERROR")) == 1
+
+
+# --- other threads ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loader():
+    """A thread beside the loop that was there before the profiler, as one that pins batches: it takes sines."""
+    end = threading.Event()
+
+    def work():
+        while not end.wait(0.0005):
+            torch.ones(4).sin()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield
+    end.set()
+    thread.join()
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_threads_that_began_before_the_profiler_are_in_it_where_asked(folder, loader, on):
+    settings = preset("aorta", all_threads=on)
+    with ProfilerPlan(settings, HERE, folder).open(0) as window:
+        for _ in range(5):
+            torch.ones(8, 8) @ torch.ones(8, 8)
+            time.sleep(0.02)  # many times what the thread takes for a sine
+            window.step()
+    (path,) = window.files
+    threads = {}
+    for event in read(path)["traceEvents"]:
+        threads.setdefault(event.get("name"), set()).add(event.get("tid"))
+    assert len(threads["aten::mm"]) == 1
+    assert ("aten::sin" in threads) is on
+    assert threads.get("aten::sin") != threads["aten::mm"]

@@ -57,6 +57,8 @@ class Profiling:
     with_stack: bool = False
     # estimated FLOPs; records shapes as well
     with_flops: bool = False
+    # threads besides those of training too, such as one that pins batches; their operators get lanes of their own
+    all_threads: bool = False
     # rows of each summary table logged at the end; 0 = no tables
     summary_rows: int = 0
     # one file a cycle under torch_profiler/rank<r>/, as TensorBoard and Perfetto read it (naming=tensorboard)
