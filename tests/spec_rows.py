@@ -80,6 +80,7 @@ ROWS: Final[dict[str, dict[str, str]]] = {
         "C18": "on one machine the offset is 0 within its bound",
     },
     "D. Run, trace and report": {
+        "D4": "each step has loss, learning rate and gradient norm, also in records of AORTA 2025",
         "D5": "rocm-smi is sampled in the background and kept as it printed",
         "D9": "the profiler's defaults",
         "D10": "traces lie where TensorBoard looks",
@@ -102,6 +103,7 @@ ROWS: Final[dict[str, dict[str, str]]] = {
         "D52": "every older override counts",
         "D53": "an unknown key is answered with the known ones",
         "D54": "values that Hydra's grammar does not take are quoted",
+        "D55": "a configuration file that is missing is named; older ones, YAML and JSON, are translated",
         "D56": "one run folder for all ranks",
         "D57": "sweeps",
         "D58": "relative paths are the caller's",

@@ -63,7 +63,8 @@ def resolve(composed: DictConfig) -> Resolved:
     broken = list(_broken_rules(config))
     if broken:
         raise ConfigError("the configuration cannot be run:\n" + "\n".join(f"  {rule}" for rule in broken))
-    notes = (*profiling_notes(config, environment_number("WORLD_SIZE", 1)), *workload_notes(config))
+    world_size = environment_number("WORLD_SIZE", 1)
+    notes = (*_length_notes(config, world_size), *profiling_notes(config, world_size), *workload_notes(config))
     return Resolved(config, plain, _hash(plain), notes)
 
 
@@ -81,11 +82,25 @@ def environment_number(name: str, default: int, environment: Mapping[str, str] =
 
 
 def steps_planned(config: Config, world_size: int) -> int:
-    """Optimizer steps of the whole training: the earlier of `max_steps` and the end of the last epoch."""
+    """Optimizer steps of the whole training: the earlier of `max_steps` and the end of the last epoch. The dataset is
+    repeated as often as `max_steps` needs unless `epochs` says how often.
+    """
     training = config.training
+    if training.epochs is None and training.max_steps is not None:
+        return training.max_steps
     per_step = training.batch_size * training.gradient_accumulation * data_parallel_size(config, world_size)
-    in_epochs = training.epochs * (config.dataset.num_samples // per_step)
+    in_epochs = (training.epochs or 1) * (config.dataset.num_samples // per_step)
     return in_epochs if training.max_steps is None else min(training.max_steps, in_epochs)
+
+
+def _length_notes(config: Config, world_size: int) -> Iterator[str]:
+    training, planned = config.training, steps_planned(config, world_size)
+    if training.max_steps is not None and planned < training.max_steps:
+        yield (
+            f"training.max_steps={training.max_steps}: training.epochs={training.epochs} ends the training after "
+            f"{planned} steps, as the dataset has {config.dataset.num_samples} samples (dataset.num_samples); "
+            "training.epochs=null repeats it for as many steps as asked for"
+        )
 
 
 def _hash(plain: dict[str, Any]) -> str:

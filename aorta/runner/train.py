@@ -169,7 +169,7 @@ class TrainingRun:
         self, first: int, stop: int, warmup: int, schedule: torch.optim.lr_scheduler.LambdaLR, batches: Batches
     ) -> Iterator[tuple[StepFacts, Iterator[Batch]]]:
         """The facts of each step, and the source of its micro-batches."""
-        for epoch in range(self.config.training.epochs):
+        for epoch in itertools.count():
             begin = max(first - epoch * batches.steps_per_epoch, 0)
             source = batches.epoch(epoch, begin)
             for step in range(begin, batches.steps_per_epoch):
@@ -215,7 +215,7 @@ class TrainingRun:
             warmup_steps=_warmup(config, stop - first),
             emulated=isinstance(config.fabric, EmulatedFabric),
             own_streams=model.spread.streams + copies,
-            facts=self.profiler.facts(),
+            facts={"steps_planned": stop, **self.profiler.facts()},
         )
 
 

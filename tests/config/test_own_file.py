@@ -14,7 +14,7 @@ def test_an_own_file_builds_on_ours_whatever_it_is_called(door, tmp_path, name):
     for path in (tmp_path / name, tmp_path / "default.yaml"):  # a file called default beside it changes nothing
         path.write_text(OWN)
     config = door("--config", name, "--override", "training.batch_size=2", "parallel=fsdp").job.config
-    assert (config.training.max_steps, config.training.batch_size, config.training.epochs) == (7, 2, 1)
+    assert (config.training.max_steps, config.training.batch_size, config.training.log_interval) == (7, 2, 5)
     assert config.parallel.strategy == "fsdp"
 
 

@@ -189,11 +189,24 @@ def test_the_hash_changes_with_everything_else(composed):
         (("training.max_steps=null", "training.epochs=2"), 2, 1250),
         (("training.max_steps=null", "training.gradient_accumulation=3"), 1, 416),
         (("training.max_steps=null", "dataset.num_samples=23", "training.epochs=3"), 2, 3),
-        (("training.max_steps=5", "dataset.num_samples=16"), 1, 2),
+        (("training.max_steps=5", "dataset.num_samples=16", "training.epochs=1"), 1, 2),
+        (("training.max_steps=5", "dataset.num_samples=16", "training.epochs=3"), 1, 5),
+        (("training.max_steps=5", "dataset.num_samples=16"), 1, 5),
+        (("dataset.num_samples=200",), 1, 200),
     ],
 )
+@pytest.mark.spec("D30")
 def test_the_steps_planned_are_the_earlier_of_max_steps_and_the_last_epoch(composed, words, world_size, steps):
     assert steps_planned(resolve(composed(*words)).config, world_size) == steps
+
+
+@pytest.mark.spec("D30")
+def test_a_training_that_epochs_cut_short_is_noted_with_the_planned_steps(composed):
+    (note,) = resolve(composed("dataset.num_samples=200", "training.epochs=1")).notes
+    assert "training.max_steps=200: training.epochs=1 ends the training after 25 steps" in note
+    assert "200 samples" in note
+    for words in ((), ("training.epochs=1",), ("training.max_steps=null", "training.epochs=1")):
+        assert resolve(composed(*words)).notes == ()
 
 
 def test_a_profile_that_does_not_fit_into_the_run_is_noted(composed):

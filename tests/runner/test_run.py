@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 
@@ -11,6 +12,7 @@ from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
 from aorta.runner import rank_process, recorded_run, train
 from tests.loop import resolved
 from tests.runs import SMALL, environment, record
+from tests.runs import train as train_in_launch
 
 
 @pytest.mark.parametrize("stopped_by", [None, signal.SIGTERM], ids=["completed", "stopped"])
@@ -41,3 +43,13 @@ def test_the_clocks_are_measured_behind_the_footer_and_not_after_a_signal(tmp_pa
     else:
         assert code == EXIT_OK
         assert [footer.reason for footer in footers] == ["completed"]
+
+
+@pytest.mark.spec("D30")
+def test_a_small_data_set_is_repeated_for_as_many_steps_as_asked_for(tmp_path):
+    train_in_launch(tmp_path, "training.max_steps=7", "dataset.num_samples=24", "training.batch_size=8", ranks=1)
+    steps = record(tmp_path).steps
+    assert [(step.epoch, step.step, step.global_step) for step in steps] == [
+        (0, 0, 0), (0, 1, 1), (0, 2, 2), (1, 0, 3), (1, 1, 4), (1, 2, 5), (2, 0, 6)
+    ]  # fmt: skip
+    assert json.loads((tmp_path / "run.json").read_text())["steps_planned"] == 7

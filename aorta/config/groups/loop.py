@@ -11,9 +11,9 @@ from aorta.config.groups.choices import Mode, Precision, Wording
 class Training:
     """The loop."""
 
-    # passes over the dataset; training ends at the earlier of this and max_steps
-    epochs: int = 1
-    # optimizer steps in the whole training, counted from step 0 (also after a resume); null = all epochs
+    # passes over the dataset; training ends at the earlier of this and max_steps; null = as many as max_steps needs
+    epochs: int | None = None
+    # optimizer steps in the whole training, counted from step 0 (also after a resume); null = all epochs, or one
     max_steps: int | None = 200
     # resume from the checkpoint taken before this global step; null = 0, or the newest checkpoint after a restart
     start_step: int | None = None
