@@ -5,7 +5,7 @@ Time is set by hand: the host's clock of the interceptor stands still unless the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -70,10 +70,10 @@ class Tap:
 
 
 @pytest.fixture
-def tap(clock: SetTime) -> Iterator[Tap]:
+def tap(clock: SetTime) -> Tap:
     group = dist.group.WORLD
     assert group is not None
-    yield Tap(group)
+    return Tap(group)
 
 
 def ended() -> dist._Work:

@@ -110,7 +110,6 @@ RECORDING: Final = (
             "self._spilling = [(kind, span) for kind, span in spans if span[1] > window[1]]",
             "self._spilling = []",
         ),
-        ("what ends with the step reaches into the next", "if span[1] > window[1]]", "if span[1] >= window[1] - 1]"),
         (
             "a backward tail is a stall everywhere",
             "algebra.intersect(algebra.lane([*tails, *waits], window), everywhere)",
