@@ -276,7 +276,7 @@ def test_the_skew_is_bounded_by_the_longest_duration(tmp_path: Path) -> None:
     ],
 )
 def test_bandwidths_by_hand(tmp_path: Path, ranks: int, kind: str, count: int, busbw: float | None) -> None:
-    """8 MB in 2 ms are 4 GB/s; a bus of n ranks carries 2 (n - 1) / n of that in an all-reduce, (n - 1) / n in others."""
+    """8 MB in 2 ms are 4 GB/s. Of that a bus of n ranks carries 2 (n - 1) / n in an all-reduce, else (n - 1) / n."""
     for rank in range(ranks):
         row = collective(kind, end_ms=2 + rank, bytes=count)
         write_rank(tmp_path, header(rank, ranks), [step(rank, ranks, overlap=HALF, collectives=[row])])

@@ -39,6 +39,13 @@ def test_a_broken_rule_says_key_value_and_what_is_allowed(composed, word, messag
         resolve(composed(EMULATED, f"fabric.{word}"))
 
 
+def test_a_range_of_bytes_must_not_be_empty(composed):
+    words = ("fabric.slow_factor=2", "fabric.slow_min_bytes=8")
+    with pytest.raises(ConfigError, match=r"fabric.slow_max_bytes=7: must be at least fabric.slow_min_bytes=8"):
+        resolve(composed(EMULATED, *words, "fabric.slow_max_bytes=7"))
+    assert resolve(composed(EMULATED, *words, "fabric.slow_max_bytes=8")).config.fabric.slow_max_bytes == 8
+
+
 def test_what_is_allowed(composed):
     words = ("emulated_world_size=512", "straggler_rank=1", "straggler_ms=3", "jitter=0.5", "algorithm=tree")
     fabric = resolve(composed(EMULATED, *(f"fabric.{word}" for word in words))).config.fabric

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from aorta.config.rank_words import selected_ranks
 from aorta.config.resolve import resolve
 from aorta.config.rules.profiling_rules import profiling_notes, profiling_rules
 from aorta.config.schema import Config, Naming, Profiling
@@ -54,6 +55,24 @@ def test_a_period_that_does_not_fit_ends_before_step_0(door):
         answer = door(f"profiling={option}", "profiling.period=2", "profiling.warmup=2", "profiling.active=1")
         assert (answer.code, answer.jobs) == (1, [])
         assert all(word in answer.err for word in ("profiling.period=2", "profiling.warmup=2", "profiling.active=1"))
+
+
+def test_a_period_as_long_as_its_cycle_has_no_step_to_wait():
+    assert rules(period=4, wait=None, warmup=1, active=3) == []
+    assert rules(period=3, wait=None, warmup=1, active=3) != []
+
+
+@pytest.mark.parametrize("asked", [True, [True], "-1", [0, -1], "1.5", [1.5], "one"])
+def test_a_word_that_is_no_rank_is_refused(asked):
+    with pytest.raises(ValueError, match="is not a rank"):
+        selected_ranks(asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "selected"), [("all", None), (" ALL ", None), ("0, 2", {0, 2}), ([1, "3"], {1, 3}), (4, {4}), ("", set())]
+)
+def test_the_ranks_that_a_word_selects(asked, selected):
+    assert selected_ranks(asked) == selected
 
 
 @pytest.mark.spec("F3")

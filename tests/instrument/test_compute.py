@@ -88,6 +88,34 @@ def test_a_block_ends_with_the_last_of_its_input_gradients(ranges: BlockRanges, 
     assert backward.end - backward.start == BACKWARD_NS
 
 
+def test_the_gradient_that_comes_at_once_does_not_end_the_block(ranges: BlockRanges, seen: list[Range]) -> None:
+    """Those of leaves arrive as soon as they are known: of `skip` before the work, of `x` behind it."""
+    block = Block()
+    ranges.watch("b", block)
+    block(torch.ones(3, requires_grad=True), skip=torch.ones(3, requires_grad=True)).sum().backward()
+    (backward,) = [s for s in seen if s.phase == "backward"]
+    assert backward.end is not None
+    assert backward.end - backward.start == BACKWARD_NS
+
+
+class Late(nn.Module):
+    """The gradient of what comes by keyword is the last."""
+
+    def forward(self, x: torch.Tensor, late: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
+        assert late is not None
+        out: torch.Tensor = x + _Work.apply(late["tensor"])
+        return out
+
+
+def test_inputs_by_keyword_count_too(ranges: BlockRanges, seen: list[Range]) -> None:
+    block = Late()
+    ranges.watch("b", block)
+    block(torch.ones(3, requires_grad=True), late={"tensor": torch.ones(3, requires_grad=True)}).sum().backward()
+    (backward,) = [s for s in seen if s.phase == "backward"]
+    assert backward.end is not None
+    assert backward.end - backward.start == BACKWARD_NS
+
+
 def test_nothing_is_left_behind(ranges: BlockRanges, seen: list[Range]) -> None:
     block = Block()
     ranges.watch("b", block)

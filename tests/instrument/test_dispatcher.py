@@ -177,6 +177,26 @@ def test_a_handle_that_was_waited_for_is_not_kept() -> None:
     assert len(kept) == 0
 
 
+def test_a_handle_of_several_waiters_is_kept_until_the_last_has_waited() -> None:
+    """A functional collective of several tensors: each tensor's first use waits for the one handle."""
+    kept = KeptAlive()
+    timed = TimedWork(dist.all_reduce(torch.ones(1), async_op=True), lambda inner, _limited: inner(), kept, waiters=3)
+    lengths = [timed.wait() and len(kept) for _ in range(3)]
+    assert lengths == [1, 1, 0]
+
+
+class _InFlight(dist._Work):
+    def is_completed(self) -> bool:
+        return False
+
+
+def test_handles_that_have_not_completed_are_kept_beyond_the_capacity() -> None:
+    kept, works = KeptAlive(capacity=1), [_InFlight() for _ in range(9)]
+    for work in works:
+        TimedWork(work, lambda inner, _limited: inner(), kept, in_place=True)
+    assert len(kept) == 9
+
+
 def test_a_handle_that_nobody_in_python_has_lets_go_of_its_outputs_when_it_has_completed() -> None:
     kept = KeptAlive()
     tensor = torch.ones(1)

@@ -85,6 +85,48 @@ def test_a_backward_tail_is_a_stall_only_where_there_is_communication(rig: Rig) 
     assert line.overlap["compute_stall_ms"] == 3
 
 
+def test_a_tail_in_which_the_strategy_waits_is_a_stall_only_where_it_waits(rig: Rig) -> None:
+    with rig.step(0, 20):
+        rig.collective(rig.clock.at(2), rig.clock.at(9))
+        rig.recorder.on_wait(rig.clock.at(5), rig.clock.at(6))
+        rig.recorder.on_backward_tail(rig.clock.at(3), rig.clock.at(12))
+    assert [(stall.start_ns, stall.end_ns) for stall in rig.lines[0].stalls] == [(5 * MS, 6 * MS)]
+
+
+def test_more_seen_than_issued_is_as_incomplete_as_less(rig: Rig) -> None:
+    with rig.step(0, 10):
+        rig.collective(rig.clock.at(1), rig.clock.at(2))
+        rig.counted = {1: 0}
+    coverage = rig.lines[0].coverage
+    assert (coverage.complete, coverage.seen, coverage.issued) == (False, 1, 0)
+    assert coverage.reason == "the backends counted 0 collectives, 1 passed the seam"
+
+
+def test_collectives_that_the_backend_does_not_count_are_not_compared(rig: Rig) -> None:
+    with rig.step(0, 10):
+        rig.collective(rig.clock.at(1), rig.clock.at(2)).counted = False
+        rig.counted = {1: 0}
+    assert (rig.lines[0].coverage.complete, rig.lines[0].coverage.seen) == (True, 0)
+
+
+def test_a_collective_that_was_captured_into_a_graph_leaves_the_rest_unknown(rig: Rig) -> None:
+    rig.recorder.on_captured()
+    with rig.step(0, 10):
+        rig.collective(rig.clock.at(1), rig.clock.at(2))
+    coverage = rig.lines[0].coverage
+    assert not coverage.complete
+    assert coverage.reason is not None
+    assert "captured into a CUDA graph" in coverage.reason
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_says_what_it_was(rig: Rig, value: float) -> None:
+    with rig.step(0, 10):
+        rig.recorder.note(Scalar(torch.tensor(value)), Scalar(torch.tensor(2.0)))
+    assert rig.lines[0].reasons["loss"] == f"was {value}"
+    assert "grad_norm" not in rig.lines[0].reasons
+
+
 def test_queued_collectives_of_one_lane_start_one_after_the_other(rig: Rig) -> None:
     with rig.step(0, 20):
         rig.collective(None, rig.clock.at(6), issue_ms=1)

@@ -42,7 +42,7 @@ class Mutant:
 
 
 @dataclass(frozen=True)
-class Tested(Mutant):
+class CheckedMutant(Mutant):
     """A mutant that some of `tests` (files or node ids of pytest) fail with; `equivalent`: why none can."""
 
     tests: tuple[str, ...]
@@ -51,6 +51,6 @@ class Tested(Mutant):
 
 def rules(
     module: str, tests: Sequence[str], *taken: tuple[str, str, str], equivalent: str | None = None
-) -> list[Tested]:
+) -> list[CheckedMutant]:
     """The mutants of one module that the same tests kill, each as its name, old text and new text."""
-    return [Tested(name, module, old, new, tuple(tests), equivalent) for name, old, new in taken]
+    return [CheckedMutant(name, module, old, new, tuple(tests), equivalent) for name, old, new in taken]

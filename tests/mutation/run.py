@@ -32,7 +32,7 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Final, Literal
 
-from tests.mutation.mutant import ROOT, Tested
+from tests.mutation.mutant import ROOT, CheckedMutant
 from tests.mutation.rules import MUTANTS
 
 WARM: Final = ("numpy", "pandas", "msgspec", "hypothesis", "pytest", "_pytest.assertion.rewrite", "yaml")
@@ -47,7 +47,7 @@ Ending = Literal["killed", "took too long", "survived", "not tested"]
 class Work:
     """A mutant, or the code as it is, whose tests run in `process`, in one of the copies."""
 
-    mutant: Tested | None
+    mutant: CheckedMutant | None
     process: ForkProcess
     copy: Path
     begun_s: float
@@ -58,7 +58,7 @@ def main(words: Sequence[str] | None = None) -> int:
     chosen, workers, limit_s = _arguments(words)
     for name in WARM:
         importlib.import_module(name)
-    endings: dict[Tested, Ending] = {}
+    endings: dict[CheckedMutant, Ending] = {}
     with _copies(workers) as copies:
         begun_s = time.monotonic()
         if not _code_as_it_is_passes(chosen, copies[0]):
@@ -70,13 +70,11 @@ def main(words: Sequence[str] | None = None) -> int:
     return _report(endings, time.monotonic() - begun_s)
 
 
-def _arguments(words: Sequence[str] | None) -> tuple[list[Tested], int, float]:
+def _arguments(words: Sequence[str] | None) -> tuple[list[CheckedMutant], int, float]:
     parser = argparse.ArgumentParser(prog="scripts/mutants", description="Are the tests able to fail?")
     parser.add_argument("--only", default="", metavar="PATTERN", help="a regular expression that MODULE: NAME holds")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="mutants at a time")
-    parser.add_argument(
-        "--limit", type=float, default=120.0, metavar="SECONDS", help="time for the tests of one mutant"
-    )
+    parser.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="time for the tests of one mutant")
     told = parser.parse_args(words)
     chosen = [mutant for mutant in MUTANTS if re.search(told.only, f"{mutant.module}: {mutant.name}")]
     if not chosen:
@@ -106,7 +104,7 @@ def _copies(count: int) -> Iterator[list[Path]]:
         yield copies
 
 
-def _code_as_it_is_passes(chosen: Sequence[Tested], copy: Path) -> bool:
+def _code_as_it_is_passes(chosen: Sequence[CheckedMutant], copy: Path) -> bool:
     tests = sorted({test for mutant in chosen for test in mutant.tests})
     work = _start(None, tests, copy)
     work.process.join()
@@ -114,8 +112,8 @@ def _code_as_it_is_passes(chosen: Sequence[Tested], copy: Path) -> bool:
 
 
 def _endings(
-    chosen: Sequence[Tested], copies: Sequence[Path], limit_s: float
-) -> Iterator[tuple[Tested, Ending, float]]:
+    chosen: Sequence[CheckedMutant], copies: Sequence[Path], limit_s: float
+) -> Iterator[tuple[CheckedMutant, Ending, float]]:
     """How each mutant ended, and after how many seconds, in the order in which they end."""
     left, free, running = list(reversed(chosen)), list(copies), list[Work]()
     while left or running:
@@ -143,7 +141,7 @@ def _ending(code: int | None) -> Ending:
     return "survived" if code == PASSED else "killed" if code == FAILED else "not tested"
 
 
-def _start(mutant: Tested | None, tests: Sequence[str], copy: Path) -> Work:
+def _start(mutant: CheckedMutant | None, tests: Sequence[str], copy: Path) -> Work:
     process = multiprocessing.get_context("fork").Process(target=_test, args=(mutant, list(tests), copy))
     process.start()
     return Work(mutant, process, copy, time.monotonic())
@@ -157,7 +155,7 @@ def _end(process: ForkProcess) -> None:
     process.join()
 
 
-def _test(mutant: Tested | None, tests: list[str], copy: Path) -> None:
+def _test(mutant: CheckedMutant | None, tests: list[str], copy: Path) -> None:
     """In a process of its own, which it ends with `PASSED`, `FAILED` or `OTHER`."""
     import pytest
 
@@ -183,11 +181,11 @@ def _test(mutant: Tested | None, tests: list[str], copy: Path) -> None:
     os._exit({pytest.ExitCode.OK: PASSED, pytest.ExitCode.TESTS_FAILED: FAILED}.get(found, OTHER))
 
 
-def _report(endings: dict[Tested, Ending], seconds: float) -> int:
+def _report(endings: dict[CheckedMutant, Ending], seconds: float) -> int:
     """Print the share and the names; the exit code."""
     wanted = [mutant for mutant in endings if mutant.equivalent is None]
     killed = [mutant for mutant in wanted if endings[mutant] in ("killed", "took too long")]
-    of_note: list[tuple[str, list[Tested]]] = [
+    of_note: list[tuple[str, list[CheckedMutant]]] = [
         ("survived", [mutant for mutant in wanted if endings[mutant] == "survived"]),
         ("NOT TESTED (does not import, or its tests do not run)", [m for m in endings if endings[m] == "not tested"]),
         ("named equivalent, yet killed", [m for m in endings if m.equivalent is not None and endings[m] == "killed"]),

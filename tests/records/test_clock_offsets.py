@@ -73,6 +73,20 @@ def test_by_hand():
     assert clock.bound_ns(T0 + 2 * 10**10) == 200_000
 
 
+def test_a_clock_that_was_measured_once_has_an_offset_and_no_bound():
+    first = OffsetSample(T0, 500, 20, 10, 32)
+    for clock in (
+        RankClock(1, "h", "b", first),
+        RankClock(1, "h", "b", None, first),
+        RankClock(1, "h", "b", first, first),
+    ):
+        assert clock.to_reference(T0 + 7) == T0 - 493
+        assert clock.bound_ns(T0) is None
+        assert clock.drift_bound_ppm is None
+    assert RankClock(1, "h", "b", first).worst_bound_ns() is None
+    assert RankClock(1, "h", "b", first, OffsetSample(T0 + 9, 500, 80, 40, 32)).worst_bound_ns() == 40
+
+
 def test_a_clock_that_was_not_measured_is_not_guessed():
     with pytest.raises(ValueError, match="rank 4: its clock was not measured"):
         RankClock(4, "h", "b").to_reference(T0)

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aorta.errors import InputError
-from aorta.records.reader import header_of, read_rank
+from aorta.records import reader
+from aorta.records.reader import PROBLEM_LIMIT, header_of, read_rank
 from aorta.records.run_files import RANK_FILE
 
 NO_FOOTER = "rank_3_metrics.jsonl: no footer: the process was killed, or still runs"
@@ -41,6 +42,26 @@ def test_a_truncated_last_line_is_left_out_and_named(record, header, step):
     read = read_rank(record(header, step(0), msgspec.json.encode(step(1))[:50]))
     assert read.steps == [step(0)]
     assert read.problems == ["rank_3_metrics.jsonl:3: cut off in mid-line; ignored", NO_FOOTER]
+
+
+def test_steps_of_a_baseline_are_none_of_training(record, header, step, footer):
+    alone = msgspec.structs.replace(step(1), phase="compute_only")
+    read = read_rank(record(header, step(0), alone, footer))
+    assert (read.steps, read.isolated) == ([step(0)], [alone])
+
+
+def test_many_bad_lines_are_counted_and_not_all_named(record, header, footer):
+    read = read_rank(record(header, *[b"?\n"] * (PROBLEM_LIMIT + 7), footer))
+    assert len(read.problems) == PROBLEM_LIMIT + 1
+    assert read.problems[-1] == "rank_3_metrics.jsonl: 7 more line(s) could not be read; ignored"
+
+
+def test_a_line_longer_than_the_limit_is_refused(record, header, step, monkeypatch):
+    path = record(header, step(0), b'"' + b"x" * 5000 + b'"\n')
+    assert len(read_rank(path).steps) == 1
+    monkeypatch.setattr(reader, "LINE_LIMIT", 4000)
+    with pytest.raises(InputError, match=r"rank_3_metrics.jsonl:3: this line is longer than 4000 bytes"):
+        read_rank(path)
 
 
 @given(st.data())

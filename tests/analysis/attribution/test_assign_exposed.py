@@ -72,6 +72,7 @@ def test_waiting_and_transfer_make_up_the_whole(found):
         if piece.row.wait_ns < 0:
             assert set(split) == {UNKNOWN_PART}
         else:
+            assert UNKNOWN_PART not in split
             assert max(nanoseconds(split.get(WAIT, [])), default=-1) < min(
                 nanoseconds(split.get(TRANSFER, [])), default=10**9
             )
@@ -94,6 +95,11 @@ def test_of_two_that_end_inside_the_first_one_that_started_is_charged():
         (first, [(0, 30)]),
         (second, [(30, 40)]),
     ]
+
+
+def test_a_rank_that_did_not_wait_only_transfers():
+    (piece,) = assigned([(5, 40)], [row(0, 40, wait=0)])
+    assert dict(parts(piece)) == {TRANSFER: [(5, 40)]}
 
 
 def test_a_rank_waits_first_and_transfers_then():
@@ -130,6 +136,11 @@ def test_between_ranges_the_neighbours_are_the_nearest_ones(window, found):
             later = [at for at in inside if at >= tile.end]
             assert tile.before == (inside[max(earlier)] if earlier else None)
             assert tile.after == (inside[min(later)] if later else None)
+
+
+def test_behind_ranges_that_overlap_the_nearest_is_the_one_that_ended_last():
+    *_, gap = tiled((0, 30), [(0, 10, A), (5, 20, B)])
+    assert (gap.start, gap.inside, gap.before, gap.after) == (20, None, B, None)
 
 
 @given(intervals, st.lists(st.tuples(intervals, st.sampled_from([A, B])), max_size=8), interval_lists)

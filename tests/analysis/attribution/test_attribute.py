@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.attribute import attribute
+from aorta.analysis.attribution.breakdown import SHOWN_ROWS
 from aorta.analysis.load.engines import Local
 from aorta.analysis.load.records import load_run
 from aorta.errors import InputError
@@ -244,6 +246,36 @@ def test_what_the_rows_do_not_explain_is_a_row_of_its_own(tmp_path: Path) -> Non
         "covers; "
     )
     assert found["reference"]["untold_ns"] == ns(20)
+
+
+def test_what_the_rows_explain_too_much_is_taken_off_again(tmp_path: Path) -> None:
+    """The rows expose 20 ms; the record counts 12, and stays right."""
+    row = comm("allreduce", 50, 70)
+    told = step(0, 1, 0, overlap=metrics(100, 50, 12, 0), collectives=[row])
+    found = attribute(*(dataset(tmp_path / name, name, [[told]]) for name in ("a", "b")))
+    exact(found)
+    assert (found["reference"]["exposed_comm_ns"], found["reference"]["untold_ns"]) == (ns(12), ns(-8))
+    assert found["reference"]["comm_ms"] == 12, "of the record, not of its rows"
+
+
+def test_a_collective_whose_end_was_not_seen_explains_nothing(tmp_path: Path) -> None:
+    rows = [comm("allreduce", 10, 20), replace(comm("allreduce", 50, 70, seq=1), end_ns=None, end_source=None)]
+    told = step(0, 1, 0, overlap=metrics(100, 0, 30, 0), collectives=rows)
+    found = attribute(*(dataset(tmp_path / name, name, [[told]]) for name in ("a", "b")))
+    exact(found)
+    assert (found["reference"]["exposed_comm_ns"], found["reference"]["untold_ns"]) == (ns(30), ns(20))
+
+
+def test_what_is_beyond_the_rows_that_are_shown_is_summed_up_in_the_last(tmp_path: Path) -> None:
+    many = SHOWN_ROWS + 6
+    sides = []
+    for label, each_ms in (("a", 1.0), ("b", 2.0)):
+        rows = [comm("allreduce", 3 * k, 3 * k + each_ms, 1000 + k, k) for k in range(many)]
+        sides.append(dataset(tmp_path / label, label, [[made_step(0, 1, 0, 3 * many, [], rows)]]))
+    found = attribute(*sides)
+    exact(found)
+    shown = found["dimensions"]["collective"]
+    assert (len(shown), shown[-1]["what"], shown[-1]["difference_ms"]) == (SHOWN_ROWS + 1, "6 others", pytest.approx(6))
 
 
 def test_steps_whose_exposed_communication_is_null_are_left_out_and_counted(tmp_path: Path) -> None:

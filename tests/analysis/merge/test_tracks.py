@@ -124,7 +124,7 @@ def test_C16_an_injected_skew_is_caught_raw_and_gone_when_aligned(tmp_path, caps
     assert "INJECTED CLOCK SKEW on rank 1: 123456789 ns and 80.0 ppm" in said.err
 
 
-@pytest.mark.parametrize(("late_ms", "code"), [(8.0005, 0), (8.0020, 3)])
+@pytest.mark.parametrize(("late_ms", "code"), [(8.0005, 0), (8.00105, 0), (8.00115, 3), (8.0020, 3)])
 @pytest.mark.spec("C16")
 def test_C16_only_what_exceeds_the_bounds_is_a_violation(tmp_path, late_ms, code):
     # The bound is 1 us of the clocks and twice the 50 ns of the anchors: rank 0 ends at 18 ms whatever rank 1 does.

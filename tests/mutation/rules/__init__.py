@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutation.mutant import Tested
+from tests.mutation.mutant import CheckedMutant
 from tests.mutation.rules.collectives import COLLECTIVES
 from tests.mutation.rules.comparison import COMPARISON
+from tests.mutation.rules.recording import RECORDING
 from tests.mutation.rules.timeline import TIMELINE
+from tests.mutation.rules.traces import TRACES
 
-MUTANTS: Final[tuple[Tested, ...]] = (*TIMELINE, *COMPARISON, *COLLECTIVES)
+MUTANTS: Final[tuple[CheckedMutant, ...]] = (*TIMELINE, *COMPARISON, *COLLECTIVES, *TRACES, *RECORDING)
