@@ -7,8 +7,8 @@ therefore requires all of these:
 - at least `MIN_COLLECTIVES` collectives known on every rank of the group;
 - one rank was the last in at least `LAST_SHARE` of them. Equally fast ranks take turns: with two, 13 or more of 16 fall
   to a given one with probability 0.011 (binomial, p = 1/2), and less with more ranks;
-- the median wait of every other rank exceeds its own by `MARGIN_MS` and by `MARGIN_SHARE` of the median transfer, so
-  that it matters. 0.2 ms is what handing a collective to gloo takes (docs/log.md, 20 to 195 us).
+- the median wait of every other rank exceeds its own by `margin_ms` and by `MARGIN_SHARE` of the median transfer, so
+  that it matters. `margin_ms` is what handing a collective over may take: the stall cut-off of the run's hosts.
 
 Two ranks that are late together hide each other from this rule: none is named then. `Stragglers` takes matched
 collectives (`add`), then the waits rank by rank (`add_waits`), and gives one plain dictionary per process group
@@ -27,11 +27,13 @@ import numpy as np
 from aorta.analysis.collective_matching import CollectiveRows, MatchedCollectives, NumberedNames
 from aorta.analysis.formatting import TEXT, whole_percent
 from aorta.analysis.tables import Bools, Floats, Ints
+from aorta.records.schema import STALL_CUTOFF_NS
 from aorta.timeline.overlap import NS_PER_MS
 
 MIN_COLLECTIVES: Final = 16
 LAST_SHARE: Final = 0.8
-MARGIN_MS: Final = 0.2
+MARGIN_MS: Final = STALL_CUTOFF_NS / NS_PER_MS
+"""Where the record states no cut-off."""
 MARGIN_SHARE: Final = 0.1
 
 
@@ -40,8 +42,8 @@ class Stragglers:
     `names`.
     """
 
-    def __init__(self, names: NumberedNames) -> None:
-        self._names = names
+    def __init__(self, names: NumberedNames, margin_ms: float = MARGIN_MS) -> None:
+        self._names, self._margin_ms = names, margin_ms
         self._transfers_ms: defaultdict[int, list[Floats]] = defaultdict(list)
         self._seen = np.zeros(len(names.groups), bool)
         self._collectives = np.zeros(len(names.groups), np.int64)
@@ -91,11 +93,17 @@ class Stragglers:
     def _judge(self, number: int) -> dict[str, Any]:
         parts = self._transfers_ms[number]
         transfer_ms = float(np.median(np.concatenate(parts))) if parts else 0.0
-        return judge(int(self._collectives[number]), self._medians[number], self._last[number], transfer_ms)
+        return judge(
+            int(self._collectives[number]), self._medians[number], self._last[number], transfer_ms, self._margin_ms
+        )
 
 
 def judge(
-    collectives: int, wait_ms: Mapping[int, float | None], last: Mapping[int, int], transfer_ms: float
+    collectives: int,
+    wait_ms: Mapping[int, float | None],
+    last: Mapping[int, int],
+    transfer_ms: float,
+    margin_ms: float = MARGIN_MS,
 ) -> dict[str, Any]:
     """Apply the rule to one group.
 
@@ -104,6 +112,7 @@ def judge(
         wait_ms: rank -> median wait.
         last: rank -> how often it alone was the last.
         transfer_ms: the median transfer.
+        margin_ms: by how much longer the others have to wait for it at least.
     """
     found: dict[str, Any] = {
         "collectives": collectives,
@@ -117,7 +126,7 @@ def judge(
         return found | {"reason": f"{collectives} collectives known on every rank, {MIN_COLLECTIVES} are needed"}
     (own, rank), *others = sorted((median, rank) for rank, median in wait_ms.items() if median is not None)
     share = last.get(rank, 0) / collectives
-    margin, needed = others[0][0] - own, max(MARGIN_MS, MARGIN_SHARE * transfer_ms)
+    margin, needed = others[0][0] - own, max(margin_ms, MARGIN_SHARE * transfer_ms)
     found["last_share"] = share
     if share < LAST_SHARE:
         return found | {
