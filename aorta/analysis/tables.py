@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.health import Health
+from aorta.records.clock_offsets import RankClock
 from aorta.records.schema import (
     AuxRange,
     ComputeRange,
@@ -392,6 +393,7 @@ class Run:
     Attributes:
         location: folder, file, glob or URL.
         manifest: `run.json`; None where none belongs to the run.
+        clocks: what was measured of each rank's clock against the others'; empty where `clocks_missing` says why.
         extras: what a loader knows in addition to the tables, in the form of `summary.json` (`traces` for loaders of
             traces); empty for records.
     """
@@ -401,6 +403,8 @@ class Run:
     manifest: Mapping[str, object] | None
     health: Health
     extras: Mapping[str, Any] = field(default_factory=dict)
+    clocks: Mapping[int, RankClock] = field(default_factory=dict)
+    clocks_missing: str | None = "traces say nothing of the ranks' clocks against each other"
 
     @property
     def source(self) -> Source:
