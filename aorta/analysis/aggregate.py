@@ -21,6 +21,7 @@ from aorta.analysis.collective_metrics import CollectiveMetrics, collective_metr
 from aorta.analysis.devices import JOINED_ON, devices_entry, samples_frame
 from aorta.analysis.frames import metric_names, null_reasons, step_column, steps_frame
 from aorta.analysis.metrics import JOB_STEP, RATIO_PARTS, in_order
+from aorta.analysis.stall_cutoffs import cutoff_entry
 from aorta.analysis.stats import describe
 from aorta.analysis.tables import Floats, Ints, Run
 
@@ -116,7 +117,8 @@ def step_entry(dataset: LabelledRun) -> dict[str, Any]:
     if not dataset.used.any():
         return {"count": 0, "reason": NOTHING_USED, **facts}
     metrics = _metrics(dataset)
-    return {**_first_aorta_keys(dataset, metrics), **facts, "metrics": metrics}
+    cutoff = {"stall_cutoff": cutoff_entry(dataset.run, metrics)}
+    return {**_first_aorta_keys(dataset, metrics), **facts, **cutoff, "metrics": metrics}
 
 
 def _source(run: Run) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.tables import NO_TIME, UNKNOWN, UNNUMBERED, Bools, Ints, Members, Run, global_steps
+from aorta.records.clock_offsets import RankClock
 from aorta.timeline.classes import LOCKSTEP, UNKNOWN_KIND
 
 KIND_UNKNOWN: Final = "its kind is not known"
@@ -223,6 +224,8 @@ class CollectiveRows:
     start_ns: Ints
     end_ns: Ints
     step: Ints
+    origin_ns: Ints
+    """What the times of a row count from (its step's start), on the reference rank's clock where that is known."""
     used: Bools
     """Not warm-up."""
     safe: Bools
@@ -266,7 +269,7 @@ class MatchedCollectives:
 
 def rows_of(run: Run, names: NumberedNames, first: int, last: int) -> CollectiveRows:
     """The collectives of global steps `first` to `last` (exclusive) of all ranks."""
-    ranks, slices, rows, steps, used, safe, first_rows = [], [], [], [], [], [], []
+    ranks, slices, rows, steps, origins, used, safe, first_rows = [], [], [], [], [], [], [], []
     for rank, tables in run.ranks.items():
         number = tables.steps.global_step
         low, high = (int(place) for place in np.searchsorted(number, (first, last)))
@@ -278,6 +281,7 @@ def rows_of(run: Run, names: NumberedNames, first: int, last: int) -> Collective
         first_rows.append(mine.start)
         rows.append(tables.collectives.take(mine))
         steps.append(np.repeat(number[low:high], counts))
+        origins.append(np.repeat(_on_reference(tables.steps.t_start_ns[low:high], run.clocks.get(rank)), counts))
         used.append(np.repeat(~tables.steps.warmup[low:high], counts))
         missed = tables.covered.first_missed
         safe.append(np.ones(len(steps[-1]), bool) if missed is None else steps[-1] < missed)
@@ -297,9 +301,23 @@ def rows_of(run: Run, names: NumberedNames, first: int, last: int) -> Collective
         start_ns=np.concatenate([nothing, *(part.start_ns for part in rows)]),
         end_ns=np.concatenate([nothing, *(part.end_ns for part in rows)]),
         step=np.concatenate([nothing, *steps]),
+        origin_ns=np.concatenate([nothing, *origins]),
         used=np.concatenate([nothing.astype(bool), *used]),
         safe=np.concatenate([nothing.astype(bool), *safe]),
     )
+
+
+def _on_reference(own_ns: Ints, clock: RankClock | None) -> Ints:
+    """Ascending times of a rank on the reference rank's clock, or as they are. The correction is linear in time."""
+    if clock is None or not clock.known or not len(own_ns):
+        return own_ns
+    ends = [int(own_ns[0]), int(own_ns[-1])]
+    corrections = [clock.correction_ns(end) for end in ends]
+    if ends[0] == ends[1]:
+        return own_ns + corrections[0]
+    share = (own_ns - ends[0]) / (ends[1] - ends[0])
+    found: Ints = own_ns + corrections[0] + np.rint(share * (corrections[1] - corrections[0])).astype(np.int64)
+    return found
 
 
 def matched_pieces(

@@ -24,10 +24,13 @@ from aorta.analysis.collective_matching import (
     matched_pieces,
     name_collectives,
 )
+from aorta.analysis.issue_lateness import IssueLateness
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES
+from aorta.analysis.stall_cutoffs import cutoffs_ns
 from aorta.analysis.stats import entry, median_or_none, numbers_of
 from aorta.analysis.straggler import Stragglers
 from aorta.analysis.tables import NO_TIME, Bools, Floats, Ints, RankTables, Run
+from aorta.records.schema import STALL_CUTOFF_NS
 from aorta.timeline.overlap import NS_PER_MS
 
 _OF_ROWS: Final = ("duration_ms", "queued_ms", "wait_ms")
@@ -69,7 +72,7 @@ def collective_metrics(run: Run, piece_rows: int = PIECE_ROWS) -> CollectiveMetr
     """Match, count and describe the collectives of a run, about `piece_rows` of them at a time."""
     names = name_collectives(run)
     entries = [_Entry() for _ in names.keys]
-    stragglers = Stragglers(names)
+    stragglers = Stragglers(names, IssueLateness(run, names), max(cutoffs_ns(run), default=STALL_CUTOFF_NS) / NS_PER_MS)
     waits = {rank: np.empty(len(tables.collectives), np.int64) for rank, tables in run.ranks.items()}
     for rows, found in matched_pieces(run, names, rows=piece_rows):
         _count_collectives(found, names, entries)

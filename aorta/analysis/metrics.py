@@ -40,6 +40,18 @@ class Metric:
 _STEP_METRICS: Final = (
     Metric(JOB_STEP, "ms", "lower", "wall time of one global step: max over ranks"),
     Metric("overlap_ratio", "ratio", "higher", "compute_comm_ms / comm_ms: hidden share of all communication"),
+    Metric(
+        "overlap_ratio_at_half_cutoff",
+        "ratio",
+        None,
+        "overlap_ratio, were calls of a CPU backend stalls from half the stall cut-off on",
+    ),
+    Metric(
+        "overlap_ratio_at_twice_cutoff",
+        "ratio",
+        None,
+        "overlap_ratio, were calls of a CPU backend stalls from twice the stall cut-off on only",
+    ),
     Metric("overlap_over_compute", "ratio", None, "compute_comm_ms / compute_ms: share of compute with communication"),
     Metric("exposed_share", "ratio", "lower", "exposed_comm_ms / window_ms: share of the step"),
     Metric("window_ms", "ms", "lower", "the step on one rank, start to end"),

@@ -7,13 +7,17 @@ therefore requires all of these:
 - at least `MIN_COLLECTIVES` collectives known on every rank of the group;
 - one rank was the last in at least `LAST_SHARE` of them. Equally fast ranks take turns: with two, 13 or more of 16 fall
   to a given one with probability 0.011 (binomial, p = 1/2), and less with more ranks;
-- the median wait of every other rank exceeds its own by `MARGIN_MS` and by `MARGIN_SHARE` of the median transfer, so
-  that it matters. 0.2 ms is what handing a collective to gloo takes (docs/log.md, 20 to 195 us).
+- the median wait of every other rank exceeds its own by `margin_ms` and by `MARGIN_SHARE` of the median transfer, so
+  that it matters. `margin_ms` is what handing a collective over may take: the stall cut-off of the run's hosts.
 
-Two ranks that are late together hide each other from this rule: none is named then. `Stragglers` takes matched
-collectives (`add`), then the waits rank by rank (`add_waits`), and gives one plain dictionary per process group
-(`entries`). Must not: name a rank on a median alone, or from ranks' clocks; waiting is compared within one collective
-(docs/measuring.md, section 1).
+Two ranks that are late together hide each other from this rule: none is named then. Where most collectives were queued
+behind another, waits show nothing, and the same rule is applied to issue times (`issue_lateness`): the rank that issues
+last, by more than the margin beyond the bounds of both clocks. Where clocks are not aligned the reason says that a late
+rank cannot be told.
+
+`Stragglers` takes matched collectives (`add`), then the waits rank by rank (`add_waits`), and gives one plain
+dictionary per process group (`entries`). Must not: name a rank on a median alone, or by clocks beyond their
+bounds; waiting is compared within one collective (docs/measuring.md, section 1).
 """
 
 from __future__ import annotations
@@ -26,13 +30,18 @@ import numpy as np
 
 from aorta.analysis.collective_matching import CollectiveRows, MatchedCollectives, NumberedNames
 from aorta.analysis.formatting import TEXT, whole_percent
+from aorta.analysis.issue_lateness import IssueLateness, IssueTimes
 from aorta.analysis.tables import Bools, Floats, Ints
+from aorta.records.schema import STALL_CUTOFF_NS
 from aorta.timeline.overlap import NS_PER_MS
 
 MIN_COLLECTIVES: Final = 16
 LAST_SHARE: Final = 0.8
-MARGIN_MS: Final = 0.2
+MARGIN_MS: Final = STALL_CUTOFF_NS / NS_PER_MS
+"""Where the record states no cut-off."""
 MARGIN_SHARE: Final = 0.1
+QUEUED_SHARE: Final = 0.5
+"""Share of queued collectives from which on the issue times are looked at."""
 
 
 class Stragglers:
@@ -40,8 +49,8 @@ class Stragglers:
     `names`.
     """
 
-    def __init__(self, names: NumberedNames) -> None:
-        self._names = names
+    def __init__(self, names: NumberedNames, issues: IssueLateness, margin_ms: float = MARGIN_MS) -> None:
+        self._names, self._issues, self._margin_ms = names, issues, margin_ms
         self._transfers_ms: defaultdict[int, list[Floats]] = defaultdict(list)
         self._seen = np.zeros(len(names.groups), bool)
         self._collectives = np.zeros(len(names.groups), np.int64)
@@ -49,7 +58,8 @@ class Stragglers:
         self._medians: defaultdict[int, dict[int, float | None]] = defaultdict(dict)
 
     def add(self, rows: CollectiveRows, found: MatchedCollectives) -> None:
-        """Add matched rows: which rank was the last, and the transfers."""
+        """Add matched rows: which rank was the last, the transfers, and when each was issued."""
+        self._issues.add(rows, found)
         group = self._names.group[rows.name[found.last]]
         self._seen[group[found.used & (found.size > 1)]] = True
         np.add.at(self._collectives, group[found.whole], 1)
@@ -91,11 +101,18 @@ class Stragglers:
     def _judge(self, number: int) -> dict[str, Any]:
         parts = self._transfers_ms[number]
         transfer_ms = float(np.median(np.concatenate(parts))) if parts else 0.0
-        return judge(int(self._collectives[number]), self._medians[number], self._last[number], transfer_ms)
+        count, last = int(self._collectives[number]), self._last[number]
+        by_waits = judge(count, self._medians[number], last, transfer_ms, self._margin_ms)
+        needed_ms = max(self._margin_ms, MARGIN_SHARE * transfer_ms)
+        return judge_queued(by_waits, self._issues.of(number), needed_ms, self._issues.why_not)
 
 
 def judge(
-    collectives: int, wait_ms: Mapping[int, float | None], last: Mapping[int, int], transfer_ms: float
+    collectives: int,
+    wait_ms: Mapping[int, float | None],
+    last: Mapping[int, int],
+    transfer_ms: float,
+    margin_ms: float = MARGIN_MS,
 ) -> dict[str, Any]:
     """Apply the rule to one group.
 
@@ -104,6 +121,7 @@ def judge(
         wait_ms: rank -> median wait.
         last: rank -> how often it alone was the last.
         transfer_ms: the median transfer.
+        margin_ms: by how much longer the others have to wait for it at least.
     """
     found: dict[str, Any] = {
         "collectives": collectives,
@@ -117,7 +135,7 @@ def judge(
         return found | {"reason": f"{collectives} collectives known on every rank, {MIN_COLLECTIVES} are needed"}
     (own, rank), *others = sorted((median, rank) for rank, median in wait_ms.items() if median is not None)
     share = last.get(rank, 0) / collectives
-    margin, needed = others[0][0] - own, max(MARGIN_MS, MARGIN_SHARE * transfer_ms)
+    margin, needed = others[0][0] - own, max(margin_ms, MARGIN_SHARE * transfer_ms)
     found["last_share"] = share
     if share < LAST_SHARE:
         return found | {
@@ -128,12 +146,64 @@ def judge(
     return found | {"rank": rank, "late_ms": float(np.median([median for median, _ in others])) - own}
 
 
+def judge_queued(by_waits: dict[str, Any], times: IssueTimes, needed_ms: float, why_not: str | None) -> dict[str, Any]:
+    """Apply the rule to the issue times of a group in which nobody is named by the waits because most of its
+    collectives were queued.
+
+    Args:
+        by_waits: what `judge` found.
+        needed_ms: how much later than the others a rank has to issue, beyond the clocks' bound.
+        why_not: why issue times cannot be compared; None where they can.
+    """
+    collectives, named = by_waits["collectives"], by_waits["rank"] is not None
+    queued = times.queued / collectives if collectives else 0.0
+    late_ms = {str(rank): times.late_ms[rank] for rank in sorted(times.late_ms)}
+    found = by_waits | {
+        "basis": "waits" if named else None,
+        "queued_share": queued if collectives else None,
+        "issue_late_ms_median_per_rank": late_ms or None,
+        "clock_bound_ms": None,
+    }
+    if named or collectives < MIN_COLLECTIVES or queued < QUEUED_SHARE:
+        return found
+    hidden = f"{whole_percent(queued)} of the collectives were queued behind another, where waits show no late rank"
+    if why_not is not None:
+        return found | {"reason": f"{hidden}, and their issue times cannot be compared: {why_not}"}
+    (own, rank), *others = sorted(((late, rank) for rank, late in times.late_ms.items()), reverse=True)
+    bound = times.bound_ms[rank] + max(times.bound_ms[peer] for _, peer in others)
+    share, margin = times.last.get(rank, 0) / collectives, own - others[0][0]
+    found |= {"clock_bound_ms": bound, "last_share": share}
+    if share < LAST_SHARE:
+        return found | {"reason": f"{hidden}; rank {rank} issues last, but in {whole_percent(share)} of them only"}
+    if margin <= needed_ms:
+        return found | {
+            "reason": f"{hidden}; rank {rank} issues {margin:.3g} ms later than any other, not more than "
+            f"{needed_ms:.3g} ms"
+        }
+    if margin - bound <= needed_ms:
+        return found | {
+            "reason": f"{hidden}; whether rank {rank} issues {margin:.3g} ms later than any other cannot be told: the "
+            f"clocks are known to {bound:.3g} ms only"
+        }
+    late = own - float(np.median([median for median, _ in others]))
+    return found | {"rank": rank, "late_ms": late, "basis": "issue times", "reason": None}
+
+
 def sentences(entries: Sequence[dict[str, Any]]) -> list[str]:
     """One sentence per straggler; none where nobody is named."""
-    return [
-        f"rank {entry['rank']} is a straggler: the other ranks of group {entry['group']} wait for it, "
-        f"{TEXT.quantity(entry['late_ms'], 'ms')} longer than it does in each collective (median; it was the last in "
-        f"{whole_percent(entry['last_share'])} of {entry['collectives']})"
-        for entry in entries
-        if entry["rank"] is not None
-    ]
+    return [_sentence(entry) for entry in entries if entry["rank"] is not None]
+
+
+def _sentence(entry: Mapping[str, Any]) -> str:
+    late, last = TEXT.quantity(entry["late_ms"], "ms"), f"it was the last in {whole_percent(entry['last_share'])}"
+    if entry.get("basis") == "issue times":
+        bound = TEXT.quantity(entry["clock_bound_ms"], "ms")
+        return (
+            f"rank {entry['rank']} is a straggler: it issues each collective of group {entry['group']} {late} after "
+            f"the other ranks, which queues hide from the waits (median; clocks known to {bound}; {last} of "
+            f"{entry['collectives']})"
+        )
+    return (
+        f"rank {entry['rank']} is a straggler: the other ranks of group {entry['group']} wait for it, {late} longer "
+        f"than it does in each collective (median; {last} of {entry['collectives']})"
+    )

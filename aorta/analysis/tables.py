@@ -25,7 +25,17 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.health import Health
-from aorta.records.schema import AuxRange, ComputeRange, Coverage, DeviceSample, DeviceTelemetry, Phase, Stall
+from aorta.records.clock_offsets import RankClock
+from aorta.records.schema import (
+    AuxRange,
+    ComputeRange,
+    Coverage,
+    DeviceSample,
+    DeviceTelemetry,
+    Phase,
+    Stall,
+    StallCutoff,
+)
 from aorta.timeline.classes import COMPUTE, KINDS, NOT_COMMUNICATION
 from aorta.timeline.intervals import Interval, merge
 
@@ -64,6 +74,8 @@ class Source:
         groups: process group -> its global ranks, as this rank uses the name; groups of unknown ranks are left out.
         timer: what measured the times.
         instrument_mode: how collectives were instrumented; for a trace, the tool.
+        stall_cutoff: up to which length a CPU backend's call only handed a collective over; None where no call on the
+            host stalls what computes, or nothing is said (records without it used `records.schema.STALL_CUTOFF_NS`).
         ending: how the process ended; None where the source has no end (a trace).
     """
 
@@ -89,6 +101,7 @@ class Source:
     warmup_steps: int | None = None
     manifest_hash: str | None = None
     device_telemetry: DeviceTelemetry | None = None
+    stall_cutoff: StallCutoff | None = None
     ending: str | None = None
     absent: Mapping[str, str] = field(default_factory=dict)
 
@@ -380,6 +393,7 @@ class Run:
     Attributes:
         location: folder, file, glob or URL.
         manifest: `run.json`; None where none belongs to the run.
+        clocks: what was measured of each rank's clock against the others'; empty where `clocks_missing` says why.
         extras: what a loader knows in addition to the tables, in the form of `summary.json` (`traces` for loaders of
             traces); empty for records.
     """
@@ -389,6 +403,8 @@ class Run:
     manifest: Mapping[str, object] | None
     health: Health
     extras: Mapping[str, Any] = field(default_factory=dict)
+    clocks: Mapping[int, RankClock] = field(default_factory=dict)
+    clocks_missing: str | None = "traces say nothing of the ranks' clocks against each other"
 
     @property
     def source(self) -> Source:

@@ -214,6 +214,9 @@ def _broken_rules(config: Config) -> Iterator[str]:
     yield from workload_rules(config)
     yield from parallel_rules(config)
     yield from profiling_rules(config.profiling, world_size)
+    cutoff_us = config.instrument.stall_cutoff_us
+    if cutoff_us is not None and not 0 < cutoff_us < math.inf:
+        yield f"instrument.stall_cutoff_us={cutoff_us}: must be greater than 0 and finite; null measures it"
     if config.baseline.enabled and config.instrument.mode is Mode.off:
         yield "instrument.mode=off: baseline=true replaces what is seen; set instrument.mode=observe or dedicated"
     yield from fabric_rules(config, world_size)

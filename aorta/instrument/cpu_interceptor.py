@@ -36,12 +36,9 @@ from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.operators import OPERATORS, Operator, is_async, offered, position_of_async_op, position_of_group
 from aorta.instrument.timed_work import KeptAlive, TimedWork
 from aorta.instrument.trace_labels import labelled
+from aorta.records.schema import STALL_CUTOFF_NS
 
 _CPU = torch.device("cpu")
-
-ENQUEUE_NS = 200_000
-"""A backend call that returns sooner than this only enqueued the collective, which is host work and not a stall:
-measured 20 to 195 us on gloo (docs/log.md). Half the stalls of a record were such calls."""
 
 
 class _Call(NamedTuple):
@@ -86,6 +83,8 @@ class CpuInterceptor:
         groups: filled with every process group when first seen, by name.
         on_issue: called in issue order with each collective, before it is issued.
         on_stall: called with two marks between which the caller was blocked.
+        on_call: called with the host's times round each call of a backend that took longer than `shortest_call_ns`:
+            handing a collective over is host work, and a stall only from a length on that the step builder knows.
         links: of the emulated fabric, which delays completion; None = the real network.
     """
 
@@ -96,10 +95,13 @@ class CpuInterceptor:
         on_issue: Callable[[InFlight], None],
         on_stall: Callable[[Mark, Mark], None],
         links: HostLinks | None = None,
+        on_call: Callable[[int, int], None] = lambda _begin, _end: None,
+        shortest_call_ns: int = STALL_CUTOFF_NS // 2,
     ) -> None:
         self.clock, self._groups = clock, groups
         self._on_issue, self._on_stall = on_issue, on_stall
         self._links = links
+        self._on_call, self._shortest_call_ns = on_call, shortest_call_ns
         self._kept = KeptAlive()
         self._count: dict[str, int] = {}
         self._calls = {
@@ -179,8 +181,8 @@ class CpuInterceptor:
             transfer = self._links.arrive(issued, self._groups[issued.group].ranks)
         result = original()
         # The caller's thread was inside the backend: enqueueing, or blocked where the backend works synchronously.
-        if (returned_ns := time.perf_counter_ns()) - issued.issue_ns > ENQUEUE_NS:
-            self._host_stall(issued.issue_ns, returned_ns)
+        if (returned_ns := time.perf_counter_ns()) - issued.issue_ns > self._shortest_call_ns:
+            self._on_call(issued.issue_ns, returned_ns)
         work = work_in(result)
         if work is None:  # it is over, and there is nothing to wait for
             issued.stamp("wait")

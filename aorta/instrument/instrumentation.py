@@ -33,7 +33,7 @@ from aorta.instrument.native.ranges import NativeEnds, NativeRanges
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.step_recorder import StepRecorder
-from aorta.records.schema import ClockReading, InstrumentMode, Step
+from aorta.records.schema import STALL_CUTOFF_NS, ClockReading, InstrumentMode, Step
 from aorta.timeline.overlap import PAIRS, Unseen
 
 SWITCH_INTERVAL_S = 1e-4
@@ -54,6 +54,7 @@ class Instrumentation:
         fabric: delays collectives as another network would; None = the real one.
         native: use the compiled parts where they have been built (`native.build`) to time collectives and blocks and to
             measure steps.
+        stall_cutoff_ns: on a CPU, length up to which a backend's call only hands a collective over.
         together: on a CPU, how many steps are read at once (`step_recorder.TOGETHER`, where only SIGKILL can end a run
         with
             steps unread).
@@ -75,6 +76,7 @@ class Instrumentation:
         *,
         native: bool = False,
         together: int = 1,
+        stall_cutoff_ns: int = STALL_CUTOFF_NS,
     ) -> None:
         module, _ = compiled(device, wanted=native and mode != "off", emulated=fabric is not None)
         clock = NativeDeviceClock(module, device) if module and device.type != "cpu" else clock_for(device)
@@ -84,7 +86,13 @@ class Instrumentation:
         self.recorder = StepRecorder(
             clock,
             StepBuilder(
-                clock, rank, world_size, self.groups, anchor, PAIRS if built is None else compiled_algebra(built)
+                clock,
+                rank,
+                world_size,
+                self.groups,
+                anchor,
+                PAIRS if built is None else compiled_algebra(built),
+                stall_cutoff_ns if device.type == "cpu" else None,
             ),
             lambda: {id(group): counted(group) for group in all_groups()},
             sink,
@@ -93,7 +101,9 @@ class Instrumentation:
         )
         self._device, self.clock, self._mode = device, clock, mode
         # The interceptor outlives a pause: it counts collectives, and keeps those in flight.
-        self._tap = None if mode == "off" else self._make_tap(device, stream_priority, fabric, module)
+        self._tap = (
+            None if mode == "off" else self._make_tap(device, stream_priority, fabric, module, stall_cutoff_ns // 2)
+        )
         self._blocks: list[tuple[str, nn.Module]] = []
         self._outputs: list[nn.Module] = []
         self._ranges: BlockRanges | NativeRanges
@@ -202,7 +212,12 @@ class Instrumentation:
         sys.setswitchinterval(self._switch_interval_s)
 
     def _make_tap(
-        self, device: torch.device, stream_priority: int | None, fabric: EmulatedNetwork | None, module: Any | None
+        self,
+        device: torch.device,
+        stream_priority: int | None,
+        fabric: EmulatedNetwork | None,
+        module: Any | None,
+        shortest_call_ns: int,
     ) -> CpuInterceptor | NativeCpuInterceptor:
         clock, recorder = self.clock, self.recorder
         dedicated = self._mode == "dedicated"
@@ -212,11 +227,15 @@ class Instrumentation:
             )
             return on_device
         if module is not None:
-            recorder.quiet_interceptor = tap = NativeCpuInterceptor(module, self.groups)
+            recorder.quiet_interceptor = tap = NativeCpuInterceptor(
+                module, self.groups, shortest_call_ns=shortest_call_ns
+            )
             return tap
         links = None if fabric is None else HostLinks(fabric)
         if device.type == "cpu":
-            return CpuInterceptor(clock, self.groups, recorder.on_issue, recorder.on_stall, links)
+            return CpuInterceptor(
+                clock, self.groups, recorder.on_issue, recorder.on_stall, links, recorder.on_call, shortest_call_ns
+            )
         from_python = DeviceInterceptor(
             clock,
             self.groups,

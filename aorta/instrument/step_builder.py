@@ -17,6 +17,7 @@ from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.loss_scalars import Scalar
 from aorta.records.clocks import to_realtime_ns
 from aorta.records.schema import (
+    STALL_CUTOFF_NS,
     ActiveSegment,
     AuxRange,
     ClockReading,
@@ -28,7 +29,7 @@ from aorta.records.schema import (
     Step,
 )
 from aorta.timeline.intervals import Interval
-from aorta.timeline.overlap import PAIRS, Algebra, Unseen, measure_lanes
+from aorta.timeline.overlap import AT_CUTOFFS, PAIRS, Algebra, Unseen, measure_lanes
 
 Pass: TypeAlias = tuple[str, str, int, int]
 """A range whose marks have been read: (block, phase, start_ns, end_ns), in nanoseconds of the clock."""
@@ -50,8 +51,8 @@ class StepFacts:
 
 @dataclass(frozen=True)
 class Told:
-    """Events of a step that were recorded by compiled code. `passes` are block ranges already read; `ranges` are
-    not.
+    """Events of a step that were recorded by compiled code. `passes` are block ranges already read, `ranges` are not;
+    `calls` are those of backends that may have been stalls.
     """
 
     collectives: list[InFlight] = field(default_factory=list)
@@ -59,6 +60,7 @@ class Told:
     passes: list[Pass] = field(default_factory=list)
     tails: list[tuple[Mark, Mark]] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
+    calls: list[Interval] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -66,7 +68,7 @@ class OpenStep:
     """The marks of one step, while it runs or has not been read yet.
 
     `unseen` says why the step is not observed, if it is not. `tell` returns the events recorded by compiled code, if
-    any.
+    any. `calls`: times round the calls of backends that may have been stalls.
     """
 
     facts: StepFacts
@@ -80,6 +82,7 @@ class OpenStep:
     stalls: list[tuple[Mark, Mark]] = field(default_factory=list)
     tails: list[tuple[Mark, Mark]] = field(default_factory=list)
     waits: list[tuple[Mark, Mark]] = field(default_factory=list)
+    calls: list[Interval] = field(default_factory=list)
     compute: list[Range] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     aux: list[Range] = field(default_factory=list)
@@ -106,6 +109,7 @@ class OpenStep:
             self.passes += told.passes
             self.tails += told.tails
             self.compute += told.ranges
+            self.calls += told.calls
 
 
 class StepBuilder:
@@ -118,6 +122,8 @@ class StepBuilder:
         groups: process groups seen so far, by name (kept up to date by the interceptor).
         anchor: relates CLOCK_MONOTONIC to wall-clock time.
         algebra: interval arithmetic to measure the window with; all implementations give the same result.
+        stall_cutoff_ns: length up to which a backend's call only handed a collective over; None where no call on the
+            host can stall what computes.
     """
 
     def __init__(
@@ -128,9 +134,11 @@ class StepBuilder:
         groups: Mapping[str, Group],
         anchor: ClockReading,
         algebra: Algebra[Iterable[Interval], Any] = PAIRS,
+        stall_cutoff_ns: int | None = None,
     ) -> None:
         self._clock, self._rank, self._world_size = clock, rank, world_size
         self._groups, self._anchor, self._algebra = groups, anchor, algebra
+        self._stall_cutoff_ns = stall_cutoff_ns
         self._lanes: dict[str, GlooWorkers] = {}
         self._communicators: dict[str, tuple[int | None, int, int]] = {}
         self._spilling: list[tuple[str, Interval]] = []
@@ -146,17 +154,19 @@ class StepBuilder:
         compute = [*self._ranges(step.compute), *step.passes]
         aux = self._ranges(step.aux)
         algebra = self._algebra
-        stalls = algebra.lane(self._spans(step.stalls), window)
+        blocked = algebra.lane(self._spans(step.stalls), window)
         waits = self._spans(step.waits)
         # A strategy that waits in intercepted calls after the backward pass does other work between them.
         tails = [tail for tail in self._spans(step.tails) if not any(tail[0] <= begin <= tail[1] for begin, _ in waits)]
         if tails or waits:
             everywhere = algebra.lane([span for spans in comm.values() for span in spans], window)
-            stalls = algebra.union([stalls, algebra.intersect(algebra.lane([*tails, *waits], window), everywhere)])
+            blocked = algebra.union([blocked, algebra.intersect(algebra.lane([*tails, *waits], window), everywhere)])
+        computing = [(low, high) for _, _, low, high in compute]
+        stalls = self._with_calls(blocked, step.calls, window)
         overlap, _ = measure_lanes(
             algebra,
             window,
-            compute=[(low, high) for _, _, low, high in compute],
+            compute=computing,
             comm=comm,
             stalls=stalls,
             aux=[(low, high) for _, _, low, high in aux],
@@ -167,6 +177,17 @@ class StepBuilder:
         if unseen is None and not coverage.complete:
             unseen = Unseen(f"incomplete coverage: {coverage.reason}")
         metrics, reasons = overlap.metrics(unseen)
+        for name, factor in AT_CUTOFFS.items() if self._stall_cutoff_ns is not None else ():
+            if (why := reasons.get("overlap_ratio")) is not None:
+                metrics[name], reasons[name] = None, why
+                continue
+            elsewhere = self._with_calls(blocked, step.calls, window, factor)
+            # Mostly no call lies between the cut-offs, and nothing is measured twice.
+            metrics[name] = (
+                overlap.overlap_ratio
+                if algebra.pairs(elsewhere) == algebra.pairs(stalls)
+                else measure_lanes(algebra, window, compute=computing, comm=comm, stalls=elsewhere)[0].overlap_ratio
+            )
         loss = step.loss.read() if step.loss else None
         grad_norm = step.grad_norm.read() if step.grad_norm else None
         for name, value, why in (
@@ -216,6 +237,12 @@ class StepBuilder:
             phase=step.facts.phase,
             reasons=reasons,
         )
+
+    def _with_calls(self, blocked: Any, calls: list[Interval], window: Interval, factor: float = 1) -> Any:
+        """The stalls of a step: those of waiting, and calls of backends longer than `factor` times the cut-off."""
+        cutoff_ns = (self._stall_cutoff_ns or STALL_CUTOFF_NS) * factor
+        longer = [(begin, end) for begin, end in calls if end - begin > cutoff_ns]
+        return self._algebra.union([blocked, self._algebra.lane(longer, window)]) if longer else blocked
 
     def _row(self, issued: InFlight, origin_ns: int) -> Collective:
         issue_ns, start_ns, end_ns = issued.issue_ns, self._read(issued.start), self._read(issued.end)

@@ -164,6 +164,11 @@ class StepRecorder:
         else:
             self._forget(begin, end)
 
+    def on_call(self, begin_ns: int, end_ns: int) -> None:
+        """A backend's call took this long, on the host's clock; whether that is a stall depends on the cut-off."""
+        if self._current is not None:
+            self._current.calls.append((begin_ns, end_ns))
+
     def on_wait(self, begin: Mark, end: Mark) -> None:
         """Between these marks the compute stream may have been waiting for a stream of the strategy; the part that
         coincides with communication is a stall.

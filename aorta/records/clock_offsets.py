@@ -108,6 +108,16 @@ class RankClock(msgspec.Struct, frozen=True, dict=True):
             raise ValueError(f"rank {self.rank}: its clock was not measured")
         return own_ns - sample.offset_ns - round(self._slope * (own_ns - sample.at_ns))
 
+    def correction_ns(self, host_ns: int) -> int:
+        """What to add to a time of this rank's host to have the reference rank's. A skew injected for tests is applied
+        first.
+
+        Raises:
+            ValueError: nothing was measured.
+        """
+        shown = host_ns if self.injected is None else self.injected.shown(host_ns)
+        return self.to_reference(shown) - host_ns
+
     def bound_ns(self, own_ns: int) -> int | None:
         """Largest error of `to_reference(own_ns)` for a clock of constant drift; None (unknown) unless measured twice.
 

@@ -34,6 +34,23 @@ EndSource: TypeAlias = Literal["event", "future", "wait", "emulated"]
 `future` and `wait` mark a collective for which the backend was slower than the emulation."""
 
 
+STALL_CUTOFF_NS: Final = 200_000
+"""The stall cut-off of records that do not state one, and where none can be measured: handing a collective over to gloo
+has been seen to take 20 to 195 us (docs/log.md)."""
+
+
+class StallCutoff(msgspec.Struct, frozen=True):
+    """A backend's call of this length or shorter only handed a collective over; a longer one is a stall of the training
+    thread. `calibrated`: measured on this host when the run began, from calls whose 99th percentile is `hand_over_ns`;
+    `configured`: `instrument.stall_cutoff_us`; `default`: neither, `problem` says why.
+    """
+
+    cutoff_ns: int
+    source: Literal["calibrated", "configured", "default"]
+    hand_over_ns: int | None = None
+    problem: str | None = None
+
+
 class ClockReading(msgspec.Struct, frozen=True):
     """REALTIME, BOOTTIME and MONOTONIC read together; they belong to one instant within `uncertainty_ns`."""
 
@@ -167,6 +184,7 @@ class Header(msgspec.Struct, tag_field="record", tag="header", frozen=True):
     warmup_steps: int
     clock: ClockReading
     device_telemetry: DeviceTelemetry | None = None
+    stall_cutoff: StallCutoff | None = None
     lanes: tuple[str, ...] = LANES
     columns: dict[str, tuple[str, ...]] = msgspec.field(default_factory=lambda: dict(COLUMNS))
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 
 from aorta.config.schema import Clock, Mode, Telemetry
@@ -33,15 +34,18 @@ from aorta.instrument.dispatcher import all_groups
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native.build import interceptor_for
+from aorta.instrument.stall_cutoff import slowest_of_host, stall_cutoff
 from aorta.records.clocks import boot_id, read_clocks
 from aorta.records.run_files import MANIFEST_FILE
 from aorta.records.schema import (
     SCHEMA_VERSION,
+    STALL_CUTOFF_NS,
     ClockReading,
     DeviceTelemetry,
     Header,
     InstrumentMode,
     Platform,
+    StallCutoff,
     Step,
     Timer,
 )
@@ -147,6 +151,7 @@ class RecordedRun:
             anchor=self.record.header.clock,
             fabric=fabric,
             together=together,
+            cutoff=self.record.header.stall_cutoff,
         )
 
 
@@ -162,13 +167,16 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
     devices = device_sampler(request.telemetry, site.device)
     mode: InstrumentMode = request.instrument.mode.value
     interceptor = interceptor_for(site.device, mode, wanted=request.instrument.native, emulated=request.emulated)
-    ranks = site.peers.gather("facts", rank_facts(site.topology, site.device, devices.facts()) | interceptor)
+    cutoff = stall_cutoff(request.instrument.stall_cutoff_us, site.device, mode)
+    told = interceptor | {"stall_cutoff": msgspec.to_builtins(cutoff)}
+    ranks = site.peers.gather("facts", rank_facts(site.topology, site.device, devices.facts()) | told)
+    cutoff = slowest_of_host(cutoff, site.topology.host, ranks)
     checks = environment_checks(request, site.device)
     for check in checks if site.topology.rank == 0 else ():
         _log.log(check.level, check.text)
     more = {**request.facts, "warnings": [check.text for check in checks], **request.remarks}
     publish_manifest(site, request.asked, clocks, ranks, request.backend, request.plan, more)
-    record = RankRecordWriter.open(site.folder, site.peers, header_of(request, site, devices.header))
+    record = RankRecordWriter.open(site.folder, site.peers, header_of(request, site, devices.header, cutoff))
     try:
         with devices:
             yield RecordedRun(request, site, record, clocks, devices)
@@ -217,7 +225,12 @@ def publish_manifest(
     site.peers.agree("manifest", error)
 
 
-def header_of(request: RunRequest, site: RunSite, device_telemetry: DeviceTelemetry | None) -> Header:
+def header_of(
+    request: RunRequest,
+    site: RunSite,
+    device_telemetry: DeviceTelemetry | None,
+    cutoff: StallCutoff | None,
+) -> Header:
     """The first line of one rank's record, with the current time."""
     topology, device = site.topology, site.device
     return Header(
@@ -243,6 +256,7 @@ def header_of(request: RunRequest, site: RunSite, device_telemetry: DeviceTeleme
         warmup_steps=request.warmup_steps,
         clock=read_clocks(),
         device_telemetry=device_telemetry,
+        stall_cutoff=cutoff,
     )
 
 
@@ -255,6 +269,7 @@ def open_instrument(
     anchor: ClockReading | None = None,
     fabric: EmulatedNetwork | None = None,
     together: int = 1,
+    cutoff: StallCutoff | None = None,
 ) -> Instrumentation:
     """The instrument as a configuration asks for it; whoever takes it closes it.
 
@@ -262,6 +277,7 @@ def open_instrument(
         sink: takes finished steps in order.
         anchor: places MONOTONIC in wall-clock time; None: the clocks of this moment.
         fabric, together: as `Instrumentation` takes them.
+        cutoff: of stalls on this host; None: `STALL_CUTOFF_NS`.
     """
     return Instrumentation(
         device,
@@ -274,6 +290,7 @@ def open_instrument(
         fabric,
         native=settings.native,
         together=together,
+        stall_cutoff_ns=STALL_CUTOFF_NS if cutoff is None else cutoff.cutoff_ns,
     )
 
 

@@ -33,6 +33,8 @@ _NOT_OBSERVED = {
 }
 
 
+AT_CUTOFFS = {"overlap_ratio_at_half_cutoff": 0.5, "overlap_ratio_at_twice_cutoff": 2.0}
+"""Metric -> the part of the stall cut-off at which it gives the overlap ratio: how much the ratio rests on it."""
 OF_UNKNOWN_KIND = "communication of unknown kind in this window: what is known of each kind is a lower bound"
 
 

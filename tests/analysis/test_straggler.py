@@ -6,13 +6,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.report_folder import write_report
 from aorta.analysis.straggler import judge
-from tests.analysis.builders import collective, footer, header, metrics, step, write_rank
+from aorta.records.clock_offsets import CLOCK_SYNC_FILE, ClockSync, OffsetSample, RankClock, encode
+from tests.analysis.builders import CLOCK, MS, collective, footer, header, metrics, step, write_rank
+from tests.runs import train
 
 TRANSFER_MS = 10.0
 
@@ -144,3 +147,124 @@ def test_kinds_that_a_rank_may_end_early_say_nothing(tmp_path: Path) -> None:
 
 def test_a_run_of_one_rank_has_no_straggler(tmp_path: Path) -> None:
     assert entries(tmp_path, 1, lambda rank, _n: 0.0) == []
+
+
+def queued(
+    folder: Path,
+    ranks: int,
+    late_ms: Callable[[int, int], float],
+    clocks: dict[int, tuple[int, int]] | None,
+    count: int = 20,
+) -> dict[str, Any]:
+    """Collectives of 10 ms behind each other on a link that is always busy: all ranks begin and end them together.
+
+    Args:
+        late_ms: of rank and number: when it issues, from when it could first.
+        clocks: rank -> by how much its clock is ahead and the bound, in ns; None: nothing was measured.
+    """
+    for rank in range(ranks):
+        ahead_ns = 0 if clocks is None else clocks[rank][0]
+        rows = [
+            collective("allreduce", n, 20 + 10 * n, 30 + 10 * n, group="g", issue_ns=round((n + late_ms(rank, n)) * MS))
+            for n in range(count)
+        ]
+        line = step(rank, ranks, 0, overlap=metrics(300, 250, 200, 100), collectives=rows)
+        times = {"t_start_ns": line.t_start_ns + ahead_ns, "t_end_ns": line.t_end_ns + ahead_ns}
+        line = msgspec.structs.replace(line, **times)
+        write_rank(folder, header(rank, ranks), [line], footer(1, ranks, groups={"g": list(range(ranks))}))
+    if clocks is not None:
+        at_ns = CLOCK.realtime_ns
+        measured = [
+            RankClock(
+                rank,
+                "node0",
+                "boot",
+                OffsetSample(at_ns + ahead_ns, ahead_ns, 2 * bound_ns, bound_ns, 32),
+                OffsetSample(at_ns + ahead_ns + 10**11, ahead_ns, 2 * bound_ns, bound_ns, 32),
+            )
+            for rank, (ahead_ns, bound_ns) in clocks.items()
+        ]
+        sync = ClockSync(1, "run-1", 0, 0, "CLOCK_REALTIME", "gloo", True, measured)
+        (folder / CLOCK_SYNC_FILE).write_bytes(encode(sync))
+    (entry,) = aggregate(LabelledRun("x", load_run(folder)))["stragglers"]
+    found: dict[str, Any] = entry
+    return found
+
+
+def three_late(rank: int, _number: int) -> float:
+    return 3.0 if rank == 1 else 0.0
+
+
+ALIGNED = {0: (0, 0), 1: (7_000_000_000, 50_000), 2: (-2_000_000, 60_000)}
+"""Rank 1's clock is 7 s ahead, which would pass for its lateness or hide it."""
+
+
+def test_behind_a_queue_the_late_rank_is_named_by_its_issue_times_with_the_bound(tmp_path: Path) -> None:
+    entry = queued(tmp_path, 3, three_late, ALIGNED)
+    assert entry["wait_ms_median_per_rank"] == {"0": 0.0, "1": 0.0, "2": 0.0}
+    assert (entry["rank"], entry["basis"], entry["queued_share"]) == (1, "issue times", 1.0)
+    assert entry["late_ms"] == pytest.approx(3.0, abs=1e-5)
+    assert entry["clock_bound_ms"] == pytest.approx(0.11)
+    assert entry["issue_late_ms_median_per_rank"] == pytest.approx({"0": 0.0, "1": 3.0, "2": 0.0}, abs=1e-5)
+    text = " ".join(write_report({"x": tmp_path}, tmp_path / "out", html=False).text.split())
+    assert "rank 1 is a straggler: it issues each collective of group g 3.000 ms after the other ranks" in text
+    assert "clocks known to 0.110 ms" in text
+
+
+def test_without_aligned_clocks_it_says_that_a_late_rank_cannot_be_told(tmp_path: Path) -> None:
+    entry = queued(tmp_path, 3, three_late, None)
+    assert (entry["rank"], entry["issue_late_ms_median_per_rank"]) == (None, None)
+    assert entry["reason"] == (
+        "100% of the collectives were queued behind another, where waits show no late rank, and their issue times "
+        "cannot be compared: there is no clock_sync.json"
+    )
+
+
+def test_clocks_that_are_known_too_badly_tell_nothing(tmp_path: Path) -> None:
+    entry = queued(tmp_path, 3, three_late, ALIGNED | {2: (0, 2_000_000)})
+    assert entry["rank"] is None
+    assert entry["reason"].endswith(
+        "whether rank 1 issues 3 ms later than any other cannot be told: the clocks are known to 2.05 ms only"
+    )
+
+
+def test_clocks_of_another_run_are_not_used(tmp_path: Path) -> None:
+    queued(tmp_path, 3, three_late, ALIGNED)
+    file = tmp_path / CLOCK_SYNC_FILE
+    file.write_text(file.read_text().replace("run-1", "run-2"))
+    (entry,) = aggregate(LabelledRun("x", load_run(tmp_path)))["stragglers"]
+    assert entry["rank"] is None
+    assert entry["reason"].endswith("clock_sync.json is of run 'run-2', attempt 0")
+    file.write_text("{")
+    (entry,) = aggregate(LabelledRun("x", load_run(tmp_path)))["stragglers"]
+    assert "not a clock_sync.json of an AORTA run" in entry["reason"]
+
+
+def test_ranks_that_take_turns_to_issue_last_are_not_named(tmp_path: Path) -> None:
+    entry = queued(tmp_path, 3, lambda rank, n: 3.0 if n % 3 == rank else 0.0, ALIGNED)
+    assert entry["rank"] is None
+    assert entry["reason"].endswith("of them only")
+
+
+def test_a_rank_that_issues_hardly_later_is_not_named(tmp_path: Path) -> None:
+    entry = queued(tmp_path, 3, lambda rank, _n: 0.9 if rank == 1 else 0.0, ALIGNED)
+    assert entry["rank"] is None
+    assert entry["reason"].endswith("rank 1 issues 0.9 ms later than any other, not more than 1 ms")
+
+
+def test_where_nothing_is_queued_the_waits_decide_alone(tmp_path: Path) -> None:
+    (entry,) = entries(tmp_path, 4, lambda rank, n: 5.0 if rank == 2 else 0.1 * ((rank + n) % 4))
+    assert (entry["rank"], entry["basis"], entry["queued_share"]) == (2, "waits", 0.0)
+
+
+@pytest.mark.dist
+def test_on_a_saturated_emulated_link_the_rank_that_is_late_is_named(tmp_path: Path) -> None:
+    """A collective takes 30 ms on the link, the computation between two of them less: all but the first are queued."""
+    words = ["parallel=ddp", "parallel.bucket_cap_mb=0.05", "workload.num_layers=4", "workload.mlp_hidden_dim=128"]
+    fabric = ["fabric=emulated", "fabric.inter_latency_us=15000", "fabric.straggler_rank=1", "fabric.straggler_ms=3"]
+    train(tmp_path, *words, *fabric)
+    (entry,) = aggregate(LabelledRun("x", load_run(tmp_path)))["stragglers"]
+    assert entry["queued_share"] > 0.5
+    assert (entry["rank"], entry["basis"]) == (1, "issue times")
+    # It sleeps 3 ms before each of the eight buckets of a step, so that it falls further and further behind.
+    assert 3 - entry["clock_bound_ms"] < entry["late_ms"] < 30

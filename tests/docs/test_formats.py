@@ -20,6 +20,7 @@ PLACES = {
     "`active_segments` row": schema.ActiveSegment,
     "`device` row": schema.DeviceSample,
     "device telemetry object": schema.DeviceTelemetry,
+    "stall cut-off object": schema.StallCutoff,
     "`coverage` object": schema.Coverage,
     "clock reading object": schema.ClockReading,
     "device clock object": schema.DeviceClockFacts,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, STEP_METRIC_NAMES
 from aorta.timeline.classes import AUX, COMPUTE, COPY, KINDS
-from aorta.timeline.overlap import measure_window
+from aorta.timeline.overlap import AT_CUTOFFS, measure_window
 from tests.docs.pages import ROOT, code, first_column, section
 
 PAGE = ROOT / "docs" / "metrics.md"
@@ -18,7 +18,7 @@ def documented(*headings: str) -> set[str]:
 
 def test_the_record_s_metrics() -> None:
     everything = measure_window((0, 10), compute=[(0, 5)], comm={kind: [(3, 8)] for kind in KINDS})
-    assert documented("In the record, and in the report") == set(everything.metrics()[0])
+    assert documented("In the record, and in the report") == {*everything.metrics()[0], *AT_CUTOFFS}
 
 
 def test_the_report_s_metrics() -> None:

@@ -61,12 +61,12 @@ class SetClock:
 class Rig:
     """A recorder over a clock that is set by hand. Collectives count as issued by the backend, too."""
 
-    def __init__(self, together: int = 1) -> None:
+    def __init__(self, together: int = 1, stall_cutoff_ns: int | None = None) -> None:
         self.clock, self.lines = SetClock(), list[Step]()
         self.counted: dict[int, int | None] = {1: 0}
         self.recorder = StepRecorder(
             self.clock,  # type: ignore[arg-type]
-            StepBuilder(self.clock, 0, 2, {"0": Group((0, 1), 1)}, ANCHOR),  # type: ignore[arg-type]
+            StepBuilder(self.clock, 0, 2, {"0": Group((0, 1), 1)}, ANCHOR, stall_cutoff_ns=stall_cutoff_ns),  # type: ignore[arg-type]
             lambda: dict(self.counted),
             self.lines.append,
             together,

@@ -67,7 +67,7 @@ _ISOLATED: Final = ("phase", "warmup", "wall_ns", "reason", "coverage")
 BLOCK_STEPS: Final = 256
 """Steps held as Python objects before they become columns."""
 METRIC_LIMIT: Final = 512
-"""Metrics a record may name. This AORTA writes 45 at most; a record that names a new one in each step would exhaust
+"""Metrics a record may name. This AORTA writes 47 at most; a record that names a new one in each step would exhaust
 memory.
 """
 _scalars_of = attrgetter(*_SCALARS)
@@ -329,6 +329,7 @@ def _source(path: Path, header: Header, footer: Footer | None) -> Source:
         warmup_steps=header.warmup_steps,
         manifest_hash=header.manifest_hash,
         device_telemetry=header.device_telemetry,
+        stall_cutoff=header.stall_cutoff,
         ending=_ending(footer),
     )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from aorta.analysis.health import Health, Held
 from aorta.analysis.load.engines import Engine, Local, progress
 from aorta.analysis.load.manifest import Manifest, emulated_fabric, manifest_of
+from aorta.analysis.load.rank_clocks import clocks_of
 from aorta.analysis.load.record_columns import read_tables
 from aorta.analysis.tables import RankTables, Run, Source, partial_steps
 from aorta.errors import InputError
@@ -86,7 +87,10 @@ def load_run(path: str | Path, engine: Engine | None = None) -> Run:
     _refuse_mixture(folder, [tables.source for tables in readable])
     ranks = _one_per_rank(_latest_attempt(readable, left_out), left_out)
     manifest, manifest_problem = manifest_of(folder, next(iter(ranks.values())).source.identity)
-    return Run(str(folder), ranks, manifest, _health(ranks, left_out, manifest, manifest_problem))
+    source = next(iter(ranks.values())).source
+    clocks, why_not = clocks_of(folder, source.run_id, source.attempt)
+    health = _health(ranks, left_out, manifest, manifest_problem)
+    return Run(str(folder), ranks, manifest, health, clocks=clocks, clocks_missing=why_not)
 
 
 def _health(

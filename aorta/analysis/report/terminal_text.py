@@ -13,6 +13,7 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.formatting import TEXT, p_value
 from aorta.analysis.metrics import metric_named
+from aorta.analysis.stall_cutoffs import cutoff_line
 from aorta.analysis.straggler import sentences
 
 WIDTH: Final = 100
@@ -56,8 +57,8 @@ def health_block(dataset: LabelledRun, entry: Mapping[str, Any]) -> str:
     if steps["isolated_rank_steps"]:
         counts = ", ".join(f"{count} {phase}" for phase, count in steps["isolated_rank_steps"].items())
         lines.append(f"  isolated baselines: {counts} rank-steps, in no metric but the two that rest on them")
-    devices = device_line(entry["devices"])
-    lines += [f"  {devices}"] if devices is not None else []
+    facts = (device_line(entry["devices"]), cutoff_line(entry))
+    lines += [f"  {fact}" for fact in facts if fact is not None]
     if "reason" in entry:
         lines.append(f"  ! nothing to measure: {entry['reason']}")
     found = (*health.notes(), *device_notes(entry["devices"]), *sentences(entry.get("stragglers", ())))

@@ -119,6 +119,9 @@ class Instrument:
     stream_priority: int | None = None
     # time collectives in C++, where that has been built; false: from Python
     native: bool = True
+    # microseconds up to which a CPU backend's call only hands a collective over, longer ones are stalls; null =
+    # measured on each host when the run begins
+    stall_cutoff_us: float | None = None
 
 
 @dataclass

@@ -7,21 +7,25 @@ be on the path of a collective (except once for each process group).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
-from aorta.instrument.cpu_interceptor import ENQUEUE_NS, dtype_name, group_seen
+from aorta.instrument.cpu_interceptor import dtype_name, group_seen
 from aorta.instrument.dispatcher import Looking, check_torch, counts_point_to_point
 from aorta.instrument.event_clock import Mark
 from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.native.ranges import NativeRanges
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
 from aorta.instrument.step_builder import Told
+from aorta.records.schema import STALL_CUTOFF_NS
 
 _CPU = torch.device("cpu")
+_ISSUE_NS = 5
+"""Place of the time of issue in a row of the compiled part (`reported.hpp`)."""
 
 
 class NativeCpuInterceptor:
@@ -31,6 +35,7 @@ class NativeCpuInterceptor:
         module: of `build.load`.
         groups: filled with every process group when first seen, by name.
         device: the compiled module's device object, for a run on an accelerator.
+        shortest_call_ns: a backend's call that takes longer is told, as one that may have been a stall.
 
     Raises:
         InstrumentError: see `dispatcher.check_torch`.
@@ -41,6 +46,7 @@ class NativeCpuInterceptor:
         module: Any,
         groups: dict[str, Group],
         device: Any | None = None,
+        shortest_call_ns: int = STALL_CUTOFF_NS // 2,
     ) -> None:
         check_torch()
         self._groups = groups
@@ -63,7 +69,7 @@ class NativeCpuInterceptor:
             )
             for name, operator in here.items()
         ]
-        self._tap: Any = module.Tap(operators, ENQUEUE_NS, self._saw, device)
+        self._tap: Any = module.Tap(operators, shortest_call_ns, self._saw, device)
         self.ranges = NativeRanges(module, self._tap)
 
     def open(self, _device: torch.device, _on_captured: Callable[[], None]) -> Looking:
@@ -88,8 +94,12 @@ class NativeCpuInterceptor:
         self.end()
 
     def _told(self, noted: Any, passes: Any) -> Told:
-        rows, stalls = noted.rows()
+        rows, blocked = noted.rows()
         collectives, operators = [], self._operators
+        # The compiled part tells both alike; a call of a backend begins with the issue of its collective, a wait later.
+        issues = {row[_ISSUE_NS] for row in rows}
+        calls = [span for span in blocked if span[0] in issues]
+        stalls = [span for span in blocked if span[0] not in issues] if calls else blocked
         for number, group, seq, size, dtype, issue_ns, waiters, end_ns, source in rows:
             operator = operators[number]
             name = None if dtype is None else dtype_name(dtype)
@@ -101,7 +111,8 @@ class NativeCpuInterceptor:
             if operator.point_to_point:
                 issued.number, issued.counted = None, self._counts_point_to_point[group]
             collectives.append(issued)
-        return self._with_passes(collectives, stalls, passes)
+        told = self._with_passes(collectives, stalls, passes)
+        return replace(told, calls=calls) if calls else told
 
     def _with_passes(self, collectives: list[InFlight], stalls: list[tuple[Mark, Mark]], noted: Any) -> Told:
         return Told(collectives, stalls, *self.ranges.told(noted))

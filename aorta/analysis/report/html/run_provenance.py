@@ -13,6 +13,7 @@ from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.load.manifest import config_of, flatten
 from aorta.analysis.report.html.page_tables import facts_table
+from aorta.analysis.stall_cutoffs import cutoff_line
 from aorta.analysis.straggler import sentences
 
 _ENVIRONMENT: Final = ("versions", "environment", "environment_differences", "host_facts", "devices", "plan", "command")
@@ -51,6 +52,8 @@ def health_of(dataset: LabelledRun, entry: Mapping[str, Any]) -> dict[str, Any]:
         facts |= {"launches": entry["launches"], "this launch": entry.get("representative")}
     devices = device_line(entry["devices"])
     facts |= {"devices": devices} if devices else {}
+    cutoff = cutoff_line(entry)
+    facts |= {"stalls": cutoff} if cutoff else {}
     fine = _FINE_TRACES if _of_traces(entry) else _FINE
     return {"label": dataset.label, "notes": notes, "fine": fine, "facts": facts}
 

@@ -1,0 +1,66 @@
+"""The stall cut-off of a run, and how much its overlap ratio rests on it, as `summary.json` and reports say it.
+
+Must not: apply the rule (`aorta.instrument.step_builder` does, when a step is recorded).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aorta.analysis.formatting import TEXT
+from aorta.analysis.tables import Run
+from aorta.records.schema import STALL_CUTOFF_NS
+from aorta.timeline.overlap import AT_CUTOFFS, NS_PER_MS
+
+_NOT_RECORDED: Final = "made before records stated their cut-off: how much the ratio rests on it is not known"
+_ON_HOST: Final = "perf_counter"
+"""`Source.timer` of runs in which a call on the host can stall what computes."""
+
+
+def cutoffs_ns(run: Run) -> list[int]:
+    """The cut-off of each rank that has one, or had the one of its time; empty for accelerators and traces."""
+    sources = [tables.source for tables in run.ranks.values()]
+    return [
+        STALL_CUTOFF_NS if source.stall_cutoff is None else source.stall_cutoff.cutoff_ns
+        for source in sources
+        if source.stall_cutoff is not None or (source.timer == _ON_HOST and source.instrument_mode != "off")
+    ]
+
+
+def cutoff_entry(run: Run, metrics: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The value of `stall_cutoff` of a dataset: the cut-offs of its ranks, where they come from, and the median overlap
+    ratio at half and at twice the cut-off; None where none applies.
+
+    Args:
+        metrics: the dataset's, with `median` each.
+    """
+    found = cutoffs_ns(run)
+    if not found:
+        return None
+    told = [tables.source.stall_cutoff for tables in run.ranks.values() if tables.source.stall_cutoff is not None]
+    medians = [metrics.get(name, {}).get("median") for name in AT_CUTOFFS]
+    problems = (
+        [_NOT_RECORDED] if not told else sorted({cutoff.problem for cutoff in told if cutoff.problem is not None})
+    )
+    return {
+        "lowest_ns": min(found),
+        "highest_ns": max(found),
+        "sources": sorted({cutoff.source for cutoff in told}),
+        "overlap_ratio_range": None if None in medians else medians,
+        "reason": "; ".join(problems) or None,
+    }
+
+
+def cutoff_line(entry: Mapping[str, Any]) -> str | None:
+    """The same as a line of a report; None where no cut-off applies."""
+    found = entry.get("stall_cutoff")
+    if found is None:
+        return None
+    ends = [f"{found[end] / NS_PER_MS:.2g}" for end in ("lowest_ns", "highest_ns")]
+    line = f"stall cut-off {' to '.join(dict.fromkeys(ends))} ms"
+    line += f" ({' and '.join(found['sources'])})" if found["sources"] else ""
+    if found["overlap_ratio_range"] is not None:
+        half, twice = (TEXT.number(value, "ratio", fewer=1) for value in found["overlap_ratio_range"])
+        line += f": the median overlap_ratio is {half} at half of it, {twice} at twice"
+    return line if found["reason"] is None else f"{line}; {found['reason']}"

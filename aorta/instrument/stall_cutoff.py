@@ -1,0 +1,89 @@
+"""The stall cut-off of this host: how long a backend's call may take and still only have handed a collective over.
+
+    stall_cutoff(settings.stall_cutoff_us, device, mode)     # of this process
+    slowest_of_host(mine, facts)                             # the one that all ranks of a host use
+
+On a CPU a call of the backend that takes longer counts as a stall of the training thread, a shorter one as its work.
+How long handing over takes is a property of the host and its load, so it is measured when a run begins: on a gloo group
+of this process alone, which wakes a worker thread as every collective does and exchanges nothing. Must not issue a
+collective of the run's own groups, take longer than `LIMIT_S` or so, or fail a run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from aorta.records.schema import STALL_CUTOFF_NS, InstrumentMode, StallCutoff
+
+LEAST_NS: Final = 100_000
+MOST_NS: Final = 1_000_000
+"""Bounds of a calibrated cut-off. Below: handing over has been seen to take 20 to 195 us (docs/log.md). Above: a call
+that blocks waits for peers or for a transfer, and these are to be seen."""
+TIMES: Final = 5
+"""Cut-off over the 99th percentile of the calls that are measured. They are cheaper than a run's, which pass the
+dispatcher and concern several ranks: where 0.2 ms was found to lie above a run's calls, theirs is about 40 us."""
+CALLS: Final = 1_000
+FEWEST_CALLS: Final = 200
+LIMIT_S: Final = 0.03
+
+
+def stall_cutoff(asked_us: float | None, device: torch.device, mode: InstrumentMode) -> StallCutoff | None:
+    """The cut-off of this process; None where no call on the host can stall what computes (an accelerator), or where
+    nothing is looked at.
+
+    Args:
+        asked_us: as configured; None: measured.
+    """
+    if device.type != "cpu" or mode == "off":
+        return None
+    if asked_us is not None:
+        return StallCutoff(round(asked_us * 1000), "configured")
+    try:
+        return cutoff_from(hand_over_ns())
+    except (RuntimeError, OSError, AttributeError) as error:  # no gloo here, or no network interface for it
+        return StallCutoff(STALL_CUTOFF_NS, "default", problem=f"not measured: {error}".splitlines()[0])
+
+
+def hand_over_ns() -> list[int]:
+    """Durations of calls that only hand a collective over to gloo.
+
+    Raises:
+        RuntimeError, OSError, AttributeError: there is no gloo in this torch, or it finds no network interface.
+    """
+    group: Any = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=5))
+    tensor = torch.zeros(256)
+    taken: list[int] = []
+    until_ns = time.perf_counter_ns() + round(LIMIT_S * 1e9)
+    while len(taken) < CALLS and time.perf_counter_ns() < until_ns:
+        begin_ns = time.perf_counter_ns()
+        work = group.allreduce([tensor])
+        taken.append(time.perf_counter_ns() - begin_ns)
+        work.wait()
+    return taken
+
+
+def cutoff_from(taken_ns: Sequence[int]) -> StallCutoff:
+    """The cut-off from durations of calls; the default where they are too few for a 99th percentile."""
+    if len(taken_ns) < FEWEST_CALLS:
+        problem = f"only {len(taken_ns)} calls in {LIMIT_S * 1000:g} ms, {FEWEST_CALLS} are needed"
+        return StallCutoff(STALL_CUTOFF_NS, "default", problem=problem)
+    high_ns = sorted(taken_ns)[len(taken_ns) * 99 // 100]
+    return StallCutoff(min(max(TIMES * high_ns, LEAST_NS), MOST_NS), "calibrated", high_ns)
+
+
+def slowest_of_host(mine: StallCutoff | None, host: str, facts: Sequence[Mapping[str, Any]]) -> StallCutoff | None:
+    """The largest cut-off among the ranks of a host, which all of them use: it is a property of the host.
+
+    Args:
+        facts: of every rank, each with `host` and `stall_cutoff` (JSON types).
+    """
+    if mine is None:
+        return None
+    of_host = [StallCutoff(**each["stall_cutoff"]) for each in facts if each["host"] == host and each["stall_cutoff"]]
+    return max([mine, *of_host], key=lambda each: each.cutoff_ns)
