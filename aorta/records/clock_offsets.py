@@ -170,7 +170,7 @@ class ClockSync(msgspec.Struct, frozen=True):
         return next((entry for entry in self.ranks if entry.rank == rank), None)
 
     def with_ranks(self, ranks: Iterable[RankClock]) -> ClockSync:
-        """The same measurement, of these ranks only."""
+        """The same run's file with these ranks in place of its own."""
         return msgspec.structs.replace(self, ranks=sorted(ranks, key=lambda entry: entry.rank))
 
     def summary(self) -> dict[str, object]:

@@ -164,7 +164,7 @@ class RpcRun:
         callees = [name for rank, name in enumerate(self.names) if rank != DRIVER]
         driver = Driver(callees, self.workload.tensor_size, nested=self.workload.num_worker_threads > 1)
         options = {name: bool(getattr(self.config.profiling, name)) for name in OPTIONS}
-        say, limit_s = self.together.say, self.workload.timeout_s
+        say, limit_s, number = self.together.say, self.workload.timeout_s, 0
         try:
             for number in range(self.workload.windows):
                 say(f"window/{number}", {"profile": self.config.profiling.enabled, "options": options})
@@ -187,9 +187,9 @@ class RpcRun:
                 with self.stop.writing():
                     self._write_facts(folder, ended=False)
         finally:
-            for number in range(self.workload.windows):  # release every rank that waits for a window, or for its end
-                say(f"window/{number}", None, only_if_missing=True)
-                say(f"ended/{number}", None, only_if_missing=True)
+            # Release the ranks that wait for this window, for its end or for the next one; all before were announced.
+            for key in (f"window/{number}", f"ended/{number}", f"window/{number + 1}"):
+                say(key, None, only_if_missing=True)
 
     def _serve(self, traced: TracedRpc, folder: RunFolder) -> None:
         for number in range(self.workload.windows):

@@ -99,7 +99,7 @@ def test_a_driver_that_cannot_write_its_trace_lets_the_workers_go(store, tmp_pat
     with pytest.raises(OSError, match="no space left"):
         driver._drive(Traced(), Folder())
     worker = one(store, 1, 2)
-    assert [worker.together.listen(key) for key in ("ended/0", "window/1", "ended/1")] == [None] * 3
+    assert [worker.together.listen(key) for key in ("ended/0", "window/1")] == [None] * 2
 
 
 def test_who_confirms_nothing_is_named_after_the_limit_that_all_share(store):

@@ -20,8 +20,8 @@ from aorta.records.rpc_files import CALL_MARK, MEMORY_KEY, Call, CallMemory
 
 _OPERATORS = ("cpu_op", "user_annotation")
 TO_HERE = "RRef.to_here"
-"""torch (2.11 to 2.13) marks the wait for the value of a remote call by a user annotation with an empty name: it makes
-one up only for its legacy profiler."""
+"""torch 2.13 marks the wait for the value of a remote call by a user annotation with an empty name: it makes one up
+only for its legacy profiler."""
 
 
 @dataclass
