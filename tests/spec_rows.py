@@ -96,6 +96,7 @@ ROWS: Final[dict[str, dict[str, str]]] = {
         "D23": "a threshold on a difference ends with 3, absolute or relative",
         "D27": "device sensors are joined to steps by time",
         "D28": "step markers for nsys and rocprofv3, and one tracer at a time",
+        "D30": "the data set repeats for as many steps as were asked for; a training that epochs cut short says so",
         "D40": "`torchrun train.py profiling.enabled=true` and nothing else",
         "D41": "the capture script without a configuration file",
         "D42": "the report command without folders",

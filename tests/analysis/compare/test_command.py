@@ -19,10 +19,10 @@ def test_two_sets_and_every_rule_as_words(
     launch_set(tmp_path / "plan" / "reference", (0.8, 0.81, 0.82, 0.83))
     launch_set(tmp_path / "plan" / "candidate", (0.6, 0.61, 0.62, 0.63), config=other)
     words = ["--reference", "plan/reference", "--candidate", "plan/candidate"]
-    assert overlap_report(words, tmp_path) == 2
+    assert overlap_report(words) == 2
     assert "--allow-unlike config.workload.model_dim" in capsys.readouterr().err
     words += ["--allow-unlike", "all", "--primary", "exposed_share", "--alpha", "0.04", "--margin", "0.01"]
-    assert overlap_report([*words, "--judge-milliseconds"], tmp_path) == 0
+    assert overlap_report([*words, "--judge-milliseconds"]) == 0
     assert capsys.readouterr().out.startswith("REGRESSION: the candidate exposes communication for 2.0 points more")
     found = strict_json(tmp_path / "reports" / "candidate-vs-reference" / "summary.json")["comparison"]
     assert (found["primary"], found["alpha"], found["margin"]) == ("exposed_share", 0.04, 0.01)
@@ -34,7 +34,7 @@ def test_a_plan_and_a_set_alone(tmp_path: Path, capsys: pytest.CaptureFixture[st
     launch_set(tmp_path / "reference", (0.8, 0.81, 0.82, 0.83))
     launch_set(tmp_path / "candidate", (0.8, 0.81, 0.82, 0.83))
     out = ["--output", str(tmp_path / "out")]
-    assert overlap_report(["--reference", f"{tmp_path}/", *out], tmp_path) == 2
+    assert overlap_report(["--reference", f"{tmp_path}/", *out]) == 2
     assert "the folder of a plan" in capsys.readouterr().err
-    assert overlap_report(["--log-dir", str(tmp_path / "reference"), "--label", "x", *out], tmp_path) == 0
+    assert overlap_report(["--log-dir", str(tmp_path / "reference"), "--label", "x", *out]) == 0
     assert "the launch in the middle of 4 in" in capsys.readouterr().out

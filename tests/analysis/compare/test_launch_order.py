@@ -119,7 +119,7 @@ def test_the_command_and_the_gate(
     reference, candidate = sides(tmp_path / "plan", REFERENCE_FIRST)
     words = ["--reference", str(reference), "--candidate", str(candidate), "--output", "out", "--markdown", "page.md"]
     gate = ["--fail-on", "overlap_ratio<-0.05", "--junit", "gate.xml"]
-    assert overlap_report(words, tmp_path) == 0
+    assert overlap_report(words) == 0
     told = capsys.readouterr().out
     assert told.startswith("NOT COMPARABLE IN TIME: ")
     assert "verdict: not comparable in time: the launches of the two sides did not take turns" in " ".join(told.split())
@@ -127,12 +127,12 @@ def test_the_command_and_the_gate(
     assert "Not comparable in time" in (tmp_path / "out" / "report.html").read_text()
     assert "not comparable in time" in (tmp_path / "page.md").read_text()
 
-    assert overlap_report([*words, *gate], tmp_path) == 4
+    assert overlap_report([*words, *gate]) == 4
     assert "not comparable in time" in capsys.readouterr().out
     (judged,) = strict_json(tmp_path / "out" / "summary.json")["gate"]["conditions"]
     assert (judged["outcome"], judged["p"]) == ("inconclusive", None)
     assert "not comparable in time" in (tmp_path / "gate.xml").read_text()
-    assert overlap_report([*words, *gate, "--assume-no-drift"], tmp_path) == 3
+    assert overlap_report([*words, *gate, "--assume-no-drift"]) == 3
 
 
 def test_a_launch_of_unknown_time_makes_the_order_unknown() -> None:

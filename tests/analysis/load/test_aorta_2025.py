@@ -20,7 +20,6 @@ from aorta.analysis.report.report_command import overlap_report
 from aorta.errors import InputError
 from aorta.records.schema import AuxRange, DeviceSample
 from tests.analysis.builders import strict_json
-from tests.runs import ROOT
 
 
 def a_range(stream: str, start: float, end: float, tag: str = "t", **metadata: str) -> dict[str, Any]:
@@ -208,7 +207,7 @@ def test_the_report_shows_all_of_it_and_compares_the_old_ratio_with_nothing(
 ) -> None:
     words = ["--log-dir", str(folder), "--label", "x", "--log-dir", str(folder), "--label", "y", "--no-html"]
     words += ["--reference", "x", "--candidate", "y", "--output", str(tmp_path / "out")]
-    assert overlap_report(words, ROOT) == 0
+    assert overlap_report(words) == 0
     summary = strict_json(tmp_path / "out" / "summary.json")
     entry = summary["datasets"]["x"]
     assert entry["mean_loss"] == 2.5
@@ -222,7 +221,7 @@ def test_the_report_shows_all_of_it_and_compares_the_old_ratio_with_nothing(
     assert f"{RECORDED_2025} is the ratio that the first AORTA wrote" in " ".join(capsys.readouterr().out.split())
     assert {"x_devices.png", "x_timeline.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
     with pytest.raises(SystemExit, match="2"):
-        overlap_report([*words, "--fail-on", f"{RECORDED_2025}<0"], ROOT)
+        overlap_report([*words, "--fail-on", f"{RECORDED_2025}<0"])
 
 
 def test_the_old_ratio_is_in_no_verdict_of_launch_sets(folder: Path) -> None:

@@ -19,7 +19,6 @@ from aorta.analysis.load.archives import Archives
 from aorta.analysis.report.report_command import overlap_report
 from aorta.errors import InputError
 from tests.analysis.builders import simulated_run, strict_json
-from tests.runs import ROOT
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ PACKED: dict[str, Callable[[Path, Path], Path]] = {
 
 
 def report(words: list[str], output: Path) -> dict:
-    assert overlap_report([*words, "--no-html", "--output", str(output)], ROOT) == 0
+    assert overlap_report([*words, "--no-html", "--output", str(output)]) == 0
     return strict_json(output / "summary.json")
 
 
@@ -144,7 +143,7 @@ def test_what_is_larger_than_any_run_is_refused_and_removed(
     for number in range(4):
         simulated_run(tmp_path / "set" / str(number), label="x", ranks=1, steps=2, warmup=0)
     for archive in (large, tar(tmp_path / "many.tar.gz", tmp_path / "set", "set")):
-        assert overlap_report(["--log-dir", str(archive), "--label", "x"], ROOT) == 2
+        assert overlap_report(["--log-dir", str(archive), "--label", "x"]) == 2
         with Archives() as archives, pytest.raises(InputError, match="more than 3 files or"):
             archives.folder_of(archive)
     assert list(temporary.iterdir()) == []
