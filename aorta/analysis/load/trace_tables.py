@@ -307,7 +307,7 @@ def _source(trace: Trace, timeline: DeviceTimeline) -> Source:
     device = str(timeline.device) if timeline.device != UNKNOWN else None
     told = {"host": trace.host, "platform": trace.platform, "device": device, "backend": trace.backend}
     of_records = ("parallel", "run_id", "label", "attempt", "local_rank", "node_rank", "start_step", "warmup_steps")
-    never = [*of_records, "manifest_hash", "ending"]
+    never = [*of_records, "manifest_hash", "stall_cutoff", "ending"]
     stated = trace.stated
     telemetry = None if stated is None or not stated.samples else DeviceTelemetry(stated.samples_from, None)
     if telemetry is None:
