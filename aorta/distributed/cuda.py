@@ -79,8 +79,8 @@ def end_range() -> None:
 
 
 def has_memory_history() -> bool:
-    """Whether the allocator can record its history; False without a device."""
-    return torch.cuda.is_available() and hasattr(torch.cuda.memory, "_record_memory_history")
+    """Whether the allocator records its history and tells when it fails; False without a device or such a build."""
+    return torch.cuda.is_available() and hasattr(torch._C, "_cuda_attachOutOfMemoryObserver")
 
 
 def begin_memory_history(max_entries: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from aorta.distributed import cuda
 from aorta.profiling import memory_history, window_recording
 from aorta.profiling.memory_timeline import main, page, timelines
 from aorta.profiling.trace_names import TraceWindow
@@ -99,7 +100,7 @@ def test_a_long_curve_keeps_its_peak():
 def device(monkeypatch, tmp_path):
     """A build with a device, as far as the allocator's history is concerned."""
     calls = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "has_memory_history", lambda: True)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **words: calls.append(words))
 
     def dump(path):
