@@ -7,7 +7,7 @@
     |   +-- IntervalError      2    an interval that ends before it starts
     +-- GateFailed             3    a threshold asked for on the command line was crossed
     +-- Inconclusive           4    the data cannot decide, and the caller asked to be told
-    +-- RunIncomplete          5    training ended before its last step
+    +-- RunIncomplete          5    training ended before its last step, or output is missing
     |   +-- RecordWriteError   5    the record could not be written (disk full, read-only)
     |   +-- PeerFailed         5    another rank died or stopped answering
     |   +-- InstrumentError    5    this torch does not offer what the interception needs
@@ -66,7 +66,7 @@ class Inconclusive(AortaError):
 
 
 class RunIncomplete(AortaError):
-    """Training ended before its last step."""
+    """Training ended before its last step, or not all of its output is where it was to go."""
 
     exit_code = 5
 

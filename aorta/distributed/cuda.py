@@ -8,7 +8,7 @@ another type, except where a function says what it returns there.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,9 @@ import torch
 
 TYPE = "cuda"
 """torch's device type for both CUDA and HIP."""
+
+_observers: list[bool] = []
+_called: list[Callable[[], None]] = []
 
 
 def device_count() -> int:
@@ -76,8 +79,8 @@ def end_range() -> None:
 
 
 def has_memory_history() -> bool:
-    """Whether the allocator can record its history; False without a device."""
-    return torch.cuda.is_available() and hasattr(torch.cuda.memory, "_record_memory_history")
+    """Whether the allocator records its history and tells when it fails; False without a device or such a build."""
+    return torch.cuda.is_available() and hasattr(torch._C, "_cuda_attachOutOfMemoryObserver")
 
 
 def begin_memory_history(max_entries: int) -> None:
@@ -88,6 +91,23 @@ def begin_memory_history(max_entries: int) -> None:
 def write_memory_history(path: Path) -> None:
     """Write the recorded history as a pickle for `python -m torch.cuda._memory_viz`."""
     torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+
+
+def on_out_of_memory(call: Callable[[], None]) -> Callable[[], None]:
+    """Have `call` called whenever an allocation fails, on its thread, before torch raises; returns what ends that.
+
+    torch can attach an observer, and detach none: one stays for the rest of the process.
+    """
+    if not _observers:
+        torch._C._cuda_attachOutOfMemoryObserver(lambda *_: [one() for one in list(_called)])  # type: ignore[attr-defined]
+        _observers.append(True)
+    _called.append(call)
+
+    def end() -> None:
+        if call in _called:
+            _called.remove(call)
+
+    return end
 
 
 def end_memory_history() -> None:

@@ -1,52 +1,121 @@
-"""Records the device allocator's own history of a window, for `python -m torch.cuda._memory_viz`.
+"""Records the device allocator's own history, for `python -m torch.cuda._memory_viz`.
 
-It writes `<name>.snapshot.pickle` beside the memory timeline on a CUDA or HIP build with a device, and nothing
-elsewhere. Must not call what torch has deprecated (`export_memory_timeline`).
+Of a window: `<name>.snapshot.pickle` beside the memory timeline. Of the whole loop: a snapshot where memory runs out,
+or when the loop asks for one. On a CUDA or HIP build with a device, and nothing elsewhere. Must not call what torch has
+deprecated (`export_memory_timeline`), or turn an error of memory into another one.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from aorta.distributed import cuda
-from aorta.profiling.trace_archive import PART
+from aorta.profiling.trace_archive import PART, free_name
+from aorta.profiling.trace_export import error_line
 
+_log = logging.getLogger(__name__)
 MAX_ENTRIES = 100_000
 """Allocations and frees kept; a few hundred bytes each, with their stacks."""
+OUT_OF_MEMORY = "oom"
+"""Tag of the snapshot of that moment."""
 
 
 class MemoryHistory:
-    """Recording of one window at a time; a no-op without a device, or if it was not requested."""
+    """The history of one loop, and of one window at a time in it; a no-op without a device.
 
-    def __init__(self, wanted: bool) -> None:
-        self._on = wanted and cuda.has_memory_history()
-        self.running = False
+    Args:
+        of_windows: record each window.
+        of_loop: record the whole loop, and write a snapshot the first time that memory runs out.
+        named: tag -> file of a snapshot.
+    """
+
+    def __init__(self, of_windows: bool, of_loop: bool, named: Callable[[str], Path]) -> None:
+        self.available = cuda.has_memory_history()
+        self._of_windows, self._of_loop, self._named = of_windows, of_loop, named
+        self._writing = threading.Lock()
+        self._unhook: Callable[[], None] = lambda: None
+        self._loop_runs = self.running = False
+
+    def begin(self) -> None:
+        """The loop begins."""
+        if not self._of_loop:
+            return
+        if not self.available:
+            _not_here("profiling.oom_snapshot")
+            return
+        cuda.begin_memory_history(MAX_ENTRIES)
+        self._unhook, self._loop_runs = cuda.on_out_of_memory(self._out_of_memory), True
+
+    def end(self) -> None:
+        """The loop ends."""
+        self.stop()
+        self._unhook()
+        if self._loop_runs:
+            self._loop_runs = False
+            cuda.end_memory_history()
 
     def start(self) -> None:
-        """Start recording with a window."""
-        if self._on:
-            cuda.begin_memory_history(MAX_ENTRIES)
+        """A window begins."""
+        if self._of_windows and self.available:
+            if not self._loop_runs:
+                cuda.begin_memory_history(MAX_ENTRIES)
             self.running = True
 
+    def stop(self) -> None:
+        """A window ends."""
+        if self.running:
+            self.running = False
+            if not self._loop_runs:
+                cuda.end_memory_history()
+
     def dump(self, target: Path) -> None:
-        """Write the recorded history atomically and stop recording, even if writing fails.
+        """Write the recorded history atomically and end the window, even if writing fails.
 
         Raises:
             OSError: it could not be written; `target` is unchanged.
         """
-        part = target.with_name(target.name + PART)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            cuda.write_memory_history(part)
-            part.replace(target)
+            _write(target)
         finally:
             self.stop()
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
 
-    def stop(self) -> None:
-        """Stop recording."""
-        if self.running:
-            self.running = False
-            cuda.end_memory_history()
+    def snapshot(self, tag: str) -> Path | None:
+        """Write what is allocated now, with the history where one is recorded; None where there is nothing to write."""
+        if not self.available:
+            _not_here("memory snapshots")
+            return None
+        with self._writing:
+            target = free_name(self._named(tag))
+            try:
+                _write(target)
+            except Exception as error:  # noqa: BLE001  a snapshot must not end the loop; it is logged
+                _log.error("profiling: the memory snapshot %s could not be written: %s", target, error_line(error))
+                return None
+        return target
+
+    def _out_of_memory(self) -> None:
+        self._unhook()  # the first time is the one to look at; a loop that goes on may run out again and again
+        if path := self.snapshot(OUT_OF_MEMORY):
+            _log.error("profiling: memory ran out; what was allocated, and by which lines, is in %s", path)
+
+
+def _not_here(what: str) -> None:
+    _log.warning(
+        "%s: not available here: only the allocators of CUDA and HIP keep a history, and torch sees no such device",
+        what,
+    )
+
+
+def _write(target: Path) -> None:
+    part = target.with_name(target.name + PART)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        cuda.write_memory_history(part)
+        part.replace(target)
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)

@@ -48,6 +48,10 @@ class NullProfiler:
     def step(self) -> None:
         """No-op."""
 
+    def memory_snapshot(self, tag: str) -> Path | None:  # noqa: ARG002  as WindowRecording's
+        """No-op."""
+        return None
+
     def close(self, *, failed: bool = False) -> None:
         """No-op."""
 
@@ -96,7 +100,9 @@ class ProfilerPlan:
             )
         by_tensorboard = settings.naming is Naming.tensorboard
         self.exports = exports and (not by_tensorboard or settings.tensorboard or settings.chrome_trace)
-        self.records = self.exports or settings.summary_rows > 0 or settings.memory_filename is not None
+        self.records = (
+            self.exports or settings.summary_rows > 0 or bool(settings.memory_filename) or settings.oom_snapshot
+        )
         self.schedule(0)
 
     def schedule(self, first_step: int) -> Schedule:
@@ -128,7 +134,8 @@ class ProfilerPlan:
             if here is None:
                 raise ConfigError(f"rank {place.rank} is not in the mesh {self.mesh}: there is no name for its traces")
             alone = all(size == 1 for size in self.mesh.shape) and place.world_size == 1
-            place = dataclasses.replace(place, coordinate=None if alone else tuple(here))
+            names = tuple(self.mesh.mesh_dim_names or ())
+            place = dataclasses.replace(place, coordinate=None if alone else tuple(here), dimensions=names)
         elif place.coordinate is None:
             place = dataclasses.replace(place, coordinate=coordinate_of(place.rank, (), place.world_size))
         try:

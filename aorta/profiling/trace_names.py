@@ -23,7 +23,7 @@ STEP_BASE = 0
 @dataclass(frozen=True)
 class TracePlace:
     """The writing process. `coordinate` is its position in the device mesh, size-1 dimensions included; None for a
-    single process.
+    single process. `dimensions` are the mesh's names for them, where it has names.
     """
 
     run_name: str
@@ -35,6 +35,7 @@ class TracePlace:
     host: str = "localhost"
     pid: int = 0
     coordinate: tuple[int, ...] | None = None
+    dimensions: tuple[str, ...] = ()
 
     def variables(self) -> dict[str, Any]:
         """Variables available in folder templates."""
@@ -141,6 +142,16 @@ def trace_path(naming: Naming, place: TracePlace, window: TraceWindow, filename:
         case Naming.tensorboard:
             name = f"{place.host}_{place.pid}.{time.time_ns()}.pt.trace.json"
             return PurePosixPath(f"rank{place.rank}", name)
+
+
+def snapshot_name(place: TracePlace, tag: str) -> str:
+    """Name of a memory snapshot: `oom-rank-3-dp1-tp1.snapshot.pickle`; `coord-1-1` where the mesh has no names."""
+    where = ""
+    if place.coordinate and len(place.dimensions) == len(place.coordinate):
+        where = "".join(f"-{name}{here}" for name, here in zip(place.dimensions, place.coordinate, strict=True))
+    elif place.coordinate:
+        where = "-coord-" + "-".join(map(str, place.coordinate))
+    return f"{tag}-rank-{place.rank}{where}.snapshot.pickle"
 
 
 def template_values(place: TracePlace, moment: Moment) -> Mapping[str, Any]:

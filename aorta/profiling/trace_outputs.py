@@ -20,10 +20,13 @@ from aorta.profiling.trace_names import (
     TraceWindow,
     chrome_name,
     compressed,
+    snapshot_name,
     template_values,
     trace_path,
 )
 from aorta.profiling.trace_saver import Kind, SavedOutput
+
+SNAPSHOT_DIR = "memory_snapshots"
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,10 @@ class Recipe:
         assert self.settings.memory_filename is not None  # without it no history is recorded
         name = PurePosixPath(fill(self.settings.memory_filename, values))
         return self._output("snapshot", name.with_name(name.name.removesuffix(".html") + ".snapshot.pickle"), values)
+
+    def tagged_snapshot(self, tag: str) -> Path:
+        """The file of a memory snapshot that belongs to no window."""
+        return self.folder / SNAPSHOT_DIR / snapshot_name(self.place, tag)
 
     def _output(
         self, kind: Kind, name: PurePosixPath, values: Mapping[str, Any], compression: str = "none"

@@ -55,7 +55,9 @@ class WindowRecording(profile):
         self._broken = self._closed = False
         self._saved_any, self._last_at = False, -1
         self._last: Any = None
-        self._memory = MemoryHistory(settings.memory_filename is not None)
+        self._memory = MemoryHistory(
+            settings.memory_filename is not None, settings.oom_snapshot, recipe.tagged_snapshot
+        )
         self._times = [time.monotonic()] * 3  # the loop, the epoch, the step began
         super().__init__(
             activities=profiled(),
@@ -79,6 +81,7 @@ class WindowRecording(profile):
     def __enter__(self) -> Self:
         self._times = [time.monotonic()] * 3
         with self._harmless("start"):
+            self._memory.begin()
             super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -128,6 +131,12 @@ class WindowRecording(profile):
         if per_epoch and self._finished % per_epoch == 0:
             self._times[1] = now
 
+    def memory_snapshot(self, tag: str) -> Path | None:
+        """Write what the device's allocator holds now to `memory_snapshots/<tag>-rank-<rank>-<mesh>.snapshot.pickle`;
+        None where that is not available.
+        """
+        return self._memory.snapshot(tag)
+
     def close(self, *, failed: bool = False) -> None:
         """Stop, and submit an open window; does not wait for files.
 
@@ -137,7 +146,10 @@ class WindowRecording(profile):
         if self._closed:
             return
         self._closed = True
-        if self._broken or not self._stopped(failed):
+        worked = not self._broken and self._stopped(failed)
+        with self._harmless("end the allocator's history"):
+            self._memory.end()
+        if not worked:
             return
         if not self._saved_any:
             plan = self._plan

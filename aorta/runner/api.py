@@ -200,9 +200,9 @@ def record(
             _complete(recording, run.record, instrument)
         except BaseException as error:
             recording.close()
-            profiler.abandon(error)
             code, text = _ended_by(error)
             run.record.fail(instrument, Ending(), code, f"rank {topology.rank}: {text}")
+            profiler.abandon(error)  # after the footer, as it waits for files
             raise
         run.clocks.at_end()  # after the footer, which must not depend on what happens here
         profiler.settle(place)

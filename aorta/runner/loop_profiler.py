@@ -8,7 +8,7 @@ logged and written down, and raised only behind its end.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,21 +18,21 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from aorta.config.groups.profiling import Profiling
-from aorta.config.rank_words import selected_ranks
-from aorta.config.rules.profiling_rules import profiling_rules
+from aorta.config.resolve import LABEL
 from aorta.config.schema import Training
 from aorta.config.templates import fill
 from aorta.distributed.gather_when_idle import gather_when_idle, leave_value
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology, default_label
-from aorta.errors import ConfigError, FolderNotEmpty, PeerFailed, TracesIncomplete
-from aorta.profiling.destinations import Destination, destination
+from aorta.errors import ConfigError, PeerFailed, TracesIncomplete
+from aorta.profiling.destinations import Destination
 from aorta.profiling.torch_profiler import NullProfiler, ProfilerPlan, export_disabled
 from aorta.profiling.trace_names import Counters, Moment, TracePlace, coordinate_of
 from aorta.profiling.window_recording import WindowRecording
 from aorta.runner import trace_accounts
 from aorta.runner.caller_group import meet
+from aorta.runner.profiler_checks import agree, checked_destinations, must_be_empty, refuse_broken
 from aorta.runner.trace_accounts import Account, SavedTraces
 
 _SIGNAL_WAIT_S = 20.0
@@ -79,15 +79,13 @@ class LoopProfiler:
         self._counters, self._timeout_s = counters or Counters(), timeout_s
         self._run_name = run_name or default_label(torch.accelerator.current_accelerator() or torch.device("cpu"))
         ProfilerPlan(replace(settings, enabled=False), TracePlace(self._run_name), Path(), counters=self._counters)
-        _refuse(settings, 1)
+        refuse_broken(settings, 1)
         self._topology: Topology | None = None
         self._peers: Peers | None = None
         self._recording: WindowRecording | NullProfiler = NullProfiler()
         self._trace_remote: Destination | None = None
         self._memory_remote: Destination | None = None
         self._everyone: SavedTraces | None = None
-
-    # --- a loop of one's own ---------------------------------------------------------------------------------------
 
     def start(self, start_step: int = 0) -> WindowRecording | NullProfiler:
         """Begin before global step `start_step`. Collective.
@@ -109,6 +107,22 @@ class LoopProfiler:
     def __call__(self, *_: object, **__: object) -> None:
         """`step`, as a callback: what it is given does not matter."""
         self.step()
+
+    def memory_snapshot(self, tag: str) -> Path | None:
+        """Write what this rank's device has allocated now, for `python -m torch.cuda._memory_viz`; returns the file.
+
+        It is `memory_snapshots/<tag>-rank-<rank>-<mesh>.snapshot.pickle` below the folder of traces, with the history
+        of the loop where `oom_snapshot` is set. None, with a line in the log, where there is no device of CUDA or HIP.
+
+        Raises:
+            ConfigError: the tag cannot be a part of a file's name.
+        """
+        if not LABEL.fullmatch(tag):
+            raise ConfigError(
+                f"memory_snapshot({tag!r}): a tag is letters, digits, '.', '_' and '-', and begins with a letter or "
+                "digit"
+            )
+        return self._recording.memory_snapshot(tag)
 
     def close(self) -> None:
         """End the last window, and wait until every rank's files are written and uploaded. Collective.
@@ -148,8 +162,6 @@ class LoopProfiler:
         """
         return trace_accounts.as_paths(self._everyone or self._alone())
 
-    # --- its parts, for a loop that has a run around it ---------------------------------------------------------------
-
     def check(self, topology: Topology, peers: Peers, *, resuming: bool) -> None:
         """Before anything is touched: check folders that must be empty and upload destinations. Collective.
 
@@ -162,19 +174,7 @@ class LoopProfiler:
         self._topology, self._peers, self._everyone = topology, peers, None
         if not self.settings.enabled:
             return
-        answer: list[str] | None = None
-        try:
-            self._check_mine(topology, resuming)
-        except ConfigError as error:
-            answer = [type(error).__name__, str(error)]
-        answers = peers.gather("profiling", answer)
-        failed = {rank: found for rank, found in enumerate(answers) if found}
-        if failed:
-            kind = FolderNotEmpty if FolderNotEmpty.__name__ in {name for name, _ in failed.values()} else ConfigError
-            said: dict[str, list[int]] = {}
-            for rank, (_, text) in failed.items():
-                said.setdefault(text, []).append(rank)
-            raise kind("; ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in said.items()))
+        agree(peers, lambda: self._check_mine(topology, resuming))
 
     def facts(self) -> dict[str, Any]:
         """The manifest's entry about it at the start."""
@@ -184,22 +184,24 @@ class LoopProfiler:
         self,
         first_step: int,
         folder: Path | None = None,
-        shape: Sequence[int] = (),
+        shape: Mapping[str, int] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> WindowRecording | NullProfiler:
         """The profiler of a loop that begins at global step `first_step`, to be entered; `check` comes first.
 
         Args:
             folder: of the run's traces, used where the settings name none.
-            shape: sizes of a mesh that ranks fill in row-major order, where there is no `mesh`; empty: one dimension.
+            shape: dimension -> size of a mesh that ranks fill in row-major order, where there is no `mesh`; None or
+                empty: one dimension.
             metadata: further top-level keys of every trace (JSON types).
         """
-        place = self._place()
+        place, sizes = self._place(), shape or {}
+        coordinate = coordinate_of(place.rank, list(sizes.values()), place.world_size)
         where = self._own_folder() or self._folder or folder
         assert where is not None  # a run gives it here, a loop of one's own at the start
         self._recording = ProfilerPlan(
             self.settings,
-            replace(place, coordinate=coordinate_of(place.rank, shape, place.world_size)),
+            replace(place, coordinate=coordinate, dimensions=tuple(sizes)),
             where.absolute(),
             mesh=self._mesh,
             counters=self._counters,
@@ -260,8 +262,6 @@ class LoopProfiler:
         if self.settings.enabled and self._peers is not None and self._topology is not None:
             leave_value(self._peers, _KEY, trace_accounts.account(self._recording, self._topology))
 
-    # ------------------------------------------------------------------------------------------------------------------
-
     def _joined(self) -> tuple[Topology, Peers]:
         if self._topology is None or self._peers is None:
             raise ConfigError(f"aorta.{type(self).__name__}: it has not been started; call start(), or use `with`")
@@ -288,48 +288,17 @@ class LoopProfiler:
         return trace_accounts.saved_traces(nobody)
 
     def _check_mine(self, topology: Topology, resuming: bool) -> None:
-        settings, known = self.settings, self._place().variables()
-        _refuse(settings, topology.world_size)
+        place = self._place()
+        refuse_broken(self.settings, topology.world_size)
         if self._mesh is not None and self._mesh.get_coordinate() is None:
             raise ConfigError(f"not in the mesh {self._mesh}: there is no name for its traces")
         folder = self._own_folder()
-        if folder is not None and not (settings.overwrite or resuming or topology.restart_count):
+        if folder is not None and not (self.settings.overwrite or resuming or topology.restart_count):
             must_be_empty(folder)
-        selected = selected_ranks(settings.ranks)
-        if selected is not None and topology.rank not in selected:
-            return
-        root = settings.remote_root
-        self._trace_remote = destination(root, settings.remote_file_name, known, overwrite=settings.overwrite)
-        if settings.memory_filename is not None:
-            self._memory_remote = destination(
-                root, settings.memory_remote_file_name, known, overwrite=settings.overwrite
-            )
-        addresses = {to.remote.address: to for to in (self._trace_remote, self._memory_remote) if to}
-        for to in addresses.values():
-            to.remote.check(f"rank{topology.rank}")
+        self._trace_remote, self._memory_remote = checked_destinations(self.settings, place)
 
     def _own_folder(self) -> Path | None:
         """The configured folder; None for the run's own."""
         if self.settings.folder is None:
             return None
         return Path(self._root, fill(self.settings.folder, self._place().variables())).absolute()
-
-
-def _refuse(settings: Profiling, world_size: int) -> None:
-    if broken := list(profiling_rules(settings, world_size)):
-        raise ConfigError("; ".join(broken))
-
-
-def must_be_empty(folder: Path) -> None:
-    """Check that a folder is empty; hidden files and folders do not count, and a missing folder is empty.
-
-    Raises:
-        FolderNotEmpty: names the folder and a file in it.
-    """
-    for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
-        inside = path.relative_to(folder)
-        if path.is_file() and not any(part.startswith(".") for part in inside.parts):
-            raise FolderNotEmpty(
-                f"FileExistsError: {folder} is not empty; {inside} exists. Set profiling.overwrite=true, choose "
-                "another profiling.folder, or label the run"
-            )

@@ -128,7 +128,7 @@ class TrainingRun:
         with stop_on_signals(agreement) as signals, run.record.closed_by(instrument, self.peers.explain) as ending:
             batches = self.task.batches(step.model.data_rank, step.model.data_size, self.device)
             markers, trained = StepMarkers(config.profiling.nvtx), 0
-            shape = list(step.model.facts.get("mesh", {}).values())
+            shape = step.model.facts.get("mesh", {})
             clocks = trace_metadata(run.clocks.result, topology.rank)
             profiler = self.profiler.begin(first, folder.traces(topology.rank).parent, shape, clocks)
             stack.enter_context(profiler)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from aorta.distributed import cuda
 from aorta.profiling import memory_history, window_recording
 from aorta.profiling.memory_timeline import main, page, timelines
 from aorta.profiling.trace_names import TraceWindow
@@ -99,7 +100,7 @@ def test_a_long_curve_keeps_its_peak():
 def device(monkeypatch, tmp_path):
     """A build with a device, as far as the allocator's history is concerned."""
     calls = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "has_memory_history", lambda: True)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **words: calls.append(words))
 
     def dump(path):
@@ -114,7 +115,7 @@ def device(monkeypatch, tmp_path):
 
 @pytest.mark.spec("E18")
 def test_the_allocator_s_history_is_dumped_on_a_device(device, tmp_path):
-    history = memory_history.MemoryHistory(wanted=True)
+    history = memory_history.MemoryHistory(True, False, Path)
     history.start()
     assert history.running
     history.dump(tmp_path / "snap" / "m.snapshot.pickle")
@@ -129,7 +130,7 @@ def test_the_allocator_s_history_is_dumped_on_a_device(device, tmp_path):
 
 @pytest.mark.spec("E18")
 def test_without_a_device_nothing_is_called(monkeypatch, tmp_path):
-    history = memory_history.MemoryHistory(wanted=True)
+    history = memory_history.MemoryHistory(True, False, Path)
     if torch.cuda.is_available():
         pytest.skip("this machine has a device")
     history.start()
@@ -187,9 +188,9 @@ def test_a_profiler_that_breaks_records_no_allocations_any_more(tmp_path, monkey
 def on_a_device(history):
     """The allocator's history as where there is a device; torch itself goes on without one."""
 
-    def make(wanted):
-        made = history(wanted)
-        made._on = wanted
+    def make(*arguments):
+        made = history(*arguments)
+        made.available = True
         return made
 
     return make

@@ -59,6 +59,8 @@ class Profiling:
     with_flops: bool = False
     # threads besides those of training too, such as one that pins batches; their operators get lanes of their own
     all_threads: bool = False
+    # keep the history of the device's allocator during the whole loop, and write it where memory runs out
+    oom_snapshot: bool = False
     # rows of each summary table logged at the end; 0 = no tables
     summary_rows: int = 0
     # one file a cycle under torch_profiler/rank<r>/, as TensorBoard and Perfetto read it (naming=tensorboard)
