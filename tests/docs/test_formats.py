@@ -19,6 +19,8 @@ PLACES = {
     "`aux` row": schema.AuxRange,
     "`active_segments` row": schema.ActiveSegment,
     "`device` row": schema.DeviceSample,
+    "`ranges` row": schema.UserRange,
+    "`counters` row": schema.CounterValue,
     "device telemetry object": schema.DeviceTelemetry,
     "`coverage` object": schema.Coverage,
     "clock reading object": schema.ClockReading,

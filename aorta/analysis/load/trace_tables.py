@@ -35,6 +35,7 @@ from aorta.analysis.tables import (
     Source,
     StepIntervals,
     Steps,
+    UserMarksOfStep,
     Whole,
     of_unused_kind,
 )
@@ -89,6 +90,10 @@ class TraceDetails:
     def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
         """Samples that the source holds; few do."""
         return iter(self.samples)
+
+    def user_marks(self) -> Iterator[UserMarksOfStep]:
+        """A trace has none beside its own ranges."""
+        return iter(())
 
     def size_bytes(self) -> int:
         """0: nothing is read again from disk."""
