@@ -226,6 +226,7 @@ def _all(step: StepIntervals, rows: list[Any], *, by_group: bool) -> Iterator[_S
     for named in step.ranges:
         if named.end_ns > 0:  # it may have ended before the step began
             lane = NAMED if not named.thread else f"{NAMED}, thread {named.thread}"
+            lane += f", level {named.depth + 1}" if named.depth else ""  # in one lane the inner would hide in the outer
             what = named.name if named.error is None else f"{named.name}, ended by {named.error}"
             yield _span(lane, NAMED, what, max(named.start_ns, 0), min(named.end_ns, step.length_ns))
 
