@@ -49,7 +49,6 @@ WHOLE_STEP: Final = 0
 """Step number of the single window of a trace that marks no steps."""
 UNKNOWN_GROUP: Final = "unknown"
 """Group name of collectives whose process group the trace does not state."""
-END_SOURCE: Final = "trace"
 SHOWN_SLOWDOWNS: Final = 200
 _NOT_TOLD: Final = "a trace does not tell it"
 
@@ -186,7 +185,7 @@ def _device(trace: Trace, timeline: DeviceTimeline, place: int) -> DeviceTables:
             **({} if stated is None else _named_aux(timeline, steps)),
             samples=() if stated is None else stated.samples,
         ),
-        covered=CoverageFacts(end_sources={END_SOURCE: len(collectives)}),
+        covered=CoverageFacts(end_sources={trace.end_source: len(collectives)}),
     )
     busy_ns = whole.window_ns - whole.idle_ns
     return DeviceTables(timeline.device, tables, Whole(timeline.whole, values, reasons), busy_ns, place)
@@ -286,7 +285,7 @@ def _collectives(
             table.groups[group] if group != UNKNOWN else UNKNOWN_GROUP,
             size,
             table.dtypes[dtype] if dtype != UNKNOWN else None,
-            END_SOURCE,
+            trace.end_source,
         )
         for kind, group, size, dtype in distinct.tolist()
     )
