@@ -4,6 +4,7 @@
     steps = aorta.analysis.steps("artifacts/cuda")              # pandas, one row per rank-step
     collectives = aorta.analysis.collectives("artifacts/cuda", kinds=["allreduce"])  # one row per collective and rank
     samples = aorta.analysis.device_samples("artifacts/cuda")   # pandas, one row per sample of a device
+    ranges = aorta.analysis.user_ranges("artifacts/mine")       # what `recording.range` named; `counters` likewise
     for table in aorta.analysis.iter_intervals("cuda_traces"):  # pandas, one row per interval, one table per trace
         ...
     run = aorta.analysis.load_run("artifacts/cuda")             # headers, columns, manifest, health
@@ -23,7 +24,16 @@ if TYPE_CHECKING:
 
     from aorta.analysis.tables import Run
 
-__all__ = ["collectives", "device_samples", "iter_collectives", "iter_intervals", "load_run", "steps"]
+__all__ = [
+    "collectives",
+    "counters",
+    "device_samples",
+    "iter_collectives",
+    "iter_intervals",
+    "load_run",
+    "steps",
+    "user_ranges",
+]
 
 
 def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None = None) -> Run:
@@ -86,6 +96,28 @@ def device_samples(run: str | Path | Run) -> pd.DataFrame:
     from aorta.analysis.devices import samples_frame
 
     return samples_frame(_loaded(run))
+
+
+def user_ranges(run: str | Path | Run) -> pd.DataFrame:
+    """One row per range that the loop named (`recording.range`); columns as in `user_marks.ranges_frame`.
+
+    Raises:
+        InputError: as `load_run`.
+    """
+    from aorta.analysis.user_marks import ranges_frame
+
+    return ranges_frame(_loaded(run))
+
+
+def counters(run: str | Path | Run) -> pd.DataFrame:
+    """One row per value that the loop counted (`recording.counter`); columns as in `user_marks.counters_frame`.
+
+    Raises:
+        InputError: as `load_run`.
+    """
+    from aorta.analysis.user_marks import counters_frame
+
+    return counters_frame(_loaded(run))
 
 
 def collectives(

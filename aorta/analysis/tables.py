@@ -29,12 +29,14 @@ from aorta.records.clock_offsets import RankClock
 from aorta.records.schema import (
     AuxRange,
     ComputeRange,
+    CounterValue,
     Coverage,
     DeviceSample,
     DeviceTelemetry,
     Phase,
     Stall,
     StallCutoff,
+    UserRange,
 )
 from aorta.timeline.classes import COMPUTE, KINDS, NOT_COMMUNICATION
 from aorta.timeline.intervals import Interval, merge
@@ -245,7 +247,7 @@ class LaneSegment(NamedTuple):
 @dataclass(frozen=True)
 class StepIntervals:
     """What ran when inside one step of one rank, in ns from the step's start. `compute`, `stalls` and `aux` are None
-    where the source only says which lanes were active (`segments`).
+    where the source only says which lanes were active (`segments`). `ranges` are those that the caller named.
     """
 
     length_ns: int
@@ -254,6 +256,7 @@ class StepIntervals:
     compute: Sequence[ComputeRange] | None = None
     stalls: Sequence[Stall] | None = None
     aux: Sequence[AuxRange] | None = None
+    ranges: Sequence[UserRange] = ()
 
     def active(self) -> dict[str, list[Interval]]:
         """Lane -> merged spans in which it was active; lanes that never were are left out."""
@@ -276,6 +279,15 @@ class StepIntervals:
         return merge(
             (part.start_ns, part.end_ns) for part in self.segments if part.lanes & comm and not part.lanes & compute
         )
+
+
+class UserMarksOfStep(NamedTuple):
+    """Ranges and counters that the caller named in one step; their times count from `start_mono_ns`."""
+
+    global_step: int
+    start_mono_ns: int
+    ranges: Sequence[UserRange]
+    counters: Sequence[CounterValue]
 
 
 class Details(Protocol):
@@ -302,6 +314,13 @@ class Details(Protocol):
 
         Raises:
             InputError: they can no longer be read.
+        """
+
+    def user_marks(self) -> Iterator[UserMarksOfStep]:
+        """Yield what the caller named in each step that has any.
+
+        Raises:
+            InputError: it can no longer be read.
         """
 
     def size_bytes(self) -> int:

@@ -49,7 +49,7 @@ def expand(words: Sequence[str], caller: Path, root: Path) -> tuple[list[str], l
         if content is None:
             expanded.append(f"--config={value}")
             continue
-        given = {_key(other) for other in [*expanded, *queue]}
+        given = {_key(other.removeprefix("--override=")) for other in [*expanded, *queue]}
         kept, left_out = _words(content, given)
         expanded += kept
         notes += [f"--config {value}: {note}" for note in left_out]
@@ -81,7 +81,7 @@ def _words(content: Mapping[str, Any], given: set[str]) -> tuple[list[str], list
     """Words of a file without the keys that are `given`, and what was left out of it."""
     leaves = dict(_leaves(content))
     sharding = str(leaves.get("fsdp.sharding_strategy")).lower()
-    mode = str(leaves.pop("distributed.mode", "fsdp" if "fsdp" in content else "ddp"))
+    mode = str(leaves.pop("distributed.mode", "fsdp" if "fsdp" in content else "ddp")).lower()
     if mode == "fsdp" and sharding in _STRATEGIES:
         mode = _STRATEGIES[sharding]
         del leaves["fsdp.sharding_strategy"]

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import msgspec
+
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.gloo_workers import GlooWorkers
 from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.loss_scalars import Scalar
+from aorta.instrument.user_marks import Marks
 from aorta.records.clocks import to_realtime_ns
 from aorta.records.schema import (
     STALL_CUTOFF_NS,
@@ -89,6 +92,7 @@ class OpenStep:
     loss: Scalar | None = None
     grad_norm: Scalar | None = None
     tell: Callable[[], Told] | None = None
+    user_marks: Marks | None = None
 
     def marks(self) -> Iterator[Mark | None]:
         """All marks recorded by Python code."""
@@ -202,7 +206,7 @@ class StepBuilder:
         per_stream_ms = overlap.per_stream_ms(unseen)
         window_ms = metrics["window_ms"]
         blind = unseen is not None and unseen.compute
-        return Step(
+        line = Step(
             rank=self._rank,
             world_size=self._world_size,
             epoch=step.facts.epoch,
@@ -237,6 +241,7 @@ class StepBuilder:
             phase=step.facts.phase,
             reasons=reasons,
         )
+        return line if step.user_marks is None else _with_user_marks(line, step.user_marks)
 
     def _with_calls(self, blocked: Any, calls: list[Interval], window: Interval, factor: float = 1) -> Any:
         """The stalls of a step: those of waiting, and calls of backends longer than `factor` times the cut-off."""
@@ -340,3 +345,10 @@ class StepBuilder:
         else:
             self._clock.release(mark)
         return value
+
+
+def _with_user_marks(line: Step, marks: Marks) -> Step:
+    ranges, counters, left_out = marks.rows(line.start_mono_ns)
+    return msgspec.structs.replace(
+        line, ranges=ranges or msgspec.UNSET, counters=counters or msgspec.UNSET, reasons={**line.reasons, **left_out}
+    )

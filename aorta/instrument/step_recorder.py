@@ -18,6 +18,7 @@ from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.in_flight import InFlight
 from aorta.instrument.loss_scalars import Scalar
 from aorta.instrument.step_builder import OpenStep, StepBuilder, StepFacts, Told
+from aorta.instrument.user_marks import UserMarks
 from aorta.records.schema import Step
 from aorta.timeline.overlap import Unseen
 
@@ -83,6 +84,7 @@ class StepRecorder:
         unseen: why steps that begin now are not observed; None when they are.
         on_begin: called when a step begins, on the training thread and stream.
         quiet_interceptor: compiled interceptor, if any; its events are fetched when the step is read.
+        user_marks: ranges and counters of the caller, from any thread.
         steps_written: how many steps the sink has received.
     """
 
@@ -101,6 +103,7 @@ class StepRecorder:
         self.unseen: Unseen | None = None
         self.quiet_interceptor: QuietInterceptor | None = None
         self.on_begin: Callable[[], None] = lambda: None
+        self.user_marks = UserMarks()
         self._captured, self._together, self._looked_s = 0, together, time.monotonic()
         self.steps_written = 0
 
@@ -134,6 +137,7 @@ class StepRecorder:
         if self.quiet_interceptor is not None:
             done.tell = self.quiet_interceptor.end()  # also reports how many collectives were captured
         done.captured = self._captured
+        done.user_marks = self.user_marks.take()
         self._unread.append(done)
         self._current = None
         if len(self._unread) >= self._together or time.monotonic() - self._looked_s > LOOK_AFTER_S:
@@ -145,6 +149,7 @@ class StepRecorder:
         if abandoned is None:
             return
         self._forget(*abandoned.marks())
+        self.user_marks.take()
         if self.quiet_interceptor is not None:
             self.quiet_interceptor.abandon()
 

@@ -102,6 +102,28 @@ class AuxRange(msgspec.Struct, array_like=True, frozen=True, gc=False):
     end_ns: int
 
 
+class UserRange(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A range that the caller named. It stands in the step that ended first after it, so it may begin before that step
+    (negative offsets). `thread`: 0 is the one that records; `depth`: ranges of its thread round it. Times are the
+    host's: of work on a device, when it was issued. `error`: type of the exception that ended it.
+    """
+
+    name: str
+    thread: int
+    depth: int
+    start_ns: int
+    end_ns: int
+    error: str | None = None
+
+
+class CounterValue(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A value that the caller counted; in a step as `UserRange`. Null: it was not finite."""
+
+    name: str
+    t_ns: int
+    value: float | None
+
+
 class DeviceSample(msgspec.Struct, array_like=True, frozen=True):
     """One look at the device between `start_mono_ns` and `end_mono_ns` (CLOCK_MONOTONIC, absolute: a sample belongs to
     the step in which it was taken, not to the one whose line holds it). `throttle` names what holds clocks back; empty:
@@ -144,6 +166,8 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "aux": AuxRange.__struct_fields__,
     "active_segments": ActiveSegment.__struct_fields__,
     "device": DeviceSample.__struct_fields__,
+    "ranges": UserRange.__struct_fields__,
+    "counters": CounterValue.__struct_fields__,
 }
 
 
@@ -194,7 +218,7 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     `phase` than `train` both count the steps of that phase, and nothing but the isolated baselines rests on them.
     `warmup` marks steps that the report leaves out of its aggregates (W21). `device` and the `rocm_smi_*` fields stand
     only in the first step written after a sample; those of rocm-smi only where its words were asked for, begun at
-    `rocm_smi_t_ns`.
+    `rocm_smi_t_ns`. `ranges` and `counters` stand only where the caller recorded any.
     """
 
     rank: int
@@ -223,6 +247,8 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     phase: Phase = "train"
     reasons: dict[str, str] = {}
     device: list[DeviceSample] | msgspec.UnsetType = msgspec.UNSET
+    ranges: list[UserRange] | msgspec.UnsetType = msgspec.UNSET
+    counters: list[CounterValue] | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_t_ns: int | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_output: str | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_exit_code: int | msgspec.UnsetType = msgspec.UNSET

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 import torch.distributed as dist
@@ -96,6 +96,23 @@ class Recording:
         """Mark work that is neither compute nor communication: `with recording.aux("optimizer"): ...`."""
         self._must_be_open("aux")
         return self._recorder.aux(name)
+
+    def range(self, name: str) -> AbstractContextManager[None]:
+        """Name a stretch of the loop: `with recording.range("tokenize"): ...`, on any thread; ranges may nest.
+
+        It is recorded when it ends, with the step that ends next, and changes no metric. In torch.profiler's traces it
+        is called `range <name>`.
+        """
+        self._must_be_open("range")
+        return self._recorder.user_marks.range(name)
+
+    def counter(self, name: str, value: SupportsFloat) -> None:
+        """Record a value under a name, now, on any thread: `recording.counter("queued batches", queue.qsize())`.
+
+        The value is a number on the host. One that is not finite is recorded as null.
+        """
+        self._must_be_open("counter")
+        self._recorder.user_marks.counter(name, value)
 
     def close(self) -> None:
         """End the recording; what happened since the last `step` is not recorded. Called by `record`."""

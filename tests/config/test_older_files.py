@@ -108,8 +108,9 @@ def test_each_key_left_out_is_named_with_its_reason_once(door, name, monkeypatch
 def test_words_of_the_command_line_come_first(door, name):
     config = door("training.max_steps=3", "--config", name, "--override", "model.dropout=0.4", "training.epochs=1").job
     assert (config.config.training.max_steps, config.config.workload.dropout) == (3, 0.4)
-    other = door("--config", name, "parallel=none").job.config
-    assert (other.parallel.strategy, other.training.max_steps) == ("none", 50)
+    for words in (["parallel=none"], ["--override=parallel=none"], ["--override", "distributed.mode=none"]):
+        other = door("--config", name, *words).job.config
+        assert (other.parallel.strategy, other.training.max_steps) == ("none", 50)
 
 
 def older(tmp_path, **sections):

@@ -19,6 +19,8 @@ PLACES = {
     "`aux` row": schema.AuxRange,
     "`active_segments` row": schema.ActiveSegment,
     "`device` row": schema.DeviceSample,
+    "`ranges` row": schema.UserRange,
+    "`counters` row": schema.CounterValue,
     "device telemetry object": schema.DeviceTelemetry,
     "stall cut-off object": schema.StallCutoff,
     "`coverage` object": schema.Coverage,

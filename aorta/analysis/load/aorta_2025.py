@@ -183,6 +183,7 @@ def read_aorta_2025(stream: IO[bytes], path: str) -> Trace:
         notes=tuple(notes),
         copies_observed=False,
         unseen=UNSEEN,
+        end_source="launch",
         aux_observed=True,
         stated=stated.columns(),
     )

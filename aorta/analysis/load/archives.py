@@ -20,7 +20,17 @@ from types import TracebackType
 from typing import IO, Any, Final, Self
 
 from aorta.analysis.load.locations import NOT_A_LAUNCH, holds_records
-from aorta.analysis.load.open import inflated, is_tar, is_url, member_path, members, opened, reading
+from aorta.analysis.load.open import (
+    INFLATED_LIMIT,
+    RATIO_LIMIT,
+    inflated,
+    is_tar,
+    is_url,
+    member_path,
+    members,
+    opened,
+    reading,
+)
 from aorta.errors import InputError
 from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_NAME
 
@@ -95,6 +105,7 @@ class Archives:
 
 def _unpack(place: str, folder: Path, *, zipped: bool) -> None:
     files = size_bytes = 0
+    packed_bytes = Path(place).stat().st_size
     for name, content in _zip_members(place) if zipped else _tar_members(place):
         path = PurePosixPath(name)
         if not (RANK_FILE_NAME.match(path.name) or path.name == MANIFEST_FILE) or NOT_A_LAUNCH in path.parts:
@@ -106,11 +117,7 @@ def _unpack(place: str, folder: Path, *, zipped: bool) -> None:
             with target.open("wb") as file:
                 while chunk := content.read(_COPIED):
                     size_bytes += len(chunk)
-                    if files > _MOST_FILES or size_bytes > _LARGEST_BYTES:
-                        raise InputError(
-                            f"{place}: more than {_MOST_FILES} files or {_LARGEST_BYTES >> 30} GiB of records: unpack "
-                            "it, and give its folder"
-                        )
+                    _check_size(place, files, size_bytes, packed_bytes)
                     file.write(chunk)
         except (OSError, ValueError) as error:  # ValueError: a NUL in its name
             reason = getattr(error, "strerror", None) or error
@@ -118,6 +125,22 @@ def _unpack(place: str, folder: Path, *, zipped: bool) -> None:
                 f"{place}!{name}: cannot be unpacked to {folder.parent}: {reason}. Unpack it where "
                 "there is room and give that folder, or set TMPDIR"
             ) from error
+
+
+def _check_size(place: str, files: int, size_bytes: int, packed_bytes: int) -> None:
+    """Raises:
+    InputError: what was unpacked is more than any run has, or than archives of records hold (`open.RATIO_LIMIT`).
+    """
+    if files > _MOST_FILES or size_bytes > _LARGEST_BYTES:
+        raise InputError(
+            f"{place}: more than {_MOST_FILES} files or {_LARGEST_BYTES >> 30} GiB of records: unpack it, and give its "
+            "folder"
+        )
+    if size_bytes > INFLATED_LIMIT and size_bytes > RATIO_LIMIT * packed_bytes:
+        raise InputError(
+            f"{place}: its {packed_bytes} bytes gave more than {size_bytes}: no record is compressed that far, so it "
+            "is not read on"
+        )
 
 
 def _tar_members(place: str) -> Iterator[tuple[str, IO[bytes]]]:

@@ -249,6 +249,8 @@ class Trace:
         unseen: why communication was not (fully) observed; metrics that rest on it are null with this reason (R8).
             None: it was observed.
         compute_unseen: whether the same holds for computation.
+        end_source: what the ends of collectives are: "trace", as the source observed them; "launch", when they had been
+            issued.
         aux_observed: whether the source would show auxiliary work if there were any.
         stated: what the source says of its steps, where it says anything.
     """
@@ -271,5 +273,6 @@ class Trace:
     copies_observed: bool = True
     unseen: str | None = None
     compute_unseen: bool = False
+    end_source: Literal["trace", "launch"] = "trace"
     aux_observed: bool = False
     stated: StatedSteps | None = None

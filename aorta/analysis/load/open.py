@@ -29,8 +29,8 @@ _DAMAGED: Final = (igzip.BadGzipFile, zlib.error, cast("type[Exception]", igzip_
 GZIP_MAGIC: Final = b"\x1f\x8b"
 SNIFF_BYTES: Final = 1 << 16
 _COPIED: Final = 1 << 20
-_INFLATED_LIMIT: Final = 4 << 30
-_RATIO_LIMIT: Final = 200
+INFLATED_LIMIT: Final = 4 << 30
+RATIO_LIMIT: Final = 200
 """Traces shrink by a factor of 10 to 40; deflate can reach 1,032. Beyond both limits a file is taken
 for a gzip bomb.
 """
@@ -84,7 +84,7 @@ class _Ratio:
             InputError: it is a gzip bomb.
         """
         self.given += count
-        if self.given > _INFLATED_LIMIT and self.given > _RATIO_LIMIT * self.taken:
+        if self.given > INFLATED_LIMIT and self.given > RATIO_LIMIT * self.taken:
             raise InputError(
                 f"{self.place}: {self.taken} compressed bytes gave more than {self.given}: no trace is compressed that "
                 "far, so it is not read on"

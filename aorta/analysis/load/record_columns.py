@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.load.record_details import WORDS, RecordDetails, mono_ns, words_are_samples
-from aorta.analysis.load.record_lines import CollectiveRow, Decoded, LeanStep, check_samples, decode
+from aorta.analysis.load.record_lines import CollectiveRow, Decoded, LeanStep, check_samples, check_user_marks, decode
 from aorta.analysis.tables import (
     COMPLETED,
     KIND_METRICS,
@@ -132,6 +132,7 @@ class _Columns:
     isolated: array[int] = field(default_factory=lambda: array("q"))
     isolated_compute_ms: array[float] = field(default_factory=lambda: array("d"))
     sample_lines: array[int] = field(default_factory=lambda: array("q"))
+    mark_lines: array[int] = field(default_factory=lambda: array("q"))
     row_total: int = 0
     blocks: list[tuple[Ints, Floats, Ints, list[tuple[tuple[str, ...], list[int], Floats]]]] = field(
         default_factory=list
@@ -161,6 +162,9 @@ class _Columns:
             compute_ms = line.overlap.get("compute_ms")
             self.isolated_compute_ms.append(float("nan") if compute_ms is None else compute_ms)
             return
+        if line.ranges or line.counters:
+            check_user_marks(bytes(line.ranges), bytes(line.counters))
+            self.mark_lines.append(offset)
         names = tuple(line.overlap)
         places, values = self.metrics_by_names.get(names) or self._new_names(number, names)
         places.append(len(self.scalars))
@@ -252,6 +256,7 @@ class _Columns:
                 line_offset,
                 self.sample_lines,
                 (self.header.local_rank, self.header.world_size),
+                self.mark_lines,
             ),
             isolated=self._isolated(),
             covered=_coverage_facts(steps, collectives),

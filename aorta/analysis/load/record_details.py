@@ -14,11 +14,21 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from aorta.analysis.tables import Ints, LaneSegment, StepIntervals
+from aorta.analysis.tables import Ints, LaneSegment, StepIntervals, UserMarksOfStep
 from aorta.device_metrics.rocm_smi_output import read_words
 from aorta.errors import InputError
 from aorta.records.reader import LINE_LIMIT
-from aorta.records.schema import ActiveSegment, Anchor, AuxRange, ComputeRange, DeviceSample, Header, Stall
+from aorta.records.schema import (
+    ActiveSegment,
+    Anchor,
+    AuxRange,
+    ComputeRange,
+    CounterValue,
+    DeviceSample,
+    Header,
+    Stall,
+    UserRange,
+)
 
 
 class _Line(msgspec.Struct, tag_field="record", tag="step", gc=False):
@@ -29,6 +39,14 @@ class _Line(msgspec.Struct, tag_field="record", tag="step", gc=False):
     compute: list[ComputeRange]
     stalls: list[Stall]
     aux: list[AuxRange]
+    ranges: list[UserRange] = []
+
+
+class _Marks(msgspec.Struct, gc=False):
+    global_step: int
+    start_mono_ns: int
+    ranges: list[UserRange] = []
+    counters: list[CounterValue] = []
 
 
 class _Samples(msgspec.Struct, gc=False):
@@ -46,6 +64,7 @@ class _Samples(msgspec.Struct, gc=False):
 _LINES: Final[msgspec.json.Decoder[_Line | Anchor]] = msgspec.json.Decoder(_Line | Anchor)
 """A union, so that a line without `record` is refused."""
 _SAMPLES: Final = msgspec.json.Decoder(_Samples)
+_MARKS: Final = msgspec.json.Decoder(_Marks)
 WORDS: Final = "rocm-smi"
 """Source of the samples that are read from `rocm_smi_output`."""
 
@@ -79,6 +98,7 @@ class RecordDetails:
     sample_lines: array[int]
     local_rank_of: tuple[int, int]
     """The local rank, and the ranks of the run."""
+    mark_lines: array[int]
 
     def step(self, place: int) -> StepIntervals:
         """One step, from its line."""
@@ -103,6 +123,16 @@ class RecordDetails:
                     yield sample, line.reasons.get("device")
                 if not line.device and line.rocm_smi_t_ns is not None:
                     yield self._of_words(line, line.rocm_smi_t_ns)
+
+    def user_marks(self) -> Iterator[UserMarksOfStep]:
+        """Yield the caller's ranges and counters, from the lines that hold any."""
+        if not self.mark_lines:
+            return
+        with self._open("its ranges and counters ") as file:
+            for offset in self.mark_lines:
+                file.seek(offset)
+                line = _MARKS.decode(file.readline(LINE_LIMIT))
+                yield UserMarksOfStep(line.global_step, line.start_mono_ns, line.ranges, line.counters)
 
     def _of_words(self, line: _Samples, t_ns: int) -> tuple[DeviceSample, str | None]:
         at_ns = mono_ns(t_ns, line.t_start_ns, line.start_mono_ns)
@@ -132,7 +162,8 @@ class RecordDetails:
         if not isinstance(line, _Line) or line.global_step != self.global_step[place]:
             raise ValueError("another line stands there now")
         segments = [LaneSegment(part.start_ns, part.end_ns, part.lanes) for part in line.active_segments]
-        return StepIntervals(int(self.length_ns[place]), self.lanes, segments, line.compute, line.stalls, line.aux)
+        length_ns = int(self.length_ns[place])
+        return StepIntervals(length_ns, self.lanes, segments, line.compute, line.stalls, line.aux, line.ranges)
 
     @contextmanager
     def _open(self, what: str) -> Iterator[BinaryIO]:

@@ -13,7 +13,17 @@ from typing import Annotated, Final, Generic, TypeAlias, TypeVar
 import msgspec
 
 from aorta.records.reader import decode_line
-from aorta.records.schema import Anchor, DeviceSample, EndSource, Footer, Line, Phase, Step
+from aorta.records.schema import (
+    Anchor,
+    CounterValue,
+    DeviceSample,
+    EndSource,
+    Footer,
+    Line,
+    Phase,
+    Step,
+    UserRange,
+)
 
 Value = TypeVar("Value")
 Integer: TypeAlias = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
@@ -59,6 +69,9 @@ class LeanStep(msgspec.Struct, tag_field="record", tag="step", gc=False):
     reasons: msgspec.Raw = msgspec.Raw(b"{}")
     device: msgspec.Raw = msgspec.Raw(b"")
     """Empty: this line has no samples."""
+    ranges: msgspec.Raw = msgspec.Raw(b"")
+    counters: msgspec.Raw = msgspec.Raw(b"")
+    """Empty, as `ranges`: the caller named none."""
     rocm_smi_t_ns: Integer | None = None
     """None: this line has no words of rocm-smi."""
     rocm_smi_output: str = ""
@@ -68,6 +81,8 @@ class LeanStep(msgspec.Struct, tag_field="record", tag="step", gc=False):
 
 
 _SAMPLES: Final = msgspec.json.Decoder(list[DeviceSample])
+_RANGES: Final = msgspec.json.Decoder(list[UserRange])
+_COUNTERS: Final = msgspec.json.Decoder(list[CounterValue])
 _DECODER: Final[msgspec.json.Decoder[LeanStep | Anchor | Footer]] = msgspec.json.Decoder(LeanStep | Anchor | Footer)
 """A union, so that a line without `record` is refused: with a single type, msgspec accepts a missing tag."""
 
@@ -105,6 +120,22 @@ def check_samples(text: bytes) -> None:
         _SAMPLES.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not a line of this schema ({error})") from error
+
+
+def check_user_marks(ranges: bytes, counters: bytes) -> None:
+    """Check those fields of a step; the decoded values are discarded.
+
+    Raises:
+        ValueError: they violate the schema, or a time exceeds what a column holds.
+    """
+    try:
+        spans = _RANGES.decode(ranges or b"[]")
+        values = _COUNTERS.decode(counters or b"[]")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"not a line of this schema ({error})") from error
+    numbers = [number for row in spans for number in (row.thread, row.depth, row.start_ns, row.end_ns)]
+    if any(not -(2**61) < number < 2**61 for number in (*numbers, *(row.t_ns for row in values))):
+        raise ValueError("a number in its ranges or counters exceeds what a column holds")
 
 
 class Decoded(dict[bytes, int], Generic[Value]):

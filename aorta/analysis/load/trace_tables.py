@@ -35,6 +35,7 @@ from aorta.analysis.tables import (
     Source,
     StepIntervals,
     Steps,
+    UserMarksOfStep,
     Whole,
     of_unused_kind,
 )
@@ -48,7 +49,6 @@ WHOLE_STEP: Final = 0
 """Step number of the single window of a trace that marks no steps."""
 UNKNOWN_GROUP: Final = "unknown"
 """Group name of collectives whose process group the trace does not state."""
-END_SOURCE: Final = "trace"
 SHOWN_SLOWDOWNS: Final = 200
 _NOT_TOLD: Final = "a trace does not tell it"
 
@@ -89,6 +89,10 @@ class TraceDetails:
     def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
         """Samples that the source holds; few do."""
         return iter(self.samples)
+
+    def user_marks(self) -> Iterator[UserMarksOfStep]:
+        """A trace has none beside its own ranges."""
+        return iter(())
 
     def size_bytes(self) -> int:
         """0: nothing is read again from disk."""
@@ -181,7 +185,7 @@ def _device(trace: Trace, timeline: DeviceTimeline, place: int) -> DeviceTables:
             **({} if stated is None else _named_aux(timeline, steps)),
             samples=() if stated is None else stated.samples,
         ),
-        covered=CoverageFacts(end_sources={END_SOURCE: len(collectives)}),
+        covered=CoverageFacts(end_sources={trace.end_source: len(collectives)}),
     )
     busy_ns = whole.window_ns - whole.idle_ns
     return DeviceTables(timeline.device, tables, Whole(timeline.whole, values, reasons), busy_ns, place)
@@ -281,7 +285,7 @@ def _collectives(
             table.groups[group] if group != UNKNOWN else UNKNOWN_GROUP,
             size,
             table.dtypes[dtype] if dtype != UNKNOWN else None,
-            END_SOURCE,
+            trace.end_source,
         )
         for kind, group, size, dtype in distinct.tolist()
     )

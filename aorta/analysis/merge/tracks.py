@@ -7,7 +7,7 @@ collectives in that span for the causality check. Must not: hold a whole record.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -122,6 +122,21 @@ class RecordTracks:
                 track = self._free_lane(f"collectives {row.group}", start, end_ns)
                 yield from self._slice(track, f"{row.kind}#{row.seq}", start, end_ns, about)
 
+        yield from self._user_marks(step, at)
+
+    def _user_marks(self, step: Step, at: Callable[[int], int]) -> Iterator[dict[str, Any]]:
+        """What the loop named: ranges of one thread and depth never overlap, and share a track; counters have none."""
+        for part in step.ranges or ():
+            below = f", level {part.depth + 1}" if part.depth else ""
+            about = {"error": part.error} if part.error is not None else None
+            yield from self._slice(
+                f"ranges of thread {part.thread}{below}", part.name, at(part.start_ns), at(part.end_ns), about
+            )
+        for count in step.counters or ():
+            if count.value is not None:
+                common = {"cat": CATEGORY, "pid": self._pid, "tid": 0, "name": count.name}
+                yield {"ph": "C", **common, "ts": self._us(at(count.t_ns)), "args": {"value": count.value}}
+
     def _free_lane(self, track: str, begin: int, end: int) -> str:
         """The first thread of the track that is free at `begin`: collectives of a group may overlap, slices of a thread
         may not.
@@ -172,7 +187,7 @@ def _active(step: Step, bit: int) -> Iterator[tuple[int, int]]:
 
 
 def _track_order(name: str) -> tuple[int, str]:
-    for order, prefix in enumerate(("steps", "lane compute", "lane", "collectives")):
+    for order, prefix in enumerate(("steps", "ranges of", "lane compute", "lane", "collectives")):
         if name.startswith(prefix):
             return order, name
     return 9, name

@@ -215,6 +215,7 @@ def test_the_report_shows_all_of_it_and_compares_the_old_ratio_with_nothing(
     ratio = entry["metrics"][RECORDED_2025]
     assert (ratio["median"], ratio["nulls"]) == (0.25, 2)
     assert "no overlap" in next(iter(ratio["null_reasons"]))
+    assert {name for row in entry["collectives"] for name in row["end_sources"]} == {"launch"}
     assert entry["overlap_ratio"] is None  # never in place of the measured one
     assert "launch-timed" in summary["metrics"][RECORDED_2025]["definition"]
     assert RECORDED_2025 not in summary["comparison"]["metrics"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import subprocess
 import tarfile
 import tempfile
 import zipfile
@@ -146,6 +147,25 @@ def test_what_is_larger_than_any_run_is_refused_and_removed(
         assert overlap_report(["--log-dir", str(archive), "--label", "x"]) == 2
         with Archives() as archives, pytest.raises(InputError, match="more than 3 files or"):
             archives.folder_of(archive)
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["zeros.zip", "zeros.tar"])
+def test_a_bomb_is_refused_in_zip_and_in_sparse_members_too(
+    name: str, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "INFLATED_LIMIT", 1 << 21)
+    if name.endswith("zip"):
+        with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("rank_0_metrics.jsonl", bytes(1 << 24))
+    else:
+        with (tmp_path / "rank_0_metrics.jsonl").open("wb") as file:
+            file.truncate(1 << 24)
+        words = ["tar", "--sparse", "--format=gnu", "-cf", name, "rank_0_metrics.jsonl"]
+        subprocess.run(words, cwd=tmp_path, check=True)
+        assert (tmp_path / name).stat().st_size < 1 << 15
+    with Archives() as archives, pytest.raises(InputError, match="no record is compressed that far"):
+        archives.folder_of(tmp_path / name)
     assert list(temporary.iterdir()) == []
 
 

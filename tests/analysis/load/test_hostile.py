@@ -22,6 +22,7 @@ from aorta.analysis.load.record_columns import METRIC_LIMIT
 from aorta.analysis.load.record_lines import LeanStep
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.report_command import overlap_report
+from aorta.analysis.user_marks import counters_frame, ranges_frame
 from aorta.errors import InputError
 from aorta.records.reader import LINE_LIMIT, PROBLEM_LIMIT, read_rank
 from aorta.records.schema import Step
@@ -101,8 +102,38 @@ def test_the_lean_step_is_the_step_of_the_schema() -> None:
     required = [field.name for field in whole if field.required]
     assert [field.name for field in lean if field.required] == required
     words = {field.name for field in whole if field.name.startswith("rocm_smi_")}
-    assert {field.name for field in lean} - set(required) == {"phase", "reasons", "device", *words}
+    optional = {"phase", "reasons", "device", "ranges", "counters", *words}
+    assert {field.name for field in lean} - set(required) == optional
     assert LeanStep.__struct_config__.tag == Step.__struct_config__.tag
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ranges": [["name"]]},
+        {"ranges": {"a": 1}},
+        {"ranges": [[7, 0, 0, 0, 1, None]]},
+        {"ranges": [["name", 0, 0, 0, 2**63, None]]},
+        {"ranges": [["name", 2**63, 0, 0, 1, None]]},
+        {"counters": [["name", 0, "many"]]},
+        {"counters": [["name", -(2**62), 1.0]]},
+    ],
+)
+def test_broken_ranges_and_counters_cost_their_line_and_no_other(tmp_path: Path, fields: dict[str, object]) -> None:
+    with_line(tmp_path, changed(**fields))
+    entry = summary_of(tmp_path)
+    assert entry["count"] == 2
+    assert any(problem.startswith("rank_0_metrics.jsonl:3: ") for problem in entry["health"]["problems"])
+    run = load_run(tmp_path)
+    assert ranges_frame(run).empty
+    assert counters_frame(run).empty
+
+
+def test_ranges_and_counters_that_a_later_version_extends_are_read(tmp_path: Path) -> None:
+    with_line(tmp_path, changed(ranges=[["r", 0, 0, -5, 7, None, "more"]], counters=[["c", 1, 2.5, {}]]))
+    run = load_run(tmp_path)
+    assert ranges_frame(run)["duration_ms"].tolist() == [12e-6]
+    assert counters_frame(run)["value"].tolist() == [2.5]
 
 
 def test_columns_that_a_later_version_adds_do_no_harm(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_a_bomb_of_zeros_is_refused_in_bounded_memory(tmp_path, monkeypatch):
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (32 << 20)))
     with pytest.raises(InputError, match="MiB without a place"):
         load_traces(str(path))
-    monkeypatch.setattr(load_open, "_INFLATED_LIMIT", 1 << 20)
+    monkeypatch.setattr(load_open, "INFLATED_LIMIT", 1 << 20)
     many = b'{"ph":"X","cat":"cpu_op","name":"a","ts":1,"dur":1},' * 400_000
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + many))
     with pytest.raises(InputError, match="no trace is compressed that far"):

@@ -54,7 +54,7 @@ def test_many_missing_ranks_are_counted_and_not_all_named(tmp_path, capsys):
 
 
 def test_a_gzip_bomb_is_refused_before_it_is_inflated(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(load_open, "_INFLATED_LIMIT", 1 << 20)
+    monkeypatch.setattr(load_open, "INFLATED_LIMIT", 1 << 20)
     bomb = tmp_path / "rank0.json.gz"
     bomb.write_bytes(gzip.compress(b'{"x": "' + b" " * (64 << 20)))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

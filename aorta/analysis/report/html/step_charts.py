@@ -62,6 +62,10 @@ def step_charts(series: Mapping[str, Series]) -> list[Chart]:
         curves = {label: found[name] for label, found in sampled.items() if name in found}
         placed = {label: curves.get(label, _NOTHING) for label in series}
         add(name, title, unit, placed, "", 100.0 if unit == "%" else None)
+    counted = {label: each.counters() for label, each in series.items()}
+    for number, name in enumerate(dict.fromkeys(name for found in counted.values() for name in found)):
+        placed = {label: found.get(name, _NOTHING) for label, found in counted.items()}
+        add(f"counter-{number}", plain(name), "", placed, "Counted by the loop. " + BAND, None)
     if charts:
         charts[-1].model.xaxis.axis_label = "global step"
     return charts

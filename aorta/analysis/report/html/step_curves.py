@@ -16,9 +16,11 @@ import pandas as pd
 from aorta.analysis.aggregate import LabelledRun, by_step
 from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, step_columns
 from aorta.analysis.metrics import JOB_STEP
+from aorta.analysis.user_marks import counters_frame
 
 POINTS: Final = 1_000
 """Of a curve; more than a screen is wide."""
+MOST_COUNTERS: Final = 12
 MAP_STEPS: Final = 250
 MAP_RANKS: Final = 64
 _STEP_MS: Final = "step_ms"
@@ -102,6 +104,16 @@ class Series:
         steps = self._dataset.table(*JOINED_ON, "global_step")
         joined = step_columns(self._dataset.run, steps, samples)
         curves = {name: self._curve(joined[name]) for name in STEP_COLUMNS}
+        return {name: curve for name, curve in curves.items() if curve.known}
+
+    def counters(self) -> dict[str, Curve]:
+        """What the loop counted, over the steps: the mean of a rank's values in each. `MOST_COUNTERS` names at most."""
+        values = counters_frame(self._dataset.run).dropna(subset=["value"])
+        means = values.groupby(["name", "rank", "global_step"])["value"].mean()
+        curves = {}
+        for name in sorted(values["name"].unique())[:MOST_COUNTERS]:
+            steps = pd.MultiIndex.from_frame(self._frame[["rank", "global_step"]])
+            curves[name] = self._curve(pd.Series(means[name].reindex(steps).to_numpy(), index=self._frame.index))
         return {name: curve for name, curve in curves.items() if curve.known}
 
     def map(self, name: str) -> Map | None:

@@ -25,6 +25,7 @@ from aorta.timeline.overlap import NS_PER_MS
 BLOCKED: Final = "blocked on a collective"
 OTHER_WORK: Final = "optimizer, data"
 COPIES: Final = "copies"
+NAMED: Final = "named in the loop"
 EXPOSED: Final = "exposed communication"
 _GROUP_LANES: Final = 12
 """With more process groups than this, a lane is a kind of collective instead of a group."""
@@ -96,9 +97,11 @@ class _Table:
 
 def lane_order(name: str) -> tuple[int, list[tuple[int, str]]]:
     """Computation first, what is exposed and the rest last; groups between them, `group 9` before `group 10`."""
-    last = {COMPUTE: 0, EXPOSED: 2, OTHER_WORK: 3, COPIES: 4}
+    last = {COMPUTE: 0, EXPOSED: 2, OTHER_WORK: 3, COPIES: 4, NAMED: 5}
     parts = re.findall(r"\d+|\D+", name)
-    return last.get(name, 1), [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+    return last.get(name, 6 if name.startswith(NAMED) else 1), [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in parts
+    ]
 
 
 def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int] = ()) -> TimelineSpans:
@@ -220,6 +223,12 @@ def _all(step: StepIntervals, rows: list[Any], *, by_group: bool) -> Iterator[_S
     else:
         yield from _segments(OTHER_WORK, lanes.get(AUX, ()))
     yield from _segments(COPIES, lanes.get(COPY, ()))
+    for named in step.ranges:
+        if named.end_ns > 0:  # it may have ended before the step began
+            lane = NAMED if not named.thread else f"{NAMED}, thread {named.thread}"
+            lane += f", level {named.depth + 1}" if named.depth else ""  # in one lane the inner would hide in the outer
+            what = named.name if named.error is None else f"{named.name}, ended by {named.error}"
+            yield _span(lane, NAMED, what, max(named.start_ns, 0), min(named.end_ns, step.length_ns))
 
 
 def _span(lane: str, kind: str, what: str, start_ns: int, end_ns: int) -> _Span:

@@ -1,0 +1,179 @@
+"""Ranges and counters that the caller names: `with recording.range("tokenize"): ...`, `recording.counter("queue", 3)`.
+
+They are read on the host's clock, from any thread, and go with the step that ends first after them; while
+torch.profiler records the calling thread, a range is in its trace too, as `range <name>`. A range that fails is
+recorded with the type of the error, which goes on. Must not wait for a device, read one, or grow without bound.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, SupportsFloat
+
+import torch
+
+from aorta.errors import ConfigError
+from aorta.records.schema import CounterValue, UserRange
+
+TRACE_NAME: Final = "range {name}"
+"""In torch's traces. The word in front keeps a name such as `ProfilerStep#3` from being taken for a step."""
+MOST_NAME_CHARS: Final = 120
+MOST_NAMES: Final = 1_000
+"""Distinct names of a recording; all further ones are recorded as `OTHER_NAMES`."""
+OTHER_NAMES: Final = "(more names)"
+MOST_PER_STEP: Final = 10_000
+"""Ranges of a step, and values of counters; more are left out, and counted in the step's `reasons`."""
+MOST_THREADS: Final = 64
+"""Threads that are told apart; all further ones are recorded as the last."""
+
+
+@dataclass
+class Marks:
+    """Ranges (name, thread, depth, start, end, error) and values (name, time, value), times in ns of the host's clock.
+    `left_out` counts those beyond `MOST_PER_STEP`.
+    """
+
+    ranges: list[tuple[str, int, int, int, int, str | None]] = field(default_factory=list)
+    counters: list[tuple[str, int, float | None]] = field(default_factory=list)
+    left_out_ranges: int = 0
+    left_out_counters: int = 0
+
+    def rows(self, origin_ns: int) -> tuple[list[UserRange], list[CounterValue], dict[str, str]]:
+        """The rows of a step's line, in order of time, with offsets from `origin_ns`; and why there are no more."""
+        ranges = [
+            UserRange(name, thread, depth, start - origin_ns, end - origin_ns, error)
+            for name, thread, depth, start, end, error in sorted(self.ranges, key=lambda row: (row[3], -row[4]))
+        ]
+        values = [CounterValue(name, at - origin_ns, value) for name, at, value in self.counters]
+        counts = {"ranges": self.left_out_ranges, "counters": self.left_out_counters}
+        why = f"more than {MOST_PER_STEP} in this step are left out"
+        return ranges, values, {name: f"{count} {why}" for name, count in counts.items() if count}
+
+
+class UserMarks:
+    """Collects the caller's ranges and counters until a step takes them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._marks = Marks()
+        self._names: dict[str, str] = {}
+        self._thread = _Thread()
+        self._threads = 0
+        self._enter_thread()  # the one that records is number 0
+
+    def range(self, name: str) -> AbstractContextManager[None]:
+        """A `with` block, recorded when it ends.
+
+        Raises:
+            ConfigError: `name` is no string, or empty.
+        """
+        return _OpenRange(self, self._name("range", name))
+
+    def counter(self, name: str, value: SupportsFloat) -> None:
+        """One value of a counter, now. A value that is not finite is recorded as null.
+
+        Raises:
+            ConfigError: `name` is no string, or empty; `value` is no number, or on a device (reading it would wait).
+        """
+        name, number = self._name("counter", name), _number(name, value)
+        row = (name, time.perf_counter_ns(), number)
+        with self._lock:
+            if len(self._marks.counters) < MOST_PER_STEP:
+                self._marks.counters.append(row)
+            else:
+                self._marks.left_out_counters += 1
+
+    def take(self) -> Marks | None:
+        """What was recorded since the last call; None where nothing was."""
+        if not (self._marks.ranges or self._marks.counters):
+            return None
+        with self._lock:
+            taken, self._marks = self._marks, Marks()
+        return taken
+
+    def ended(self, row: tuple[str, int, int, int, int, str | None]) -> None:
+        """Record a range."""
+        with self._lock:
+            if len(self._marks.ranges) < MOST_PER_STEP:
+                self._marks.ranges.append(row)
+            else:
+                self._marks.left_out_ranges += 1
+
+    def thread(self) -> _Thread:
+        """Of the caller: its number, and how many of its ranges are open."""
+        if self._thread.number < 0:
+            self._enter_thread()
+        return self._thread
+
+    def _enter_thread(self) -> None:
+        with self._lock:
+            self._thread.number = min(self._threads, MOST_THREADS - 1)
+            self._threads += 1
+
+    def _name(self, what: str, name: object) -> str:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"recording.{what}({name!r}): a name must be a string that is not empty")
+        key = name[: MOST_NAME_CHARS + 1]
+        known = self._names.get(key)
+        if known is not None:
+            return known
+        if len(self._names) >= MOST_NAMES:
+            return OTHER_NAMES
+        # A lone surrogate is no character of any encoding, so JSON cannot hold it.
+        clean = key[:MOST_NAME_CHARS].encode("utf-8", "replace").decode("utf-8")
+        return self._names.setdefault(key, clean + ("..." if len(key) > MOST_NAME_CHARS else ""))
+
+
+class _Thread(threading.local):
+    number = -1
+    depth = 0
+
+
+class _OpenRange:
+    """A range between its begin and its end, which are on one thread."""
+
+    __slots__ = ("_depth", "_marks", "_name", "_seen", "_start_ns", "_thread")
+
+    def __init__(self, marks: UserMarks, name: str) -> None:
+        self._marks, self._name = marks, name
+
+    def __enter__(self) -> None:
+        here = self._marks.thread()
+        self._thread, self._depth = here.number, here.depth
+        here.depth += 1
+        self._seen: Any = None
+        if torch.autograd._profiler_enabled():
+            self._seen = torch.profiler.record_function(TRACE_NAME.format(name=self._name))
+            self._seen.__enter__()
+        self._start_ns = time.perf_counter_ns()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end_ns = time.perf_counter_ns()
+        if self._seen is not None:
+            self._seen.__exit__(kind, error, trace)
+        here = self._marks.thread()
+        here.depth = max(0, here.depth - 1)  # it may have been entered on another thread
+        why = None if kind is None else kind.__name__[:MOST_NAME_CHARS]
+        self._marks.ended((self._name, self._thread, self._depth, self._start_ns, end_ns, why))
+
+
+def _number(name: str, value: object) -> float | None:
+    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+        raise ConfigError(
+            f"recording.counter({name!r}): the value is on {value.device}, and reading it would wait for the device; "
+            "give a number"
+        )
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        return None
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"recording.counter({name!r}, {value!r:.100}): a value must be a number ({error})") from error
+    return number if math.isfinite(number) else None

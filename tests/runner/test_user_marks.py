@@ -1,0 +1,138 @@
+"""`recording.range` and `recording.counter`: in the record, in tables, on the page and in merged traces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import aorta
+import aorta.analysis
+from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.merge.merge_traces import Choices, merge
+from aorta.analysis.report.html.step_curves import Series
+from aorta.analysis.report.html.timeline_data import NAMED, spans_of
+from aorta.analysis.report.report_folder import write_report
+from aorta.errors import ConfigError
+from tests.runs import record
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps, of which 1 and 2 share a range; a failing range in step 2; profiled from step 1 on."""
+    place = tmp_path_factory.mktemp("run")
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    with aorta.record(place, model=model, warmup_steps=1, devices="off") as recording:
+        across = recording.range("across <b>")
+        for step in range(4):
+            if step == 1:
+                profiler.start()
+                across.__enter__()
+            with recording.range("forward"), recording.range("inner"):
+                loss = model(torch.ones(2, 4)).square().mean()
+            recording.counter("queued", 10 * step)
+            recording.counter("queued", 10 * step + 2)
+            if step == 2:
+                across.__exit__(None, None, None)
+                with pytest.raises(ValueError, match="bad"), recording.range("fails"):
+                    raise ValueError("bad")
+            loss.backward()
+            recording.step()
+        with recording.range("behind the last step"):
+            pass
+        profiler.stop()
+    (place / "torch_profiler" / "rank0").mkdir(parents=True)
+    profiler.export_chrome_trace(str(place / "torch_profiler" / "rank0" / "rank0.json"))
+    return place
+
+
+def test_a_range_stands_in_the_step_that_ends_first_after_it(folder: Path) -> None:
+    steps = record(folder).steps
+    assert [[row.name for row in step.ranges] for step in steps] == [
+        ["forward", "inner"],
+        ["forward", "inner"],
+        ["across <b>", "forward", "inner", "fails"],
+        ["forward", "inner"],
+    ]
+    across, forward, inner, fails = steps[2].ranges
+    assert across.start_ns < 0 < across.end_ns  # it began in the step before
+    assert across.start_ns + steps[2].start_mono_ns >= steps[1].start_mono_ns
+    assert (across.depth, forward.depth, inner.depth) == (0, 1, 2)
+    assert (across.error, fails.error) == (None, "ValueError")
+    for step in steps:
+        assert all(0 <= row.start_ns <= row.end_ns <= step.end_mono_ns - step.start_mono_ns for row in step.ranges[-2:])
+
+
+def test_counters_stand_in_their_step(folder: Path) -> None:
+    steps = record(folder).steps
+    assert [[(row.name, row.value) for row in step.counters] for step in steps] == [
+        [("queued", 10.0 * number), ("queued", 10.0 * number + 2)] for number in range(4)
+    ]
+
+
+def test_steps_without_any_have_no_such_field(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    with aorta.record(tmp_path, model=model) as recording:
+        recording.counter("dropped", 1)
+        recording.restart()
+        recording.step()
+    line = (tmp_path / "rank_0_metrics.jsonl").read_text().splitlines()[1]
+    assert not json.loads(line).keys() & {"ranges", "counters"}
+    with pytest.raises(ConfigError, match=r"recording\.range\(\): the recording has ended"):
+        recording.range("late")
+    with pytest.raises(ConfigError, match=r"recording\.counter\(\): the recording has ended"):
+        recording.counter("late", 1)
+    assert aorta.analysis.user_ranges(tmp_path).empty
+    assert aorta.analysis.counters(tmp_path).empty
+
+
+def test_frames(folder: Path) -> None:
+    ranges = aorta.analysis.user_ranges(folder)
+    assert ranges["name"].value_counts().to_dict() == {"forward": 4, "inner": 4, "across <b>": 1, "fails": 1}
+    assert ranges.loc[ranges["name"] == "fails", "error"].tolist() == ["ValueError"]
+    assert (ranges["duration_ms"] > 0).all()
+    assert ranges["start_mono_ns"].is_monotonic_increasing
+    counted = aorta.analysis.counters(folder)
+    assert counted["value"].tolist() == [0, 2, 10, 12, 20, 22, 30, 32]
+    assert counted["global_step"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_they_change_no_metric(folder: Path) -> None:
+    steps = aorta.analysis.steps(folder)
+    assert (steps["aux_ms"] == 0).all()
+
+
+def test_the_page_has_a_lane_and_a_curve(folder: Path, tmp_path: Path) -> None:
+    dataset = LabelledRun("x", aorta.analysis.load_run(folder))
+    spans = spans_of(dataset, 10_000, 8)
+    assert spans.lanes[-3:] == [NAMED, f"{NAMED}, level 2", f"{NAMED}, level 3"]
+    assert {"forward", "inner"} <= set(spans.whats)
+    lengths = spans.columns["length"][spans.columns["lane"] >= len(spans.lanes) - 3]
+    assert (lengths > 0).all()
+    (curve,) = Series(dataset).counters().values()
+    assert curve.middle.tolist() == [11.0, 21.0, 31.0]  # the first step is warm-up
+    report = write_report({"x": folder}, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert tmp_path / "report.html" in report.files
+    assert "across <b>" not in page
+    assert "Counted by the loop." in page
+
+
+def test_merged_traces_have_tracks_and_counter_events(folder: Path, tmp_path: Path) -> None:
+    merge([folder], Choices(tmp_path / "merged.json"))
+    events = json.loads((tmp_path / "merged.json").read_text())["traceEvents"]
+    names = {event["name"] for event in events}
+    assert {"range forward", "range inner"} <= names  # torch's own
+    counted = [event for event in events if event["ph"] == "C" and event["name"] == "queued"]
+    assert [event["args"]["value"] for event in counted][-6:] == [10, 12, 20, 22, 30, 32]
+    begun = [event for event in events if event["ph"] == "B" and event["name"] == "forward"]
+    own = [event for event in events if event["ph"] == "X" and event["name"] == "range forward"]
+    assert min(abs(each["ts"] - own[0]["ts"]) for each in begun) < 1000  # us: record and trace agree
+    failed = next(event for event in events if event["ph"] == "B" and event["name"] == "fails")
+    assert failed["args"] == {"error": "ValueError"}
+    tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {"ranges of thread 0", "ranges of thread 0, level 2"} <= tracks
