@@ -74,7 +74,9 @@ class Health:
         if self.fabric is not None:
             settings = ", ".join(f"{key}={value}" for key, value in self.fabric.items())
             held = f"; {self.held.sentence()}" if self.held is not None else ""
-            notes.append(f"EMULATED FABRIC ({settings}): communication times are those of the emulation{held}")
+            shared = self.fabric.get("sharing") == "link"  # older runs do not say: a link for each group
+            links = "groups of a rank share its links" if shared else "each process group has a link of its own"
+            notes.append(f"EMULATED FABRIC ({settings}): communication times are those of the emulation; {links}{held}")
         if self.ranks_missing and self.traces is None:  # the notes of traces already say it
             notes.append(
                 f"{len(self.ranks_missing)} of {self.world_size} ranks missing: {_ranks(self.ranks_missing)}; what "

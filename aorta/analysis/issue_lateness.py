@@ -25,12 +25,15 @@ class IssueTimes:
 
     Attributes:
         queued: number of collectives that were queued on every rank.
+        steps: in how many steps the last collective that counts on every rank was compared. One of each: behind a queue
+            a rank that has fallen behind stays so for the rest of the step, and that must not count many times.
         late_ms: rank -> median of its issue after the first of its group; empty where clocks are not aligned.
         last: rank -> how often it alone was the last to issue.
         bound_ms: largest error of each rank's clock; empty where clocks are not aligned.
     """
 
     queued: int
+    steps: int
     late_ms: Mapping[int, float]
     last: Mapping[int, int]
     bound_ms: Mapping[int, float]
@@ -46,6 +49,7 @@ class IssueLateness:
     def __init__(self, run: Run, names: NumberedNames) -> None:
         self._names = names
         self._queued = np.zeros(len(names.groups), np.int64)
+        self._steps = np.zeros(len(names.groups), np.int64)
         self._late_ms: defaultdict[int, defaultdict[int, list[Floats]]] = defaultdict(lambda: defaultdict(list))
         self._last: defaultdict[int, Counter[int]] = defaultdict(Counter)
         self._bound_ms: dict[int, float] = {}
@@ -68,11 +72,17 @@ class IssueLateness:
         if self.why_not is not None:
             return
         issue_ns, of_row, rank = (rows.origin_ns + rows.issue_ns)[order], found.matches.of_row[order], rows.rank[order]
+        step = rows.step[order[starts]]
         late_ns = issue_ns - np.minimum.reduceat(issue_ns, starts)[of_row]
         latest = late_ns == np.maximum.reduceat(late_ns, starts)[of_row]
         alone = np.add.reduceat(latest.astype(np.int64), starts) == 1
         for number in np.unique(group[found.whole]).tolist():
-            mine = (found.whole & (group == number))[of_row]
+            chosen = np.zeros(len(starts), bool)
+            whole = np.flatnonzero(found.whole & (group == number))
+            whole = whole[np.lexsort((issue_ns[starts[whole]], step[whole]))]
+            chosen[whole[np.append(np.diff(step[whole]) > 0, True)]] = True
+            self._steps[number] += chosen.sum()
+            mine = chosen[of_row]
             for each in np.unique(rank[mine]).tolist():
                 at = mine & (rank == each)
                 self._late_ms[number][each].append(late_ns[at] / NS_PER_MS)
@@ -81,4 +91,6 @@ class IssueLateness:
     def of(self, number: int) -> IssueTimes:
         """What was found of the group with this number."""
         late_ms = {rank: float(np.median(np.concatenate(parts))) for rank, parts in self._late_ms[number].items()}
-        return IssueTimes(int(self._queued[number]), late_ms, self._last[number], self._bound_ms)
+        return IssueTimes(
+            int(self._queued[number]), int(self._steps[number]), late_ms, self._last[number], self._bound_ms
+        )

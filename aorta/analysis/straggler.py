@@ -169,12 +169,16 @@ def judge_queued(by_waits: dict[str, Any], times: IssueTimes, needed_ms: float, 
     hidden = f"{whole_percent(queued)} of the collectives were queued behind another, where waits show no late rank"
     if why_not is not None:
         return found | {"reason": f"{hidden}, and their issue times cannot be compared: {why_not}"}
+    if times.steps < MIN_COLLECTIVES:
+        return found | {
+            "reason": f"{hidden}; issue times are known in {times.steps} steps, {MIN_COLLECTIVES} are needed"
+        }
     (own, rank), *others = sorted(((late, rank) for rank, late in times.late_ms.items()), reverse=True)
     bound = times.bound_ms[rank] + max(times.bound_ms[peer] for _, peer in others)
-    share, margin = times.last.get(rank, 0) / collectives, own - others[0][0]
+    share, margin = times.last.get(rank, 0) / times.steps, own - others[0][0]
     found |= {"clock_bound_ms": bound, "last_share": share}
     if share < LAST_SHARE:
-        return found | {"reason": f"{hidden}; rank {rank} issues last, but in {whole_percent(share)} of them only"}
+        return found | {"reason": f"{hidden}; rank {rank} issues last, but in {whole_percent(share)} of the steps only"}
     if margin <= needed_ms:
         return found | {
             "reason": f"{hidden}; rank {rank} issues {margin:.3g} ms later than any other, not more than "
@@ -195,15 +199,15 @@ def sentences(entries: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _sentence(entry: Mapping[str, Any]) -> str:
-    late, last = TEXT.quantity(entry["late_ms"], "ms"), f"it was the last in {whole_percent(entry['last_share'])}"
+    late, share = TEXT.quantity(entry["late_ms"], "ms"), whole_percent(entry["last_share"])
     if entry.get("basis") == "issue times":
         bound = TEXT.quantity(entry["clock_bound_ms"], "ms")
         return (
-            f"rank {entry['rank']} is a straggler: it issues each collective of group {entry['group']} {late} after "
-            f"the other ranks, which queues hide from the waits (median; clocks known to {bound}; {last} of "
-            f"{entry['collectives']})"
+            f"rank {entry['rank']} is a straggler: it issues the last collective of a step of group {entry['group']} "
+            f"{late} after the other ranks, which queues hide from the waits (median; clocks known to {bound}; it was "
+            f"the last in {share} of the steps)"
         )
     return (
         f"rank {entry['rank']} is a straggler: the other ranks of group {entry['group']} wait for it, {late} longer "
-        f"than it does in each collective (median; {last} of {entry['collectives']})"
+        f"than it does in each collective (median; it was the last in {share} of {entry['collectives']})"
     )

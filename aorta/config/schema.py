@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from aorta.config.groups.choices import Algorithm, BackwardPrefetch, DType, Mode, Precision, Sharding, Wording
+from aorta.config.groups.choices import Algorithm, BackwardPrefetch, DType, Mode, Precision, Sharding, Sharing, Wording
 from aorta.config.groups.fabric import EmulatedFabric, Fabric
 from aorta.config.groups.loop import (
     Baseline,
@@ -65,6 +65,7 @@ __all__ = [
     "Rpc",
     "Scheduler",
     "Sharding",
+    "Sharing",
     "Telemetry",
     "Training",
     "Wording",

@@ -18,7 +18,7 @@ import torch
 
 from aorta.config.mesh import data_parallel_size
 from aorta.config.resolve import Resolved, steps_planned
-from aorta.config.schema import Config, EmulatedFabric
+from aorta.config.schema import Config, EmulatedFabric, Sharing
 from aorta.distributed.output_folder import CHECKPOINT_DIR, RunFolder, began_unix_s, prepare
 from aorta.distributed.peers import Peers
 from aorta.distributed.process_group import backend_for
@@ -190,6 +190,11 @@ class TrainingRun:
             raise ConfigError(
                 f"fabric=emulated: delays on {self.device.type} cannot be emulated: torch has a kernel that only takes "
                 "time for CUDA and HIP alone; use fabric=none, or training.device=cpu"
+            )
+        if settings.sharing is Sharing.link and self.device.type != "cpu":
+            raise ConfigError(
+                f"fabric.sharing=link: on {self.device.type} each process group keeps its own stream busy, so that "
+                "they cannot take turns; use fabric.sharing=group, or training.device=cpu"
             )
         folder = stack.enter_context(meeting_place(self.peers))
         return EmulatedNetwork(settings, self.topology.rank, self.topology.world_size, folder)

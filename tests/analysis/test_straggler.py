@@ -149,29 +149,41 @@ def test_a_run_of_one_rank_has_no_straggler(tmp_path: Path) -> None:
     assert entries(tmp_path, 1, lambda rank, _n: 0.0) == []
 
 
+PER_STEP = 4
+
+
 def queued(
     folder: Path,
     ranks: int,
     late_ms: Callable[[int, int], float],
     clocks: dict[int, tuple[int, int]] | None,
-    count: int = 20,
+    steps: int = 16,
 ) -> dict[str, Any]:
     """Collectives of 10 ms behind each other on a link that is always busy: all ranks begin and end them together.
 
     Args:
-        late_ms: of rank and number: when it issues, from when it could first.
+        late_ms: of rank and step: when it issues, from when it could first.
         clocks: rank -> by how much its clock is ahead and the bound, in ns; None: nothing was measured.
     """
     for rank in range(ranks):
         ahead_ns = 0 if clocks is None else clocks[rank][0]
-        rows = [
-            collective("allreduce", n, 20 + 10 * n, 30 + 10 * n, group="g", issue_ns=round((n + late_ms(rank, n)) * MS))
-            for n in range(count)
-        ]
-        line = step(rank, ranks, 0, overlap=metrics(300, 250, 200, 100), collectives=rows)
-        times = {"t_start_ns": line.t_start_ns + ahead_ns, "t_end_ns": line.t_end_ns + ahead_ns}
-        line = msgspec.structs.replace(line, **times)
-        write_rank(folder, header(rank, ranks), [line], footer(1, ranks, groups={"g": list(range(ranks))}))
+        lines = []
+        for number in range(steps):
+            rows = [
+                collective(
+                    "allreduce",
+                    PER_STEP * number + n,
+                    20 + 10 * n,
+                    30 + 10 * n,
+                    group="g",
+                    issue_ns=round((n + late_ms(rank, number)) * MS),
+                )
+                for n in range(PER_STEP)
+            ]
+            line = step(rank, ranks, number, overlap=metrics(300, 250, 200, 100), collectives=rows)
+            times = {"t_start_ns": line.t_start_ns + ahead_ns, "t_end_ns": line.t_end_ns + ahead_ns}
+            lines.append(msgspec.structs.replace(line, **times))
+        write_rank(folder, header(rank, ranks), lines, footer(steps, ranks, groups={"g": list(range(ranks))}))
     if clocks is not None:
         at_ns = CLOCK.realtime_ns
         measured = [
@@ -207,7 +219,7 @@ def test_behind_a_queue_the_late_rank_is_named_by_its_issue_times_with_the_bound
     assert entry["clock_bound_ms"] == pytest.approx(0.11)
     assert entry["issue_late_ms_median_per_rank"] == pytest.approx({"0": 0.0, "1": 3.0, "2": 0.0}, abs=1e-5)
     text = " ".join(write_report({"x": tmp_path}, tmp_path / "out", html=False).text.split())
-    assert "rank 1 is a straggler: it issues each collective of group g 3.000 ms after the other ranks" in text
+    assert "rank 1 is a straggler: it issues the last collective of a step of group g 3.000 ms after" in text
     assert "clocks known to 0.110 ms" in text
 
 
@@ -240,10 +252,16 @@ def test_clocks_of_another_run_are_not_used(tmp_path: Path) -> None:
     assert "not a clock_sync.json of an AORTA run" in entry["reason"]
 
 
+def test_one_step_in_which_a_rank_fell_behind_is_no_evidence(tmp_path: Path) -> None:
+    entry = queued(tmp_path, 3, three_late, ALIGNED, steps=15)
+    assert (entry["rank"], entry["collectives"]) == (None, 60)
+    assert entry["reason"].endswith("issue times are known in 15 steps, 16 are needed")
+
+
 def test_ranks_that_take_turns_to_issue_last_are_not_named(tmp_path: Path) -> None:
     entry = queued(tmp_path, 3, lambda rank, n: 3.0 if n % 3 == rank else 0.0, ALIGNED)
     assert entry["rank"] is None
-    assert entry["reason"].endswith("of them only")
+    assert entry["reason"].endswith("of the steps only")
 
 
 def test_a_rank_that_issues_hardly_later_is_not_named(tmp_path: Path) -> None:
@@ -262,9 +280,9 @@ def test_on_a_saturated_emulated_link_the_rank_that_is_late_is_named(tmp_path: P
     """A collective takes 30 ms on the link, the computation between two of them less: all but the first are queued."""
     words = ["parallel=ddp", "parallel.bucket_cap_mb=0.05", "workload.num_layers=4", "workload.mlp_hidden_dim=128"]
     fabric = ["fabric=emulated", "fabric.inter_latency_us=15000", "fabric.straggler_rank=1", "fabric.straggler_ms=3"]
-    train(tmp_path, *words, *fabric)
+    train(tmp_path, *words, *fabric, "training.max_steps=20", "dataset.num_samples=2048")
     (entry,) = aggregate(LabelledRun("x", load_run(tmp_path)))["stragglers"]
     assert entry["queued_share"] > 0.5
     assert (entry["rank"], entry["basis"]) == (1, "issue times")
-    # It sleeps 3 ms before each of the eight buckets of a step, so that it falls further and further behind.
-    assert 3 - entry["clock_bound_ms"] < entry["late_ms"] < 30
+    # It sleeps 3 ms before each of about ten buckets of a step: by the last it is 30 ms behind, more on a busy machine.
+    assert 15 < entry["late_ms"] < 150

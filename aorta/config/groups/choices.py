@@ -37,6 +37,13 @@ class Algorithm(Enum):
     tree = "tree"
 
 
+class Sharing(Enum):
+    """Whether each process group has a link of its own, or those of a rank take turns on its links."""
+
+    group = "group"
+    link = "link"
+
+
 class BackwardPrefetch(Enum):
     """When FSDP1 gathers the next parameters in backward: before or after the current gradients, or not ahead."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aorta.config.groups.choices import Algorithm
+from aorta.config.groups.choices import Algorithm, Sharing
 
 
 @dataclass
@@ -32,6 +32,9 @@ class EmulatedFabric(Fabric):
     ranks_per_node: int = 1
     # times are those of a ring or of a tree
     algorithm: Algorithm = Algorithm.ring
+    # group = each process group has a link of its own, at full bandwidth; link = the groups of a rank share its link
+    # within the node and its link between nodes, and take turns (on a CPU)
+    sharing: Sharing = Sharing.group
     # groups of all ranks get the times of a world of this size; smaller groups keep their own; null = the real size
     emulated_world_size: int | None = None
     # each collective takes up to this part more or less, the same on every rank; 0 = always the same

@@ -8,6 +8,9 @@ When does a collective end? On a real link it begins when its last rank has arri
 
     end = max(last arrival, end of the previous one) + cost
 
+Each process group has a link, or the groups of a rank share its links (`shared_links`): then the collective takes those
+of all its ranks, and the previous one is the last on any of them.
+
 The last arrival is what makes the answer right: measured from this rank's own issue, a straggler would be hidden behind
 the cost; measured from the backend's completion, the backend's own time would be added to every collective. With it
 `transfer_ms`, the shortest duration over ranks, is the straggler's own and stays `cost`, and a peer that arrived s
@@ -42,6 +45,7 @@ from aorta.distributed.cuda import spin
 from aorta.instrument.dispatcher import Work
 from aorta.instrument.emulation.arrivals import Arrivals
 from aorta.instrument.emulation.network import EmulatedNetwork
+from aorta.instrument.emulation.shared_links import SharedLinks
 from aorta.instrument.in_flight import InFlight
 from aorta.timeline.classes import LOCKSTEP
 
@@ -66,6 +70,7 @@ class Transfer:
 
     issued: InFlight
     cost_ns: int
+    ranks: tuple[int, ...] = ()
     has_future: bool = False
     backend: threading.Event = field(default_factory=threading.Event)
     backend_ns: int = 0
@@ -103,10 +108,20 @@ class Link:
     Args:
         arrivals: of the group's ranks; None where they are on several hosts.
         tally: counts what the link carried.
+        shared: the links that this group shares with others; None where it has its own.
+        spans_nodes: whether it uses the shared links between nodes.
     """
 
-    def __init__(self, arrivals: Arrivals | None, tally: Tally) -> None:
+    def __init__(
+        self,
+        arrivals: Arrivals | None,
+        tally: Tally,
+        shared: SharedLinks | None = None,
+        *,
+        spans_nodes: bool = False,
+    ) -> None:
         self.arrivals, self._tally = arrivals, tally
+        self._shared, self._spans_nodes = shared, spans_nodes
         self._queue: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
         self._free_at_ns = 0
         self._closed = threading.Event()
@@ -133,16 +148,34 @@ class Link:
     def _carry(self, transfer: Transfer) -> None:
         """Emulate one collective; returns when its emulated time has passed."""
         issued = transfer.issued
-        start_ns = max(issued.issue_ns, self._free_at_ns)
-        end_ns = max(self._last_arrival_ns(transfer), self._free_at_ns) + transfer.cost_ns
+        arrived_ns = self._last_arrival_ns(transfer)
+        free_ns, end_ns = self._held(transfer, max(arrived_ns, self._free_at_ns))
+        start_ns = max(issued.issue_ns, free_ns)
         slow = transfer.backend_ns > end_ns
         end_ns = max(end_ns, transfer.backend_ns)
+        if slow and self._shared is not None:
+            self._shared.prolong(end_ns, between_nodes=self._spans_nodes)
         self._tally.count(carried=1, slow=slow)
         sleep_until(end_ns)
         self._free_at_ns = end_ns
         issued.start, issued.end_source = start_ns, "future" if slow else "emulated"
         issued.end = end_ns  # set last: a row with an end is complete
         transfer.gate.set_result(None)
+
+    def _held(self, transfer: Transfer, begin_ns: int) -> tuple[int, int]:
+        """When the link was free for a transfer that could begin at `begin_ns` for all its group knows, and its end."""
+        if self._shared is None:
+            return self._free_at_ns, begin_ns + transfer.cost_ns
+        issued = transfer.issued
+        number = None if self.arrivals is None else issued.number
+        held = self._shared.hold(
+            issued.group, number, transfer.ranks, begin_ns, transfer.cost_ns, between_nodes=self._spans_nodes
+        )
+        end_ns = held.end_ns
+        if begin_ns + transfer.cost_ns > end_ns:  # decided by a rank that did not know how slow the backend is here
+            end_ns = begin_ns + transfer.cost_ns
+            self._shared.prolong(end_ns, between_nodes=self._spans_nodes)
+        return max(held.free_ns, self._free_at_ns), end_ns
 
     def _last_arrival_ns(self, transfer: Transfer) -> int:
         """When the last rank arrived, as far as this rank can know; waits for the backend where possible."""
@@ -205,6 +238,7 @@ class HostLinks:
     def __init__(self, fabric: EmulatedNetwork) -> None:
         self._fabric = fabric
         self._links: dict[str, Link] = {}
+        self._shared = fabric.shared_links()
         self._tally = Tally()
 
     def be_late(self) -> None:
@@ -218,10 +252,11 @@ class HostLinks:
         if link is None:
             folder = self._fabric.folder
             arrivals = None if folder is None else Arrivals(folder, issued.group, ranks, self._fabric.rank)
-            link = self._links[issued.group] = Link(arrivals, self._tally)
+            spans_nodes = self._fabric.spans_nodes(ranks)
+            link = self._links[issued.group] = Link(arrivals, self._tally, self._shared, spans_nodes=spans_nodes)
         if issued.number is not None and link.arrivals is not None:
             link.arrivals.arrive(issued.number, issued.issue_ns)
-        return Transfer(issued, self._fabric.cost_ns(issued.kind, issued.bytes, ranks, issued.number))
+        return Transfer(issued, self._fabric.cost_ns(issued.kind, issued.bytes, ranks, issued.number), ranks)
 
     def carry(self, transfer: Transfer, work: Work) -> DelayedWork:
         """Delay the completion of a collective that has been issued."""
@@ -235,6 +270,8 @@ class HostLinks:
         """Stop the links, and report how often the backend was slower than the emulation."""
         for link in self._links.values():
             link.close()
+        if self._shared is not None:
+            self._shared.close()
         if self._tally.slow:
             _log.warning(
                 "emulated fabric: the backend was slower than the emulation in %d of %d collectives, whose times are "

@@ -13,7 +13,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from aorta.config.schema import Algorithm, EmulatedFabric
+from aorta.config.schema import Algorithm, EmulatedFabric, Sharing
+from aorta.instrument.emulation.shared_links import SharedLinks
 
 _NS_PER_US = 1_000
 _NS_PER_MS = 1_000_000
@@ -113,13 +114,26 @@ class EmulatedNetwork:
 
         Sends and receives have no number that both ends agree on (None), and so no jitter.
         """
+        size = self._size(ranks)
+        cost = cost_ns(kind, size_bytes, size, spans_nodes=self.spans_nodes(ranks), settings=self.settings)
+        return round(cost * self._slowness(kind, size_bytes) * self._jitter(ranks, number))
+
+    def spans_nodes(self, ranks: Sequence[int]) -> bool:
+        """Whether the slowest link of the group with these global ranks is one between nodes."""
+        nodes = {rank // self.settings.ranks_per_node for rank in ranks}
+        return len(nodes) > 1 or self._size(ranks) > self.settings.ranks_per_node
+
+    def shared_links(self) -> SharedLinks | None:
+        """The links that the groups of a rank share; None where each group has its own."""
+        if self.settings.sharing is Sharing.group:
+            return None
+        return SharedLinks(self.folder, self.rank, self._world_size)
+
+    def _size(self, ranks: Sequence[int]) -> int:
         size = len(ranks)
         if size == self._world_size and self.settings.emulated_world_size is not None:
             size = self.settings.emulated_world_size
-        nodes = {rank // self.settings.ranks_per_node for rank in ranks}
-        spans_nodes = len(nodes) > 1 or size > self.settings.ranks_per_node
-        cost = cost_ns(kind, size_bytes, size, spans_nodes=spans_nodes, settings=self.settings)
-        return round(cost * self._slowness(kind, size_bytes) * self._jitter(ranks, number))
+        return size
 
     def _slowness(self, kind: str, size_bytes: int) -> float:
         """The injected fault: the factor by which collectives of this kind and size are slower."""
