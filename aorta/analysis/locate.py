@@ -7,6 +7,7 @@ label name a path.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,7 +28,8 @@ def is_location(word: str) -> bool:
     """Whether an argument names files rather than a label: it has a separator, a wildcard or a scheme, or a file of
     that name exists. A folder of that name is not enough: `cuda` stays a label.
     """
-    return any(mark in word for mark in ("/", "\\", "*", "?", "[", "::")) or Path(word).is_file()
+    # Path.is_file raises an error for a word too long to be a name.
+    return any(mark in word for mark in ("/", "\\", "*", "?", "[", "::")) or os.path.isfile(word)  # noqa: PTH113
 
 
 def label_of(location: str) -> str:

@@ -19,7 +19,7 @@ from aorta.errors import DeviceUnreadable
 
 WORDS = ("--showtemp", "--showuse", "--showpower", "--showmemuse", "--showclocks", "--showmeminfo", "vram", "--showbus")
 SETTINGS = ("--showmaxpower", "--showperflevel", "--showbus")
-_LINE = re.compile(r"^GPU\[(\d+)\]\s*:\s*(.+?)\s*:\s+(.*)$", re.MULTILINE)
+_LINE = re.compile(r"^GPU\[(\d{1,6})\]\s*:\s*(.+?)\s*:\s+(.*)$", re.MULTILINE)
 
 Card = Mapping[str, object]
 

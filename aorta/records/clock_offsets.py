@@ -18,6 +18,8 @@ from typing import Final
 import msgspec
 
 from aorta.errors import InputError
+from aorta.records.schema import Integer, Reading
+from aorta.records.untrusted_files import decode_json, read_small
 
 CLOCK_SYNC_FILE: Final = "clock_sync.json"
 CLOCK_SYNC_VERSION: Final = 1
@@ -32,19 +34,19 @@ class OffsetSample(msgspec.Struct, frozen=True):
     ahead. The error is at most `bound_ns`, half the round trip. `at_ns` is the middle of it on the rank's own clock.
     """
 
-    at_ns: int
-    offset_ns: int
-    rtt_ns: int
-    bound_ns: int
-    samples: int
+    at_ns: Integer
+    offset_ns: Integer
+    rtt_ns: Integer
+    bound_ns: Integer
+    samples: Integer
 
 
 class Injected(msgspec.Struct, frozen=True):
     """A skew asked for by `clock.fake_*`: the rank's clock shows t + offset_ns + drift_ppm * (t - since_ns) / 1e6."""
 
-    offset_ns: int
-    drift_ppm: float
-    since_ns: int
+    offset_ns: Integer
+    drift_ppm: Reading
+    since_ns: Integer
 
     def shown(self, true_ns: int) -> int:
         """What the faked clock shows at the instant that the host's own clock calls `true_ns`."""
@@ -54,7 +56,7 @@ class Injected(msgspec.Struct, frozen=True):
 class RankClock(msgspec.Struct, frozen=True, dict=True):
     """What is known of one rank's clock. `start` or `end` is None where it could not be measured; `reason` says why."""
 
-    rank: int
+    rank: Integer
     host: str
     boot_id: str
     start: OffsetSample | None = None
@@ -165,6 +167,9 @@ class ClockSync(msgspec.Struct, frozen=True):
         }
 
 
+_DECODER: Final = msgspec.json.Decoder(ClockSync)
+
+
 def encode(sync: ClockSync) -> bytes:
     """The file's text, indented for people, with the derived figures beside the measured ones."""
     plain = msgspec.to_builtins(sync)
@@ -179,10 +184,10 @@ def read_clock_sync(path: Path) -> ClockSync:
         InputError: the file cannot be read, or is not of this version.
     """
     try:
-        sync = msgspec.json.decode(path.read_bytes(), type=ClockSync)
+        sync = decode_json(read_small(path), _DECODER)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: not a {CLOCK_SYNC_FILE} of an AORTA run ({error})") from error
     if sync.version != CLOCK_SYNC_VERSION:
         raise InputError(f"{path}: version {sync.version}; this AORTA reads version {CLOCK_SYNC_VERSION}")

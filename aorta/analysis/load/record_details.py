@@ -18,6 +18,7 @@ from aorta.analysis.tables import Ints, LaneSegment, StepIntervals
 from aorta.errors import InputError
 from aorta.records.reader import LINE_LIMIT
 from aorta.records.schema import ActiveSegment, Anchor, AuxRange, ComputeRange, DeviceSample, Stall
+from aorta.records.untrusted_files import open_regular
 
 
 class _Line(msgspec.Struct, tag_field="record", tag="step", gc=False):
@@ -95,7 +96,7 @@ class RecordDetails:
     @contextmanager
     def _open(self, what: str) -> Iterator[BinaryIO]:
         try:
-            with self.path.open("rb", buffering=1 << 20) as file:
+            with open_regular(self.path, 1 << 20) as file:
                 yield file
         except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
             raise InputError(

@@ -75,7 +75,7 @@ def _merge(run: RpcRecords, output: Path, options: argparse.Namespace, notes: li
 
 
 def _is_true(raw: msgspec.Raw | None) -> bool:
-    return raw is not None and bool(msgspec.json.decode(raw))
+    return raw is not None and bytes(raw) not in (b"0", b"false", b"null")
 
 
 def parser() -> argparse.ArgumentParser:

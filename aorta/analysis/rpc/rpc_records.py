@@ -5,14 +5,21 @@ Must not: fail because a worker died; what it did not write is reported as missi
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from aorta.analysis.merge.trace_choice import TraceFile, describe
 from aorta.errors import InputError
 from aorta.records.rpc_files import CALLS_FILE, RPC_FILE, RPC_VERSION, WINDOW_GLOB, Call, RpcFacts, Worker
+from aorta.records.untrusted_files import decode_json, open_regular, read_small
+
+_FACTS: Final = msgspec.json.Decoder(RpcFacts)
+_CALL: Final = msgspec.json.Decoder(Call)
+_WORKER: Final = msgspec.json.Decoder(Worker)
 
 
 @dataclass
@@ -44,7 +51,7 @@ def read_run(folder: Path) -> RpcRecords:
     callers: set[int] = set()
     for path in sorted(folder.glob(f"torch_profiler/*/{CALLS_FILE}")):
         calls += _calls(path)
-        callers.add(int("".join(filter(str.isdigit, path.parent.name))))
+        callers.add(_caller(path))
     if not traces and not calls:
         raise InputError(
             f"{folder}: no calls and no traces of an RPC run (train.py workload=rpc profiling.enabled=true)"
@@ -58,8 +65,9 @@ def read_run(folder: Path) -> RpcRecords:
         have = sum(trace.rank == worker for trace in traces)
         if profiled and have < windows:
             missing.append(f"worker {name} (node {worker}): {have} of {windows} traces")
+    names = {str(worker): name for worker, name in workers.items()}
     for worker_id, reason in (facts.lost if facts else {}).items():
-        missing.append(f"worker {workers.get(int(worker_id), '?')} (node {worker_id}): lost: {reason}")
+        missing.append(f"worker {names.get(worker_id, '?')} (node {worker_id}): lost: {reason}")
     if facts and facts.cut_short:
         missing.append(f"the run was cut short: {facts.cut_short}")
     return RpcRecords(folder, workers, sorted(calls, key=lambda call: call.issue_ns), traces, missing)
@@ -68,13 +76,13 @@ def read_run(folder: Path) -> RpcRecords:
 def _facts(folder: Path, missing: list[str]) -> RpcFacts | None:
     path = folder / RPC_FILE
     try:
-        facts = msgspec.json.decode(path.read_bytes(), type=RpcFacts)
+        facts = decode_json(read_small(path), _FACTS)
     except FileNotFoundError:
         missing.append(f"no {RPC_FILE}: the driver did not come to its end")
         return None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: not the facts of an RPC run ({error})") from error
     if facts.version != RPC_VERSION:
         raise InputError(f"{path}: version {facts.version}; this AORTA reads version {RPC_VERSION}")
@@ -83,17 +91,28 @@ def _facts(folder: Path, missing: list[str]) -> RpcFacts | None:
 
 def _calls(path: Path) -> list[Call]:
     try:
-        return msgspec.json.Decoder(Call).decode_lines(path.read_bytes())
+        with open_regular(path) as file:
+            return [decode_json(line, _CALL) for line in file if line.strip()]
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: not a list of calls ({error}); the file is cut off or corrupt") from error
+
+
+def _caller(path: Path) -> int:
+    number = re.search(r"[0-9]{1,9}", path.parent.name)
+    if number is None:
+        raise InputError(f"{path}: which worker made these calls? Its folder has no number in its name; rename it")
+    return int(number[0])
 
 
 def _workers(calls: list[Call], traces: list[TraceFile]) -> dict[int, str]:
     found = {worker: f"node {worker}" for call in calls for worker in (call.caller, call.callee)}
     for trace in traces:
         if "rpcWorker" in trace.head:
-            worker = msgspec.json.decode(trace.head["rpcWorker"], type=Worker)
+            try:
+                worker = decode_json(trace.head["rpcWorker"], _WORKER)
+            except ValueError as error:
+                raise InputError(f"{trace.path}: its rpcWorker is no worker ({error})") from error
             found[worker.id] = worker.name
     return dict(sorted(found.items()))
