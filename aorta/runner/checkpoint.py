@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from aorta.distributed.accelerator import random_states, set_random_states
 from aorta.errors import ConfigError, RunIncomplete
+from aorta.records.untrusted_files import open_regular
 
 _NAME = re.compile(r"^step_(\d+)$")
 
@@ -61,6 +62,8 @@ class Checkpoints:
         state = self._state()
         source = self.folder / f"step_{step}"
         with _failing_clearly(source):
+            for path in source.iterdir():
+                open_regular(path).close()  # torch would wait for a pipe without end
             dcp.load(state, storage_reader=_PlainReader(source), planner=_PlainPlanner())
         set_state_dict(
             self.module, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]

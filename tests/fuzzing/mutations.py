@@ -67,6 +67,7 @@ TOKENS: Final = (
         b"\xef\xbb\xbf",
         b"${a}",
     ),
+    *(b"[" * depth + b"]" * depth for depth in (900, 960, 980, 985)),  # near the limit of an interpreter
     *(b"[" * 100_000, b'{"a":' * 50_000, b"[" * 2000 + b"]" * 2000, b'"' + b"x" * 300_000 + b'"', b" " * 100_000),
 )
 """Values at which readers break: edges of number formats, other types, broken Unicode, depth, length, paths."""

@@ -171,6 +171,13 @@ CASES = {
         put(out_dot_txt=b'{"card0": {"GPU use (%)": ' + b"7" * 400 + b"}}"),
         ANSWER,
     ),
+    "a checkpoint's metadata are a pipe": ("checkpoints", "one", put(step_3___dot_metadata=FIFO), REFUSAL),
+    "a checkpoint's data have no end": (
+        "checkpoints",
+        "one",
+        lambda tree: {**tree, "step_3/__0_0.distcp": ENDLESS},
+        REFUSAL,
+    ),
     "a checkpoint that runs code": ("checkpoints", "one", pickled, REFUSAL),
 }
 
