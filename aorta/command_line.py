@@ -12,6 +12,7 @@ closed the terminal meanwhile), or catch an error that AORTA did not raise on pu
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -34,6 +35,8 @@ def command(speaker: str = "error") -> Callable[[Callable[_Arguments, int]], Cal
     def decorate(main: Callable[_Arguments, int]) -> Callable[_Arguments, int]:
         @wraps(main)
         def ended(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> int:
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
             try:
                 return main(*arguments, **named)
             except AortaError as error:

@@ -7,6 +7,7 @@ a path for a label that has records.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,7 +30,9 @@ def is_location(word: str, here: Path, root: Path) -> bool:
     """
     if any(mark in word for mark in ("/", "\\", "*", "?", "[", "::")):
         return True
-    return bool(word) and (here / word).exists() and not (_LABEL.fullmatch(word) and _folder_of(word, here, root))
+    # Path.exists raises an error for a word too long to be a name.
+    there = bool(word) and os.path.exists(here / word)  # noqa: PTH110
+    return there and not (_LABEL.fullmatch(word) and _folder_of(word, here, root))
 
 
 def label_of(location: str) -> str:

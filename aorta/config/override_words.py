@@ -8,6 +8,7 @@ by `--config` exists).
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -147,7 +148,8 @@ def config_path(value: str, caller: Path, root: Path) -> Path:
         ConfigError: there is none.
     """
     tried = list(dict.fromkeys((base / value).resolve() for base in (caller, root)))
-    path = next((candidate for candidate in tried if candidate.is_file()), None)
+    # Path.is_file raises an error for a word too long to be a name.
+    path = next((candidate for candidate in tried if os.path.isfile(candidate)), None)  # noqa: PTH113
     if path is None:
         raise ConfigError(f"--config {value}: no such file; looked at {' and '.join(map(str, tried))}")
     return path

@@ -6,6 +6,7 @@ Must not touch the disk.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from string import Formatter
 from typing import Any
@@ -20,6 +21,7 @@ TIME_FIELDS = (
 FILE_FIELDS = (*RANK_FIELDS, *TIME_FIELDS)
 REMOTE_FIELDS = (*FILE_FIELDS, "file")
 """`file`: the path of a saved file below its trace folder."""
+_WIDE = re.compile(r"\d{4,}")
 _SAMPLES: dict[str, Any] = {name: 1.5 if name.endswith("_wct") else 1 for name in FILE_FIELDS}
 _SAMPLES |= {"run_name": "run", "file": "file"}
 
@@ -57,6 +59,8 @@ def fill(template: str, values: Mapping[str, Any]) -> str:
         if name is None:
             continue
         if name in values:
+            if form and _WIDE.search(form):
+                raise ValueError(f"{{{name}:{form}}}: a width or precision has at most three digits")
             value = values[name]
             if conversion:
                 value = Formatter().convert_field(value, conversion)

@@ -18,7 +18,7 @@ from typing import Any
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.errors import OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 import aorta
 from aorta.command_line import command, to_stdout
@@ -27,6 +27,7 @@ from aorta.config.older_files import expand
 from aorta.config.override_words import options_of_a_job, translate
 from aorta.config.resolve import HOW_TO_BUILD, Resolved, environment_number, resolve
 from aorta.config.schema import GROUPS, Config
+from aorta.config.yaml_files import load_yaml
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AortaError, ConfigError
 
 Run = Callable[[Resolved], int]
@@ -94,8 +95,8 @@ def _adopt(word: str) -> str:
     if name != "--config-name" or not Path(path).is_absolute():
         return word
     try:
-        content = OmegaConf.load(path)
-    except Exception as error:
+        content = load_yaml(Path(path))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"--config {path}: cannot be read as YAML: {error}") from error
     if not isinstance(content, DictConfig) or "defaults" not in content:
         raise ConfigError(f"--config {path}: {HOW_TO_BUILD}")

@@ -71,10 +71,14 @@ def number(value: object) -> float | None:
         return None
     if isinstance(value, str):
         match = _NUMBER.match(value.strip())
-        return number(float(match[0])) if match else None  # digits without end are infinite
-    if isinstance(value, int | float):
-        return float(value) if math.isfinite(value) else None
-    return None
+        value = match[0] if match else None
+    if not isinstance(value, str | int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:  # an integer beyond floats
+        return None
+    return found if math.isfinite(found) else None
 
 
 def megahertz(value: object) -> float | None:
@@ -85,7 +89,7 @@ def megahertz(value: object) -> float | None:
 
 def whole(value: float | None, factor: float = 1) -> int | None:
     """`value * factor` as an integer."""
-    return None if value is None else round(value * factor)
+    return None if value is None or not math.isfinite(value * factor) else round(value * factor)
 
 
 def first(*values: float | None) -> float | None:
@@ -109,7 +113,7 @@ def json_after_words(text: str) -> Any:
     for match in re.finditer(r"^\s*[\[{]", text, re.MULTILINE):
         try:
             found, _ = decoder.raw_decode(text, match.end() - 1)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # ValueError: not JSON, or a number of more digits than Python takes
             continue
         if isinstance(found, dict) or (isinstance(found, list) and all(isinstance(part, dict) for part in found)):
             return found

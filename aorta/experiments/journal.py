@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from aorta.errors import ConfigError, RecordWriteError
+from aorta.records.untrusted_files import read_small
 
 T = TypeVar("T")
 
@@ -89,9 +90,9 @@ def read_journal(path: Path, decode: Callable[[bytes], T]) -> tuple[list[T], lis
         OSError: the file cannot be read.
     """
     found, problems = [], []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(read_small(path).splitlines(), start=1):
         try:
             found.append(decode(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             problems.append(f"{path.name}:{number}: {error}")
     return found, problems

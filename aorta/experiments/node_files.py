@@ -5,6 +5,7 @@ Must not look at other folders than the run's own; history, checkpoints and othe
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from aorta.errors import InputError
 from aorta.records.clock_offsets import CLOCK_SYNC_FILE
 from aorta.records.rpc_files import RPC_FILE
 from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_GLOB
+from aorta.records.untrusted_files import open_regular
 
 FILES: Final = (RANK_FILE_GLOB, MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE)
 FOLDERS: Final = ("logs", "torch_profiler")
@@ -40,13 +42,20 @@ class NodeFile:
         Raises:
             InputError: it cannot be read, also while it is.
         """
-        with reading(f"{self.source}: {self.name}"), self.system.open(self.path, "rb") as stream:
+        with reading(f"{self.source}: {self.name}"), self._open() as stream:
             yield stream
+
+    def _open(self) -> Any:
+        from fsspec.implementations.local import LocalFileSystem
+
+        local = isinstance(self.system, LocalFileSystem)
+        return open_regular(Path(self.path)) if local else self.system.open(self.path, "rb")
 
 
 def url_of(word: str) -> str:
     """`HOST:/path` as an sftp URL; paths and URLs as they are. A file of that very name is a path."""
-    if "://" in word or Path(word).exists() or not _HOST.match(word):
+    # A word too long to be a name is no file, not an error as with Path.exists.
+    if "://" in word or os.path.exists(word) or not _HOST.match(word):  # noqa: PTH110
         return word
     host, _, path = word.partition(":")
     return f"sftp://{host}{path}"

@@ -15,12 +15,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 import aorta
 from aorta.distributed.redaction import hide
 from aorta.errors import ConfigError
 from aorta.experiments.launch_plan import Plan, PlannedLaunch
 from aorta.experiments.resume import differences, unused
 from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_GLOB, read_manifest
+from aorta.records.untrusted_files import decode_json, read_small
 
 PLAN_FILE: Final = "plan.json"
 PLAN_VERSION: Final = 2
@@ -140,7 +143,7 @@ def last_lines(log: Path) -> list[str]:
 
 def _refuse_another(path: Path, wanted: Mapping[str, Any]) -> None:
     try:
-        there = json.loads(path.read_text(encoding="utf-8"))
+        there = decode_json(read_small(path), msgspec.json.Decoder(dict[str, Any]))
         if there["plan_version"] != PLAN_VERSION:
             raise ValueError(f"plan_version {there['plan_version']!r}, this AORTA writes {PLAN_VERSION}")
         different = differences(_comparable(there), _comparable(wanted))

@@ -12,6 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
+from aorta.errors import ConfigError
 from aorta.experiments.journal import Journal, read_journal
 
 JOURNAL_FILE: Final = "journal.jsonl"
@@ -26,6 +29,28 @@ LOST: Final = "lost"
 """The runner was gone before the launch had ended; a later runner found it."""
 
 
+class _Started(msgspec.Struct, tag_field="event", tag=START):
+    """What every start says, and is relied on."""
+
+    id: str
+    launch: str
+    order: int
+    attempt: int
+
+
+class _Ended(msgspec.Struct, tag_field="event", tag=END):
+    """What every end says, and is relied on."""
+
+    id: str
+    launch: str
+    outcome: str
+    run_id: str | None
+    seconds: float | None
+
+
+_DECODER: Final[msgspec.json.Decoder[_Started | _Ended]] = msgspec.json.Decoder(_Started | _Ended)
+
+
 class PlanJournal(Journal):
     """The journal of one plan, held by one runner as long as it is open; `events` are those that stand in it.
 
@@ -35,7 +60,10 @@ class PlanJournal(Journal):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / JOURNAL_FILE, "another process runs this plan; wait for it, or stop it")
-        self.events = read_events(self.path)
+        try:
+            self.events = read_events(self.path)
+        except OSError as error:
+            raise ConfigError(f"{self.path}: cannot be read: {error.strerror or error}") from error
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event; it is on the disk when this returns.
@@ -63,7 +91,8 @@ class PlanJournal(Journal):
 
     def seconds(self) -> list[float]:
         """How long the good launches lasted."""
-        return [event["seconds"] for event in self.events if event["event"] == END and event["outcome"] == DONE]
+        ends = [event for event in self.events if event["event"] == END and event["outcome"] == DONE]
+        return [event["seconds"] for event in ends if event["seconds"] is not None]
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -75,4 +104,6 @@ def _event(line: bytes) -> dict[str, Any]:
     event = json.loads(line)
     if not isinstance(event, dict) or "event" not in event:
         raise ValueError("not an event")
+    if event["event"] in (START, END):
+        _DECODER.decode(line)
     return event

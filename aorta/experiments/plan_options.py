@@ -124,23 +124,29 @@ def _file(path: str | None) -> PlanFile:
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    from aorta.config.yaml_files import load_yaml
+
     try:
-        loaded = OmegaConf.load(path)
+        loaded = load_yaml(Path(path))
     except OSError as error:
         raise ConfigError(f"--plan {path}: {error.strerror or error}") from error
-    except Exception as error:  # nothing of ours runs in there: whatever it raises is about the file
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    except ValueError as error:
+        raise ConfigError(f"--plan {path}: {error}") from error
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"{path}: must be keys and values: {', '.join(_keys(PlanFile))}")
     try:
         merged = OmegaConf.merge(OmegaConf.structured(PlanFile), loaded)
-        plain: Any = OmegaConf.to_container(merged, resolve=False)  # `${...}` in a word is Hydra's
+        # `${...}` in a word is Hydra's, and stays.
+        plain: Any = OmegaConf.to_container(merged, resolve=False, throw_on_missing=True)
     except OmegaConfBaseException as error:
         where = f" at {error.full_key}" if getattr(error, "full_key", None) else ""
         raise ConfigError(
             f"{path}{where}: {str(error).splitlines()[0]}. Keys: {', '.join(_keys(PlanFile))}; of a side: "
             f"{', '.join(_keys(SideFile))}"
         ) from error
+    for key in ("launches", "nproc_per_node", "seed", "timeout_s", "aa"):
+        if isinstance(plain[key], str):
+            raise ConfigError(f"--plan {path}: {key}: {plain[key]!r}: must be a value; nothing is filled in here")
     for side in SIDES:
         if plain[side] is not None:
             plain[side] = SideFile(**plain[side])

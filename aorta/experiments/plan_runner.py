@@ -149,6 +149,7 @@ def _end_lost_launches(plan: Plan, journal: PlanJournal) -> None:
     """End what a killed runner left of a launch: its processes are ended, its folder is put aside."""
     launches = {one.name: one for one in plan.order()}
     for event in journal.open_starts():
+        launch = launches.get(event["launch"])
         left_behind = end_marked(event["id"])
         journal.write(
             END,
@@ -158,7 +159,7 @@ def _end_lost_launches(plan: Plan, journal: PlanJournal) -> None:
             seconds=None,
             run_id=None,
             reason="the runner was gone before the launch ended",
-            kept=put_aside(plan, launches[event["launch"]], LOST),
+            kept=None if launch is None else put_aside(plan, launch, LOST),
             left_behind=left_behind,
             last_lines=[],
         )

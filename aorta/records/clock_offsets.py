@@ -21,6 +21,8 @@ from typing import Any, Final
 import msgspec
 
 from aorta.errors import InputError
+from aorta.records.schema import Integer, Reading
+from aorta.records.untrusted_files import decode_json, read_small
 
 CLOCK_SYNC_FILE: Final = "clock_sync.json"
 CLOCK_SYNC_VERSION: Final = 1
@@ -37,19 +39,19 @@ class OffsetSample(msgspec.Struct, frozen=True):
     ahead. The error is at most `bound_ns`, half the round trip. `at_ns` is the middle of it on the rank's own clock.
     """
 
-    at_ns: int
-    offset_ns: int
-    rtt_ns: int
-    bound_ns: int
-    samples: int
+    at_ns: Integer
+    offset_ns: Integer
+    rtt_ns: Integer
+    bound_ns: Integer
+    samples: Integer
 
 
 class Injected(msgspec.Struct, frozen=True):
     """A skew asked for by `clock.fake_*`: the rank's clock shows t + offset_ns + drift_ppm * (t - since_ns) / 1e6."""
 
-    offset_ns: int
-    drift_ppm: float
-    since_ns: int
+    offset_ns: Integer
+    drift_ppm: Reading
+    since_ns: Integer
 
     def shown(self, true_ns: int) -> int:
         """What the faked clock shows at the instant that the host's own clock calls `true_ns`."""
@@ -59,7 +61,7 @@ class Injected(msgspec.Struct, frozen=True):
 class RankClock(msgspec.Struct, frozen=True, dict=True):
     """What is known of one rank's clock. `start` or `end` is None where it could not be measured; `reason` says why."""
 
-    rank: int
+    rank: Integer
     host: str
     boot_id: str
     start: OffsetSample | None = None
@@ -196,6 +198,9 @@ def trace_metadata(sync: ClockSync | None, rank: int) -> dict[str, Any]:
     return {} if sync is None or mine is None else {TRACE_KEY: plain(sync.with_ranks([mine]))}
 
 
+_DECODER: Final = msgspec.json.Decoder(ClockSync)
+
+
 def encode(sync: ClockSync) -> bytes:
     """The file's text, indented for people."""
     return msgspec.json.format(msgspec.json.encode(plain(sync)), indent=2) + b"\n"
@@ -208,7 +213,7 @@ def read_clock_sync(path: Path) -> ClockSync:
         InputError: the file cannot be read, or is not of this version.
     """
     try:
-        text = path.read_bytes()
+        text = read_small(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
     return decode(text, str(path), f"a {CLOCK_SYNC_FILE}")
@@ -224,8 +229,8 @@ def decode(text: bytes | msgspec.Raw, place: str, kind: str) -> ClockSync:
         InputError: it is something else, or not of this version.
     """
     try:
-        sync = msgspec.json.decode(text, type=ClockSync)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        sync = decode_json(text, _DECODER)
+    except ValueError as error:
         raise InputError(f"{place}: not {kind} of an AORTA run ({error})") from error
     if sync.version != CLOCK_SYNC_VERSION:
         raise InputError(f"{place}: version {sync.version}; this AORTA reads version {CLOCK_SYNC_VERSION}")

@@ -20,6 +20,7 @@ import msgspec
 
 from aorta.errors import InputError
 from aorta.records.schema import READABLE_VERSIONS, Anchor, Footer, Header, Line, Step
+from aorta.records.untrusted_files import open_regular
 from aorta.timeline.classes import LANES
 
 LINE_LIMIT: Final = 16 * 1024 * 1024
@@ -196,7 +197,7 @@ def raw_lines(path: Path, problems: Problems, buffer_bytes: int = 1 << 20) -> It
         InputError: the file cannot be read, or a line is longer than `LINE_LIMIT`.
     """
     try:
-        with path.open("rb", buffering=buffer_bytes) as file:
+        with open_regular(path, buffer_bytes) as file:
             offset, number = 0, 0
             while text := file.readline(LINE_LIMIT + 1):
                 number += 1

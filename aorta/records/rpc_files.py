@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 
+from aorta.records.schema import Integer
+
 RPC_FILE: Final = "rpc.json"
 RPC_VERSION: Final = 1
 CALLS_FILE: Final = "rpc_calls_{window:04d}.jsonl"
@@ -35,13 +37,13 @@ class Call(msgspec.Struct):
     name: str
     kind: str
     function: str
-    caller: int
-    callee: int
-    window: int | None
+    caller: Integer
+    callee: Integer
+    window: Integer | None
     parent: str | None
-    issue_ns: int
+    issue_ns: Integer
     traced: bool
-    reply_ns: int | None = None
+    reply_ns: Integer | None = None
     error: str | None = None
 
 
@@ -71,7 +73,7 @@ MEMORY_KEY: Final = "rpcMemory"
 class Worker(msgspec.Struct, frozen=True):
     """`id` is torch's WorkerInfo.id, which is the rank."""
 
-    id: int
+    id: Integer
     name: str
 
 
@@ -85,7 +87,7 @@ class RpcFacts(msgspec.Struct, frozen=True):
     version: int
     workers: list[Worker]
     driver: int
-    windows: int
+    windows: Integer
     profiled: bool
     incomplete: bool
     lost: dict[str, str]

@@ -16,12 +16,16 @@ from typing import Any, Final
 
 import msgspec
 
+from aorta.records.untrusted_files import decode_json, read_small
+
 RANK_FILE: Final = "rank_{rank}_metrics.jsonl"
 RANK_FILE_GLOB: Final = "rank_*_metrics.jsonl"
 RANK_FILE_NAME: Final = re.compile(r"^rank_(\d+)_metrics\.jsonl$")
 MANIFEST_FILE: Final = "run.json"
 HISTORY_DIR: Final = "history"
 """What earlier runs and attempts left, a folder each."""
+
+_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 def rank_files(folder: Path) -> list[Path]:
@@ -40,10 +44,4 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         OSError: it is not there (FileNotFoundError), or cannot be read.
         ValueError: it is not a JSON object; the message says why.
     """
-    text = (folder / MANIFEST_FILE).read_bytes()
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(str(error)) from error
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    return decode_json(read_small(folder / MANIFEST_FILE), _OBJECT)

@@ -9,7 +9,7 @@ Offsets inside a step are integer nanoseconds after that step's `start_mono_ns`.
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -22,6 +22,11 @@ READABLE_VERSIONS: Final = (1, 2)
 WORLD_LIMIT: Final = 1 << 20
 """Ranks of a run: ten times the largest machines of today, and few enough to count those that are missing. A source
 that says more is damaged."""
+
+Integer: TypeAlias = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
+"""What a 64-bit column holds, with room for the difference of two values: 146 years in nanoseconds."""
+Reading: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+"""What a sensor says; means and medians of it stay finite."""
 
 InstrumentMode: TypeAlias = Literal["dedicated", "observe", "off"]
 Platform: TypeAlias = Literal["cpu", "cuda", "rocm", "other"]
@@ -54,10 +59,10 @@ class StallCutoff(msgspec.Struct, frozen=True):
 class ClockReading(msgspec.Struct, frozen=True):
     """REALTIME, BOOTTIME and MONOTONIC read together; they belong to one instant within `uncertainty_ns`."""
 
-    realtime_ns: int
-    boottime_ns: int
-    monotonic_ns: int
-    uncertainty_ns: int
+    realtime_ns: Integer
+    boottime_ns: Integer
+    monotonic_ns: Integer
+    uncertainty_ns: Integer
 
 
 class Collective(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -69,12 +74,12 @@ class Collective(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     kind: str
     group: str
-    seq: int
-    bytes: int
+    seq: Integer
+    bytes: Integer
     dtype: str | None
-    issue_ns: int
-    start_ns: int | None
-    end_ns: int | None
+    issue_ns: Integer
+    start_ns: Integer | None
+    end_ns: Integer | None
     end_source: EndSource | None
 
 
@@ -83,23 +88,23 @@ class ComputeRange(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     block: str
     phase: str
-    start_ns: int
-    end_ns: int
+    start_ns: Integer
+    end_ns: Integer
 
 
 class Stall(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A stretch in which the compute stream (on a CPU the training thread) stood blocked on a collective."""
 
-    start_ns: int
-    end_ns: int
+    start_ns: Integer
+    end_ns: Integer
 
 
 class AuxRange(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Work that is neither compute nor communication: data, clipping, optimizer, loss read."""
 
     name: str
-    start_ns: int
-    end_ns: int
+    start_ns: Integer
+    end_ns: Integer
 
 
 class UserRange(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -109,10 +114,10 @@ class UserRange(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """
 
     name: str
-    thread: int
-    depth: int
-    start_ns: int
-    end_ns: int
+    thread: Integer
+    depth: Integer
+    start_ns: Integer
+    end_ns: Integer
     error: str | None = None
 
 
@@ -120,7 +125,7 @@ class CounterValue(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A value that the caller counted; in a step as `UserRange`. Null: it was not finite."""
 
     name: str
-    t_ns: int
+    t_ns: Integer
     value: float | None
 
 
@@ -130,14 +135,14 @@ class DeviceSample(msgspec.Struct, array_like=True, frozen=True):
     nothing does. All values null: the sample failed, `reasons` of its line says why.
     """
 
-    start_mono_ns: int
-    end_mono_ns: int
-    temp_c: float | None
-    power_w: float | None
-    sclk_mhz: float | None
-    mclk_mhz: float | None
-    util_pct: float | None
-    mem_used_bytes: int | None
+    start_mono_ns: Integer
+    end_mono_ns: Integer
+    temp_c: Reading | None
+    power_w: Reading | None
+    sclk_mhz: Reading | None
+    mclk_mhz: Reading | None
+    util_pct: Reading | None
+    mem_used_bytes: Integer | None
     throttle: list[str] | None
 
 
@@ -145,7 +150,7 @@ class DeviceTelemetry(msgspec.Struct, frozen=True):
     """Where device samples come from; `source` null: there are none, `problem` says why."""
 
     source: str | None
-    interval_s: float | None
+    interval_s: Reading | None
     problem: str | None = None
 
 
@@ -154,9 +159,9 @@ class ActiveSegment(msgspec.Struct, array_like=True, frozen=True, gc=False):
     The segments of a step tile its window.
     """
 
-    start_ns: int
-    end_ns: int
-    lanes: int
+    start_ns: Integer
+    end_ns: Integer
+    lanes: Integer
 
 
 COLUMNS: Final[dict[str, tuple[str, ...]]] = {
@@ -177,8 +182,8 @@ class Coverage(msgspec.Struct, frozen=True):
     keeps no counter; `reason` says why coverage is incomplete or unknown.
     """
 
-    seen: int
-    issued: int | None
+    seen: Integer
+    issued: Integer | None
     complete: bool
     reason: str | None = None
 
@@ -221,19 +226,19 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     `rocm_smi_t_ns`. `ranges` and `counters` stand only where the caller recorded any.
     """
 
-    rank: int
-    world_size: int
-    epoch: int
-    step: int
-    global_step: int
+    rank: Integer
+    world_size: Integer
+    epoch: Integer
+    step: Integer
+    global_step: Integer
     warmup: bool
     loss: float | None
     lr: float | None
     grad_norm: float | None
-    start_mono_ns: int
-    end_mono_ns: int
-    t_start_ns: int
-    t_end_ns: int
+    start_mono_ns: Integer
+    end_mono_ns: Integer
+    t_start_ns: Integer
+    t_end_ns: Integer
     per_stream_ms: dict[str, float | None]
     overlap: dict[str, float | None]
     utilization: dict[str, float | None]
@@ -249,9 +254,9 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     device: list[DeviceSample] | msgspec.UnsetType = msgspec.UNSET
     ranges: list[UserRange] | msgspec.UnsetType = msgspec.UNSET
     counters: list[CounterValue] | msgspec.UnsetType = msgspec.UNSET
-    rocm_smi_t_ns: int | msgspec.UnsetType = msgspec.UNSET
+    rocm_smi_t_ns: Integer | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_output: str | msgspec.UnsetType = msgspec.UNSET
-    rocm_smi_exit_code: int | msgspec.UnsetType = msgspec.UNSET
+    rocm_smi_exit_code: Integer | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_stderr: str | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_error: str | msgspec.UnsetType = msgspec.UNSET
 
@@ -259,7 +264,7 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
 class Anchor(msgspec.Struct, tag_field="record", tag="anchor", frozen=True):
     """A later reading of the three clocks, so that drift between them can be seen (R7)."""
 
-    global_step: int
+    global_step: Integer
     clock: ClockReading
 
 
@@ -269,19 +274,19 @@ class DeviceClockFacts(msgspec.Struct, frozen=True):
     then (device minus host); null where it could not be read.
     """
 
-    bound_at_start_ns: int
-    bound_at_end_ns: int
-    drift_ns: int | None
+    bound_at_start_ns: Integer
+    bound_at_end_ns: Integer
+    drift_ns: Integer | None
 
 
 class Footer(msgspec.Struct, tag_field="record", tag="footer", frozen=True):
     """Last line. A file without one belongs to a process that was killed."""
 
     reason: Literal["completed", "signal", "error"]
-    exit_code: int
-    steps_written: int
+    exit_code: Integer
+    steps_written: Integer
     clock: ClockReading
-    groups: dict[str, list[int]] = {}
+    groups: dict[str, list[Integer]] = {}
     signal: str | None = None
     error: str | None = None
     device_clock: DeviceClockFacts | None = None

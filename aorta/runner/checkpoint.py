@@ -21,6 +21,7 @@ from torch import nn
 
 from aorta.distributed.accelerator import random_states, set_random_states
 from aorta.errors import ConfigError, RunIncomplete
+from aorta.records.untrusted_files import open_regular
 
 _NAME = re.compile(r"^step_(\d+)$")
 
@@ -57,10 +58,14 @@ class Checkpoints:
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict import set_state_dict
 
+        from aorta.runner.checkpoint_reader import PlainPlanner, PlainReader
+
         state = self._state()
         source = self.folder / f"step_{step}"
         with _failing_clearly(source):
-            dcp.load(state, checkpoint_id=str(source))
+            for path in source.iterdir():
+                open_regular(path).close()  # torch would wait for a pipe without end
+            dcp.load(state, storage_reader=PlainReader(source), planner=PlainPlanner())
         set_state_dict(
             self.module, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )

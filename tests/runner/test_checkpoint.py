@@ -14,6 +14,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.runner.checkpoint import Checkpoints, first_step
+from tests.fuzzing.checkpointed import checkpointed
 
 
 def stored(folder: Path, *steps: int, at_unix_s: float = 1000.0) -> Path:
@@ -55,3 +56,29 @@ def test_a_checkpoint_that_fails_is_an_error_of_the_run(tmp_path: Path, monkeypa
             checkpoints.save(3)
     finally:
         dist.destroy_process_group()
+
+
+class Runs:
+    """Unpickled, it would make a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_a_checkpoint_with_code_in_a_value_is_refused_and_nothing_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with checkpointed(tmp_path) as (kept, _):
+        kept.save(3)
+        kept.load(3)
+        with monkeypatch.context() as patch:
+            good = torch.optim.lr_scheduler.LambdaLR.state_dict
+            changed = {"lr_lambdas": [Runs(tmp_path / "ran")]}
+            patch.setattr(torch.optim.lr_scheduler.LambdaLR, "state_dict", lambda self: good(self) | changed)
+            kept.save(4)
+        with pytest.raises(RunIncomplete, match=r"checkpoint .*step_4"):
+            kept.load(4)
+    assert not (tmp_path / "ran").exists()

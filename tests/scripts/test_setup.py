@@ -133,9 +133,13 @@ def test_check_runs_its_stages_in_order_and_passes_words_to_pytest(sh, repo):
 
 
 @pytest.mark.parametrize(
-    ("words", "rooms"), [([], ["tests/device_path", "tests/gpu", "tests/simulated"]), (["-k", "a name"], [])]
+    ("words", "rooms", "fuzz"),
+    [
+        ([], ["tests/device_path", "tests/gpu", "tests/simulated"], [["-m", "tests.fuzzing", "--minutes", "2"]]),
+        (["-k", "a name"], [], []),
+    ],
 )
-def test_with_a_compiler_the_device_path_is_tested_on_the_simulated_device(sh, repo, words, rooms):
+def test_with_a_compiler_the_device_path_is_tested_on_the_simulated_device(sh, repo, words, rooms, fuzz):
     ready(sh, repo)
     compiler(sh)
     result = sh("check", *words)
@@ -145,6 +149,7 @@ def test_with_a_compiler_the_device_path_is_tested_on_the_simulated_device(sh, r
         ["-m", "tests.simulated.build"],
         [*TWO_AT_A_TIME, MAIN, *words],
         [*TWO_AT_A_TIME, *ALONE, *words],
+        *fuzz,
         [*TWO_AT_A_TIME, "(gpu or simulated) and not slow", *rooms, *words],
     ]
     assert [call["env"].get("AORTA_SIMULATED_DEVICE") for call in result.calls[-2:]] == [None, "virtual"]

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _NUMBERS: Final = ("rank", "device", "stream", "seq", "bytes", "step")
 _CLASSES: Final = [cls.name.lower() for cls in IntervalClass]
 _COLORS: Final = {"compute": "thread_state_running", "copy": "thread_state_iowait", "aux": "generic_work"}
+_NOT_UTF8: Final = "backslashreplace"
+"""Names of files need not be UTF-8."""
 _COMM_COLOR: Final = "thread_state_uninterruptible"
 """Colours by their names in the Trace Event Format; other viewers ignore them."""
 
@@ -82,8 +84,8 @@ def write_csv(traces: Iterable[Trace], path: Path) -> int:
 
 def _text_file(path: Path) -> IO[str]:
     if path.suffix == ".gz":
-        return gzip.open(path, "wt", encoding="utf-8", newline="")
-    return path.open("w", encoding="utf-8", newline="")
+        return gzip.open(path, "wt", encoding="utf-8", errors=_NOT_UTF8, newline="")
+    return path.open("w", encoding="utf-8", errors=_NOT_UTF8, newline="")
 
 
 def write_parquet(traces: Iterable[Trace], path: Path) -> int:

@@ -24,12 +24,13 @@ from typing import IO, Any, Final, cast
 from isal import igzip, igzip_lib
 
 from aorta.errors import InputError
+from aorta.records.untrusted_files import open_regular
 
 _DAMAGED: Final = (igzip.BadGzipFile, zlib.error, cast("type[Exception]", igzip_lib.IsalError))
 GZIP_MAGIC: Final = b"\x1f\x8b"
 SNIFF_BYTES: Final = 1 << 16
 _COPIED: Final = 1 << 20
-INFLATED_LIMIT: Final = 4 << 30
+INFLATED_LIMIT: Final = 256 << 20
 RATIO_LIMIT: Final = 200
 """Traces shrink by a factor of 10 to 40; deflate can reach 1,032. Beyond both limits a file is taken
 for a gzip bomb.
@@ -123,7 +124,7 @@ def opened(location: str) -> Iterator[Peekable]:
             with _fsspec_open(location) as raw, inflated(raw, location) as stream:
                 yield stream
         else:
-            with Path(location).open("rb") as raw, inflated(raw, location) as stream:
+            with open_regular(Path(location)) as raw, inflated(raw, location) as stream:
                 yield stream
 
 
@@ -193,7 +194,7 @@ def member_path(place: str, name: str) -> PurePosixPath:
 
 
 def _starts_with_gzip(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file.read(2) == GZIP_MAGIC
 
 

@@ -29,6 +29,7 @@ from aorta.records.schema import (
     Stall,
     UserRange,
 )
+from aorta.records.untrusted_files import open_regular
 
 
 class _Line(msgspec.Struct, tag_field="record", tag="step", gc=False):
@@ -168,7 +169,7 @@ class RecordDetails:
     @contextmanager
     def _open(self, what: str) -> Iterator[BinaryIO]:
         try:
-            with self.path.open("rb", buffering=1 << 20) as file:
+            with open_regular(self.path, 1 << 20) as file:
                 yield file
         except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
             raise InputError(

@@ -19,6 +19,7 @@ from aorta.records.schema import (
     DeviceSample,
     EndSource,
     Footer,
+    Integer,
     Line,
     Phase,
     Step,
@@ -26,8 +27,6 @@ from aorta.records.schema import (
 )
 
 Value = TypeVar("Value")
-Integer: TypeAlias = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
-"""What a 64-bit column holds, with room for the difference of two values: 146 years in nanoseconds."""
 Milliseconds: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
 """Also used for ratios. 1e15 ms are 30,000 years; sums of a billion such values are exact enough and finite."""
 Loss: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]

@@ -21,6 +21,8 @@ from aorta.timeline.arrays import Int64
 
 CHUNK: Final = 16_384
 """Rows held as Python objects at a time."""
+_LONGEST_BYTES: Final = 1 << 20
+"""Longest text of a row; the longest names of kernels have some 10,000 characters."""
 
 
 class Database:
@@ -37,6 +39,7 @@ class Database:
         except sqlite3.Error as error:
             raise InputError(f"{place}: not a SQLite database that can be read: {error}") from error
         try:
+            self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_BYTES)
             self._connection.execute("PRAGMA trusted_schema=OFF")
             self.tables = {
                 name

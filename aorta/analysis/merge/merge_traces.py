@@ -121,7 +121,7 @@ def _take_over(
                         first, last = min(first or at, at), max(last or at, at)
                         if bytes(event.get("name", b"")).startswith(b'"comm:'):
                             labels[msgspec.json.decode(event["name"])] = at
-                except (KeyError, ValueError, msgspec.DecodeError) as error:
+                except (KeyError, ValueError, RecursionError) as error:
                     raise InputError(f"{trace.path}: event {scanner.count}: not a trace event ({error})") from error
                 counts[phase] += 1
                 writer.write(event)

@@ -7,6 +7,7 @@ incomplete one.
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,9 +46,19 @@ class TraceWriter:
         """Write what stands behind the events."""
         self._buffer += b"\n]"
         for key, value in metadata.items():
-            self._buffer += b",\n" + self._encoder.encode(key) + b":" + self._encoder.encode(value)
+            self._buffer += b",\n" + self._encoder.encode(key) + b":" + self._encoded(value)
         self._file.write(self._buffer + b"}\n")
         self._buffer.clear()
+
+    def _encoded(self, value: Any) -> bytes:
+        try:
+            return self._encoder.encode(value)
+        except UnicodeEncodeError:  # a path that is not UTF-8
+            return json.dumps(value, default=_plain).encode()
+
+
+def _plain(raw: object) -> Any:
+    return json.loads(bytes(raw)) if isinstance(raw, msgspec.Raw) else str(raw)
 
 
 @contextmanager

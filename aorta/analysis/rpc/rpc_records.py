@@ -5,15 +5,22 @@ Must not: fail because a worker died; what it did not write is reported as missi
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from aorta.analysis.merge.trace_choice import TraceFile, describe
 from aorta.errors import InputError
 from aorta.records.rpc_files import CALLS_GLOB, RPC_FILE, RPC_VERSION, WINDOW_GLOB, Call, RpcFacts, Worker
+from aorta.records.untrusted_files import decode_json, open_regular, read_small
+
+_FACTS: Final = msgspec.json.Decoder(RpcFacts)
+_CALL: Final = msgspec.json.Decoder(Call)
+_WORKER: Final = msgspec.json.Decoder(Worker)
 
 
 @dataclass
@@ -45,7 +52,7 @@ def read_run(folder: Path) -> RpcRecords:
     lists: Counter[int] = Counter()
     for path in sorted(folder.glob(f"torch_profiler/*/{CALLS_GLOB}")):
         calls += _calls(path)
-        lists[int("".join(filter(str.isdigit, path.parent.name)))] += 1
+        lists[_caller(path)] += 1
     if not traces and not calls:
         raise InputError(
             f"{folder}: no calls and no traces of an RPC run (train.py workload=rpc profiling.enabled=true)"
@@ -74,7 +81,8 @@ def _windows(facts: RpcFacts | None, calls: list[Call]) -> int:
 
 def _ending(facts: RpcFacts, workers: dict[int, str]) -> list[str]:
     """What the driver says is missing, or that it does not say."""
-    said = [f"worker {workers.get(int(rank), '?')} (node {rank}): lost: {why}" for rank, why in facts.lost.items()]
+    names = {str(worker): name for worker, name in workers.items()}
+    said = [f"worker {names.get(rank, '?')} (node {rank}): lost: {why}" for rank, why in facts.lost.items()]
     if facts.cut_short:
         said.append(f"the run was cut short: {facts.cut_short}")
     if not facts.ended:
@@ -88,13 +96,13 @@ def _ending(facts: RpcFacts, workers: dict[int, str]) -> list[str]:
 def _facts(folder: Path, missing: list[str]) -> RpcFacts | None:
     path = folder / RPC_FILE
     try:
-        facts = msgspec.json.decode(path.read_bytes(), type=RpcFacts)
+        facts = decode_json(read_small(path), _FACTS)
     except FileNotFoundError:
         missing.append(f"no {RPC_FILE}: the driver did not come to its end")
         return None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: not the facts of an RPC run ({error})") from error
     if facts.version != RPC_VERSION:
         raise InputError(f"{path}: version {facts.version}; this AORTA reads version {RPC_VERSION}")
@@ -103,17 +111,28 @@ def _facts(folder: Path, missing: list[str]) -> RpcFacts | None:
 
 def _calls(path: Path) -> list[Call]:
     try:
-        return msgspec.json.Decoder(Call).decode_lines(path.read_bytes())
+        with open_regular(path) as file:
+            return [decode_json(line, _CALL) for line in file if line.strip()]
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: not a list of calls ({error}); the file is cut off or corrupt") from error
+
+
+def _caller(path: Path) -> int:
+    number = re.search(r"[0-9]{1,9}", path.parent.name)
+    if number is None:
+        raise InputError(f"{path}: which worker made these calls? Its folder has no number in its name; rename it")
+    return int(number[0])
 
 
 def _workers(calls: list[Call], traces: list[TraceFile]) -> dict[int, str]:
     found = {worker: f"node {worker}" for call in calls for worker in (call.caller, call.callee)}
     for trace in traces:
         if "rpcWorker" in trace.head:
-            worker = msgspec.json.decode(trace.head["rpcWorker"], type=Worker)
+            try:
+                worker = decode_json(trace.head["rpcWorker"], _WORKER)
+            except ValueError as error:
+                raise InputError(f"{trace.path}: its rpcWorker is no worker ({error})") from error
             found[worker.id] = worker.name
     return dict(sorted(found.items()))

@@ -1,0 +1,240 @@
+"""The doors: every place where AORTA takes a file, a folder or words from elsewhere.
+
+A new door is one line of `DOORS`: its name, the seeds, and what opens a case. Opening gets the folder of the case and
+an empty folder to write to. It gives an exit code where the door is a command, otherwise None.
+Must not: catch anything.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.fuzzing import seeds
+
+Open = Callable[[Path, Path], int | None]
+_MODULES: Final = (
+    *("aorta.analysis.summary", "aorta.analysis.compare.inputs", "aorta.analysis.frames", "aorta.analysis.devices"),
+    *("aorta.analysis.load.traces", "aorta.analysis.load.interval_export", "aorta.analysis.load.export_command"),
+    *(
+        "aorta.analysis.report.report_folder",
+        "aorta.analysis.report.report_command",
+        "aorta.analysis.report.html.assembly",
+    ),
+    *("aorta.analysis.merge.merge_command", "aorta.analysis.rpc.rpc_command", "aorta.experiments.gather_nodes"),
+    *("aorta.experiments.sweep_command", "aorta.experiments.sweep_table", "aorta.experiments.heat_map"),
+    *("aorta.experiments.plan_command", "aorta.experiments.plan_folder", "aorta.config.train_cli"),
+    *("matplotlib.pyplot", "bokeh.plotting", "jinja2", "scipy.stats", "fsspec.implementations.local", "omegaconf"),
+    *("fsspec.implementations.zip", "fsspec.implementations.tar"),
+)
+"""Loaded once, before any case: what a case loads itself would count as its time and memory."""
+
+
+@dataclass(frozen=True)
+class Door:
+    """`share`: of the time, against 1 of an ordinary door. `in_place`: it writes where its input stands."""
+
+    name: str
+    seeds: Callable[[Path], None]
+    open: Open
+    share: float = 1
+    torch: bool = False
+    in_place: bool = False
+
+
+def warm() -> None:
+    """Load everything that doors without torch use."""
+    from importlib import import_module
+
+    for name in _MODULES:
+        import_module(name)
+
+
+def _location(case: Path) -> Path:
+    """The only file of a case, else its folder."""
+    inside = list(case.iterdir())
+    return inside[0] if len(inside) == 1 else case
+
+
+def _source(case: Path, out: Path) -> None:
+    """Everything that is made of a run folder or of traces, but for pictures and text."""
+    from aorta import analysis
+    from aorta.analysis.aggregate import LabelledRun
+    from aorta.analysis.compare.inputs import Subject
+    from aorta.analysis.load.engines import Local
+    from aorta.analysis.load.locations import load_source
+    from aorta.analysis.summary import summarize
+
+    run = load_source(_location(case), Local(1))
+    subject = Subject(LabelledRun("x", run))
+    json.dumps(summarize({"x": subject, "y": subject}, "x", "y"), allow_nan=False)
+    analysis.steps(run)
+    analysis.device_samples(run)
+    analysis.collectives(run)
+
+
+def _traces(case: Path, out: Path) -> None:
+    from aorta import analysis
+
+    _source(case, out)
+    for _ in analysis.iter_intervals(_location(case)):
+        pass
+
+
+def _tables(case: Path, out: Path) -> int:
+    from aorta.analysis.load.export_command import trace_tables
+
+    return trace_tables([str(_location(case)), "--output", str(out)])
+
+
+def _report(case: Path, out: Path) -> int:
+    from aorta.analysis.report.report_command import overlap_report
+
+    words = ["--log-dir", str(_location(case)), "--label", "x", "--output", str(out), "--jobs", "1"]
+    return overlap_report(words, out)
+
+
+def _compare(case: Path, out: Path) -> None:
+    from aorta.analysis.compare.inputs import read_subjects
+    from aorta.analysis.compare.verdict_rules import Rules
+    from aorta.analysis.load.engines import Local
+    from aorta.analysis.summary import summarize
+
+    sides = {side: case / side for side in ("reference", "candidate")}
+    subjects = read_subjects(sides, Rules(), Local(1))
+    json.dumps(summarize(subjects, *sides, engine=Local(1)), allow_nan=False)
+
+
+def _merge(case: Path, out: Path) -> int:
+    from aorta.analysis.merge.merge_command import merge_traces
+
+    align = ("clock", "none", "start_profile")[sum(map(len, map(str, case.rglob("*")))) % 3]
+    return merge_traces([str(case), "-o", str(out / "merged.json"), "--window", "all", "--check", "--align", align])
+
+
+def _rpc(case: Path, out: Path) -> int:
+    from aorta.analysis.rpc.rpc_command import rpc_report
+
+    return rpc_report([str(case), "-o", str(out / "trace.json.gz"), "--check"])
+
+
+def _gather(case: Path, out: Path) -> int:
+    from aorta.experiments.gather_nodes import main
+
+    chained = {".zip": "zip://::", ".tar": "tar://::"}
+    sources = [
+        chained.get(path.suffix, "") + str(path) for path in sorted(case.iterdir()) if path.is_dir() or path.is_file()
+    ]
+    return main([*sources, "--into", str(out / "both")])
+
+
+def _sweep(case: Path, out: Path) -> int:
+    from aorta.experiments.sweep_command import main
+
+    return main([str(case), "--output", str(out)])
+
+
+def _plan(case: Path, out: Path) -> None:
+    from contextlib import closing
+
+    from aorta.experiments.plan_command import parse
+    from aorta.experiments.plan_folder import open_folder, run_of
+    from aorta.experiments.plan_journal import PlanJournal
+    from aorta.experiments.plan_options import read_plan
+
+    folder = case / "plan"
+    run_of(folder / "reference" / "00")
+    if folder.is_dir():
+        with closing(PlanJournal(folder)) as journal:
+            journal.done(), journal.open_starts(), journal.starts_of("reference/00"), journal.seconds()
+        open_folder(read_plan(parse(["--output", str(folder)]), case), {}, {})
+    read_plan(parse(["--plan", str(case / "plan.yaml"), "--output", str(out / "plan")]), case)
+
+
+def _words_of(case: Path, name: str) -> bytes:
+    """What stands for words of a command line or a pipe; nothing where it is no plain file, which they never are."""
+    path = case / name
+    return path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+
+
+def _lines(case: Path) -> list[str]:
+    """Words as a command line has them: bytes that are no UTF-8 arrive as surrogates, and no zero byte does."""
+    raw = _words_of(case, "words.txt").replace(b"\0", b"")[:100_000]
+    return [line.decode("utf-8", "surrogateescape") for line in raw.split(b"\n")]
+
+
+def _configuration(case: Path, out: Path) -> int:
+    from hydra.core.global_hydra import GlobalHydra
+
+    from aorta.config.train_cli import main
+
+    words = [word for word in _lines(case) if word not in ("-m", "--multirun")]
+    GlobalHydra.instance().clear()
+    sys.argv = ["train.py", *(str(case / word) if word == "mine.yaml" else word for word in words)]
+    return main(lambda _resolved: 0, seeds.ROOT / "config")
+
+
+def _words(case: Path, out: Path) -> None:
+    from aorta.analysis.locate import is_location, label_of
+    from aorta.config.override_words import translate
+    from aorta.config.rank_words import selected_ranks
+    from aorta.config.templates import problem_of
+    from aorta.errors import AortaError
+    from aorta.experiments.node_files import url_of
+
+    for word in _lines(case):
+        is_location(word), label_of(word), url_of(word), problem_of(word)
+        for takes, refusal in ((selected_ranks, ValueError), (lambda text: translate([text], out, out), AortaError)):
+            try:
+                takes(word)
+            except refusal:
+                continue
+
+
+def _checkpoints(case: Path, out: Path) -> None:
+    from aorta.runner.checkpoint import available, first_step
+    from tests.fuzzing.checkpointed import checkpointed
+
+    available(case)
+    first_step(case, None, 0.0)
+    with checkpointed(case) as (kept, _):
+        kept.load(first_step(case, 3, None))
+
+
+def _smi(case: Path, out: Path) -> None:
+    from aorta.device_metrics.rocm_smi import from_json, from_text, normalised
+    from aorta.device_metrics.sample_values import json_after_words
+    from aorta.errors import DeviceUnreadable
+
+    text = _words_of(case, "out.txt").decode("utf-8", "replace")
+    for cards in (lambda: from_text(text), lambda: from_json(json_after_words(text))):
+        try:
+            for card in cards():
+                normalised(card)
+        except DeviceUnreadable:
+            continue
+
+
+DOORS: Final = (
+    Door("kineto", seeds.kineto, _traces, 2),
+    Door("rocprofv3", seeds.rocprofv3, _traces, 2),
+    Door("databases", seeds.databases, _traces, 2),
+    Door("aorta-2025", seeds.aorta_2025, _traces),
+    Door("tables", seeds.traces, _tables),
+    Door("records", seeds.records, _source, 2),
+    Door("report", seeds.records, _report),
+    Door("launches", seeds.launches, _compare),
+    Door("merge", seeds.merge, _merge, 2),
+    Door("rpc", seeds.rpc, _rpc),
+    Door("gather", seeds.gather, _gather),
+    Door("sweep", seeds.sweep, _sweep),
+    Door("plan", seeds.plan, _plan, in_place=True),
+    Door("configuration", seeds.configuration, _configuration, 2),
+    Door("words", seeds.words, _words, 0.3),
+    Door("smi", seeds.smi, _smi, 0.5, torch=True),
+    Door("checkpoints", seeds.checkpoints, _checkpoints, torch=True),
+)

@@ -1,0 +1,211 @@
+"""What the search has found, as a corpus: a seed of a door, and the files that are other than in it.
+
+Each was a traceback, a hang, or more memory than there is. Now it is answered or refused.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tests.fuzzing.checkpointed  # noqa: F401 - torch: forked processes then have it already
+from tests.fuzzing.doors import DOORS, warm
+from tests.fuzzing.packed import bomb
+from tests.fuzzing.tree import Special, Tree
+from tests.fuzzing.worker import ANSWER, REFUSAL, load_seeds, opened
+
+FIFO, ENDLESS = Special("fifo"), Special("link", "/dev/zero")
+LINE = "rank_0_metrics.jsonl"
+
+
+def swapped(name: str, *pairs: tuple[bytes, bytes]) -> Callable[[Tree], Tree]:
+    """Parts of one file replaced."""
+
+    def change(tree: Tree) -> Tree:
+        content = tree[name]
+        assert isinstance(content, bytes)
+        for old, new in pairs:
+            assert old in content, old
+            content = content.replace(old, new, 1)
+        return {**tree, name: content}
+
+    return change
+
+
+def put(**files: bytes | Special) -> Callable[[Tree], Tree]:
+    """Files added or replaced; `__` stands for `/`, `_dot_` for a dot."""
+    named = {name.replace("__", "/").replace("_dot_", "."): content for name, content in files.items()}
+    return lambda tree: {**tree, **named}
+
+
+def renamed(old: str, new: str) -> Callable[[Tree], Tree]:
+    return lambda tree: {new if name == old else name: content for name, content in tree.items()}
+
+
+def blobs(tree: Tree) -> Tree:
+    """A database with texts of 3 MB in a row."""
+    (name,) = tree
+    database = sqlite3.connect(":memory:", isolation_level=None)
+    database.deserialize(tree[name])
+    database.execute("UPDATE StringIds SET value = zeroblob(3000000)")
+    return {name: bytes(database.serialize())}
+
+
+def bomb_in_json(tree: Tree) -> Tree:
+    (name,) = tree
+    text = gzip.decompress(tree[name])
+    return {name: gzip.compress(text[:50]) + bomb() + gzip.compress(text[50:])}
+
+
+class Runs:
+    """Unpickled, it would make a file."""
+
+    def __reduce__(self):
+        return (open, ("/tmp/aorta-was-run", "w"))
+
+
+def pickled(tree: Tree) -> Tree:
+    return {**tree, "step_3/.metadata": pickle.dumps(Runs())}
+
+
+DEEP = b"[" * 100_000
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
+START = {"event": "start", "launch": "reference/00", "order": 0, "attempt": 1}
+CASES = {
+    "a trace is a pipe": ("kineto", "one-json", put(rank0_dot_json=FIFO), REFUSAL),
+    "a manifest is a pipe": ("records", "devices", put(run_dot_json=FIFO), ANSWER),
+    "a manifest has no end": ("records", "devices", put(run_dot_json=ENDLESS), ANSWER),
+    "a manifest is nested deeply": ("records", "devices", put(run_dot_json=DEEP), ANSWER),
+    "a sample of more than 64 bits": ("records", "devices", swapped(LINE, (b"8589934592", b"9" * 30)), ANSWER),
+    "a sample beyond floats": ("records", "devices", swapped(LINE, (b"8589934592", b"9" * 400)), ANSWER),
+    "a sample's time of more than 64 bits": ("records", "devices", swapped(LINE, (b"1000000005", b"9" * 25)), ANSWER),
+    "a sample near the largest float": ("records", "devices", swapped(LINE, (b"139.5", b"1.7e308")), ANSWER),
+    "texts of megabytes in a database": ("databases", "nsys", blobs, REFUSAL),
+    "a bomb in rocprofv3's JSON": ("rocprofv3", "json-gz", bomb_in_json, REFUSAL),
+    "a name that is not UTF-8": ("tables", "rocprofv3-json", renamed("4242_results.json", "\udcff.json"), ANSWER),
+    "a trace's name is not UTF-8": ("merge", "run", renamed("r0.json", "\udcff.json"), ANSWER),
+    "clocks are a pipe": ("merge", "run", put(clock_sync_dot_json=FIFO), ANSWER),
+    "clocks have no end": ("merge", "run", put(clock_sync_dot_json=ENDLESS), ANSWER),
+    "clocks are nested deeply": ("merge", "run", put(clock_sync_dot_json=DEEP), REFUSAL),
+    "a worker's folder without a number": (
+        "rpc",
+        "whole",
+        renamed("torch_profiler/worker0/rpc_calls.jsonl", "torch_profiler/worker\u00b2/rpc_calls.jsonl"),
+        REFUSAL,
+    ),
+    "a lost worker that is no number": ("rpc", "whole", swapped("rpc.json", (b'{"1":', b'{"one":')), ANSWER),
+    "facts nested deeply": ("rpc", "whole", put(rpc_dot_json=DEEP), REFUSAL),
+    "a call answered beyond any clock": (
+        "rpc",
+        "whole",
+        swapped("torch_profiler/worker0/rpc_calls.jsonl", (b'"reply_ns":', b'"reply_ns":9' + b"9" * 400)),
+        REFUSAL,
+    ),
+    "profile_memory of many digits": (
+        "rpc",
+        "whole",
+        swapped(
+            "torch_profiler/worker0/rpc_window_0000.json", (b'"profile_memory": 1', b'"profile_memory": ' + b"7" * 40)
+        ),
+        ANSWER,
+    ),
+    "a log is a pipe": ("gather", "nodes", put(n0__logs__x=FIFO), REFUSAL),
+    "a log has no end": ("gather", "nodes", put(n0__logs__x=ENDLESS), REFUSAL),
+    "a sweep's line is nested deeply": (
+        "sweep",
+        "four",
+        swapped("sweep.jsonl", (b'{"record":"planned"', DEEP)),
+        ANSWER,
+    ),
+    "a journal's start without an id": (
+        "plan",
+        "begun",
+        put(plan__journal_dot_jsonl=json.dumps(START).encode()),
+        REFUSAL,
+    ),
+    "a journal is nested deeply": ("plan", "begun", put(plan__journal_dot_jsonl=DEEP), REFUSAL),
+    "a journal has no end": ("plan", "begun", put(plan__journal_dot_jsonl=ENDLESS), REFUSAL),
+    "a plan is a pipe": ("plan", "asked", put(plan_dot_yaml=FIFO), REFUSAL),
+    "a plan's number stands elsewhere": (
+        "plan",
+        "asked",
+        swapped("plan.yaml", (b"launches: 4", b"launches: ${a}")),
+        REFUSAL,
+    ),
+    "a plan's number is missing": ("plan", "asked", swapped("plan.yaml", (b"launches: 4", b"launches: ???")), ANSWER),
+    "a plan of aliases of aliases": ("plan", "asked", put(plan_dot_yaml=LAUGHS.encode()), REFUSAL),
+    "a configuration of aliases of aliases": (
+        "configuration",
+        "own",
+        put(mine_dot_yaml=b"defaults: [default, _self_]\n" + LAUGHS.encode()),
+        REFUSAL,
+    ),
+    "a configuration's name is too long": (
+        "configuration",
+        "0",
+        put(words_dot_txt=b"--config\n" + b"x" * 5000),
+        REFUSAL,
+    ),
+    "words too long for a name": ("words", "lines", put(words_dot_txt=b"x" * 5000 + b"\nhost:/" + b"x" * 5000), ANSWER),
+    "a name of a gigabyte": (
+        "words",
+        "lines",
+        put(words_dot_txt=b"{rank:>999999999}\n{epoch_wct:.999999999f}"),
+        ANSWER,
+    ),
+    "a number of 5000 digits in JSON": (
+        "smi",
+        "json",
+        put(out_dot_txt=b'{"card0": {"x": ' + b"7" * 5000 + b"}}"),
+        ANSWER,
+    ),
+    "a number beyond floats": (
+        "smi",
+        "json",
+        put(out_dot_txt=b'{"card0": {"GPU use (%)": ' + b"7" * 400 + b"}}"),
+        ANSWER,
+    ),
+    "a checkpoint's metadata are a pipe": ("checkpoints", "one", put(step_3___dot_metadata=FIFO), REFUSAL),
+    "a checkpoint's data have no end": (
+        "checkpoints",
+        "one",
+        lambda tree: {**tree, "step_3/__0_0.distcp": ENDLESS},
+        REFUSAL,
+    ),
+    "a checkpoint that runs code": ("checkpoints", "one", pickled, REFUSAL),
+}
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory):
+    warm()
+    made: dict[str, dict[str, Tree]] = {}
+    folder = tmp_path_factory.mktemp("seeds")
+
+    def of(door):
+        if door.name not in made:
+            made[door.name] = load_seeds(door, folder / door.name)
+        return made[door.name]
+
+    return of
+
+
+@pytest.mark.parametrize(("door_name", "seed", "change", "outcome"), CASES.values(), ids=CASES)
+def test_what_was_found_is_answered_or_refused(door_name, seed, change, outcome, seeds, tmp_path):
+    (door,) = [door for door in DOORS if door.name == door_name]
+    (result,) = opened(door, [change(seeds(door)[seed])], tmp_path)
+    assert (result.outcome, result.what) == (outcome, ""), result.detail
+    assert not Path("/tmp/aorta-was-run").exists()
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
+def test_every_door_answers_one_of_its_seeds_as_it_is(door, seeds, tmp_path):
+    found = list(opened(door, list(seeds(door).values()), tmp_path))
+    assert {result.outcome for result in found} <= {ANSWER, REFUSAL}, [result for result in found if result.what]
+    assert ANSWER in {result.outcome for result in found}
