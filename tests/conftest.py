@@ -7,9 +7,9 @@ on: the tests themselves still ignore what they were told to ignore.
 The simulated device (`tests/simulated`), where AORTA_SIMULATED_DEVICE asks for it: before anybody imports torch.
 
 Hypothesis: `gate` draws the same examples every time, so that the gate answers alike twice; with
-`HYPOTHESIS_PROFILE=soak` it searches anew, and longer; `mutants` draws as `gate` and stops at the first failure. No
-deadlines and no limit for drawing examples: on a shared machine they test the machine.
-Must not: define what only some rooms need.
+`HYPOTHESIS_PROFILE=soak` it searches anew, and longer; `seeds` searches anew as long (`tests/seeds.py`); `mutants`
+draws as `gate` and stops at the first failure. No deadlines and no limit for drawing examples: on a shared machine
+they test the machine. Must not: define what only some rooms need.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.allowed_skips import pytest_make_collect_report, pytest_runtest_makereport
+from tests.known_answers import again
 from tests.simulated import load
 
 __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
@@ -32,9 +34,16 @@ if load.wanted():
     load.load()
     load.for_children()
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What is taken again is counted."""
+    config.pluginmanager.register(again)
+
+
 _UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("gate", _UNTIMED, derandomize=True, max_examples=100)
 settings.register_profile("soak", _UNTIMED, max_examples=20_000)
+settings.register_profile("seeds", _UNTIMED, max_examples=100, database=None)
 settings.register_profile(
     "mutants", settings.get_profile("gate"), phases=(Phase.explicit, Phase.generate), report_multiple_bugs=False
 )

@@ -27,6 +27,6 @@ def selected_ranks(asked: Any) -> frozenset[int] | None:
 
 def _rank(part: Any) -> int:
     text = str(part).strip()
-    if isinstance(part, bool) or not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{part!r} is not a rank: give all, a list such as [0,2], or a string such as '0, 2'")
     return int(text)

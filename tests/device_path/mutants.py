@@ -1,7 +1,7 @@
 """Mutants of the device path's Python: each takes one rule away. Data, and how one is put in the place of the code.
 
 The compiled tap has the same rules and is held to the same loop (`test_rules`); mutants of C++ would need a build each.
-`mutated(mutant)` imports an `Instrumentation` of mutated modules beside the real ones. Must not: touch a file, or
+`mutated(taken)` imports an `Instrumentation` of mutated modules beside the real ones. Must not: touch a file, or
 change what this process has imported.
 """
 
@@ -10,52 +10,30 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
+
+from tests.mutation import mutant
 
 PACKAGE = "aorta.instrument"
 KEPT = f"{PACKAGE}.native"
 """Compiled code is loaded once a process."""
-DEVICE, STREAMS, CLOCK, WORKS = "device_interceptor", "device_streams", "event_clock", "timed_work"
-READING, RECORDER = "step_builder", "step_recorder"
+DEVICE, STREAMS = f"{PACKAGE}.device_interceptor", f"{PACKAGE}.device_streams"
+CLOCK, WORKS = f"{PACKAGE}.event_clock", f"{PACKAGE}.timed_work"
+READING, RECORDER = f"{PACKAGE}.step_builder", f"{PACKAGE}.step_recorder"
 Seen = Literal["loop", "use"]
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """`old` stands once in the module and becomes `new`. `seen` by the loop's agreement, or by what the loop used."""
+class Mutant(mutant.Mutant):
+    """`seen` by the loop's agreement, or by what the loop used."""
 
-    name: str
-    module: str
-    old: str
-    new: str
     mode: Literal["dedicated", "observe"] = "dedicated"
     seen: Seen = "loop"
-
-    @property
-    def path(self) -> Path:
-        """Of the source."""
-        spec = importlib.util.find_spec(f"{PACKAGE}.{self.module}")
-        assert spec is not None
-        assert spec.origin is not None
-        return Path(spec.origin)
-
-    def source(self) -> str:
-        """Mutated.
-
-        Raises:
-            ValueError: the old text does not stand there exactly once.
-        """
-        text = self.path.read_text()
-        if text.count(self.old) != 1:
-            raise ValueError(f"{self.name}: the old text stands {text.count(self.old)} times in {self.path.name}")
-        return text.replace(self.old, self.new)
 
 
 MUTANTS = (
@@ -327,8 +305,8 @@ MUTANTS = (
 
 
 class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def __init__(self, mutant: Mutant) -> None:
-        self._name, self._source, self._path = f"{PACKAGE}.{mutant.module}", mutant.source(), mutant.path
+    def __init__(self, taken: Mutant) -> None:
+        self._name, self._source, self._path = taken.module, taken.source(), taken.path
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -340,14 +318,14 @@ class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 @contextmanager
-def mutated(mutant: Mutant) -> Iterator[Any]:
+def mutated(taken: Mutant) -> Iterator[Any]:
     """The `Instrumentation` of a package in which one module is mutated; for the length of a `with` block."""
     own = {
         name: module
         for name, module in sys.modules.items()
         if name.startswith(f"{PACKAGE}.") and not name.startswith(f"{KEPT}.build")
     }
-    finder = _Mutated(mutant)
+    finder = _Mutated(taken)
     for name in own:
         del sys.modules[name]
     sys.meta_path.insert(0, finder)

@@ -134,7 +134,9 @@ def test_a_wait_that_outlasts_the_emulation_is_the_end(arrivals: tuple[Arrivals,
 
 
 def test_sleeping_is_precise_and_lets_others_run() -> None:
-    attempted(sleep_while_another_counts)  # on a busy machine both may be without a core
+    attempted(
+        "sleeping beside another thread", sleep_while_another_counts
+    )  # on a busy machine both may be without a core
     sleep_until(0)
 
 

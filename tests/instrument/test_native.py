@@ -110,7 +110,7 @@ def test_the_end_is_seen_while_the_interpreter_is_busy(tap: Tap) -> None:
 
     While the lock is held the collective ends only where its thread gets a core.
     """
-    attempted(lambda: see_the_end_of_one(tap))
+    attempted("an end while the interpreter is held", lambda: see_the_end_of_one(tap))
 
 
 def see_the_end_of_one(tap: Tap) -> None:

@@ -57,10 +57,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Seen]]:
     def holds(seen: dict[str, list[Seen]]) -> None:
         for strategy, kind in CASES:
             lengths_agree(seen[strategy], kind)
-            wrong_lengths_do_not(seen[strategy], kind)
         for strategy in STRATEGIES:
             ratios_agree(seen[strategy])
-        wrong_ratios_do_not(seen["fsdp"])
 
     return undisturbed(tmp_path_factory, "crosscheck", measure, holds)
 
@@ -124,11 +122,8 @@ def lengths_agree(steps: Sequence[Seen], kind: str) -> None:
 
 @pytest.mark.parametrize(("strategy", "kind"), CASES)
 def test_a_duration_that_is_wrong_would_be_noticed(seen: dict[str, list[Seen]], strategy: str, kind: str) -> None:
-    wrong_lengths_do_not(seen[strategy], kind)
-
-
-def wrong_lengths_do_not(steps: Sequence[Seen], kind: str) -> None:
     # W1: the end taken when the call returned. Then a start that is late by a twentieth.
+    steps = seen[strategy]
     assert share_within(steps, kind, lambda _row, issue: issue[1] - issue[0]) < 0.5
     assert share_within(steps, kind, lambda row, _issue: 0.95 * length(row)) < 0.5
 
@@ -154,14 +149,10 @@ def ratios_agree(steps: Sequence[Seen]) -> None:
 
 
 def test_a_ratio_that_takes_stalls_for_computation_would_be_noticed(seen: dict[str, list[Seen]]) -> None:
-    wrong_ratios_do_not(seen["fsdp"])
-
-
-def wrong_ratios_do_not(steps: Sequence[Seen]) -> None:
     # W6: from the first computation of a step to its last.
     def whole(window: KernelWindow) -> KernelWindow:
         return KernelWindow(window.comm, [(window.compute[0][0], window.compute[-1][1])], 0)
 
-    for one in steps:
+    for one in seen["fsdp"]:
         own, wrong = one.step.overlap["overlap_ratio"], pooled_ratio([whole(one.profiler)])
         assert (wrong or 0) - (own or 0) > RATIO

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import pytest
 
@@ -19,6 +19,12 @@ from tests.known_answers.program import Case
 
 pytestmark = [pytest.mark.dist, pytest.mark.alone]
 RATIO, RELATIVE = 0.02, 0.02
+MOST = 0.75
+"""Of the steps: others on the machine only lengthen one, and a rank that is held up makes its peer wait, which is
+communication that no construction knows.
+"""
+ROUNDING_NS = 1000
+Pairs: TypeAlias = list[tuple[Step, Step]]
 
 
 class Known(NamedTuple):
@@ -44,27 +50,23 @@ TABLE = [
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> dict[Known, tuple[Step, Step]]:
-    """All cases, one after another in one launch: of each the step of both ranks that was disturbed least."""
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[Known, Pairs]:
+    """All cases, one after another in one launch: of each the steps of both ranks."""
 
-    def measure(folder: Path, cases: Sequence[Known]) -> dict[Known, tuple[Step, Step]]:
+    def measure(folder: Path, cases: Sequence[Known]) -> dict[Known, Pairs]:
         launch(folder, [Case(k.name, k.way, k.c, link(k.d), k.blocks, k.owner) for k in cases])
-        return {known: least_disturbed(folder / known.name) for known in cases}
+        return {known: both_ranks(folder / known.name) for known in cases}
 
-    def holds(known: Known, steps: tuple[Step, Step]) -> None:
-        for step in steps:
-            says_what_is_known(step, known)
+    def holds(known: Known, pairs: Pairs) -> None:
+        for rank in (0, 1):
+            most_steps_say_what_is_known([pair[rank] for pair in pairs], known)
 
     return each_undisturbed(tmp_path_factory, "pipeline", TABLE, measure, holds)
 
 
-def least_disturbed(folder: Path) -> tuple[Step, Step]:
-    """The step of both ranks in which the machine took the least time for itself: others only lengthen a step, and a
-    rank that is held up makes its peer wait, which is communication that no construction knows.
-    """
+def both_ranks(folder: Path) -> Pairs:
     ranks = [read_rank(folder / f"rank_{rank}_metrics.jsonl").steps for rank in (0, 1)]
-    pairs = [pair for pair in zip(*ranks, strict=True) if not pair[0].warmup]
-    return min(pairs, key=lambda pair: sum(step.end_mono_ns - step.start_mono_ns for step in pair))
+    return [pair for pair in zip(*ranks, strict=True) if not pair[0].warmup]
 
 
 def flow_shop(way: str, c: float, d: float, owner: int | None, blocks: int) -> dict[str, float]:
@@ -96,8 +98,36 @@ def flow_shop(way: str, c: float, d: float, owner: int | None, blocks: int) -> d
 
 @pytest.mark.parametrize("known", TABLE, ids=lambda known: known.name)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_record_says_what_is_known(records: dict[Known, tuple[Step, Step]], known: Known, rank: int) -> None:
-    says_what_is_known(records[known][rank], known)
+def test_most_steps_say_what_is_known(records: dict[Known, Pairs], known: Known, rank: int) -> None:
+    most_steps_say_what_is_known([pair[rank] for pair in records[known]], known)
+
+
+def most_steps_say_what_is_known(steps: Sequence[Step], known: Known) -> None:
+    wrong = []
+    for step in steps:
+        try:
+            says_what_is_known(step, known)
+        except AssertionError as error:
+            wrong.append(f"step {step.step}: {error}")
+    assert len(wrong) <= (1 - MOST) * len(steps), "\n".join([f"{len(wrong)} of {len(steps)} steps", *wrong])
+
+
+@pytest.mark.parametrize("known", TABLE, ids=lambda known: known.name)
+def test_every_end_is_where_the_link_puts_it(records: dict[Known, Pairs], known: Known) -> None:
+    """However disturbed the machine is: a transfer begins when both ranks have come and the one before it has ended,
+    and takes as long as the link says.
+    """
+    for pair in records[known]:
+        both = [[(each, row) for row in each.collectives] for each in pair]
+        for mine in both:
+            free_ns = 0
+            for (step, row), came in zip(mine, zip(*both, strict=True), strict=True):
+                assert row.end_ns is not None
+                last_ns = max(peer.start_mono_ns + theirs.issue_ns for peer, theirs in came)
+                end_ns = step.start_mono_ns + row.end_ns
+                if row.end_source == "emulated":  # otherwise the backend was slower than the link
+                    assert end_ns == pytest.approx(max(last_ns, free_ns) + known.d * 1e6, abs=ROUNDING_NS)
+                free_ns = end_ns
 
 
 def says_what_is_known(step: Step, known: Known) -> None:

@@ -9,7 +9,13 @@ import pytest
 
 from tests.scripts.conftest import ROOT
 
-RUN = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/*.sbatch"), ROOT / "scripts/check", ROOT / ".ci/run"]
+RUN = [
+    *ROOT.glob("scripts/*.sh"),
+    *ROOT.glob("scripts/*.sbatch"),
+    ROOT / "scripts/check",
+    ROOT / "scripts/mutants",
+    ROOT / ".ci/run",
+]
 SOURCED = [*ROOT.glob("scripts/lib/*.sh")]
 names = [str(path.relative_to(ROOT)) for path in (*RUN, *SOURCED)]
 

@@ -197,7 +197,6 @@ RECORDING: Final = (
         "aorta.config.rank_words",
         _PROFILING,
         ("a negative rank is a rank", "not (text.isascii() and text.isdigit())", "not text.lstrip('-').isdigit()"),
-        ("a truth value is a rank", "    if isinstance(part, bool) or not (", "    if not ("),
         (
             "all is no rank",
             '        if text == "all":\n            return None\n',

@@ -1,0 +1,70 @@
+"""What every reader makes of the real files in `tests/samples`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.analysis.load.locations import load_source
+from aorta.analysis.load.records import load_run
+from aorta.analysis.merge.merge_command import merge_traces
+from tests.analysis.merge.traces import problems
+
+RUN = Path(__file__).resolve().parents[1] / "samples" / "two_gloo_ranks"
+PROFILED = 3
+"""The step that the traces hold."""
+OPERATORS = {"c10d::allreduce_": "allreduce", "c10d::broadcast_": "broadcast", "c10d::barrier": "barrier"}
+
+
+def counted_by_hand(rank: int) -> Counter[str]:
+    """Kinds of the collectives in the profiled step, by the operators in its text."""
+    (path,) = (RUN / "torch_profiler" / f"rank{rank}").iterdir()
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    (step,) = (e for e in events if e.get("cat") == "user_annotation" and e["name"] == f"iteration#{PROFILED}")
+    inside = [e for e in events if e.get("cat") == "cpu_op" and step["ts"] <= e["ts"] < step["ts"] + step["dur"]]
+    return Counter(OPERATORS[e["name"]] for e in inside if e["name"].startswith("c10d::"))
+
+
+def test_the_run_is_whole_and_every_metric_has_a_value_or_a_reason() -> None:
+    run = load_run(RUN)
+    assert (run.health.ranks_read, run.health.ranks_missing, run.health.problems) == ((0, 1), (), ())
+    assert set(run.health.endings.values()) == {"completed"}
+    entry = aggregate(LabelledRun("sample", run))
+    assert entry["steps"]["rank_steps_read"] == 12
+    assert entry["source"]["backend"] == "gloo"
+    for name, metric in entry["metrics"].items():
+        assert (metric["median"] is None) == (metric["reason"] is not None), name
+    assert entry["metrics"]["comm_ms"]["median"] > 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_record_and_the_trace_hold_the_same_collectives(rank: int) -> None:
+    tables = load_run(RUN).ranks[rank]
+    rows = tables.steps.rows_of(PROFILED, PROFILED + 1)
+    mine = tables.collectives.take(rows)
+    told = Counter(mine.names[code][0] for code in mine.name.tolist())
+    assert told == counted_by_hand(rank)
+    assert told["allreduce"] > 0
+
+
+def test_the_traces_alone_are_read_as_a_run_of_two_ranks() -> None:
+    run = load_source(RUN / "torch_profiler")
+    assert sorted(run.ranks) == [0, 1]
+    for rank, tables in run.ranks.items():
+        assert tables.steps.global_step.tolist() == [PROFILED]
+        assert len(tables.collectives) >= sum(counted_by_hand(rank).values())
+
+
+def test_the_traces_are_merged_with_the_record_and_break_no_causality(tmp_path: Path) -> None:
+    target = tmp_path / "merged.json"
+    assert merge_traces([str(RUN), "-o", str(target), "--check"]) == 0
+    merged = json.loads(target.read_text())
+    assert problems(merged) == []
+    assert {event["pid"] // 1000 for event in merged["traceEvents"] if event["ph"] == "X"} == {1, 2}
+    assert merged["aorta"]["causality"]["violations"] == 0
+    assert merged["aorta"]["causality"]["pairs"] > 0
