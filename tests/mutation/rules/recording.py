@@ -16,18 +16,20 @@ RECORDING: Final = (
     *rules(
         "aorta.instrument.cpu_interceptor",
         _STALLS,
-        ("every call of the backend is a stall", "ENQUEUE_NS = 200_000", "ENQUEUE_NS = 0"),
-        ("a call of 0.2 ms is a stall", "- issued.issue_ns > ENQUEUE_NS:", "- issued.issue_ns >= ENQUEUE_NS:"),
-        ("calls are stalls from 0.25 ms on", "ENQUEUE_NS = 200_000", "ENQUEUE_NS = 250_000"),
         (
-            "a call that blocks is no stall",
-            "            self._host_stall(issued.issue_ns, returned_ns)\n        work",
-            "            pass\n        work",
+            "a call that blocks is not told",
+            "            self._on_call(issued.issue_ns, returned_ns)\n",
+            "            pass\n",
         ),
         (
-            "a call that blocks is a stall from its return on",
-            "self._host_stall(issued.issue_ns, returned_ns)",
-            "self._host_stall(returned_ns, returned_ns)",
+            "a call that blocks is told from its return on",
+            "self._on_call(issued.issue_ns, returned_ns)",
+            "self._on_call(returned_ns, returned_ns)",
+        ),
+        (
+            "short calls are told as well",
+            "- issued.issue_ns > self._shortest_call_ns:",
+            "- issued.issue_ns >= self._shortest_call_ns:",
         ),
         ("a wait for what has ended is a stall", "not issued.look()\n", "issued.look() or True\n"),
         ("a wait is no stall", "            if blocked:\n", "            if False:\n"),
@@ -88,6 +90,22 @@ RECORDING: Final = (
             "a block without input gradients stays open",
             "            open_range.end = self._clock.mark()  # one mark each",
             "            pass  # one mark each",
+        ),
+    ),
+    *rules(
+        "aorta.instrument.step_builder",
+        ("tests/instrument/test_stall_cutoff.py",),
+        ("a call as long as the cut-off is a stall", "if end - begin > cutoff_ns]", "if end - begin >= cutoff_ns]"),
+        ("every call of the backend is a stall", "if end - begin > cutoff_ns]", "]"),
+        (
+            "the cut-off of the host does not matter",
+            "(self._stall_cutoff_ns or STALL_CUTOFF_NS) * factor",
+            "STALL_CUTOFF_NS * 1.25 * factor",
+        ),
+        (
+            "the ratio is told at the cut-off only",
+            "(self._stall_cutoff_ns or STALL_CUTOFF_NS) * factor",
+            "(self._stall_cutoff_ns or STALL_CUTOFF_NS)",
         ),
     ),
     *rules(

@@ -240,7 +240,7 @@ TRACES: Final = (
             "            return shown + self.shift_ns\n",
             "            return (self._clock.to_reference(shown) if self._clock else shown) + self.shift_ns\n",
         ),
-        ("traces of two runs are mixed", "    if len(found) > 1:\n        paths", "    if False:\n        paths"),
+        ("traces of two runs are mixed", "    if len(runs) > 1:\n        raise", "    if False:\n        raise"),
     ),
     *rules(
         "aorta.analysis.load.kernel_classifier",
