@@ -220,7 +220,10 @@ def _json_changed(random: Random, content: bytes) -> tuple[bytes, str] | None:
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict | list) and value:
-            changed, what = _value_changed(random, value)
+            try:
+                changed, what = _value_changed(random, value)
+            except RecursionError:  # what an earlier change nested too deeply can be read, and not written
+                continue
             end = b"\n" if text.endswith(b"\n") else b""
             return before + changed + end + behind, what
     return None

@@ -98,9 +98,9 @@ def _copies(count: int) -> Iterator[list[Path]]:
         copies = [Path(folder, str(number)) for number in range(count)]
         for copy in copies:
             for file in files:
-                if (ROOT / file).is_file():
+                if (ROOT / file).is_file() or (ROOT / file).is_symlink():
                     (copy / file).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(ROOT / file, copy / file)
+                    shutil.copy2(ROOT / file, copy / file, follow_symlinks=False)
         yield copies
 
 
