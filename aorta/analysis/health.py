@@ -75,6 +75,11 @@ class Health:
             settings = ", ".join(f"{key}={value}" for key, value in self.fabric.items())
             held = f"; {self.held.sentence()}" if self.held is not None else ""
             notes.append(f"EMULATED FABRIC ({settings}): communication times are those of the emulation{held}")
+        if self.world_size == 1 and self.traces is None:
+            notes.append(
+                "one rank: it has no other rank to communicate with, so nothing here says how well communication "
+                "hides; start one process per device (torchrun --standalone --nproc_per_node N ...)"
+            )
         if self.ranks_missing and self.traces is None:  # the notes of traces already say it
             notes.append(
                 f"{len(self.ranks_missing)} of {self.world_size} ranks missing: {_ranks(self.ranks_missing)}; what "

@@ -23,6 +23,7 @@ from tests.analysis.builders import simulated_run, write_rank
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&<b>$$\\x$$@{what}"
 """Ends a script element, loads something, is TeX to Bokeh and a place holder to its tooltips."""
+_RULE = "the launch nearest the medians of overlap_ratio and job_step_ms"
 
 
 def two_runs(folder: Path, *, ranks: int = 2, steps: int = 30) -> dict[str, LabelledRun]:
@@ -141,7 +142,11 @@ def launched(summary: dict[str, Any], verdict: str = "regression") -> dict[str, 
         },
     }
     for label in (found["reference"], found["candidate"]):
-        summary["datasets"][label] |= {"launches": 4, "representative": f"plan/{label}/01"}
+        summary["datasets"][label] |= {
+            "launches": 4,
+            "representative": f"plan/{label}/01",
+            "representative_rule": _RULE,
+        }
     return summary | gated(summary)
 
 
