@@ -60,8 +60,10 @@ def summarize(
     if reference is not None and candidate is not None:
         sides = subjects[reference], subjects[candidate]
         numbers = entries[reference], entries[candidate]
-        summary["comparison"] = _compared(sides, numbers, rules or Rules()) | {
-            "attribution": attribute(sides[0].datasets(engine), sides[1].datasets(engine), engine)
+        compared = _compared(sides, numbers, rules or Rules())
+        before, after = (side.datasets(engine) for side in sides)
+        summary["comparison"] = compared | {
+            "attribution": attribute(before, after, engine, compared["manifest_differences"])
         }
     return summary | {"metrics": _definitions(entries)}
 

@@ -185,11 +185,12 @@ def _card(name: str, pair: Mapping[str, Any], comparison: Mapping[str, Any]) -> 
             facts.append(("quotient", PAGE.number(pair["quotient"], "ratio")))
         if pair["judgement_reason"]:
             facts.append(("note", pair["judgement_reason"]))
+    middle = "median over launches" if "launches" in comparison else "median"
     role = {"primary": "primary metric", "guard": "guard: a better ratio with a slower step is no improvement"}
     return Card(
         name,
         _TITLES.get(name, name),
-        role.get(pair.get("role", ""), "secondary" if "role" in pair else ""),
+        ", ".join(filter(None, (role.get(pair.get("role", ""), "secondary" if "role" in pair else ""), middle))),
         PAGE.quantity(pair["candidate"], unit),
         change,
         _WORDS[word][1] if word in _WORDS else "open",
