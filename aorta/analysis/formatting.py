@@ -138,6 +138,8 @@ def significant(value: float, digits: int = 4) -> str:
 def rough_ms(value_ms: float) -> str:
     """Milliseconds for a sentence: three digits or so, with their unit, without a sign."""
     value = abs(value_ms)
+    if value == 0:
+        return "0 ms"
     return f"{value:.{0 if value >= 100 else 1 if value >= 1 else 3}f} ms"
 
 

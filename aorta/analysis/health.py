@@ -77,6 +77,11 @@ class Health:
             shared = self.fabric.get("sharing") == "link"  # older runs do not say: a link for each group
             links = "groups of a rank share its links" if shared else "each process group has a link of its own"
             notes.append(f"EMULATED FABRIC ({settings}): communication times are those of the emulation; {links}{held}")
+        if self.world_size == 1 and self.traces is None:
+            notes.append(
+                "one rank: it has no other rank to communicate with, so nothing here says how well communication "
+                "hides; start one process per device (torchrun --standalone --nproc_per_node N ...)"
+            )
         if self.ranks_missing and self.traces is None:  # the notes of traces already say it
             notes.append(
                 f"{len(self.ranks_missing)} of {self.world_size} ranks missing: {_ranks(self.ranks_missing)}; what "

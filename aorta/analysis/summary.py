@@ -11,7 +11,7 @@ from typing import Any, Final
 from aorta import __version__
 from aorta.analysis.aggregate import aggregate
 from aorta.analysis.attribution.attribute import attribute
-from aorta.analysis.compare.inputs import Subject
+from aorta.analysis.compare.inputs import Subject, shown_by
 from aorta.analysis.compare.launch_comparison import compare_launches, left_out
 from aorta.analysis.compare.run_comparison import compare
 from aorta.analysis.compare.verdict_rules import Rules
@@ -40,7 +40,7 @@ def summarize(
         InputError: the launches to compare did different work, or cannot be read again.
     """
     entries = {
-        label: aggregate(subject.dataset) | dict(subject.dataset.run.extras) | _of_set(subject)
+        label: aggregate(subject.dataset) | dict(subject.dataset.run.extras) | _of_set(subject, rules or Rules())
         for label, subject in subjects.items()
     }
     summary: dict[str, Any] = {
@@ -60,8 +60,10 @@ def summarize(
     if reference is not None and candidate is not None:
         sides = subjects[reference], subjects[candidate]
         numbers = entries[reference], entries[candidate]
-        summary["comparison"] = _compared(sides, numbers, rules or Rules()) | {
-            "attribution": attribute(sides[0].datasets(engine), sides[1].datasets(engine), engine)
+        compared = _compared(sides, numbers, rules or Rules())
+        before, after = (side.datasets(engine) for side in sides)
+        summary["comparison"] = compared | {
+            "attribution": attribute(before, after, engine, compared["manifest_differences"])
         }
     return summary | {"metrics": _definitions(entries)}
 
@@ -77,13 +79,14 @@ def _compared(
     return compare_launches((before, after), (sides[0].as_set(), sides[1].as_set()), collectives, rules)
 
 
-def _of_set(subject: Subject) -> dict[str, Any]:
+def _of_set(subject: Subject, rules: Rules) -> dict[str, Any]:
     """What the entry of a launch set has in addition to the values of its representative launch."""
     if subject.launches is None:
         return {}
     return {
         "launches": len(subject.launches.launches),
         "representative": subject.dataset.run.location,
+        "representative_rule": f"the launch nearest the medians of {' and '.join(shown_by(rules))}",
         "launch_set": str(subject.launches.path),
         "left_out": left_out(subject.launches),
     }

@@ -176,6 +176,8 @@ def _quote(override: str) -> str:
         if value.startswith(("'", '"', "[")):
             return override  # a syntax error in a quoted value or a list: Hydra says where
         return quoted(key, value)
+    except RecursionError:
+        raise ConfigError(f"--override {key}: its value is nested too deeply") from None
     return override
 
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from aorta.config.known_keys import unknown_keys
 from aorta.config.mesh import data_parallel_size, mesh_rules
 from aorta.config.rules.bounds import at_least
 from aorta.config.rules.fabric_rules import fabric_rules
@@ -60,7 +61,7 @@ def resolve(composed: DictConfig) -> Resolved:
         plain = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0]) from error
-    broken = list(_broken_rules(config))
+    broken = [*unknown_keys(composed), *_broken_rules(config)]
     if broken:
         raise ConfigError("the configuration cannot be run:\n" + "\n".join(f"  {rule}" for rule in broken))
     world_size = environment_number("WORLD_SIZE", 1)

@@ -6,14 +6,11 @@ The exit code is that of the run or the sweep, and 1 for a configuration that ca
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -23,10 +20,10 @@ from omegaconf import DictConfig
 import aorta
 from aorta.command_line import command, to_stdout
 from aorta.config import multirun
+from aorta.config.known_keys import choices
 from aorta.config.older_files import expand
 from aorta.config.override_words import options_of_a_job, translate
 from aorta.config.resolve import HOW_TO_BUILD, Resolved, environment_number, resolve
-from aorta.config.schema import GROUPS, Config
 from aorta.config.yaml_files import load_yaml
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AortaError, ConfigError
 
@@ -132,7 +129,7 @@ def explain(error: Exception) -> str:
         text += f"\n  in: {chain[0].override}"
         text += "\n  a value with '=', braces or commas needs quotes of its own: \"KEY='VALUE'\""
     key = next((str(found) for link in chain if (found := getattr(link, "full_key", None))), "")
-    return "\n".join([text, *_choices(key), "  see: python train.py --help, python train.py --cfg job"])
+    return "\n".join([text, *choices(key), "  see: python train.py --help, python train.py --cfg job"])
 
 
 def _without_internals(text: str) -> str:
@@ -147,32 +144,3 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while link is not None:
         yield link
         link = link.__cause__
-
-
-def _choices(key: str) -> Iterator[str]:
-    """Lines that list the alternatives to the last part of `key`; none where the key itself is right."""
-    *parents, last = key.split(".")
-    if not last:
-        return
-    nodes: dict[str, Any] = {"": Config}
-    for part in parents:
-        if part in GROUPS and nodes == {"": Config}:
-            nodes = {f"{part}={option}": node for option, node in GROUPS[part].items()}
-        else:
-            nodes = {
-                where: f.default_factory
-                for where, node in nodes.items()
-                for f in fields(node)
-                if f.name == part and is_dataclass(f.default_factory)
-            }
-    names = {where: [f.name for f in fields(node)] for where, node in nodes.items()}
-    elsewhere = [where for where, known in names.items() if last in known and where]
-    if elsewhere:
-        yield f"  {key} belongs to {' and '.join(elsewhere)}"
-    if any(last in known for known in names.values()):
-        return
-    for where, known in names.items():
-        yield f"  keys of {where or '.'.join(parents) or 'the root'}: {', '.join(known)}"
-    close = difflib.get_close_matches(last, {name for known in names.values() for name in known}, n=1)
-    if close:
-        yield f"  did you mean {close[0]}?"

@@ -1,7 +1,7 @@
-"""Warns about environment settings that silently change what is measured, at the start of a run.
+"""Warns about environment settings and numbers of ranks that silently change what is measured, at the start of a run.
 
-From the environment, the platform and the number of streams that the run will use, it yields one sentence for each
-problematic setting: what it is, what it does to the measurement, and what to do; at error level where it destroys what
+From the environment, the platform, the number of streams that the run will use and its ranks, it yields one sentence
+for each problem: what it is, what it does to the measurement, and what to do; at error level where it destroys what
 is measured. Must not change a setting (it would come too late, W18), or refuse to run: the effect of the setting may be
 what is to be measured.
 """
@@ -9,7 +9,9 @@ what is to be measured.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from aorta.records.schema import Platform
@@ -103,3 +105,36 @@ def one_connection(environment: Mapping[str, str]) -> bool:
 def _hardware_queues(environment: Mapping[str, str]) -> int:
     text = environment.get("GPU_MAX_HW_QUEUES", "").strip()
     return int(text) if text.isdecimal() else DEFAULT_HW_QUEUES
+
+
+def one_rank(world_size: int, devices: int, started: Sequence[str]) -> Knob | None:
+    """What a run of one rank lacks, and the command that has communication; None for more ranks.
+
+    Args:
+        devices: how many devices, or cores, this machine has to offer.
+        started: the command line of this process, from the program on (`sys.argv`).
+    """
+    if world_size > 1:
+        return None
+    program = Path(started[0] if started else "").name
+    program = program if program.endswith(".py") and program != "__main__.py" else "-m aorta train"
+    return Knob(
+        "one rank: it has no other rank to communicate with, so nothing here says how well communication hides; start "
+        f"one process per device, with the same arguments: torchrun --standalone --nproc_per_node {max(devices, 2)} "
+        f"{program} ..."
+    )
+
+
+def too_many_ranks(local_world_size: int, cores: int, platform: Platform) -> Knob | None:
+    """Whether the ranks of this host compute on a CPU that has fewer cores than they are; None where it has enough."""
+    if platform != "cpu" or local_world_size <= cores:
+        return None
+    return Knob(
+        f"{local_world_size} ranks on {cores} cores: ranks wait for a core as well as for each other, which lengthens "
+        f"computation and communication alike; start at most {cores} ranks on this host (--nproc_per_node {cores})"
+    )
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

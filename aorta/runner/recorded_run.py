@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from aorta.device_metrics.sampler import DeviceSampler
 from aorta.device_metrics.source_choice import open_source
 from aorta.distributed.accelerator import device_name
 from aorta.distributed.clock_measurement import ClockSynchronisation
-from aorta.distributed.environment_checks import Knob, knobs_found
+from aorta.distributed.environment_checks import Knob, cores, knobs_found, one_rank, too_many_ranks
 from aorta.distributed.output_folder import RunFolder, write_manifest
 from aorta.distributed.peers import Peers
 from aorta.distributed.provenance import Asked, build_manifest, rank_facts
@@ -157,8 +158,8 @@ class RecordedRun:
 
 @contextmanager
 def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
-    """Open a run on every rank, or on none; collective. On exit sampling ends and the record's file is closed; writing
-    a footer is up to the caller.
+    """Open a run on every rank, or on none; collective. On exit sampling ends and the record's file is closed, and a
+    run of one rank says once more that it had no communication; writing a footer is up to the caller.
 
     Raises:
         PeerFailed: on every rank, when one cannot write its part.
@@ -171,7 +172,8 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
     told = interceptor | {"stall_cutoff": msgspec.to_builtins(cutoff)}
     ranks = site.peers.gather("facts", rank_facts(site.topology, site.device, devices.facts()) | told)
     cutoff = slowest_of_host(cutoff, site.topology.host, ranks)
-    checks = environment_checks(request, site.device)
+    alone = _alone(site)
+    checks = [*environment_checks(request, site), *([] if alone is None else [alone])]
     for check in checks if site.topology.rank == 0 else ():
         _log.log(check.level, check.text)
     more = {**request.facts, "warnings": [check.text for check in checks], **request.remarks}
@@ -182,6 +184,8 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
             yield RecordedRun(request, site, record, clocks, devices)
     finally:
         record.writer.close()
+    if alone is not None:  # where its numbers are looked for, and the start has scrolled away
+        _log.log(alone.level, alone.text)
 
 
 def measured_clocks(settings: Clock, site: RunSite) -> ClockSynchronisation:
@@ -313,9 +317,18 @@ def device_sampler(settings: Telemetry, device: torch.device) -> DeviceSampler:
     return DeviceSampler(opened, keep_words, settings.device_interval_s)
 
 
-def environment_checks(request: RunRequest, device: torch.device) -> list[Knob]:
-    """Environment settings that distort this run, given the streams it opens."""
+def environment_checks(request: RunRequest, site: RunSite) -> list[Knob]:
+    """What distorts this run: settings, given the streams it opens, and more ranks than cores."""
     looking = request.instrument.mode is not Mode.off
+    platform = platform_of(site.device)
     # The backend has one stream per group, and so does the instrumentation where it is on.
     streams = 1 + request.own_streams + len(all_groups()) * (2 if looking else 1)
-    return knobs_found(os.environ, platform_of(device), streams, timing_events=looking)
+    found = knobs_found(os.environ, platform, streams, timing_events=looking)
+    crowded = too_many_ranks(site.topology.local_world_size, cores(), platform)
+    return found if crowded is None else [*found, crowded]
+
+
+def _alone(site: RunSite) -> Knob | None:
+    on_cpu = platform_of(site.device) == "cpu"
+    devices = cores() if on_cpu else torch.accelerator.device_count()
+    return one_rank(site.topology.world_size, devices, sys.argv)

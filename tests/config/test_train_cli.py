@@ -123,9 +123,20 @@ def test_a_slip_is_answered_with_key_value_and_choices(door, style, word, said):
 
 
 @pytest.mark.spec("D53")
-def test_a_key_is_added_only_where_asked_for(door):
-    assert door("+profiling.note=first try").job.plain["profiling"]["note"] == "first try"
-    assert door("profiling.note=first try").code == 1
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_a_key_that_nothing_reads_is_refused_however_it_is_written(door, plus):
+    answer = door(f"{plus}training.foo=1")
+    assert (answer.code, answer.jobs) == (1, [])
+    for part in ("training.foo=1", "Key 'foo' not in 'Training'", "keys of training: epochs, max_steps"):
+        assert part in answer.err
+
+
+def test_every_added_key_is_named_and_its_closest_neighbour(door):
+    answer = door("+trainning=1", "+training.max_step=2", "++training.max_steps=3")
+    assert answer.code == 1
+    for part in ("trainning=1: Key 'trainning'", "training.max_step=2", "did you mean max_steps?"):
+        assert part in answer.err
+    assert door("++training.max_steps=3").job.config.training.max_steps == 3
 
 
 def test_a_rule_broken_between_keys_is_said_before_anything_runs(door):

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from aorta.distributed.environment_checks import Knob, knobs_found
+from aorta.distributed.environment_checks import Knob, cores, knobs_found, one_rank, too_many_ranks
 
 WARNED = [
     ("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, 3, r"CUDA_DEVICE_MAX_CONNECTIONS=1: .* one hardware queue.*; unset"),
@@ -59,3 +59,26 @@ def test_one_hardware_queue_with_timing_events_is_an_error_of_its_own():
     assert "together with AORTA's timing events" in error.text
     assert "its overlap is no finding; unset it, or take instrument.mode=off" in error.text
     assert knobs_found({"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, "cuda", 9, timing_events=True) == []
+
+
+@pytest.mark.parametrize(
+    ("devices", "started", "command"),
+    [
+        (8, ["/somewhere/train.py", "label=cuda"], "--nproc_per_node 8 train.py ..."),
+        (8, ["mine.py"], "--nproc_per_node 8 mine.py ..."),
+        (1, ["/bin/aorta", "train"], "--nproc_per_node 2 -m aorta train ..."),
+        (4, ["/lib/aorta/__main__.py", "train"], "--nproc_per_node 4 -m aorta train ..."),
+        (4, [], "--nproc_per_node 4 -m aorta train ..."),
+    ],
+)
+def test_one_rank_names_the_command_with_all_devices(devices, started, command):
+    text, level = one_rank(1, devices, started)
+    assert (level, text.endswith(f"torchrun --standalone {command}")) == (logging.WARNING, True)
+    assert one_rank(2, devices, started) is None
+
+
+def test_more_ranks_than_cores_are_too_many_on_a_cpu_only():
+    assert re.match(r"4 ranks on 2 cores: .* at most 2 ranks", too_many_ranks(4, 2, "cpu").text)
+    assert too_many_ranks(2, 2, "cpu") is None
+    assert too_many_ranks(8, 2, "cuda") is None
+    assert cores() >= 1

@@ -95,7 +95,7 @@ def _report(case: Path, out: Path) -> int:
     from aorta.analysis.report.report_command import overlap_report
 
     words = ["--log-dir", str(_location(case)), "--label", "x", "--output", str(out), "--jobs", "1"]
-    return overlap_report(words, out)
+    return overlap_report(words)
 
 
 def _compare(case: Path, out: Path) -> None:
@@ -187,7 +187,7 @@ def _words(case: Path, out: Path) -> None:
     from aorta.experiments.node_files import url_of
 
     for word in _lines(case):
-        is_location(word), label_of(word), url_of(word), problem_of(word)
+        is_location(word, out, out), label_of(word), url_of(word), problem_of(word)
         for takes, refusal in ((selected_ranks, ValueError), (lambda text: translate([text], out, out), AortaError)):
             try:
                 takes(word)

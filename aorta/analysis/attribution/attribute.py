@@ -6,7 +6,7 @@ every breakdown of the difference. Must not: judge whether there is a difference
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from aorta.analysis.aggregate import LabelledRun
@@ -24,6 +24,8 @@ DEFINITION: Final = (
     "to one collective, one place and one part, so the rows of each dimension add up to the difference "
     "(docs/attribution.md)"
 )
+_NO_SETTING: Final = ("label", "instrument.host_tap")
+"""Differences that no key of the configuration makes: a name, and what was compiled on the machine."""
 _NOTHING: Final = "no rank-step after warm-up whose exposed communication is known"
 
 
@@ -46,13 +48,19 @@ class _Seen:
             del dataset  # otherwise the next launch is loaded while this one is still in memory
 
 
-def attribute(reference: Launches, candidate: Launches, engine: Engine | None = None) -> dict[str, Any]:
+def attribute(
+    reference: Launches,
+    candidate: Launches,
+    engine: Engine | None = None,
+    differences: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
     """Compute `comparison["attribution"]`. Its rows are in milliseconds per rank-step.
 
     Args:
         reference, candidate: a dataset, or an iterable of launches. Launches are consumed one at a time, so they may be
             loaded lazily.
         engine: where records are read again; by default this machine.
+        differences: `comparison["manifest_differences"]`; those of the configuration are named in the sentence.
 
     Raises:
         InputError: a record cannot be read again.
@@ -66,7 +74,7 @@ def attribute(reference: Launches, candidate: Launches, engine: Engine | None = 
     alike = {launches.parallel for launches in seen.values()}
     found = dimensions(means, alike.pop() if len(alike) == 1 else "")
     late, blocks = stragglers(means), computing(means)
-    text, lead = sentence(means, {**found, "computing": blocks}, late)
+    text, lead = sentence(means, {**found, "computing": blocks}, late, _configured(differences))
     return {
         "definition": DEFINITION,
         "unit": "ms per rank-step",
@@ -103,3 +111,12 @@ def _side(means: Means, side_totals: Totals, seen: _Seen) -> dict[str, Any]:
         "achieved_tflops": achieved,
         "achieved_tflops_reason": reason,
     }
+
+
+def _configured(differences: Sequence[Mapping[str, Any]]) -> list[tuple[str, object, object]]:
+    """Settings in which the sides differ, by the key that a command line sets; a label sets nothing."""
+    return [
+        (key, each["reference"], each["candidate"])
+        for each in differences
+        if (key := each["key"].removeprefix("config.")) != each["key"] and key not in _NO_SETTING
+    ]

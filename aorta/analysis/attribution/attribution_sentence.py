@@ -1,4 +1,4 @@
-"""The breakdown of a difference as one sentence that an engineer can act on.
+"""The breakdown of a difference in a few sentences that an engineer can act on.
 
 Must not form a number that no row holds, but shares within a cause; or call a difference large or small (that is the
 comparison's verdict).
@@ -23,42 +23,82 @@ _LEADS, _MUCH = 0.6, 0.85
 _LITTLE: Final = 0.25
 """A change of compute time below this fraction of the communication that is no longer hidden does not explain it."""
 _SHOWN_COLLECTIVES: Final = 3
+_SHOWN_SETTINGS: Final = 3
+NOTHING, SOME = 0.005, 0.05
+"""Shares of communication: below the first nothing is hidden, above the second something is."""
 _LEAST_SHARE: Final = 0.05
 
 
 def sentence(
-    means: Means, found: dict[str, list[dict[str, Any]]], late: Sequence[dict[str, Any]]
+    means: Means,
+    found: dict[str, list[dict[str, Any]]],
+    late: Sequence[dict[str, Any]],
+    configured: Sequence[tuple[str, object, object]] = (),
 ) -> tuple[str, dict[str, Any] | None]:
-    """Name the cause that makes up most of the difference, whether it is waiting or transfer, and where it is exposed.
+    """Say what changed, what was configured differently, and then which cause makes up most of it, whether it is
+    waiting or transfer, and where it is exposed. Every number is a mean over steps and ranks.
+
+    Args:
+        configured: key and both values of each setting in which the sides differ.
 
     Returns:
-        The sentence, and the row of that cause; None where there is nothing to attribute.
+        The text, and the row of that cause; None where there is nothing to attribute.
     """
     left, right = (means.ms(side, side.sums.exposed_ns) for side in (means.reference, means.candidate))
-    total = means.difference_ms
-    if abs(total) <= SAME * max(left, right):
+    if abs(means.difference_ms) <= SAME * max(left, right):
         return (
-            f"Exposed communication per rank-step is the same within {rough_percent(SAME)}: {rough_ms(left)} in the "
-            f"reference, {rough_ms(right)} in the candidate; there is nothing to attribute."
+            f"Exposed communication is the same within {rough_percent(SAME)} (mean per step: {rough_ms(left)} in the "
+            f"reference, {rough_ms(right)} in the candidate): there is nothing to attribute."
         ), None
-    more = f"the {rough_ms(total)} {'more' if total > 0 else 'less'} exposed communication per rank-step"
+    said, lead = _cause(means, found, late)
+    parts = [_change(means, left, right), _configured(configured), f"{said}.", _balance(means, found)]
+    return " ".join(filter(None, parts)), lead
+
+
+def _change(means: Means, left: float, right: float) -> str:
+    """What changed: all that was hidden, where nothing is any more or nothing was; else exposed communication."""
+    before, after = (means.ms(side, side.sums.hidden_ns) for side in (means.reference, means.candidate))
+    whole = [means.ms(side, side.sums.comm_ns) for side in (means.reference, means.candidate)]
+    if after <= NOTHING * whole[1] and before > SOME * whole[0]:
+        return f"Nothing is hidden any more (mean {_from_to(before, after)} per step)."
+    if before <= NOTHING * whole[0] and after > SOME * whole[1]:
+        return f"Communication is hidden for the first time (mean {_from_to(before, after)} per step)."
+    grew = "rose" if right > left else "fell"
+    return f"Exposed communication {grew} by {rough_ms(right - left)} (mean {_from_to(left, right)} per step)."
+
+
+def _from_to(left: float, right: float) -> str:
+    return f"{rough_ms(left)} -> {rough_ms(right)}"
+
+
+def _configured(changes: Sequence[tuple[str, object, object]]) -> str:
+    if not changes:
+        return ""
+    shown = ", ".join(f"{key} {left} -> {right}" for key, left, right in changes[:_SHOWN_SETTINGS])
+    more = len(changes) - _SHOWN_SETTINGS
+    return f"Configuration: {shown}{f' and {more} more' if more > 0 else ''}."
+
+
+def _cause(
+    means: Means, found: dict[str, list[dict[str, Any]]], late: Sequence[dict[str, Any]]
+) -> tuple[str, dict[str, Any]]:
+    total = means.difference_ms
+    change = "increase" if total > 0 else "decrease"
     waiting = [row for row in late if (row["share"] or 0) >= _MOST]
     if waiting:
         row = max(waiting, key=lambda row: row["share"])
         lateness = row["late_ms"]["candidate" if total > 0 else "reference"]
-        by = f", late by {rough_ms(lateness)} in each collective" if lateness is not None else ""
+        by = f", late by {rough_ms(lateness)} in each collective (median)" if lateness is not None else ""
         mine = [_matching(row, "group", "group_size"), lambda key: key.part == WAIT]
         where = _where(means, mine) if row["alone"] else ""
-        return f"{_share(row)} of {more} is {row['what']}{by}{where}.{_balance(means, found)}", row
+        return f"{_share(row, change)} is {row['what']}{by}{where}", row
     row, chosen = _collective(found)
     block = max(_listed(found["block"]), key=lambda row: row["share"] or 0)
     if block["block"] is not None and block["share"] >= _LEADS and row["share"] < _MUCH * block["share"]:
         mine = [lambda key: key.block == block["block"]]
-        text = f"{_share(block)} of {more} lies in {block['what']}{_of_what(means, mine)}"
-        return f"{text}{_part(means, mine)}.{_balance(means, found)}", block
+        return f"{_share(block, change)} lies in {block['what']}{_of_what(means, mine)}{_part(means, mine)}", block
     mine = [chosen]
-    text = f"{_share(row)} of {more} is {row['what']}{_part(means, mine)}{_where(means, mine)}"
-    return f"{text}.{_balance(means, found)}", row
+    return f"{_share(row, change)} is {row['what']}{_part(means, mine)}{_where(means, mine)}", row
 
 
 _Chosen = Callable[[ExposedKey], bool]
@@ -95,7 +135,7 @@ def _matching(row: dict[str, Any], *names: str) -> _Chosen:
 
 
 def _differences(means: Means, chosen: Sequence[_Chosen], of: Callable[[ExposedKey], Any]) -> dict[Any, float]:
-    """Difference per rank-step of the chosen exposed time, by key."""
+    """Difference of the mean over rank-steps of the chosen exposed time, by key."""
     sides: list[Counter[Any]] = [Counter(), Counter()]
     for side, side_totals in zip(sides, (means.reference, means.candidate), strict=True):
         for key, length in side_totals.exposed.items():
@@ -119,7 +159,7 @@ def _largest(differences: dict[Any, float], total: float) -> tuple[Any, float]:
 def _part(means: Means, chosen: Sequence[_Chosen]) -> str:
     part, share = _largest(_differences(means, chosen, lambda key: key.part), means.difference_ms)
     if part == UNKNOWN_PART or share < _MOST:
-        return "; whether that is waiting or transfer is not known" if part == UNKNOWN_PART else ""
+        return "; whether that is waiting or transfer is unknown" if part == UNKNOWN_PART else ""
     said = {WAIT: "waiting for peers, not transfer", TRANSFER: "transfer, not waiting for peers"}[part]
     return f"; {'it' if share >= 0.95 else f'{rough_percent(share)} of it'} is {said}"
 
@@ -130,7 +170,7 @@ def _where(means: Means, chosen: Sequence[_Chosen]) -> str:
     block, of_block = _largest(_differences(means, chosen, lambda key: key.block), total)
     phase, of_phase = _largest(_differences(means, chosen, lambda key: key.phase), total)
     if place.phase is None and share >= _MOST:
-        return "; where it is exposed is not told"
+        return "; where it is exposed is unknown"
     if share >= _MOST:
         return f"; {_mostly(share)} exposed in {place_name(place)}"
     if block is not None and of_block >= _MOST:
@@ -149,36 +189,35 @@ def _balance(means: Means, found: dict[str, list[dict[str, Any]]]) -> str:
     communication, hidden = found["balance"]
     if (hidden["share"] or 0) < _MOST:
         return ""
-    less = "less" if hidden["difference_ms"] > 0 else "more"
+    lost = hidden["difference_ms"] > 0
     text = (
-        f" Time in communication is {rough_ms(communication['reference_ms'])} in the reference, "
-        f"{rough_ms(communication['candidate_ms'])} in the candidate: {rough_ms(hidden['difference_ms'])} {less} of "
-        "it is hidden"
+        f"Communication takes {_from_to(communication['reference_ms'], communication['candidate_ms'])} per step, and "
+        f"{rough_ms(hidden['difference_ms'])} {'less' if lost else 'more'} of it is hidden"
     )
+    coincides = "it no longer coincides with communication" if lost else "more of it coincides with communication"
     before, after = means.reference.sums, means.candidate.sums
     left, right = means.ms(means.reference, before.compute_ns), means.ms(means.candidate, after.compute_ns)
     change = right - left
     if abs(change) < _LITTLE * abs(hidden["difference_ms"]):
-        text += f", while computing takes {rough_ms(left)} and {rough_ms(right)}"
-        return f"{text}: it runs at another time, not longer."
-    change_said = f"computing is {rough_ms(change)} {'longer' if change > 0 else 'shorter'}"
-    if (change > 0) == (hidden["difference_ms"] > 0):  # more computing hides less, or less of it hides more
-        return f"{text}, though {change_said}: it runs at another time."
+        return f"{text}, although computation takes about as long ({_from_to(left, right)}): {coincides}."
+    change_said = f"computation is {rough_ms(change)} {'longer' if change > 0 else 'shorter'}"
+    if (change > 0) == lost:  # more computing hides less, or less of it hides more
+        return f"{text}, although {change_said}: {coincides}."
     text += f", as {change_said}"
     rows = _listed(found["computing"])
     if not rows:  # the record names no block
         return f"{text}."
     row = max(rows, key=lambda row: row["difference_ms"] * (1 if change > 0 else -1))
-    return (
-        f"{text}, most of that in "
-        f"{row['what']} ({rough_ms(row['reference_ms'])} in the reference, {rough_ms(row['candidate_ms'])} in the "
-        "candidate)."
-    )
+    return f"{text}, most of that in {row['what']} ({_from_to(row['reference_ms'], row['candidate_ms'])})."
 
 
-def _share(row: dict[str, Any]) -> str:
+def _share(row: dict[str, Any], change: str) -> str:
+    """How much of the increase or decrease a row is. More than all of it where other parts went the other way."""
     share = row["share"]
-    return rough_percent(share) if share <= 1.005 else f"More than all ({rough_percent(share)})"
+    if share > 1.005:
+        others = "improved" if change == "increase" else "got worse"
+        return f"{rough_percent(share)} of the net {change} (other parts {others})"
+    return f"{'All' if share >= 0.995 else rough_percent(share)} of the {change}"
 
 
 def _mostly(share: float) -> str:

@@ -5,7 +5,7 @@ Selects among the rows of `breakdown`; the row that the sentence is about comes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from aorta.analysis.attribution.keys import TRANSFER
@@ -57,3 +57,13 @@ def _tells(row: dict[str, Any], count: int) -> bool:
             return bool(row["term"] == "hidden" and abs(share - 1) <= _NOT_ITS_OWN)
         case _:
             return True
+
+
+def of_one_dimension(attribution: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All rows of the breakdown that the first cause belongs to, so that their shares add up to 100 %.
+
+    A straggler is in no breakdown: then it is waiting against transfer. Empty where there is nothing to attribute.
+    """
+    causes: Sequence[dict[str, Any]] = attribution.get("causes") or ()
+    breakdowns: Mapping[str, list[dict[str, Any]]] = attribution.get("dimensions") or {}
+    return breakdowns.get(causes[0].get("dimension", ""), breakdowns.get("part", [])) if causes else []

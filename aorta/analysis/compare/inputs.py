@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.compare.launch_set import LaunchSet, launch_of, read_set
-from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.compare.verdict_rules import GUARD, Rules
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.load.locations import launch_folders, load_source
 from aorta.analysis.load.records import load_run
@@ -50,8 +50,13 @@ def read_subjects(
         folders = launch_folders(where)
         if folders:
             launches = read_set(Path(where), folders, lambda folder: load_run(folder, engine))
-            shown = load_run(launches.representative(rules.primary).path, engine)
+            shown = load_run(launches.representative(*shown_by(rules)).path, engine)
             subjects[label] = Subject(LabelledRun(label, shown), launches)
         else:
             subjects[label] = Subject(LabelledRun(label, load_source(where, engine, comm_patterns)))
     return subjects
+
+
+def shown_by(rules: Rules) -> tuple[str, ...]:
+    """The metrics whose medians the launch is nearest to that stands for its set in pictures and details."""
+    return tuple(dict.fromkeys((rules.primary, GUARD)))

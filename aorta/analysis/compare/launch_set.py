@@ -6,9 +6,12 @@ columns of two launches at once, leave a launch out silently, or count one run t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from aorta.analysis.aggregate import NOTHING_USED, LabelledRun
 from aorta.analysis.compare.run_comparison import HEADER, facts
@@ -57,14 +60,24 @@ class LaunchSet:
         """One metric in every launch that has it."""
         return [launch.samples[name] for launch in self.launches if name in launch.samples]
 
-    def representative(self, metric: str) -> Launch:
-        """The launch with the (lower) middle median of the metric; the first where no median is known."""
-        known = sorted(
-            (median, place)
-            for place, launch in enumerate(self.launches)
-            if (median := launch.median(metric)) is not None
-        )
-        return self.launches[known[(len(known) - 1) // 2][1]] if known else self.launches[0]
+    def representative(self, *metrics: str) -> Launch:
+        """The launch nearest to the medians of all these metrics at once; the first in order of name of equally near
+        ones.
+
+        Distances are in units of the metric's own mean distance from its median, and added up. A launch that lacks a
+        metric which others have comes last; a metric without a median anywhere does not count.
+        """
+        distances = dict.fromkeys(range(len(self.launches)), 0.0)
+        for metric in metrics:
+            known = [median for launch in self.launches if (median := launch.median(metric)) is not None]
+            if not known:
+                continue
+            middle = float(np.median(known))
+            scale = float(np.mean(np.abs(np.subtract(known, middle)))) or 1.0
+            for place, launch in enumerate(self.launches):
+                median = launch.median(metric)
+                distances[place] += math.inf if median is None else abs(median - middle) / scale
+        return self.launches[min(distances, key=lambda place: (round(distances[place], 9), place))]
 
 
 def read_set(path: Path, folders: Sequence[Path], load: Callable[[Path], Run]) -> LaunchSet:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from aorta.analysis.attribution.causes import of_one_dimension
 from aorta.analysis.formatting import TEXT, p_value, whole_percent
 from aorta.analysis.gate.gate_checks import GateResult
 from aorta.analysis.gate.gate_text import OUTCOMES, headline, interval, quantity
@@ -16,7 +17,6 @@ from aorta.analysis.gate.gate_text import OUTCOMES, headline, interval, quantity
 _MARKS: Final = {"pass": "✅", "fail": "❌", "inconclusive": "❔"}
 _ACTIVE: Final = re.compile(r"([\\`*_{}\[\]()#+\-.!|~:@/])")
 """Characters that GitHub reads as markup, links, mentions or references unless a backslash stands before them."""
-_SHOWN_CAUSES: Final = 6
 LIMIT_BYTES: Final = 1_000_000
 """GitHub accepts a summary of up to 1 MiB per step (GitHub Docs, "Adding a job summary")."""
 
@@ -81,8 +81,7 @@ def _comparison(comparison: Mapping[str, Any]) -> Iterator[str]:
     for warning in comparison.get("warnings", ()):
         yield from ("", f"> ⚠️ {escaped(warning)}")
     yield from _folded("All metrics", _metrics(comparison["metrics"]))
-    causes = attribution.get("causes") or ()
-    yield from _folded("Where the exposed communication differs", _causes(causes[:_SHOWN_CAUSES]))
+    yield from _folded("Where the exposed communication differs", _causes(of_one_dimension(attribution)))
     differences = comparison.get("manifest_differences") or ()
     rows = [[escaped(row[name]) for name in ("key", "reference", "candidate")] for row in differences]
     yield from _folded(f"{len(rows)} differences of the manifests", _table(["key", "reference", "candidate"], rows))

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.cautions import cautions
 from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.formatting import TEXT, p_value
 from aorta.analysis.metrics import metric_named
@@ -61,7 +62,12 @@ def health_block(dataset: LabelledRun, entry: Mapping[str, Any]) -> str:
     lines += [f"  {fact}" for fact in facts if fact is not None]
     if "reason" in entry:
         lines.append(f"  ! nothing to measure: {entry['reason']}")
-    found = (*health.notes(), *device_notes(entry["devices"]), *sentences(entry.get("stragglers", ())))
+    found = (
+        *health.notes(),
+        *cautions(entry),
+        *device_notes(entry["devices"]),
+        *sentences(entry.get("stragglers", ())),
+    )
     lines += [f"  ! {note}" for note in found]
     return _wrap(lines)
 
@@ -70,7 +76,7 @@ def _set_lines(entry: Mapping[str, Any]) -> list[str]:
     """How many launches stand behind a dataset, and which do not count."""
     left_out = entry["left_out"]
     where = f"{entry['launches']} in {entry['launch_set']}"
-    lines = [f"  the launch in the middle of {where}: pictures and details are its"]
+    lines = [f"  this is {entry['representative_rule']}, of {where}: pictures and details are of this launch alone"]
     if left_out:
         lines.append(f"  ! {len(left_out)} of {entry['launches'] + len(left_out)} launches left out:")
         lines += [f"  !   {launch['path']}: {launch['reason']}" for launch in left_out[:_SHOWN_LEFT_OUT]]
@@ -122,11 +128,11 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
     shown = comparison["collectives"][:_SHOWN_COLLECTIVES]
     if judged and shown:
         lines.append(_columns("collectives of the middle launches", _HEAD))
-    for row in shown:
+    for title, row in zip(_collective_names(comparison["collectives"]), shown, strict=False):
         for name in ("transfer_ms", "wait_ms", "busbw_gb_per_s"):
             pair = row[name]
             if pair["reference"] is not None or pair["candidate"] is not None:
-                lines.append(_pair_row(f"{_collective_name(row)} {name}", pair, pair["unit"], pair["judgement"]))
+                lines.append(_pair_row(f"{title} {name}", pair, pair["unit"], pair["judgement"]))
     lines += _left_over(len(comparison["collectives"]), len(shown), "collectives")
     unshared = comparison["collectives_on_one_side"]
     if any(unshared.values()):
@@ -152,12 +158,12 @@ def _collective_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if not rows:
         return []
     lines = [_columns("collectives", ["transfer ms", "wait ms", "algbw GB/s", "busbw GB/s", "count"])]
-    for row in rows[:_SHOWN_COLLECTIVES]:
+    for title, row in zip(_collective_names(rows), rows[:_SHOWN_COLLECTIVES], strict=False):
         cells = [
             TEXT.number(row[name]["median"], metric_named(name).unit)
             for name in ("transfer_ms", "wait_ms", "algbw_gb_per_s", "busbw_gb_per_s")
         ]
-        lines.append(_columns(_collective_name(row), [*cells, str(row["collectives"])]))
+        lines.append(_columns(title, [*cells, str(row["collectives"])]))
     reasons = {f"{row['kind']}: {row['transfer_ms']['reason']}" for row in rows if row["transfer_ms"]["reason"]}
     lines += _left_over(len(rows), _SHOWN_COLLECTIVES, "collectives")
     notes = [f"  null transfer of {reason}" for reason in sorted(reasons)]
@@ -168,8 +174,15 @@ def _collective_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines + _wrap(notes).splitlines()
 
 
-def _collective_name(row: Mapping[str, Any]) -> str:
-    return f"{row['kind']} {TEXT.size(row['bytes'])} n={row['group_size'] or '?'}"
+def _collective_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Kind, size and number of ranks; with exact bytes and the group too where these are the same in several rows."""
+    names = [f"{row['kind']} {TEXT.size(row['bytes'])} n={row['group_size'] or '?'}" for row in rows]
+    return [
+        name
+        if names.count(name) == 1
+        else f"{row['kind']} {row['bytes']} B n={row['group_size'] or '?'} group {row['group']}"
+        for name, row in zip(names, rows, strict=True)
+    ]
 
 
 def _pair_row(title: str, pair: Mapping[str, Any], unit: str, judgement: str) -> str:
@@ -188,7 +201,7 @@ def _judged_row(title: str, pair: Mapping[str, Any]) -> str:
 def _judged_columns(title: str, cells: Sequence[str]) -> str:
     widths = (10, 11, 9, 8, 10, 13)
     padded = (f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-    return f"{title[:_NAME]:<{_NAME}}{''.join(padded)}".rstrip()
+    return f"{_fitted(title)}{''.join(padded)}".rstrip()
 
 
 def _titled(name: str) -> str:
@@ -196,7 +209,14 @@ def _titled(name: str) -> str:
 
 
 def _columns(title: str, cells: Sequence[str]) -> str:
-    return (f"{title[:_NAME]:<{_NAME}}" + "".join(f"{cell:>12}" for cell in cells)).rstrip()
+    return (_fitted(title) + "".join(f"{cell:>12}" for cell in cells)).rstrip()
+
+
+def _fitted(title: str) -> str:
+    """A title in its column; one that is too long stands on a line of its own, since its end may be what tells it from
+    another.
+    """
+    return f"{title:<{_NAME}}" if len(title) <= _NAME else f"{title}\n{'':<{_NAME}}"
 
 
 def _nulls(reasons: Mapping[str, str | None]) -> list[str]:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.attribute import attribute
 from aorta.analysis.attribution.breakdown import SHOWN_ROWS
+from aorta.analysis.attribution.causes import of_one_dimension
 from aorta.analysis.load.engines import Local
 from aorta.analysis.load.records import load_run
 from aorta.errors import InputError
@@ -68,8 +69,9 @@ def test_a_slow_kind_is_named_with_size_group_part_and_place(tmp_path: Path) -> 
     assert found["candidate"]["exposed_comm_ms"] == pytest.approx(6 + 4 + 15)
     assert found["reference"]["rank_steps"] == 4  # two of three steps of two ranks: the first is warm-up
     assert found["sentence"] == (
-        "100 % of the 14.0 ms more exposed communication per rank-step is reducescatter of 25 MB on group '0' "
-        "(2 ranks); it is transfer, not waiting for peers; it is exposed in backward of layers.0."
+        "Exposed communication rose by 14.0 ms (mean 11.0 ms -> 25.0 ms per step). All of the increase is "
+        "reducescatter of 25 MB on group '0' (2 ranks); it is transfer, not waiting for peers; it is exposed in "
+        "backward of layers.0."
     )
     cause = found["causes"][0]
     assert (cause["dimension"], cause["kind"], cause["bytes"], cause["group_size"]) == (
@@ -89,7 +91,7 @@ def test_the_other_way_round_it_is_less(tmp_path: Path) -> None:
     found = attribute(two_ranks(tmp_path / "a", "base", slow=3), two_ranks(tmp_path / "b", "new"))
     exact(found)
     assert found["sentence"].startswith(
-        "100 % of the 14.0 ms less exposed communication per rank-step is reducescatter"
+        "Exposed communication fell by 14.0 ms (mean 25.0 ms -> 11.0 ms per step). All of the decrease is reducescatter"
     )
     assert found["causes"][0]["difference_ms"] == pytest.approx(-14)
     assert found["causes"][0]["share"] == pytest.approx(1)
@@ -98,7 +100,9 @@ def test_the_other_way_round_it_is_less(tmp_path: Path) -> None:
 def test_where_nothing_differs_nothing_is_named(tmp_path: Path) -> None:
     found = attribute(two_ranks(tmp_path / "a", "base"), two_ranks(tmp_path / "b", "new"))
     exact(found)
-    assert "the same within 1 %: 11.0 ms in the reference, 11.0 ms in the candidate" in found["sentence"]
+    assert (
+        "the same within 1 % (mean per step: 11.0 ms in the reference, 11.0 ms in the candidate)" in found["sentence"]
+    )
     assert found["causes"] == []
 
 
@@ -126,8 +130,9 @@ def test_a_straggler_is_named_with_what_its_peers_wait(tmp_path: Path) -> None:
     found = attribute(late_by(tmp_path / "a", "base", 0), late_by(tmp_path / "b", "new", 5))
     exact(found)
     assert found["sentence"] == (
-        "100 % of the 10.0 ms more exposed communication per rank-step is waiting for rank 1, a straggler of group '0' "
-        "(2 ranks) in the candidate, late by 5.0 ms in each collective; it is exposed in backward of body."
+        "Exposed communication rose by 10.0 ms (mean 16.0 ms -> 26.0 ms per step). All of the increase is waiting for "
+        "rank 1, a straggler of group '0' (2 ranks) in the candidate, late by 5.0 ms in each collective (median); it "
+        "is exposed in backward of body."
     )
     assert found["causes"][0]["dimension"] == "straggler"
     assert found["causes"][0]["rank"] == 1
@@ -192,9 +197,8 @@ def test_less_computing_to_hide_behind_names_the_block_whose_computing_shrank(tm
     found = attribute(computing(tmp_path / "a", "base", 20), computing(tmp_path / "b", "new", 8))
     exact(found)
     assert found["sentence"].endswith(
-        " Time in communication is 18.0 ms in the reference, 18.0 ms in the candidate: 10.0 ms less of it is hidden, "
-        "as computing is 12.0 ms shorter, most of that in backward of b (20.0 ms in the reference, 8.0 ms in the "
-        "candidate)."
+        " Communication takes 18.0 ms -> 18.0 ms per step, and 10.0 ms less of it is hidden, as computation is 12.0 ms "
+        "shorter, most of that in backward of b (20.0 ms -> 8.0 ms)."
     )
     assert {row["term"]: row["difference_ms"] for row in found["dimensions"]["balance"]} == pytest.approx(
         {"communication": 0, "hidden": 10}
@@ -203,25 +207,72 @@ def test_less_computing_to_hide_behind_names_the_block_whose_computing_shrank(tm
     assert found["computing"][0]["share"] is None
 
 
-@pytest.mark.parametrize(("other_way", "more", "change"), [(False, "less", "longer"), (True, "more", "shorter")])
+@pytest.mark.parametrize(
+    ("other_way", "more", "change", "coincides", "first"),
+    [
+        (False, "less", "longer", "it no longer coincides", "Nothing is hidden any more (mean 18.0 ms -> 0 ms"),
+        (True, "more", "shorter", "more of it coincides", "Communication is hidden for the first time (mean 0 ms"),
+    ],
+)
 def test_computing_that_changed_the_other_way_does_not_explain_it(
-    tmp_path: Path, other_way: bool, more: str, change: str
+    tmp_path: Path, other_way: bool, more: str, change: str, coincides: str, first: str
 ) -> None:
     """Twice the computing hides nothing where the all-reduce comes after it; the other way round likewise."""
     sides = [computing(tmp_path / "a", "base", 20), computing(tmp_path / "b", "new", 40, at_ms=90)]
     found = attribute(*(sides[::-1] if other_way else sides))
     exact(found)
     assert found["sentence"].endswith(
-        f"18.0 ms {more} of it is hidden, though computing is 20.0 ms {change}: it runs at another time."
+        f"18.0 ms {more} of it is hidden, although computation is 20.0 ms {change}: {coincides} with communication."
     )
+    assert found["sentence"].startswith(first)
+
+
+def test_what_was_configured_is_named_before_what_follows_from_it(tmp_path: Path) -> None:
+    sides = computing(tmp_path / "a", "base", 20), computing(tmp_path / "b", "new", 20, at_ms=70)
+    changes = [
+        {"key": "header.parallel", "reference": "ddp", "candidate": "ddp2"},
+        {"key": "config.label", "reference": "base", "candidate": "new"},
+        {"key": "config.parallel.overlap", "reference": True, "candidate": False},
+    ]
+    said = attribute(*sides, differences=changes)["sentence"]
+    assert said.startswith(
+        "Nothing is hidden any more (mean 18.0 ms -> 0 ms per step). Configuration: parallel.overlap True -> "
+        "False. All of the increase is allreduce of 8 kB"
+    )
+    many = [{"key": f"config.training.{name}", "reference": 1, "candidate": 2} for name in "abcde"]
+    assert "training.b 1 -> 2, training.c 1 -> 2 and 2 more." in attribute(*sides, differences=many)["sentence"]
+    assert "Configuration" not in attribute(*sides, differences=changes[:2])["sentence"]
+
+
+def test_more_than_the_net_increase_says_that_other_parts_improved(tmp_path: Path) -> None:
+    sides = []
+    for label, gather, reduce in (("a", 10, 10), ("b", 4, 30)):
+        rows = [comm("allgather", 0, gather, 8_000, 0), comm("reducescatter", 50, 50 + reduce, 8_000, 1)]
+        sides.append(dataset(tmp_path / label, label, [[made_step(rank, 2, 0, 100, [], rows)] for rank in (0, 1)]))
+    found = attribute(*sides)
+    exact(found)
+    assert "143 % of the net increase (other parts improved) is reducescatter" in found["sentence"]
+    back = attribute(*sides[::-1])
+    assert "143 % of the net decrease (other parts got worse) is reducescatter" in back["sentence"]
+
+
+def test_the_parts_shown_are_of_one_dimension_and_add_up(tmp_path: Path) -> None:
+    slow = attribute(two_ranks(tmp_path / "a", "base"), two_ranks(tmp_path / "b", "new", slow=3))
+    late = attribute(late_by(tmp_path / "c", "base", 0), late_by(tmp_path / "d", "new", 5))
+    for found, dimension in ((slow, "collective"), (late, "part")):
+        rows = of_one_dimension(found)
+        assert {row["dimension"] for row in rows} == {dimension}
+        assert sum(row["share"] for row in rows) == pytest.approx(1)
+    assert of_one_dimension(slow)[0] == slow["causes"][0]
+    assert of_one_dimension({"sentence": None, "reason": "nothing"}) == []
 
 
 def test_the_same_computing_at_another_time_is_said_to_be_that(tmp_path: Path) -> None:
     found = attribute(computing(tmp_path / "a", "base", 20), computing(tmp_path / "b", "new", 20, at_ms=70))
     exact(found)
     assert (
-        "18.0 ms less of it is hidden, while computing takes 40.0 ms and 40.0 ms: it runs at another time"
-        in (found["sentence"])
+        "18.0 ms less of it is hidden, although computation takes about as long (40.0 ms -> 40.0 ms): it no longer "
+        "coincides with communication." in (found["sentence"])
     )
 
 
@@ -241,10 +292,7 @@ def test_what_the_rows_do_not_explain_is_a_row_of_its_own(tmp_path: Path) -> Non
     less = step(0, 1, 0, overlap=metrics(100, 50, 12, 10))
     found = attribute(dataset(tmp_path / "a", "a", [[told]]), dataset(tmp_path / "b", "b", [[less]]))
     exact(found)
-    assert found["sentence"].startswith(
-        "100 % of the 18.0 ms less exposed communication per rank-step is communication that no row of the record "
-        "covers; "
-    )
+    assert "All of the decrease is communication that no row of the record covers; " in found["sentence"]
     assert found["reference"]["untold_ns"] == ns(20)
 
 

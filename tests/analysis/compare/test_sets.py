@@ -110,10 +110,21 @@ def test_a_set_without_a_complete_launch_is_refused(tmp_path: Path) -> None:
         read_set(tmp_path, launch_folders(tmp_path), load_run)
 
 
-def test_the_representative_is_the_lower_middle_one(tmp_path: Path) -> None:
-    found = read_set(tmp_path, launch_folders(launch_set(tmp_path, [0.7, 0.2, 0.5, 0.4])), load_run)
-    assert found.representative("overlap_ratio").path.name == "03"
+def test_the_representative_is_nearest_to_the_median(tmp_path: Path) -> None:
+    found = read_set(tmp_path, launch_folders(launch_set(tmp_path, [0.7, 0.2, 0.5, 0.45])), load_run)
+    assert found.representative("overlap_ratio").path.name == "02"  # the median is 0.475, and 02 as near as 03
     assert found.representative("not recorded").path.name == "00"
+
+
+def test_of_launches_that_tie_in_the_ratio_step_time_decides(tmp_path: Path) -> None:
+    """One hides as much as the median, but in a step twice as long as any other: its pictures would show a lie."""
+    slow, usual, fast = (
+        launch(tmp_path / name, ratio, step_ms)
+        for name, ratio, step_ms in (("00", 0.5, 200.0), ("01", 0.5, 100.0), ("02", 0.6, 99.0))
+    )
+    found = read_set(tmp_path, [slow, usual, fast], load_run)
+    assert found.representative("overlap_ratio").path == slow
+    assert found.representative("overlap_ratio", "job_step_ms").path == usual
 
 
 def test_one_run_is_held_at_a_time(tmp_path: Path) -> None:

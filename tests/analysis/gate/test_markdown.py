@@ -12,15 +12,22 @@ from aorta.analysis.gate.gate_conditions import parse_condition
 from aorta.analysis.gate.gate_markdown import LIMIT_BYTES, escaped, markdown_summary
 from tests.analysis.gate.comparisons import comparison, metric
 
+ROW = {
+    "what": "reducescatter",
+    "dimension": "kind",
+    "reference_ms": 1.0,
+    "candidate_ms": 13.3,
+    "difference_ms": 12.3,
+    "share": 1.0,
+}
 COMPARED = {
     **comparison(idle_ms=metric(1, 5), overlap_ratio=metric(0.8, 0.7, "ratio")),
     "warnings": ["EMULATED FABRIC in the candidate"],
     "manifest_differences": [{"key": "config.fabric.kind", "reference": "none", "candidate": "emulated|x"}],
     "attribution": {
-        "sentence": "81 % of the 12.3 ms more exposed communication per rank-step is reducescatter of 25.0 MB",
-        "causes": [
-            {"what": "reducescatter", "reference_ms": 1.0, "candidate_ms": 13.3, "difference_ms": 12.3, "share": 0.81}
-        ],
+        "sentence": "81 % of the increase is reducescatter of 25.0 MB",
+        "causes": [ROW],
+        "dimensions": {"kind": [ROW]},
     },
 }
 SUMMARY = {"comparison": COMPARED}

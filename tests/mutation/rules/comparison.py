@@ -357,7 +357,11 @@ COMPARISON: Final = (
         ("a launch with missing ranks counts", "    if health.ranks_missing:\n", "    if False:\n"),
         ("a launch with a killed rank counts", "        if ending != COMPLETED:\n", "        if False:\n"),
         ("one run counts twice", "if why is None and run_id in seen:", "if False:"),
-        ("the representative is the upper middle one", "known[(len(known) - 1) // 2][1]", "known[len(known) // 2][1]"),
+        (
+            "only the last metric chooses the representative",
+            "distances[place] += math.inf",
+            "distances[place] = math.inf",
+        ),
         (
             "a launch that cannot be read ends the comparison",
             "            left_out.append((folder, str(error)))\n            continue\n",

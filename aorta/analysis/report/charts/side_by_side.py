@@ -87,8 +87,8 @@ def draw_side_by_side(
     more = len(shown.ranks) - len(ranks)
     rest = f"; the {len(ranks)} ranks that differ most, of {len(shown.ranks)}" if more else ""
     figure.suptitle(
-        f"The step nearest to the mean difference: {_signed(shown.difference_ms)} ms exposed communication, mean "
-        f"{_signed(shown.mean_ms)} ms per rank-step{rest}",
+        f"The step nearest to the mean difference: {_signed(shown.difference_ms)} ms exposed communication; mean "
+        f"over steps and ranks: {_signed(shown.mean_ms)} ms{rest}",
         fontsize=11,
     )
     save(figure, path)

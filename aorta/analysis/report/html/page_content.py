@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.attribution.causes import of_one_dimension
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.report.html import page_tables
 from aorta.analysis.report.html.assembly import assemble
@@ -154,10 +155,10 @@ def _attribution(found: Any) -> dict[str, Any] | None:
     """Where the difference is: a sentence, its causes, and every way of breaking it down."""
     if not found:
         return None
-    if isinstance(found, list):
-        found = {"causes": found}
+    parts = of_one_dimension(found)
     ways = dict(found.get("dimensions") or {})
-    ways |= {name: found[name] for name in ("stragglers", "computing") if found.get(name)}
+    for name in ("stragglers", "computing"):  # no breakdowns: their shares would not add up to the difference
+        ways[name] = [{key: each for key, each in row.items() if key != "share"} for row in found.get(name) or ()]
     sides = {side: found[side] for side in ("reference", "candidate") if isinstance(found.get(side), dict)}
     means = {
         side: {key: PAGE.number(told[key], "ms") for key in _MEANS if told.get(key) is not None}
@@ -167,8 +168,10 @@ def _attribution(found: Any) -> dict[str, Any] | None:
     return {
         "sentence": found.get("sentence") or found.get("reason"),
         "definition": found.get("definition"),
-        "means": page_tables.facts_table("attribution-means", "Each side, per rank-step", means) if means else None,
-        "causes": _rows("attribution", "Causes, the largest first", found.get("causes") or ()),
+        "means": page_tables.facts_table("attribution-means", "Each side, mean over steps and ranks", means)
+        if means
+        else None,
+        "causes": _rows("attribution", "Parts of the difference, the largest first; shares add up to 100 %", parts),
         "ways": [_rows(f"attribution-{name}", f"By {name}", rows) for name, rows in ways.items() if rows],
     }
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.cautions import cautions
 from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.load.manifest import config_of, flatten
@@ -31,7 +32,12 @@ def left_out(comparison: Mapping[str, Any] | None) -> list[str]:
 def health_of(dataset: LabelledRun, entry: Mapping[str, Any]) -> dict[str, Any]:
     """What was read of a run, and everything that is wrong with it."""
     health, steps, source = dataset.run.health, entry["steps"], entry["source"]
-    notes = [*health.notes(), *device_notes(entry["devices"]), *sentences(entry.get("stragglers", ()))]
+    notes = [
+        *health.notes(),
+        *cautions(entry),
+        *device_notes(entry["devices"]),
+        *sentences(entry.get("stragglers", ())),
+    ]
     if "reason" in entry:
         notes.insert(0, f"nothing to measure: {entry['reason']}")
     facts = {
@@ -62,7 +68,7 @@ def of_launches(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Which launch stands for each launch set where the page shows one."""
     return [
         f"{label}: of {PAGE.count(entry['launches'], 'launch')} this is {entry['representative']}, "
-        "the one in the middle."
+        f"{entry['representative_rule']}."
         for label, entry in entries.items()
         if "launches" in entry
     ]

@@ -96,45 +96,63 @@ def _numbers_only(entries: Mapping[str, Mapping[str, Any]]) -> Verdict:
 
 
 def _sentence(comparison: Mapping[str, Any], primary: str) -> str:
-    """Both sides of the primary metric, and of the job step, in words."""
-    reference, candidate = comparison["reference"], comparison["candidate"]
+    """Both sides of the primary metric, and of the job step, in words. What is not decided is not said as a fact."""
     metrics = comparison["metrics"]
-    parts = []
-    pair = metrics.get(primary)
-    if pair is None or pair["reference"] is None or pair["candidate"] is None:
-        why = "it is in neither record" if pair is None else pair["judgement_reason"] or pair["quotient_reason"]
-        parts.append(f"{primary} cannot be compared: {why}")
-    elif primary == "overlap_ratio":
-        change = pair["difference"]
-        if change:
-            amount = f"{PAGE.points(abs(change))} {'more' if change > 0 else 'less'}"
-            sides = f"{PAGE.percent(pair['candidate'])} against {PAGE.percent(pair['reference'])}"
-            parts.append(f"{candidate} hides {amount} of its communication than {reference}: {sides}")
-        else:
-            parts.append(
-                f"{candidate} hides as much of its communication as {reference}: {PAGE.percent(pair['candidate'])}"
-            )
-    else:
-        parts.append(
-            f"{primary}: {PAGE.number(pair['candidate'], pair['unit'])} {pair['unit']} in {candidate}, "
-            f"{PAGE.number(pair['reference'], pair['unit'])} {pair['unit']} in {reference}"
-        )
+    parts = [_primary(comparison, primary, metrics.get(primary))]
     step = metrics.get("job_step_ms")
     if primary != "job_step_ms" and step is not None and step["quotient"] is not None:
-        if step["judgement"] == "not judged":
-            parts.append(f"job steps are not compared: {step['judgement_reason']}")
-        else:
-            parts.append(_job_step(step["quotient"]))
+        parts.append(_job_step(step))
     only = "" if "launches" in comparison else "In this one pair of launches: "
     return only + "; ".join(parts) + "."
 
 
-def _job_step(quotient: float) -> str:
-    if quotient == 1:
+def _primary(comparison: Mapping[str, Any], primary: str, pair: Mapping[str, Any] | None) -> str:
+    reference, candidate = comparison["reference"], comparison["candidate"]
+    if pair is None or pair["reference"] is None or pair["candidate"] is None:
+        why = "it is in neither record" if pair is None else pair["judgement_reason"] or pair["quotient_reason"]
+        return f"{primary} cannot be compared: {why}"
+    if _undecided(pair):
+        sides = [PAGE.quantity(pair[side], pair["unit"]) for side in ("candidate", "reference")]
+        return (
+            f"no difference in {primary} was shown between {candidate} and {reference}{_p_of(pair)}: "
+            f"{sides[0]} against {sides[1]}"
+        )
+    if primary != "overlap_ratio":
+        return (
+            f"{primary}: {PAGE.number(pair['candidate'], pair['unit'])} {pair['unit']} in {candidate}, "
+            f"{PAGE.number(pair['reference'], pair['unit'])} {pair['unit']} in {reference}"
+        )
+    change, hidden = pair["difference"], PAGE.percent(pair["candidate"])
+    if not change:
+        return f"{candidate} hides as much of its communication as {reference}: {hidden}"
+    amount = f"{PAGE.points(abs(change))} {'more' if change > 0 else 'less'}"
+    against = PAGE.percent(pair["reference"])
+    return f"{candidate} hides {amount} of its communication than {reference}: {hidden} against {against}"
+
+
+def _undecided(pair: Mapping[str, Any]) -> bool:
+    """Whether launches were tested, and the difference may be chance. One pair of launches tests nothing: its sentence
+    says so by itself.
+    """
+    return "verdict" in pair and pair["verdict"] not in ("regression", "improvement", "equivalent")
+
+
+def _p_of(pair: Mapping[str, Any]) -> str:
+    p = pair.get("p_corrected") if pair.get("p_corrected") is not None else pair.get("p")
+    return "" if p is None else f" (p = {p_value(p, 3)})"
+
+
+def _job_step(step: Mapping[str, Any]) -> str:
+    if step["judgement"] == "not judged":
+        return f"job steps are not compared: {step['judgement_reason']}"
+    if _undecided(step):
+        return f"no difference in job step time was shown{_p_of(step)}"
+    ratio: float = step["quotient"]
+    if ratio == 1:
         return "job steps take as long"
-    if quotient >= 2:
-        return f"its job step takes {quotient:.1f} times as long"
-    return f"its job step takes {PAGE.percent(abs(quotient - 1))} {'longer' if quotient > 1 else 'shorter'}"
+    if ratio >= 2:
+        return f"its job step takes {ratio:.1f} times as long"
+    return f"its job step takes {PAGE.percent(abs(ratio - 1))} {'longer' if ratio > 1 else 'shorter'}"
 
 
 def _basis(comparison: Mapping[str, Any]) -> str:
@@ -167,11 +185,12 @@ def _card(name: str, pair: Mapping[str, Any], comparison: Mapping[str, Any]) -> 
             facts.append(("quotient", PAGE.number(pair["quotient"], "ratio")))
         if pair["judgement_reason"]:
             facts.append(("note", pair["judgement_reason"]))
+    middle = "median over launches" if "launches" in comparison else "median"
     role = {"primary": "primary metric", "guard": "guard: a better ratio with a slower step is no improvement"}
     return Card(
         name,
         _TITLES.get(name, name),
-        role.get(pair.get("role", ""), "secondary" if "role" in pair else ""),
+        ", ".join(filter(None, (role.get(pair.get("role", ""), "secondary" if "role" in pair else ""), middle))),
         PAGE.quantity(pair["candidate"], unit),
         change,
         _WORDS[word][1] if word in _WORDS else "open",

@@ -1,0 +1,55 @@
+"""What a reader of a dataset's numbers has to bear in mind: few steps, denominators of 0, impossible efficiencies.
+
+Takes the entry of a dataset in `summary.json`, gives sentences. Must not repeat what `health` says of the record, or
+change a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from aorta.analysis.formatting import TEXT
+from aorta.analysis.metrics import RATIO_PARTS
+
+FEW_STEPS: Final = 20
+"""Below this, the 5th and the 95th percentile are the smallest and the largest value, or lie between these and the next
+(numpy's linear interpolation: position 0.05 (n - 1) is below 1 up to n = 20)."""
+_SHARES: Final = ("overlap_ratio", "exposed_share", "overlap_efficiency")
+"""Metrics that are shares of a whole, and so lie between 0 and 1 where their parts fit together."""
+
+
+def cautions(entry: Mapping[str, Any]) -> list[str]:
+    """One sentence for each; none for a dataset without a usable step, which says so itself."""
+    return [*_steps(entry), *_denominators(entry), *_outside(entry)] if entry.get("count") else []
+
+
+def _steps(entry: Mapping[str, Any]) -> Iterator[str]:
+    count = entry["steps"]["global_steps_used"]
+    if count <= FEW_STEPS:
+        yield (
+            f"only {TEXT.count(count, 'step')} after warm-up: percentiles of so few are their extremes, and a single "
+            f"slow step moves a mean; record more than {FEW_STEPS} (training.max_steps)"
+        )
+
+
+def _denominators(entry: Mapping[str, Any]) -> Iterator[str]:
+    for name, values in entry["metrics"].items():
+        left_out, whole = values.get("nulls", 0), RATIO_PARTS.get(name, ("", ""))[1]
+        if whole and left_out and values["median"] is not None:
+            yield (
+                f"{name} rests on {values['count']} of {values['count'] + left_out} rank-steps: in the others {whole} "
+                "is 0 or not known, and the ratio undefined"
+            )
+
+
+def _outside(entry: Mapping[str, Any]) -> Iterator[str]:
+    for name in _SHARES:
+        values = entry["metrics"].get(name, {})
+        seen = [value for key in ("min", "max") if (value := values.get(key)) is not None and not 0 <= value <= 1]
+        if seen:
+            shown = " and ".join(TEXT.number(value, "ratio", fewer=1) for value in dict.fromkeys(seen))
+            yield (
+                f"{name} is {shown}, which no share of a whole can be: the parts it is made of were measured at "
+                "different times and do not add up; take it for noise, and record more steps"
+            )

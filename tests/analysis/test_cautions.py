@@ -1,0 +1,65 @@
+"""What is odd about a dataset's numbers is said, and nothing is said of ordinary ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.analysis.cautions import FEW_STEPS, cautions
+from aorta.analysis.load.records import load_run
+from aorta.analysis.report.report_folder import write_report
+from tests.analysis.builders import collective, header, metrics, step, write_rank
+
+USUAL = metrics(20, 16, 8, 4)
+
+
+def entry(folder: Path, overlaps: list[dict[str, Any]]) -> dict[str, Any]:
+    """The entry of a run of two ranks whose steps have these metrics."""
+    folder.mkdir()
+    for rank in range(2):
+        write_rank(folder, header(rank, 2), [step(rank, 2, at, overlap=found) for at, found in enumerate(overlaps)])
+    return aggregate(LabelledRun("x", load_run(folder)))
+
+
+def test_few_steps_are_said_to_be_few(tmp_path: Path) -> None:
+    (said,) = cautions(entry(tmp_path / "few", [USUAL] * 3))
+    assert said.startswith("only 3 steps after warm-up")
+    assert cautions(entry(tmp_path / "enough", [USUAL] * (FEW_STEPS + 1))) == []
+
+
+def test_a_denominator_of_zero_is_counted(tmp_path: Path) -> None:
+    overlaps = [USUAL] * (FEW_STEPS + 1) + [metrics(20, 16, 0, 0)] * 2
+    (said,) = cautions(entry(tmp_path / "x", overlaps))
+    assert said == (
+        "overlap_ratio rests on 42 of 46 rank-steps: in the others comm_ms is 0 or not known, and the ratio undefined"
+    )
+
+
+def test_an_efficiency_outside_0_to_1_is_not_left_to_stand(tmp_path: Path) -> None:
+    found = entry(tmp_path / "x", [USUAL] * (FEW_STEPS + 1))
+    found["metrics"]["overlap_efficiency"] |= {"min": -0.2, "max": 1.3, "median": 0.9}
+    (said,) = cautions(found)
+    assert said.startswith("overlap_efficiency is -0.200 and 1.300, which no share of a whole can be")
+
+
+def test_a_run_without_steps_has_none() -> None:
+    assert cautions({"count": 0, "reason": "no step is left after warm-up"}) == []
+
+
+def test_rows_that_round_to_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    rows = [collective("allreduce", at, bytes=size) for at, size in enumerate((1_000_000, 1_000_004))]
+    for rank in range(2):
+        write_rank(tmp_path, header(rank, 2), [step(rank, 2, overlap=USUAL, collectives=rows)])
+    text = write_report({"x": tmp_path}, tmp_path / "out", html=False).text
+    assert "allreduce 1000000 B n=2 group world" in text
+    assert "allreduce 1000004 B n=2 group world" in text
+    assert "allreduce 1 MB" not in text
+
+
+def test_a_record_of_one_rank_says_that_nothing_was_communicated(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(0, 1), [step(0, 1, overlap=metrics(20, 16, 0, 0))])
+    text = write_report({"x": tmp_path}, tmp_path / "out").text
+    for said in (text, (tmp_path / "out/report.html").read_text()):
+        assert "one rank: it has no other rank to" in " ".join(said.split())
+        assert "torchrun --standalone --nproc_per_node N" in " ".join(said.split())
