@@ -46,7 +46,7 @@ def test_all_four_overrides_apply(door):
     ],
     ids=["one override", "four overrides", "absolute path", "both styles", "--config in between"],
 )
-@pytest.mark.spec("D51")
+@pytest.mark.spec("D50", "D51")
 def test_the_older_command_and_the_native_one_show_the_same_configuration(door, older):
     assert door.shown(*older) == door.shown(*FOUR)
 

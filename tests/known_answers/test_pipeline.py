@@ -94,6 +94,7 @@ def flow_shop(way: str, c: float, d: float, owner: int | None, blocks: int) -> d
     }
 
 
+@pytest.mark.spec("D8")
 @pytest.mark.parametrize("known", TABLE, ids=lambda known: known.name)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_record_says_what_is_known(records: dict[Known, tuple[Step, Step]], known: Known, rank: int) -> None:
