@@ -103,7 +103,12 @@ class LoopProfiler:
         return recording
 
     def step(self) -> None:
-        """Call it once at the end of every step."""
+        """Call it once at the end of every step.
+
+        Raises:
+            ConfigError: it has not been started.
+        """
+        self._joined()
         self._recording.step()
 
     def __call__(self, *_: object, **__: object) -> None:
@@ -331,5 +336,6 @@ def must_be_empty(folder: Path) -> None:
         if path.is_file() and not any(part.startswith(".") for part in inside.parts):
             raise FolderNotEmpty(
                 f"FileExistsError: {folder} is not empty; {inside} exists. Set profiling.overwrite=true, choose "
-                "another profiling.folder, or label the run"
+                "another profiling.folder, or label the run; in a loop of your own: overwrite=True, folder=... or "
+                "run_name=..."
             )
