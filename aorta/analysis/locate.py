@@ -57,8 +57,9 @@ def check_label(label: str) -> str:
 
 
 def locate(labels: Sequence[str], here: Path, root: Path) -> dict[str, Path]:
-    """Label -> run folder. Searches `here`, then `root`, for `artifacts_L`, `artifacts/L`, and `artifacts` itself if
-    its records are labelled L or were made on platform L.
+    """Label -> run folder. Searches `here`, then `root`, for `artifacts_L`, `artifacts_L/L` (a labelled run with an
+    output folder of its own), `artifacts/L`, and `artifacts` itself if its records are labelled L or were made on
+    platform L.
 
     Raises:
         InputError: a label has no records; lists every path searched and the commands that would create them.
@@ -84,7 +85,8 @@ def _folder_of(label: str, here: Path, root: Path) -> Path | None:
 def _candidates(label: str, here: Path, root: Path) -> Iterator[tuple[Path, str | None]]:
     """Folders in the order of the search, each with the reason why it does not qualify, or None if it does."""
     for place in dict.fromkeys((here.resolve(), root.resolve())):
-        for folder in (place / f"{OUTPUTS}_{label}", place / OUTPUTS / label):
+        own = place / f"{OUTPUTS}_{label}"
+        for folder in (own, own / label, place / OUTPUTS / label):
             yield folder, None if rank_files(folder) or launch_folders(folder) else "no records"
         shared = place / OUTPUTS
         headers = [header for file in rank_files(shared) if (header := _header(file))]

@@ -49,12 +49,16 @@ def choices(key: str) -> Iterator[str]:
             }
     names = {where: [f.name for f in fields(node)] for where, node in nodes.items()}
     elsewhere = [where for where, known in names.items() if last in known and where]
-    if elsewhere:
+    if len(elsewhere) < len(names) and elsewhere:
         yield f"  {key} belongs to {' and '.join(elsewhere)}"
     if any(last in known for known in names.values()):
         return
+    shared = [key for key in next(iter(names.values()), ()) if all(key in known for known in names.values())]
+    if shared:
+        yield f"  keys of {'.'.join(parents) or 'the root'}: {', '.join(shared)}"
     for where, known in names.items():
-        yield f"  keys of {where or '.'.join(parents) or 'the root'}: {', '.join(known)}"
+        if own := [key for key in known if key not in shared]:
+            yield f"  also of {where}: {', '.join(own)}"
     close = difflib.get_close_matches(last, {name for known in names.values() for name in known}, n=1)
     if close:
         yield f"  did you mean {close[0]}?"

@@ -101,7 +101,12 @@ class LoopProfiler:
         return recording
 
     def step(self) -> None:
-        """Call it once at the end of every step."""
+        """Call it once at the end of every step.
+
+        Raises:
+            ConfigError: it has not been started.
+        """
+        self._joined()
         self._recording.step()
 
     def __call__(self, *_: object, **__: object) -> None:

@@ -79,5 +79,6 @@ def must_be_empty(folder: Path) -> None:
         if path.is_file() and not any(part.startswith(".") for part in inside.parts):
             raise FolderNotEmpty(
                 f"FileExistsError: {folder} is not empty; {inside} exists. Set profiling.overwrite=true, choose "
-                "another profiling.folder, or label the run"
+                "another profiling.folder, or label the run; in a loop of your own: overwrite=True, folder=... or "
+                "run_name=..."
             )

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from aorta.config.groups.profiling import ComposerProfiling, preset
+from aorta.config.groups.profiling import PRESETS, ComposerProfiling, preset
 from aorta.config.schema import Training
 from aorta.errors import ConfigError
 from aorta.profiling.trace_names import Counters
@@ -150,8 +150,8 @@ def profiler_of(asked: Profiling | None, folder: Path, label: str | None, timeou
         asked = {"enabled": False}
     elif not isinstance(asked, Mapping):
         raise ConfigError(
-            f"aorta.record: profiling={asked!r}: give the name of a preset, a mapping of the profiling group's keys, "
-            "or an aorta.Profiler or aorta.TorchProfiler"
+            f"aorta.record: profiling={asked!r}: give a preset ({', '.join(PRESETS)}), a mapping of the profiling "
+            "group's keys, or an aorta.Profiler or aorta.TorchProfiler"
         )
     name, keys = asked.get("preset", "aorta"), {key: value for key, value in asked.items() if key != "preset"}
     settings = preset(str(name), keys, "aorta.record(profiling=...)")

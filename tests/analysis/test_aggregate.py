@@ -38,6 +38,7 @@ def known(tmp_path: Path) -> dict[str, Any]:
     return aggregated(tmp_path)
 
 
+@pytest.mark.spec("D21")
 def test_older_keys(known: dict[str, Any]) -> None:
     assert known["count"] == 4
     assert known["mean_loss"] == 2.0  # 1, 2 on rank 0 and 2, 3 on rank 1
@@ -48,6 +49,7 @@ def test_older_keys(known: dict[str, Any]) -> None:
     assert known["overlap_ratio"] == 0.625  # the median of 0.5, 0.75, 0.25, 1
 
 
+@pytest.mark.spec("D21")
 def test_warmup_is_left_out_and_counted(known: dict[str, Any]) -> None:
     steps = known["steps"]
     assert (steps["rank_steps_read"], steps["rank_steps_used"], steps["rank_steps_left_out_as_warmup"]) == (6, 4, 2)
@@ -93,6 +95,7 @@ def test_percentiles_interpolate_linearly(known: dict[str, Any]) -> None:
     assert hidden["p95"] == pytest.approx(6 + 0.85 * 2)
 
 
+@pytest.mark.spec("D21")
 def test_ranks_are_set_beside_each_other(known: dict[str, Any]) -> None:
     hidden = known["metrics"]["compute_comm_ms"]
     assert hidden["per_rank_median"] == {"0": 4.0, "1": 4.5}

@@ -23,13 +23,16 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
+@pytest.mark.spec("D42")
 def test_the_order_of_the_search(here: Path, root: Path) -> None:
     places = [
         root / "artifacts",
         root / "artifacts" / "cuda",
+        root / "artifacts_cuda" / "cuda",
         root / "artifacts_cuda",
         here / "artifacts",
         here / "artifacts" / "cuda",
+        here / "artifacts_cuda" / "cuda",
         here / "artifacts_cuda",
     ]
     for place in places:  # from the last searched to the first

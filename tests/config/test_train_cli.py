@@ -46,7 +46,7 @@ def test_all_four_overrides_apply(door):
     ],
     ids=["one override", "four overrides", "absolute path", "both styles", "--config in between"],
 )
-@pytest.mark.spec("D51")
+@pytest.mark.spec("D50", "D51")
 def test_the_older_command_and_the_native_one_show_the_same_configuration(door, older):
     assert door.shown(*older) == door.shown(*FOUR)
 
@@ -94,8 +94,9 @@ def test_the_native_way_needs_quotes_and_says_so(door):
     [
         (
             "profiling.enabeld=true",
-            ["profiling.enabeld", "=true", "keys of profiling=aorta: enabled, wait", "enabled?"],
+            ["profiling.enabeld", "=true", "keys of profiling: enabled, wait", "enabled?"],
         ),
+        ("parallel.bucket_cap=3", ["also of parallel=ddp: ", "did you mean bucket_cap_mb?"]),
         ("trainin.max_steps=3", ["trainin.max_steps", "did you mean training?"]),
         ("label.x=3", ["label.x"]),
         ("parallel.reshard_after_forward=false", ["belongs to parallel=fsdp", "reshard_after_forward=false"]),
@@ -120,6 +121,17 @@ def test_a_slip_is_answered_with_key_value_and_choices(door, style, word, said):
     assert not any(
         noise in answer.err for noise in ("Traceback", "base_", "To append", "searchpath", "HYDRA_FULL_ERROR")
     )
+
+
+def test_a_wrong_value_of_a_key_that_every_option_has_is_no_question_of_options(door):
+    assert "belongs to" not in door("profiling.filename=null").err
+
+
+@pytest.mark.spec("D53")
+def test_keys_that_all_options_of_a_group_share_are_listed_once(door):
+    answer = door("profiling.enabeld=true").err
+    assert answer.count("enabled, ") == 1
+    assert "also of profiling=composer: use_gzip\n" in answer
 
 
 @pytest.mark.spec("D53")

@@ -48,6 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.spec("D8")
 @pytest.mark.parametrize("arm", [_arm(*arm) for arm in ARMS])
 @pytest.mark.parametrize("known", TABLE, ids=lambda known: known.name)
 def test_a_pipeline_by_construction(folder: Path, known: object, arm: str) -> None:

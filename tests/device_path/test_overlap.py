@@ -71,6 +71,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[dict[s
 every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 
 
+@pytest.mark.spec("D6")
 @every_way
 def test_every_collective_starts_and_ends_where_the_devices_own_does(told: dict[str, Any], way: Way) -> None:
     for steps in told[way.name]:

@@ -37,6 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
 every_strategy = pytest.mark.parametrize("strategy", [one for some in STRATEGIES.values() for one in some])
 
 
+@pytest.mark.spec("D7")
 @every_strategy
 def test_losses_and_gradient_norms_are_those_without_the_instrument(trained: dict[str, Any], strategy: str) -> None:
     """Bit for bit, with collectives of 20 ms: a missing wait would read poison."""

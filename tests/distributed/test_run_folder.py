@@ -85,6 +85,7 @@ def test_a_second_run_moves_the_first_into_history_whole(start, out):
     assert third.run_id not in {first.run_id, second.run_id}
 
 
+@pytest.mark.spec("D1")
 def test_overwriting_replaces_the_last_run_but_not_history(start, out):
     first = start()
     leave_a_run(first)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import tomllib
 
+import pytest
+
 from aorta import errors
 from tests.docs.pages import PAGES, ROOT, fenced, first_column, name, prose, section
 
@@ -48,6 +50,7 @@ def test_exit_codes() -> None:
     assert listed == [*(str(code) for code in sorted({errors.EXIT_OK, *codes})), "128 + n"]
 
 
+@pytest.mark.spec("D43")
 def test_dependencies_are_named_in_the_readme() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     text = section(ROOT / "README.md", "Dependencies")

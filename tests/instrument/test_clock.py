@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from aorta.instrument.event_clock import HostClock
 
 
+@pytest.mark.spec("D6")
 def test_host_marks_are_their_own_readings() -> None:
     host = HostClock()
     mark = host.mark()

@@ -126,6 +126,7 @@ def test_exceptions_are_the_backends(watched: Watched) -> None:
     assert str(plain.value).splitlines()[0] == str(intercepted.value).splitlines()[0]
 
 
+@pytest.mark.spec("D7")
 def test_closing_puts_torch_back(watched: Watched) -> None:
     watched.close()
     dist.all_reduce(torch.ones(2))

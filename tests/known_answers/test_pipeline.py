@@ -96,6 +96,7 @@ def flow_shop(way: str, c: float, d: float, owner: int | None, blocks: int) -> d
     }
 
 
+@pytest.mark.spec("D8")
 @pytest.mark.parametrize("known", TABLE, ids=lambda known: known.name)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_most_steps_say_what_is_known(records: dict[Known, Pairs], known: Known, rank: int) -> None:

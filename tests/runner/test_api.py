@@ -282,6 +282,7 @@ def test_public_names():
         _ = aorta.recrod  # type: ignore[attr-defined]
 
 
+@pytest.mark.spec("D1")
 def test_a_killed_process_leaves_whole_lines(tmp_path):
     code = f"""
 import aorta, os, signal, torch

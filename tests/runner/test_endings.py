@@ -56,6 +56,7 @@ def test_a_start_step_without_checkpoint_is_refused_by_name(tmp_path: Path) -> N
     assert "training.start_step=3: no checkpoint" in done.stderr
 
 
+@pytest.mark.spec("D1")
 def test_a_second_run_keeps_the_first(tmp_path: Path) -> None:
     train(tmp_path, "training.max_steps=3", ranks=1)
     first = (tmp_path / "rank_0_metrics.jsonl").read_bytes()
@@ -65,6 +66,7 @@ def test_a_second_run_keeps_the_first(tmp_path: Path) -> None:
     assert (kept / "rank_0_metrics.jsonl").read_bytes() == first
 
 
+@pytest.mark.spec("D31")
 def test_sigterm_ends_after_a_step_with_143(tmp_path: Path) -> None:
     run = start(tmp_path, ranks=1)
     wait_for_steps(tmp_path, 3)
@@ -78,6 +80,7 @@ def test_sigterm_ends_after_a_step_with_143(tmp_path: Path) -> None:
     assert kept.footer.steps_written == len(kept.steps)
 
 
+@pytest.mark.spec("D31")
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> None:
     run = start(tmp_path)
     wait_for_steps(tmp_path, 3, rank=0)

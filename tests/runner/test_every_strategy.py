@@ -105,6 +105,7 @@ def check_case(folder: Path, ranks: int, words: Sequence[str], steps: int = 7) -
         check_groups(folder / runs[first + 1], ranks)
 
 
+@pytest.mark.spec("D7")
 @pytest.mark.parametrize("name", CASES)
 def test_every_mode_trains_alike_and_sees_everything(tmp_path: Path, name: str) -> None:
     check_case(tmp_path, *CASES[name])

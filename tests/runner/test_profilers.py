@@ -114,6 +114,12 @@ def test_as_the_callback_of_a_loop_whatever_it_is_given(tmp_path):
     assert numbers(read(tmp_path / "mine/rank0.5.pt.trace.json")) == [1, 2, 3, 4]
 
 
+def test_steps_of_a_profiler_that_was_not_started_are_refused(tmp_path):
+    profiler = aorta.Profiler(tmp_path, 4, 1, 1, None)
+    with pytest.raises(ConfigError, match=r"aorta\.Profiler: it has not been started; call start\(\), or use `with`"):
+        profiler.step()
+
+
 @pytest.mark.spec("A11", "A12")
 def test_open_gives_torch_s_profiler_and_later_windows_stand_beside_the_earlier(tmp_path):
     for start, stop in ((0, 4), (4, 8)):
@@ -150,7 +156,7 @@ def test_a_folder_in_use_is_refused_and_a_resumed_loop_goes_on_in_it(tmp_path):
                 torch_s.step()
 
     trained()
-    with pytest.raises(FolderNotEmpty, match=r"is not empty; rank0\.5\.pt\.trace\.json exists"):
+    with pytest.raises(FolderNotEmpty, match=r"is not empty; rank0\.5\.pt\.trace\.json exists.*overwrite=True"):
         trained()
     trained(5)
     assert files_below(tmp_path) == ["rank0.10.pt.trace.json", "rank0.5.pt.trace.json"]
@@ -289,7 +295,7 @@ def test_a_resumed_recording_writes_beside_the_earlier_windows(tmp_path):
     [
         ("d9", r"there is no preset 'd9'; there are aorta, d9d, tutorial, composer"),
         ({"perod": 4}, r"Key 'perod' not in"),
-        (7, r"profiling=7: give the name of a preset"),
+        (7, r"profiling=7: give a preset \(aorta, d9d, tutorial, composer\)"),
         ({"preset": "d9d", "period": 2}, "period=2, warmup=5, active=3"),
     ],
 )

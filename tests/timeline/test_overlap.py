@@ -37,6 +37,7 @@ def shifted(spans, base):
     return [(start + base, end + base) for start, end in spans]
 
 
+@pytest.mark.spec("D3")
 @given(intervals, interval_lists, collectives, interval_lists, interval_lists, interval_lists, bases)
 def test_a_window_agrees_with_the_reference(window, compute, comm, stalls, aux, copy, base):
     expected = masks(window, compute, comm, stalls, aux, copy)
@@ -76,6 +77,7 @@ def test_a_window_agrees_with_the_reference(window, compute, comm, stalls, aux, 
         assert (seen.segments[0].start_ns, seen.segments[-1].end_ns) == moved
 
 
+@pytest.mark.spec("D25")
 @given(intervals, interval_lists, collectives, interval_lists)
 def test_hidden_and_exposed_add_up_in_the_metrics(window, compute, comm, stalls):
     measured = measure_window(window, compute=compute, comm=comm, stalls=stalls)
@@ -95,6 +97,7 @@ def test_hidden_and_exposed_add_up_in_the_metrics(window, compute, comm, stalls)
     assert 0 <= concurrency["mean"] <= busiest
 
 
+@pytest.mark.spec("D24")
 @pytest.mark.parametrize(
     ("compute", "comm", "ratio", "hidden"),
     [
@@ -113,6 +116,7 @@ def test_known_ratios(compute, comm, ratio, hidden):
     assert measured.hidden_ns == measured.kinds["allreduce"].hidden_ns == hidden
 
 
+@pytest.mark.spec("D2")
 def test_kinds_that_run_at_once_count_once_in_comm_and_fully_in_their_own_time():
     measured = measure_window((0, 100), compute=[(0, 30)], comm={"allgather": [(10, 50)], "reducescatter": [(20, 60)]})
     assert (measured.comm_ns, measured.hidden_ns) == (50, 20)
@@ -129,6 +133,7 @@ def test_time_blocked_on_a_collective_is_not_compute():
     assert seen.overlap_ratio == 0.5
 
 
+@pytest.mark.spec("D3")
 def test_idle_counts_the_head_the_gaps_and_the_tail():
     measured = measure_window((0, 100), compute=[(10, 20)], comm={"allreduce": [(30, 40)]}, copy=[(50, 60)])
     assert measured.idle_ns == 10 + 10 + 10 + 40  # W9: not only between ranges
@@ -143,6 +148,7 @@ def test_idle_counts_the_head_the_gaps_and_the_tail():
     )
 
 
+@pytest.mark.spec("D2")
 def test_lanes_that_are_never_used_are_silent_unless_always_shown():
     measured = measure_window((0, 4 * MS), compute=[(0, 3 * MS)], comm={"allgather": [(2 * MS, 4 * MS)]})
     assert measured.per_stream_ms() == {
@@ -159,6 +165,7 @@ def test_lanes_that_are_never_used_are_silent_unless_always_shown():
     assert measured.concurrency() == {"mean": 5 / 4, "max": 2.0}
 
 
+@pytest.mark.spec("D24")
 def test_ratios_are_of_communication_of_compute_and_of_the_whole_window():
     measured = measure_window(
         (0, 100), compute=[(0, 40)], comm={"allreduce": [(30, 80)]}, copy=[(35, 45)], aux=[(80, 90)]
@@ -170,6 +177,7 @@ def test_ratios_are_of_communication_of_compute_and_of_the_whole_window():
     assert measured.concurrency() == {"mean": 1.1, "max": 3.0}
 
 
+@pytest.mark.spec("D24")
 def test_without_communication_the_ratio_is_unknown_and_says_why():
     values, reasons = measure_window((0, 10), compute=[(0, 10)], comm={"allreduce": []}, copy=()).metrics()
     assert values["overlap_ratio"] is None

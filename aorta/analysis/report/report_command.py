@@ -61,9 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description="How well communication hid behind computation: numbers, pictures, and one run against another.",
         epilog="Without --log-dir a label L is looked up in the current directory, then in the checkout: artifacts_L/, "
-        "artifacts/L/, then artifacts/ if its records are labelled L or were made on platform L; then L is a path. The "
-        "folder of a run may be packed (.tar.gz, .tar, .zip). Wherever a run is named, traces of other tools may be: a "
-        "file, folder, glob or URL of Kineto traces (.json, .json.gz, .tar.gz), "
+        "artifacts_L/L/, artifacts/L/, then artifacts/ if its records are labelled L or were made on platform L; then "
+        "L is a path. The folder of a run may be packed (.tar.gz, .tar, .zip). Wherever a run is named, traces of "
+        "other tools may be: a file, folder, glob or URL of Kineto traces (.json, .json.gz, .tar.gz), "
         "rocprofv3 output (JSON, CSV, rocpd), an nsys SQLite export or records of AORTA 2025, told apart by their "
         "content. A folder of several run folders is a launch set: each is one launch, and two sets get a verdict from "
         "four launches a side on; single runs get numbers. Files of an earlier report in the output folder are "

@@ -40,6 +40,7 @@ def test_labels_are_looked_up_where_the_caller_is(two_runs: Path) -> None:
     assert summary["comparison"]["ratio_delta"] is not None
 
 
+@pytest.mark.spec("D20", "D22")
 def test_folders_labels_and_output_from_elsewhere(two_runs: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -50,6 +51,7 @@ def test_folders_labels_and_output_from_elsewhere(two_runs: Path, tmp_path: Path
     assert "reference = a, candidate = b" in done.stdout
 
 
+@pytest.mark.spec("D20")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
