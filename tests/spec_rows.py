@@ -123,6 +123,7 @@ ROWS: Final[dict[str, dict[str, str]]] = {
         "D25": "hidden and exposed add up to the time in collectives, for each kind",
         "D27": "device sensors are joined to steps by time",
         "D28": "step markers for nsys and rocprofv3, and one tracer at a time",
+        "D29": "every command of the pages is one that its program takes",
         "D30": "the data set repeats for as many steps as were asked for; a training that epochs cut short says so",
         "D31": "SIGTERM and SIGINT end all ranks after the same step, with whole records",
         "D40": "`torchrun train.py profiling.enabled=true` and nothing else",

@@ -62,6 +62,7 @@ def compose(words: list[str], elsewhere: Path, monkeypatch: pytest.MonkeyPatch) 
     assert code in (0, None)
 
 
+@pytest.mark.spec("D29")
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
 def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = words_of(line)
