@@ -17,6 +17,7 @@ from typing import Any, Final
 from omegaconf import OmegaConf
 
 from aorta.config.override_words import DEAD, RENAMED, config_path, quoted
+from aorta.config.yaml_files import load_yaml, read_text
 from aorta.errors import ConfigError
 
 SECTIONS: Final = frozenset({"model", "fsdp", "distributed", "logging"})
@@ -61,9 +62,9 @@ def _older(value: str, caller: Path, root: Path) -> Mapping[str, Any] | None:
     path = config_path(value, caller, root)
     try:
         if path.suffix == ".json":
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(read_text(path))
         elif path.suffix in {".yaml", ".yml"}:
-            content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+            content = OmegaConf.to_container(load_yaml(path), resolve=True)
         else:
             return None
     except Exception as error:

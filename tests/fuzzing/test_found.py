@@ -96,7 +96,7 @@ CASES = {
     "a worker's folder without a number": (
         "rpc",
         "whole",
-        renamed("torch_profiler/worker0/rpc_calls.jsonl", "torch_profiler/worker\u00b2/rpc_calls.jsonl"),
+        renamed("torch_profiler/worker0/rpc_calls_0000.jsonl", "torch_profiler/worker\u00b2/rpc_calls_0000.jsonl"),
         REFUSAL,
     ),
     "a lost worker that is no number": ("rpc", "whole", swapped("rpc.json", (b'{"1":', b'{"one":')), ANSWER),
@@ -104,7 +104,7 @@ CASES = {
     "a call answered beyond any clock": (
         "rpc",
         "whole",
-        swapped("torch_profiler/worker0/rpc_calls.jsonl", (b'"reply_ns":', b'"reply_ns":9' + b"9" * 400)),
+        swapped("torch_profiler/worker0/rpc_calls_0000.jsonl", (b'"reply_ns":', b'"reply_ns":9' + b"9" * 400)),
         REFUSAL,
     ),
     "profile_memory of many digits": (

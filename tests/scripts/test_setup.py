@@ -133,18 +133,24 @@ def test_check_runs_its_stages_in_order_and_passes_words_to_pytest(sh, repo):
 
 
 @pytest.mark.parametrize(
-    ("words", "rooms", "fuzz"),
+    ("words", "rooms", "seeds", "fuzz"),
     [
-        ([], ["tests/device_path", "tests/gpu", "tests/simulated"], [["-m", "tests.fuzzing", "--minutes", "2"]]),
-        (["-k", "a name"], [], []),
+        (
+            [],
+            ["tests/device_path", "tests/gpu", "tests/simulated"],
+            [["-m", "tests.seeds", "--seconds", "60"]],
+            [["-m", "tests.fuzzing", "--minutes", "2"]],
+        ),
+        (["-k", "a name"], [], [], []),
     ],
 )
-def test_with_a_compiler_the_device_path_is_tested_on_the_simulated_device(sh, repo, words, rooms, fuzz):
+def test_with_a_compiler_the_device_path_is_tested_on_the_simulated_device(sh, repo, words, rooms, seeds, fuzz):
     ready(sh, repo)
     compiler(sh)
     result = sh("check", *words)
     assert result.code == 0, result.err
     assert [call["argv"] for call in result.calls[4:]] == [
+        *seeds,
         ["-m", "aorta.instrument.native"],
         ["-m", "tests.simulated.build"],
         [*TWO_AT_A_TIME, MAIN, *words],

@@ -13,6 +13,7 @@ RUN = [
     *ROOT.glob("scripts/*.sh"),
     *ROOT.glob("scripts/*.sbatch"),
     ROOT / "scripts/check",
+    ROOT / "scripts/fuzz",
     ROOT / "scripts/mutants",
     ROOT / ".ci/run",
 ]
