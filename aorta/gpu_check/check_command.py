@@ -72,7 +72,7 @@ def checked(path: Path, count: int, strategies: Sequence[str], words: Sequence[s
         ranks.wait()  # the terminal has signalled them as well
         raise
     if code or not path.exists():
-        raise RunIncomplete(f"the ranks ended with {code} before the table was made; what they said is above")
+        raise RunIncomplete(f"the ranks ended with {code} before the table was made; see their output above")
     return msgspec.json.decode(path.read_bytes(), type=CheckReport)
 
 
@@ -92,7 +92,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--pairs", type=_at_least_one, default=PAIRS, metavar="N", help=f"{blocks}; default: %(default)s"
     )
-    parser.add_argument("words", nargs="*", metavar="WORD", help="for train.py, as training.batch_size=4")
+    parser.add_argument("words", nargs="*", metavar="OVERRIDE", help="for train.py, such as training.batch_size=4")
     return parser.parse_args(words)
 
 

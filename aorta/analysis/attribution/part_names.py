@@ -16,7 +16,7 @@ PARTS: Final = {
     UNKNOWN_PART: "waiting or transfer, which cannot be told apart",
 }
 UNTOLD_WHAT: Final = "communication that no row of the record covers"
-_NO_PLACE: Final = "a place that the record does not tell"
+_NO_PLACE: Final = "an unknown place"
 
 
 def group_name(group: str, size: int | None) -> str:

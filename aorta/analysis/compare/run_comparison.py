@@ -16,7 +16,7 @@ from aorta.analysis.tables import Run
 
 VERDICT: Final = "inconclusive"
 VERDICT_REASON: Final = (
-    "1 launch a side; the unit is an independent launch, and at least 4 a side are needed (docs/measuring.md, "
+    "one launch per side; at least four are needed (docs/measuring.md, "
     "section 5: the smallest two-sided Mann-Whitney p is 0.029 with 4, 0.10 with 3)"
 )
 _HEADER_FACTS: Final = ("platform", "world_size", "parallel", "backend", "timer", "instrument_mode", "start_step")
@@ -63,7 +63,7 @@ def compare(
     }
     if result["ratio_delta"] is None:
         null = [dataset.label for dataset, value in ((reference, left), (candidate, right)) if value is None]
-        result["ratio_delta_reason"] = f"overlap_ratio is null for {' and '.join(null)}"
+        result["ratio_delta_reason"] = f"overlap_ratio is not available for {' and '.join(null)}"
     return result | {
         "verdict": VERDICT,
         "verdict_reason": VERDICT_REASON,
@@ -155,7 +155,11 @@ def _difference(left: float | None, right: float | None) -> dict[str, Any]:
         "candidate": right,
         "difference": right - left if left is not None and right is not None else None,
         "quotient": quotient,
-        "quotient_reason": None if quotient is not None else "the reference is 0" if known else "a side is null",
+        "quotient_reason": None
+        if quotient is not None
+        else "the reference is 0"
+        if known
+        else "not available on one side",
     }
 
 
@@ -212,8 +216,8 @@ def _sides(reference: Run, candidate: Run) -> tuple[tuple[str, Run], ...]:
 def not_alike(key: str, reference: object, candidate: object) -> str:
     """The warning about a difference between the sides that changes the work."""
     return (
-        f"NOT ALIKE: {key} is {reference!r} in the reference, {candidate!r} in the candidate: the runs did not do the "
-        "same work"
+        f"NOT COMPARABLE: {key} is {reference!r} in the reference, {candidate!r} in the candidate: the runs did not do "
+        "the same work"
     )
 
 
