@@ -43,12 +43,12 @@ Examples
             -v $PWD:$PWD -w $PWD rocm/pytorch torchrun"
 
 Leaves in DIR: plan.json, journal.jsonl, reference/NN, candidate/NN (run folders), logs/, aside/ (what failed or was cut
-off), and with --aa noise_floor.json. Exit codes: 0 done, 1 the plan cannot be run, 2 a word of the command line is
-wrong, 5 launches are missing, 128 + n stopped by signal n; with --report otherwise the report's own. docs/plans.md"""
+off), and with --aa noise_floor.json. Exit codes: 0 done, 1 the plan cannot be run, 2 an argument is wrong, 5 launches
+are missing, 128 + n stopped by signal n; with --report otherwise the report's own. docs/plans.md"""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The words that the command takes, up to `--`."""
+    """The arguments that the command takes, up to `--`."""
     words = argparse.ArgumentParser(
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
         words.add_argument(
             f"--{prefix}launcher",
             dest=f"{key}launcher",
-            metavar="WORDS",
+            metavar="COMMAND",
             help=f"what launches {whose} in place of {{torchrun}}, as 'docker run ... torchrun' or 'numactl -N 0 "
             "{torchrun}'",
         )

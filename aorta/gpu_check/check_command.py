@@ -1,10 +1,11 @@
-"""`aorta check-gpu [--json FILE] [--pairs N] [WORD...]`: one process a device, one table, one exit code.
+"""`aorta check-gpu [--json FILE] [--pairs N] [OVERRIDE...]`: one process a device, one table, one exit code.
 
-Enters: words of train.py, which go to every run. Leaves: the table on stdout and the same as JSON. torchrun ends with 1
-whatever its ranks end with, so the code comes from that file. Must not: touch a device in this process.
+Enters: overrides of train.py, which go to every run. Leaves: the table on stdout and the same as JSON. torchrun ends
+with 1 whatever its ranks end with, so the code comes from that file. Must not: touch a device in this process.
 
-Exit 0: nothing failed, and at least one comparison of times was judged. 1: a check failed, there is no device, or a
-word is wrong. 4: nothing failed, but no comparison of times could be judged. 5: a rank ended before the table was made.
+Exit 0: nothing failed, and at least one comparison of times was judged. 1: a check failed, there is no device, or
+an argument is wrong. 4: nothing failed, but no comparison of times could be judged. 5: a rank ended before the table was
+made.
 """
 
 from __future__ import annotations

@@ -168,8 +168,8 @@ def facts(run: Run) -> dict[str, object]:
     header = {f"{HEADER}{name}": getattr(run.source, name) for name in _HEADER_FACTS}
     configuration = dict(flatten(config_of(run.manifest), "config."))
     configuration.pop(_WHERE, None)  # where a run writes says nothing of what it did
-    tap = interceptor(run.manifest)
-    return header | configuration | ({_INTERCEPTOR: tap} if tap is not None else {})
+    timed_by = interceptor(run.manifest)
+    return header | configuration | ({_INTERCEPTOR: timed_by} if timed_by is not None else {})
 
 
 def differing(left: Mapping[str, object], right: Mapping[str, object]) -> list[dict[str, Any]]:
@@ -195,11 +195,11 @@ def _warnings(reference: Run, candidate: Run, differences: list[dict[str, Any]])
         warnings.append(f"EMULATED FABRIC {where}: communication times are those of the emulation")
     if reference.source.instrument_mode != candidate.source.instrument_mode:
         warnings.append("the runs were instrumented differently, which can change what is measured (R3)")
-    taps = interceptor(reference.manifest), interceptor(candidate.manifest)
-    if None not in taps and taps[0] != taps[1]:
+    timed_by = interceptor(reference.manifest), interceptor(candidate.manifest)
+    if None not in timed_by and timed_by[0] != timed_by[1]:
         warnings.append(
-            f"collectives were timed by {taps[0]} in the reference, by {taps[1]} in the candidate: Python sees their "
-            "ends later, and lengthens the step (R6); have the compiled part for both or for none"
+            f"collectives were timed by {timed_by[0]} in the reference, by {timed_by[1]} in the candidate: "
+            "Python sees their ends later, and lengthens the step (R6); have the compiled part for both or for none"
         )
     if reference.source.identity == candidate.source.identity:
         warnings.append(f"both sides are the same run {reference.source.identity!r}")
