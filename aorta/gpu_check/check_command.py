@@ -4,8 +4,8 @@ Enters: overrides of train.py, which go to every run. Leaves: the table on stdou
 with 1 whatever its ranks end with, so the code comes from that file. Must not: touch a device in this process.
 
 Exit 0: nothing failed, and at least one comparison of times was judged. 1: a check failed, there is no device, or
-an argument is wrong. 4: nothing failed, but no comparison of times could be judged. 5: a rank ended before the table was
-made.
+an argument is wrong. 4: nothing failed, but no comparison of times could be judged. 5: a rank ended before the table
+was made.
 """
 
 from __future__ import annotations
