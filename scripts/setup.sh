@@ -69,7 +69,7 @@ make_venv() {
     find "$venv/" -mindepth 1 -maxdepth 1 ! -name unfinished -exec rm -rf {} +
     if [[ $brings == torch ]]; then options=(--system-site-packages); fi
     "$base" -m venv ${options[@]+"${options[@]}"} "$venv" >&2 ||
-        fail "$base could not make an environment (its words are above). Debian and Ubuntu need the package python3-venv"
+        fail "$base could not make an environment (see its output above). Debian and Ubuntu need the package python3-venv"
     # An interpreter that lives in an environment of its own (the ROCm images) does not share its packages that way.
     if [[ $brings == torch ]] && ! has torch "$python"; then
         "$base" -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' \
@@ -80,7 +80,7 @@ make_venv() {
 
 install() {
     "$python" -m pip --disable-pip-version-check install --quiet "$@" >&2 ||
-        fail "pip could not install $* (its words are above). Check the network and pip's index, then run this again"
+        fail "pip could not install $* (see pip's output above). Check the network and pip's index, then run this again"
 }
 
 extras=run

@@ -38,8 +38,8 @@ def _denominators(entry: Mapping[str, Any]) -> Iterator[str]:
         left_out, whole = values.get("nulls", 0), RATIO_PARTS.get(name, ("", ""))[1]
         if whole and left_out and values["median"] is not None:
             yield (
-                f"{name} rests on {values['count']} of {values['count'] + left_out} rank-steps: in the others {whole} "
-                "is 0 or not known, and the ratio undefined"
+                f"{name} rests on {values['count']} of {values['count'] + left_out} values, one per step and rank: in "
+                f"the others {whole} is 0 or not known, and the ratio undefined"
             )
 
 

@@ -34,7 +34,7 @@ REASONS: Final = (
     "",
     KIND_UNKNOWN,
     LEAVES_EARLY,
-    "the ranks of its group are not known (a record with no footer, or a trace that does not tell)",
+    "the ranks of its group are not known (a record with no footer, or a trace that does not record them)",
     "a collective was missed at or before this step: sequence numbers no longer match",
     NOT_NUMBERED,
     "not found on every rank of its group",

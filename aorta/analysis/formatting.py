@@ -36,7 +36,7 @@ class NumberFormat:
         effect_digits: behind the point of an effect in per cent or points.
     """
 
-    unknown: str = "null"
+    unknown: str = "unknown"
     unknown_size: str = "unknown size"
     separator: str = ""
     minus: str = "-"
@@ -125,7 +125,7 @@ PAGE: Final = NumberFormat(
 """The HTML page; a number and its unit stay on one line."""
 
 
-def p_value(p: float | None, digits: int = 2, *, unknown: str = "null") -> str:
+def p_value(p: float | None, digits: int = 2, *, unknown: str = "unknown") -> str:
     """A probability with two significant digits, or three where it stands in a table."""
     return unknown if p is None else f"{p:.{digits}g}"
 

@@ -85,7 +85,7 @@ class Health:
         if self.ranks_missing and self.traces is None:  # the notes of traces already say it
             notes.append(
                 f"{len(self.ranks_missing)} of {self.world_size} ranks missing: {_ranks(self.ranks_missing)}; what "
-                "needs every rank is null"
+                "needs every rank is not available"
             )
         if self.traces is None:
             notes += [f"left out: {sentence}" for sentence in self.files_left_out]
@@ -101,7 +101,7 @@ class Health:
         if self.uncovered_steps:
             reason = max(self.coverage_reasons, key=self.coverage_reasons.__getitem__)
             notes.append(
-                f"coverage not complete in {sum(self.uncovered_steps.values())} rank-step(s) of rank "
+                f"coverage not complete in {sum(self.uncovered_steps.values())} step(s) of rank "
                 f"{_ranks(tuple(self.uncovered_steps))}: {reason}"
             )
         if len(self.instrument_modes) > 1 and self.traces is None:

@@ -95,5 +95,5 @@ def checked(program: Program, *words: str) -> str:
     done = program.run(*words)
     if done.code != 0:
         said = (done.err or done.out).strip().splitlines()
-        raise DeviceUnreadable(f"{program.name} ended with {done.code}: {said[-1] if said else 'no words'}")
+        raise DeviceUnreadable(f"{program.name} ended with {done.code}: {said[-1] if said else 'no output'}")
     return done.out

@@ -141,7 +141,7 @@ class ClockSynchronisation:
         if any(entry.injected for entry in sync.ranks) and peers.rank == REFERENCE_RANK:
             _log.warning(
                 "clock.fake_*: every rank but 0 measures with a clock that is %d ns ahead and gains %g ppm; times in "
-                "the record are not changed, the merge of traces is told of it",
+                "the record are not changed, the merge of traces takes it into account",
                 self._settings.fake_offset_ns,
                 self._settings.fake_drift_ppm,
             )

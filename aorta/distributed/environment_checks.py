@@ -117,11 +117,11 @@ def one_rank(world_size: int, devices: int, started: Sequence[str]) -> Knob | No
     if world_size > 1:
         return None
     program = Path(started[0] if started else "").name
-    program = program if program.endswith(".py") and program != "__main__.py" else "-m aorta train"
+    own = program.endswith(".py") and program != "__main__.py"
+    launcher, program = ("torchrun --standalone", f" {program}") if own else ("aorta train", "")
     return Knob(
         "one rank: it has no other rank to communicate with, so nothing here says how well communication hides; start "
-        f"one process per device, with the same arguments: torchrun --standalone --nproc_per_node {max(devices, 2)} "
-        f"{program} ..."
+        f"one process per device, with the same arguments: {launcher} --nproc_per_node {max(devices, 2)}{program} ..."
     )
 
 

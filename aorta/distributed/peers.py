@@ -99,7 +99,7 @@ class Peers:
         except (RuntimeError, OSError) as error:
             return f"the rendezvous store stopped answering ({_first_line(error)}): the process that held it is gone"
         parts = [f"rank {rank} failed: {text}" for rank, text in sorted(told.items())]
-        parts += [f"rank {rank} left no word: killed, or hanging" for rank in sorted(silent)]
+        parts += [f"rank {rank} exited without reporting an error, or hangs" for rank in sorted(silent)]
         return "; ".join(parts) or "no rank reported an error of its own"
 
     def explain(self, error: Exception) -> AortaError:

@@ -27,7 +27,7 @@ _PROBE: Final = (
     "from importlib import metadata\n"
     "print(json.dumps({'python': platform.python_version(), 'torch': metadata.version('torch')}))\n"
 )
-_NOT_KNOWN: Final = "launched by words of its own; the manifest of each run tells"
+_NOT_KNOWN: Final = "launched by a command of its own; see the manifest of each run"
 
 
 def facts(plan: Plan) -> dict[str, dict[str, str | None]]:
@@ -65,7 +65,7 @@ def check_words(plan: Plan) -> None:
         if done.returncode:
             said = done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}"
             words = shlex.join(hide(plan.words_of(side)))
-            raise ConfigError(f"{side.name}: train.py does not take {words or 'no words'}:\n{said}")
+            raise ConfigError(f"{side.name}: train.py does not take {words or 'no arguments'}:\n{said}")
 
 
 def _side_facts(side: Side, plan: Plan) -> dict[str, str | None]:

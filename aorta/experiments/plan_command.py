@@ -43,24 +43,26 @@ Examples
             -v $PWD:$PWD -w $PWD rocm/pytorch torchrun"
 
 Leaves in DIR: plan.json, journal.jsonl, reference/NN, candidate/NN (run folders), logs/, aside/ (what failed or was cut
-off), and with --aa noise_floor.json. Exit codes: 0 done, 1 the plan cannot be run, 2 a word of the command line is
-wrong, 5 launches are missing, 128 + n stopped by signal n; with --report otherwise the report's own. docs/plans.md"""
+off), and with --aa noise_floor.json. Exit codes: 0 done, 1 the plan cannot be run, 2 an argument is wrong, 5 launches
+are missing, 128 + n stopped by signal n; with --report otherwise the report's own. docs/plans.md"""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The words that the command takes, up to `--`."""
+    """The arguments that the command takes, up to `--`."""
     words = argparse.ArgumentParser(
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    words.add_argument("words", nargs="*", metavar="WORD", help="for train.py, on both sides; after -- also options")
-    words.add_argument("--plan", metavar="FILE", help="YAML with the same keys; options here win, words are added")
+    words.add_argument(
+        "words", nargs="*", metavar="OVERRIDE", help="for train.py, on both sides; after -- also options"
+    )
+    words.add_argument("--plan", metavar="FILE", help="YAML with the same keys; options here win, overrides are added")
     words.add_argument("--output", metavar="DIR", help="folder of the plan")
-    words.add_argument("--launches", type=int, metavar="N", help="a side; 5 unless the file says otherwise")
+    words.add_argument("--launches", type=int, metavar="N", help="launches per side; 5 unless the file says otherwise")
     words.add_argument("--nproc_per_node", "--nproc-per-node", type=int, metavar="N", help="ranks of a launch; 2")
-    words.add_argument("--torchrun", metavar="WORDS", help="more words for torchrun, as '--max-restarts 0'")
+    words.add_argument("--torchrun", metavar="ARGUMENTS", help="more arguments for torchrun, as '--max-restarts 0'")
     words.add_argument("--seed", type=int, metavar="N", help="training.seed of every launch")
     words.add_argument("--timeout-s", type=float, metavar="S", help="a launch that lasts longer is ended, and failed")
     words.add_argument("--aa", action="store_true", help="both sides are the reference: publish the noise floor")
@@ -72,8 +74,8 @@ def parser() -> argparse.ArgumentParser:
             dest=f"{side}_words",
             action="append",
             default=[],
-            metavar="WORDS",
-            help=f"words of the {side} alone, taken apart as a shell would; repeatable",
+            metavar="OVERRIDES",
+            help=f"overrides of the {side} alone, split as a shell would; repeatable",
         )
     for prefix, whose in (("", "both sides"), (f"{REFERENCE}-", "the reference"), (f"{CANDIDATE}-", "the candidate")):
         key = prefix.replace("-", "_")
@@ -81,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
         words.add_argument(
             f"--{prefix}launcher",
             dest=f"{key}launcher",
-            metavar="WORDS",
+            metavar="COMMAND",
             help=f"what launches {whose} in place of {{torchrun}}, as 'docker run ... torchrun' or 'numactl -N 0 "
             "{torchrun}'",
         )

@@ -212,7 +212,7 @@ def _side(name: str, shared: SideFile, own: SideFile, folder: Path) -> Side:
             if mark not in PLACEHOLDERS:
                 raise ConfigError(f"{name}.launcher: {mark} is not known; there are {', '.join(PLACEHOLDERS)}")
         if TORCHRUN in word and word != TORCHRUN:
-            raise ConfigError(f"{name}.launcher: {word!r}: {TORCHRUN} must be a word of its own")
+            raise ConfigError(f"{name}.launcher: {word!r}: {TORCHRUN} must be an argument of its own")
     if own.python and not side.uses_python:
         raise ConfigError(
             f"{name}.python={own.python}: its launcher does not use it. Put {TORCHRUN} into the launcher, or leave "

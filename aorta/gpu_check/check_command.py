@@ -1,10 +1,11 @@
-"""`aorta check-gpu [--json FILE] [--pairs N] [WORD...]`: one process a device, one table, one exit code.
+"""`aorta check-gpu [--json FILE] [--pairs N] [OVERRIDE...]`: one process a device, one table, one exit code.
 
-Enters: words of train.py, which go to every run. Leaves: the table on stdout and the same as JSON. torchrun ends with 1
-whatever its ranks end with, so the code comes from that file. Must not: touch a device in this process.
+Enters: overrides of train.py, which go to every run. Leaves: the table on stdout and the same as JSON. torchrun ends
+with 1 whatever its ranks end with, so the code comes from that file. Must not: touch a device in this process.
 
-Exit 0: nothing failed, and at least one comparison of times was judged. 1: a check failed, there is no device, or a
-word is wrong. 4: nothing failed, but no comparison of times could be judged. 5: a rank ended before the table was made.
+Exit 0: nothing failed, and at least one comparison of times was judged. 1: a check failed, there is no device, or
+an argument is wrong. 4: nothing failed, but no comparison of times could be judged. 5: a rank ended before the table
+was made.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def checked(path: Path, count: int, strategies: Sequence[str], words: Sequence[s
         ranks.wait()  # the terminal has signalled them as well
         raise
     if code or not path.exists():
-        raise RunIncomplete(f"the ranks ended with {code} before the table was made; what they said is above")
+        raise RunIncomplete(f"the ranks ended with {code} before the table was made; see their output above")
     return msgspec.json.decode(path.read_bytes(), type=CheckReport)
 
 
@@ -92,7 +93,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--pairs", type=_at_least_one, default=PAIRS, metavar="N", help=f"{blocks}; default: %(default)s"
     )
-    parser.add_argument("words", nargs="*", metavar="WORD", help="for train.py, as training.batch_size=4")
+    parser.add_argument("words", nargs="*", metavar="OVERRIDE", help="for train.py, such as training.batch_size=4")
     return parser.parse_args(words)
 
 

@@ -197,7 +197,7 @@ class StepBuilder:
         for name, value, why in (
             ("loss", loss, "not read in this step: see training.log_interval, or recording.note"),
             ("grad_norm", grad_norm, "not computed or not read in this step"),
-            ("lr", step.facts.lr, "not told: the loop is not AORTA's; see recording.note"),
+            ("lr", step.facts.lr, "unknown: the loop is not AORTA's; see recording.note"),
         ):
             if value is None:
                 reasons[name] = _NO_TRAINING if step.facts.phase == "comm_only" else why
@@ -306,13 +306,13 @@ class StepBuilder:
         unfinished = sum(row.end_ns is None for row in rows)
         issued = self._issued_between(step)
         if step.captured:
-            reason = f"{step.captured} collectives were captured into a CUDA graph, whose replays pass no seam"
+            reason = f"{step.captured} collectives were captured into a CUDA graph, whose replays cannot be seen"
         elif unfinished:
             reason = f"{unfinished} of {len(rows)} collectives had not ended when their step was written"
         elif issued is None:
             reason = "a backend keeps no count of its collectives"
         elif issued != seen:
-            reason = f"the backends counted {issued} collectives, {seen} passed the seam"
+            reason = f"the backends counted {issued} collectives, AORTA saw {seen}"
         else:
             return Coverage(seen, issued, complete=True)
         return Coverage(seen, issued, complete=False, reason=reason)

@@ -271,7 +271,7 @@ def draw(trace: Path, target: Path, categories: dict[str, Any]) -> None:
         check=False,
     )
     if done.returncode:
-        raise OSError(f"memory timeline: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+        raise OSError(f"memory timeline: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
 
 
 def main(words: Sequence[str]) -> int:

@@ -4,7 +4,7 @@
         ...
     read_manifest(folder)["run_id"]
 
-Every other room finds and reads the manifest of a run through this module; what it makes of one that is missing,
+Every other package finds and reads the manifest of a run through this module; what it makes of one that is missing,
 damaged or of another run is its own affair. Must not write, or judge whose files these are.
 """
 

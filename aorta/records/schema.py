@@ -177,7 +177,7 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """Collectives seen at the seam, against those the process groups' own sequence counters say were issued (R8).
+    """Collectives seen at the dispatcher, against those the process groups' own sequence counters say were issued (R8).
     Sends and receives of NCCL and RCCL are in neither: their counters leave them out. `issued` is null where a backend
     keeps no counter; `reason` says why coverage is incomplete or unknown.
     """

@@ -158,7 +158,7 @@ class RpcRun:
         self.together.confirm("stopped")
         if self.rank == DRIVER:
             self.cut_short = f"stopped by {by}" + (f" ({self.cut_short})" if self.cut_short else "")
-            self._hear("stopped", _WORD_S, f"left no word within {_WORD_S:g} s of {by}: killed, or hanging")
+            self._hear("stopped", _WORD_S, f"no answer within {_WORD_S:g} s of {by}: killed, or hanging")
 
     def _drive(self, traced: TracedRpc, folder: RunFolder) -> None:
         callees = [name for rank, name in enumerate(self.names) if rank != DRIVER]

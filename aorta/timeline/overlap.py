@@ -28,7 +28,7 @@ Merged = TypeVar("Merged")
 
 _NOT_OBSERVED = {
     "copy_ms": "memory copies were not observed",
-    "aux_ms": "optimizer, clipping, loss read and data were not told apart from the rest",
+    "aux_ms": "optimizer, clipping, loss read and data were not recorded apart from the rest",
     "compute_stall_ms": "when the compute stream stood blocked on a collective was not observed",
 }
 

@@ -17,7 +17,7 @@ from aorta.analysis.summary import summarize
 from aorta.records.schema import Coverage, Step
 from tests.analysis.builders import collective, header, metrics, step, write_rank
 
-BLIND = Coverage(2, 3, False, "the backends counted 3 collectives, 2 passed the seam")
+BLIND = Coverage(2, 3, False, "the backends counted 3 collectives, AORTA saw 2")
 
 
 def train(rank: int, number: int, wall: float, busy: float | None, **changes: Any) -> Step:
@@ -165,7 +165,7 @@ def without_phase(phase: str) -> dict[int, list[Step]]:
                 for r in (0, 1)
             },
             None,
-            "computation was not seen apart from stalls: the backends counted 3 collectives, 2 passed the seam",
+            "computation was not seen apart from stalls: the backends counted 3 collectives, AORTA saw 2",
             id="coverage",
         ),
         pytest.param(
@@ -205,7 +205,7 @@ def test_they_are_printed_and_compared(tmp_path: Path) -> None:
     report = write_report({"a": tmp_path / "run"}, tmp_path / "out")
     assert "overlap_efficiency (saved/min(Tc,Tm))       0.3929" in report.text
     assert "compute_slowdown (added/isolated)           0.1700" in report.text
-    assert "isolated baselines: 8 comm_only, 8 compute_only rank-steps" in report.text
+    assert "isolated baselines: 8 comm_only, 8 compute_only steps" in report.text
     sides = read_subjects({"a": tmp_path / "run", "b": tmp_path / "other"}, Rules())
     compared = summarize(sides, "a", "b")["comparison"]["metrics"]
     assert compared["overlap_efficiency"]["candidate"] == pytest.approx((70 + 60 - 104) / 60)

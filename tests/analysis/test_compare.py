@@ -77,16 +77,20 @@ def test_milliseconds_of_unknown_platforms_are_not_judged(tmp_path: Path) -> Non
 def test_one_launch_a_side_is_inconclusive(tmp_path: Path) -> None:
     found = compared(side(tmp_path, "a", metrics(20, 16, 8, 8)), side(tmp_path, "b", metrics(20, 16, 8, 6)))
     assert found["verdict"] == "inconclusive"
-    assert "at least 4 a side" in found["verdict_reason"]
+    assert "at least four are needed" in found["verdict_reason"]
     assert "0.029" in found["verdict_reason"]
 
 
 def test_a_null_side_is_a_null_difference_with_the_reason(tmp_path: Path) -> None:
     found = compared(side(tmp_path, "a", metrics(20, 16, 0, 0)), side(tmp_path, "b", metrics(20, 16, 8, 6)))
     assert found["ratio_delta"] is None
-    assert found["ratio_delta_reason"] == "overlap_ratio is null for a"
+    assert found["ratio_delta_reason"] == "overlap_ratio is not available for a"
     ratio = found["metrics"]["overlap_ratio"]
-    assert (ratio["difference"], ratio["quotient"], ratio["quotient_reason"]) == (None, None, "a side is null")
+    assert (ratio["difference"], ratio["quotient"], ratio["quotient_reason"]) == (
+        None,
+        None,
+        "not available on one side",
+    )
     assert ratio["judgement"] == "not judged"
 
 
@@ -103,7 +107,7 @@ def test_unlike_work_is_warned_of_loudly_and_other_differences_are_listed(tmp_pa
         {"key": "config.training.seed", "reference": 1, "candidate": 2},
         {"key": "config.training.x", "reference": "(absent)", "candidate": 1},
     ]
-    loud = [warning for warning in found["warnings"] if warning.startswith("NOT ALIKE")]
+    loud = [warning for warning in found["warnings"] if warning.startswith("NOT COMPARABLE")]
     assert [warning.split()[2] for warning in loud] == ["config.workload.width", "config.training.mixed_precision"]
     assert any("instrumented differently" in warning for warning in found["warnings"])
 

@@ -39,7 +39,7 @@ def test_a_size_of_the_page_stays_on_one_line_and_never_becomes_an_exponent() ->
 
 def test_numbers_have_the_digits_of_their_unit() -> None:
     assert [TEXT.number(1.23456, unit) for unit in ("ms", "ratio", "GB/s")] == ["1.235", "1.2346", "1.235"]
-    assert TEXT.number(None, "ms") == "null"
+    assert TEXT.number(None, "ms") == "unknown"
 
 
 def test_the_page_separates_thousands_and_has_a_real_minus_sign() -> None:
@@ -54,7 +54,7 @@ def test_the_page_separates_thousands_and_has_a_real_minus_sign() -> None:
     [
         (-0.123, "difference", "-0.123", "\u221212.30\u00a0points"),
         (0.084, "quotient", "+8.4 %", "+8.40\u00a0%"),
-        (None, "quotient", "null", "\u2013"),
+        (None, "quotient", "unknown", "\u2013"),
     ],
 )
 def test_an_effect_has_its_sign_in_both_media(value: float | None, kind: str, text: str, page: str) -> None:
@@ -83,13 +83,13 @@ def test_a_share_of_a_sentence_is_called_none_or_all_only_where_it_is(share: flo
 
 def test_what_is_not_known_is_said_and_not_written_as_zero() -> None:
     assert [p_value(None), p_value(None, unknown="-"), p_value(0.02857), p_value(0.02857, 3)] == [
-        "null",
+        "unknown",
         "-",
         "0.029",
         "0.0286",
     ]
-    assert TEXT.quantity(None, "ms", signed=True) == "null"
-    assert TEXT.percent(None) == "null"
+    assert TEXT.quantity(None, "ms", signed=True) == "unknown"
+    assert TEXT.percent(None) == "unknown"
 
 
 def test_a_json_value_is_one_line() -> None:

@@ -55,7 +55,7 @@ def scene(told: list[dict[str, Any]], name: str, way: str) -> list[Any]:
 def test_what_is_captured_into_a_graph_is_left_alone_and_said(told: list[dict[str, Any]], way: str) -> None:
     """No mark is taken that could not be read later; the steps are written, and say what they miss."""
     for first, second in scene(told, "capture", way):
-        assert first == [False, "1 collectives were captured into a CUDA graph, whose replays pass no seam", 0]
+        assert first == [False, "1 collectives were captured into a CUDA graph, whose replays cannot be seen", 0]
         assert second[:2] == first[:2]
         assert second[2] == 2  # passes of the block
 

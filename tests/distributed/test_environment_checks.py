@@ -64,16 +64,16 @@ def test_one_hardware_queue_with_timing_events_is_an_error_of_its_own():
 @pytest.mark.parametrize(
     ("devices", "started", "command"),
     [
-        (8, ["/somewhere/train.py", "label=cuda"], "--nproc_per_node 8 train.py ..."),
-        (8, ["mine.py"], "--nproc_per_node 8 mine.py ..."),
-        (1, ["/bin/aorta", "train"], "--nproc_per_node 2 -m aorta train ..."),
-        (4, ["/lib/aorta/__main__.py", "train"], "--nproc_per_node 4 -m aorta train ..."),
-        (4, [], "--nproc_per_node 4 -m aorta train ..."),
+        (8, ["/somewhere/train.py", "label=cuda"], "torchrun --standalone --nproc_per_node 8 train.py ..."),
+        (8, ["mine.py"], "torchrun --standalone --nproc_per_node 8 mine.py ..."),
+        (1, ["aorta train", "label=x"], "aorta train --nproc_per_node 2 ..."),
+        (4, ["/lib/aorta/__main__.py", "train"], "aorta train --nproc_per_node 4 ..."),
+        (4, [], "aorta train --nproc_per_node 4 ..."),
     ],
 )
 def test_one_rank_names_the_command_with_all_devices(devices, started, command):
     text, level = one_rank(1, devices, started)
-    assert (level, text.endswith(f"torchrun --standalone {command}")) == (logging.WARNING, True)
+    assert (level, text.endswith(f"with the same arguments: {command}")) == (logging.WARNING, True)
     assert one_rank(2, devices, started) is None
 
 

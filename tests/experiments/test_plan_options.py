@@ -109,7 +109,7 @@ def test_relative_programs_and_trees_are_the_caller_s(tmp_path: Path) -> None:
         (["--output", "o", "--python", "./here"], "reference.python=./here: no such program"),
         (["--output", "o", "--tree", "nowhere"], "nowhere: no train.py there"),
         (["--output", "o", "--launcher", "run {ouput}"], "reference.launcher: {ouput} is not known; there are"),
-        (["--output", "o", "--launcher", "sh -c '{torchrun} x'"], "must be a word of its own"),
+        (["--output", "o", "--launcher", "sh -c '{torchrun} x'"], "must be an argument of its own"),
         (["--output", "o", "--candidate-python", sys.executable, "--candidate-launcher", "run"], "does not use it"),
         (["--output", "o", "label=x"], "words: label=x: the plan places its launches itself"),
         (["--output", "o", "--candidate", "training.output_dir=x"], "candidate.words: training.output_dir=x"),

@@ -207,7 +207,11 @@ def rpc(folder: Path) -> None:
                 for n in range(3)
             ]
             place = f"torch_profiler/worker{worker}"
-            _put(run, f"{place}/{CALLS_FILE.format(window=0)}", b"".join(msgspec.json.encode(call) + b"\n" for call in calls))
+            _put(
+                run,
+                f"{place}/{CALLS_FILE.format(window=0)}",
+                b"".join(msgspec.json.encode(call) + b"\n" for call in calls),
+            )
             events = [
                 x("rpc_sync#f", 1, 4, cat="user_annotation"),
                 x(f"job call={1 - worker}-1", 2, 2, cat="user_annotation"),

@@ -104,7 +104,7 @@ def test_a_backend_that_counts_otherwise_is_incomplete_not_wrong(monkeypatch: py
     backend.run = lambda operator: setattr(backend, "count", (backend.count or 0) + 2)  # type: ignore[method-assign]
     line = recorded(monkeypatch, backend, ["allreduce_"])
     assert not line.coverage.complete
-    assert line.coverage.reason == "the backends counted 2 collectives, 1 passed the seam"
+    assert line.coverage.reason == "the backends counted 2 collectives, AORTA saw 1"
     assert line.overlap["overlap_ratio"] is None
 
 

@@ -49,7 +49,7 @@ def test_a_collective_the_seam_did_not_see_makes_the_ratios_null(rig: Rig) -> No
         rig.collective(rig.clock.at(1), rig.clock.at(2))
         rig.counted = {1: 2}
     line = rig.lines[0]
-    why = "the backends counted 2 collectives, 1 passed the seam"
+    why = "the backends counted 2 collectives, AORTA saw 1"
     assert (line.coverage.seen, line.coverage.issued, line.coverage.reason) == (1, 2, why)
     nulls = {name for name, value in line.overlap.items() if value is None} - {"copy_ms"}
     assert {"overlap_ratio", "overlap_over_compute", "comm_ms", "exposed_comm_ms", "idle_ms"} <= nulls
@@ -99,7 +99,7 @@ def test_more_seen_than_issued_is_as_incomplete_as_less(rig: Rig) -> None:
         rig.counted = {1: 0}
     coverage = rig.lines[0].coverage
     assert (coverage.complete, coverage.seen, coverage.issued) == (False, 1, 0)
-    assert coverage.reason == "the backends counted 0 collectives, 1 passed the seam"
+    assert coverage.reason == "the backends counted 0 collectives, AORTA saw 1"
 
 
 def test_collectives_that_the_backend_does_not_count_are_not_compared(rig: Rig) -> None:

@@ -241,11 +241,9 @@ def test_C9_under_torchrun_a_killed_worker_costs_the_window_it_was_killed_in(tmp
     assert rpc_report([str(folder), "-o", str(tmp_path / "t.json")]) == 0
     notes = capsys.readouterr().err
     if victim:
-        assert (
-            "incomplete: worker worker1 (node 1): lost: left no word within 3 s of SIGTERM: killed, or hanging" in notes
-        )
+        assert "incomplete: worker worker1 (node 1): lost: no answer within 3 s of SIGTERM: killed, or hanging" in notes
     else:
-        assert "the driver worker0 (node 0) left no word of its end: killed, or still running" in notes
+        assert "the driver worker0 (node 0) did not report its end: killed, or still running" in notes
     assert "worker worker2 (node 2)" not in notes
     assert re.search(rf"incomplete: {finished} of {windows} windows were finished", notes)
     trace = load(tmp_path / "t.json")

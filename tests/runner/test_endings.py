@@ -97,12 +97,12 @@ def test_a_killed_rank_is_named_by_the_other(tmp_path: Path) -> None:
     os.kill(wait_for_steps(tmp_path, 3, rank=1), signal.SIGKILL)
     _, stderr = run.communicate(timeout=PATIENCE_S)
     assert run.returncode != 0
-    assert "rank 0: a collective failed because of a peer: rank 1 left no word: killed, or hanging" in stderr
+    assert "rank 0: a collective failed because of a peer: rank 1 exited without reporting an error, or hangs" in stderr
     survivor = record(tmp_path, 0)
     assert survivor.problems == []
     assert survivor.footer is not None
     assert survivor.footer.exit_code == 5
-    assert "rank 1 left no word" in (survivor.footer.error or "")
+    assert "rank 1 exited without reporting an error" in (survivor.footer.error or "")
     dead = read_rank(tmp_path / "rank_1_metrics.jsonl")
     assert len(dead.steps) >= 3
     assert "no footer" in dead.problems[-1]

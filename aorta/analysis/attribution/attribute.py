@@ -26,7 +26,7 @@ DEFINITION: Final = (
 )
 _NO_SETTING: Final = ("label", "instrument.host_tap")
 """Differences that no key of the configuration makes: a name, and what was compiled on the machine."""
-_NOTHING: Final = "no rank-step after warm-up whose exposed communication is known"
+_NOTHING: Final = "no step after warm-up whose exposed communication is known"
 
 
 class _Seen:

@@ -13,10 +13,10 @@ from aorta.analysis.formatting import TEXT
 PARTS: Final = {
     WAIT: "waiting for peers",
     TRANSFER: "transfer",
-    UNKNOWN_PART: "waiting or transfer, which cannot be told apart",
+    UNKNOWN_PART: "waiting or transfer, which of them is unknown",
 }
 UNTOLD_WHAT: Final = "communication that no row of the record covers"
-_NO_PLACE: Final = "a place that the record does not tell"
+_NO_PLACE: Final = "an unknown place"
 
 
 def group_name(group: str, size: int | None) -> str:

@@ -38,8 +38,8 @@ def refuse_unlike(reference: LaunchSet, candidate: LaunchSet, rules: Rules) -> l
         if not rules.allows(key):
             place = "the two sides" if where == "between" else f"launches of the {where}"
             raise InputError(
-                f"NOT ALIKE: {key} is {values[0]!r} in {left.path}, {values[1]!r} in {right.path}: {place} did not do "
-                f"the same work. Compare launches that did, or allow it with --allow-unlike {key}"
+                f"NOT COMPARABLE: {key} is {values[0]!r} in {left.path}, {values[1]!r} in {right.path}: {place} did "
+                f"not do the same work. Compare launches that did, or allow it with --allow-unlike {key}"
             )
         paths = [str(left.path), str(right.path)]
         entry = {"where": where, "key": key, "values": values, "paths": paths}

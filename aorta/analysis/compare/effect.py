@@ -48,7 +48,7 @@ def numbers(name: str, reference: Sequence[Sample], candidate: Sequence[Sample],
     if not (len(left) and len(right)):
         empty = {"kind": kind, "value": None, "low": None, "high": None}
         nothing = {"effect": empty, "difference_interval": {"low": None, "high": None}}
-        return found | nothing | _not_estimated("a side is null")
+        return found | nothing | _not_estimated("not available on one side")
     seed = [SEED, crc32(name.encode())]  # both effects rest on the same resamples
     estimate = effect(kind, sides[0], sides[1], LEVEL, np.random.default_rng(seed))
     apart = effect("difference", sides[0], sides[1], LEVEL, np.random.default_rng(seed))
@@ -63,9 +63,9 @@ def _power(name: str, left: Floats, right: Floats, estimate: Effect, rules: Rule
     sd = pooled_sd(left, right)
     scale = 1.0 if estimate.kind == "difference" else abs(float(np.median(left)))
     if sd is None:
-        return _not_estimated("one launch a side says nothing of the noise between launches")
+        return _not_estimated("one launch per side shows nothing of the noise between launches")
     if estimate.value is None:
-        return _not_estimated("the reference is 0: there is no quotient")
+        return _not_estimated("the reference is 0: there is no ratio")
     relative = sd / scale
     if rules.role(name) == "secondary":
         return _not_estimated(_AFTER_HOLM) | {"launch_sd": relative}
@@ -76,7 +76,7 @@ def _power(name: str, left: Floats, right: Floats, estimate: Effect, rules: Rule
         "launch_sd": relative,
         "detectable": {"power": POWER, "effect": smallest, "reason": never if smallest is None else None},
         "launches_needed": needed,
-        "launches_needed_reason": None if needed is not None else f"more than {CAP} a side",
+        "launches_needed_reason": None if needed is not None else f"more than {CAP} per side",
     }
 
 

@@ -130,7 +130,7 @@ def _withheld(order: LaunchOrder, sides: tuple[LaunchSet, LaunchSet], rules: Rul
         return None
     if too_few((len(sides[0].launches), len(sides[1].launches)), rules.alpha) is not None:
         return None
-    return f"{order.reason}. Launch them in turns (docs/plans.md), or judge them all the same with --assume-no-drift"
+    return f"{order.reason}. Alternate the launches (docs/plans.md), or judge them anyway with --assume-no-drift"
 
 
 def _in_time(order: LaunchOrder, sides: Mapping[str, LaunchSet], rules: Rules) -> list[str]:

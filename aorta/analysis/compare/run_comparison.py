@@ -16,7 +16,7 @@ from aorta.analysis.tables import Run
 
 VERDICT: Final = "inconclusive"
 VERDICT_REASON: Final = (
-    "1 launch a side; the unit is an independent launch, and at least 4 a side are needed (docs/measuring.md, "
+    "one launch per side; at least four are needed (docs/measuring.md, "
     "section 5: the smallest two-sided Mann-Whitney p is 0.029 with 4, 0.10 with 3)"
 )
 _HEADER_FACTS: Final = ("platform", "world_size", "parallel", "backend", "timer", "instrument_mode", "start_step")
@@ -63,7 +63,7 @@ def compare(
     }
     if result["ratio_delta"] is None:
         null = [dataset.label for dataset, value in ((reference, left), (candidate, right)) if value is None]
-        result["ratio_delta_reason"] = f"overlap_ratio is null for {' and '.join(null)}"
+        result["ratio_delta_reason"] = f"overlap_ratio is not available for {' and '.join(null)}"
     return result | {
         "verdict": VERDICT,
         "verdict_reason": VERDICT_REASON,
@@ -155,7 +155,11 @@ def _difference(left: float | None, right: float | None) -> dict[str, Any]:
         "candidate": right,
         "difference": right - left if left is not None and right is not None else None,
         "quotient": quotient,
-        "quotient_reason": None if quotient is not None else "the reference is 0" if known else "a side is null",
+        "quotient_reason": None
+        if quotient is not None
+        else "the reference is 0"
+        if known
+        else "not available on one side",
     }
 
 
@@ -164,8 +168,8 @@ def facts(run: Run) -> dict[str, object]:
     header = {f"{HEADER}{name}": getattr(run.source, name) for name in _HEADER_FACTS}
     configuration = dict(flatten(config_of(run.manifest), "config."))
     configuration.pop(_WHERE, None)  # where a run writes says nothing of what it did
-    tap = interceptor(run.manifest)
-    return header | configuration | ({_INTERCEPTOR: tap} if tap is not None else {})
+    timed_by = interceptor(run.manifest)
+    return header | configuration | ({_INTERCEPTOR: timed_by} if timed_by is not None else {})
 
 
 def differing(left: Mapping[str, object], right: Mapping[str, object]) -> list[dict[str, Any]]:
@@ -191,11 +195,11 @@ def _warnings(reference: Run, candidate: Run, differences: list[dict[str, Any]])
         warnings.append(f"EMULATED FABRIC {where}: communication times are those of the emulation")
     if reference.source.instrument_mode != candidate.source.instrument_mode:
         warnings.append("the runs were instrumented differently, which can change what is measured (R3)")
-    taps = interceptor(reference.manifest), interceptor(candidate.manifest)
-    if None not in taps and taps[0] != taps[1]:
+    timed_by = interceptor(reference.manifest), interceptor(candidate.manifest)
+    if None not in timed_by and timed_by[0] != timed_by[1]:
         warnings.append(
-            f"collectives were timed by {taps[0]} in the reference, by {taps[1]} in the candidate: Python sees their "
-            "ends later, and lengthens the step (R6); have the compiled part for both or for none"
+            f"collectives were timed by {timed_by[0]} in the reference, by {timed_by[1]} in the candidate: "
+            "Python sees their ends later, and lengthens the step (R6); have the compiled part for both or for none"
         )
     if reference.source.identity == candidate.source.identity:
         warnings.append(f"both sides are the same run {reference.source.identity!r}")
@@ -212,8 +216,8 @@ def _sides(reference: Run, candidate: Run) -> tuple[tuple[str, Run], ...]:
 def not_alike(key: str, reference: object, candidate: object) -> str:
     """The warning about a difference between the sides that changes the work."""
     return (
-        f"NOT ALIKE: {key} is {reference!r} in the reference, {candidate!r} in the candidate: the runs did not do the "
-        "same work"
+        f"NOT COMPARABLE: {key} is {reference!r} in the reference, {candidate!r} in the candidate: the runs did not do "
+        "the same work"
     )
 
 

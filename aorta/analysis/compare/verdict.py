@@ -19,7 +19,7 @@ from aorta.analysis.metrics import Better
 Word: TypeAlias = Literal["regression", "improvement", "equivalent", "inconclusive", "not comparable in time"]
 NOT_COMPARABLE: Final = "not comparable in time"
 """The verdict of launches that did not take turns (`launch_order`): no metric gets one."""
-NULL_REFERENCE: Final = "the reference is 0: there is no quotient, and a difference in ms has no margin"
+NULL_REFERENCE: Final = "the reference is 0: there is no ratio, and a difference in ms has no margin"
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def too_few(launches: tuple[int, int], alpha: float) -> str | None:
     if not more:
         return None
     return (
-        f"{launches[0]} against {launches[1]} launches: at least {least} a side are needed for p <= {alpha:g} "
+        f"{launches[0]} against {launches[1]} launches: at least {least} per side are needed for p <= {alpha:g} "
         f"(exact Mann-Whitney); {' and '.join(more)}"
     )
 

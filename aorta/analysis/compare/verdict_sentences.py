@@ -102,6 +102,6 @@ def _could(primary: Mapping[str, Any], comparison: Mapping[str, Any]) -> str:
     if comparison["verdict"] == "inconclusive" and primary["p"] > comparison["alpha"]:
         wanted = max(abs(effect["value"]), primary["margin"])
         needed = primary["launches_needed"]
-        count = primary["launches_needed_reason"] if needed is None else f"{needed} launches a side"
+        count = primary["launches_needed_reason"] if needed is None else f"{needed} launches per side"
         said += f" To find {TEXT.effect(wanted, effect['kind']).lstrip('+')} with that power: {count}."
     return said

@@ -19,7 +19,7 @@ from aorta.errors import EXIT_OK, GateFailed, Inconclusive
 
 Outcome: TypeAlias = Literal["pass", "fail", "inconclusive"]
 OnInconclusive: TypeAlias = Literal["4", "pass", "fail"]
-SINGLE: Final = "one launch a side: threshold only, no statistics"
+SINGLE: Final = "one launch per side: threshold only, no statistics"
 _UNLIKE: Final = (
     "the two runs did not do the same work: they differ in {keys}. Compare runs that did, or allow it with "
     "--allow-unlike {first}"
@@ -147,7 +147,7 @@ def _of_launches(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
     lacks_p = beyond and not condition.beyond(0.0) and p is not None and p > alpha
     needed = entry.get("launches_needed")
     if lacks_p and needed is not None and needed > min(launches):
-        reason += f"; {needed} launches a side would be needed"
+        reason += f"; {needed} launches per side would be needed"
     return _judged(condition, found, p, outcome, _with_note(reason, entry))
 
 
@@ -179,7 +179,7 @@ def _decide(condition: Condition, found: _Measured, p: float | None, alpha: floa
         return "inconclusive", f"beyond the threshold, but it may be chance: p {p_value(p, 3)} is above {alpha:g}"
     if found.low <= 0 <= found.high:
         return "inconclusive", "beyond the threshold, but the interval holds 0"
-    return "fail", f"beyond the threshold, and not by chance: p {p_value(p, 3)} is at most {alpha:g}"
+    return "fail", f"exceeds the threshold, statistically significant: p {p_value(p, 3)} is at most {alpha:g}"
 
 
 def _kept(condition: Condition, found: _Measured) -> tuple[Outcome, str]:
@@ -199,7 +199,9 @@ def _measured(condition: Condition, entry: Mapping[str, Any] | None) -> _Measure
         return _Measured(why=f"neither side has {condition.metric}")
     reference, difference = entry["reference"], entry["difference"]
     if difference is None:
-        return _Measured(why=entry.get("judgement_reason") or entry.get("quotient_reason") or "a side is null")
+        return _Measured(
+            why=entry.get("judgement_reason") or entry.get("quotient_reason") or "not available on one side"
+        )
     around = entry.get("difference_interval") or {}
     if not condition.relative:
         return _Measured(difference, around.get("low"), around.get("high"))

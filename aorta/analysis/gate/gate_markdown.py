@@ -99,7 +99,7 @@ def _metrics(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for name, entry in metrics.items()
         if entry["reference"] is not None or entry["candidate"] is not None
     ]
-    return _table(["metric", "reference", "candidate", "difference", "quotient", "unit", "verdict"], rows)
+    return _table(["metric", "reference", "candidate", "difference", "ratio", "unit", "verdict"], rows)
 
 
 def _causes(causes: Sequence[Mapping[str, Any]]) -> list[str]:

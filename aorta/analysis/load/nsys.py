@@ -50,7 +50,7 @@ _RANGES: Final = (59, 60)
 _SHIFT: Final = 1 << 24
 """globalTid = hardware and virtual machine, then 24 bits of process id, then 24 bits of thread id."""
 _NO_BYTES: Final = (
-    "nsys does not record the size, the group or the data type of a collective: bytes and bandwidths are null"
+    "nsys does not record the size, the group or the data type of a collective: bytes and bandwidths are not available"
 )
 
 

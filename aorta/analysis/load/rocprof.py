@@ -35,7 +35,8 @@ RCCL_API: Final = "RCCL_API"
 MARKERS: Final = ("MARKER_CORE_API", "MARKER_CORE_RANGE_API")
 """Domains of ROCTx ranges: the first up to ROCm 6.4, the second since 7."""
 NO_BYTES: Final = (
-    "rocprofv3 does not record the size, the group or the data type of a collective: bytes and bandwidths are null"
+    "rocprofv3 does not record the size, the group or the data type of a collective: "
+    "bytes and bandwidths are not available"
 )
 
 

@@ -182,7 +182,7 @@ class TraceHealth:
         if self.ranks_missing:
             notes.append(
                 f"{len(self.ranks_missing)} of {self.world_size} ranks missing: {_some(self.ranks_missing)}; what "
-                "needs every rank is null"
+                "needs every rank is not available"
             )
         if self.ranks_unknown:
             notes.append(f"{self.ranks_unknown} trace(s) of unknown rank; they take part in nothing across ranks")

@@ -50,7 +50,7 @@ WHOLE_STEP: Final = 0
 UNKNOWN_GROUP: Final = "unknown"
 """Group name of collectives whose process group the trace does not state."""
 SHOWN_SLOWDOWNS: Final = 200
-_NOT_TOLD: Final = "a trace does not tell it"
+_NOT_TOLD: Final = "a trace does not record it"
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def _numbers(found: Sequence[_Found]) -> tuple[list[int], set[int], list[str]]:
         who = f"rank {source.rank}" if source.rank != UNKNOWN else "unknown rank"
         where = f"device {device.device}" if device.device != UNKNOWN else "its one device"
         what = (
-            f"given as rank {next_number}: a number, no rank"
+            f"given as rank {next_number}: its rank is unknown"
             if place in chosen
             else f"not the busiest of its trace: {next_number} in traces.whole, and in no step"
         )

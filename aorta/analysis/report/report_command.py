@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         "other tools may be: a file, folder, glob or URL of Kineto traces (.json, .json.gz, .tar.gz), "
         "rocprofv3 output (JSON, CSV, rocpd), an nsys SQLite export or records of AORTA 2025, told apart by their "
         "content. A folder of several run folders is a launch set: each is one launch, and two sets get a verdict from "
-        "four launches a side on; single runs get numbers. Files of an earlier report in the output folder are "
+        "four launches per side; single runs get numbers only. Files of an earlier report in the output folder are "
         "replaced. Exit codes: 0 done, 2 bad input, 3 gate failed, 4 the data cannot decide, 127 a package is missing.",
     )
     parser.add_argument(

@@ -29,12 +29,13 @@ _DENOMINATOR: Final = {
     "overlap_efficiency": "saved/min(Tc,Tm)",
     "compute_slowdown": "added/isolated",
 }
-_HEAD: Final = ("reference", "candidate", "difference", "quotient", "direction")
+_HEAD: Final = ("reference", "candidate", "difference", "ratio", "direction")
 _JUDGED_HEAD: Final = ("reference", "candidate", "effect", "p", "role", "verdict")
 _JUDGED: Final = (
     " over launches; effect: the difference of a ratio, the change in percent of others; p: exact Mann-Whitney over "
     "launches, of a secondary metric after Holm; intervals are in summary.json"
 )
+_ROLES: Final = {"guard": "safeguard"}
 _POOLED: Final = "  as ratio of sums over steps"
 
 
@@ -46,18 +47,18 @@ def headline_block(comparison: Mapping[str, Any]) -> str:
 def health_block(dataset: LabelledRun, entry: Mapping[str, Any]) -> str:
     """Where a dataset came from, what it rests on, and everything wrong with it."""
     source, steps, health = entry["source"], entry["steps"], dataset.run.health
-    read = f"{len(health.ranks_read)} of {health.world_size} ranks read"
+    read = f"{len(health.ranks_read)} of {health.world_size} ranks read" if health.world_size else "ranks unknown"
     lines = [
         f"{dataset.label}: {source['path']}",
         f"  run {source['run_id']}, platform {source['platform']}, parallel {source['parallel']}, instrument "
         f"{'/'.join(health.instrument_modes)}, {read}",
-        f"  {steps['rank_steps_used']} rank-steps used ({steps['global_steps_used']} global steps), "
-        f"{steps['rank_steps_left_out_as_warmup']} left out as warm-up",
+        f"  {steps['rank_steps_used']} rank-steps used (one per step and rank; {steps['global_steps_used']} global "
+        f"steps), {steps['rank_steps_left_out_as_warmup']} left out as warm-up",
     ]
     lines += _set_lines(entry) if "launches" in entry else []
     if steps["isolated_rank_steps"]:
         counts = ", ".join(f"{count} {phase}" for phase, count in steps["isolated_rank_steps"].items())
-        lines.append(f"  isolated baselines: {counts} rank-steps, in no metric but the two that rest on them")
+        lines.append(f"  isolated baselines: {counts} steps, in no metric but the two that rest on them")
     facts = (device_line(entry["devices"]), cutoff_line(entry))
     lines += [f"  {fact}" for fact in facts if fact is not None]
     if "reason" in entry:
@@ -107,7 +108,7 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
     lines = [f"!! {warning}" for warning in comparison["warnings"]]
     judged = "primary" in comparison
     head = f"reference = {comparison['reference']}, candidate = {comparison['candidate']}: medians"
-    head += _JUDGED if judged else "; better and worse name the direction of a difference, not its significance"
+    head += _JUDGED if judged else "; better and worse name the direction of a difference, not tested for significance"
     lines = _wrap([*lines, head]).splitlines()
     lines.append(_judged_columns("", _JUDGED_HEAD) if judged else _columns("", _HEAD))
     nulls: dict[str, str | None] = {}
@@ -127,7 +128,7 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
             lines.append(_pair_row(_POOLED, pair["ratio_of_sums"], "ratio", ""))
     shown = comparison["collectives"][:_SHOWN_COLLECTIVES]
     if judged and shown:
-        lines.append(_columns("collectives of the middle launches", _HEAD))
+        lines.append(_columns("collectives of the launches shown", _HEAD))
     for title, row in zip(_collective_names(comparison["collectives"]), shown, strict=False):
         for name in ("transfer_ms", "wait_ms", "busbw_gb_per_s"):
             pair = row[name]
@@ -166,7 +167,7 @@ def _collective_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         lines.append(_columns(title, [*cells, str(row["collectives"])]))
     reasons = {f"{row['kind']}: {row['transfer_ms']['reason']}" for row in rows if row["transfer_ms"]["reason"]}
     lines += _left_over(len(rows), _SHOWN_COLLECTIVES, "collectives")
-    notes = [f"  null transfer of {reason}" for reason in sorted(reasons)]
+    notes = [f"  no transfer time of {reason}" for reason in sorted(reasons)]
     bounds = sorted(
         {row["kind"] for row in rows if row["transfer_is_upper_bound"] and not row["transfer_ms"]["reason"]}
     )
@@ -195,7 +196,9 @@ def _judged_row(title: str, pair: Mapping[str, Any]) -> str:
     shown = "-" if pair["verdict"] is None else p_value(p, unknown="-")
     values = [TEXT.number(pair[key], pair["unit"]) for key in ("reference", "candidate")]
     effect = TEXT.effect(pair["effect"]["value"], pair["effect"]["kind"])
-    return _judged_columns(title, [*values, effect, shown, pair["role"], pair["verdict"] or "-"])
+    return _judged_columns(
+        title, [*values, effect, shown, _ROLES.get(pair["role"], pair["role"]), pair["verdict"] or "-"]
+    )
 
 
 def _judged_columns(title: str, cells: Sequence[str]) -> str:
@@ -224,7 +227,7 @@ def _nulls(reasons: Mapping[str, str | None]) -> list[str]:
     for name, reason in reasons.items():
         if reason is not None:
             by_reason.setdefault(reason, []).append(name)
-    return _wrap([f"  null: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]).splitlines()
+    return _wrap([f"  not available: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]).splitlines()
 
 
 def _zeros(names: Sequence[str], what: str) -> list[str]:

@@ -87,7 +87,7 @@ def _ending(facts: RpcFacts, workers: dict[int, str]) -> list[str]:
         said.append(f"the run was cut short: {facts.cut_short}")
     if not facts.ended:
         name = workers.get(facts.driver, "?")
-        said.append(f"the driver {name} (node {facts.driver}) left no word of its end: killed, or still running")
+        said.append(f"the driver {name} (node {facts.driver}) did not report its end: killed, or still running")
     if facts.finished_windows is not None and facts.finished_windows < facts.windows:
         said.append(f"{facts.finished_windows} of {facts.windows} windows were finished")
     return said

@@ -50,7 +50,7 @@ class Resnet18(Workload):
     Choosing it also sets `training.batch_size=10`, `training.max_steps=100`, `training.log_interval=10`,
     `training.grad_clip_norm=null`, `training.progress=tutorial`, `optimizer.lr=0.001`, `optimizer.weight_decay=0`,
     `scheduler.warmup_steps=0`, `scheduler.total_steps=null`, `dataset.num_samples=1000000` (samples that count as one
-    epoch; none is stored) and `dataset.sequence_length=1`. `workload.batch_size` is another word for
+    epoch; none is stored) and `dataset.sequence_length=1`. `workload.batch_size` is another name for
     `training.batch_size`.
     """
 

@@ -333,7 +333,7 @@ def test_steps_whose_exposed_communication_is_null_are_left_out_and_counted(tmp_
     assert (found["reference"]["rank_steps"], found["reference"]["rank_steps_left_out"]) == (1, 1)
     nothing = attribute(*(dataset(tmp_path / name, name, [[unknown]]) for name in ("c", "d")))
     assert nothing["sentence"] is None
-    assert nothing["reason"].startswith("reference and candidate: no rank-step after warm-up")
+    assert nothing["reason"].startswith("reference and candidate: no step after warm-up")
 
 
 def test_launches_are_pooled_and_only_one_is_held_at_a_time(tmp_path: Path) -> None:

@@ -37,4 +37,4 @@ def test_a_plan_and_a_set_alone(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert overlap_report(["--reference", f"{tmp_path}/", *out]) == 2
     assert "the folder of a plan" in capsys.readouterr().err
     assert overlap_report(["--log-dir", str(tmp_path / "reference"), "--label", "x", *out]) == 0
-    assert "the launch in the middle of 4 in" in capsys.readouterr().out
+    assert "this is the launch nearest the medians of overlap_ratio and job_step_ms, of" in capsys.readouterr().out

@@ -47,9 +47,9 @@ def refused(left: LaunchSet, right: LaunchSet, *allow: str) -> list[tuple[str, s
 )
 def test_what_changes_the_work_is_refused_also_where_one_side_does_not_state_it(key: str, value: Any) -> None:
     left, right = side("a", {}, {}), side("b", {key: value}, {key: value})
-    with pytest.raises(InputError, match=f"NOT ALIKE: {key} is .*the two sides did not do the same work"):
+    with pytest.raises(InputError, match=f"NOT COMPARABLE: {key} is .*the two sides did not do the same work"):
         refused(left, right)
-    with pytest.raises(InputError, match=f"NOT ALIKE: {key}"):
+    with pytest.raises(InputError, match=f"NOT COMPARABLE: {key}"):
         refused(right, left)
     assert refused(left, right, "all") == [("between", key)]
 

@@ -160,7 +160,7 @@ def test_unlike_work_is_refused_by_key_and_both_values_unless_allowed(tmp_path: 
         assert [(entry["where"], entry["key"]) for entry in found["refused"]] == [
             ("between", "config.workload.model_dim")
         ]
-        assert any("NOT ALIKE: config.workload.model_dim" in warning for warning in found["warnings"])
+        assert any("NOT COMPARABLE: config.workload.model_dim" in warning for warning in found["warnings"])
 
 
 def test_a_side_that_mixes_configurations_is_refused(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_side_that_mixes_configurations_is_refused(tmp_path: Path) -> None:
 
 def test_single_runs_that_are_unlike_are_still_only_warned_of(tmp_path: Path) -> None:
     found = compared(tmp_path, launch(tmp_path / "a", 0.8), launch(tmp_path / "b", 0.6, config=OTHER))
-    assert any(warning.startswith("NOT ALIKE") for warning in found["warnings"])
+    assert any(warning.startswith("NOT COMPARABLE") for warning in found["warnings"])
     assert "primary" not in found
     assert found["verdict"] == "inconclusive"
 
@@ -231,7 +231,7 @@ def test_unlike_launches_are_refused_though_the_first_of_a_side_has_no_manifest(
     with pytest.raises(InputError, match=r"config.workload.model_dim is 64 in .*a/00, 128 in .*b/01: the two sides"):
         report(tmp_path, reference, candidate)
     found = compared(tmp_path, reference, candidate, allow_unlike=("all",))
-    assert sum("NOT ALIKE: config.workload.model_dim is 64" in warning for warning in found["warnings"]) == 1
+    assert sum("NOT COMPARABLE: config.workload.model_dim is 64" in warning for warning in found["warnings"]) == 1
     launch(candidate / "04", 0.6)
     with pytest.raises(InputError, match=r"model_dim is 128 in .*b/01, 64 in .*b/04: launches of the candidate"):
         report(tmp_path, reference, candidate)

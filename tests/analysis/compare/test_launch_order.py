@@ -87,7 +87,7 @@ def test_too_few_launches_are_told_first(tmp_path: Path) -> None:
     second = launch_set(tmp_path / "b", LOW[:3], began_s=[180, 240, 300])
     found = compared(tmp_path, first, second)
     assert found["verdict"] == "inconclusive"
-    assert found["verdict_reason"].startswith("3 against 3 launches: at least 4 a side")
+    assert found["verdict_reason"].startswith("3 against 3 launches: at least 4 per side")
     assert found["launch_order"]["comparable"] is False
 
 

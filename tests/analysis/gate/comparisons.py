@@ -14,7 +14,11 @@ def metric(reference: float | None, candidate: float | None, unit: str = "ms", *
         "candidate": candidate,
         "difference": candidate - reference if reference is not None and candidate is not None else None,
         "quotient": candidate / reference if reference and candidate is not None else None,
-        "quotient_reason": None if known and reference else "the reference is 0" if known else "a side is null",
+        "quotient_reason": None
+        if known and reference
+        else "the reference is 0"
+        if known
+        else "not available on one side",
         "judgement": "worse",
         "judgement_reason": None,
         **more,

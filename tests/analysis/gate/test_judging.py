@@ -71,8 +71,8 @@ def test_milliseconds_across_platforms_are_judged_when_asked_for_and_it_is_said(
 
 # effect, low, high, p; outcome of overlap_ratio<-0.05
 LAUNCHES = [
-    (-0.10, -0.14, -0.06, 0.029, "fail", "not by chance: p 0.029 is at most 0.05"),
-    (-0.10, -0.14, -0.01, 0.029, "fail", "not by chance"),
+    (-0.10, -0.14, -0.06, 0.029, "fail", "statistically significant: p 0.029 is at most 0.05"),
+    (-0.10, -0.14, -0.01, 0.029, "fail", "statistically significant"),
     (-0.10, -0.14, -0.06, 0.1, "inconclusive", "it may be chance: p 0.1 is above 0.05"),
     (-0.10, -0.22, 0.02, 0.04, "inconclusive", "the interval holds 0"),
     (-0.02, -0.04, 0.00, 0.2, "pass", "neither is its interval"),
@@ -132,7 +132,7 @@ def test_an_interval_is_that_of_the_terms_of_the_condition() -> None:
 def test_how_many_launches_are_needed_is_said_where_nothing_can_be_decided() -> None:
     entry = metric(0.8, 0.7, "ratio", **effect("difference", -0.1, -0.2, -0.05, p=0.3, launches_needed=6))
     found = judged("overlap_ratio<-0.05", comparison(4, overlap_ratio=entry))
-    assert found.reason.endswith("; 6 launches a side would be needed")
+    assert found.reason.endswith("; 6 launches per side would be needed")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_fewer_launches_than_a_verdict_takes_neither_fail_nor_pass() -> None:
         entry = metric(0.8, 0.8 + value, "ratio", **effect("difference", value, -0.02, 0.02, launches=counts))
         found = judged("overlap_ratio<-0.05", comparison(3, overlap_ratio=entry))
         assert found.outcome == "inconclusive"
-        assert found.reason.startswith(f"{sides[0]} against {sides[1]} launches: at least 4 a side are needed")
+        assert found.reason.startswith(f"{sides[0]} against {sides[1]} launches: at least 4 per side are needed")
         assert found.value == pytest.approx(value)
 
 
@@ -194,6 +194,6 @@ def test_the_text_of_the_terminal() -> None:
     assert gate_text(result).splitlines() == [
         "gate failed: 1 failed, 1 inconclusive, 1 passed of 3 conditions (exit code 3)",
         f"  FAIL  idle_ms>1: +4.000 ms: {SINGLE}",
-        "  ?     copy_ms>10%: null: neither side has copy_ms",
+        "  ?     copy_ms>10%: unknown: neither side has copy_ms",
         f"  pass  idle_ms>500%: +400.00 %: {SINGLE}",
     ]

@@ -139,7 +139,7 @@ def test_one_launch_a_side_is_no_verdict(tmp_path: Path) -> None:
     datasets = two_runs(tmp_path, steps=8)
     summary = compared(datasets)
     verdict = verdict_of(summary)
-    assert verdict.word == "No verdict from one launch"
+    assert verdict.word == "Not enough launches for a verdict (1 of 4)"
     assert verdict.tone == "open"
     left, right = (summary["comparison"]["metrics"]["overlap_ratio"][side] for side in ("reference", "candidate"))
     assert (
@@ -170,7 +170,7 @@ def test_every_verdict_has_a_word_a_tone_and_a_symbol(word: str, tmp_path: Path)
     assert found.word.casefold() == word
     assert found.tone == {"regression": "bad", "improvement": "good", "equivalent": "even"}.get(word, "open")
     needed = dict(found.cards[0].facts).get("to find what was seen")
-    assert needed == ("6 launches a side" if word == "inconclusive" else None)
+    assert needed == ("6 launches per side" if word == "inconclusive" else None)
 
 
 def test_one_dataset_has_a_page_without_a_comparison(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_traces_of_other_tools_have_a_page(tmp_path: Path) -> None:
         label: LabelledRun(label, load_traces(str(tmp_path / f"rank{at}.json"))) for at, label in enumerate("ab")
     }
     html = page(datasets, compared(datasets), tmp_path / "r.html")
-    assert "No verdict from one launch" in text_of(html)
+    assert "Not enough launches for a verdict (1 of 4)" in text_of(html)
     assert "coverage not known: a trace does not count what was issued" in text_of(html)
     assert "every collective was seen" not in text_of(html)
     assert {"chart-timeline-0", "chart-timeline-1"} <= {attributes.get("id") for _, attributes in Parts(html).tags}
@@ -236,7 +236,7 @@ def test_a_job_step_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
     assert "x: no job step is drawn: 1 of 3 ranks are missing; the slowest may be among them." in text
     assert "median step of the ranks read" in text
     assert "job step</option>" not in html
-    assert "2 of 3 ranks. Grey: not read, or null." in text
+    assert "2 of 3 ranks. Grey: not read, or unknown." in text
 
 
 def test_ranks_with_another_environment_are_named(tmp_path: Path) -> None:

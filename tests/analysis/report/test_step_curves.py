@@ -81,7 +81,7 @@ def test_a_map_has_gaps_where_ranks_and_steps_were_not_read(tmp_path: Path) -> N
     expected = [[at, at, at, gap, gap, at] if at else [gap] * 6 for at in (10, 0, 12, 13)]
     np.testing.assert_array_equal(found.values, expected)
     (chart,), _ = map_charts({"x": Series(dataset)}, [(3, 4)])
-    assert chart.caption == "3 of 4 ranks. Grey: not read, or null."
+    assert chart.caption == "3 of 4 ranks. Grey: not read, or unknown."
 
 
 def test_steps_that_are_recorded_now_and_then_stand_side_by_side(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_C9_of_a_run_that_says_nothing_of_its_end_the_finished_windows_are_shown
     facts(folder, ended=False, finished_windows=1)
     assert rpc_report([str(folder), "--overwrite"]) == 0
     said = capsys.readouterr()
-    assert "the driver w0 (node 0) left no word of its end: killed, or still running" in said.err
+    assert "the driver w0 (node 0) did not report its end: killed, or still running" in said.err
     assert "1 of 4 windows were finished" in said.err
     assert "lists of the calls" not in said.err, "both workers wrote what was finished"
     assert sum("job" in line for line in said.out.splitlines()) == 2

@@ -66,12 +66,12 @@ def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any])
     """Every metric of both sides; with launch sets also effect, interval, p and verdict."""
     tested = "launches" in comparison
     columns = [Column("metric"), Column("unit"), *(Column(comparison[side], True) for side in SIDES)]
-    plain = [Column("difference", True), Column("quotient", True, "candidate / reference")]
+    plain = [Column("difference", True), Column("ratio", True, "candidate / reference")]
     if tested:
         columns += [Column("effect", True), Column("interval", True), Column("p", True, "corrected where secondary")]
         columns += [Column("verdict"), *plain, Column("role")]
     else:
-        columns += [*plain, Column("direction", tip="of the difference; not its significance")]
+        columns += [*plain, Column("direction", tip="of the difference; not tested for significance")]
     rows, nulls = [], []
     for name, pair in comparison["metrics"].items():
         if pair["reference"] is None and pair["candidate"] is None:
@@ -89,7 +89,7 @@ def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any])
         else:
             row += [*change, word(pair["judgement"], pair["judgement_reason"], _TONE.get(pair["judgement"]))]
         rows.append(tuple(row))
-    note = f"Null on both sides: {'; '.join(nulls)}." if nulls else None
+    note = f"Not available on either side: {'; '.join(nulls)}." if nulls else None
     caption = "Metrics: medians of the medians of launches" if tested else "Metrics: medians"
     return Table("metrics", caption, tuple(columns), tuple(rows), note)
 
@@ -141,8 +141,8 @@ def dataset_table(label: str, entry: Mapping[str, Any], definitions: Mapping[str
                 Cell(PAGE.whole(found["nulls"]), found["nulls"]),
             )
         )
-    note = f"Null: {'; '.join(nulls)}." if nulls else None
-    return Table(f"distribution-{label}", f"{label}: every metric over its rank-steps", columns, tuple(rows), note)
+    note = f"Not available: {'; '.join(nulls)}." if nulls else None
+    return Table(f"distribution-{label}", f"{label}: every metric over steps and ranks", columns, tuple(rows), note)
 
 
 def titled(name: str) -> str:

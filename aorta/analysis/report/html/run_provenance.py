@@ -48,8 +48,8 @@ def health_of(dataset: LabelledRun, entry: Mapping[str, Any]) -> dict[str, Any]:
         "backend": source["backend"],
         "instrument mode": ", ".join(health.instrument_modes),
         "hosts": source["hosts"],
-        "ranks read": f"{len(health.ranks_read)} of {health.world_size}",
-        "rank-steps used": f"{PAGE.whole(steps['rank_steps_used'])} "
+        "ranks read": f"{len(health.ranks_read)} of {health.world_size}" if health.world_size else "unknown",
+        "steps used": f"{PAGE.whole(steps['rank_steps_used'])} "
         f"({PAGE.count(steps['global_steps_used'], 'global step')})",
         "left out as warm-up": PAGE.whole(steps["rank_steps_left_out_as_warmup"]),
         "coverage": _coverage(dataset, entry),

@@ -153,5 +153,5 @@ def _cells(shape: Map, ranks: int, of: int) -> str:
     if shape.steps_a_column > 1 or shape.ranks_a_row > 1:
         parts.append(f"A cell is the mean of {shape.ranks_a_row} rank(s) x {shape.steps_a_column} step(s).")
     if np.isnan(shape.values).any():
-        parts.append("Grey: not read, or null.")
+        parts.append("Grey: not read, or unknown.")
     return " ".join(parts)

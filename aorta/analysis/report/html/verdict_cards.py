@@ -19,7 +19,7 @@ _WORDS: Final = {
     "inconclusive": ("Inconclusive", "open", "?"),
     NOT_COMPARABLE: ("Not comparable in time", "open", "?"),
 }
-_NO_VERDICT: Final = ("No verdict from one launch", "open", "#")
+_NO_VERDICT: Final = ("Not enough launches for a verdict (1 of 4)", "open", "#")
 _CARDS: Final = ("overlap_ratio", "job_step_ms", "exposed_comm_ms")
 _TITLES: Final = {
     "overlap_ratio": "Overlap ratio",
@@ -88,11 +88,15 @@ def _numbers_only(entries: Mapping[str, Mapping[str, Any]]) -> Verdict:
                 continue
             unit = "ms" if name.endswith("_ms") else "ratio"
             facts = tuple((key, PAGE.number(found[key], unit)) for key in ("p5", "p95", "min", "max"))
-            value = PAGE.quantity(found["median"], unit) if found["median"] is not None else f"null: {found['reason']}"
+            value = (
+                PAGE.quantity(found["median"], unit)
+                if found["median"] is not None
+                else f"not available: {found['reason']}"
+            )
             cards.append(Card(name, f"{_TITLES[name]}, {label}", "median", value, "", "open", facts))
     labels = " and ".join(entries)
-    sentence = f"The numbers of {labels}. Nothing was compared: name a reference and a candidate for that."
-    return Verdict("Numbers", "open", "#", sentence, "", "", tuple(cards), ())
+    sentence = f"Run summary: {labels}. Nothing was compared: name a reference and a candidate for that."
+    return Verdict("Run summary", "open", "#", sentence, "", "", tuple(cards), ())
 
 
 def _sentence(comparison: Mapping[str, Any], primary: str) -> str:
@@ -178,15 +182,15 @@ def _card(name: str, pair: Mapping[str, Any], comparison: Mapping[str, Any]) -> 
             facts.append(("p", p_value(pair["p"], 3) + _corrected(pair)))
         facts.append(("smallest detectable", _detectable(pair, found)))
         if word == "inconclusive" and pair.get("launches_needed") is not None:
-            facts.append(("to find what was seen", f"{PAGE.count(pair['launches_needed'], 'launch')} a side"))
+            facts.append(("to find what was seen", f"{PAGE.count(pair['launches_needed'], 'launch')} per side"))
     else:
         change = f"{PAGE.number(pair['difference'], unit, signed=True)} {'ms' if unit == 'ms' else ''}".strip()
         if pair["quotient"] is not None:
-            facts.append(("quotient", PAGE.number(pair["quotient"], "ratio")))
+            facts.append(("ratio", PAGE.number(pair["quotient"], "ratio")))
         if pair["judgement_reason"]:
             facts.append(("note", pair["judgement_reason"]))
     middle = "median over launches" if "launches" in comparison else "median"
-    role = {"primary": "primary metric", "guard": "guard: a better ratio with a slower step is no improvement"}
+    role = {"primary": "primary metric", "guard": "safeguard: a better ratio with a slower step is no improvement"}
     return Card(
         name,
         _TITLES.get(name, name),
