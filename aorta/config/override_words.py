@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -86,6 +87,9 @@ DEAD: dict[str, str] = {
 }
 """Keys of the older configuration that have no meaning today, and why."""
 
+LONGEST_ARGUMENT: Final = 10_000
+"""Characters of one argument. Hydra's parser takes 2 s for a list of 5,000 numbers."""
+
 
 def translate(words: Sequence[str], caller: Path, root: Path) -> list[str]:
     """Rewrite the older arguments; everything else passes through, with options before KEY=VALUE overrides: Hydra's
@@ -97,10 +101,16 @@ def translate(words: Sequence[str], caller: Path, root: Path) -> list[str]:
 
     Raises:
         ConfigError: a missing or JSON configuration file, `--override` without an argument, a key that has no meaning
-            today.
+            today, an argument that is too long.
     """
     options: list[str] = []
     values: list[str] = []
+    for word in words:
+        if len(word) > LONGEST_ARGUMENT:
+            raise ConfigError(
+                f"{word[:40]}...: an argument of {len(word)} characters; at most {LONGEST_ARGUMENT} are read, since "
+                "Hydra's parser takes seconds for more. Put long values into a file: --config mine.yaml"
+            )
     queue = list(words)
     while queue:
         word = queue.pop(0)

@@ -284,5 +284,5 @@ def test_on_a_saturated_emulated_link_the_rank_that_is_late_is_named(tmp_path: P
     (entry,) = aggregate(LabelledRun("x", load_run(tmp_path)))["stragglers"]
     assert entry["queued_share"] > 0.5
     assert (entry["rank"], entry["basis"]) == (1, "issue times")
-    # It sleeps 3 ms before each of about ten buckets of a step: by the last it is 30 ms behind, more on a busy machine.
-    assert 15 < entry["late_ms"] < 150
+    # It sleeps 3 ms before each of about ten buckets of a step, and its peer is slow as well on a busy machine.
+    assert 3 < entry["late_ms"] < 150

@@ -154,3 +154,14 @@ def test_a_key_without_a_meaning_is_refused_by_name_with_the_reason(key, places)
             translate(words, *places)
         assert f"{key} is a key of the older configuration" in str(refused.value)
         assert DEAD[key] in str(refused.value)
+
+
+@pytest.mark.parametrize("word", ["training.max_steps=" + "[" * 10_000, "--override=a=" + "1," * 5_000])
+def test_what_the_parser_would_take_seconds_for_is_refused(word, places):
+    with pytest.raises(ConfigError, match=r"an argument of 100\d\d characters; at most 10000 are read"):
+        translate([word], *places)
+
+
+def test_a_value_that_nests_too_deeply_is_refused(places):
+    with pytest.raises(ConfigError, match=r"--override training\.max_steps: its value is nested too deeply"):
+        translate(["--override", "training.max_steps=" + "[" * 4_900 + "]" * 4_900], *places)
