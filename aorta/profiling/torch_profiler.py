@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -56,6 +56,12 @@ class NullProfiler:
         """No-op."""
 
 
+NO_EXPORT: Final = (
+    "profiling: no trace is written on ROCm, where exporting has crashed; profiling.chrome_trace_force=true writes them "
+    "all the same, and rocprofv3 needs no export (scripts/rocprof_capture.sh)"
+)
+
+
 class ProfilerPlan:
     """What one rank profiles and where its traces go; nothing is touched before `open`.
 
@@ -93,11 +99,7 @@ class ProfilerPlan:
         self.selected = settings.enabled and (selected is None or place.rank in selected)
         exports = not export_disabled(settings)
         if self.selected and not exports:
-            _log.warning(
-                "profiling: no trace is written on ROCm, where exporting has crashed; "
-                "profiling.chrome_trace_force=true writes them all the same, and rocprofv3 needs no export "
-                "(scripts/rocprof_capture.sh)"
-            )
+            _log.warning(NO_EXPORT)
         by_tensorboard = settings.naming is Naming.tensorboard
         self.exports = exports and (not by_tensorboard or settings.tensorboard or settings.chrome_trace)
         self.records = (

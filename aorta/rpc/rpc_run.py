@@ -28,6 +28,7 @@ from aorta.distributed.provenance import Asked, rank_facts
 from aorta.distributed.stop_agreement import stop_on_signals
 from aorta.distributed.topology import Topology, read_topology
 from aorta.errors import ConfigError
+from aorta.profiling.torch_profiler import NO_EXPORT, export_disabled
 from aorta.records.clock_offsets import trace_metadata
 from aorta.records.rpc_files import CALLS_FILE, RPC_FILE, RPC_VERSION, WINDOW_FILE, Call, RpcFacts, Worker
 from aorta.rpc.coordination import DRIVER, Coordination
@@ -99,6 +100,7 @@ class RpcRun:
         self.resolved, self.config, self.workload = resolved, resolved.config, resolved.config.workload
         self.topology, self.device, self.peers = topology, device, peers
         self.rank = topology.rank
+        self.profiled = self.config.profiling.enabled and not export_disabled(self.config.profiling)
         self.names = [self.workload.worker_name.format(rank=r, number=r + 1) for r in range(topology.world_size)]
         self.together, self.stop = Coordination(peers), StopAtOnce()
         self.lost: dict[int, str] = {}
@@ -112,8 +114,11 @@ class RpcRun:
         base = Path(self.config.training.output_dir) / (self.config.label or "")
         folder = prepare(base, self.topology, self.peers, overwrite=self.config.training.overwrite, resuming=False)
         with log_to(folder.log(self.rank)):
-            for note in self.resolved.notes if self.rank == DRIVER else ():
-                _log.warning(note)
+            if self.rank == DRIVER:
+                for note in self.resolved.notes:
+                    _log.warning(note)
+                if self.profiled != self.config.profiling.enabled:
+                    _log.warning(NO_EXPORT)
             site = RunSite(folder, self.topology, self.device, self.peers)
             clocks = measured_clocks(self.config.clock, site)
             self._metadata = trace_metadata(clocks.result, self.rank)
@@ -167,13 +172,13 @@ class RpcRun:
         say, limit_s, number = self.together.say, self.workload.timeout_s, 0
         try:
             for number in range(self.workload.windows):
-                say(f"window/{number}", {"profile": self.config.profiling.enabled, "options": options})
+                say(f"window/{number}", {"profile": self.profiled, "options": options})
                 self._hear(f"started/{number}", limit_s)
                 driver.callees = [name for rank, name in enumerate(self.names) if rank not in (DRIVER, *self.lost)]
                 if not driver.callees:
                     _log.error("rpc: no worker is left to call after %d windows", number)
                     return
-                with self._window(traced, folder, number, options, profile=self.config.profiling.enabled):
+                with self._window(traced, folder, number, options, profile=self.profiled):
                     try:
                         driver.call(self.workload.calls)
                     except RuntimeError as error:  # torch's error for a callee that is gone or late
@@ -279,7 +284,7 @@ class RpcRun:
             workers=[Worker(rank, name) for rank, name in enumerate(self.names)],
             driver=DRIVER,
             windows=self.workload.windows,
-            profiled=self.config.profiling.enabled,
+            profiled=self.profiled,
             incomplete=bool(not ended or self.lost or self.cut_short),
             lost={str(rank): reason for rank, reason in self.lost.items()},
             cut_short=self.cut_short,

@@ -14,12 +14,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.rpc.rpc_command import rpc_report
 from aorta.analysis.rpc.rpc_records import read_run
 from aorta.analysis.rpc.rpc_rows import read_rows
+from aorta.distributed.peers import Peers
+from aorta.distributed.topology import read_topology
+from aorta.rpc.rpc_run import RpcRun
 from tests.analysis.merge.traces import load, problems
+from tests.loop import resolved
 from tests.runs import HANGS_S, ROOT, command, environment, job, succeeded
 
 pytestmark = pytest.mark.dist
@@ -291,3 +297,12 @@ def test_C9_a_worker_that_dies_before_it_saves_leaves_the_rest(tmp_path, capsys)
     ]
     assert [row.name for row in rows].count(nested) == 1
     assert not (folder / "rpc.json").read_text().count('"incomplete": false')
+
+
+@pytest.mark.spec("D12")
+@pytest.mark.parametrize(("force", "profiled"), [("false", False), ("true", True)])
+def test_D12_on_rocm_the_windows_of_remote_calls_export_nothing_unless_forced(monkeypatch, force, profiled):
+    monkeypatch.setattr(torch.version, "hip", "6.4.0")
+    asked = resolved("workload=rpc", "profiling.enabled=true", f"profiling.chrome_trace_force={force}")
+    device, peers = torch.device("cpu"), Peers(dist.HashStore(), 0, 1, timeout_s=1.0)
+    assert RpcRun(asked, read_topology({}), device, peers).profiled is profiled
