@@ -57,8 +57,8 @@ class NullProfiler:
 
 
 NO_EXPORT: Final = (
-    "profiling: no trace is written on ROCm, where exporting has crashed; profiling.chrome_trace_force=true writes them "
-    "all the same, and rocprofv3 needs no export (scripts/rocprof_capture.sh)"
+    "profiling: no trace is written on ROCm, where exporting has crashed; profiling.chrome_trace_force=true writes "
+    "them all the same, and rocprofv3 needs no export (scripts/rocprof_capture.sh)"
 )
 
 
