@@ -21,18 +21,20 @@ _LABEL: Final = 12
 _SHOWN_DIFFERENCES: Final = 3
 
 
-def brief_text(summary: Mapping[str, Any], files: Sequence[Path]) -> str:
+def brief_text(summary: Mapping[str, Any], files: Sequence[Path], notes: Mapping[str, Sequence[str]]) -> str:
     """At most 20 lines of a summary.
 
     Args:
         files: what the report wrote.
+        notes: label -> what a reader of its numbers has to know; said where nothing is compared.
     """
     comparison = summary.get("comparison")
-    blocks = [_dataset(label, entry) for label, entry in summary["datasets"].items()]
+    blocks = [_dataset(label, entry, notes[label]) for label, entry in summary["datasets"].items()]
     if comparison is not None:
         blocks = [_compared(comparison)]
-    page = next((path for path in files if path.name == PAGE_FILE), files[0])
-    return "\n".join([*blocks, _labelled("page", [str(page)])])
+    page = next((path for path in files if path.name == PAGE_FILE), None)
+    where = _labelled("summary", [str(files[0])]) if page is None else _labelled("page", [str(page)])
+    return "\n".join([*blocks, where])
 
 
 def _compared(comparison: Mapping[str, Any]) -> str:
@@ -40,7 +42,8 @@ def _compared(comparison: Mapping[str, Any]) -> str:
     counts = {side: len(found) for side, found in comparison.get("launches", {}).items()}
     launches = f", {counts['reference']} against {counts['candidate']} launches" if counts else ""
     lines = [f"{comparison['verdict'].upper()}: {comparison['verdict_reason']}"]
-    lines.append(_labelled("compared", [f"{left} (reference) with {right} (candidate){launches}"]))
+    sides = [name if name == side else f"{name} ({side})" for name, side in ((left, "reference"), (right, "candidate"))]
+    lines.append(_labelled("compared", [f"{sides[0]} with {sides[1]}{launches}"]))
     lines += [_labelled("note", [warning]) for warning in comparison["warnings"]]
     lines += ["", f"{'':<18}{'reference':>11}{'candidate':>11}   change"]
     lines += [_row(name, comparison["metrics"][name]) for name in METRICS if name in comparison["metrics"]]
@@ -71,7 +74,7 @@ def _row(name: str, pair: Mapping[str, Any]) -> str:
     return f"{text}   {TEXT.effect(effect['value'], effect['kind'])}{between}, {judged}"
 
 
-def _dataset(label: str, entry: Mapping[str, Any]) -> str:
+def _dataset(label: str, entry: Mapping[str, Any], notes: Sequence[str]) -> str:
     steps = entry["steps"]
     lines = [f"{label}: {TEXT.count(steps['rank_steps_used'], 'rank-step')} of {entry['source']['path']}"]
     for name in METRICS:
@@ -86,6 +89,7 @@ def _dataset(label: str, entry: Mapping[str, Any]) -> str:
         lines.append(f"  {name:<18}{middle:>11}   5th to 95th percentile {low} to {high}")
     if "reason" in entry:
         lines.append(f"  nothing to measure: {entry['reason']}")
+    lines += [_labelled("note", [note]) for note in notes]
     return "\n".join(lines)
 
 

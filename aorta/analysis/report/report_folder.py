@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from aorta.analysis.cautions import cautions
 from aorta.analysis.compare.inputs import Subject, read_subjects
 from aorta.analysis.compare.verdict_rules import Rules
 from aorta.analysis.load.archives import Archives
@@ -83,9 +84,14 @@ def write_report(
         if finish is not None:
             finish(summary)
         written, not_drawn = _files(subjects, summary, output, (reference, candidate), html=html)
-        text = brief_text(summary, written) if brief else _text(subjects, summary, written, not_drawn)
+        notes = {label: _notes(subject, summary["datasets"][label]) for label, subject in subjects.items()}
+        text = brief_text(summary, written, notes) if brief else _text(subjects, summary, written, not_drawn)
         text = archives.as_given(text)
     return Report(text, summary, tuple(written), not_drawn)
+
+
+def _notes(subject: Subject, entry: Mapping[str, Any]) -> list[str]:
+    return [*subject.dataset.run.health.notes(), *cautions(entry)]
 
 
 def _files(

@@ -1,0 +1,64 @@
+"""The short answer, and sources named without options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aorta.analysis.report.report_command import overlap_report
+from tests.analysis.builders import simulated_run
+from tests.analysis.compare.builders import launch_set
+
+BETTER, WORSE = (0.8, 0.81, 0.82, 0.83), (0.6, 0.61, 0.62, 0.63)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert overlap_report([*arguments, "--brief"]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_two_sets_give_the_verdict_three_metrics_and_the_page(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    launch_set(here / "plan" / "reference", BETTER)
+    launch_set(here / "plan" / "candidate", WORSE)
+    lines = said(capsys, "plan/reference", "plan/candidate")
+    assert lines[0].startswith("REGRESSION: ")
+    assert lines[1] == "compared    reference with candidate, 4 against 4 launches"
+    rows = {line.split()[0]: line for line in lines if line[:1].isalpha()}
+    assert rows["overlap_ratio"].split()[1:3] == ["0.815", "0.615"]
+    assert rows["overlap_ratio"].endswith("p = 0.029: regression")
+    assert {"exposed_comm_ms", "job_step_ms"} <= rows.keys()
+    assert lines[-1].split() == ["page", "reports/candidate-vs-reference/report.html"]
+    assert len(lines) <= 20
+
+
+def test_one_source_needs_no_label_and_what_to_bear_in_mind_is_said(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulated_run(here / "artifacts" / "cuda", label="cuda", ranks=2, steps=5)
+    lines = said(capsys, "artifacts/cuda", "--no-html")
+    assert lines[0].endswith(" of artifacts/cuda")
+    assert any(line.startswith("note        only ") and "after warm-up" in line for line in lines)
+    assert lines[-1].split() == ["summary", "reports/cuda/summary.json"]
+    assert said(capsys, "cuda", "--no-html")[0].startswith("cuda: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["a", "b", "c"], "3 sources: aorta report takes one, or a reference and a candidate"),
+        (["a", "--reference", "b"], "not both"),
+        (["a", "--log-dir", "b", "--label", "c"], "not both"),
+    ],
+)
+def test_sources_that_do_not_go_together(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert overlap_report(arguments) == 2
+    assert problem in capsys.readouterr().err
