@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import ParamSpec
 
-from aorta.errors import AortaError
+from aorta.errors import SIGNAL_EXIT_BASE, AortaError
 
 _Arguments = ParamSpec("_Arguments")
 
@@ -42,6 +43,9 @@ def command(speaker: str = "error") -> Callable[[Callable[_Arguments, int]], Cal
             except AortaError as error:
                 to_stderr(f"{speaker}: {error}")
                 return error.exit_code
+            except KeyboardInterrupt:
+                to_stderr("interrupted")
+                return SIGNAL_EXIT_BASE + signal.SIGINT
 
         return ended
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from aorta.command_line import command
 from aorta.config import CONFIG_DIR
@@ -70,14 +71,16 @@ def split_ranks(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     if ranks is None:
         return None, words
     if not (ranks.isdecimal() and int(ranks) >= 1) and ranks not in {"gpu", "auto", "cpu"}:
-        raise ConfigError(f"--nproc_per_node {ranks!r}: a number of ranks from 1 on, or gpu: one for each device")
+        raise ConfigError(
+            f"--nproc_per_node {ranks!r}: a number of ranks from 1 on, or gpu, cpu or auto: one for each device or core"
+        )
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise ConfigError("--nproc_per_node inside torchrun, which has started the ranks already; give it to torchrun")
     return ranks, words
 
 
-def _become_torchrun(ranks: str, overrides: Sequence[str]) -> None:
-
+def _become_torchrun(ranks: str, overrides: Sequence[str]) -> NoReturn:
+    """Replace this process by torchrun, whose ranks run this command without the option."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", ranks]
     sys.stdout.flush()
     os.execv(sys.executable, [*torchrun, *training_program(checkout()), *overrides])

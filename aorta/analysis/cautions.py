@@ -13,7 +13,7 @@ from aorta.analysis.formatting import TEXT
 from aorta.analysis.metrics import RATIO_PARTS
 
 FEW_STEPS: Final = 20
-"""Below this, the 5th and the 95th percentile are the smallest and the largest value, or lie between these and the next
+"""Up to this, the 5th and the 95th percentile are the smallest and the largest value, or lie between these and the next
 (numpy's linear interpolation: position 0.05 (n - 1) is below 1 up to n = 20)."""
 _SHARES: Final = ("overlap_ratio", "exposed_share", "overlap_efficiency")
 """Metrics that are shares of a whole, and so lie between 0 and 1 where their parts fit together."""
@@ -25,11 +25,12 @@ def cautions(entry: Mapping[str, Any]) -> list[str]:
 
 
 def _steps(entry: Mapping[str, Any]) -> Iterator[str]:
-    count = entry["steps"]["global_steps_used"]
+    count, values = entry["steps"]["global_steps_used"], entry["steps"]["rank_steps_used"]
     if count <= FEW_STEPS:
+        extremes = "percentiles of so few are their extremes, and " if values <= FEW_STEPS else ""
         yield (
-            f"only {TEXT.count(count, 'step')} after warm-up: percentiles of so few are their extremes, and a single "
-            f"slow step moves a mean; record more than {FEW_STEPS} (training.max_steps)"
+            f"only {TEXT.count(count, 'step')} after warm-up: {extremes}a single slow step moves a mean; record more "
+            f"than {FEW_STEPS} (training.max_steps)"
         )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aorta.analysis.collective_matching import CollectiveRows, MatchedCollectives, NumberedNames
-from aorta.analysis.tables import Floats, Run
+from aorta.analysis.tables import HOST_TIMER, Floats, Run
 from aorta.timeline.overlap import NS_PER_MS
 
 
@@ -24,7 +24,8 @@ class IssueTimes:
     """What the issue times of one group show.
 
     Attributes:
-        queued: number of collectives that were queued on every rank.
+        queued: number of collectives that were queued on every rank; None where collectives run on a device, whose
+            starts come after the host's issues whether queued or not.
         steps: in how many steps the last collective that counts on every rank was compared. One of each: behind a queue
             a rank that has fallen behind stays so for the rest of the step, and that must not count many times.
         late_ms: rank -> median of its issue after the first of its group; empty where clocks are not aligned.
@@ -32,7 +33,7 @@ class IssueTimes:
         bound_ms: largest error of each rank's clock; empty where clocks are not aligned.
     """
 
-    queued: int
+    queued: int | None
     steps: int
     late_ms: Mapping[int, float]
     last: Mapping[int, int]
@@ -53,6 +54,7 @@ class IssueLateness:
         self._late_ms: defaultdict[int, defaultdict[int, list[Floats]]] = defaultdict(lambda: defaultdict(list))
         self._last: defaultdict[int, Counter[int]] = defaultdict(Counter)
         self._bound_ms: dict[int, float] = {}
+        self._on_host = all(tables.source.timer == HOST_TIMER for tables in run.ranks.values())
         self.why_not = run.clocks_missing
         for rank, tables in run.ranks.items() if self.why_not is None else ():
             clock, steps = run.clocks.get(rank), tables.steps
@@ -65,6 +67,8 @@ class IssueLateness:
 
     def add(self, rows: CollectiveRows, found: MatchedCollectives) -> None:
         """Add matched rows; of those that count on every rank of their group."""
+        if not self._on_host:
+            return
         order, starts = found.matches.order, found.matches.starts
         group = self._names.group[rows.name[order[starts]]]
         waited = np.minimum.reduceat((rows.start_ns > rows.issue_ns)[order].astype(np.int64), starts) > 0
@@ -91,6 +95,5 @@ class IssueLateness:
     def of(self, number: int) -> IssueTimes:
         """What was found of the group with this number."""
         late_ms = {rank: float(np.median(np.concatenate(parts))) for rank, parts in self._late_ms[number].items()}
-        return IssueTimes(
-            int(self._queued[number]), int(self._steps[number]), late_ms, self._last[number], self._bound_ms
-        )
+        queued = int(self._queued[number]) if self._on_host else None
+        return IssueTimes(queued, int(self._steps[number]), late_ms, self._last[number], self._bound_ms)

@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from aorta.analysis.formatting import TEXT
-from aorta.analysis.tables import Run
+from aorta.analysis.tables import HOST_TIMER, Run
 from aorta.records.schema import STALL_CUTOFF_NS
 from aorta.timeline.overlap import AT_CUTOFFS, NS_PER_MS
 
 _NOT_RECORDED: Final = "made before records stated their cut-off: how much the ratio rests on it is not known"
-_ON_HOST: Final = "perf_counter"
-"""`Source.timer` of runs in which a call on the host can stall what computes."""
 
 
 def cutoffs_ns(run: Run) -> list[int]:
@@ -24,7 +22,7 @@ def cutoffs_ns(run: Run) -> list[int]:
     return [
         STALL_CUTOFF_NS if source.stall_cutoff is None else source.stall_cutoff.cutoff_ns
         for source in sources
-        if source.stall_cutoff is not None or (source.timer == _ON_HOST and source.instrument_mode != "off")
+        if source.stall_cutoff is not None or (source.timer == HOST_TIMER and source.instrument_mode != "off")
     ]
 
 

@@ -156,15 +156,15 @@ def judge_queued(by_waits: dict[str, Any], times: IssueTimes, needed_ms: float, 
         why_not: why issue times cannot be compared; None where they can.
     """
     collectives, named = by_waits["collectives"], by_waits["rank"] is not None
-    queued = times.queued / collectives if collectives else 0.0
+    queued = times.queued / collectives if collectives and times.queued is not None else None
     late_ms = {str(rank): times.late_ms[rank] for rank in sorted(times.late_ms)}
     found = by_waits | {
         "basis": "waits" if named else None,
-        "queued_share": queued if collectives else None,
+        "queued_share": queued,
         "issue_late_ms_median_per_rank": late_ms or None,
         "clock_bound_ms": None,
     }
-    if named or collectives < MIN_COLLECTIVES or queued < QUEUED_SHARE:
+    if named or collectives < MIN_COLLECTIVES or queued is None or queued < QUEUED_SHARE:
         return found
     hidden = f"{whole_percent(queued)} of the collectives were queued behind another, where waits show no late rank"
     if why_not is not None:

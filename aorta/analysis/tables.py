@@ -53,6 +53,8 @@ UNKNOWN: Final = -1
 """In a column of codes, identifiers or sizes: the source does not say."""
 UNNUMBERED: Final = -2
 """Sequence numbers from here down are of collectives that a source does not number: they match no other rank's."""
+HOST_TIMER: Final = "perf_counter"
+"""`Source.timer` of runs whose collectives the host times: there a call on the host can stall what computes."""
 COMPLETED: Final = "completed"
 """`Source.ending` of a process that ran to its end."""
 LOSSES: Final = ("loss", "lr", "grad_norm")

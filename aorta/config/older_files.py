@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from omegaconf import OmegaConf
 
-from aorta.config.override_words import DEAD, RENAMED, config_path, quoted
+from aorta.config.override_words import DEAD, config_path, key_of_today, quoted
 from aorta.config.yaml_files import load_yaml, read_text
 from aorta.errors import ConfigError
 
@@ -50,7 +50,7 @@ def expand(words: Sequence[str], caller: Path, root: Path) -> tuple[list[str], l
         if content is None:
             expanded.append(f"--config={value}")
             continue
-        given = {_key(other.removeprefix("--override=")) for other in [*expanded, *queue]}
+        given = {key_of_today(other.removeprefix("--override=")) for other in [*expanded, *queue]}
         kept, left_out = _words(content, given)
         expanded += kept
         notes += [f"--config {value}: {note}" for note in left_out]
@@ -98,12 +98,14 @@ def _words(content: Mapping[str, Any], given: set[str]) -> tuple[list[str], list
             words.append(_word(key, value))
     if leaves.get("dataloader.num_workers") and "dataset.on_device" not in leaves:
         words.append("dataset.on_device=false")  # AORTA 2025 always fetched batches through its loader
-    of_strategy = "parallel" in given
-    return [
-        word
-        for word in words
-        if _key(word) not in given and not (of_strategy and _key(word).startswith(("parallel", "fsdp.")))
-    ], notes
+    kept = []
+    for word in words:
+        key = key_of_today(word)
+        if "parallel" in given and key.startswith("parallel.") and key not in given:
+            notes.append(f"{word} is left out: the command line chooses the strategy; give {key} there as well")
+        elif key not in given:
+            kept.append(word)
+    return kept, notes
 
 
 def _leaves(node: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -118,8 +120,3 @@ def _word(key: str, value: object) -> str:
     if isinstance(value, str):
         return quoted(key, value)
     return f"{key}={json.dumps(value)}"  # of numbers, null, true and lists, JSON's notation is Hydra's too
-
-
-def _key(word: str) -> str:
-    key = word.partition("=")[0].lstrip("+~")
-    return RENAMED.get(key, key)

@@ -17,6 +17,7 @@ from typing import Final
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
+from aorta.config import CONFIG_DIR
 from aorta.errors import ConfigError
 
 RENAMED: dict[str, str] = {
@@ -158,6 +159,8 @@ def config_path(value: str, caller: Path, root: Path) -> Path:
         ConfigError: there is none.
     """
     tried = list(dict.fromkeys((base / value).resolve() for base in (caller, root)))
+    if Path(value).parts[:1] == ("config",) and CONFIG_DIR.name != "config":  # an installed package has it elsewhere
+        tried.append(CONFIG_DIR.joinpath(*Path(value).parts[1:]))
     # Path.is_file raises an error for a word too long to be a name.
     path = next((candidate for candidate in tried if os.path.isfile(candidate)), None)  # noqa: PTH113
     if path is None:
@@ -169,7 +172,7 @@ def _config_file(value: str, caller: Path, root: Path) -> list[str]:
     path = config_path(value, caller, root)
     if path.suffix not in {".yaml", ".yml"}:
         raise ConfigError(f"--config {value}: only YAML is read (.yaml), not {path.suffix or 'a file without suffix'}")
-    if path.parent == (root / "config").resolve():
+    if path.parent in ((root / "config").resolve(), CONFIG_DIR):
         return [f"--config-name={path.stem}"]
     # Groups next to a user's file can be selected too; the file itself is read before Hydra composes.
     return [f"--config-dir={path.parent}", f"--config-name={path}"]
@@ -189,6 +192,14 @@ def _quote(override: str) -> str:
     except RecursionError:
         raise ConfigError(f"--override {key}: its value is nested too deeply") from None
     return override
+
+
+def key_of_today(word: str) -> str:
+    """The key that an override sets, under today's name."""
+    key = word.partition("=")[0].lstrip("+~")
+    if key in RETRANSLATED:
+        return next(iter(RETRANSLATED[key].values())).partition("=")[0]
+    return SHORT.get(key) or (RENAMED | ALSO).get(key, key)
 
 
 def _rename(word: str) -> str:

@@ -116,12 +116,15 @@ def one_rank(world_size: int, devices: int, started: Sequence[str]) -> Knob | No
     """
     if world_size > 1:
         return None
-    program = Path(started[0] if started else "").name
-    own = program.endswith(".py") and program != "__main__.py"
+    program = started[0] if started else ""
+    own = program.endswith(".py") and Path(program).name != "__main__.py"
     launcher, program = ("torchrun --standalone", f" {program}") if own else ("aorta train", "")
+    lacks = "one rank: it has no other rank to communicate with, so nothing here says how well communication hides; "
+    if devices < 2:
+        return Knob(f"{lacks}that takes a machine with two devices or more, or two CPU cores (training.device=cpu)")
     return Knob(
-        "one rank: it has no other rank to communicate with, so nothing here says how well communication hides; start "
-        f"one process per device, with the same arguments: {launcher} --nproc_per_node {max(devices, 2)}{program} ..."
+        f"{lacks}start one process per device, with the same arguments: {launcher} --nproc_per_node {devices}"
+        f"{program} ..."
     )
 
 
@@ -129,12 +132,19 @@ def too_many_ranks(local_world_size: int, cores: int, platform: Platform) -> Kno
     """Whether the ranks of this host compute on a CPU that has fewer cores than they are; None where it has enough."""
     if platform != "cpu" or local_world_size <= cores:
         return None
+    there = f"{cores} core{'s' if cores > 1 else ''}"
     return Knob(
-        f"{local_world_size} ranks on {cores} cores: ranks wait for a core as well as for each other, which lengthens "
-        f"computation and communication alike; start at most {cores} ranks on this host (--nproc_per_node {cores})"
+        f"{local_world_size} ranks on {there}: ranks wait for a core as well as for each other, which lengthens "
+        f"computation and communication alike; start one rank a core at most (--nproc_per_node {cores})"
     )
 
 
 def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that the ranks of this host may use together: this process and what started it, which is not bound to one
+    core where a launcher binds each rank to a core of its own.
+    """
+    own = os.sched_getaffinity(0)
+    try:
+        return len(own | os.sched_getaffinity(os.getppid()))
+    except OSError:  # it has ended, or is not ours to ask
+        return len(own)

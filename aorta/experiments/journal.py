@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from aorta.errors import ConfigError, RecordWriteError
-from aorta.records.untrusted_files import read_small
+from aorta.records.untrusted_files import SMALL_BYTES, open_regular
 
 T = TypeVar("T")
 
@@ -90,9 +90,10 @@ def read_journal(path: Path, decode: Callable[[bytes], T]) -> tuple[list[T], lis
         OSError: the file cannot be read.
     """
     found, problems = [], []
-    for number, line in enumerate(read_small(path).splitlines(), start=1):
-        try:
-            found.append(decode(line))
-        except (ValueError, RecursionError) as error:
-            problems.append(f"{path.name}:{number}: {error}")
+    with open_regular(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(SMALL_BYTES), b""), start=1):
+            try:
+                found.append(decode(line.removesuffix(b"\n")))
+            except (ValueError, RecursionError) as error:
+                problems.append(f"{path.name}:{number}: {error}")
     return found, problems

@@ -43,8 +43,8 @@ class MemoryWindow:
         self._events[call_id] = parts
 
     def calls(self) -> Mapping[str, CallMemory]:
-        """By call id."""
-        return {call_id: summed(_events(parts)) for call_id, parts in self._events.items()}
+        """By call id. Calls that are still served may be added meanwhile."""
+        return {call_id: summed(_events(parts)) for call_id, parts in list(self._events.items())}
 
 
 def open_window() -> None:

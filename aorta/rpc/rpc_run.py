@@ -160,7 +160,8 @@ class RpcRun:
         assert self.stop.stopped_by is not None  # only a signal leads here
         by = self.stop.stopped_by.name
         _log.warning("rpc: stopped by %s", by)
-        self.together.confirm("stopped")
+        with suppress(RuntimeError, OSError):  # the store may have ended by the same signal
+            self.together.confirm("stopped")
         if self.rank == DRIVER:
             self.cut_short = f"stopped by {by}" + (f" ({self.cut_short})" if self.cut_short else "")
             self._hear("stopped", _WORD_S, f"no answer within {_WORD_S:g} s of {by}: killed, or hanging")
@@ -221,9 +222,11 @@ class RpcRun:
             yield
         finally:
             with self.stop.writing():
-                self._write_calls(folder, number, traced.of_window(number))
-                if window is not None:
-                    window.stop(folder.traces(self.rank) / WINDOW_FILE.format(window=number))
+                try:
+                    self._write_calls(folder, number, traced.of_window(number))
+                finally:
+                    if window is not None:
+                        window.stop(folder.traces(self.rank) / WINDOW_FILE.format(window=number))
 
     @contextmanager
     def _workers(self) -> Iterator[None]:

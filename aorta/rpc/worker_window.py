@@ -16,6 +16,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import profile
 
 from aorta.distributed.accelerator import profiled
+from aorta.profiling.trace_export import export
 from aorta.records.rpc_files import MEMORY_KEY
 from aorta.rpc import call_memory
 
@@ -51,12 +52,18 @@ class WorkerWindow:
             call_memory.open_window()
 
     def stop(self, path: Path) -> None:
-        """Write the trace atomically."""
-        if self._memory:
-            calls = msgspec.json.encode(call_memory.close_window())
-            self._profiler.add_metadata_json(MEMORY_KEY, calls.decode())
-        self._profiler.__exit__(None, None, None)
+        """Write the trace atomically.
+
+        Raises:
+            OSError: it could not be written; nothing is left of it.
+        """
+        try:
+            if self._memory:
+                calls = msgspec.json.encode(call_memory.close_window())
+                self._profiler.add_metadata_json(MEMORY_KEY, calls.decode())
+        finally:
+            self._profiler.__exit__(None, None, None)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.part")
-        self._profiler.export_chrome_trace(str(part))
+        export(lambda target: self._profiler.export_chrome_trace(str(target)), part)
         part.replace(path)

@@ -28,6 +28,7 @@ from aorta.instrument.loss_scalars import Scalar
 from aorta.instrument.step_builder import StepFacts
 from aorta.instrument.step_recorder import StepRecorder
 from aorta.profiling.markers import StepMarkers
+from aorta.records.clock_offsets import trace_metadata
 from aorta.records.schema import InstrumentMode
 from aorta.runner.api_arguments import RecordArguments, device_of
 from aorta.runner.caller_group import meet
@@ -204,7 +205,8 @@ def record(
         for module in (*(block for _, block in found), model):
             instrument.watch_backward(module)
         names = tuple(name for name, _ in found)
-        stack.enter_context(profiler.begin(start_step, place.traces(topology.rank).parent))
+        clocks = trace_metadata(run.clocks.result, topology.rank)
+        stack.enter_context(profiler.begin(start_step, place.traces(topology.rank).parent, metadata=clocks))
         recording = Recording(place.path, names, instrument.recorder, start_step, warmup_steps, profiler)
         leaving: SystemExit | None = None
         try:

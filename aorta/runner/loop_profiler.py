@@ -33,7 +33,7 @@ from aorta.profiling.window_recording import WindowRecording
 from aorta.runner import trace_accounts
 from aorta.runner.caller_group import meet
 from aorta.runner.profiler_checks import agree, checked_destinations, must_be_empty, refuse_broken
-from aorta.runner.trace_accounts import Account, SavedTraces
+from aorta.runner.trace_accounts import SavedTraces
 
 _SIGNAL_WAIT_S = 20.0
 """Limit after a signal: launchers kill 30 s after it."""
@@ -244,7 +244,7 @@ class LoopProfiler:
                 lambda: trace_accounts.account(recording, topology),
             )
         except PeerFailed as error:
-            everyone = [trace_accounts.account(recording, topology)]
+            everyone = [trace_accounts.NOTHING] * topology.rank + [trace_accounts.account(recording, topology)]
             trace_accounts.log_alone(error)
         else:
             self._everyone = trace_accounts.saved_traces(everyone)
@@ -288,9 +288,9 @@ class LoopProfiler:
     def _alone(self) -> SavedTraces:
         if self._topology is None:
             return []
-        nobody: list[Account] = [{"kept": []} for _ in range(self._topology.world_size)]
-        nobody[self._topology.rank] = trace_accounts.account(self._recording, self._topology)
-        return trace_accounts.saved_traces(nobody)
+        accounts = [trace_accounts.NOTHING] * self._topology.world_size
+        accounts[self._topology.rank] = trace_accounts.account(self._recording, self._topology)
+        return trace_accounts.saved_traces(accounts)
 
     def _check_mine(self, topology: Topology, resuming: bool) -> None:
         place = self._place()

@@ -28,6 +28,11 @@ def agree(peers: Peers, check: Callable[[], None]) -> None:
         check()
     except ConfigError as error:
         answer = [type(error).__name__, str(error)]
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # a folder that cannot be looked into: the others must not wait for this rank
+        answer = [ConfigError.__name__, f"{type(error).__name__}: {error}"]
     answers = peers.gather("profiling", answer)
     failed = {rank: found for rank, found in enumerate(answers) if found}
     if failed:

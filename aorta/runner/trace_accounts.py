@@ -26,6 +26,8 @@ Account: TypeAlias = Mapping[str, Any]
 """What one rank saved (JSON types)."""
 SavedTraces: TypeAlias = list[dict[str, Any]]
 """Per window, newest last: the fields of `Moment`, and `paths` by global rank."""
+NOTHING: Account = {"windows": [], "kept": [], "pending": 0}
+"""Of a rank that is not known of."""
 _SHOWN = 3
 
 

@@ -7,6 +7,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
+from aorta.config.older_files import expand
 from aorta.config.override_words import DEAD
 
 OLDER = {
@@ -154,3 +155,23 @@ def test_what_cannot_be_meant_is_refused(door, tmp_path, text, said):
     answer = door("--config", "own.json")
     assert (answer.code, answer.jobs) == (1, [])
     assert said in answer.err
+
+
+def test_a_strategy_of_the_command_line_leaves_out_the_file_s_with_a_note(tmp_path):
+    (tmp_path / "old.json").write_text(
+        '{"distributed": {"mode": "ddp", "enable_overlap": false}, "fsdp": {"sharding_strategy": "shard_grad_op"}}'
+    )
+    words, notes = expand(["--config", "old.json", "parallel=tp"], tmp_path, tmp_path)
+    assert words[-1] == "parallel=tp"
+    assert not [word for word in words[:-1] if word.startswith(("parallel", "distributed", "fsdp"))]
+    assert any(
+        "distributed.enable_overlap=false is left out: the command line chooses the strategy" in note for note in notes
+    )
+
+
+def test_an_override_wins_over_a_file_that_spells_the_key_otherwise(tmp_path):
+    (tmp_path / "old.json").write_text(
+        '{"distributed": {"mode": "fsdp"}, "fsdp": {"sharding_strategy": "shard_grad_op"}}'
+    )
+    words, _ = expand(["parallel.reshard_after_forward=true", "--config", "old.json"], tmp_path, tmp_path)
+    assert not [word for word in words if word.startswith("fsdp.sharding_strategy")]

@@ -64,9 +64,9 @@ def test_one_hardware_queue_with_timing_events_is_an_error_of_its_own():
 @pytest.mark.parametrize(
     ("devices", "started", "command"),
     [
-        (8, ["/somewhere/train.py", "label=cuda"], "torchrun --standalone --nproc_per_node 8 train.py ..."),
+        (8, ["/somewhere/train.py", "label=cuda"], "torchrun --standalone --nproc_per_node 8 /somewhere/train.py ..."),
         (8, ["mine.py"], "torchrun --standalone --nproc_per_node 8 mine.py ..."),
-        (1, ["aorta train", "label=x"], "aorta train --nproc_per_node 2 ..."),
+        (2, ["aorta train", "label=x"], "aorta train --nproc_per_node 2 ..."),
         (4, ["/lib/aorta/__main__.py", "train"], "aorta train --nproc_per_node 4 ..."),
         (4, [], "aorta train --nproc_per_node 4 ..."),
     ],
@@ -77,8 +77,12 @@ def test_one_rank_names_the_command_with_all_devices(devices, started, command):
     assert one_rank(2, devices, started) is None
 
 
+def test_one_rank_of_a_machine_with_one_device_is_told_no_command_that_cannot_run():
+    assert one_rank(1, 1, ["train.py"]).text.endswith("or two CPU cores (training.device=cpu)")
+
+
 def test_more_ranks_than_cores_are_too_many_on_a_cpu_only():
-    assert re.match(r"4 ranks on 2 cores: .* at most 2 ranks", too_many_ranks(4, 2, "cpu").text)
+    assert re.match(r"4 ranks on 2 cores: .* \(--nproc_per_node 2\)", too_many_ranks(4, 2, "cpu").text)
     assert too_many_ranks(2, 2, "cpu") is None
     assert too_many_ranks(8, 2, "cuda") is None
     assert cores() >= 1

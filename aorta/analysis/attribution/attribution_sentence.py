@@ -59,9 +59,9 @@ def _change(means: Means, left: float, right: float) -> str:
     """What changed: all that was hidden, where nothing is any more or nothing was; else exposed communication."""
     before, after = (means.ms(side, side.sums.hidden_ns) for side in (means.reference, means.candidate))
     whole = [means.ms(side, side.sums.comm_ns) for side in (means.reference, means.candidate)]
-    if after <= NOTHING * whole[1] and before > SOME * whole[0]:
+    if whole[1] and after <= NOTHING * whole[1] and before > SOME * whole[0]:
         return f"Nothing is hidden any more (mean {_from_to(before, after)} per step)."
-    if before <= NOTHING * whole[0] and after > SOME * whole[1]:
+    if whole[0] and before <= NOTHING * whole[0] and after > SOME * whole[1]:
         return f"Communication is hidden for the first time (mean {_from_to(before, after)} per step)."
     grew = "rose" if right > left else "fell"
     return f"Exposed communication {grew} by {rough_ms(right - left)} (mean {_from_to(left, right)} per step)."
@@ -217,7 +217,7 @@ def _share(row: dict[str, Any], change: str) -> str:
     if share > 1.005:
         others = "improved" if change == "increase" else "got worse"
         return f"{rough_percent(share)} of the net {change} (other parts {others})"
-    return f"{'All' if share >= 0.995 else rough_percent(share)} of the {change}"
+    return f"{'All' if share >= 0.9995 else rough_percent(share)} of the {change}"
 
 
 def _mostly(share: float) -> str:

@@ -94,7 +94,7 @@ def _metrics(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
             *(TEXT.number(entry[key], entry["unit"]) for key in ("reference", "candidate", "difference")),
             TEXT.number(entry["quotient"], "ratio", fewer=1),
             escaped(entry["unit"]),
-            escaped(entry.get("verdict") or entry["judgement"]),
+            escaped((entry["verdict"] or "-") if "verdict" in entry else entry["judgement"]),
         ]
         for name, entry in metrics.items()
         if entry["reference"] is not None or entry["candidate"] is not None

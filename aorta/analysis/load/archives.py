@@ -115,7 +115,7 @@ def _unpack(place: str, folder: Path, *, zipped: bool) -> None:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("wb") as file:
-                while chunk := content.read(_COPIED):
+                while chunk := _chunk(place, name, content):
                     size_bytes += len(chunk)
                     _check_size(place, files, size_bytes, packed_bytes)
                     file.write(chunk)
@@ -125,6 +125,13 @@ def _unpack(place: str, folder: Path, *, zipped: bool) -> None:
                 f"{place}!{name}: cannot be unpacked to {folder.parent}: {reason}. Unpack it where "
                 "there is room and give that folder, or set TMPDIR"
             ) from error
+
+
+def _chunk(place: str, name: str, content: IO[bytes]) -> bytes:
+    try:
+        return content.read(_COPIED)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{place}!{name}: cannot be read: {error}") from error
 
 
 def _check_size(place: str, files: int, size_bytes: int, packed_bytes: int) -> None:

@@ -150,6 +150,8 @@ class _Columns:
                 f"a step of rank {line.rank} of {line.world_size} in the record of rank {rank} of {world_size}"
             )
         reason, coverage = self.reasons[bytes(line.reasons)], self.coverages[bytes(line.coverage)]
+        if line.ranges or line.counters:
+            check_user_marks(bytes(line.ranges), bytes(line.counters))
         if line.device:
             check_samples(bytes(line.device))
             self.sample_lines.append(offset)
@@ -163,7 +165,6 @@ class _Columns:
             self.isolated_compute_ms.append(float("nan") if compute_ms is None else compute_ms)
             return
         if line.ranges or line.counters:
-            check_user_marks(bytes(line.ranges), bytes(line.counters))
             self.mark_lines.append(offset)
         names = tuple(line.overlap)
         places, values = self.metrics_by_names.get(names) or self._new_names(number, names)

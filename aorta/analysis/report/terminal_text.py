@@ -6,6 +6,7 @@ Lines have at most 100 columns, paths aside. Must not compute a number, or show 
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -178,9 +179,10 @@ def _collective_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _collective_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Kind, size and number of ranks; with exact bytes and the group too where these are the same in several rows."""
     names = [f"{row['kind']} {TEXT.size(row['bytes'])} n={row['group_size'] or '?'}" for row in rows]
+    counts = Counter(names)
     return [
         name
-        if names.count(name) == 1
+        if counts[name] == 1
         else f"{row['kind']} {row['bytes']} B n={row['group_size'] or '?'} group {row['group']}"
         for name, row in zip(names, rows, strict=True)
     ]

@@ -75,7 +75,7 @@ def read_rows(trace: TraceFile, nested: Mapping[str, Sequence[Call]] | None = No
                 if (operator := _operator(event, trace)) is not None:
                     operator.memory = memory.get(operator.call_id or "")
                     threads[thread].append(operator)
-            except (KeyError, ValueError, AttributeError, TypeError) as error:
+            except (KeyError, ValueError, AttributeError, TypeError, RecursionError) as error:
                 raise InputError(f"{trace.path}: event {scanner.count}: not a trace event ({error!r})") from error
     rows = WorkerRows()
     for operators in threads.values():

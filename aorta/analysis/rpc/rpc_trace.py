@@ -51,7 +51,7 @@ def write_trace(
                             call_id = _mark(event, title, worker, calls, memory)
                             length = microseconds.of_value(bytes(event["dur"]))
                             slices[call_id] = (worker, int(bytes(event["tid"])), at, at + length)
-                    except (KeyError, ValueError) as error:
+                    except (KeyError, ValueError, TypeError, RecursionError) as error:
                         raise InputError(
                             f"{trace.path}: event {scanner.count}: not a trace event ({error!r})"
                         ) from error

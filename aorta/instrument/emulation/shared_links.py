@@ -93,9 +93,10 @@ class SharedLinks:
 
     def close(self) -> None:
         """Nothing more will be held."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        with self._thread:
+            if self._lock is not None:
+                self._lock.close()
+                self._lock = None
 
     def _take(self, ranks: Sequence[int], arrived_ns: int, cost_ns: int, between_nodes: bool) -> list[Held]:
         places = [rank * _LINKS + between_nodes for rank in ranks]

@@ -115,6 +115,8 @@ def _primary(comparison: Mapping[str, Any], primary: str, pair: Mapping[str, Any
     if pair is None or pair["reference"] is None or pair["candidate"] is None:
         why = "it is in neither record" if pair is None else pair["judgement_reason"] or pair["quotient_reason"]
         return f"{primary} cannot be compared: {why}"
+    if _not_judged(pair):
+        return f"{primary} is not judged: {pair['verdict_reason']}"
     if _undecided(pair):
         sides = [PAGE.quantity(pair[side], pair["unit"]) for side in ("candidate", "reference")]
         return (
@@ -138,7 +140,12 @@ def _undecided(pair: Mapping[str, Any]) -> bool:
     """Whether launches were tested, and the difference may be chance. One pair of launches tests nothing: its sentence
     says so by itself.
     """
-    return "verdict" in pair and pair["verdict"] not in ("regression", "improvement", "equivalent")
+    return "verdict" in pair and pair["verdict"] not in (None, "regression", "improvement", "equivalent")
+
+
+def _not_judged(pair: Mapping[str, Any]) -> bool:
+    """Whether there were launches to test, and none were."""
+    return "verdict" in pair and pair["verdict"] is None
 
 
 def _p_of(pair: Mapping[str, Any]) -> str:
@@ -149,6 +156,8 @@ def _p_of(pair: Mapping[str, Any]) -> str:
 def _job_step(step: Mapping[str, Any]) -> str:
     if step["judgement"] == "not judged":
         return f"job steps are not compared: {step['judgement_reason']}"
+    if _not_judged(step):
+        return f"job steps are not judged: {step['verdict_reason']}"
     if _undecided(step):
         return f"no difference in job step time was shown{_p_of(step)}"
     ratio: float = step["quotient"]
