@@ -157,7 +157,7 @@ def iter_intervals(location: str | Path, *, comm_patterns: Sequence[str] = ()) -
     `load.interval_export.interval_frame`.
 
     Args:
-        location: a file, folder, glob or URL, as `overlap_report.py` takes it.
+        location: a file, folder, glob or URL, as `aorta report` takes it.
         comm_patterns: additional patterns for names of communication kernels, unanchored.
 
     Raises:

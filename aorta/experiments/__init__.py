@@ -1,8 +1,8 @@
 """Experiments: many launches of `train.py`, and what they wrote brought together.
 
     plan    repeats, A/B and A/A: independent launches in an interleaved order      aorta ab
-    sweep   Hydra's multirun: one launch a job, then a table and heat maps          python train.py -m
-    gather  the folders of nodes without a shared disk become one run folder        python analysis/gather.py
+    sweep   Hydra's multirun: one launch a job, then a table and heat maps          aorta train -m
+    gather  the folders of nodes without a shared disk become one run folder        aorta gather
 
 Plans and sweeps share how a launch is started, marked and ended (`process`) and how its fate is kept (`journal`).
 

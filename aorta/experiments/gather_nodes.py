@@ -220,7 +220,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The words that the command takes."""
+    """The arguments of the command."""
     words = argparse.ArgumentParser(
         description="The output folders of several nodes without a shared disk -> one run folder.",
         epilog="Taken: records, run.json, clock_sync.json, rpc.json, logs/, torch_profiler/. History, checkpoints and "

@@ -1,4 +1,4 @@
-"""The command `analysis/sweep_report.py`: a sweep's table, as text and CSV, and its heat maps.
+"""The command `aorta sweep` (`analysis/sweep_report.py`): a sweep's table, as text and CSV, and its heat maps.
 
 Must not import pandas or matplotlib before the arguments are known to be good.
 """
@@ -28,7 +28,7 @@ _ALWAYS: Final = ("overlap_ratio", JOB_STEP)
 
 @command()
 def main(arguments: Sequence[str]) -> int:
-    """Run `analysis/sweep_report.py`; returns its exit code (argparse itself ends with 0 or 2)."""
+    """Run `aorta sweep`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = parser().parse_args(arguments)
     sweep = read_sweep(Path(options.sweep))
     wanted = [check_metric(name, "--metric") for name in options.metric] or [sweep.asked.metric]
@@ -91,7 +91,7 @@ def _title(sweep: Sweep, rows: Sequence[JobRow]) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The words that the command takes."""
+    """The arguments of the command."""
     words = argparse.ArgumentParser(
         description="A sweep made by python train.py -m: one row a job, and a metric over two keys as a heat map.",
         epilog="Files of an earlier report in the output folder are replaced. Exit codes: 0 done (jobs that failed are "

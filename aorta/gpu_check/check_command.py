@@ -1,11 +1,10 @@
-"""`aorta check-gpu [--json FILE] [--pairs N] [OVERRIDE...]`: one process a device, one table, one exit code.
+"""Check on this machine's devices that the telemetry is right, cheap, free of waits and of races: one process a device,
+one table, one exit code.
 
-Enters: overrides of train.py, which go to every run. Leaves: the table on stdout and the same as JSON. torchrun ends
-with 1 whatever its ranks end with, so the code comes from that file. Must not: touch a device in this process.
+Overrides of train.py go to every run. The table is printed, and written as JSON as well.
 
-Exit 0: nothing failed, and at least one comparison of times was judged. 1: a check failed, there is no device, or
-an argument is wrong. 4: nothing failed, but no comparison of times could be judged. 5: a rank ended before the table
-was made.
+Exit 0: nothing failed, and at least one comparison of times was judged. 1: a check failed, there is no device, or an
+override is wrong. 4: nothing failed, but no comparison of times could be judged. 5: a rank ended before the table was made.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ def main(words: Sequence[str]) -> int:
     count = processes(os.environ, cuda.device_count())
     for strategy in asked.strategies:
         _check_words(chosen(strategy, asked.words))
+    # torchrun ends with 1 whatever its ranks end with, so the exit code comes from the report.
     report = checked(asked.json.resolve(), count, asked.strategies, asked.words, asked.pairs)
     sys.stdout.write(f"the same as JSON: {asked.json}\n")
     return report.exit_code

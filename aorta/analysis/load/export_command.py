@@ -1,4 +1,4 @@
-"""The command `analysis/trace_tables.py`: the interval tables of traces, as files.
+"""The command `aorta traces` (`analysis/trace_tables.py`): the interval tables of traces, as files.
 
 Must not import pandas before the arguments are known to be good.
 """
@@ -21,7 +21,7 @@ _SUFFIX: Final = {"csv": "intervals.csv", "csv.gz": "intervals.csv.gz", "parquet
 
 @command()
 def trace_tables(arguments: Sequence[str]) -> int:
-    """Run `analysis/trace_tables.py`; returns its exit code (argparse itself ends with 0 or 2)."""
+    """Run `aorta traces`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = _parser().parse_args(arguments)
     written = _write(options.traces, Path(options.output), options.format, options.comm_pattern)
     sys.stdout.write("".join(f"{line}\n" for line in written))

@@ -1,4 +1,4 @@
-"""The command `analysis/merge_traces.py`: parses its arguments, merges, and prints the result.
+"""The command `aorta merge` (`analysis/merge_traces.py`): parses its arguments, merges, and prints the result.
 
 Text goes to stdout, notes and `error: ...` to stderr. Must not: do the merging itself.
 """
@@ -19,7 +19,7 @@ from aorta.errors import EXIT_OK, GateFailed, Inconclusive
 
 @command()
 def merge_traces(arguments: Sequence[str]) -> int:
-    """Run `analysis/merge_traces.py`; returns its exit code (argparse itself ends with 0 or 2)."""
+    """Run `aorta merge`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = parser().parse_args(arguments)
     choices = Choices(
         output=Path(options.output),

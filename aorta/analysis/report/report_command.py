@@ -1,4 +1,4 @@
-"""The command `analysis/overlap_report.py`: words of the command line become labelled sources, rules and a gate.
+"""The command `aorta report`: arguments become labelled sources, rules and a gate.
 
 Must not import pandas or matplotlib before the arguments are known to be good.
 """
@@ -22,7 +22,7 @@ from aorta.installation import checkout
 
 @command()
 def overlap_report(arguments: Sequence[str]) -> int:
-    """Run `analysis/overlap_report.py`; returns its exit code (argparse itself ends with 0 or 2)."""
+    """Run `aorta report`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = _parser().parse_intermixed_args(arguments)
     _name_sides(options)
     check_gate_options(options)

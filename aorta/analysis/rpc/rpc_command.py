@@ -24,7 +24,7 @@ from aorta.records.rpc_files import TRACE_FILE
 
 @command()
 def rpc_report(arguments: Sequence[str]) -> int:
-    """Run `analysis/rpc_report.py`; returns its exit code (argparse itself ends with 0 or 2)."""
+    """Run `aorta rpc`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = parser().parse_args(arguments)
     folder = Path(options.folder)
     run = read_run(folder)
@@ -81,7 +81,7 @@ def _merge(
 
 
 def parser() -> argparse.ArgumentParser:
-    """The words that the command takes."""
+    """The arguments of the command."""
     words = argparse.ArgumentParser(
         description="Every call of an RPC run and what it ran where: a table, and one trace with arrows for Perfetto.",
         epilog="Exit codes: 0 done (also where a worker is missing: that is said), 2 bad input, 3 --check found a call "
@@ -89,9 +89,7 @@ def parser() -> argparse.ArgumentParser:
     )
     words.add_argument("folder", metavar="DIR", help="run folder of train.py workload=rpc profiling.enabled=true")
     words.add_argument("-o", "--output", metavar="FILE", help=f"the trace; default: DIR/{TRACE_FILE}")
-    words.add_argument(
-        "--align", choices=("clock", "none", "start_profile"), default="clock", help="as merge_traces.py"
-    )
+    words.add_argument("--align", choices=("clock", "none", "start_profile"), default="clock", help="as aorta merge")
     words.add_argument("--check", action="store_true", help="fail when a remote slice lies outside its call")
     words.add_argument("--overwrite", action="store_true", help="replace the trace")
     return words
