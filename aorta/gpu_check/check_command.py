@@ -4,7 +4,8 @@ one table, one exit code.
 Overrides of train.py go to every run. The table is printed, and written as JSON as well.
 
 Exit 0: nothing failed, and at least one comparison of times was judged. 1: a check failed, there is no device, or an
-override is wrong. 4: nothing failed, but no comparison of times could be judged. 5: a rank ended before the table was made.
+override is wrong. 4: nothing failed, but no comparison of times could be judged. 5: a rank ended before the table was
+made.
 """
 
 from __future__ import annotations
