@@ -172,8 +172,8 @@ def record(
             none.
         profiling: windows of torch.profiler beside the record: an `aorta.Profiler` or `aorta.TorchProfiler` that has
             not been started, the name of a preset ("aorta", "d9d", "tutorial", "composer"), or a mapping of the
-            profiling group's keys, `preset` among them. Traces of the latter two go to `torch_profiler/` in `folder`;
-            after a resume they stand beside the earlier ones.
+            profiling group's keys, `preset` among them. Traces of the latter two go to `torch_profiler/` in `folder`
+            (of "composer" to `<label>/torch_traces/`); after a resume they stand beside the earlier ones.
 
     Raises:
         ConfigError: an argument is not allowed, a recording is open already, or the launcher's variables name ranks

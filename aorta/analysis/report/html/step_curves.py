@@ -110,9 +110,9 @@ class Series:
         """What the loop counted, over the steps: the mean of a rank's values in each. `MOST_COUNTERS` names at most."""
         values = counters_frame(self._dataset.run).dropna(subset=["value"])
         means = values.groupby(["name", "rank", "global_step"])["value"].mean()
+        steps = pd.MultiIndex.from_frame(self._frame[["rank", "global_step"]])
         curves = {}
         for name in sorted(values["name"].unique())[:MOST_COUNTERS]:
-            steps = pd.MultiIndex.from_frame(self._frame[["rank", "global_step"]])
             curves[name] = self._curve(pd.Series(means[name].reindex(steps).to_numpy(), index=self._frame.index))
         return {name: curve for name, curve in curves.items() if curve.known}
 
