@@ -6,6 +6,7 @@ unread steps at three moments of each case. Run by `test_training`.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -42,6 +43,7 @@ def looks(words: tuple[str, ...], topology: Topology, device: torch.device) -> l
         nonlocal written
         written += 1
 
+    gc.collect()  # the model of the case before, which would be freed at some later step of this one
     one = Loop((*SHAPE, "workload.num_layers=1", *words), topology, device, count)
     found = []
     for number in range(1, max(LOOKS) + 1):
