@@ -17,7 +17,7 @@ from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.gloo_workers import GlooWorkers
 from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.loss_scalars import Scalar
-from aorta.instrument.user_marks import Marks
+from aorta.instrument.user_marks import MarksOfStep
 from aorta.records.clocks import to_realtime_ns
 from aorta.records.schema import (
     STALL_CUTOFF_NS,
@@ -92,7 +92,7 @@ class OpenStep:
     loss: Scalar | None = None
     grad_norm: Scalar | None = None
     tell: Callable[[], Told] | None = None
-    user_marks: Marks | None = None
+    user_marks: MarksOfStep | None = None
 
     def marks(self) -> Iterator[Mark | None]:
         """All marks recorded by Python code."""
@@ -347,7 +347,7 @@ class StepBuilder:
         return value
 
 
-def _with_user_marks(line: Step, marks: Marks) -> Step:
+def _with_user_marks(line: Step, marks: MarksOfStep) -> Step:
     ranges, counters, left_out = marks.rows(line.start_mono_ns)
     return msgspec.structs.replace(
         line, ranges=ranges or msgspec.UNSET, counters=counters or msgspec.UNSET, reasons={**line.reasons, **left_out}

@@ -33,7 +33,7 @@ MOST_THREADS: Final = 64
 
 
 @dataclass
-class Marks:
+class MarksOfStep:
     """Ranges (name, thread, depth, start, end, error) and values (name, time, value), times in ns of the host's clock.
     `left_out` counts those beyond `MOST_PER_STEP`.
     """
@@ -60,7 +60,7 @@ class UserMarks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._marks = Marks()
+        self._marks = MarksOfStep()
         self._names: dict[str, str] = {}
         self._thread = _Thread()
         self._threads = 0
@@ -88,12 +88,12 @@ class UserMarks:
             else:
                 self._marks.left_out_counters += 1
 
-    def take(self) -> Marks | None:
+    def take(self) -> MarksOfStep | None:
         """What was recorded since the last call; None where nothing was."""
         if not (self._marks.ranges or self._marks.counters):
             return None
         with self._lock:
-            taken, self._marks = self._marks, Marks()
+            taken, self._marks = self._marks, MarksOfStep()
         return taken
 
     def ended(self, row: tuple[str, int, int, int, int, str | None]) -> None:

@@ -88,6 +88,8 @@ def _step_time(guard: Mapping[str, Any] | None, *, in_time: bool) -> str:
     numbers = (
         f"{significant(guard['reference'])} -> {significant(guard['candidate'])} ms{_interval(effect)}; {_p(guard)}"
     )
+    if in_time and guard["verdict"] == "inconclusive":
+        return f"Step time: no difference was shown ({numbers})."
     return f"Step time: {change} ({numbers}){verdict}."
 
 

@@ -32,7 +32,7 @@ _LINKS = 2
 """Of a rank: within its node, between nodes."""
 
 
-class Held(NamedTuple):
+class LinkHold(NamedTuple):
     """When this rank's link was free for a collective, and when the collective ends on it."""
 
     free_ns: int
@@ -63,7 +63,7 @@ class SharedLinks:
         cost_ns: int,
         *,
         between_nodes: bool,
-    ) -> Held:
+    ) -> LinkHold:
         """Hold the links of a group's ranks for one collective, after everything decided before.
 
         Args:
@@ -83,7 +83,7 @@ class SharedLinks:
                 for place, each in enumerate(held):
                     row[1 + 2 * place], row[2 + 2 * place] = each
             place = list(ranks).index(self._rank)
-            return Held(row[1 + 2 * place], row[2 + 2 * place])
+            return LinkHold(row[1 + 2 * place], row[2 + 2 * place])
 
     def prolong(self, end_ns: int, *, between_nodes: bool) -> None:
         """This rank's link was not free before `end_ns` after all: the backend was slower."""
@@ -98,13 +98,13 @@ class SharedLinks:
                 self._lock.close()
                 self._lock = None
 
-    def _take(self, ranks: Sequence[int], arrived_ns: int, cost_ns: int, between_nodes: bool) -> list[Held]:
+    def _take(self, ranks: Sequence[int], arrived_ns: int, cost_ns: int, between_nodes: bool) -> list[LinkHold]:
         places = [rank * _LINKS + between_nodes for rank in ranks]
         free_ns = [self._free_at[at] for at in places]
         end_ns = max(arrived_ns, *free_ns) + cost_ns
         for at in places:
             self._free_at[at] = end_ns
-        return [Held(each, end_ns) for each in free_ns]
+        return [LinkHold(each, end_ns) for each in free_ns]
 
     def _decisions(self, group: str, ranks: tuple[int, ...]) -> memoryview:
         words = self._decided.get((group, ranks))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aorta.analysis.compare.verdict_sentences import headline
+from aorta.analysis.compare.verdict_sentences import _step_time, headline
 
 
 def said(name: str, value: float) -> str:
@@ -35,3 +35,14 @@ def said(name: str, value: float) -> str:
 )
 def test_the_effect_in_words(name: str, value: float, text: str) -> None:
     assert said(name, value) == text
+
+
+def test_a_step_time_that_is_not_decided_is_not_said_as_a_fact() -> None:
+    effect = {"kind": "quotient", "value": 0.12, "low": -0.04, "high": 0.26}
+    step = {"effect": effect, "reference": 100.0, "candidate": 112.0, "p": 0.886, "verdict": "inconclusive"}
+    said = _step_time(step, in_time=True)
+    assert said.startswith(
+        "Step time: no difference was shown (100 -> 112 ms, 95 % interval -4.0 % to +26.0 %; p = 0.89)"
+    )
+    assert "longer" not in said
+    assert _step_time(step | {"verdict": "regression"}, in_time=True).startswith("Step time: 12.0 % longer (")
