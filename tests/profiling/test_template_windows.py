@@ -9,7 +9,7 @@ import pytest
 
 from aorta.config.templates import FILE_FIELDS, fill, problem_of
 from aorta.profiling.trace_names import Counters, TracePlace
-from tests.profiling.windows import HERE, files_below, listening, loop, numbers, preset, read
+from tests.profiling.windows import HERE, TWELVE, files_below, listening, loop, numbers, preset, read
 
 
 def composer(**settings):
@@ -29,21 +29,7 @@ def one_epoch(tmp_path_factory):
 @pytest.mark.spec("E1")
 def test_the_twelve_defaults():
     fields = dataclasses.asdict(preset("composer"))
-    wanted = {
-        "folder": "{run_name}/torch_traces",
-        "filename": "rank{rank}.{batch}.pt.trace.json",
-        "remote_file_name": "{run_name}/torch_traces/rank{rank}.{batch}.pt.trace.json",
-        "memory_filename": None,
-        "memory_remote_file_name": "{run_name}/torch_memory_traces/rank{rank}.{batch}.pt.trace.memory.html",
-        "overwrite": False,
-        "use_gzip": False,
-        "record_shapes": False,
-        "profile_memory": True,
-        "with_stack": False,
-        "with_flops": True,
-        "num_traces_to_keep": -1,
-    }
-    assert {name: fields[name] for name in wanted} == wanted
+    assert {name: fields[name] for name in TWELVE} == TWELVE
 
 
 @pytest.mark.spec("E2")

@@ -25,6 +25,23 @@ from tests.runs import ROOT
 HERE = TracePlace("run", host="node7", pid=42)
 
 
+TWELVE = {
+    "folder": "{run_name}/torch_traces",
+    "filename": "rank{rank}.{batch}.pt.trace.json",
+    "remote_file_name": "{run_name}/torch_traces/rank{rank}.{batch}.pt.trace.json",
+    "memory_filename": None,
+    "memory_remote_file_name": "{run_name}/torch_memory_traces/rank{rank}.{batch}.pt.trace.memory.html",
+    "overwrite": False,
+    "use_gzip": False,
+    "record_shapes": False,
+    "profile_memory": True,
+    "with_stack": False,
+    "with_flops": True,
+    "num_traces_to_keep": -1,
+}
+"""Defaults of the callback that writes traces by templates (row E1)."""
+
+
 def preset(name: str, **settings: Any) -> Profiling:
     """An option of the profiling group, switched on."""
     stated = OmegaConf.load(ROOT / "config" / "profiling" / f"{name}.yaml")

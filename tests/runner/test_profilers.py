@@ -15,23 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 import aorta
 from aorta.errors import ConfigError, FolderNotEmpty, TracesIncomplete
 from tests.loop import resolved
-from tests.profiling.windows import files_below, listening, numbers, read
+from tests.profiling.windows import TWELVE, files_below, listening, numbers, read
 from tests.runs import program, record, succeeded
-
-TWELVE = {
-    "folder": "{run_name}/torch_traces",
-    "filename": "rank{rank}.{batch}.pt.trace.json",
-    "remote_file_name": "{run_name}/torch_traces/rank{rank}.{batch}.pt.trace.json",
-    "memory_filename": None,
-    "memory_remote_file_name": "{run_name}/torch_memory_traces/rank{rank}.{batch}.pt.trace.memory.html",
-    "overwrite": False,
-    "use_gzip": False,
-    "record_shapes": False,
-    "profile_memory": True,
-    "with_stack": False,
-    "with_flops": True,
-    "num_traces_to_keep": -1,
-}
 
 
 def step() -> None:
