@@ -37,7 +37,14 @@ def test_a_failing_round_prints_its_seed_and_the_command(in_folder: Path, capsys
     assert "number=" in said
 
 
-def test_rounds_have_seeds_of_their_own(in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("continuous_integration", [False, True])
+def test_rounds_have_seeds_of_their_own(
+    in_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, continuous_integration: bool
+) -> None:
+    """Also where `CI` is set, which turns hypothesis' own default profile into one without chance."""
+    monkeypatch.delenv("CI", raising=False)
+    if continuous_integration:
+        monkeypatch.setenv("CI", "true")
     (in_folder / "test_rare.py").write_text(
         RARE.replace("SEVENTH", "7")
         + f"    with open({str(in_folder / 'drawn')!r}, 'a') as file:\n        file.write(f'{{number}}\\n')\n"
