@@ -62,6 +62,11 @@ find_python() {
 
 make_venv() {
     local options=()
+    # What is behind a link is most likely another checkout's, and making it anew begins with emptying it.
+    if [[ -L $venv && -n $(find "$venv/" -mindepth 1 -maxdepth 1 -print -quit) ]]; then
+        fail "$venv is a link to $(readlink -- "$venv"), an environment that was not made for this checkout, or not" \
+            "finished. Remove the link, and $root gets an environment of its own"
+    fi
     find_python
     say "making $venv from $base"
     mkdir -p -- "$venv"
