@@ -183,7 +183,9 @@ class Saver:
                 export(job.export, raw)
         except Exception as error:  # noqa: BLE001  losing one trace must not lose the next; it is logged
             saved.files = [
-                SavedFile(out.kind, out.path, out.destination is not None, error=error_line(error))
+                self._make(out, raw, job.categories)  # the allocator wrote it, and it is there
+                if out.kind == "snapshot"
+                else SavedFile(out.kind, out.path, out.destination is not None, error=error_line(error))
                 for out in job.outputs
             ]
             _log.error(
@@ -271,4 +273,6 @@ def _rescued(raw: Path, trace: Path) -> Path:
 
 
 def _steps(window: TraceWindow) -> str:
+    if window.first_step is None:
+        return "a window without a complete step"
     return f"steps {window.first_step} to {window.last_step}"

@@ -12,6 +12,7 @@ import torch
 import aorta
 from aorta.distributed import cuda
 from aorta.errors import ConfigError
+from aorta.profiling import trace_saver
 from aorta.profiling.trace_names import TracePlace, coordinate_of, snapshot_name
 from tests.profiling.windows import files_below, listening, loop, preset
 
@@ -120,6 +121,21 @@ def test_windows_do_not_end_the_history_of_the_loop(device, tmp_path, monkeypatc
     (name,) = files_below(tmp_path / "memory_snapshots")
     whole = [("alloc", 10), ("alloc", 20), ("alloc", 30), ("oom", 60)]
     assert content(tmp_path / "memory_snapshots" / name)["history"] == whole
+
+
+def test_where_the_trace_of_its_window_is_lost_a_snapshot_is_still_there(device, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trace_saver, "export", fail)
+    device.allocate(10)
+    flags = {"record_shapes": True, "profile_memory": True, "with_stack": True, "memory_filename": "m{batch}.html"}
+    settings = preset("d9d", period=2, warmup=0, active=1, compression="none", **flags)
+    saved = {file.kind: file for window in loop(tmp_path, settings, 2).saver.windows for file in window.files}
+    assert "No space left on device" in (saved["trace"].error or "")
+    assert saved["snapshot"].error is None
+    assert saved["snapshot"].here
+    assert content(saved["snapshot"].path)["live"] == [10]
 
 
 def test_a_loop_asks_for_one_under_a_tag(device, tmp_path):
