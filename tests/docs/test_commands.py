@@ -119,6 +119,12 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
             compose(arguments, tmp_path, monkeypatch)
         case ["source", ".venv/bin/activate"] | ["jq", *_] | ["python3", "-m", "venv", ".venv"]:
             pass
+        case ["docker", "build", *rest]:
+            assert (ROOT / rest[rest.index("-f") + 1]).is_file()
+        case ["docker", "run", *rest]:
+            image = next(place for place, word in enumerate(rest) if word.startswith("aorta:"))
+            if inside := rest[image + 1 :]:
+                test_command(page, shlex.join(inside), tmp_path, monkeypatch)
         case ["scripts/check", *_]:
             assert (ROOT / "scripts" / "check").is_file()
         case _:

@@ -219,7 +219,8 @@ def complete(sh, repo, pytestconfig):
     shutil.copytree(pytestconfig.rootpath / ".ci", repo / ".ci")
     ready(sh, repo)
     compiler(sh)
-    sh.program("shellcheck", "exit 0")
+    for name in ("shellcheck", "hadolint", "mkdocs"):
+        sh.program(name, "exit 0")
     return repo / ".ci/run"
 
 
@@ -235,6 +236,11 @@ def test_continuous_integration_runs_the_gate_with_nothing_left_out(sh, complete
     ("program", "said"),
     [
         ("shellcheck", "check: stage 'shell' cannot be run here, and here it has to be: shellcheck is not installed"),
+        (
+            "hadolint",
+            "check: stage 'dockerfiles' cannot be run here, and here it has to be: hadolint is not installed",
+        ),
+        ("mkdocs", "check: stage 'site' cannot be run here, and here it has to be: mkdocs is not installed"),
         ("c++", "check: stage 'compile' cannot be run here, and here it has to be: no C++ compiler"),
     ],
 )
