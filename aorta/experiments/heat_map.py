@@ -12,19 +12,18 @@ from statistics import median
 from typing import Final
 
 import matplotlib
-import numpy as np
+from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.metrics import metric_named
 from aorta.analysis.report.charts.style import new_figure, save
-from aorta.analysis.report.palette import INK
+from aorta.analysis.report.palette import INK, text_on
 from aorta.errors import InputError
 from aorta.experiments.sweep_table import JobRow
 
 # cividis: one order of lightness for all kinds of colour vision (Nunez, Anderton, Renslow, PLOS ONE 13(7), 2018).
 _COLORS: Final = "cividis"
-_DARK: Final = 0.55  # relative luminance below which white is the readable ink
 
 MOST_VALUES: Final = 40
 """On one axis; more cannot be read in a picture, and belong to a continuous key."""
@@ -129,8 +128,7 @@ def draw(grid: HeatGrid, title: str, path: Path) -> str | None:
             else:
                 color = colors(scale(cell.value))
                 axes.add_patch(Rectangle(corner, 1, 1, facecolor=color, lw=0))
-                luminance = float(np.dot(color[:3], (0.2126, 0.7152, 0.0722)))  # ITU-R BT.709
-                text, ink = TEXT.number(cell.value, metric.unit, fewer=1), "white" if luminance < _DARK else "black"
+                text, ink = TEXT.number(cell.value, metric.unit, fewer=1), text_on(to_hex(color))
                 text += f"\n{cell.jobs} jobs" if cell.jobs > 1 else ""
                 box = None
             axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=9, bbox=box)

@@ -6,12 +6,10 @@ import importlib
 from pathlib import Path
 
 import pytest
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from aorta.analysis.report.charts import pictures
 from aorta.analysis.report.chosen_steps import chosen_steps
-from aorta.analysis.report.palette import DARK, INK, LANE_COLORS, QUIET, SERIES
 from tests.analysis.report.pages import two_runs
 
 _MODULES = ("step_breakdown", "step_lanes", "step_lines")
@@ -70,33 +68,6 @@ def test_titles_name_the_run_its_platform_and_its_ranks(drawn: dict[str, Figure]
     figure = drawn["rocm_streams.png"]
     assert figure.get_suptitle().startswith("rocm: global step")
     assert figure.axes[0].get_title(loc="left") == "cuda, ddp, 2 of 2 ranks"
-
-
-def luminance(color: str) -> float:
-    """Relative luminance (WCAG 2.1, https://www.w3.org/TR/WCAG21/#dfn-relative-luminance)."""
-    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
-    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
-
-
-def contrast(one: str, other: str) -> float:
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
-def test_lines_and_text_stand_out_on_both_backgrounds() -> None:
-    for color, _ in SERIES[:4]:
-        assert contrast(color, "#FFFFFF") >= 2.9
-    for color in {*(color for color, _ in SERIES), *LANE_COLORS.values()}:
-        assert contrast(DARK[color], "#16191D") >= 3
-    for text in (INK, QUIET):
-        assert contrast(text, "#FFFFFF") >= 4.5
-        assert contrast(DARK[text], "#16191D") >= 4.5
-
-
-def test_series_and_lanes_have_colours_of_their_own() -> None:
-    assert len({color for color, _ in SERIES}) == len(SERIES)
-    assert len(set(LANE_COLORS.values())) == len(LANE_COLORS)
-    assert len(set(DARK.values())) == len(DARK)
 
 
 def test_the_chosen_steps_are_the_median_the_slowest_and_the_fastest(tmp_path: Path) -> None:

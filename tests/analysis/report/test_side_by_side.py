@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.typical_step import typical_step
 from aorta.analysis.report.charts.side_by_side import draw_side_by_side
-from aorta.analysis.report.palette import INK, RED
+from aorta.analysis.report.palette import light
 from tests.analysis.attribution.records import dataset, made_step
 from tests.analysis.attribution.test_attribute import two_ranks
 from tests.analysis.builders import metrics, step
@@ -77,7 +77,7 @@ def test_the_picture_holds_both_sides_on_one_scale(tmp_path: Path) -> None:
     middle = len(image) // 2
     counts = [
         [int((np.abs(part - colour(name)).max(axis=2) < 0.02).sum()) for part in (image[:middle], image[middle:-60])]
-        for name in (RED, INK)
+        for name in (light("reducescatter"), light("exposed"))
     ]
     assert counts[0][1] / counts[0][0] == pytest.approx(3, rel=0.2)
     assert counts[1][1] / counts[1][0] == pytest.approx(25 / 11, rel=0.3)

@@ -20,7 +20,7 @@ from aorta.analysis.attribution.assign_exposed import CollectiveSpan
 from aorta.analysis.attribution.typical_step import TypicalStep, typical_step
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.report.charts.style import new_figure, save, tidy
-from aorta.analysis.report.palette import BLUE, INK, LANE_COLORS, OTHER_KIND, PURPLE, SKY
+from aorta.analysis.report.palette import INK, lane_color, light, phase_color, text_on
 from aorta.analysis.tables import NO_TIME, Collectives, StepIntervals
 from aorta.errors import InputError
 from aorta.timeline.intervals import Interval, clip, measure, merge
@@ -49,7 +49,7 @@ def draw_side_by_side(
     shown = shown or typical_step(reference, candidate)
     if shown is None:
         return "no step after warm-up that all ranks have, on both sides, with known exposed communication"
-    ranks = shown.ranks[:SHOWN_RANKS]
+    ranks = sorted(shown.ranks[:SHOWN_RANKS])
     sides = [(reference, shown.reference_step), (candidate, shown.candidate_step)]
     try:
         steps = [_steps(dataset, number, ranks) for dataset, number in sides]
@@ -155,12 +155,12 @@ def _draw(ax: Axes, side: Sequence[_Lanes], end_ms: float) -> None:
         for number, (name, rows) in enumerate(lane.tracks, start=1):
             ticks.append((top + number, name))
             for row in rows:
-                _bar(ax, (row.start, row.end), top + number, LANE_COLORS.get(row.kind, OTHER_KIND), outline=True)
-                _label(ax, (row.start, row.end), top + number, _names(row), end_ms)
+                _bar(ax, (row.start, row.end), top + number, lane_color(row.kind), outline=True)
+                _label(ax, (row.start, row.end), top + number, _names(row), lane_color(row.kind), end_ms)
         last = top + lane.count - 1
         ticks.append((last, "exposed"))
         for span in lane.lanes.exposed:
-            _bar(ax, span, last, INK)
+            _bar(ax, span, last, light("exposed"))
         top += lane.count + 1
     tidy(ax)
     ax.grid(visible=False, axis="y")
@@ -171,22 +171,21 @@ def _draw(ax: Axes, side: Sequence[_Lanes], end_ms: float) -> None:
 def _blocks(ax: Axes, lane: _Lanes, row: float, end_ms: float) -> None:
     for part in lane.step.aux or ():
         span = (part.start_ns, part.end_ns)
-        _bar(ax, span, row, PURPLE)
-        _label(ax, span, row, (part.name,), end_ms)
+        _bar(ax, span, row, light("other-work"))
+        _label(ax, span, row, (part.name,), light("other-work"), end_ms)
     for block in lane.step.compute or ():
         span = (block.start_ns, block.end_ns)
-        backward = block.phase == "backward"
-        _bar(ax, span, row, BLUE if backward else SKY, outline=True)
+        _bar(ax, span, row, phase_color(block.phase), outline=True)
     if lane.step.compute is None:
         for span in lane.step.computing():
-            _bar(ax, span, row, SKY, outline=True)
+            _bar(ax, span, row, light("compute"), outline=True)
     window = (0, lane.length_ns)
     for stall in merge(clip(((part.start_ns, part.end_ns) for part in lane.step.stalls or ()), window)):
         ax.broken_barh(
             [_ms(stall)], (row - _HEIGHT / 2, _HEIGHT), facecolors="none", edgecolors=INK, hatch="/////", linewidth=0.0
         )
     for block in lane.step.compute or ():  # labels last, so that they are drawn over the hatching
-        _label(ax, (block.start_ns, block.end_ns), row, (block.block,), end_ms, dark=block.phase == "backward")
+        _label(ax, (block.start_ns, block.end_ns), row, (block.block,), phase_color(block.phase), end_ms)
 
 
 def _bar(ax: Axes, span: Interval, row: float, color: str, *, outline: bool = False) -> None:
@@ -205,19 +204,16 @@ def _names(row: CollectiveSpan) -> tuple[str, ...]:
     return f"{row.kind} {TEXT.size(row.bytes)}", f"{short} {TEXT.size(row.bytes)}", short
 
 
-def _label(ax: Axes, span: Interval, row: float, names: Sequence[str], end_ms: float, *, dark: bool = False) -> None:
-    """Write the first name that fits inside its bar; nothing where none does."""
+def _label(ax: Axes, span: Interval, row: float, names: Sequence[str], color: str, end_ms: float) -> None:
+    """Write the first name that fits inside its bar of that colour; nothing where none does."""
     width = (span[1] - span[0]) / NS_PER_MS / end_ms * (_WIDTH_INCHES - 2)
     name = next((name for name in names if len(name) * _LETTER_INCHES + 0.05 <= width), None)
     if name is None:
         return
     middle = (span[0] + span[1]) / 2 / NS_PER_MS
-    text = ax.text(
-        middle, row, name, ha="center", va="center_baseline", fontsize=_LABEL_SIZE, color="white" if dark else "black"
-    )
+    text = ax.text(middle, row, name, ha="center", va="center_baseline", fontsize=_LABEL_SIZE, color=text_on(color))
     text.set_clip_on(True)
-    if not dark:
-        text.set_path_effects([withStroke(linewidth=2, foreground="white", alpha=0.6)])  # legible over hatching
+    text.set_path_effects([withStroke(linewidth=2, foreground=color, alpha=0.8)])  # legible over hatching
     text.set_parse_math(False)
 
 
@@ -227,11 +223,11 @@ def _ms(span: Interval) -> tuple[float, float]:
 
 def _legend(kinds: Sequence[str]) -> list[Patch]:
     named: Mapping[str, str] = {
-        "forward": SKY,
-        "backward": BLUE,
-        "work beside the blocks": PURPLE,
-        **{kind: LANE_COLORS.get(kind, OTHER_KIND) for kind in kinds},
-        "exposed communication": INK,
+        "forward": light("forward"),
+        "backward": light("backward"),
+        "work beside the blocks": light("other-work"),
+        **{kind: lane_color(kind) for kind in kinds},
+        "exposed communication": light("exposed"),
     }
     patches = [Patch(facecolor=to_rgb(color), label=name) for name, color in named.items()]
     return [*patches, Patch(facecolor="white", edgecolor=INK, hatch="/////", label="blocked on a collective")]

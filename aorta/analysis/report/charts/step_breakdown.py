@@ -12,14 +12,14 @@ import pandas as pd
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.report.charts.style import heading, new_figure, save, tidy
-from aorta.analysis.report.palette import BLUE, GREEN, GREY, PURPLE, RED
+from aorta.analysis.report.palette import light
 
 PARTS = (
-    ("communication hidden in computation", GREEN, ""),
-    ("computation alone", BLUE, ""),
-    ("exposed communication", RED, "//"),
-    ("copies, optimizer, other", PURPLE, ""),
-    ("idle", GREY, ""),
+    ("communication hidden in computation", light("hidden"), ""),
+    ("computation alone", light("compute"), ""),
+    ("exposed communication", light("exposed"), "//"),
+    ("copies, optimizer, other", light("other-work"), ""),
+    ("idle", light("idle"), ""),
 )
 NEEDED = ["window_ms", "compute_ms", "compute_comm_ms", "exposed_comm_ms", "idle_ms"]
 _LABELLED_RANKS = 16

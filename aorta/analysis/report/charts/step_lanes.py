@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.report.charts.style import heading, legend, new_figure, save, tidy
 from aorta.analysis.report.chosen_steps import chosen_steps, representative_step
-from aorta.analysis.report.palette import INK, LANE_COLORS, OTHER_KIND
+from aorta.analysis.report.palette import INK, lane_color, light
 from aorta.errors import InputError
 from aorta.timeline.classes import COMPUTE
 from aorta.timeline.intervals import Interval
@@ -57,7 +57,7 @@ def draw_streams(dataset: LabelledRun, path: Path) -> str | None:
         top = number * (len(used) + 1.0)
         for lane, name in enumerate(used):
             spans = exposed[rank] if name == _EXPOSED else lanes[rank].get(name, [])
-            _bars(axes, spans, top + lane, INK if name == _EXPOSED else LANE_COLORS.get(name, OTHER_KIND))
+            _bars(axes, spans, top + lane, light(_EXPOSED) if name == _EXPOSED else lane_color(name))
             ticks.append((top + lane, _TITLES.get(name, name)))
         _bars(axes, [(part.start_ns, part.end_ns) for part in step.stalls or ()], _place(top, used), None)
         axes.text(1.01, top + (len(used) - 1) / 2, f"rank {rank}", transform=axes.get_yaxis_transform(), va="center")
@@ -72,7 +72,9 @@ def draw_streams(dataset: LabelledRun, path: Path) -> str | None:
     if any(step.stalls for step in steps.values()):
         patches.append(Patch(facecolor="white", edgecolor=INK, hatch="////", label="compute blocked on a collective"))
     if _EXPOSED in used:
-        patches.append(Patch(facecolor=INK, label="exposed: a collective runs and the rank does not compute"))
+        patches.append(
+            Patch(facecolor=light(_EXPOSED), label="exposed: a collective runs and the rank does not compute")
+        )
     legend(figure, [], patches)
     more = len(dataset.run.ranks) - len(steps)
     rest = f", first {SHOWN_RANKS} ranks of {len(dataset.run.ranks)}" if more else ""

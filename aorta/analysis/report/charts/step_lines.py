@@ -18,21 +18,26 @@ from matplotlib.ticker import MaxNLocator
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.devices import JOINED_ON, THROTTLED, step_columns
 from aorta.analysis.report.charts.style import WARM_UP, heading, legend, new_figure, save, tidy, titled
-from aorta.analysis.report.palette import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES
+from aorta.analysis.report.palette import BAND, INK, SERIES, light
 
 _PANELS = (
-    (("compute_ms", "compute", BLUE, "-"), ("comm_ms", "communication", ORANGE, "--")),
-    (("compute_comm_ms", "hidden communication", GREEN, "-"), ("exposed_comm_ms", "exposed communication", RED, "--")),
+    (("compute_ms", "compute", light("compute"), "-"), ("comm_ms", "communication", light("communication"), "--")),
+    (
+        ("compute_comm_ms", "hidden communication", light("hidden"), "-"),
+        ("exposed_comm_ms", "exposed communication", light("exposed"), "--"),
+    ),
 )
 _DEVICE_PANELS = (
-    ("overlap_ratio", "overlap ratio", GREEN),
-    ("device_sclk_mhz", "clock, MHz", BLUE),
-    ("device_power_w", "power, W", ORANGE),
-    ("device_temp_c", "temperature, °C", RED),
-    ("device_util_pct", "busy, %", PURPLE),
+    ("overlap_ratio", "overlap ratio", ""),
+    ("device_sclk_mhz", "clock", "MHz"),
+    ("device_power_w", "power", "W"),
+    ("device_temp_c", "temperature", "°C"),
+    ("device_util_pct", "busy", "%"),
 )
 _WHOLE = {"overlap_ratio": 1.0, "device_util_pct": 100.0}
 """Shares are drawn on their whole range: a per cent of difference must not look like a fall."""
+_STILL = 0.002
+"""Less than the samplers resolve: 1 MHz of 1,700."""
 MARKED_STEPS = 60  # with more, markers run into a thick line
 
 
@@ -92,7 +97,9 @@ def draw_overlap_ratio(datasets: Sequence[LabelledRun], path: Path) -> str | Non
 
 
 def draw_devices(dataset: LabelledRun, path: Path) -> str | None:
-    """One panel for each thing that was sampled; throttled steps are ticked below the clock."""
+    """One panel for each thing that was sampled and changes; what does not is a sentence. Throttled steps are ticked
+    below the clock.
+    """
     samples = dataset.device_samples
     if samples.empty or samples["failed"].all():
         return "no device samples in the record"
@@ -100,31 +107,50 @@ def draw_devices(dataset: LabelledRun, path: Path) -> str | None:
     frame = dataset.table(*JOINED_ON, "global_step", "warmup", *measured, warmup=True)
     frame = frame.join(step_columns(dataset.run, frame, samples))
     drawn = [panel for panel in _DEVICE_PANELS if panel[0] in frame and frame[panel[0]].notna().any()]
-    if all(name == "overlap_ratio" for name, _, _ in drawn):
+    sampled = [panel for panel in drawn if panel[0] != "overlap_ratio"]
+    if not sampled:
         return "no device sample belongs to a step"
+    throttled = frame.loc[frame[THROTTLED] == 1.0, "global_step"].unique()
+    still = [panel for panel in sampled if constant(frame[panel[0]].to_numpy()) is not None]
+    if len(throttled):
+        still = [panel for panel in still if panel[0] != "device_sclk_mhz"]  # its ticks are told nowhere else
+    told = [f"{title} {constant(frame[name].to_numpy()):,.4g} {unit}" for name, title, unit in still]
+    unchanged = f"the same in every step: {', '.join(told)}" if told else ""
+    if len(still) == len(sampled):
+        return f"nothing changes: {unchanged}"
+    drawn = [panel for panel in drawn if panel not in still]
     figure = new_figure(9, 1.2 + 1.5 * len(drawn))
     panels = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, (name, title, color) in zip(panels, drawn, strict=True):
-        draw_line(axes, frame, name, f"_{title}", color, "-")  # the axis says what it is, not the legend
+    for axes, (name, title, unit) in zip(panels, drawn, strict=True):
+        draw_line(axes, frame, name, f"_{title}", INK, "-")  # the axis says what it is, not the legend
         shade_warmup(axes, frame)
         tidy(axes)
-        axes.set_ylabel(title)
+        axes.set_ylabel(f"{title}, {unit}" if unit else title)
         if name in _WHOLE:
             axes.set_ylim(-0.03 * _WHOLE[name], 1.03 * _WHOLE[name])
-        if name == "device_sclk_mhz":
-            throttled = frame.loc[frame[THROTTLED] == 1.0, "global_step"].unique()
-            if len(throttled):
-                low, high = axes.get_ylim()
-                room = 0.2 * (high - low)  # below the curve, so that no tick lies on it
-                ticks = [low - room / 2] * len(throttled)
-                axes.plot(throttled, ticks, "|", color=RED, markersize=9, markeredgewidth=2, label="throttled")
-                axes.set_ylim(low - room, high)
+        if name == "device_sclk_mhz" and len(throttled):
+            low, high = axes.get_ylim()
+            room = 0.2 * (high - low)  # below the curve, so that no tick lies on it
+            ticks = [low - room / 2] * len(throttled)
+            axes.plot(throttled, ticks, "|", color=light("worse"), markersize=9, markeredgewidth=2, label="throttled")
+            axes.set_ylim(low - room, high)
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     panels[-1].set_xlabel("global step (line: median over ranks, band: lowest to highest rank)", fontsize=9)
     legend(figure, panels)
-    heading(figure, panels[0], dataset, "devices under the overlap ratio")
+    heading(figure, panels[0], dataset, "devices under the overlap ratio", unchanged)
     save(figure, path)
     return None
+
+
+def constant(values: np.ndarray) -> float | None:
+    """The median of values that do not change, so that a chart of them would show nothing; None where they do, or
+    none is known. Not to change means: from the lowest to the highest it is at most `_STILL` of the median.
+    """
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return None
+    middle = float(np.median(known))
+    return middle if float(known.max() - known.min()) <= _STILL * abs(middle) else None
 
 
 def draw_line(axes: Axes, frame: pd.DataFrame, column: str, title: str, color: str, style: str) -> None:
@@ -140,4 +166,4 @@ def shade_warmup(axes: Axes, frame: pd.DataFrame) -> None:
     """Behind the steps that the numbers leave out."""
     warm = frame.loc[frame["warmup"], "global_step"]
     if not warm.empty:
-        axes.axvspan(warm.min() - 0.5, warm.max() + 0.5, color=GREY, alpha=0.5, linewidth=0, label=WARM_UP)
+        axes.axvspan(warm.min() - 0.5, warm.max() + 0.5, color=BAND, linewidth=0, label=WARM_UP)

@@ -17,7 +17,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.metrics import UNKNOWN
-from aorta.analysis.report.palette import FAINT, INK, QUIET
+from aorta.analysis.report.palette import GRID, INK, QUIET
 
 WARM_UP: Final = "warm-up"
 DPI: Final = 160
@@ -38,7 +38,7 @@ def new_figure(width: float, height: float) -> Figure:
 def tidy(axes: Axes) -> None:
     """Grid behind the data, no box round it."""
     axes.set_axisbelow(True)
-    axes.grid(visible=True, color=FAINT, linewidth=0.8)
+    axes.grid(visible=True, color=GRID, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     for spine in axes.spines.values():
         spine.set_color(INK)
@@ -53,13 +53,13 @@ def titled(figure: Figure, top: Axes, what: str, facts: str) -> None:
     top.set_title(facts, loc="left", fontsize=9, color=QUIET)
 
 
-def heading(figure: Figure, top: Axes, dataset: LabelledRun, what: str) -> None:
+def heading(figure: Figure, top: Axes, dataset: LabelledRun, what: str, more: str = "") -> None:
     """Title with the facts without which a picture misleads: who, where, and whether the fabric was emulated."""
     source, health = dataset.run.source, dataset.run.health
     facts = f"{source.platform or UNKNOWN}, {source.parallel or UNKNOWN}, "
     facts += f"{len(health.ranks_read)} of {health.world_size} ranks"
     emulated = ", EMULATED FABRIC" if health.fabric is not None else ""
-    titled(figure, top, f"{dataset.label}: {what}", facts + emulated)
+    titled(figure, top, f"{dataset.label}: {what}", facts + emulated + (f"; {more}" if more else ""))
 
 
 def legend(figure: Figure, axes: Iterable[Axes], more: Iterable[Artist] = ()) -> None:

@@ -20,6 +20,7 @@ from jinja2 import Environment, StrictUndefined
 
 from aorta.analysis.formatting import json_text
 from aorta.analysis.report.html.bokeh_chart import Chart
+from aorta.analysis.report.html.theme import variables
 
 _ASSETS: Final = files("aorta.analysis.report.html") / "assets"
 _SCRIPTS: Final = ("theme.js", "tables.js", "timeline.js", "start.js")
@@ -36,7 +37,7 @@ def assemble(context: Mapping[str, Any], charts: Sequence[Chart], data: Mapping[
     return template.render(
         **context,
         policy=policy(scripts),
-        style=_asset("page.css"),
+        style=variables() + _asset("page.css"),
         scripts=scripts,
         data=json_for_script(page),
     )

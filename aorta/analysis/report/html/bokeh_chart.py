@@ -13,7 +13,7 @@ from typing import Any, Final
 from bokeh.models import BoxZoomTool, HoverTool, PanTool, ResetTool, WheelZoomTool
 from bokeh.plotting import figure
 
-from aorta.analysis.report.palette import FAINT, INK
+from aorta.analysis.report.palette import GRID, INK
 
 FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 DASHES: Final = {"-": "solid", "--": "dashed", "-.": "dashdot", ":": "dotted"}
@@ -77,7 +77,7 @@ def new_chart(
         axis.axis_line_color = axis.major_tick_line_color = INK
         axis.minor_tick_line_color = None
     for grid in plot.grid:
-        grid.grid_line_color = FAINT
+        grid.grid_line_color = GRID
     return plot
 
 

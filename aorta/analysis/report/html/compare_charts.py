@@ -14,9 +14,9 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.report.charts.step_breakdown import NEEDED, PARTS, parts
 from aorta.analysis.report.html.bokeh_chart import Chart, belongs, hover, new_chart, plain
-from aorta.analysis.report.palette import GREEN, GREY, INK, QUIET, RED, SERIES
+from aorta.analysis.report.palette import BAND, INK, SERIES, light
 
-_TONES: Final = {"regression": RED, "improvement": GREEN, "equivalent": INK}
+_TONES: Final = {"regression": light("worse"), "improvement": light("better"), "equivalent": light("equal")}
 _LAUNCH_METRICS: Final = (("overlap_ratio", "Overlap ratio", ""), ("job_step_ms", "Job step", "ms"))
 
 
@@ -54,14 +54,14 @@ def _effects(name: str, title: str, axis: str, found: Mapping[str, Mapping[str, 
     margins = {pair["margin"] for pair in found.values() if pair.get("margin") is not None}
     if len(margins) == 1:
         margin = 100 * margins.pop()
-        plot.add_layout(BoxAnnotation(left=-margin, right=margin, fill_color=GREY, fill_alpha=0.5, line_color=None))
+        plot.add_layout(BoxAnnotation(left=-margin, right=margin, fill_color=BAND, line_color=None))
     plot.add_layout(Span(location=0, dimension="height", line_color=INK, line_width=1))
     pairs = list(found.values())
     source = ColumnDataSource(
         {
             "y": titles,
             **{key: [100 * pair["effect"][key] for pair in pairs] for key in ("low", "high", "value")},
-            "color": [_TONES.get(pair.get("verdict") or "", QUIET) for pair in pairs],
+            "color": [_TONES.get(pair.get("verdict") or "", light("undecided")) for pair in pairs],
             "verdict": [pair.get("verdict") or "not judged" for pair in pairs],
             "told": [PAGE.effect(pair["effect"]["value"], pair["effect"]["kind"]) for pair in pairs],
             "range": [PAGE.interval(pair["effect"]) for pair in pairs],

@@ -21,10 +21,11 @@ from aorta.analysis.report.html.compare_charts import breakdown_chart, effect_ch
 from aorta.analysis.report.html.run_provenance import environment_of, health_of, left_out, of_launches
 from aorta.analysis.report.html.step_charts import MAPPED, map_charts, step_charts
 from aorta.analysis.report.html.step_curves import Series
+from aorta.analysis.report.html.theme import for_scripts
 from aorta.analysis.report.html.timeline_chart import payload, switches, timeline_charts
 from aorta.analysis.report.html.timeline_data import TimelineSpans, spans_of
 from aorta.analysis.report.html.verdict_cards import verdict_of
-from aorta.analysis.report.palette import DARK, SERIES
+from aorta.analysis.report.palette import SERIES
 
 SPAN_BUDGET: Final = 36_000
 """Of all timelines together: about 30 bytes each in the file."""
@@ -50,13 +51,14 @@ def page_html(datasets: Mapping[str, LabelledRun], summary: Mapping[str, Any]) -
     spans = _spans(datasets, entries)
     series = {label: Series(dataset) for label, dataset in datasets.items()}
     ranks = [(len(dataset.run.ranks), dataset.run.health.world_size) for dataset in datasets.values()]
+    over_steps, step_notes = step_charts(series)
     maps, mapped = map_charts(series, ranks)
     charts: dict[str, list[Chart]] = {
         "effects": effect_charts(comparison) if comparison else [],
         "launches": launch_charts(comparison) if comparison else [],
         "breakdown": _some(breakdown_chart(datasets)),
         "timelines": timeline_charts(spans),
-        "steps": step_charts(series),
+        "steps": over_steps,
         "maps": maps,
         "collectives": comm_charts(entries),
     }
@@ -74,6 +76,7 @@ def page_html(datasets: Mapping[str, LabelledRun], summary: Mapping[str, Any]) -
         "switches": switches(spans),
         "mapped": [(name, *MAPPED[name]) for name in mapped],
         "steps_a_point": {label: each.steps_a_point for label, each in series.items() if each.steps_a_point > 1},
+        "step_notes": step_notes,
         "no_job_step": {label: why for label, each in series.items() if (why := each.why_no_job_step) is not None},
         "of_launches": of_launches(entries),
         "kinds": kinds_drawn(entries),
@@ -93,7 +96,7 @@ def page_html(datasets: Mapping[str, LabelledRun], summary: Mapping[str, Any]) -
         "conventions": summary.get("conventions", {}),
     }
     data = {
-        "dark": {light.lower(): dark for light, dark in DARK.items()},
+        **for_scripts(),
         "timelines": payload(spans),
         "kindColors": {each["name"]: each["color"] for each in context["switches"]["kinds"]},
         "maps": mapped,

@@ -12,6 +12,7 @@ import numpy as np
 from bokeh.models import BasicTicker, ColorBar, ColumnDataSource, LinearColorMapper, Range1d
 from bokeh.palettes import Cividis256
 
+from aorta.analysis.formatting import PAGE
 from aorta.analysis.report.charts.step_lines import MARKED_STEPS
 from aorta.analysis.report.html.bokeh_chart import DASHES, FONT, Chart, belongs, hover, new_chart, plain
 from aorta.analysis.report.html.step_curves import Curve, Map, Series
@@ -30,13 +31,18 @@ MAPPED: Final = {
     "step_ms": ("step", "ms"),
 }
 """Metrics that a map can show: title and unit."""
+MOST_COUNTERS: Final = 12
+"""Charts of counters that change; more are named."""
 BAND: Final = "Line: median over ranks. Band: lowest to highest rank."
 
 
-def step_charts(series: Mapping[str, Series]) -> list[Chart]:
-    """Overlap ratio, job step, and below them what the devices did, all over the same steps."""
+def step_charts(series: Mapping[str, Series]) -> tuple[list[Chart], list[str]]:
+    """Overlap ratio, job step, and below them what the devices did and the loop counted, all over the same steps; and
+    what is not drawn, as sentences: what does not change, and counters beyond `MOST_COUNTERS`.
+    """
     ratio = {label: each.curve("overlap_ratio") for label, each in series.items()}
     charts: list[Chart] = []
+    notes: list[str] = []
     shared: dict[str, Any] = {}
 
     def add(name: str, title: str, unit: str, curves: Mapping[str, Curve], caption: str, whole: float | None) -> None:
@@ -61,14 +67,40 @@ def step_charts(series: Mapping[str, Series]) -> list[Chart]:
     for name, title, unit in _DEVICES:
         curves = {label: found[name] for label, found in sampled.items() if name in found}
         placed = {label: curves.get(label, _NOTHING) for label in series}
-        add(name, title, unit, placed, "", 100.0 if unit == "%" else None)
+        if (said := _unchanged(title, unit, curves)) is not None:
+            notes.append(said)
+        else:
+            add(name, title, unit, placed, "", 100.0 if unit == "%" else None)
     counted = {label: each.counters() for label, each in series.items()}
-    for number, name in enumerate(dict.fromkeys(name for found in counted.values() for name in found)):
+    left: list[str] = []
+    drawn = 0
+    for name in dict.fromkeys(name for found in counted.values() for name in found):
         placed = {label: found.get(name, _NOTHING) for label, found in counted.items()}
-        add(f"counter-{number}", plain(name), "", placed, "Counted by the loop. " + BAND, None)
+        if said := _unchanged(name, "", {label: found[name] for label, found in counted.items() if name in found}):
+            notes.append(said)
+            continue
+        if drawn == MOST_COUNTERS:
+            left.append(name)
+            continue
+        drawn += 1
+        add(f"counter-{drawn - 1}", plain(name), "", placed, "Counted by the loop. " + BAND, None)
     if charts:
         charts[-1].model.xaxis.axis_label = "global step"
-    return charts
+    if left:
+        notes.append(
+            f"{PAGE.count(len(left), 'more counter')} of the loop, not drawn: {', '.join(left)}. All of them are in "
+            "aorta.analysis.counters."
+        )
+    return charts, notes
+
+
+def _unchanged(title: str, unit: str, curves: Mapping[str, Curve]) -> str | None:
+    """What a chart of these would say, where none of them changes."""
+    values = {label: curve.constant for label, curve in curves.items() if curve.known}
+    if not values or None in values.values():
+        return None
+    told = ", ".join(f"{value:,.4g}{f' {unit}' if unit else ''} ({label})" for label, value in values.items())
+    return f"{title} does not change over the steps and has no chart: {told}."
 
 
 _NOTHING: Final = Curve(*(np.empty(0),) * 4)

@@ -16,11 +16,11 @@ import pandas as pd
 from aorta.analysis.aggregate import LabelledRun, by_step
 from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, step_columns
 from aorta.analysis.metrics import JOB_STEP
+from aorta.analysis.report.charts.step_lines import constant
 from aorta.analysis.user_marks import counters_frame
 
 POINTS: Final = 1_000
 """Of a curve; more than a screen is wide."""
-MOST_COUNTERS: Final = 12
 MAP_STEPS: Final = 250
 MAP_RANKS: Final = 64
 _STEP_MS: Final = "step_ms"
@@ -34,6 +34,11 @@ class Curve:
     low: np.ndarray
     middle: np.ndarray
     high: np.ndarray
+
+    @property
+    def constant(self) -> float | None:
+        """The value that all points have, bands as well; None where they differ."""
+        return constant(np.concatenate([self.low, self.high]))
 
     @property
     def known(self) -> bool:
@@ -107,12 +112,12 @@ class Series:
         return {name: curve for name, curve in curves.items() if curve.known}
 
     def counters(self) -> dict[str, Curve]:
-        """What the loop counted, over the steps: the mean of a rank's values in each. `MOST_COUNTERS` names at most."""
+        """What the loop counted, over the steps: the mean of a rank's values in each."""
         values = counters_frame(self._dataset.run).dropna(subset=["value"])
         means = values.groupby(["name", "rank", "global_step"])["value"].mean()
         steps = pd.MultiIndex.from_frame(self._frame[["rank", "global_step"]])
         curves = {}
-        for name in sorted(values["name"].unique())[:MOST_COUNTERS]:
+        for name in sorted(values["name"].unique()):
             curves[name] = self._curve(pd.Series(means[name].reindex(steps).to_numpy(), index=self._frame.index))
         return {name: curve for name, curve in curves.items() if curve.known}
 

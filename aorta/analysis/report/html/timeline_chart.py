@@ -14,22 +14,31 @@ import numpy as np
 from bokeh.models import ColumnDataSource, FixedTicker, Range1d
 
 from aorta.analysis.report.html.bokeh_chart import Chart, hover, new_chart
-from aorta.analysis.report.html.timeline_data import BLOCKED, COPIES, EXPOSED, OTHER_WORK, TimelineSpans, lane_order
-from aorta.analysis.report.palette import BLUE, INK, LANE_COLORS, OTHER_KIND, PURPLE, SKY
-from aorta.timeline.classes import KINDS, UNKNOWN_KIND
+from aorta.analysis.report.html.timeline_data import (
+    BLOCKED,
+    COPIES,
+    EXPOSED,
+    NAMED,
+    OTHER_WORK,
+    TimelineSpans,
+    lane_order,
+)
+from aorta.analysis.report.palette import INK, lane_color, light, phase_color
+from aorta.timeline.classes import COMPUTE
 
 _DRAWN: Final = ("top", "bottom", "left", "right", "color")
 _TOLD: Final = ("rank", "what", "begin", "took", "more")
-_KIND_COLORS: Final = {**LANE_COLORS, "forward": BLUE, "backward": SKY, COPIES: SKY, EXPOSED: INK, BLOCKED: INK}
 
 
 def color_of(kind: str, lane: str) -> str:
     """The colour of a span on a light background."""
-    if kind in _KIND_COLORS:
-        return _KIND_COLORS[kind]
-    if lane == OTHER_WORK:
-        return PURPLE
-    return OTHER_KIND if kind in KINDS or kind == UNKNOWN_KIND else _KIND_COLORS.get(lane, OTHER_KIND)
+    if kind == BLOCKED:
+        return INK
+    if kind in (EXPOSED, NAMED):
+        return light("exposed" if kind == EXPOSED else "named")
+    if lane in (OTHER_WORK, COPIES):
+        return light("other-work")
+    return phase_color(kind) if lane == COMPUTE else lane_color(kind)
 
 
 def timeline_charts(spans: Sequence[TimelineSpans]) -> list[Chart]:
