@@ -20,6 +20,7 @@ from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, metric_named
 from aorta.analysis.stats import PERCENTILE_METHOD
 
 SUMMARY_VERSION: Final = 1
+SUMMARY_FILE: Final = "summary.json"
 
 
 def summarize(

@@ -110,6 +110,16 @@ def effect(
     return Effect(kind, value, float(low), float(high))
 
 
+def median_interval(
+    side: Sequence[tuple[float, Floats]], level: float, generator: np.random.Generator
+) -> tuple[float, float]:
+    """The percentile interval of the median over the launches of one side, by the same bootstrap as `effect`."""
+    low, high = np.percentile(
+        _side_medians([pool for _, pool in side], generator), [50 * (1 - level), 50 * (1 + level)]
+    )
+    return float(low), float(high)
+
+
 def _side_medians(pools: Sequence[Floats], generator: np.random.Generator) -> Floats:
     sizes = np.array([len(pool) for pool in pools])
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])

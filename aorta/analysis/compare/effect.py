@@ -11,7 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
-from aorta.analysis.compare.bootstrap import Effect, Kind, effect
+from aorta.analysis.compare.bootstrap import Effect, Kind, effect, median_interval
 from aorta.analysis.compare.detectable_effect import CAP, POWER, detectable, launches_needed, pooled_sd
 from aorta.analysis.compare.mann_whitney import mann_whitney
 from aorta.analysis.compare.samples import SEED, Sample
@@ -23,6 +23,7 @@ _AFTER_HOLM: Final = (
     "a secondary metric is judged after Holm's correction, by the p of all others too: what could have been found is "
     "known of none alone; name it with --primary"
 )
+_INTERVALS: Final = ("difference_interval", "reference_interval", "candidate_interval")
 
 
 def numbers(name: str, reference: Sequence[Sample], candidate: Sequence[Sample], rules: Rules) -> dict[str, Any]:
@@ -47,13 +48,17 @@ def numbers(name: str, reference: Sequence[Sample], candidate: Sequence[Sample],
     }
     if not (len(left) and len(right)):
         empty = {"kind": kind, "value": None, "low": None, "high": None}
-        nothing = {"effect": empty, "difference_interval": {"low": None, "high": None}}
+        unknown = {"low": None, "high": None}
+        nothing = {"effect": empty, **dict.fromkeys(_INTERVALS, unknown)}
         return found | nothing | _not_estimated("not available on one side")
     seed = [SEED, crc32(name.encode())]  # both effects rest on the same resamples
     estimate = effect(kind, sides[0], sides[1], LEVEL, np.random.default_rng(seed))
     apart = effect("difference", sides[0], sides[1], LEVEL, np.random.default_rng(seed))
     found["effect"] = {"kind": kind, "value": estimate.value, "low": estimate.low, "high": estimate.high}
     found["difference_interval"] = {"low": apart.low, "high": apart.high}
+    for side, launches in zip(("reference", "candidate"), sides, strict=True):
+        low, high = median_interval(launches, LEVEL, np.random.default_rng(seed))
+        found[f"{side}_interval"] = {"low": low, "high": high}
     found["p"] = mann_whitney(left, right)
     return found | _power(name, left, right, estimate, rules)
 

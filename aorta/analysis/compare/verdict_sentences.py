@@ -23,21 +23,31 @@ _SAID: Final = {
 
 def headline(comparison: Mapping[str, Any]) -> str:
     """The verdict, the effect with its interval, p, the launches, step time, and what could have been found."""
+    primary = comparison["metrics"].get(comparison["primary"])
+    parts = [short_headline(comparison)]
+    if primary is None or primary["effect"]["value"] is None:
+        return parts[0]
+    in_time = comparison["verdict"] != NOT_COMPARABLE
+    if comparison["primary"] != GUARD:
+        parts.append(_step_time(comparison["metrics"].get(GUARD), in_time=in_time))
+    if in_time:
+        parts.append(_could(primary, comparison))
+    return " ".join(parts)
+
+
+def short_headline(comparison: Mapping[str, Any]) -> str:
+    """The verdict, the effect with its interval, p, the launches; and why, where nothing was decided."""
     word = comparison["verdict"].upper()
     primary = comparison["metrics"].get(comparison["primary"])
     if primary is None or primary["effect"]["value"] is None:
         return f"{word}: {comparison['verdict_reason']}."
-    parts = [f"{word}: the candidate {_effect(comparison['primary'], primary)}"]
-    counts, in_time = primary["launches"], comparison["verdict"] != NOT_COMPARABLE
-    parts[0] += f"; {_p(primary)}, {counts['reference']} against {counts['candidate']} launches."
-    if comparison["verdict"] not in ("regression", "improvement"):
-        parts.append(f"Why: {comparison['verdict_reason']}.")
-    guard = comparison["metrics"].get(GUARD)
-    if comparison["primary"] != GUARD:
-        parts.append(_step_time(guard, in_time=in_time))
-    if in_time:
-        parts.append(_could(primary, comparison))
-    return " ".join(parts)
+    counts = primary["launches"]
+    said = (
+        f"{word}: the candidate {_effect(comparison['primary'], primary)}; {_p(primary)}, "
+        f"{counts['reference']} against {counts['candidate']} launches."
+    )
+    decided = comparison["verdict"] in ("regression", "improvement")
+    return said if decided else f"{said} Why: {comparison['verdict_reason']}."
 
 
 def _effect(name: str, entry: Mapping[str, Any]) -> str:

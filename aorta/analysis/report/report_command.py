@@ -6,18 +6,25 @@ Must not import pandas or matplotlib before the arguments are known to be good.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Final
 
 from aorta.analysis.compare.verdict_rules import Rules
 from aorta.analysis.gate.gate_checks import GateResult
 from aorta.analysis.gate.gate_command import add_gate_arguments, check_gate_options, judge, run_gate
 from aorta.analysis.load.engines import Dask, Engine, Local
 from aorta.analysis.locate import check_label, is_location, label_of, locate
-from aorta.command_line import command
+from aorta.analysis.metrics import metric_named
+from aorta.command_line import command, to_stdout
 from aorta.errors import InputError
 from aorta.installation import checkout
+from aorta.terminal_style import style_of
+
+_WORSE: Final = {"higher": "<-0.02", "lower": ">5%"}
+"""A condition of the gate on a metric, by the direction that is better."""
 
 
 @command()
@@ -51,10 +58,24 @@ def overlap_report(arguments: Sequence[str]) -> int:
         finish=lambda summary: judged.append(judge(options, summary)),
         html=options.html,
         brief=options.brief,
+        style=style_of(sys.stdout),
     )
     code, decided = run_gate(options, report.summary, *judged)
-    sys.stdout.write("\n\n".join(filter(None, [report.text, decided])) + "\n")
+    blocks = [report.text, decided, "" if options.fail_on else _next(arguments, report.summary)]
+    to_stdout(("\n" if options.brief else "\n\n").join(filter(None, blocks)))
     return code
+
+
+def _next(arguments: Sequence[str], summary: Mapping[str, Any]) -> str:
+    """What to do after a report: hold the verdict in continuous integration, or get one; empty for one source."""
+    comparison = summary.get("comparison")
+    if comparison is None:
+        return ""
+    if "launches" not in comparison:
+        return "Next: repeated launches, from which a verdict can come: aorta ab --help"
+    limit = f"{comparison['primary']}{_WORSE[metric_named(comparison['primary']).better or 'lower']}"
+    words = shlex.join([*(word for word in arguments if word != "--brief"), "--fail-on", limit])
+    return f"Next: as a gate in CI: aorta report {words}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from aorta.analysis.cautions import cautions
 from aorta.analysis.compare.inputs import Subject, read_subjects
@@ -26,16 +26,16 @@ from aorta.analysis.report.charts.side_by_side import FILE as SIDE_BY_SIDE_FILE
 from aorta.analysis.report.charts.side_by_side import draw_side_by_side
 from aorta.analysis.report.html import PAGE_FILE, why_no_page, write_page
 from aorta.analysis.report.terminal_text import (
+    comparison_details,
     comparison_table,
     dataset_table,
     files_block,
-    headline_block,
     health_block,
+    verdict_block,
 )
-from aorta.analysis.summary import summarize
+from aorta.analysis.summary import SUMMARY_FILE, summarize
 from aorta.errors import InputError
-
-SUMMARY_FILE: Final = "summary.json"
+from aorta.terminal_style import PLAIN, Style
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ def write_report(
     finish: Callable[[dict[str, Any]], object] | None = None,
     html: bool = True,
     brief: bool = False,
+    style: Style = PLAIN,
 ) -> Report:
     """Read, aggregate, compare (when both names are given), draw and write. Files of an earlier report are replaced.
 
@@ -72,6 +73,7 @@ def write_report(
         finish: called with the summary before anything is written, and may add to it.
         html: write the page too.
         brief: `text` has the answer alone.
+        style: of `text`.
 
     Raises:
         InputError: a folder cannot be read, launches are not alike, or `output` cannot be written.
@@ -85,7 +87,10 @@ def write_report(
             finish(summary)
         written, not_drawn = _files(subjects, summary, output, (reference, candidate), html=html)
         notes = {label: _notes(subject, summary["datasets"][label]) for label, subject in subjects.items()}
-        text = brief_text(summary, written, notes) if brief else _text(subjects, summary, written, not_drawn)
+        if brief:
+            text = brief_text(summary, written, notes, style)
+        else:
+            text = _text(subjects, summary, written, not_drawn, style)
         text = archives.as_given(text)
     return Report(text, summary, tuple(written), not_drawn)
 
@@ -141,16 +146,22 @@ def _drawn(subjects: Mapping[str, Subject], reference: str | None, candidate: st
 
 
 def _text(
-    subjects: Mapping[str, Subject], summary: dict[str, Any], written: Sequence[Path], not_drawn: Mapping[str, str]
+    subjects: Mapping[str, Subject],
+    summary: dict[str, Any],
+    written: Sequence[Path],
+    not_drawn: Mapping[str, str],
+    style: Style,
 ) -> str:
     entries, comparison = summary["datasets"], summary.get("comparison")
     compared = () if comparison is None else (comparison["reference"], comparison["candidate"])
-    blocks = [headline_block(comparison)] if comparison is not None and "headline" in comparison else []
+    blocks = []
+    if comparison is not None:
+        blocks += [verdict_block(comparison, style), comparison_table(comparison, style), style.bold("Details")]
     blocks += [health_block(subject.dataset, entries[label]) for label, subject in subjects.items()]
     blocks += [
         dataset_table(label, entry) for label, entry in entries.items() if "metrics" in entry and label not in compared
     ]
     if comparison is not None:
-        blocks.append(comparison_table(comparison))
-    blocks.append(files_block(map(str, written), not_drawn))
-    return "\n\n".join(blocks)
+        blocks.append(comparison_details(comparison))
+    blocks.append(files_block(written, not_drawn))
+    return "\n\n".join(filter(None, blocks))

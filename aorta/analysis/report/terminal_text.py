@@ -1,48 +1,69 @@
-"""A summary as a person reads it in a terminal: health first, then numbers, then the verdict.
+"""A summary as a person reads it in a terminal: the verdict, the table of metrics, then details.
 
 Lines have at most 100 columns, paths aside. Must not compute a number, or show a ratio without its denominator.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.cautions import cautions
 from aorta.analysis.devices import device_line, device_notes
-from aorta.analysis.formatting import TEXT, p_value
-from aorta.analysis.metrics import metric_named
+from aorta.analysis.formatting import TEXT, json_text
+from aorta.analysis.metrics import JOB_STEP, metric_named
+from aorta.analysis.report.html import PAGE_FILE
+from aorta.analysis.report.metric_table import DENOMINATOR, denominators, metric_table, shown_first, wrapped
 from aorta.analysis.stall_cutoffs import cutoff_line
 from aorta.analysis.straggler import sentences
+from aorta.analysis.summary import SUMMARY_FILE
+from aorta.terminal_style import PLAIN, Style, mark_of
 
-WIDTH: Final = 100
 _NAME: Final = 38
 _SHOWN_COLLECTIVES: Final = 10
 _SHOWN_DIFFERENCES: Final = 12
 _SHOWN_LEFT_OUT: Final = 6
-_DENOMINATOR: Final = {
-    "overlap_ratio": "hidden/comm",
-    "overlap_over_compute": "hidden/compute",
-    "exposed_share": "exposed/step",
-    "overlap_efficiency": "saved/min(Tc,Tm)",
-    "compute_slowdown": "added/isolated",
-}
-_HEAD: Final = ("reference", "candidate", "difference", "ratio", "direction")
-_JUDGED_HEAD: Final = ("reference", "candidate", "effect", "p", "role", "verdict")
+_PAIR_HEAD: Final = ("reference", "candidate", "difference", "ratio", "direction")
 _JUDGED: Final = (
-    " over launches; effect: the difference of a ratio, the change in percent of others; p: exact Mann-Whitney over "
-    "launches, of a secondary metric after Holm; intervals are in summary.json"
+    "Medians over launches; ± and [low, high]: 95 % intervals; p: exact Mann-Whitney test over launches, of secondary "
+    "metrics after Holm's correction."
 )
-_ROLES: Final = {"guard": "safeguard"}
+_NOT_JUDGED: Final = (
+    "Medians over steps of one launch per side. Better and worse name the direction of a difference, not tested for "
+    "significance."
+)
 _POOLED: Final = "  as ratio of sums over steps"
 
 
-def headline_block(comparison: Mapping[str, Any]) -> str:
-    """The verdict in words: what a reader sees first."""
-    return _wrap([comparison["headline"]])
+def verdict_block(comparison: Mapping[str, Any], style: Style = PLAIN) -> str:
+    """What a reader sees first: the verdict in a sentence, its cause, and what both have to be read with."""
+    lines = [verdict_line(comparison, comparison.get("headline"), style)]
+    cause = comparison.get("attribution", {}).get("sentence")
+    lines += [led("Cause:", cause, style)] if cause else []
+    lines += [led("Note:", warning, style, style.warning) for warning in comparison["warnings"]]
+    return "\n".join(lines)
+
+
+def verdict_line(comparison: Mapping[str, Any], headline: str | None, style: Style = PLAIN) -> str:
+    """A headline behind its mark, with the verdict in its colour; without one the verdict and its reason."""
+    word = comparison["verdict"].upper()
+    mark = f"[{mark_of(comparison['verdict'])}]"
+    said = headline or f"{word}: {comparison['verdict_reason']}"
+    return led(
+        f"{mark} {word}",
+        said.removeprefix(word),
+        style,
+        lambda text: style.verdict(comparison["verdict"], text, bold=True),
+    )
+
+
+def led(first: str, sentence: str, style: Style, paint: Callable[[str], str] | None = None) -> str:
+    """A sentence behind words that stand out, in bold unless `paint` shows them otherwise."""
+    space = "" if sentence.startswith(":") else " "
+    return (paint or style.bold)(first) + wrapped([f"{first}{space}{sentence}"], style.width).removeprefix(first)
 
 
 def health_block(dataset: LabelledRun, entry: Mapping[str, Any]) -> str:
@@ -53,8 +74,8 @@ def health_block(dataset: LabelledRun, entry: Mapping[str, Any]) -> str:
         f"{dataset.label}: {source['path']}",
         f"  run {source['run_id']}, platform {source['platform']}, parallel {source['parallel']}, instrument "
         f"{'/'.join(health.instrument_modes)}, {read}",
-        f"  {steps['rank_steps_used']} rank-steps used (one per step and rank; {steps['global_steps_used']} global "
-        f"steps), {steps['rank_steps_left_out_as_warmup']} left out as warm-up",
+        f"  {TEXT.count(steps['global_steps_used'], 'step')} used ({TEXT.count(steps['rank_steps_used'], 'record')}, "
+        f"one per step and rank), {TEXT.count(steps['rank_steps_left_out_as_warmup'], 'record')} left out as warm-up",
     ]
     lines += _set_lines(entry) if "launches" in entry else []
     if steps["isolated_rank_steps"]:
@@ -71,7 +92,7 @@ def health_block(dataset: LabelledRun, entry: Mapping[str, Any]) -> str:
         *sentences(entry.get("stragglers", ())),
     )
     lines += [f"  ! {note}" for note in found]
-    return _wrap(lines)
+    return wrapped(lines)
 
 
 def _set_lines(entry: Mapping[str, Any]) -> list[str]:
@@ -87,7 +108,7 @@ def _set_lines(entry: Mapping[str, Any]) -> list[str]:
 
 
 def dataset_table(label: str, entry: Mapping[str, Any]) -> str:
-    """Every metric of one dataset over its rank-steps."""
+    """Every metric of one dataset over its steps and ranks."""
     metrics = entry.get("metrics", {})
     rows = [_columns(label, ["median", "p5", "p95", "mean", "rank spread"])]
     zeros = [name for name, values in metrics.items() if values["min"] == values["max"] == values["nulls"] == 0]
@@ -100,60 +121,65 @@ def dataset_table(label: str, entry: Mapping[str, Any]) -> str:
         rows.append(_columns(_titled(name), [*cells, "-" if spread is None else TEXT.number(spread, unit)]))
         if values.get("ratio_of_sums") is not None:
             rows.append(_columns(_POOLED, [TEXT.number(values["ratio_of_sums"], "ratio")]))
-    rows += _zeros(zeros, "0 throughout") + _collective_rows(entry.get("collectives", ()))
+    rows += _zeros(zeros) + _collective_rows(entry.get("collectives", ()))
     return "\n".join([*rows, *_nulls({name: values["reason"] for name, values in metrics.items()})])
 
 
-def comparison_table(comparison: Mapping[str, Any]) -> str:
-    """Reference against candidate: warnings, every metric, differences of the manifests, the verdict."""
-    lines = [f"!! {warning}" for warning in comparison["warnings"]]
-    judged = "primary" in comparison
-    head = f"reference = {comparison['reference']}, candidate = {comparison['candidate']}: medians"
-    head += _JUDGED if judged else "; better and worse name the direction of a difference, not tested for significance"
-    lines = _wrap([*lines, head]).splitlines()
-    lines.append(_judged_columns("", _JUDGED_HEAD) if judged else _columns("", _HEAD))
-    nulls: dict[str, str | None] = {}
-    zeros = []
-    for name, pair in comparison["metrics"].items():
-        if pair["reference"] is None and pair["candidate"] is None:
-            nulls[name] = pair["judgement_reason"]
-            continue
-        if pair["reference"] == pair["candidate"] == 0:
-            zeros.append(name)
-            continue
-        if judged:
-            lines.append(_judged_row(_titled(name), pair))
-            continue
-        lines.append(_pair_row(_titled(name), pair, pair["unit"], pair["judgement"]))
-        if "ratio_of_sums" in pair:
-            lines.append(_pair_row(_POOLED, pair["ratio_of_sums"], "ratio", ""))
+def comparison_table(comparison: Mapping[str, Any], style: Style = PLAIN) -> str:
+    """Reference against candidate: every metric that has a value, and what the columns are."""
+    names = shown_first(comparison)
+    lines = metric_table(comparison, names, style)
+    notes = [f"reference: {comparison['reference']}; candidate: {comparison['candidate']}."]
+    notes.append(_JUDGED if "launches" in comparison else _NOT_JUDGED)
+    if "primary" in comparison:
+        notes.append(
+            f"{comparison['primary']} decides the verdict; nothing counts as improved while {JOB_STEP} is longer."
+        )
+    shares = denominators(names)
+    notes += [f"{shares}."] if shares else []
+    return "\n".join([*lines, style.faint(wrapped([" ".join(notes)], style.width, indent=""))])
+
+
+def comparison_details(comparison: Mapping[str, Any]) -> str:
+    """What else differs: collectives, configuration, and the metrics that neither side has; empty where nothing."""
+    lines = []
     shown = comparison["collectives"][:_SHOWN_COLLECTIVES]
-    if judged and shown:
-        lines.append(_columns("collectives of the launches shown", _HEAD))
+    if shown:
+        told = "collectives of the launches shown" if "primary" in comparison else "collectives"
+        lines.append(_columns(told, _PAIR_HEAD))
     for title, row in zip(_collective_names(comparison["collectives"]), shown, strict=False):
         for name in ("transfer_ms", "wait_ms", "busbw_gb_per_s"):
             pair = row[name]
             if pair["reference"] is not None or pair["candidate"] is not None:
-                lines.append(_pair_row(f"{title} {name}", pair, pair["unit"], pair["judgement"]))
+                lines.append(_pair_row(f"{title} {name}", pair))
     lines += _left_over(len(comparison["collectives"]), len(shown), "collectives")
     unshared = comparison["collectives_on_one_side"]
     if any(unshared.values()):
         counts = f"{unshared['reference']} of the reference, {unshared['candidate']} of the candidate"
         lines.append(f"  collectives (kind, group, size, bytes) that the other side does not have: {counts}")
-    lines += _zeros(zeros, "median 0 on both sides") + _nulls(nulls)
+    metrics = comparison["metrics"]
+    lines += _zeros([name for name, pair in metrics.items() if pair["reference"] == pair["candidate"] == 0])
+    lines += _nulls(
+        {
+            name: pair["judgement_reason"]
+            for name, pair in metrics.items()
+            if pair["reference"] is None and pair["candidate"] is None
+        }
+    )
     differences = comparison["manifest_differences"]
     for difference in differences[:_SHOWN_DIFFERENCES]:
-        values = f"{difference['reference']!r} -> {difference['candidate']!r}"
-        lines += _wrap([f"  differs: {difference['key']}: {values}"]).splitlines()
+        values = f"{json_text(difference['reference'])} -> {json_text(difference['candidate'])}"
+        lines.append(wrapped([f"  differs: {difference['key']}: {values}"]))
     lines += _left_over(len(differences), _SHOWN_DIFFERENCES, "differences")
-    where = comparison.get("attribution", {}).get("sentence")
-    found = [f"where: {where}"] if where else []
-    return "\n".join([*lines, _wrap([*found, f"verdict: {comparison['verdict']}: {comparison['verdict_reason']}"])])
+    return "\n".join(lines)
 
 
-def files_block(written: Iterable[str], not_drawn: Mapping[str, str]) -> str:
-    """Where each file is, and which pictures there are none of."""
-    return "\n".join([*written, *(_wrap([f"not drawn: {name}: {reason}"]) for name, reason in not_drawn.items())])
+def files_block(written: Sequence[Path], not_drawn: Mapping[str, str]) -> str:
+    """Where each file is, the page first, and which pictures there are none of."""
+    kinds = {PAGE_FILE: "page", SUMMARY_FILE: "summary"}
+    ordered = sorted(written, key=lambda path: [*kinds].index(path.name) if path.name in kinds else len(kinds))
+    lines = [f"{kinds.get(path.name, 'picture'):<9}{path}" for path in ordered]
+    return "\n".join([*lines, *(wrapped([f"not drawn: {name}: {reason}"]) for name, reason in not_drawn.items())])
 
 
 def _collective_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -173,7 +199,7 @@ def _collective_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         {row["kind"] for row in rows if row["transfer_is_upper_bound"] and not row["transfer_ms"]["reason"]}
     )
     notes += [f"  {kind}: some ends are those of the caller's wait; its transfer is an upper bound" for kind in bounds]
-    return lines + _wrap(notes).splitlines()
+    return lines + wrapped(notes).splitlines()
 
 
 def _collective_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -188,29 +214,13 @@ def _collective_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _pair_row(title: str, pair: Mapping[str, Any], unit: str, judgement: str) -> str:
-    values = [TEXT.number(pair[key], unit) for key in ("reference", "candidate", "difference")]
-    return _columns(title, [*values, TEXT.number(pair["quotient"], "ratio"), judgement])
-
-
-def _judged_row(title: str, pair: Mapping[str, Any]) -> str:
-    p = pair["p"] if pair["p_corrected"] is None else pair["p_corrected"]
-    shown = "-" if pair["verdict"] is None else p_value(p, unknown="-")
-    values = [TEXT.number(pair[key], pair["unit"]) for key in ("reference", "candidate")]
-    effect = TEXT.effect(pair["effect"]["value"], pair["effect"]["kind"])
-    return _judged_columns(
-        title, [*values, effect, shown, _ROLES.get(pair["role"], pair["role"]), pair["verdict"] or "-"]
-    )
-
-
-def _judged_columns(title: str, cells: Sequence[str]) -> str:
-    widths = (10, 11, 9, 8, 10, 13)
-    padded = (f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-    return f"{_fitted(title)}{''.join(padded)}".rstrip()
+def _pair_row(title: str, pair: Mapping[str, Any]) -> str:
+    values = [TEXT.number(pair[key], pair["unit"]) for key in ("reference", "candidate", "difference")]
+    return _columns(title, [*values, TEXT.number(pair["quotient"], "ratio"), pair["judgement"]])
 
 
 def _titled(name: str) -> str:
-    return f"{name} ({_DENOMINATOR[name]})" if name in _DENOMINATOR else name
+    return f"{name} ({DENOMINATOR[name]})" if name in DENOMINATOR else name
 
 
 def _columns(title: str, cells: Sequence[str]) -> str:
@@ -229,19 +239,14 @@ def _nulls(reasons: Mapping[str, str | None]) -> list[str]:
     for name, reason in reasons.items():
         if reason is not None:
             by_reason.setdefault(reason, []).append(name)
-    return _wrap([f"  not available: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]).splitlines()
+    return wrapped(
+        [f"  not available: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+    ).splitlines()
 
 
-def _zeros(names: Sequence[str], what: str) -> list[str]:
-    return _wrap([f"  {what}: {', '.join(names)}"]).splitlines() if names else []
+def _zeros(names: Sequence[str]) -> list[str]:
+    return wrapped([f"  0 throughout: {', '.join(names)}"]).splitlines() if names else []
 
 
 def _left_over(total: int, shown: int, what: str) -> list[str]:
     return [f"  and {total - shown} more {what}, all in summary.json"] if total > shown else []
-
-
-def _wrap(lines: Sequence[str]) -> str:
-    return "\n".join(
-        textwrap.fill(line, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-        for line in lines
-    )

@@ -23,7 +23,7 @@ def test_two_sets_and_every_rule_as_words(
     assert "--allow-unlike config.workload.model_dim" in capsys.readouterr().err
     words += ["--allow-unlike", "all", "--primary", "exposed_share", "--alpha", "0.04", "--margin", "0.01"]
     assert overlap_report([*words, "--judge-milliseconds"]) == 0
-    assert capsys.readouterr().out.startswith("REGRESSION: the candidate exposes communication for 2.0 points more")
+    assert capsys.readouterr().out.startswith("[x] REGRESSION: the candidate exposes communication for 2.0 points more")
     found = strict_json(tmp_path / "reports" / "candidate-vs-reference" / "summary.json")["comparison"]
     assert (found["primary"], found["alpha"], found["margin"]) == ("exposed_share", 0.04, 0.01)
     assert found["judge_milliseconds"] is True

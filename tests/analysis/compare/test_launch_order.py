@@ -121,8 +121,8 @@ def test_the_command_and_the_gate(
     gate = ["--fail-on", "overlap_ratio<-0.05", "--junit", "gate.xml"]
     assert overlap_report(words) == 0
     told = capsys.readouterr().out
-    assert told.startswith("NOT COMPARABLE IN TIME: ")
-    assert "verdict: not comparable in time: the launches of the two sides did not take turns" in " ".join(told.split())
+    assert told.startswith("[?] NOT COMPARABLE IN TIME: ")
+    assert "Why: the launches of the two sides did not take turns" in " ".join(told.split())
     assert max(map(len, told.splitlines())) <= 100 or str(tmp_path) in told
     assert "Not comparable in time" in (tmp_path / "out" / "report.html").read_text()
     assert "not comparable in time" in (tmp_path / "page.md").read_text()

@@ -28,13 +28,17 @@ def test_two_sets_give_the_verdict_three_metrics_and_the_page(here: Path, capsys
     launch_set(here / "plan" / "reference", BETTER)
     launch_set(here / "plan" / "candidate", WORSE)
     lines = said(capsys, "plan/reference", "plan/candidate")
-    assert lines[0].startswith("REGRESSION: ")
-    assert lines[1] == "compared    reference with candidate, 4 against 4 launches"
-    rows = {line.split()[0]: line for line in lines if line[:1].isalpha()}
-    assert rows["overlap_ratio"].split()[1:3] == ["0.815", "0.615"]
-    assert rows["overlap_ratio"].endswith("p = 0.029: regression")
+    assert lines[0].startswith("[x] REGRESSION: the candidate hides 20.0 points less of its communication")
+    assert "4 against 4 launches." in " ".join(lines[:3])
+    rows = {line.split()[0]: line.split() for line in lines if line[:1].isalpha()}
+    assert rows["metric"] == ["metric", "reference", "candidate", "delta", "p", "verdict"]
+    assert [rows["overlap_ratio"][place] for place in (1, 2, 4, 5)] == ["0.815", "±", "0.615", "±"]
+    assert rows["overlap_ratio"][-3:] == ["0.029", "x", "regression"]
     assert {"exposed_comm_ms", "job_step_ms"} <= rows.keys()
-    assert lines[-1].split() == ["page", "reports/candidate-vs-reference/report.html"]
+    assert lines[-2].split() == ["Page:", "reports/candidate-vs-reference/report.html"]
+    assert (
+        lines[-1] == "Next: as a gate in CI: aorta report plan/reference plan/candidate --fail-on 'overlap_ratio<-0.02'"
+    )
     assert len(lines) <= 20
 
 
@@ -44,8 +48,8 @@ def test_one_source_needs_no_label_and_what_to_bear_in_mind_is_said(
     simulated_run(here / "artifacts" / "cuda", label="cuda", ranks=2, steps=5)
     lines = said(capsys, "artifacts/cuda", "--no-html")
     assert lines[0].endswith(" of artifacts/cuda")
-    assert any(line.startswith("note        only ") and "after warm-up" in line for line in lines)
-    assert lines[-1].split() == ["summary", "reports/cuda/summary.json"]
+    assert any(line.startswith("Note: only ") and "after warm-up" in line for line in lines)
+    assert lines[-1].split() == ["Summary:", "reports/cuda/summary.json"]
     assert said(capsys, "cuda", "--no-html")[0].startswith("cuda: ")
 
 

@@ -48,7 +48,7 @@ def test_folders_labels_and_output_from_elsewhere(two_runs: Path, tmp_path: Path
     done = run(elsewhere, *folders, "--output", "out", "--reference", "a", "--candidate", "b")
     assert (done.returncode, done.stderr) == (0, "")
     assert (elsewhere / "out" / "overlap_ratio.png").exists()
-    assert "reference = a, candidate = b" in done.stdout
+    assert "reference: a; candidate: b." in done.stdout
 
 
 @pytest.mark.spec("D20")

@@ -1,0 +1,135 @@
+"""The metrics of a comparison as one aligned table: reference and candidate with intervals, delta, p, verdict.
+
+    metric           reference      candidate      delta                    p      verdict
+    overlap_ratio    0.815 ± 0.010  0.615 ± 0.010  -0.200 [-0.213, -0.187]  0.029  x regression
+
+At most as many columns as the style has; every change stands beside its own verdict. Must not compute a number but the
+larger distance from a value to an end of its interval, or show a ratio whose denominator `denominators` does not name.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from aorta.analysis.formatting import TEXT, p_value
+from aorta.analysis.metrics import JOB_STEP
+from aorta.terminal_style import PLAIN, WIDTH, Style, mark_of
+
+DENOMINATOR: Final = {
+    "overlap_ratio": "hidden/comm",
+    "overlap_over_compute": "hidden/compute",
+    "exposed_share": "exposed/step",
+    "overlap_efficiency": "saved/min(Tc,Tm)",
+    "compute_slowdown": "added/isolated",
+}
+_HEAD: Final = ("metric", "reference", "candidate", "delta", "p", "verdict")
+_HEAD_OF_RUNS: Final = ("metric", "reference", "candidate", "delta", "ratio", "direction")
+_GAP: Final = "  "
+_POOLED: Final = "  as ratio of sums"
+_LEAST_NAME: Final = 13
+_UNKNOWN: Final = "-"
+
+
+def metric_table(comparison: Mapping[str, Any], names: Sequence[str], style: Style = PLAIN) -> list[str]:
+    """A head, and a row for each of these metrics."""
+    judged = "launches" in comparison
+    rows = _rows(comparison, names, judged=judged, around=True)
+    if _least_width(rows) > style.width:  # intervals of the sides go first: that of the delta is the one that decides
+        rows = _rows(comparison, names, judged=judged, around=False)
+    widths = [max(len(cells[place]) for cells, _ in rows) for place in range(len(_HEAD))]
+    widths[0] = min(widths[0], max(_LEAST_NAME, style.width - _least_width(rows) + _LEAST_NAME))
+    lines = [_line(cells, widths, verdict, style) for cells, verdict in rows]
+    return [style.bold(lines[0]), *lines[1:]]
+
+
+def _rows(
+    comparison: Mapping[str, Any], names: Sequence[str], *, judged: bool, around: bool
+) -> list[tuple[tuple[str, ...], str | None]]:
+    """The cells of each line, the head first, and its verdict."""
+    rows: list[tuple[tuple[str, ...], str | None]] = [(_HEAD if judged else _HEAD_OF_RUNS, None)]
+    for name in names:
+        pair = comparison["metrics"][name]
+        if judged:
+            rows.append((_judged(name, pair, around=around), pair["verdict"]))
+            continue
+        rows.append((_of_runs(name, pair), None))
+        if "ratio_of_sums" in pair:
+            rows.append((_of_runs(_POOLED, {"unit": "ratio", "judgement": "", **pair["ratio_of_sums"]}), None))
+    return rows
+
+
+def _least_width(rows: Sequence[tuple[tuple[str, ...], str | None]]) -> int:
+    """Columns of a table whose longer names stand on lines of their own."""
+    others = sum(max(len(cells[place]) for cells, _ in rows) for place in range(1, len(_HEAD)))
+    return _LEAST_NAME + others + len(_GAP) * (len(_HEAD) - 1)
+
+
+def shown_first(comparison: Mapping[str, Any]) -> list[str]:
+    """Names of the metrics that have a value that is not 0 on both sides: the primary and the job step first, then what
+    has a verdict, then the rest.
+    """
+    metrics = comparison["metrics"]
+    names = [
+        name
+        for name, pair in metrics.items()
+        if not (pair["reference"] in (None, 0) and pair["candidate"] in (None, 0))
+    ]
+    primary = comparison.get("primary", "overlap_ratio")
+    return sorted(names, key=lambda name: (name != primary, name != JOB_STEP, metrics[name].get("verdict") is None))
+
+
+def denominators(names: Iterable[str]) -> str:
+    """What each ratio among the metrics is a share of; empty without one."""
+    return "; ".join(f"{name} = {DENOMINATOR[name]}" for name in names if name in DENOMINATOR)
+
+
+def wrapped(lines: Iterable[str], width: int = WIDTH, indent: str = "    ") -> str:
+    """Each line in at most `width` columns, continued with an indent."""
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        for line in lines
+    )
+
+
+def _judged(name: str, pair: Mapping[str, Any], *, around: bool) -> tuple[str, ...]:
+    unit, verdict = pair["unit"], pair["verdict"]
+    sides = [
+        _around(pair[side], pair.get(f"{side}_interval") if around else None, unit)
+        for side in ("reference", "candidate")
+    ]
+    effect = pair["effect"]
+    delta = _UNKNOWN if effect["value"] is None else TEXT.effect(effect["value"], effect["kind"])
+    if effect["low"] is not None:
+        low, high = (TEXT.effect(effect[end], effect["kind"]).removesuffix(" %") for end in ("low", "high"))
+        delta += f" [{low}, {high}]"
+    p = pair["p"] if pair["p_corrected"] is None else pair["p_corrected"]
+    if verdict is None:
+        return name, *sides, delta, _UNKNOWN, "not judged"
+    return name, *sides, delta, p_value(p, unknown=_UNKNOWN), f"{mark_of(verdict)} {verdict}"
+
+
+def _around(value: float | None, interval: Mapping[str, float | None] | None, unit: str) -> str:
+    """A value, and how far the farther end of its interval is."""
+    text = _UNKNOWN if value is None else TEXT.number(value, unit, fewer=1)
+    low, high = (interval or {}).get("low"), (interval or {}).get("high")
+    if value is None or low is None or high is None:
+        return text
+    return f"{text} ± {TEXT.number(max(high - value, value - low), unit, fewer=1)}"
+
+
+def _of_runs(name: str, pair: Mapping[str, Any]) -> tuple[str, ...]:
+    values = [TEXT.number(pair[key], pair["unit"]) for key in ("reference", "candidate")]
+    difference = TEXT.number(pair["difference"], pair["unit"], signed=True)
+    ratio = _UNKNOWN if pair["quotient"] is None else TEXT.number(pair["quotient"], "ratio", fewer=1)
+    return name, *values, difference, ratio, pair["judgement"]
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], verdict: str | None, style: Style) -> str:
+    """A name that is too long stands on a line of its own, since its end may be what tells it from another."""
+    name = cells[0] if len(cells[0]) <= widths[0] else f"{cells[0]}\n"
+    padded = [name.ljust(widths[0]) if not name.endswith("\n") else name + " " * widths[0]]
+    padded += [cell.ljust(width) for cell, width in zip(cells[1:-1], widths[1:-1], strict=True)]
+    last = cells[-1] if verdict is None else style.verdict(verdict, cells[-1])
+    return _GAP.join([*padded, last]).rstrip()

@@ -1,0 +1,92 @@
+"""Colour and weight of text on a terminal; plain text everywhere else.
+
+    style = style_of(sys.stdout)
+    print(style.verdict("regression", "x regression"))
+
+Colour only repeats what a word and a mark (`MARKS`) already say. Must not change a character of the text itself: a pipe
+gets the same words.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TextIO
+
+MARKS: Final = {"regression": "x", "improvement": "+", "equivalent": "="}
+"""Verdict -> a character that tells it from the others without colour; any other verdict is `UNDECIDED`."""
+UNDECIDED: Final = "?"
+# SGR parameters of ECMA-48, section 8.3.117.
+_BOLD, _FAINT, _RED, _GREEN, _YELLOW = "1", "2", "31", "32", "33"
+_VERDICTS: Final = {"regression": _RED, "improvement": _GREEN, "equivalent": _GREEN}
+
+
+WIDTH: Final = 100
+"""Columns of text at most, however wide the terminal: longer lines are hard to read."""
+LEAST_WIDTH: Final = 60
+"""Columns of text at least, however narrow the terminal."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """How text is shown.
+
+    Attributes:
+        enabled: with escape sequences; without, every method returns its text as it is.
+        width: columns that sentences and tables may have.
+    """
+
+    enabled: bool = False
+    width: int = WIDTH
+
+    def bold(self, text: str) -> str:
+        """Text that is read first."""
+        return self._sgr(text, _BOLD)
+
+    def faint(self, text: str) -> str:
+        """Text that is read last."""
+        return self._sgr(text, _FAINT)
+
+    def warning(self, text: str) -> str:
+        """Text that a reader must not miss."""
+        return self._sgr(text, _YELLOW)
+
+    def error(self, text: str) -> str:
+        """What went wrong."""
+        return self._sgr(text, f"{_BOLD};{_RED}")
+
+    def verdict(self, word: str, text: str, *, bold: bool = False) -> str:
+        """Text in the colour of a verdict: red is worse, green is not, yellow is undecided; none without a verdict."""
+        colour = _VERDICTS.get(word, _YELLOW)
+        return self._sgr(text, f"{_BOLD};{colour}" if bold else colour)
+
+    def _sgr(self, text: str, parameters: str) -> str:
+        return f"\033[{parameters}m{text}\033[0m" if self.enabled and text else text
+
+
+PLAIN: Final = Style()
+
+
+def style_of(stream: TextIO, environment: Mapping[str, str] | None = None) -> Style:
+    """The style for a stream, as wide as its terminal. NO_COLOR (https://no-color.org) wins, then FORCE_COLOR and
+    CLICOLOR_FORCE, then CLICOLOR=0 and TERM=dumb; otherwise there is colour where the stream is a terminal.
+    """
+    words = os.environ if environment is None else environment
+    try:
+        terminal = stream.isatty()
+        columns = os.get_terminal_size(stream.fileno()).columns if terminal else WIDTH
+    except (OSError, ValueError):  # closed, or no file
+        terminal, columns = False, WIDTH
+    if words.get("NO_COLOR"):
+        coloured = False
+    elif any(words.get(name, "0") not in {"", "0"} for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
+        coloured = True
+    else:
+        coloured = terminal and words.get("CLICOLOR") != "0" and words.get("TERM") != "dumb"
+    return Style(coloured, min(WIDTH, max(columns, LEAST_WIDTH)) if columns else WIDTH)
+
+
+def mark_of(verdict: str | None) -> str:
+    """The character that stands before a verdict; none where there is none."""
+    return "" if verdict is None else MARKS.get(verdict, UNDECIDED)
