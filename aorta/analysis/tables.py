@@ -28,15 +28,18 @@ from aorta.analysis.health import Health
 from aorta.records.clock_offsets import RankClock
 from aorta.records.schema import (
     AuxRange,
+    BucketReady,
     ComputeRange,
     CounterValue,
     Coverage,
     DeviceSample,
     DeviceTelemetry,
+    Gradient,
     Phase,
     Stall,
     StallCutoff,
     UserRange,
+    Wait,
 )
 from aorta.timeline.classes import COMPUTE, KINDS, NOT_COMMUNICATION
 from aorta.timeline.intervals import Interval, merge
@@ -205,6 +208,8 @@ class Collectives:
         seq: sequence number in its group, the same on all ranks; `UNNUMBERED` and below where the source does not
             number it.
         issue_ns, start_ns, end_ns: from the start of the row's step on this rank; `NO_TIME` where it was not observed.
+        backend_end_ns: the backend's own end of those that the emulated fabric ended, otherwise `NO_TIME`; None where
+            the source never has it.
     """
 
     names: tuple[CollectiveName, ...]
@@ -213,6 +218,7 @@ class Collectives:
     issue_ns: Ints
     start_ns: Ints
     end_ns: Ints
+    backend_end_ns: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -220,7 +226,13 @@ class Collectives:
     def take(self, rows: slice) -> Collectives:
         """Select rows; the names stay."""
         return Collectives(
-            self.names, self.name[rows], self.seq[rows], self.issue_ns[rows], self.start_ns[rows], self.end_ns[rows]
+            self.names,
+            self.name[rows],
+            self.seq[rows],
+            self.issue_ns[rows],
+            self.start_ns[rows],
+            self.end_ns[rows],
+            None if self.backend_end_ns is None else self.backend_end_ns[rows],
         )
 
     @property
@@ -249,7 +261,8 @@ class LaneSegment(NamedTuple):
 @dataclass(frozen=True)
 class StepIntervals:
     """What ran when inside one step of one rank, in ns from the step's start. `compute`, `stalls` and `aux` are None
-    where the source only says which lanes were active (`segments`). `ranges` are those that the caller named.
+    where the source only says which lanes were active (`segments`). `ranges` are those that the caller named. `waits`
+    is None where the source does not tell who waited for what; `ready` has the buckets that were held back.
     """
 
     length_ns: int
@@ -259,6 +272,8 @@ class StepIntervals:
     stalls: Sequence[Stall] | None = None
     aux: Sequence[AuxRange] | None = None
     ranges: Sequence[UserRange] = ()
+    waits: Sequence[Wait] | None = None
+    ready: Sequence[BucketReady] = ()
 
     def active(self) -> dict[str, list[Interval]]:
         """Lane -> merged spans in which it was active; lanes that never were are left out."""
@@ -372,7 +387,9 @@ class CoverageFacts:
 
 @dataclass(frozen=True)
 class RankTables:
-    """One rank. `problems` are sentences about what could not be read, each with `file:line`."""
+    """One rank. `problems` are sentences about what could not be read, each with `file:line`. `gradient_order`: the
+    parameters of a DDP model in the order in which their gradients become ready; empty where it is not known.
+    """
 
     source: Source
     steps: Steps
@@ -381,6 +398,7 @@ class RankTables:
     isolated: IsolatedSteps | None = None
     covered: CoverageFacts = field(default_factory=CoverageFacts)
     problems: tuple[str, ...] = ()
+    gradient_order: tuple[Gradient, ...] = ()
 
     def step_intervals(self, global_step: int) -> StepIntervals | None:
         """What ran when inside one step; None where the rank does not have it.

@@ -33,6 +33,8 @@ Platform: TypeAlias = Literal["cpu", "cuda", "rocm", "other"]
 Timer: TypeAlias = Literal["cuda_event", "device_event", "perf_counter"]
 Phase: TypeAlias = Literal["train", "compute_only", "comm_only"]
 """What a step is part of: the training, or one of the isolated baselines behind it (docs/measuring.md, R10)."""
+StallCause: TypeAlias = Literal["wait", "hand_over"]
+"""Why the training thread stood: it waited for a collective, or a backend's call that hands one over took long."""
 EndSource: TypeAlias = Literal["event", "future", "wait", "emulated"]
 """How a collective's end was learnt: a device event, the backend's completion callback, or the caller's own wait
 (an upper bound: gloo's reduce-scatter offers nothing else). `emulated`: the emulated fabric set it; on that fabric
@@ -69,7 +71,7 @@ class Collective(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One collective on one rank. `start_ns` is the later of its issue and the end of the one before it on its link;
     `start_ns - issue_ns` is the time it was queued. `seq` counts per (group, rank) from 0; sends and receives, in which
     not every rank takes part, are each counted by themselves. `bytes` is the full array (all-to-all: one rank's send
-    buffer).
+    buffer). `backend_end_ns`: when the backend itself was done, where the emulated fabric set the end.
     """
 
     kind: str
@@ -81,6 +83,7 @@ class Collective(msgspec.Struct, array_like=True, frozen=True, gc=False):
     start_ns: Integer | None
     end_ns: Integer | None
     end_source: EndSource | None
+    backend_end_ns: Integer | None = None
 
 
 class ComputeRange(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -93,10 +96,41 @@ class ComputeRange(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Stall(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A stretch in which the compute stream (on a CPU the training thread) stood blocked on a collective."""
+    """A stretch in which the compute stream (on a CPU the training thread) stood blocked on a collective. `cause` is
+    None in records that do not tell.
+    """
 
     start_ns: Integer
     end_ns: Integer
+    cause: StallCause | None = None
+
+
+class Wait(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One wait of what computes (the compute stream; on a CPU the training thread) for the collective `seq` of `group`,
+    in the step in which it ended; the collective may be of an earlier step. One that did not block is recorded too:
+    it went on as soon as it came. `kind` is "send" or "recv" where it is one of those, whose `seq` is counted apart.
+    """
+
+    group: str
+    seq: Integer
+    enter_ns: Integer
+    leave_ns: Integer
+    kind: str | None = None
+
+
+class BucketReady(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """When the gradients that a collective reduces were ready, where it was not issued then (DDP without overlap)."""
+
+    group: str
+    seq: Integer
+    ready_ns: Integer
+
+
+class Gradient(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The gradients of one parameter: the block it belongs to (empty: none of those watched), and their bytes."""
+
+    block: str
+    bytes: Integer
 
 
 class AuxRange(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -173,6 +207,9 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "device": DeviceSample.__struct_fields__,
     "ranges": UserRange.__struct_fields__,
     "counters": CounterValue.__struct_fields__,
+    "waits": Wait.__struct_fields__,
+    "ready": BucketReady.__struct_fields__,
+    "gradient_order": Gradient.__struct_fields__,
 }
 
 
@@ -223,7 +260,9 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     `phase` than `train` both count the steps of that phase, and nothing but the isolated baselines rests on them.
     `warmup` marks steps that the report leaves out of its aggregates (W21). `device` and the `rocm_smi_*` fields stand
     only in the first step written after a sample; those of rocm-smi only where its words were asked for, begun at
-    `rocm_smi_t_ns`. `ranges` and `counters` stand only where the caller recorded any.
+    `rocm_smi_t_ns`. `ranges` and `counters` stand only where the caller recorded any. `waits`: in order of time; absent
+    where waits are not known. `ready` stands where collectives were held back. `gradient_order`, once a run: every
+    parameter of a DDP model, in the order in which its gradients became ready in this step.
     """
 
     rank: Integer
@@ -254,6 +293,9 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     device: list[DeviceSample] | msgspec.UnsetType = msgspec.UNSET
     ranges: list[UserRange] | msgspec.UnsetType = msgspec.UNSET
     counters: list[CounterValue] | msgspec.UnsetType = msgspec.UNSET
+    waits: list[Wait] | msgspec.UnsetType = msgspec.UNSET
+    ready: list[BucketReady] | msgspec.UnsetType = msgspec.UNSET
+    gradient_order: list[Gradient] | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_t_ns: Integer | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_output: str | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_exit_code: Integer | msgspec.UnsetType = msgspec.UNSET

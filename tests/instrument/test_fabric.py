@@ -11,7 +11,8 @@ import torch.distributed as dist
 from aorta.config.schema import Algorithm, EmulatedFabric
 from aorta.distributed.peers import Peers
 from aorta.instrument.emulation.arrivals import SLOTS, Arrivals, meeting_place
-from aorta.instrument.emulation.network import EmulatedNetwork, cost_ns
+from aorta.instrument.emulation.cost_model import cost_ns
+from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.timeline.classes import KINDS
 
 US = 1_000

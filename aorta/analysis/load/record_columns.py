@@ -19,7 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.load.record_details import WORDS, RecordDetails, mono_ns, words_are_samples
-from aorta.analysis.load.record_lines import CollectiveRow, Decoded, LeanStep, check_samples, check_user_marks, decode
+from aorta.analysis.load.record_lines import (
+    CollectiveRow,
+    Decoded,
+    LeanStep,
+    check_samples,
+    check_user_marks,
+    check_waits,
+    decode,
+    gradients_of,
+)
 from aorta.analysis.tables import (
     COMPLETED,
     KIND_METRICS,
@@ -45,6 +54,7 @@ from aorta.records.schema import (
     Coverage,
     DeviceTelemetry,
     Footer,
+    Gradient,
     Header,
 )
 
@@ -62,7 +72,7 @@ _SCALARS: Final = (
     "t_end_ns",
 )
 _INTEGERS: Final = (*_SCALARS, "line_offset", "reason", "coverage", "rows_end")
-_ROW: Final = ("name", "seq", "issue_ns", "start_ns", "end_ns")
+_ROW: Final = ("name", "seq", "issue_ns", "start_ns", "end_ns", "backend_end_ns")
 _ISOLATED: Final = ("phase", "warmup", "wall_ns", "reason", "coverage")
 BLOCK_STEPS: Final = 256
 """Steps held as Python objects before they become columns."""
@@ -133,6 +143,7 @@ class _Columns:
     isolated_compute_ms: array[float] = field(default_factory=lambda: array("d"))
     sample_lines: array[int] = field(default_factory=lambda: array("q"))
     mark_lines: array[int] = field(default_factory=lambda: array("q"))
+    gradient_order: tuple[Gradient, ...] = ()
     row_total: int = 0
     blocks: list[tuple[Ints, Floats, Ints, list[tuple[tuple[str, ...], list[int], Floats]]]] = field(
         default_factory=list
@@ -152,6 +163,9 @@ class _Columns:
         reason, coverage = self.reasons[bytes(line.reasons)], self.coverages[bytes(line.coverage)]
         if line.ranges or line.counters:
             check_user_marks(bytes(line.ranges), bytes(line.counters))
+        if line.waits or line.ready:
+            check_waits(bytes(line.waits), bytes(line.ready))
+        gradient_order = gradients_of(bytes(line.gradient_order)) if line.gradient_order else ()
         if line.device:
             check_samples(bytes(line.device))
             self.sample_lines.append(offset)
@@ -166,6 +180,7 @@ class _Columns:
             return
         if line.ranges or line.counters:
             self.mark_lines.append(offset)
+        self.gradient_order = self.gradient_order or gradient_order
         names = tuple(line.overlap)
         places, values = self.metrics_by_names.get(names) or self._new_names(number, names)
         places.append(len(self.scalars))
@@ -199,9 +214,9 @@ class _Columns:
     def _rows(self) -> Ints:
         table = np.empty((len(_ROW), len(self.rows)), np.int64)
         if self.rows:
-            kind, group, seq, size, dtype, *times, source = zip(*self.rows, strict=True)
+            kind, group, seq, size, dtype, issue, start, end, source, backend_end = zip(*self.rows, strict=True)
             table[0] = list(map(self.names.__getitem__, zip(kind, group, size, dtype, source, strict=True)))
-            for place, column in enumerate((seq, *times), start=1):
+            for place, column in enumerate((seq, issue, start, end, backend_end), start=1):
                 try:
                     table[place] = column
                 except TypeError:  # a null among them
@@ -260,6 +275,7 @@ class _Columns:
                 self.mark_lines,
             ),
             isolated=self._isolated(),
+            gradient_order=self.gradient_order,
             covered=_coverage_facts(steps, collectives),
             problems=tuple(said),
         )

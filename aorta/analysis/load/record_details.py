@@ -22,12 +22,14 @@ from aorta.records.schema import (
     ActiveSegment,
     Anchor,
     AuxRange,
+    BucketReady,
     ComputeRange,
     CounterValue,
     DeviceSample,
     Header,
     Stall,
     UserRange,
+    Wait,
 )
 from aorta.records.untrusted_files import open_regular
 
@@ -41,6 +43,8 @@ class _Line(msgspec.Struct, tag_field="record", tag="step", gc=False):
     stalls: list[Stall]
     aux: list[AuxRange]
     ranges: list[UserRange] = []
+    waits: list[Wait] | None = None
+    ready: list[BucketReady] = []
 
 
 class _Marks(msgspec.Struct, gc=False):
@@ -164,7 +168,17 @@ class RecordDetails:
             raise ValueError("another line stands there now")
         segments = [LaneSegment(part.start_ns, part.end_ns, part.lanes) for part in line.active_segments]
         length_ns = int(self.length_ns[place])
-        return StepIntervals(length_ns, self.lanes, segments, line.compute, line.stalls, line.aux, line.ranges)
+        return StepIntervals(
+            length_ns,
+            self.lanes,
+            segments,
+            line.compute,
+            line.stalls,
+            line.aux,
+            line.ranges,
+            line.waits,
+            line.ready,
+        )
 
     @contextmanager
     def _open(self, what: str) -> Iterator[BinaryIO]:

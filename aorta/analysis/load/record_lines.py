@@ -15,15 +15,18 @@ import msgspec
 from aorta.records.reader import decode_line
 from aorta.records.schema import (
     Anchor,
+    BucketReady,
     CounterValue,
     DeviceSample,
     EndSource,
     Footer,
+    Gradient,
     Integer,
     Line,
     Phase,
     Step,
     UserRange,
+    Wait,
 )
 
 Value = TypeVar("Value")
@@ -33,9 +36,10 @@ Loss: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 """Any diverged 32-bit value fits; a sum of a hundred million of them is finite."""
 
 CollectiveRow: TypeAlias = tuple[
-    str, str, Integer, Integer, str | None, Integer, Integer | None, Integer | None, EndSource | None
+    str, str, Integer, Integer, str | None, Integer, Integer | None, Integer | None, EndSource | None, Integer | None
 ]
-"""`records.schema.Collective`, in its order. A tuple is half the time of a struct to build and to turn over."""
+"""`records.schema.Collective`, in its order. A tuple is half the time of a struct to build and to turn over. Rows of
+older records are shorter: `decode` reads those steps as whole ones."""
 
 
 class LeanStep(msgspec.Struct, tag_field="record", tag="step", gc=False):
@@ -71,6 +75,10 @@ class LeanStep(msgspec.Struct, tag_field="record", tag="step", gc=False):
     ranges: msgspec.Raw = msgspec.Raw(b"")
     counters: msgspec.Raw = msgspec.Raw(b"")
     """Empty, as `ranges`: the caller named none."""
+    waits: msgspec.Raw = msgspec.Raw(b"")
+    ready: msgspec.Raw = msgspec.Raw(b"")
+    gradient_order: msgspec.Raw = msgspec.Raw(b"")
+    """Empty, as the two above: this step does not have it."""
     rocm_smi_t_ns: Integer | None = None
     """None: this line has no words of rocm-smi."""
     rocm_smi_output: str = ""
@@ -82,6 +90,9 @@ class LeanStep(msgspec.Struct, tag_field="record", tag="step", gc=False):
 _SAMPLES: Final = msgspec.json.Decoder(list[DeviceSample])
 _RANGES: Final = msgspec.json.Decoder(list[UserRange])
 _COUNTERS: Final = msgspec.json.Decoder(list[CounterValue])
+_WAITS: Final = msgspec.json.Decoder(list[Wait])
+_READY: Final = msgspec.json.Decoder(list[BucketReady])
+_GRADIENTS: Final = msgspec.json.Decoder(list[Gradient])
 _DECODER: Final[msgspec.json.Decoder[LeanStep | Anchor | Footer]] = msgspec.json.Decoder(LeanStep | Anchor | Footer)
 """A union, so that a line without `record` is refused: with a single type, msgspec accepts a missing tag."""
 
@@ -135,6 +146,31 @@ def check_user_marks(ranges: bytes, counters: bytes) -> None:
     numbers = [number for row in spans for number in (row.thread, row.depth, row.start_ns, row.end_ns)]
     if any(not -(2**61) < number < 2**61 for number in (*numbers, *(row.t_ns for row in values))):
         raise ValueError("a number in its ranges or counters exceeds what a column holds")
+
+
+def check_waits(waits: bytes, ready: bytes) -> None:
+    """Check those fields of a step; the decoded values are discarded.
+
+    Raises:
+        ValueError: they violate the schema.
+    """
+    try:
+        _WAITS.decode(waits or b"[]")
+        _READY.decode(ready or b"[]")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"not a line of this schema ({error})") from error
+
+
+def gradients_of(text: bytes) -> tuple[Gradient, ...]:
+    """The `gradient_order` field of a step.
+
+    Raises:
+        ValueError: it violates the schema.
+    """
+    try:
+        return tuple(_GRADIENTS.decode(text))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"not a line of this schema ({error})") from error
 
 
 class Decoded(dict[bytes, int], Generic[Value]):

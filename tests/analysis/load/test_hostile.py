@@ -22,10 +22,11 @@ from aorta.analysis.load.record_columns import METRIC_LIMIT
 from aorta.analysis.load.record_lines import LeanStep
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.report_command import overlap_report
+from aorta.analysis.tables import NO_TIME
 from aorta.analysis.user_marks import counters_frame, ranges_frame
 from aorta.errors import InputError
 from aorta.records.reader import LINE_LIMIT, PROBLEM_LIMIT, read_rank
-from aorta.records.schema import Step
+from aorta.records.schema import BucketReady, Gradient, Step, Wait
 from tests.analysis.builders import collective, footer, header, line_of, metrics, step, write_rank
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpus" / "jsonl"
@@ -102,7 +103,8 @@ def test_the_lean_step_is_the_step_of_the_schema() -> None:
     required = [field.name for field in whole if field.required]
     assert [field.name for field in lean if field.required] == required
     words = {field.name for field in whole if field.name.startswith("rocm_smi_")}
-    optional = {"phase", "reasons", "device", "ranges", "counters", *words}
+    known = {"waits", "ready", "gradient_order"}
+    optional = {"phase", "reasons", "device", "ranges", "counters", *known, *words}
     assert {field.name for field in lean} - set(required) == optional
     assert LeanStep.__struct_config__.tag == Step.__struct_config__.tag
 
@@ -129,6 +131,45 @@ def test_broken_ranges_and_counters_cost_their_line_and_no_other(tmp_path: Path,
     assert counters_frame(run).empty
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"waits": [["w", 0, 5]]},
+        {"waits": {"w": 0}},
+        {"waits": [["w", 0, 5, 2**63]]},
+        {"waits": [["w", 2**63, 5, 6]]},
+        {"waits": [[0, 0, 5, 6]]},
+        {"waits": None},
+        {"ready": [["w", 0]]},
+        {"ready": [["w", 0, "soon"]]},
+        {"gradient_order": [["block"]]},
+        {"gradient_order": [["block", "large"]]},
+        {"collectives": [["allreduce", "w", 0, 1, None, 0, 0, 1, "emulated", "late"]]},
+        {"collectives": [["allreduce", "w", 0, 1, None, 0, 0, 1, "emulated", 2**63]]},
+    ],
+)
+def test_broken_waits_cost_their_line_and_no_other(tmp_path: Path, fields: dict[str, object]) -> None:
+    with_line(tmp_path, changed(**fields))
+    entry = summary_of(tmp_path)
+    assert entry["count"] == 2
+    assert any(problem.startswith("rank_0_metrics.jsonl:3: ") for problem in entry["health"]["problems"])
+
+
+def test_waits_are_read_where_a_record_has_them(tmp_path: Path) -> None:
+    """Beside steps of an older record, which tell nothing of waits and whose rows are shorter."""
+    rows = [["allreduce", "w", 7, 1, None, 0, 0, 90, "emulated", 60]]
+    fields = {"waits": [["w", 7, 5, 90]], "ready": [["w", 7, 4]], "gradient_order": [["block", 8], ["", 4]]}
+    with_line(tmp_path, changed(collectives=rows, **fields))
+    tables = load_run(tmp_path).ranks[0]
+    before, inside, after = tables.details.steps()
+    assert inside.waits == [Wait("w", 7, 5, 90)]
+    assert inside.ready == [BucketReady("w", 7, 4)]
+    assert (before.waits, after.waits) == (None, None)
+    assert tables.gradient_order == (Gradient("block", 8), Gradient("", 4))
+    assert tables.collectives.backend_end_ns is not None
+    assert [end for end in tables.collectives.backend_end_ns.tolist() if end != NO_TIME] == [60]
+
+
 def test_ranges_and_counters_that_a_later_version_extends_are_read(tmp_path: Path) -> None:
     with_line(tmp_path, changed(ranges=[["r", 0, 0, -5, 7, None, "more"]], counters=[["c", 1, 2.5, {}]]))
     run = load_run(tmp_path)
@@ -137,7 +178,7 @@ def test_ranges_and_counters_that_a_later_version_extends_are_read(tmp_path: Pat
 
 
 def test_columns_that_a_later_version_adds_do_no_harm(tmp_path: Path) -> None:
-    row = ["allreduce", "world", 0, 8, None, 0, 0, 5, "event", "added later"]
+    row = ["allreduce", "world", 0, 8, None, 0, 0, 5, "event", None, "added later"]
     with_line(tmp_path, changed(collectives=[row], added_later={"a": 1}))
     entry = summary_of(tmp_path)
     assert entry["count"] == 3

@@ -1,0 +1,14 @@
+"""What if something had been different: predictions from one record, its critical path, and what each part costs.
+
+    program = read_program("artifacts/cuda")
+    predict(program, parse_changes(["network.bandwidth=x2", "rank.3.late_ms=-5"])).job_step_ms
+
+docs/what-if.md has the model, its assumptions and its measured errors. Must not launch anything.
+"""
+
+from aorta.analysis.whatif.changes import parse_changes
+from aorta.analysis.whatif.prediction import Prediction, Value, predict
+from aorta.analysis.whatif.program import Program
+from aorta.analysis.whatif.read_program import program_of, read_program
+
+__all__ = ["Prediction", "Program", "Value", "parse_changes", "predict", "program_of", "read_program"]

@@ -1,0 +1,240 @@
+"""Makes the changes of a what-if in a program. Each gives a new program; the one it was given stays as it is.
+
+Must not replay, or predict anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import singledispatchmethod
+from typing import Any
+
+import numpy as np
+
+from aorta.analysis.tables import Floats, Ints
+from aorta.analysis.whatif.changes import Change, Compute, Late, Network, Ranks, Selection, Speed
+from aorta.analysis.whatif.network import charge_ns
+from aorta.analysis.whatif.own_time import stretched
+from aorta.analysis.whatif.program import Issued, Program, StepProgram, What, compact
+from aorta.config.schema import EmulatedFabric
+from aorta.errors import InputError
+
+_NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A program with changes made, and sentences about what was assumed for them."""
+
+    program: Program
+    flags: tuple[str, ...] = ()
+
+
+def apply(program: Program, changes: Sequence[Change]) -> Changed:
+    """Make changes, one after the other.
+
+    Raises:
+        InputError: one cannot be made in this program; the message says why.
+    """
+    applying = _Applying(program)
+    for change in changes:
+        applying.make(change)
+    return Changed(applying.program, tuple(dict.fromkeys(applying.flags)))
+
+
+def selects(which: Selection, issued: Issued, place: int) -> bool:
+    """Whether a collective is one of those selected."""
+    return (
+        which.kind in (None, issued.kind)
+        and which.group in (None, issued.group)
+        and which.position in (None, place)
+        and (which.least_bytes is None or issued.bytes >= which.least_bytes)
+        and (which.most_bytes is None or issued.bytes <= which.most_bytes)
+    )
+
+
+@dataclass
+class _Applying:
+    program: Program
+    flags: list[str] = field(default_factory=list)
+
+    @singledispatchmethod
+    def make(self, change: Change) -> None:
+        """Make one change in `program`."""
+        raise TypeError(type(change))
+
+    @make.register
+    def _speed(self, change: Speed) -> None:
+        def factors(issued: Issued, place: int) -> float:
+            return change.factor if selects(change.which, issued, place) else 1.0
+
+        found = self._of_places(factors)
+        if not any((each != 1).any() for each in found.values()) and change.factor != 1:
+            raise InputError(f"--set {change.text}: this run has no such collective. {_there_are(self.program)}")
+        steps = []
+        for step in self.program.steps:
+            factor = found[step.layouts]
+            cost = _divided(step.cost_ns, factor)
+            backend = None if step.backend_ns is None else compact(_divided(step.backend_ns, factor))
+            network = None if step.network_ns is None else compact(_divided(step.network_ns, factor))
+            steps.append(replace(step, cost_ns=compact(cost), backend_ns=backend, network_ns=network))
+        self.program = replace(self.program, steps=steps)
+
+    @make.register
+    def _network(self, change: Network) -> None:
+        settings = self.program.facts.network
+        if settings is None:
+            self._real_network(change)
+            return
+        if change.algorithm is not None:
+            self._charge(replace(settings, algorithm=change.algorithm))
+            return
+        unit = "bandwidth_gb_per_s" if change.field == "bandwidth" else "latency_us"
+        names = [f"{where}_{unit}" for where in ("intra", "inter")]
+        if change.absolute is not None:
+            values: dict[str, Any] = dict.fromkeys(names, change.absolute)
+        else:
+            assert change.factor is not None  # one of the two is set
+            values = {name: getattr(settings, name) * change.factor for name in names}
+        self._charge(replace(settings, **values))
+
+    @make.register
+    def _ranks(self, change: Ranks) -> None:
+        settings = self.program.facts.network
+        if settings is None:
+            raise InputError(
+                f"--set {change.text}: the network of this run was real, and what it would charge at another size is "
+                "not known; record on an emulated one (fabric=emulated)"
+            )
+        if not any(
+            len(issued.ranks) == self.program.world_size for layout in self.program.layouts for issued in layout.issued
+        ):
+            raise InputError(f"--set {change.text}: no group of this run has all {self.program.world_size} ranks")
+        self._charge(replace(settings, emulated_world_size=change.size))
+        self.flags.append(
+            f"at {change.size} ranks groups of all ranks cost what the network's law says, compute is as recorded on "
+            f"{self.program.world_size}: no more stragglers than there were, batches and shards as they were"
+        )
+
+    @make.register
+    def _late(self, change: Late) -> None:
+        if change.rank not in self.program.ranks:
+            known = self.program.ranks
+            raise InputError(f"--set {change.text}: the ranks of this run are {known[0]} to {known[-1]}")
+        column = self.program.ranks.index(change.rank)
+        late_ns = round(change.late_ms * _NS_PER_MS)
+        short = 0
+        steps = []
+        for step in self.program.steps:
+            operations = self.program.layouts[step.layouts[column]].operations
+            issues = [index for index, operation in enumerate(operations) if operation.what is What.ISSUE]
+            host = step.host_ns.astype(np.int64)
+            short += int((host[issues, column] + late_ns < 0).sum())
+            host[issues, column] = np.maximum(host[issues, column] + late_ns, 0)
+            steps.append(replace(step, host_ns=compact(host)))
+        if short:
+            self.flags.append(
+                f"rank {change.rank} had less than {-change.late_ms:g} ms of own time before {short} of its "
+                "collectives; there all of it is taken away"
+            )
+        self.program = replace(self.program, steps=steps)
+
+    @make.register
+    def _compute(self, change: Compute) -> None:
+        computes = np.array([name.lane == "compute" for name in self.program.names], bool)
+        if not computes.any():
+            raise InputError(f"--set {change.text}: the record names no block that computes")
+        steps = [stretched(step, computes[step.spans.name], 1 / change.factor) for step in self.program.steps]
+        self.program = replace(self.program, steps=steps)
+
+    def _real_network(self, change: Network) -> None:
+        """A network whose law is not known."""
+        if change.field != "bandwidth":
+            raise InputError(
+                f"--set {change.text}: the network of this run was real: how much of its times is {change.field} is "
+                "not known. Allowed: network.bandwidth=x2, comm=x2; or record on an emulated one (fabric=emulated)"
+            )
+        if change.factor is not None:
+            self.flags.append("the network was real: all of a collective's recorded time is taken for bandwidth")
+            self._speed(replace(_ALL, text=change.text, factor=change.factor))
+            return
+        assert change.absolute is not None  # bandwidth is one of the two
+        plain = EmulatedFabric(
+            intra_latency_us=0,
+            inter_latency_us=0,
+            intra_bandwidth_gb_per_s=change.absolute,
+            inter_bandwidth_gb_per_s=change.absolute,
+        )
+        self.flags.append(
+            "the network was real, and its law is not known: every collective is given the time of a ring of "
+            f"{change.absolute:g} GB/s without latency"
+        )
+        charged = self._of_places(lambda issued, _place: charge_ns(issued, self.program.world_size, plain))
+        steps = [
+            replace(step, cost_ns=compact(np.rint(charged[step.layouts]).astype(np.int64)))
+            for step in self.program.steps
+        ]
+        self.program = replace(self.program, steps=steps)
+
+    def _charge(self, settings: EmulatedFabric) -> None:
+        """Every collective as another emulated network charges it."""
+        facts = self.program.facts
+        world = self.program.world_size
+        charged = self._of_places(lambda issued, _place: charge_ns(issued, world, settings))
+        steps = [
+            _charged(step, np.rint(charged[step.layouts]).astype(np.int64), facts.law) for step in self.program.steps
+        ]
+        self.program = replace(self.program, steps=steps, facts=replace(facts, network=settings))
+
+    def _of_places(self, value: Callable[[Issued, int], float]) -> dict[tuple[int, ...], Floats]:
+        """A value of every collective: layouts of a step -> shape (places, ranks), or (places, 1) where ranks agree."""
+        program = self.program
+        of_layout = [
+            np.array([value(issued, place) for place, issued in enumerate(layout.issued)], np.float64)
+            for layout in program.layouts
+        ]
+        found: dict[tuple[int, ...], Floats] = {}
+        for step in program.steps:
+            if step.layouts not in found:
+                table = np.ones((len(step.cost_ns), len(step.layouts)))
+                for column, layout in enumerate(step.layouts):
+                    table[: len(of_layout[layout]), column] = of_layout[layout]
+                found[step.layouts] = table[:, :1] if (table == table[:, :1]).all() else table
+        return found
+
+
+_ALL = Speed("", Selection(), 1.0)
+
+
+def _divided(values: Ints | np.ndarray[tuple[int, ...], np.dtype[np.int32]], factor: Floats) -> Ints:
+    return np.asarray(np.rint(values / factor), np.int64)
+
+
+def _charged(step: StepProgram, charged: Ints, law: bool) -> StepProgram:
+    """A step in which the network charges something else. What was recorded beyond the charge stays: on the law's
+    network a factor (jitter), elsewhere an addend (the backend's own time).
+    """
+    before, cost = step.network_ns, step.cost_ns.astype(np.int64)
+    assert before is not None  # an emulated network charges
+    if law:
+        ratio = np.divide(
+            charged, before, out=np.zeros(np.broadcast_shapes(charged.shape, before.shape)), where=before > 0
+        )
+        new = np.where(before > 0, np.rint(cost * ratio).astype(np.int64), charged)
+    else:
+        new = np.maximum(cost + charged - before, 0)
+    return replace(step, cost_ns=compact(new), network_ns=compact(charged))
+
+
+def _there_are(program: Program) -> str:
+    issued = {each for layout in program.layouts for each in layout.issued}
+    kinds = ", ".join(sorted({each.kind for each in issued}))
+    groups = ", ".join(sorted({each.group for each in issued}))
+    sizes = sorted({each.bytes for each in issued})
+    most = max((len(layout.issued) for layout in program.layouts), default=0)
+    return (
+        f"It has kinds {kinds}; groups {groups}; {sizes[0]} to {sizes[-1]} bytes; positions 0 to {most - 1}"
+        if issued
+        else "It has none"
+    )

@@ -1,0 +1,242 @@
+"""What a run would have measured with something changed, how sure that is, and what is not known.
+
+    predict(program, parse_changes(["network.bandwidth=x2"])).job_step_ms
+
+A value is the median over the replayed steps. Its interval has two parts: how the median varies when the record's own
+steps are drawn again (bootstrap), and the error of the model: what the replay of the unchanged program misses (the
+identity check), plus a share of the predicted change (`STATED_ERROR`, docs/what-if.md). What another launch would have
+measured is in neither. Must not recommend anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from aorta.analysis.compare.bootstrap import step_medians
+from aorta.analysis.tables import Floats, Ints
+from aorta.analysis.whatif.apply import apply
+from aorta.analysis.whatif.changes import Change, Compute, Late, Network, Ranks, Speed
+from aorta.analysis.whatif.program import Program
+from aorta.analysis.whatif.replay import Times, replay
+from aorta.analysis.whatif.windows import Measured, Sample, measure, sample
+from aorta.errors import InputError
+
+STATED_ERROR: Final[dict[type[Change], float]] = {Compute: 0.10, Late: 0.10, Ranks: 0.10, Network: 0.10, Speed: 0.10}
+"""Kind of change -> the part of the predicted change by which it may be wrong (docs/what-if.md, measured errors)."""
+IDENTITY_BOUND: Final = 0.05
+"""The replay of the unchanged program may miss this part of the recorded job step time, no more."""
+BACKEND_BOUND: Final = 0.10
+"""From here on the part of collectives that the backend decided is said: a faster network's gain is then doubtful."""
+LEVEL: Final = 0.95
+_SEED: Final = 20_240_229
+
+
+@dataclass(frozen=True)
+class Value:
+    """A predicted median with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the replay of the unchanged program gives, beside what was recorded. None: the record has no value."""
+
+    recorded_ms: float
+    replayed_ms: float
+    recorded_ratio: float | None
+    replayed_ratio: float | None
+    recorded_exposed_ms: float | None
+    replayed_exposed_ms: float | None
+
+    @property
+    def residual(self) -> float:
+        """Part of the recorded job step time that the replay misses."""
+        return abs(self.replayed_ms - self.recorded_ms) / self.recorded_ms
+
+    def sentence(self) -> str:
+        """The check in words."""
+        return (
+            f"the replay of the unchanged run takes {self.replayed_ms:.3f} ms a step, recorded are "
+            f"{self.recorded_ms:.3f} ms: {self.residual:.2%} apart"
+        )
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A run with something changed.
+
+    Attributes:
+        changes: as they were written, in the order in which they were made.
+        job_step_ms: median over steps; `overlap_ratio` and `exposed_comm_ms` over rank-steps; None: no communication.
+        base: the same three of the unchanged run, as replayed.
+        flags: sentences about what is not known.
+        steps: how many were replayed; `rank_steps`: how many of them the overlap was measured in.
+    """
+
+    changes: tuple[str, ...]
+    job_step_ms: Value
+    overlap_ratio: Value | None
+    exposed_comm_ms: Value | None
+    base: dict[str, float | None]
+    identity: Identity
+    flags: tuple[str, ...]
+    steps: int
+    rank_steps: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON values, in a stable order."""
+        return {
+            **asdict(self),
+            "changes": list(self.changes),
+            "identity": {**asdict(self.identity), "residual": self.identity.residual},
+            "flags": list(self.flags),
+        }
+
+
+@dataclass(frozen=True)
+class Base:
+    """The unchanged run, replayed and checked; several predictions share it."""
+
+    program: Program
+    chosen: Sample
+    times: Times
+    measured: Measured
+    identity: Identity
+
+
+def base_of(program: Program, rank_steps: int | None = None) -> Base:
+    """Replay the unchanged program, and hold it against the record.
+
+    Raises:
+        InputError: it misses the recorded step times by more than `IDENTITY_BOUND`.
+    """
+    chosen = sample(program) if rank_steps is None else sample(program, rank_steps)
+    times = replay(program, chosen.kept())
+    measured = measure(program, times, chosen)
+    recorded = np.array([step.recorded_ns.max() for step in program.steps]) / 1e6
+    ratios = np.concatenate([program.steps[index].recorded_ratio for index in chosen.steps])
+    exposed = np.concatenate([program.steps[index].recorded_exposed_ms for index in chosen.steps])
+    identity = Identity(
+        float(np.median(recorded)),
+        float(np.median(times.job_step_ms())),
+        _median(ratios),
+        _median(measured.overlap_ratio),
+        _median(exposed),
+        _median(measured.exposed_comm_ms),
+    )
+    if identity.residual > IDENTITY_BOUND:
+        raise InputError(
+            f"no prediction: {identity.sentence()}, and more than {IDENTITY_BOUND:.0%} is not accepted. The record "
+            "does not hold what made these steps as long as they were"
+        )
+    return Base(program, chosen, times, measured, identity)
+
+
+def predict(program: Program, changes: Sequence[Change]) -> Prediction:
+    """Predict what the run would have measured with changes made.
+
+    Raises:
+        InputError: a change cannot be made in this run, or its replay does not reproduce the record.
+    """
+    return predict_from(base_of(program), changes)
+
+
+def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
+    """As `predict`, for an unchanged run that was replayed already."""
+    changed = apply(base.program, changes)
+    times = replay(changed.program, base.chosen.kept())
+    measured = measure(changed.program, times, base.chosen)
+    share = max((STATED_ERROR[type(change)] for change in changes), default=0.0)
+    identity, every = base.identity, np.arange(len(base.program.steps))
+    return Prediction(
+        changes=tuple(change.text for change in changes),
+        job_step_ms=_value(times.job_step_ms(), every, identity.replayed_ms, identity.recorded_ms, share),
+        overlap_ratio=_known(
+            measured.overlap_ratio, measured.step, identity.replayed_ratio, identity.recorded_ratio, share, (0.0, 1.0)
+        ),
+        exposed_comm_ms=_known(
+            measured.exposed_comm_ms, measured.step, identity.replayed_exposed_ms, identity.recorded_exposed_ms, share
+        ),
+        base={
+            "job_step_ms": identity.replayed_ms,
+            "overlap_ratio": identity.replayed_ratio,
+            "exposed_comm_ms": identity.replayed_exposed_ms,
+        },
+        identity=identity,
+        flags=(*flags_of(base.program), *changed.flags),
+        steps=len(base.program.steps),
+        rank_steps=len(measured.step),
+    )
+
+
+def flags_of(program: Program) -> tuple[str, ...]:
+    """What is not known, or doubtful, whatever is changed."""
+    facts = program.facts
+    found = list(facts.flags)
+    if facts.network is None:
+        found.append("the network was real: what it costs is known only as recorded, the backend's own time included")
+    elif not facts.law:
+        found.append("the emulated network's time came on top of the backend's own, which is taken to stay as it was")
+    part = facts.backend_was_limit / facts.collectives if facts.collectives else 0.0
+    if part > BACKEND_BOUND:
+        found.append(
+            f"the backend, not the network, decided {part:.0%} of the collectives; its own time is taken to stay as it "
+            "was, so what a faster network gains is a rough guess"
+        )
+    if facts.arrival_unknown:
+        found.append(
+            f"{facts.arrival_unknown} of {facts.collectives} collectives were queued behind another, so that the "
+            "device's arrival at them is known within bounds only; the earliest is taken, which suits a faster network"
+        )
+    return tuple(found)
+
+
+def _known(
+    values: Floats,
+    steps: Ints,
+    replayed: float | None,
+    recorded: float | None,
+    share: float,
+    bounds: tuple[float, float] = (0.0, float("inf")),
+) -> Value | None:
+    known = ~np.isnan(values)
+    if not known.any():
+        return None
+    base = 0.0 if replayed is None else replayed
+    return _value(values[known], steps[known], base, base if recorded is None else recorded, share, bounds)
+
+
+def _value(
+    values: Floats,
+    steps: Ints,
+    replayed: float,
+    recorded: float,
+    share: float,
+    bounds: tuple[float, float] = (0.0, float("inf")),
+) -> Value:
+    """The median of `values` and its interval.
+
+    Args:
+        steps: of each value.
+        replayed, recorded: of the unchanged run.
+        share: part of the change that the model may be wrong by.
+        bounds: what the metric can be.
+    """
+    value = float(np.median(values))
+    low, high = np.percentile(
+        step_medians(values, steps, np.random.default_rng(_SEED)), [50 * (1 - LEVEL), 50 * (1 + LEVEL)]
+    )
+    error = abs(replayed - recorded) + share * abs(value - replayed)
+    return Value(value, max(min(float(low), value) - error, bounds[0]), min(max(float(high), value) + error, bounds[1]))
+
+
+def _median(values: Floats) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else None

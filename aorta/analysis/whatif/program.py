@@ -1,0 +1,190 @@
+"""The program of a run: what each rank did in its own time, with all waiting for other ranks left out.
+
+A rank is a list of operations with its own time between them (`Operation`): a step begins, collectives are issued and
+waited for, the step ends. What it computed between two operations is a span of that time (`Spans`), placed by the
+operation before it. A collective is known by its costs (`StepProgram`). Another network, a straggler or other
+buckets are a change of these numbers; `replay` says when everything would have happened.
+
+All times are integer nanoseconds. Arrays of a step have one column per rank. Must not read a file, or decide when
+anything happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from aorta.analysis.tables import Floats, Ints, Members
+from aorta.config.schema import EmulatedFabric
+
+Column: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32]
+"""Nanoseconds; 32 bits wide where all of them fit, since a large run has a hundred million."""
+
+
+class What(IntEnum):
+    """What an operation does."""
+
+    BEGIN = 0
+    ISSUE = 1
+    WAIT = 2
+    END = 3
+
+
+class Operation(NamedTuple):
+    """One operation of a rank. `place` is the collective's, counted over what this rank issues in a step; it was issued
+    `back` steps before this one.
+    """
+
+    what: What
+    place: int = -1
+    back: int = 0
+
+
+class Issued(NamedTuple):
+    """One collective as a rank issues it. `link` is what carries it: collectives of one link of a rank run one after
+    another; None: it waits for no other.
+    """
+
+    kind: str
+    group: str
+    bytes: int
+    ranks: Members
+    link: int | None
+
+
+class RankLayout(NamedTuple):
+    """What a rank does in a step, without times; most steps of a run share one."""
+
+    operations: tuple[Operation, ...]
+    issued: tuple[Issued, ...]
+
+
+class SpanName(NamedTuple):
+    """What a span of a rank's time is: `lane` is "compute", "aux" or "hand_over", `name` the block or the work."""
+
+    lane: str
+    name: str
+    phase: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.phase}".strip()
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Spans of one step on all ranks, sorted by rank; every column has one element per span.
+
+    Attributes:
+        name: index into `Program.names`.
+        begin_after, end_after: index of the last operation of its rank before it begins, and before it ends.
+        begin_ns, end_ns: after the end of that operation.
+    """
+
+    rank: Column
+    name: Column
+    begin_after: Column
+    begin_ns: Column
+    end_after: Column
+    end_ns: Column
+
+    def of_rank(self, rank: int) -> slice:
+        """The spans of one rank."""
+        first, last = np.searchsorted(self.rank, [rank, rank + 1])
+        return slice(int(first), int(last))
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """One step of all ranks.
+
+    Attributes:
+        global_step: its number in the run.
+        layouts: for each rank, its index in `Program.layouts`.
+        host_ns: own time of each rank before each operation, shape (operations, ranks); before BEGIN it is the time
+            since the step before.
+        wake_ns: from the end of a wait's collective, or the arrival if that is later, until the rank went on; shape
+            (operations, ranks), 0 but at waits.
+        cost_ns: time of each collective on its link, once all ranks have arrived and the link is free; shape
+            (collectives, ranks), or (collectives, 1) where it is the same on all ranks.
+        network_ns: the part of `cost_ns` that the network's law explains, shape (collectives, 1); None: unknown.
+        backend_ns: time from the last arrival until the backend itself was done, which the end is never before; None
+            where it was never the limit.
+        recorded_ns: the recorded duration of the step on each rank; `recorded_ratio` and `recorded_exposed_ms`: its
+            overlap ratio and exposed communication, NaN where they are null.
+    """
+
+    global_step: int
+    layouts: tuple[int, ...]
+    host_ns: Column
+    wake_ns: Column
+    cost_ns: Column
+    network_ns: Column | None
+    backend_ns: Column | None
+    spans: Spans
+    recorded_ns: Ints
+    recorded_ratio: Floats
+    recorded_exposed_ms: Floats
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a prediction rests on, and what is in its way.
+
+    Attributes:
+        network: the emulated network of the run; None: a real one, of which only the recorded costs are known.
+        law: recorded ends follow that network's law exactly; otherwise its charge is a part of what was recorded.
+        collectives: of all steps and ranks.
+        backend_was_limit: of them, how many ended when the backend was done and not when the network was.
+        arrival_unknown: of them, how many were queued, so that their arrival on a device is known within bounds only.
+        gradient_order: (block, bytes) of every parameter of a DDP model as its gradient became ready; empty: unknown.
+        flags: sentences about the record.
+    """
+
+    parallel: str | None
+    device: str | None
+    network: EmulatedFabric | None
+    law: bool
+    collectives: int
+    backend_was_limit: int
+    arrival_unknown: int = 0
+    gradient_order: tuple[tuple[str, int], ...] = ()
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Program:
+    """One run, ready to be replayed.
+
+    Attributes:
+        ranks: global ranks, ascending; columns of all arrays follow them.
+        world_size: of the run.
+        layouts: distinct layouts of a rank's step.
+        names: what spans can be.
+        steps: in order.
+        start_ns: when each rank began its first step, on the common clock.
+        busy_ns: for each link of each rank, until when it was busy with what came before the first step; shape
+            (links, ranks).
+        shared_links: whether collectives of several groups take turns on a link of all their ranks.
+    """
+
+    ranks: tuple[int, ...]
+    world_size: int
+    layouts: tuple[RankLayout, ...]
+    names: tuple[SpanName, ...]
+    steps: Sequence[StepProgram]
+    start_ns: Ints
+    busy_ns: Ints
+    facts: Facts
+    shared_links: bool = False
+
+
+def compact(values: npt.NDArray[np.int64]) -> Column:
+    """The same numbers in 32 bits where they fit."""
+    if values.size and (values.max() >= 2**31 or values.min() < -(2**31)):
+        return values
+    return values.astype(np.int32)

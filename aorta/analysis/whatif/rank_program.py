@@ -1,0 +1,167 @@
+"""What one rank did in one step, as operations with own time between them: one line of its record, read.
+
+The order of operations follows from their times. At the same instant (virtual clocks know many) an issue comes before a
+wait where the wait blocked, or was for that collective; otherwise the wait was over before the issue. Must not look at
+another rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from aorta.analysis.whatif.program import Operation, SpanName, What
+from aorta.records.schema import AuxRange, Collective, ComputeRange, Gradient, Stall, Wait
+
+HAND_OVER: Final = "hand_over"
+Key: TypeAlias = tuple[str, int]
+"""A collective: its group and its number in it."""
+Anchor: TypeAlias = tuple[int, int]
+"""A moment: the index of the last operation before it, and nanoseconds since that operation ended."""
+
+
+class StepLine(msgspec.Struct, tag_field="record", tag="step", gc=False):
+    """The part of a step's line that a replay needs."""
+
+    global_step: int
+    start_mono_ns: int
+    end_mono_ns: int
+    t_start_ns: int
+    collectives: list[Collective]
+    compute: list[ComputeRange]
+    stalls: list[Stall]
+    aux: list[AuxRange]
+    waits: list[Wait] | None = None
+    gradient_order: list[Gradient] | None = None
+
+
+class Ended(NamedTuple):
+    """A collective that was issued: index of its step, its place in it, its end on the clock of the operations."""
+
+    step: int
+    place: int
+    end_ns: int
+
+
+class _Moment(NamedTuple):
+    """One operation as it was recorded; `until_ns` is the end of the collective that a wait is for."""
+
+    enter_ns: int
+    leave_ns: int
+    operation: Operation
+    until_ns: int = 0
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """One step of one rank: `host_ns` and `wake_ns` of each operation (`program.StepProgram`), spans of its time, and
+    when the last operation was over.
+    """
+
+    operations: tuple[Operation, ...]
+    host_ns: list[int]
+    wake_ns: list[int]
+    spans: list[tuple[SpanName, Anchor, Anchor]]
+    left_ns: int
+
+
+def rank_step(
+    line: StepLine,
+    index: int,
+    start_ns: int,
+    before_ns: int,
+    issue_ns: Sequence[int],
+    known: Mapping[Key, Ended],
+) -> RankStep:
+    """The operations of one step.
+
+    Args:
+        index: of the step.
+        start_ns: its start on the common clock.
+        before_ns: when the step before it was over on this rank, on the common clock.
+        issue_ns: of each of its collectives, when it reached its link, from the start of the step.
+        known: collectives of this rank that were issued in this step or before, ends on the common clock.
+    """
+    host, wake, placed = list[int](), list[int](), list[_Moment]()
+    now = before_ns - start_ns
+    for moment in _in_order(line, index, start_ns, issue_ns, known):
+        enter = max(moment.enter_ns, now)
+        leave = max(moment.leave_ns, enter)
+        host.append(enter - now)
+        waits = moment.operation.what is What.WAIT
+        wake.append(leave - max(enter, moment.until_ns) if waits else 0)
+        placed.append(moment._replace(enter_ns=enter, leave_ns=leave))
+        now = leave
+    operations = tuple(moment.operation for moment in placed)
+    return RankStep(operations, host, wake, _spans(line, placed), start_ns + now)
+
+
+def _in_order(
+    line: StepLine, index: int, start_ns: int, issue_ns: Sequence[int], known: Mapping[Key, Ended]
+) -> list[_Moment]:
+    """The operations of a step in the order in which the rank came to them. A wait for a collective that was issued
+    before the first step of the program is own time.
+    """
+    waits = []
+    for row in line.waits or ():
+        ended = known.get((row.group, row.seq))
+        if ended is not None:
+            operation = Operation(What.WAIT, ended.place, index - ended.step)
+            waits.append(_Moment(row.enter_ns, row.leave_ns, operation, ended.end_ns - start_ns))
+    found = [_Moment(0, 0, Operation(What.BEGIN))]
+    at = 0
+    for place, came_ns in enumerate(issue_ns):
+        tied = at
+        while at < len(waits) and waits[at].enter_ns < came_ns:
+            at += 1
+        found += waits[tied:at]
+        tied = at
+        while tied < len(waits) and waits[tied].enter_ns == came_ns:
+            tied += 1
+        same = waits[at:tied]
+        if not any(wait.leave_ns > came_ns or wait.operation[1:] == (place, 0) for wait in same):
+            found += same  # all of these waits were over before the issue
+            at = tied
+        found.append(_Moment(came_ns, came_ns, Operation(What.ISSUE, place)))
+    found += waits[at:]
+    length = line.end_mono_ns - line.start_mono_ns
+    return [*found, _Moment(length, length, Operation(What.END))]
+
+
+def _spans(line: StepLine, placed: Sequence[_Moment]) -> list[tuple[SpanName, Anchor, Anchor]]:
+    """What the rank's own time was spent on. What the record calls a hand-over is a call of the backend that took long:
+    own time, in which nothing computes.
+    """
+    found = [(SpanName("compute", row.block, row.phase), row.start_ns, row.end_ns) for row in line.compute]
+    found += [(SpanName("aux", row.name), row.start_ns, row.end_ns) for row in line.aux]
+    found += [
+        (SpanName(HAND_OVER, "hand-over"), row.start_ns, row.end_ns) for row in line.stalls if row.cause == HAND_OVER
+    ]
+    return [(name, _after(placed, begin), _before(placed, end)) for name, begin, end in found if begin < end]
+
+
+def _after(placed: Sequence[_Moment], at_ns: int) -> Anchor:
+    """Where a span begins: behind every operation that was over by then, and behind a wait that it began in."""
+    index = 0
+    for number, moment in enumerate(placed):
+        if moment.leave_ns <= at_ns or (moment.enter_ns < at_ns and moment.operation.what is What.WAIT):
+            index = number
+        else:
+            break
+    return index, max(at_ns - placed[index].leave_ns, 0)
+
+
+def _before(placed: Sequence[_Moment], at_ns: int) -> Anchor:
+    """Where a span ends: before an operation that the rank came to at that very moment, and before a wait that it ended
+    in.
+    """
+    index = 0
+    for number, moment in enumerate(placed):
+        if moment.enter_ns < at_ns and moment.leave_ns <= at_ns:
+            index = number
+        else:
+            break
+    return index, max(at_ns - placed[index].leave_ns, 0)
