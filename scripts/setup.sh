@@ -33,6 +33,15 @@ moved() {
     return 1
 }
 
+# A link may lead to the environment of another checkout, which emptying it would take away from that one.
+another_s() {
+    local stamp place
+    [[ -L $venv ]] && compgen -G "$venv/*" >/dev/null || return 1
+    for stamp in "$venv"/*.stamp; do
+        if [[ -e $stamp ]] && read -r place <"$stamp" && [[ $place == "$root" ]]; then return 1; fi
+    done
+}
+
 # has torch|any INTERPRETER: new enough, and with torch >= 2.11 where asked for (pip does not count 2.11.0a0 as 2.11).
 has() {
     "$2" - "$1" >/dev/null 2>&1 <<'END'
@@ -91,6 +100,10 @@ case ${1-} in
 esac
 
 if ! ready dev && ! { [[ $extras == run ]] && ready run; }; then
+    if another_s; then
+        fail "$venv is a link to $(readlink -f -- "$venv"), which was not made for this checkout. Remove the link, and" \
+            "this makes an environment of its own"
+    fi
     unfinished=$venv/unfinished # still there at the next start: this one was interrupted
     if ! has any "$python" || [[ -e $unfinished ]] || moved; then make_venv; fi
     : >"$unfinished"
