@@ -95,3 +95,20 @@ def test_every_listed_reason_is_one_that_a_test_gives() -> None:
     assert said
     stale = [allowed.reason for allowed in ALLOWED if not any(re.fullmatch(allowed.reason, reason) for reason in said)]
     assert stale == []
+
+
+@pytest.mark.spec("D45")
+def test_without_a_gpu_the_tests_of_devices_are_skipped_with_a_reason() -> None:
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "AORTA_SIMULATED_DEVICE": "", VARIABLE: ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/gpu/test_clock.py"],
+        cwd=ROOT,
+        env=environment() | hidden,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^\d+ skipped in ", done.stdout, re.MULTILINE), done.stdout
+    reasons = re.findall(r"^SKIPPED \[\d+\] \S+ (.*)$", done.stdout, re.MULTILINE)
+    assert "torch sees no CUDA or HIP device" in reasons
+    assert all(reasons)

@@ -39,7 +39,7 @@ def test_torchrun_train_with_profiling_and_nothing_else(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"artifacts"}
 
 
-@pytest.mark.spec("D19")
+@pytest.mark.spec("D19", "D26")
 def test_a_step_contains_its_marker_in_the_trace(tmp_path: Path) -> None:
     done = run(torchrun(*SMALL, "profiling.enabled=true", "profiling.active=5"), tmp_path)
     assert done.returncode == 0, done.stderr
@@ -54,6 +54,9 @@ def test_a_step_contains_its_marker_in_the_trace(tmp_path: Path) -> None:
             begin_ns = base_ns + round(mark["ts"] * 1000)
             end_ns = begin_ns + round(mark["dur"] * 1000)
             apart_ns.append(max(abs(step.t_start_ns - begin_ns), step.t_end_ns - end_ns))
+            times = [step.t_start_ns + at for part in step.active_segments for at in (part.start_ns, part.end_ns)]
+            assert times == sorted(times)
+            assert step.t_start_ns <= times[0] < times[-1] <= step.t_end_ns
     # Two clocks read one after the other: a machine busy with other things can put the step to sleep in between.
     assert len(apart_ns) == 5
     assert median(apart_ns) < 2e6

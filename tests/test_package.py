@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from aorta.commands import COMMANDS
+from tests import newcomer
 from tests.runs import HANGS_S, ROOT, SMALL, environment
 
 PURELIB = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -114,3 +115,58 @@ def test_another_distribution_of_the_same_import_name_is_refused_by_name(install
     assert (done.returncode, done.stdout) == (2, "")
     assert "aorta-bench and amd-aorta are installed in one environment" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def answers(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, newcomer.Answer]:
+    """What a newcomer's commands answered: an empty home, a clean checkout, every command as it is printed."""
+    home = tmp_path_factory.mktemp("home")
+    folder = tmp_path_factory.mktemp("newcomer") / "aorta"
+    newcomer.checkout(folder, installed)
+    left_out = {"PYTHONPATH", "VIRTUAL_ENV", "OMP_NUM_THREADS"}  # a newcomer has none of them
+    variables = {name: value for name, value in environment(HOME=str(home)).items() if name not in left_out}
+    answers = newcomer.typed([line for line in newcomer.printed() if line in newcomer.HERE], folder, variables)
+    assert not [name for name in ("artifacts", "reports") if not (folder / name).is_dir()]
+    return {**answers, "pages": newcomer.Answer(0, "\n".join(pages_in(folder)), "")}
+
+
+def pages_in(folder: Path) -> list[str]:
+    """The pages and pictures of the reports, from the folder of reports."""
+    reports = folder / "reports"
+    return sorted(str(path.relative_to(reports)) for path in reports.rglob("*") if path.suffix in {".html", ".png"})
+
+
+def test_every_printed_command_is_run_here_or_said_why_not() -> None:
+    assert sorted(newcomer.printed()) == sorted([*newcomer.HERE, *newcomer.ELSEWHERE])
+
+
+@pytest.mark.dist
+def test_a_newcomer_s_commands_end_as_the_pages_say(answers: dict[str, newcomer.Answer]) -> None:
+    ended = {line: answers[line].code for line in newcomer.HERE}
+    assert ended == newcomer.HERE, "\n".join(answers[line].err for line in ended if ended[line] != newcomer.HERE[line])
+    for line, answer in answers.items():
+        assert "Traceback" not in answer.err, line
+
+
+@pytest.mark.dist
+def test_the_demo_answers_on_one_screen(answers: dict[str, newcomer.Answer]) -> None:
+    demo = answers["bash scripts/demo.sh"]
+    # On a terminal its progress is one bar, below the line that says what is compared.
+    assert 2 + len(demo.out.splitlines()) <= 25, demo.out
+    verdict = demo.out.splitlines()[0].lower()
+    assert "regression" in verdict
+    assert "overlap_ratio" in demo.out
+    assert "parallel.overlap" in demo.out
+    assert "reports/demo/report.html" in demo.out
+    assert "demo/report.html" in answers["pages"].out.split()
+
+
+@pytest.mark.dist
+def test_the_reports_of_getting_started_are_where_it_says(answers: dict[str, newcomer.Answer]) -> None:
+    pages = set(answers["pages"].out.split())
+    names = ("two_timeline.png", "two_streams.png", "two_breakdown.png", "overlap_ratio.png", "report.html")
+    assert {f"two/{name}" for name in names} <= pages
+    assert "parallel.strategy" in answers["aorta report two sharded"].out
+    assert "overlap_ratio" in answers["aorta report artifacts/mine"].out
+    assert "overlap_ratio" in answers["aorta report cuda_traces rocm_traces"].out
+    assert answers["bash scripts/setup.sh"].out.rstrip().endswith(".venv/bin/python")

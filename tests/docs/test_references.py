@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 
 import pytest
@@ -48,6 +49,19 @@ def test_exit_codes() -> None:
     codes = {error.exit_code for error in classes if issubclass(error, errors.AortaError)}
     listed = first_column(section(ROOT / "docs" / "running.md", "Exit codes"))
     assert listed == [*(str(code) for code in sorted({errors.EXIT_OK, *codes})), "128 + n"]
+
+
+@pytest.mark.spec("D44")
+def test_what_lies_where_in_the_repository() -> None:
+    def git(*words: str) -> list[str]:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+
+    files = git("ls-files")
+    assert {"train.py", "aorta/__init__.py"} <= set(files)
+    assert {"config", "aorta", "analysis", "scripts", "artifacts", "docs", "tests"} <= {f.split("/")[0] for f in files}
+    assert [file for file in files if file.startswith("artifacts/")] == ["artifacts/.gitkeep", "artifacts/README.md"]
+    outputs = ["artifacts/x", "artifacts/cuda/run.json", "reports/x", "site/x"]
+    assert git("check-ignore", "--no-index", *outputs, "artifacts/README.md") == outputs
 
 
 @pytest.mark.spec("D43")
