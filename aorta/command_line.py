@@ -18,10 +18,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
+from pathlib import Path
 from typing import ParamSpec
 
-from aorta.errors import SIGNAL_EXIT_BASE, AortaError
+from aorta.errors import SIGNAL_EXIT_BASE, AortaError, PeerFailed
+from aorta.rank_errors import say_once
+from aorta.terminal_style import style_of
 
 _Arguments = ParamSpec("_Arguments")
 
@@ -41,7 +44,7 @@ def command(speaker: str = "error") -> Callable[[Callable[_Arguments, int]], Cal
             try:
                 return main(*arguments, **named)
             except AortaError as error:
-                to_stderr(f"{speaker}: {error}")
+                say_once(str(error), partial(_say, speaker), of_a_peer=isinstance(error, PeerFailed))
                 return error.exit_code
             except KeyboardInterrupt:
                 to_stderr("interrupted")
@@ -52,11 +55,23 @@ def command(speaker: str = "error") -> Callable[[Callable[_Arguments, int]], Cal
     return decorate
 
 
+def _say(speaker: str, ranks: str, message: str) -> None:
+    """Write an error, and which ranks had it where there are several."""
+    who = f"{speaker} ({ranks}):" if ranks else f"{speaker}:"
+    to_stderr(f"{style_of(sys.stderr).error(who)} {message}")
+
+
 def to_stderr(line: str) -> None:
     """Write a line to stderr."""
     with tolerate_closed_terminal():
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
+
+
+def shown_path(path: Path) -> str:
+    """A path as a person in the current directory would write it: relative below it, otherwise as it is."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
 
 
 def to_stdout(line: str) -> None:
@@ -81,3 +96,10 @@ def tolerate_closed_terminal() -> Iterator[None]:
                     nowhere = os.open(os.devnull, os.O_WRONLY)
                     os.dup2(nowhere, stream.fileno())
                     os.close(nowhere)
+
+
+def rounded_time(seconds: float) -> str:
+    """How long something takes, for people: seconds, minutes or hours."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"

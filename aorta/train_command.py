@@ -81,6 +81,6 @@ def split_ranks(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def _become_torchrun(ranks: str, overrides: Sequence[str]) -> NoReturn:
     """Replace this process by torchrun, whose ranks run this command without the option."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", ranks]
+    torchrun = [sys.executable, "-m", "aorta.distributed.torchrun", "--standalone", "--nproc_per_node", ranks]
     sys.stdout.flush()
     os.execv(sys.executable, [*torchrun, *training_program(checkout()), *overrides])

@@ -37,7 +37,7 @@ REASONS: Final = (
     "the ranks of its group are not known (a record with no footer, or a trace that does not record them)",
     "a collective was missed at or before this step: sequence numbers no longer match",
     NOT_NUMBERED,
-    "not found on every rank of its group",
+    "not found exactly once on every rank of its group",
     "its start or its end was not seen on some rank",
 )
 """Why a transfer is null; the first that applies. `MatchedCollectives.reason` is an index into this."""
@@ -355,7 +355,7 @@ def match_rows(piece: CollectiveRows, names: NumberedNames) -> MatchedCollective
     reason = np.full(len(starts), OK)
     for code, applies in (  # later ones overwrite: the first of `REASONS` comes last
         (_NO_END, np.add.reduceat(known.astype(np.int64), starts) != found.rows),
-        (_UNMATCHED, found.ranks != size),
+        (_UNMATCHED, ~found.once_on(size)),
         (_NOT_NUMBERED, piece.seq[order[starts]] <= UNNUMBERED),
         (_MISSED, ~np.logical_and.reduceat(piece.safe[order], starts)),
         (_GROUP_UNKNOWN, size < 0),

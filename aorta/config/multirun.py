@@ -78,7 +78,7 @@ class JobLauncher(Protocol):
         """Start all jobs of a batch, one after another; returns the result of each, NaN where there is none.
 
         Raises:
-            Stopped: a signal ended the sweep.
+            SweepStopped: a signal ended the sweep.
         """
 
     def finish(self) -> int:
@@ -89,7 +89,7 @@ class JobLauncher(Protocol):
         """
 
 
-class Stopped(Exception):
+class SweepStopped(Exception):
     """A signal ended the sweep; `exit_code` is 128 + its number."""
 
     def __init__(self, exit_code: int) -> None:

@@ -59,7 +59,7 @@ def main(run: Run, config_dir: Path, sweep: Sweep | None = None) -> int:
         for job in map(resolve, task.composed):  # empty after --help or --cfg
             worst = max(worst, run(job))
         return worst
-    except multirun.Stopped as stopped:
+    except multirun.SweepStopped as stopped:
         return stopped.exit_code
 
 
@@ -73,12 +73,12 @@ class InThisProcess:
         """Run a batch; the jobs have no results.
 
         Raises:
-            Stopped: a job was stopped by a signal, and so is the sweep.
+            SweepStopped: a job was stopped by a signal, and so is the sweep.
         """
         for job in batch.jobs:
             self._worst = max(self._worst, self._run(job.resolved) if job.resolved is not None else 1)
             if self._worst >= SIGNAL_EXIT_BASE:
-                raise multirun.Stopped(self._worst)
+                raise multirun.SweepStopped(self._worst)
         return [math.nan] * len(batch.jobs)
 
     def finish(self) -> int:
@@ -109,7 +109,7 @@ def _compose(config_dir: Path, task: multirun.HydraTask) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         hydra.main(version_base="1.3", config_path=str(config_dir), config_name="default")(task)()
-    except (AortaError, multirun.Stopped):
+    except (AortaError, multirun.SweepStopped):
         raise
     except Exception as error:
         # Before a sweep's first job none of our code runs in there: any error is about the configuration.

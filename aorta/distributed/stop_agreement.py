@@ -28,7 +28,7 @@ _GRACE_S = 15.0
 _NO_DEMAND = -1
 
 
-class StopRequest(Protocol):
+class StopTarget(Protocol):
     """Whatever is told that a signal asks for the end of a run.
 
     Attributes:
@@ -123,7 +123,7 @@ class StopAgreement:
 class Signals:
     """The signal that asked the run to stop, if any; known also on ranks that did not get it, once they agreed."""
 
-    def __init__(self, agreement: StopRequest) -> None:
+    def __init__(self, agreement: StopTarget) -> None:
         self._agreement = agreement
 
     @property
@@ -133,7 +133,7 @@ class Signals:
 
 
 @contextmanager
-def stop_on_signals(agreement: StopRequest) -> Iterator[Signals]:
+def stop_on_signals(agreement: StopTarget) -> Iterator[Signals]:
     """Turn SIGINT and SIGTERM into a request to stop, for the length of a `with` block.
 
     Launchers often repeat the signal, so a repetition is ignored; a SIGINT more than two seconds after the first signal

@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from aorta.command_line import to_stderr, tolerate_closed_terminal
+from aorta.command_line import rounded_time, to_stderr, tolerate_closed_terminal
 
 
 class LaunchProgress:
@@ -55,9 +55,7 @@ class LaunchProgress:
         line = f"[{self._done}/{self._total}] {name}: {outcome} in {seconds:.1f} s"
         if self._bar is None:
             about = (
-                f", about {_rounded_time(left * statistics.fmean(self._seconds))} left"
-                if left and self._seconds
-                else ""
+                f", about {rounded_time(left * statistics.fmean(self._seconds))} left" if left and self._seconds else ""
             )
             to_stderr(f"{line}{about}")
             return
@@ -72,9 +70,3 @@ class LaunchProgress:
         if self._bar is not None:
             with tolerate_closed_terminal():
                 self._bar.close()
-
-
-def _rounded_time(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"

@@ -167,10 +167,11 @@ def _carry_out(plan: Plan, *, report: bool) -> int:
 
         to_stdout(f"\n{publish(plan)}")
     command = report_command(plan)
-    to_stdout(f"\n{'compare' if len(plan.sides) == 2 else 'report'}: {shlex.join(command)}")
     if not report:
+        to_stdout(f"\nNext: {shlex.join(command)}")
         return EXIT_OK
-    return run_to_end([sys.executable, "-m", *command])
+    to_stdout("")
+    return run_to_end([sys.executable, "-m", *command, "--brief"])
 
 
 def report_command(plan: Plan) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Final
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from aorta.command_line import to_stderr
-from aorta.config.multirun import Stopped, SweepBatch, SweepJob, TorchrunConf
+from aorta.config.multirun import SweepBatch, SweepJob, SweepStopped, TorchrunConf
 from aorta.config.override_words import quoted
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, InputError, RunIncomplete
 from aorta.experiments.process import LaunchEnd, StopRequest, launch, launch_environment
@@ -63,7 +63,7 @@ class TorchrunJobs:
         Raises:
             ConfigError: nothing was started: the folder holds something else, or a word cannot be swept over.
             RecordWriteError: the journal cannot be written. ToolMissing: `hydra.launcher.command` is not there.
-            Stopped: a signal ended the sweep; the job of the moment ended first.
+            SweepStopped: a signal ended the sweep; the job of the moment ended first.
         """
         words = [_without_placing_keys(job) for job in batch.jobs]
         if self._journal is None:
@@ -82,7 +82,7 @@ class TorchrunJobs:
                 values.append(math.nan if ended.value is None else ended.value)
                 if stop.signal is not None:
                     to_stderr(f"sweep stopped by {stop.signal.name} in job {ended.job}")
-                    raise Stopped(SIGNAL_EXIT_BASE + stop.signal)
+                    raise SweepStopped(SIGNAL_EXIT_BASE + stop.signal)
         return values
 
     def finish(self) -> int:

@@ -19,6 +19,7 @@ from typing import Any, Self, cast
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerAction, profile, record_function
 
+from aorta.config.rank_words import selected_ranks
 from aorta.config.schema import Naming
 from aorta.distributed.accelerator import profiled
 from aorta.profiling.memory_categories import by_category
@@ -72,6 +73,10 @@ class WindowRecording(profile):
         # torch counts from 0, and would treat the first step after a resume as step 0.
         self.step_num = first_step
         self.current_action = self._prev_schedule_action = cast(Any, _ACTIONS[plan(first_step)])
+
+    def _speaks(self) -> bool:
+        """Whether this is the first of the ranks that are profiled."""
+        return self._recipe.place.rank == min(selected_ranks(self._settings.ranks) or (0,))
 
     @property
     def files(self) -> list[Path]:
@@ -153,7 +158,8 @@ class WindowRecording(profile):
             return
         if not self._saved_any:
             plan = self._plan
-            _log.warning(
+            _log.log(
+                logging.WARNING if self._speaks() else logging.DEBUG,  # all ranks took the same steps
                 "profiling: no trace was kept: none of the %d steps from step %d is an active one (wait %d, "
                 "warmup %d, active %d, repeat %d, counted from step %d)",
                 self._finished - self._first,

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
+from aorta.command_line import rounded_time
 from aorta.config.schema import Training, Wording
 from aorta.records.schema import Step
 from aorta.runner.logs import EVERY_RANK
@@ -30,11 +31,11 @@ class ProgressBar(Protocol):
         """Leave the terminal clean."""
 
 
-def progress_of(training: Training, first: int, stop: int, *, shown: bool) -> ProgressBar:
+def progress_of(training: Training, first: int, stop: int, samples: int, *, shown: bool) -> ProgressBar:
     """What `training.progress` asks for; the other arguments are those of `Progress`."""
     if training.progress is Wording.tutorial:
         return TutorialProgress(stop, training.log_interval, shown=shown)
-    return Progress(first, stop, training.log_interval, shown=shown)
+    return Progress(first, stop, training.log_interval, samples, shown=shown)
 
 
 @contextmanager
@@ -66,11 +67,14 @@ class TutorialProgress:
 
 
 class Progress:
-    """Args: first and last + 1 global step, how often to print, and whether this rank shows anything at all."""
+    """Args: first and last + 1 global step, how often to print, samples of a step over all ranks, and whether this rank
+    shows anything at all.
+    """
 
-    def __init__(self, first: int, stop: int, interval: int, *, shown: bool) -> None:
+    def __init__(self, first: int, stop: int, interval: int, samples: int, *, shown: bool) -> None:
         self._stop, self._interval = stop, interval
         self._shown = shown
+        self._so_far = _SoFar(stop, samples)
         self._bar: Any = None
         if shown and sys.stderr.isatty():
             self._bar = tqdm(total=stop, initial=first, unit="step", dynamic_ncols=True, file=sys.stderr)
@@ -79,18 +83,61 @@ class Progress:
         """Called with each finished step."""
         if not self._shown:
             return
+        self._so_far.add(step)
+        due = (step.global_step + 1) % self._interval == 0 or step.global_step + 1 == self._stop
         if self._bar is not None:
-            self._bar.update(1)
-            self._bar.set_postfix_str(_summary(step))
-        if (step.global_step + 1) % self._interval == 0 or step.global_step + 1 == self._stop:
+            self._bar.update(1)  # it draws itself ten times a second at most, with steps per second and the time left
+            self._bar.set_postfix_str(f"{_summary(step)}{self._so_far.shares()}", refresh=False)
+        if due:
             # With a bar the lines would only repeat it; the log file has them anyway.
             level = logging.DEBUG if self._bar is not None else logging.INFO
-            _log.log(level, "step %d/%d  %s", step.global_step + 1, self._stop, _summary(step))
+            said = f"{_summary(step)}{self._so_far.shares()}{self._so_far.pace()}"
+            _log.log(level, "step %d/%d  %s", step.global_step + 1, self._stop, said)
 
     def close(self) -> None:
         """Leave the terminal clean."""
         if self._bar is not None:
             self._bar.close()
+
+
+class _SoFar:
+    """What the steps until now amount to; the first one, which pays for the start, counts in no rate."""
+
+    def __init__(self, stop: int, samples: int) -> None:
+        self._stop, self._samples = stop, samples
+        self._began_ns, self._ended_ns, self._steps, self._left = 0, 0, 0, 0
+        self._comm_ms, self._hidden_ms = 0.0, 0.0
+
+    def add(self, step: Step) -> None:
+        """Count a step."""
+        self._left = self._stop - step.global_step - 1
+        self._ended_ns = step.t_end_ns
+        if not self._began_ns:
+            self._began_ns = step.t_end_ns
+            return
+        self._steps += 1
+        comm_ms, hidden_ms = step.overlap["comm_ms"], step.overlap["compute_comm_ms"]
+        if comm_ms is not None and hidden_ms is not None:
+            self._comm_ms += comm_ms
+            self._hidden_ms += hidden_ms
+
+    def shares(self) -> str:
+        """The hidden share of all communication and the samples per second, as far as they are known."""
+        said = f" ({self._hidden_ms / self._comm_ms:.2f} so far)" if self._comm_ms else ""
+        return said if self._rate is None else f"{said}  {self._rate * self._samples:.0f} samples/s"
+
+    def pace(self) -> str:
+        """Steps per second and the time left, which a bar shows by itself."""
+        if self._rate is None:
+            return ""
+        left = f"  {rounded_time(self._left / self._rate)} left" if self._left else ""
+        return f"  {self._rate:.3g} steps/s{left}"
+
+    @property
+    def _rate(self) -> float | None:
+        """Steps per second."""
+        passed_ns = self._ended_ns - self._began_ns
+        return self._steps * 1e9 / passed_ns if self._steps and passed_ns > 0 else None
 
 
 def _summary(step: Step) -> str:

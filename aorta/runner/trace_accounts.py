@@ -109,6 +109,8 @@ def publish(everyone: Sequence[Account], folder: RunFolder | None) -> None:
     there = sorted({file["uploaded_to"].rpartition("/")[0] for _, file in files if file["uploaded_to"]})
     failed = sorted({file["error"] for _, file in files if file["error"]})
     unfinished = sum(mine["pending"] for mine in everyone)
+    if not files and not unfinished:
+        return  # the profiler has said why
     _log.log(
         logging.WARNING if failed or unfinished else logging.INFO,
         "profiling: %d file(s) of %d rank(s): %s; %d uploaded%s, %d failed%s%s%s",

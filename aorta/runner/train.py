@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from aorta.command_line import shown_path
 from aorta.config.mesh import data_parallel_size
 from aorta.config.resolve import Resolved, steps_planned
 from aorta.config.schema import Config, EmulatedFabric, Sharing
@@ -107,7 +109,8 @@ class TrainingRun:
         model = SpreadModel.build(self.task, config, self.device)
         request = self._request(model, first, stop)
         run = stack.enter_context(recorded_run(request, RunSite(folder, topology, self.device, self.peers)))
-        progress = progress_of(config.training, first, stop, shown=topology.rank == 0)
+        samples = _counters(config, topology.world_size).samples_per_step
+        progress = progress_of(config.training, first, stop, samples, shown=topology.rank == 0)
         stack.callback(progress.close)
 
         def show(step: Step) -> None:
@@ -153,7 +156,20 @@ class TrainingRun:
             run.clocks.at_end()
         _log.info("%s: %d steps, record in %s", ending.reason, trained, folder.path)
         self.profiler.settle(folder, stopped=signals.received is not None)
+        if topology.rank == 0:
+            self._say_next(folder)
         return signals.received
+
+    def _say_next(self, folder: RunFolder) -> None:
+        """The commands that read what this run has written."""
+        path = shlex.quote(shown_path(folder.path))
+        _log.info("Next: aorta report %s", path)
+        windows = self.profiler.saved_traces if self.config.profiling.enabled else []
+        trace = next((path for _, paths in reversed(windows) for path in paths if path is not None), None)
+        if trace is not None and trace.name.endswith((".json", ".json.gz")):
+            _log.info("Next: https://ui.perfetto.dev, Open trace file: %s", shown_path(trace))
+            if self.topology.world_size > 1:
+                _log.info("Next: all ranks on one clock: aorta merge %s -o merged.json.gz", path)
 
     def _baselines(self, step: TrainStep, batches: Batches, agreement: StopAgreement, stop: int) -> None:
         """Run the isolated baselines, whose step numbers continue the training's: the ranks agree on the last one."""

@@ -144,7 +144,13 @@ def test_without_any_footer_the_group_is_unknown_not_the_world(tmp_path: Path) -
 def test_a_collective_that_a_rank_lacks_is_unmatched(tmp_path: Path) -> None:
     frame = run_of(tmp_path, [[collective(), collective(seq=1)], [collective()]])
     assert frame["transfer_reason"].isna().tolist() == [True, False, True]
-    assert frame["transfer_reason"].dropna().tolist() == ["not found on every rank of its group"]
+    assert frame["transfer_reason"].dropna().tolist() == ["not found exactly once on every rank of its group"]
+
+
+def test_a_number_that_a_rank_has_twice_is_unmatched(tmp_path: Path) -> None:
+    frame = run_of(tmp_path, [[collective(end_ms=2), collective(end_ms=1)], [collective(end_ms=3)]])
+    assert frame["transfer_ms"].isna().all()
+    assert frame["transfer_reason"].str.contains("every rank of its group").all()
 
 
 def test_other_bytes_or_another_kind_is_another_collective(tmp_path: Path) -> None:

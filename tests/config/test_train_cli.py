@@ -10,7 +10,7 @@ import sys
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from aorta.config.multirun import Stopped, SweepBatch
+from aorta.config.multirun import SweepBatch, SweepStopped
 from aorta.config.schema import GROUPS
 from aorta.config.train_cli import main
 from aorta.errors import PeerFailed
@@ -276,7 +276,7 @@ def test_jobs_get_the_file_that_the_sweep_was_built_on(door, monkeypatch, tmp_pa
 def test_a_stopped_sweep_ends_with_the_signal_s_code(door, monkeypatch):
     class Interrupted(Noting):
         def launch(self, batch):
-            raise Stopped(143)
+            raise SweepStopped(143)
 
     assert swept(monkeypatch, Interrupted(), "-m", "training.max_steps=1,2") == 143
 

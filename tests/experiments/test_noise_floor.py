@@ -31,7 +31,7 @@ def test_the_noise_floor_of_known_launches(bench: Bench) -> None:
     assert (ratio["unit"], ratio["median"], ratio["sd"], ratio["relative_sd"]) == ("ratio", 0.5, 0.0, 0.0)
     (line,) = [line for line in out.splitlines() if line.startswith("job_step_ms")]
     assert line.split() == ["job_step_ms", "100.5000", "2.5000", "2.48%", "98.0000", "104.0000", "0.5000"]
-    assert "compare: aorta report" in out
+    assert "Next: aorta report" in out
 
 
 def test_an_ab_plan_publishes_none(bench: Bench) -> None:

@@ -36,7 +36,7 @@ def test_every_launch_in_its_order_and_folder(bench: Bench) -> None:
     assert "left" not in err.splitlines()[-1]
     plan = bench.home / "plan"
     assert out.splitlines()[-1] == (
-        "compare: aorta report --reference plan/reference --candidate plan/candidate --output plan/report"
+        "Next: aorta report --reference plan/reference --candidate plan/candidate --output plan/report"
     )
     kept = json.loads((plan / "plan.json").read_text())
     assert [line["launch"] for line in kept["order"]] == ORDER
@@ -65,7 +65,7 @@ def test_the_same_command_again_does_nothing(bench: Bench) -> None:
     bench(*AB)
     code, out, _ = bench(*AB)
     assert code == 0
-    assert "compare: aorta report" in out
+    assert "Next: aorta report" in out
     assert bench.launched == ORDER
 
 

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from aorta.config.multirun import Stopped, SweepBatch, SweepJob, TorchrunConf
+from aorta.config.multirun import SweepBatch, SweepJob, SweepStopped, TorchrunConf
 from aorta.errors import ConfigError, RunIncomplete, ToolMissing
 from aorta.experiments.sweep_journal import SWEEP_FILE, read_sweep
 from aorta.experiments.sweep_launcher import TorchrunJobs
@@ -112,7 +112,7 @@ def test_a_signal_ends_the_job_and_the_sweep(tmp_path, jobs):
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=send).start()
-    with pytest.raises(Stopped) as stopped:
+    with pytest.raises(SweepStopped) as stopped:
         jobs.launch(batch(tmp_path, "hang", "0"))
     assert stopped.value.exit_code == 143
     assert statuses(tmp_path) == [("00", "stopped"), ("01", "not run")]

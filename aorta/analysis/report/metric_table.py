@@ -26,7 +26,7 @@ DENOMINATOR: Final = {
 }
 _HEAD: Final = ("metric", "reference", "candidate", "delta", "p", "verdict")
 _HEAD_OF_RUNS: Final = ("metric", "reference", "candidate", "delta", "ratio", "direction")
-_GAP: Final = "  "
+_GAP: Final = 2
 _POOLED: Final = "  as ratio of sums"
 _LEAST_NAME: Final = 13
 _UNKNOWN: Final = "-"
@@ -35,12 +35,12 @@ _UNKNOWN: Final = "-"
 def metric_table(comparison: Mapping[str, Any], names: Sequence[str], style: Style = PLAIN) -> list[str]:
     """A head, and a row for each of these metrics."""
     judged = "launches" in comparison
-    rows = _rows(comparison, names, judged=judged, around=True)
-    if _least_width(rows) > style.width:  # intervals of the sides go first: that of the delta is the one that decides
-        rows = _rows(comparison, names, judged=judged, around=False)
+    rows, gap = _rows(comparison, names, judged=judged, around=True), _GAP
+    if _least_width(rows, gap) > style.width:  # intervals of the sides go: that of the delta is the one that decides
+        rows, gap = _rows(comparison, names, judged=judged, around=False), 1
     widths = [max(len(cells[place]) for cells, _ in rows) for place in range(len(_HEAD))]
-    widths[0] = min(widths[0], max(_LEAST_NAME, style.width - _least_width(rows) + _LEAST_NAME))
-    lines = [_line(cells, widths, verdict, style) for cells, verdict in rows]
+    widths[0] = min(widths[0], max(_LEAST_NAME, style.width - _least_width(rows, gap) + _LEAST_NAME))
+    lines = [_line(cells, widths, " " * gap, verdict, style) for cells, verdict in rows]
     return [style.bold(lines[0]), *lines[1:]]
 
 
@@ -60,10 +60,10 @@ def _rows(
     return rows
 
 
-def _least_width(rows: Sequence[tuple[tuple[str, ...], str | None]]) -> int:
+def _least_width(rows: Sequence[tuple[tuple[str, ...], str | None]], gap: int) -> int:
     """Columns of a table whose longer names stand on lines of their own."""
     others = sum(max(len(cells[place]) for cells, _ in rows) for place in range(1, len(_HEAD)))
-    return _LEAST_NAME + others + len(_GAP) * (len(_HEAD) - 1)
+    return _LEAST_NAME + others + gap * (len(_HEAD) - 1)
 
 
 def shown_first(comparison: Mapping[str, Any]) -> list[str]:
@@ -126,10 +126,10 @@ def _of_runs(name: str, pair: Mapping[str, Any]) -> tuple[str, ...]:
     return name, *values, difference, ratio, pair["judgement"]
 
 
-def _line(cells: Sequence[str], widths: Sequence[int], verdict: str | None, style: Style) -> str:
+def _line(cells: Sequence[str], widths: Sequence[int], gap: str, verdict: str | None, style: Style) -> str:
     """A name that is too long stands on a line of its own, since its end may be what tells it from another."""
     name = cells[0] if len(cells[0]) <= widths[0] else f"{cells[0]}\n"
     padded = [name.ljust(widths[0]) if not name.endswith("\n") else name + " " * widths[0]]
     padded += [cell.ljust(width) for cell, width in zip(cells[1:-1], widths[1:-1], strict=True)]
     last = cells[-1] if verdict is None else style.verdict(verdict, cells[-1])
-    return _GAP.join([*padded, last]).rstrip()
+    return gap.join([*padded, last]).rstrip()

@@ -166,13 +166,14 @@ def profiling_notes(config: Config, world_size: int) -> Iterator[str]:
     profiling, steps = config.profiling, config.training.max_steps
     if not profiling.enabled or isinstance(config.workload, Rpc):  # RPC runs have their own windows
         return
+    before = profiling.skip_first + steps_to_wait(profiling) + profiling.warmup
     cycle = steps_to_wait(profiling) + profiling.warmup + profiling.active
-    if steps is not None and steps < profiling.skip_first + cycle:
+    if steps is not None and before < steps < before + profiling.active:  # without any active step the profiler warns
         first = f"profiling.skip_first={profiling.skip_first}, then " if profiling.skip_first else ""
         yield (
             f"profiling: {first}a cycle takes {cycle} steps (wait {steps_to_wait(profiling)} + warmup "
-            f"{profiling.warmup} + active {profiling.active}) and training.max_steps={steps}: at most a partial window "
-            "will be kept"
+            f"{profiling.warmup} + active {profiling.active}) and training.max_steps={steps}: the window will be "
+            f"partial, {steps - before} of {profiling.active} steps"
         )
     absent = sorted(rank for rank in selected_ranks(profiling.ranks) or () if rank >= world_size)
     if absent:

@@ -57,7 +57,7 @@ COLLECTIVES: Final = (
             "        (_NO_END, np.add.reduceat(known.astype(np.int64), starts) != found.rows),\n",
             "",
         ),
-        ("a collective that a rank lacks is matched", "        (_UNMATCHED, found.ranks != size),\n", ""),
+        ("a collective that a rank lacks is matched", "        (_UNMATCHED, ~found.once_on(size)),\n", ""),
         ("a group that nobody knows is matched", "        (_GROUP_UNKNOWN, size < 0),\n", ""),
         (
             "the transfer is the longest duration",
