@@ -31,6 +31,7 @@ from aorta.records.run_files import (
     WANDB_DIR,
     read_manifest,
 )
+from aorta.records.whole_files import whole_file
 
 LOG_DIR = "logs"
 TRACE_DIR = "torch_profiler"
@@ -130,12 +131,8 @@ def write_manifest(folder: RunFolder, manifest: dict[str, Any]) -> None:
 
 def write_whole(path: Path, text: bytes) -> None:
     """Write a file that appears under its name only when it is complete; where it fails, nothing is left."""
-    part = path.with_name(path.name + ".part")
-    try:
+    with whole_file(path) as part:
         part.write_bytes(text)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _identity(path: Path, topology: Topology) -> tuple[str, int]:
