@@ -15,17 +15,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from aorta.loggers import Logger
     from aorta.runner.api import Recording, record
     from aorta.runner.profilers import Profiler, TorchProfiler
 
 __version__ = "0.1.0"
-__all__ = ["Profiler", "Recording", "TorchProfiler", "__version__", "record"]
+__all__ = ["Logger", "Profiler", "Recording", "TorchProfiler", "__version__", "record"]
 
 
 def __getattr__(name: str) -> object:
     """The public names, loaded when they are first asked for."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "Logger":
+        from aorta import loggers
+
+        return loggers.Logger
     if name in ("Profiler", "TorchProfiler"):
         from aorta.runner import profilers
 

@@ -46,7 +46,6 @@ ALLOWED: Final = (
         "this user may not mount a small file system",
         "a container may forbid mount namespaces; the same is shown there with a limit of the size of files",
     ),
-    AllowedSkip("pyarrow is an extra: pip install pyarrow", "40 MB for one optional table format"),
     AllowedSkip(
         r"\d+ collectives of one rank were over before they could be asked",
         "the scheduler decides whether a collective is still under way when it is looked at",

@@ -110,6 +110,9 @@ _METRICS: Final = {
 
 STEP_METRIC_NAMES: Final = tuple(metric.name for metric in (*_STEP_METRICS, *_KIND_METRICS))
 """Order of step metrics in summaries and tables."""
+_OF_RUNS: Final = (JOB_STEP, "overlap_efficiency", "compute_slowdown")
+METRICS_OF_STEPS: Final = (*(name for name in STEP_METRIC_NAMES if name not in _OF_RUNS), RECORDED_2025)
+"""Those that a single step on a single rank can have."""
 COLLECTIVE_METRIC_NAMES: Final = tuple(metric.name for metric in _COLLECTIVE_METRICS)
 
 

@@ -141,6 +141,7 @@ def _broken_rules(config: Config) -> Iterator[str]:
             "training.batch_size": training.batch_size,
             "training.gradient_accumulation": training.gradient_accumulation,
             "training.log_interval": training.log_interval,
+            "telemetry.logger_interval": config.telemetry.logger_interval,
             "training.checkpoint_interval": training.checkpoint_interval,
             "scheduler.total_steps": scheduler.total_steps,
             "dataset.num_samples": dataset.num_samples,

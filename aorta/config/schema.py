@@ -28,7 +28,7 @@ from aorta.config.groups.loop import (
 )
 from aorta.config.groups.parallel import DDP, FSDP, FSDP1, FSDPTP, HSDP, TP, NoParallel, Parallel
 from aorta.config.groups.profiling import PRESETS, Naming, Profiling
-from aorta.config.groups.telemetry import Devices, Telemetry
+from aorta.config.groups.telemetry import Devices, Loggers, Telemetry
 from aorta.config.groups.workload import Ranking, Resnet18, Rpc, Workload
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "EmulatedFabric",
     "Fabric",
     "Instrument",
+    "Loggers",
     "Mode",
     "Naming",
     "NoParallel",

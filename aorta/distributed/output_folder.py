@@ -21,12 +21,22 @@ from aorta.distributed.topology import Topology
 from aorta.errors import RunIncomplete
 from aorta.records.clock_offsets import CLOCK_SYNC_FILE
 from aorta.records.rpc_files import RPC_FILE
-from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE, RANK_FILE, RANK_FILE_GLOB, read_manifest
+from aorta.records.run_files import (
+    HISTORY_DIR,
+    MANIFEST_FILE,
+    PROMETHEUS_FILE,
+    RANK_FILE,
+    RANK_FILE_GLOB,
+    TENSORBOARD_DIR,
+    WANDB_DIR,
+    read_manifest,
+)
+from aorta.records.whole_files import whole_file
 
 LOG_DIR = "logs"
 TRACE_DIR = "torch_profiler"
 CHECKPOINT_DIR = "checkpoints"
-RESUMED = (TRACE_DIR, CHECKPOINT_DIR)
+RESUMED = (TRACE_DIR, CHECKPOINT_DIR, TENSORBOARD_DIR)
 """Folders in which a resumed run goes on."""
 _ID_TIME = "%Y%m%dT%H%M%SZ"
 
@@ -121,12 +131,8 @@ def write_manifest(folder: RunFolder, manifest: dict[str, Any]) -> None:
 
 def write_whole(path: Path, text: bytes) -> None:
     """Write a file that appears under its name only when it is complete; where it fails, nothing is left."""
-    part = path.with_name(path.name + ".part")
-    try:
+    with whole_file(path) as part:
         part.write_bytes(text)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _identity(path: Path, topology: Topology) -> tuple[str, int]:
@@ -146,8 +152,9 @@ def _earlier_manifest(path: Path) -> dict[str, Any]:
 
 
 def _ours(path: Path, stays: Collection[str]) -> Iterator[Path]:
-    names = (MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE, LOG_DIR, TRACE_DIR, CHECKPOINT_DIR)
-    yield from path.glob(RANK_FILE_GLOB)
+    names = (MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE, LOG_DIR, TRACE_DIR, CHECKPOINT_DIR, TENSORBOARD_DIR, WANDB_DIR)
+    for pattern in (RANK_FILE_GLOB, PROMETHEUS_FILE.format(name="*")):
+        yield from path.glob(pattern)
     yield from (path / name for name in names if name not in stays and (path / name).exists())
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from aorta.errors import RunIncomplete
 from aorta.experiments.launch_plan import Plan
+from aorta.records.whole_files import whole_file
 
 NOISE_FILE: Final = "noise_floor.json"
 NOISE_VERSION: Final = 1
@@ -105,10 +106,9 @@ def publish(plan: Plan) -> str:
     """
     floor = noise_floor(plan)
     path = plan.output / NOISE_FILE
-    part = path.with_suffix(".json.part")
     try:
-        part.write_text(json.dumps(floor, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        part.replace(path)
+        with whole_file(path) as part:
+            part.write_text(json.dumps(floor, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise RunIncomplete(f"{path}: cannot be written: {error.strerror or error}") from error
     return noise_table(floor, path)

@@ -33,6 +33,7 @@ from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.step_builder import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Platform
+from aorta.records.whole_files import whole_file
 
 _STREAMS = 6
 """Streams of a rank under fsdp: compute, FSDP2's three, the backend's and AORTA's."""
@@ -62,9 +63,8 @@ def main(path: Path, strategies: Sequence[str], words: Sequence[str], pairs: int
         report = report_of(facts, msgspec.convert(everybody, list[list[CheckRow]]))
         sys.stdout.write(render(report))
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
-        part.replace(path)
+        with whole_file(path) as part:
+            part.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
         return report
 
 

@@ -22,6 +22,10 @@ RANK_FILE: Final = "rank_{rank}_metrics.jsonl"
 RANK_FILE_GLOB: Final = "rank_*_metrics.jsonl"
 RANK_FILE_NAME: Final = re.compile(r"^rank_(\d+)_metrics\.jsonl$")
 MANIFEST_FILE: Final = "run.json"
+TENSORBOARD_DIR: Final = "tensorboard"
+PROMETHEUS_FILE: Final = "aorta_{name}.prom"
+WANDB_DIR: Final = "wandb"
+"""What loggers leave; the last is W&B's own name."""
 HISTORY_DIR: Final = "history"
 """What earlier runs and attempts left, a folder each."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,11 +27,13 @@ from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.loss_scalars import Scalar
 from aorta.instrument.step_builder import StepFacts
 from aorta.instrument.step_recorder import StepRecorder
+from aorta.loggers import Logger
 from aorta.profiling.markers import StepMarkers
 from aorta.records.clock_offsets import trace_metadata
 from aorta.records.schema import InstrumentMode
 from aorta.runner.api_arguments import RecordArguments, device_of
 from aorta.runner.caller_group import meet
+from aorta.runner.live_loggers import refuse_missing_clients
 from aorta.runner.loop_profiler import LoopProfiler
 from aorta.runner.model_blocks import chosen_blocks, find_blocks, refuse_compiled_in_place
 from aorta.runner.profilers import Profiling, profiler_of
@@ -150,6 +152,8 @@ def record(
     timeout_s: float = Training().timeout_s,
     devices: str = Telemetry().devices.name,
     profiling: Profiling | None = None,
+    loggers: Sequence[str | Logger] = (),
+    logger_interval: int = Telemetry().logger_interval,
 ) -> Iterator[Recording]:
     """Record the training inside the `with` block, on every rank of the default process group (or in one process).
 
@@ -174,6 +178,9 @@ def record(
             not been started, the name of a preset ("aorta", "d9d", "tutorial", "composer"), or a mapping of the
             profiling group's keys, `preset` among them. Traces of the latter two go to `torch_profiler/` in `folder`
             (of "composer" to `<label>/torch_traces/`); after a resume they stand beside the earlier ones.
+        loggers: tools that get the scalars of rank 0's steps while the loop runs: names as in `telemetry.loggers`, or
+            objects with the methods of `aorta.Logger`; those of other ranks are not used.
+        logger_interval: steps from one that is logged to the next.
 
     Raises:
         ConfigError: an argument is not allowed, a recording is open already, or the launcher's variables name ranks
@@ -183,7 +190,9 @@ def record(
         InstrumentError: this torch lacks what the interception needs.
         TracesIncomplete: at the end, with the record complete: a trace did not get where it was to go.
     """
-    asked = RecordArguments(label, workload, parallel, mode, warmup_steps, start_step, stream_priority, devices)
+    asked = RecordArguments(
+        label, workload, parallel, mode, warmup_steps, start_step, stream_priority, devices, loggers, logger_interval
+    )
     found = find_blocks(model) if blocks is None else chosen_blocks(model, blocks)
     refuse_compiled_in_place(model, found)
     device = device_of(model)
@@ -194,6 +203,7 @@ def record(
         stack.callback(_one_at_a_time.release)
         topology, peers = meet(timeout_s)
         profiler.check(topology, peers, resuming=start_step > 0)
+        refuse_missing_clients(asked.named_loggers, peers, "aorta.record: loggers")
         # Checkpoints in the folder are the caller's.
         place = prepare(Path(folder), topology, peers, overwrite=False, resuming=start_step > 0, keep=(CHECKPOINT_DIR,))
         backend = str(dist.get_backend_config()) if dist.is_initialized() else None

@@ -6,7 +6,7 @@ Must not guess what was not given: it is null, with a reason.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from aorta.config.resolve import LABEL, hash_of
-from aorta.config.schema import Clock, Devices, Mode, Telemetry
+from aorta.config.schema import Clock, Devices, Loggers, Mode, Telemetry
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.distributed.accelerator import lacks_streams
 from aorta.distributed.provenance import Asked
 from aorta.errors import ConfigError
+from aorta.loggers import Logger
 from aorta.records.schema import InstrumentMode
 from aorta.runner.model_blocks import Block
 from aorta.runner.recorded_run import RunRequest
@@ -40,6 +41,8 @@ class RecordArguments:
     start_step: int
     stream_priority: int | None
     devices: str
+    loggers: Sequence[str | Logger] = ()
+    logger_interval: int = 1
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(InstrumentMode):
@@ -53,9 +56,15 @@ class RecordArguments:
             raise ConfigError(
                 f"aorta.record: devices={self.devices!r}: must be one of {', '.join(Devices.__members__)}"
             )
-        for name in ("warmup_steps", "start_step"):
-            if (value := getattr(self, name)) < 0:
-                raise ConfigError(f"aorta.record: {name}={value}: must be at least 0")
+        for name, least in (("warmup_steps", 0), ("start_step", 0), ("logger_interval", 1)):
+            if (value := getattr(self, name)) < least:
+                raise ConfigError(f"aorta.record: {name}={value}: must be at least {least}")
+        for logger in self.loggers:
+            if logger not in Loggers.__members__ if isinstance(logger, str) else not isinstance(logger, Logger):
+                raise ConfigError(
+                    f"aorta.record: loggers: {logger!r}: must be one of {', '.join(Loggers.__members__)}, or an object "
+                    "with the methods of aorta.Logger"
+                )
         try:
             json.dumps(self.config())
         except (TypeError, ValueError) as error:
@@ -72,13 +81,22 @@ class RecordArguments:
             "telemetry": {"warmup_steps": self.warmup_steps, "devices": self.devices},
         }
 
+    @property
+    def named_loggers(self) -> list[str]:
+        """The loggers that are asked for by name."""
+        return [logger for logger in self.loggers if isinstance(logger, str)]
+
     def request(self, model: nn.Module, blocks: list[Block], backend: str | None) -> RunRequest:
         """The run that they describe. Of the caller's accelerator streams only those that must exist are counted."""
         config = self.config()
         return RunRequest(
             Asked(self.label, config, hash_of(config)),
             Clock(),
-            Telemetry(devices=Devices[self.devices]),
+            Telemetry(
+                devices=Devices[self.devices],
+                loggers=[Loggers[name] for name in self.named_loggers],
+                logger_interval=self.logger_interval,
+            ),
             InstrumentSettings(Mode(self.mode), self.stream_priority, native=True),
             backend=backend,
             parallel=self.parallel or "unknown",
@@ -86,6 +104,7 @@ class RecordArguments:
             start_step=self.start_step,
             warmup_steps=self.warmup_steps,
             remarks={"reasons": _unknown(config)},
+            own_loggers=[logger for logger in self.loggers if not isinstance(logger, str)],
         )
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -36,6 +37,8 @@ from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native.build import interceptor_for
 from aorta.instrument.stall_cutoff import slowest_of_host, stall_cutoff
+from aorta.loggers import Logger
+from aorta.loggers.clients import Place
 from aorta.records.clocks import boot_id, read_clocks
 from aorta.records.run_files import MANIFEST_FILE
 from aorta.records.schema import (
@@ -50,6 +53,7 @@ from aorta.records.schema import (
     Step,
     Timer,
 )
+from aorta.runner.live_loggers import LiveLoggers
 from aorta.runner.rank_record import RankRecordWriter
 
 _log = logging.getLogger(__name__)
@@ -94,6 +98,8 @@ class RunRequest:
         own_streams: accelerator streams of the run itself besides the compute stream, counted by warnings about
             hardware queues.
         facts, remarks: further entries of the manifest, before and after the warnings.
+        own_loggers: loggers of the caller, beside those that `telemetry` names.
+        samples_per_step: of all ranks together; None where it is not known.
     """
 
     asked: Asked
@@ -109,6 +115,8 @@ class RunRequest:
     own_streams: int = 0
     facts: Mapping[str, Any] = field(default_factory=dict)
     remarks: Mapping[str, Any] = field(default_factory=dict)
+    own_loggers: Sequence[Logger] = ()
+    samples_per_step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +133,7 @@ class RecordedRun:
     record: RankRecordWriter
     clocks: ClockSynchronisation
     devices: DeviceSampler
+    loggers: LiveLoggers
 
     def instrument(
         self,
@@ -142,6 +151,7 @@ class RecordedRun:
 
         def finished(step: Step) -> None:
             self.record.step(self.devices.onto(step), self.request.clock.anchor_interval)
+            self.loggers.take(step)
             then(step)
 
         return open_instrument(
@@ -180,8 +190,8 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
     publish_manifest(site, request.asked, clocks, ranks, request.backend, request.plan, more)
     record = RankRecordWriter.open(site.folder, site.peers, header_of(request, site, devices.header, cutoff))
     try:
-        with devices:
-            yield RecordedRun(request, site, record, clocks, devices)
+        with devices, live_loggers(request, site, record.header) as loggers:
+            yield RecordedRun(request, site, record, clocks, devices, loggers)
     finally:
         record.writer.close()
     if alone is not None:  # where its numbers are looked for, and the start has scrolled away
@@ -315,6 +325,25 @@ def device_sampler(settings: Telemetry, device: torch.device) -> DeviceSampler:
     elif opened.interval_s is not None and opened.interval_s > settings.device_interval_s and opened.source is not None:
         _log.info("telemetry: %s is read every %g s", opened.source.name, opened.interval_s)
     return DeviceSampler(opened, keep_words, settings.device_interval_s)
+
+
+def live_loggers(request: RunRequest, site: RunSite, header: Header) -> LiveLoggers:
+    """The loggers of this run, which open when entered: those that were asked for on rank 0, none elsewhere."""
+    settings, root = request.telemetry, header.rank == 0
+    directory = settings.prometheus_dir
+    facts = {name: getattr(header, name) for name in ("run_id", "label", "attempt", "platform", "device", "parallel")}
+    return LiveLoggers(
+        [name.value for name in settings.loggers] if root else (),
+        Place(
+            site.folder.path,
+            header.label,
+            facts | {"world_size": header.world_size, "folder": str(site.folder.path)},
+            None if directory is None else Path(directory),
+        ),
+        request.own_loggers if root else (),
+        interval=settings.logger_interval,
+        samples_per_step=request.samples_per_step,
+    )
 
 
 def environment_checks(request: RunRequest, site: RunSite) -> list[Knob]:

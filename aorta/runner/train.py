@@ -38,6 +38,7 @@ from aorta.records.clock_offsets import trace_metadata
 from aorta.records.schema import Step
 from aorta.runner.checkpoint import Checkpoints, first_step
 from aorta.runner.isolated_baselines import Baselines
+from aorta.runner.live_loggers import refuse_missing_clients
 from aorta.runner.logs import log_to
 from aorta.runner.loop_profiler import LoopProfiler
 from aorta.runner.progress_display import announced, progress_of
@@ -75,6 +76,8 @@ class TrainingRun:
             base = Path(self.config.training.output_dir) / (self.config.label or "")
             first = self._first_step(base)
             self.profiler.check(self.topology, self.peers, resuming=first > 0)
+            wanted = [logger.value for logger in self.config.telemetry.loggers]
+            refuse_missing_clients(wanted, self.peers, "telemetry.loggers")
             folder = prepare(
                 base, self.topology, self.peers, overwrite=self.config.training.overwrite, resuming=first > 0
             )
@@ -237,13 +240,19 @@ class TrainingRun:
             emulated=isinstance(config.fabric, EmulatedFabric),
             own_streams=model.spread.streams + copies,
             facts={"steps_planned": stop, **self.profiler.facts()},
+            samples_per_step=_samples_per_step(config, self.topology.world_size),
         )
 
 
 def _counters(config: Config, world_size: int) -> Counters:
-    training, dataset = config.training, config.dataset
-    per_step = training.batch_size * training.gradient_accumulation * data_parallel_size(config, world_size)
+    dataset, per_step = config.dataset, _samples_per_step(config, world_size)
     return Counters(dataset.num_samples // per_step, per_step, dataset.sequence_length)
+
+
+def _samples_per_step(config: Config, world_size: int) -> int:
+    """Of all ranks together."""
+    training = config.training
+    return training.batch_size * training.gradient_accumulation * data_parallel_size(config, world_size)
 
 
 def _warmup(config: Config, steps: int) -> int:

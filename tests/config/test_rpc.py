@@ -33,8 +33,9 @@ def test_what_it_cannot_give_is_refused(composed, word, message):
         (("profiling.enabled=true", "profiling.num_traces_to_keep=1"), "profiling.num_traces_to_keep"),
         (("telemetry.devices=psutil",), "telemetry.devices"),
         (("telemetry.devices=off",), None),
+        (("telemetry.loggers=[prometheus]",), "telemetry.loggers"),
     ],
 )
 def test_what_it_ignores_is_said(composed, words, named):
-    said = f"workload=rpc: has no use for {named}: every worker profiles itself and samples no device"
+    said = f"workload=rpc: has no use for {named}: every worker profiles itself, samples no device and has no steps"
     assert resolve(composed("workload=rpc", *words)).notes == (() if named is None else (said,))

@@ -276,7 +276,7 @@ def test_importing_aorta_loads_nothing_heavy():
 
 
 def test_public_names():
-    assert set(aorta.__all__) == {"Profiler", "Recording", "TorchProfiler", "__version__", "record"}
+    assert set(aorta.__all__) == {"Logger", "Profiler", "Recording", "TorchProfiler", "__version__", "record"}
     assert all(hasattr(aorta, name) for name in aorta.__all__)
     with pytest.raises(AttributeError, match="no attribute 'recrod'"):
         _ = aorta.recrod  # type: ignore[attr-defined]

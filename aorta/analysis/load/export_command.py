@@ -8,21 +8,22 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from aorta.analysis.table_files import FORMATS, check_format, write_table
 from aorta.command_line import command
 from aorta.errors import EXIT_OK, InputError
+from aorta.records.whole_files import whole_file
 
 LANES_FILE: Final = "lanes.json.gz"
-_SUFFIX: Final = {"csv": "intervals.csv", "csv.gz": "intervals.csv.gz", "parquet": "intervals.parquet"}
 
 
 @command()
 def trace_tables(arguments: Sequence[str]) -> int:
     """Run `aorta traces`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = _parser().parse_args(arguments)
+    check_format(options.format)
     written = _write(options.traces, Path(options.output), options.format, options.comm_pattern)
     sys.stdout.write("".join(f"{line}\n" for line in written))
     return EXIT_OK
@@ -35,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("traces", metavar="TRACES", help="a file, folder, glob or URL")
     parser.add_argument("--output", metavar="DIR", default="tables", help="where to write; default: tables/")
-    parser.add_argument("--format", choices=tuple(_SUFFIX), default="csv", help="parquet needs pyarrow; default: csv")
+    parser.add_argument("--format", choices=FORMATS, default="csv", help="parquet needs pyarrow; default: csv")
     parser.add_argument(
         "--comm-pattern",
         action="append",
@@ -55,7 +56,7 @@ def _write(location: str, output: Path, form: str, comm_patterns: Sequence[str])
     Raises:
         InputError: nothing there can be read, or `output` cannot be written.
     """
-    from aorta.analysis.load.interval_export import write_csv, write_lanes, write_parquet
+    from aorta.analysis.load.interval_export import interval_frame, write_lanes
     from aorta.analysis.load.interval_table import Trace
     from aorta.analysis.load.rank_inference import headers_near
     from aorta.analysis.load.trace_files import find_units, read_unit
@@ -73,32 +74,18 @@ def _write(location: str, output: Path, form: str, comm_patterns: Sequence[str])
                     raise
                 broken[unit.files[0]] = str(error)
 
-    table, lanes = output / _SUFFIX[form], output / LANES_FILE
+    table, lanes = output / f"intervals.{form}", output / LANES_FILE
     try:
         output.mkdir(parents=True, exist_ok=True)
-        with _whole(table) as part:
-            rows = (write_parquet if form == "parquet" else write_csv)(traces(), part)
+        with whole_file(table) as part:
+            rows = write_table(map(interval_frame, traces()), part)
             if len(broken) == len(units):
                 raise InputError(
                     f"{location}: none of its {len(units)} trace(s) can be read: {'; '.join(broken.values())}"
                 )
-        with _whole(lanes) as part:
+        with whole_file(lanes) as part:
             events = write_lanes(traces(), part)
     except OSError as error:
         raise InputError(f"{error.filename or output}: cannot be written: {error.strerror or error}") from error
     said += [f"left out: {reason}" for reason in broken.values()]
     return [*(f"note: {note}" for note in said), f"{table}: {rows} rows", f"{lanes}: {events} events"]
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A temporary path that takes the name of `path` only once the file is complete; an earlier file is kept until
-    then.
-    """
-    part = path.with_name(f".part.{path.name}")
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)

@@ -1,5 +1,4 @@
-"""Exports interval tables for other tools: CSV or Parquet with every row, or a Chrome trace of merged lanes for
-Perfetto.
+"""Exports interval tables for other tools: frames with every row, and a Chrome trace of merged lanes for Perfetto.
 
 Takes traces one at a time. `NULL` becomes a missing value, codes become names, times stay whole nanoseconds. Must not:
 hold the rows of more than one trace, or put times of different clocks on one axis.
@@ -11,7 +10,7 @@ import gzip
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,6 @@ from aorta.analysis.load import microseconds
 from aorta.analysis.load.device_timelines import DeviceTimeline, device_timelines
 from aorta.analysis.load.interval_table import NULL, IntervalClass, Trace
 from aorta.analysis.load.trace_health import usable
-from aorta.errors import InputError
 from aorta.timeline.arrays import Spans
 from aorta.timeline.classes import KINDS
 
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
 _NUMBERS: Final = ("rank", "device", "stream", "seq", "bytes", "step")
 _CLASSES: Final = [cls.name.lower() for cls in IntervalClass]
 _COLORS: Final = {"compute": "thread_state_running", "copy": "thread_state_iowait", "aux": "generic_work"}
-_NOT_UTF8: Final = "backslashreplace"
-"""Names of files need not be UTF-8."""
 _COMM_COLOR: Final = "thread_state_uninterruptible"
 """Colours by their names in the Trace Event Format; other viewers ignore them."""
 
@@ -69,52 +65,6 @@ def interval_frame(trace: Trace) -> pd.DataFrame:
             "clock": pd.Categorical([trace.clock] * len(table)),
         }
     )
-
-
-def write_csv(traces: Iterable[Trace], path: Path) -> int:
-    """Write every row of all traces, gzipped where the name ends in `.gz`. Returns the number of rows."""
-    count = 0
-    with _text_file(path) as file:
-        for place, trace in enumerate(traces):
-            frame = interval_frame(trace)
-            frame.to_csv(file, index=False, header=place == 0)
-            count += len(frame)
-    return count
-
-
-def _text_file(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "wt", encoding="utf-8", errors=_NOT_UTF8, newline="")
-    return path.open("w", encoding="utf-8", errors=_NOT_UTF8, newline="")
-
-
-def write_parquet(traces: Iterable[Trace], path: Path) -> int:
-    """Write every row of all traces, one row group per trace. Returns the number of rows.
-
-    Raises:
-        InputError: pyarrow is not installed.
-    """
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise InputError(
-            "writing Parquet needs pyarrow: pip install pyarrow (or 'aorta-bench[parquet]'); --format csv needs nothing"
-        ) from error
-    writer, count = None, 0
-    try:
-        for trace in traces:
-            frame = interval_frame(trace)
-            # A file has one schema but dictionaries differ from trace to trace, so categories become strings.
-            frame = frame.astype({name: "string" for name in frame.columns if frame[name].dtype == "category"})
-            table = pa.Table.from_pandas(frame, preserve_index=False)
-            writer = writer or pq.ParquetWriter(path, table.schema)
-            writer.write_table(table)
-            count += len(frame)
-    finally:
-        if writer is not None:
-            writer.close()
-    return count
 
 
 def write_lanes(traces: Iterable[Trace], path: Path) -> int:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import msgspec
 
 from aorta.errors import InputError
+from aorta.records.whole_files import whole_file
 
 _GZIP_LEVEL = 4
 _BUFFER = 1 << 20
@@ -72,18 +73,13 @@ def trace_file(path: Path, *, overwrite: bool) -> Iterator[TraceWriter]:
         raise InputError(f"{path}: exists; --overwrite replaces it")
     if not path.name.endswith((".json", ".json.gz")):
         raise InputError(f"{path}: the merged file ends in .json or .json.gz")
-    part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as raw:
+        with whole_file(path) as part, part.open("wb") as raw:
             if path.name.endswith(".gz"):
                 with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=_GZIP_LEVEL, mtime=0) as packed:
                     yield TraceWriter(cast(BinaryIO, packed))
             else:
                 yield TraceWriter(raw)
-        part.replace(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ from aorta.analysis.gate.gate_command import add_gate_arguments, check_gate_opti
 from aorta.analysis.load.engines import Dask, Engine, Local
 from aorta.analysis.locate import check_label, is_location, label_of, locate
 from aorta.analysis.metrics import metric_named
+from aorta.analysis.table_files import FORMATS, check_format
 from aorta.command_line import command, to_stdout
 from aorta.errors import InputError
 from aorta.installation import checkout
@@ -33,6 +34,8 @@ def overlap_report(arguments: Sequence[str]) -> int:
     options = _parser().parse_intermixed_args(arguments)
     _name_sides(options)
     check_gate_options(options)
+    if options.tables is not None:
+        check_format(options.tables)
     sources = _sources(options, checkout() or Path.cwd())
     output = Path(options.output) if options.output else _default_output(options, list(sources))
     engine = _engine(options)
@@ -59,6 +62,7 @@ def overlap_report(arguments: Sequence[str]) -> int:
         html=options.html,
         brief=options.brief,
         style=style_of(sys.stdout),
+        tables=options.tables,
     )
     code, decided = run_gate(options, report.summary, *judged)
     blocks = [report.text, decided, "" if options.fail_on else _next(arguments, report.summary)]
@@ -124,6 +128,13 @@ def _parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="write report.html, one page that works offline; needs bokeh and jinja2",
+    )
+    parser.add_argument(
+        "--tables",
+        choices=FORMATS,
+        metavar="FORMAT",
+        help=f"write tables of steps, collectives and metrics too ({', '.join(FORMATS)}), to tables/ in the output "
+        "folder; parquet needs pyarrow",
     )
     add_gate_arguments(parser)
     return parser

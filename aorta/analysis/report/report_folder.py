@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from aorta.analysis.report.charts import Draw, pictures
 from aorta.analysis.report.charts.side_by_side import FILE as SIDE_BY_SIDE_FILE
 from aorta.analysis.report.charts.side_by_side import draw_side_by_side
 from aorta.analysis.report.html import PAGE_FILE, why_no_page, write_page
+from aorta.analysis.report.report_tables import write_tables
 from aorta.analysis.report.terminal_text import (
     comparison_details,
     comparison_table,
@@ -36,6 +38,8 @@ from aorta.analysis.report.terminal_text import (
 from aorta.analysis.summary import SUMMARY_FILE, summarize
 from aorta.errors import InputError
 from aorta.terminal_style import PLAIN, Style
+
+TABLES_DIR: Final = "tables"
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ def write_report(
     html: bool = True,
     brief: bool = False,
     style: Style = PLAIN,
+    tables: str | None = None,
 ) -> Report:
     """Read, aggregate, compare (when both names are given), draw and write. Files of an earlier report are replaced.
 
@@ -74,6 +79,7 @@ def write_report(
         html: write the page too.
         brief: `text` has the answer alone.
         style: of `text`.
+        tables: write the tables too, in this format of `table_files.FORMATS`.
 
     Raises:
         InputError: a folder cannot be read, launches are not alike, or `output` cannot be written.
@@ -86,6 +92,9 @@ def write_report(
         if finish is not None:
             finish(summary)
         written, not_drawn = _files(subjects, summary, output, (reference, candidate), html=html)
+        if tables is not None:
+            with _writable(output):
+                written += write_tables(subjects, summary, output / TABLES_DIR, tables, engine)
         notes = {label: _notes(subject, summary["datasets"][label]) for label, subject in subjects.items()}
         if brief:
             text = brief_text(summary, written, notes, style)
@@ -108,9 +117,9 @@ def _files(
     html: bool,
 ) -> tuple[list[Path], dict[str, str]]:
     """Write every file of a report; returns those written, and why others were not."""
-    try:
+    not_drawn: dict[str, str] = {}
+    with _writable(output):
         output.mkdir(parents=True, exist_ok=True)
-        not_drawn: dict[str, str] = {}
         written = [output / SUMMARY_FILE]
         written[0].write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         page = partial(_draw_page, subjects, summary) if html else lambda _path: "not asked for"
@@ -122,12 +131,18 @@ def _files(
             else:
                 path.unlink(missing_ok=True)
                 not_drawn[name] = reason
+    return written, not_drawn
+
+
+@contextmanager
+def _writable(output: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise InputError(
             f"{error.filename or output}: cannot be written: {error.strerror or error}. Choose another folder with "
             "--output DIR"
         ) from error
-    return written, not_drawn
 
 
 def _draw_page(subjects: Mapping[str, Subject], summary: Mapping[str, Any], path: Path) -> str | None:

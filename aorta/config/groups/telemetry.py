@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 Devices = Enum(
@@ -20,6 +20,15 @@ Devices = Enum(
 """Where samples of the device come from; `auto`: the best source for the platform. Names with a hyphen are programs."""
 
 
+class Loggers(Enum):
+    """Tools that get the scalars of steps while the run goes on: the names of `aorta.loggers.by_name`."""
+
+    tensorboard = "tensorboard"
+    prometheus = "prometheus"
+    wandb = "wandb"
+    mlflow = "mlflow"
+
+
 @dataclass
 class Telemetry:
     """What the record holds beside timings."""
@@ -34,3 +43,9 @@ class Telemetry:
     rocm_smi: bool = False
     # run rocm-smi even where no AMD device was found; devices=auto then takes its values
     force: bool = False
+    # tools that rank 0 gives the scalars of its steps to, while the run goes on; each is an extra (docs/loggers.md)
+    loggers: list[Loggers] = field(default_factory=list)
+    # steps from one that is logged to the next
+    logger_interval: int = 1
+    # folder of node_exporter's textfile collector, for the file of loggers=[prometheus]; null: the run's folder
+    prometheus_dir: str | None = None

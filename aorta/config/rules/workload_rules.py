@@ -61,8 +61,13 @@ def workload_notes(config: Config) -> Iterator[str]:
         without = [f"profiling.{name}" for name in _NOT_IN_RPC if getattr(asked, name) != getattr(Profiling, name)]
     if config.telemetry.devices not in (Devices.auto, Devices.off):
         without.append("telemetry.devices")
+    if config.telemetry.loggers:
+        without.append("telemetry.loggers")
     if without:
-        yield f"workload=rpc: has no use for {', '.join(without)}: every worker profiles itself and samples no device"
+        yield (
+            f"workload=rpc: has no use for {', '.join(without)}: every worker profiles itself, samples no device and "
+            "has no steps"
+        )
 
 
 def _ranking_rules(workload: Ranking) -> Iterator[str]:

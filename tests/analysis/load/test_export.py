@@ -9,12 +9,14 @@ import json
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as parquet
 import pytest
 
 import aorta.analysis
 from aorta.analysis.load.export_command import trace_tables
-from aorta.analysis.load.interval_export import interval_frame, write_csv, write_lanes, write_parquet
+from aorta.analysis.load.interval_export import interval_frame, write_lanes
 from aorta.analysis.load.interval_table import Trace
+from aorta.analysis.table_files import check_format, write_table
 from aorta.errors import InputError
 from tests.analysis.load.kineto_files import document, kernel
 from tests.analysis.load.nsys_files import EPOCH_NS, LATER_NS, write_nsys
@@ -39,7 +41,7 @@ def example() -> list[Trace]:
 
 def test_csv_holds_every_row_to_the_last_nanosecond_and_nothing_for_what_is_not_known(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    assert write_csv(example(), path) == 4
+    assert write_table(map(interval_frame, example()), path) == 4
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(each["start_ns"]) for each in rows] == [LATE, LATE + 1_000, LATE + 1_800, 5]
@@ -57,8 +59,8 @@ def test_csv_holds_every_row_to_the_last_nanosecond_and_nothing_for_what_is_not_
 
 
 def test_compressed_csv_is_the_same_text(tmp_path: Path) -> None:
-    write_csv(example(), tmp_path / "rows.csv")
-    write_csv(example(), tmp_path / "rows.csv.gz")
+    write_table(map(interval_frame, example()), tmp_path / "rows.csv")
+    write_table(map(interval_frame, example()), tmp_path / "rows.csv.gz")
     assert gzip.decompress((tmp_path / "rows.csv.gz").read_bytes()) == (tmp_path / "rows.csv").read_bytes()
 
 
@@ -81,18 +83,18 @@ def test_the_same_rows_by_the_public_function(tmp_path: Path) -> None:
 
 
 def test_parquet_gives_the_rows_back(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is an extra: pip install pyarrow")
-    assert write_parquet(example(), tmp_path / "rows.parquet") == 4
+    assert write_table(map(interval_frame, example()), tmp_path / "rows.parquet") == 4
     back = parquet.read_table(tmp_path / "rows.parquet").to_pydict()
     assert back["start_ns"] == [LATE, LATE + 1_000, LATE + 1_800, 5]
     assert back["kind"] == [None, None, "allreduce", None]
     assert back["rank"] == [0, 0, 0, None]
 
 
-def test_without_pyarrow_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(InputError, match="pip install pyarrow"):
-        write_parquet(example(), tmp_path / "rows.parquet")
+    with pytest.raises(InputError, match=r"pip install 'aorta-bench\[parquet\]'"):
+        check_format("parquet")
+    check_format("csv")
 
 
 def test_lanes_are_merged_named_and_exact(tmp_path: Path) -> None:

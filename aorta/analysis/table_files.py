@@ -1,0 +1,75 @@
+"""Writes tables into files for other tools, frame by frame: CSV, gzipped CSV, Parquet.
+
+    rows = write_table(frames, folder / "steps.parquet")
+
+Must not hold more than one frame.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final
+
+from aorta.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMATS: Final = ("csv", "csv.gz", "parquet")
+"""Each is the suffix of its files."""
+_NOT_UTF8: Final = "backslashreplace"
+"""Names of files need not be UTF-8."""
+
+
+def check_format(form: str) -> None:
+    """Check that files of this format can be written.
+
+    Raises:
+        InputError: what it needs is not installed.
+    """
+    if form == "parquet" and find_spec("pyarrow") is None:
+        raise InputError("writing Parquet needs pyarrow: pip install 'aorta-bench[parquet]'; csv needs nothing")
+
+
+def write_table(frames: Iterable[pd.DataFrame], path: Path) -> int:
+    """Write all rows of frames that have the same columns; the suffix of `path` says in which format. A Parquet file
+    has a row group per frame. Returns the number of rows.
+    """
+    return _write_parquet(frames, path) if path.suffix == ".parquet" else _write_csv(frames, path)
+
+
+def _write_csv(frames: Iterable[pd.DataFrame], path: Path) -> int:
+    count = 0
+    with _text_file(path) as file:
+        for place, frame in enumerate(frames):
+            frame.to_csv(file, index=False, header=place == 0)
+            count += len(frame)
+    return count
+
+
+def _text_file(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "wt", encoding="utf-8", errors=_NOT_UTF8, newline="")
+    return path.open("w", encoding="utf-8", errors=_NOT_UTF8, newline="")
+
+
+def _write_parquet(frames: Iterable[pd.DataFrame], path: Path) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    writer, count = None, 0
+    try:
+        for frame in frames:
+            # A file has one schema but dictionaries differ from frame to frame, so categories become strings.
+            plain = frame.astype({name: "string" for name in frame.columns if frame[name].dtype == "category"})
+            table = pa.Table.from_pandas(plain, preserve_index=False)
+            writer = writer or pq.ParquetWriter(path, table.schema)
+            writer.write_table(table)
+            count += len(frame)
+    finally:
+        if writer is not None:
+            writer.close()
+    return count

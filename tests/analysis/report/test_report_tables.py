@@ -1,0 +1,119 @@
+"""`aorta report --tables`: the files, read back with pandas, against the summary beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from aorta.analysis.report import report_tables
+from aorta.analysis.report.report_command import overlap_report
+from aorta.analysis.report.report_folder import write_report
+from aorta.analysis.report.report_tables import COLLECTIVES, COMPARISON, METRICS, STEPS
+from aorta.analysis.table_files import FORMATS
+from tests.analysis.builders import simulated_run, strict_json
+from tests.analysis.compare.builders import launch_set
+from tests.docs.pages import ROOT, code, first_column, section
+
+SAMPLE = ROOT / "tests" / "samples" / "two_gloo_ranks"
+
+
+def read(folder: Path, name: str, form: str) -> pd.DataFrame:
+    path = folder / "tables" / f"{name}.{form}"
+    return pd.read_parquet(path) if form == "parquet" else pd.read_csv(path)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_steps_and_collectives_add_up_to_the_summary(tmp_path, form, monkeypatch):
+    monkeypatch.setattr(report_tables, "FRAME_ROWS", 1)  # a frame per rank: they must fit together
+    sources = {"sample": SAMPLE, "made": simulated_run(tmp_path / "made", label="made", ranks=3, steps=7, warmup=2)}
+    report = write_report(sources, tmp_path / "out", html=False, tables=form)
+    assert {path for path in report.files if path.parent.name == "tables"} == {
+        tmp_path / "out" / "tables" / f"{name}.{form}" for name in ("steps", "collectives", "metrics")
+    }
+    steps, rows = read(tmp_path / "out", "steps", form), read(tmp_path / "out", "collectives", form)
+    summary = strict_json(tmp_path / "out" / "summary.json")
+    assert list(summary["datasets"]) == list(sources)
+    for label, entry in summary["datasets"].items():
+        mine = steps[steps["label"] == label]
+        used = mine[~mine["warmup"]]
+        assert (len(mine), len(used)) == (entry["steps"]["rank_steps_read"], entry["steps"]["rank_steps_used"])
+        for name in ("overlap_ratio", "exposed_comm_ms", "window_ms"):
+            assert used[name].median() == pytest.approx(entry["metrics"][name]["median"])
+            assert used[name].sum() == pytest.approx(entry["metrics"][name]["mean"] * entry["metrics"][name]["count"])
+        assert mine.groupby("global_step")["rank"].nunique().eq(entry["source"]["world_size"]).all()
+        assert mine["launch"].isna().all()
+        of_label = rows[(rows["label"] == label) & ~rows["warmup"]]
+        assert len(of_label) == sum(each["rows"] for each in entry["collectives"])
+        for each in entry["collectives"]:
+            same = of_label[(of_label["bytes"] == each["bytes"]) & (of_label["kind"] == each["kind"])]
+            assert same["wait_ms"].median() == pytest.approx(each["wait_ms"]["median"])
+            per_instance = same.groupby("instance")
+            assert len(per_instance) == each["collectives"]
+            assert per_instance["transfer_ms"].first().median() == pytest.approx(each["transfer_ms"]["median"])
+
+
+def test_a_comparison_of_launches_has_rows_per_launch_and_the_verdicts(tmp_path):
+    sides = {
+        "base": launch_set(tmp_path / "base", [0.8, 0.81, 0.79, 0.8]),
+        "new": launch_set(tmp_path / "new", [0.5, 0.51, 0.49, 0.5]),
+    }
+    write_report(sides, tmp_path / "out", "base", "new", html=False, tables="parquet")
+    steps = read(tmp_path / "out", "steps", "parquet")
+    assert steps.groupby(["label", "launch"]).size().to_dict() == {
+        (label, f"{number:02}"): 14 for label in sides for number in range(4)
+    }
+    summary = strict_json(tmp_path / "out" / "summary.json")
+    compared = read(tmp_path / "out", "comparison", "parquet").set_index("metric")
+    assert list(compared.index) == list(summary["comparison"]["metrics"])
+    row, entry = compared.loc["overlap_ratio"], summary["comparison"]["metrics"]["overlap_ratio"]
+    for name in ("reference", "candidate", "difference", "p", "verdict", "role", "unit"):
+        assert row[name] == entry[name]
+    assert row["difference_low"] == entry["difference_interval"]["low"]
+    assert row["reference_launches"] == entry["launches"]["reference"]
+    metrics = read(tmp_path / "out", "metrics", "parquet").set_index(["label", "metric"])
+    assert metrics.loc[("new", "overlap_ratio"), "median"] == summary["datasets"]["new"]["overlap_ratio"]
+
+
+def test_columns_are_the_documented_ones_whatever_a_source_has(tmp_path):
+    wanted = {"steps": STEPS, "collectives": COLLECTIVES, "metrics": METRICS}
+    write_report({"sample": SAMPLE}, tmp_path / "out", html=False, tables="csv")
+    assert {name: tuple(read(tmp_path / "out", name, "csv").columns) for name in wanted} == wanted
+    page = ROOT / "artifacts" / "README.md"
+    told = {
+        name: {each for cell in first_column(section(page, f"`tables/{name}`")) for each in code(cell)}
+        for name in ("steps", "collectives", "metrics", "comparison")
+    }
+    metrics = set(report_tables.METRICS_OF_STEPS)
+    assert told["steps"] == {*STEPS} - metrics
+    assert told["collectives"] == {*COLLECTIVES}
+    assert told["metrics"] == {*METRICS}
+    assert told["comparison"] == {*COMPARISON}
+
+
+def test_frames_are_small_however_large_the_run(tmp_path, monkeypatch):
+    sizes: dict[str, list[int]] = {}
+    real = report_tables.write_table
+
+    def watched(found, path):
+        rows = sizes.setdefault(path.name.split(".")[-2], [])
+        return real((rows.append(len(frame)) or frame for frame in found), path)
+
+    monkeypatch.setattr(report_tables, "write_table", watched)
+    monkeypatch.setattr(report_tables, "FRAME_ROWS", 10)
+    made = simulated_run(tmp_path / "made", label="made", ranks=4, steps=5)
+    write_report({"made": made}, tmp_path / "out", html=False, tables="csv")
+    assert sizes["steps"] == [10, 10]  # two ranks of five steps at a time
+    columns, *frames = sizes["collectives"]
+    assert (columns, len(frames)) == (0, 5)  # a step is the least
+    assert sum(frames) == len(read(tmp_path / "out", "collectives", "csv"))
+
+
+def test_the_command_takes_a_format_and_refuses_others(tmp_path, capsys):
+    words = [str(SAMPLE), "--output", str(tmp_path / "out"), "--no-html", "--tables", "csv.gz"]
+    assert overlap_report(words) == 0
+    assert str(tmp_path / "out" / "tables" / "steps.csv.gz") in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        overlap_report([*words[:-1], "xlsx"])
+    assert "invalid choice: 'xlsx'" in capsys.readouterr().err
