@@ -1,6 +1,6 @@
 """How far what-if predictions are from what then happens: `python -m benchmarks.whatif_interventions FOLDER`.
 
-Regime: launches on this machine's CPU, two gloo ranks with real computation on the emulated fabric, 30 steps, 4 of them
+Regime: launches on this machine's CPU, two gloo ranks with real computation on the emulated fabric, 34 steps, 4 of them
 warm-up. Each regime of `whatif_plan` has a base, launched again between its interventions (base a b base c d base); a
 prediction is made from the record of the base next to the intervention, and held to the record of the launch in which
 the change was really made. Records stay in FOLDER: a second call goes on where the first was cut off, `--evaluate`
@@ -111,7 +111,7 @@ def launch_all(folder: Path, regimes: Sequence[Regime], until_s: float) -> bool:
     """Make the launches that are missing; False when time was up before the last."""
     for regime in regimes:
         for name, intervention in regime.launches():
-            place = folder / regime.name / name
+            place = folder / regime.folder / name
             words = [*COMMON, *regime.words, *(intervention.words if intervention else ())]
             if (place / DONE).exists() and json.loads((place / DONE).read_text()) == words:
                 continue
@@ -122,7 +122,7 @@ def launch_all(folder: Path, regimes: Sequence[Regime], until_s: float) -> bool:
             if done.returncode:
                 raise RuntimeError(f"{place}: exit {done.returncode}\n{done.stderr[-4000:]}")
             (place / DONE).write_text(json.dumps(words))
-            sys.stderr.write(f"{regime.name}/{name} ")
+            sys.stderr.write(f"{regime.folder}/{name} ")
             sys.stderr.flush()
     return True
 
@@ -182,7 +182,7 @@ def program(place: Path) -> whatif.Program:
 
 def row(folder: Path, regime: Regime, number: int, intervention: Intervention) -> Row | None:
     """Predict one intervention and hold it to its launch; None where a launch is missing."""
-    real_place, base_place = (folder / regime.name / name for name in (f"{number:02}", regime.base_of(number)))
+    real_place, base_place = (folder / regime.folder / name for name in (f"{number:02}", regime.base_of(number)))
     if not (real_place / DONE).exists() or not (base_place / DONE).exists():
         return None
     base, real = measured(base_place), measured(real_place)
@@ -304,7 +304,7 @@ def main() -> int:
     begun_s = time.monotonic()
     complete = words.evaluate or launch_all(words.folder, regimes, begun_s + words.minutes * 60)
     found = list(rows(words.folder, regimes))
-    places = {words.folder / each.name / name for each in regimes for name, change in each.launches() if change is None}
+    places = {words.folder / each.folder / name for each in regimes for name, change in each.launches() if change is None}
     figures = figures_of(found, [measured(place) for place in sorted(places) if (place / DONE).exists()])
     figures["complete"] = complete
     if words.write:

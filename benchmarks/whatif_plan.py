@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 RANKS = 2
-STEPS, WARMUP = 30, 4
+STEPS, WARMUP = 34, 4
 COMMON = (
     "training.device=cpu",
     f"training.max_steps={STEPS}",
@@ -45,6 +45,11 @@ class Regime:
     name: str
     words: tuple[str, ...]
     interventions: tuple[Intervention, ...]
+
+    @property
+    def folder(self) -> str:
+        """Its name as that of a folder, without what Hydra would take for a list."""
+        return self.name.replace(",", "").replace(" ", "-")
 
     def launches(self) -> Iterator[tuple[str, Intervention | None]]:
         """Folder and intervention (None: the base) of each launch, in order: base a b base c d base."""
