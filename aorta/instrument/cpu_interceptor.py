@@ -31,11 +31,12 @@ from aorta.instrument.dispatcher import (
     worker_threads,
 )
 from aorta.instrument.emulation.emulated_link import HostLinks
-from aorta.instrument.event_clock import EventClock, Mark
+from aorta.instrument.event_clock import EventClock
 from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.operators import OPERATORS, Operator, is_async, offered, position_of_async_op, position_of_group
 from aorta.instrument.timed_work import KeptAlive, TimedWork
 from aorta.instrument.trace_labels import labelled
+from aorta.instrument.waits import Waited, name_of
 from aorta.records.schema import STALL_CUTOFF_NS
 
 _CPU = torch.device("cpu")
@@ -82,7 +83,7 @@ class CpuInterceptor:
         clock: of the device.
         groups: filled with every process group when first seen, by name.
         on_issue: called in issue order with each collective, before it is issued.
-        on_stall: called with two marks between which the caller was blocked.
+        on_wait: called with each wait of the caller, also one that did not block.
         on_call: called with the host's times round each call of a backend that took longer than `shortest_call_ns`:
             handing a collective over is host work, and a stall only from a length on that the step builder knows.
         links: of the emulated fabric, which delays completion; None = the real network.
@@ -93,13 +94,13 @@ class CpuInterceptor:
         clock: EventClock,
         groups: dict[str, Group],
         on_issue: Callable[[InFlight], None],
-        on_stall: Callable[[Mark, Mark], None],
+        on_wait: Callable[[Waited], None],
         links: HostLinks | None = None,
         on_call: Callable[[int, int], None] = lambda _begin, _end: None,
         shortest_call_ns: int = STALL_CUTOFF_NS // 2,
     ) -> None:
         self.clock, self._groups = clock, groups
-        self._on_issue, self._on_stall = on_issue, on_stall
+        self._on_issue, self._on_wait = on_issue, on_wait
         self._links = links
         self._on_call, self._shortest_call_ns = on_call, shortest_call_ns
         self._kept = KeptAlive()
@@ -186,13 +187,15 @@ class CpuInterceptor:
         work = work_in(result)
         if work is None:  # it is over, and there is nothing to wait for
             issued.stamp("wait")
+            if issued.end is not None:
+                self._host_wait(Waited(name_of(issued), issued.issue_ns, issued.end, blocked=False))
             return result
         if self._links is not None and transfer is not None:
             work = cast(Work, self._links.carry(transfer, work))
         elif not early:
             in_place = self._notice_end(name, issued, work)
         wait = partial(self._wait, issued)
-        return with_work(result, TimedWork(work, wait, self._kept, issued.waiters, in_place=in_place))
+        return with_work(result, TimedWork(work, wait, self._kept, issued.waiters, in_place=in_place, issued=issued))
 
     def _notice_end(self, name: str, issued: InFlight, work: Work) -> bool:
         """Register for the backend's completion callback; returns whether it has a future.
@@ -216,17 +219,17 @@ class CpuInterceptor:
         """The caller's wait: timed as a stall, and as the end where nothing else has stamped it. A caller that arrives
         after the collective has ended is not blocked.
         """
-        begin, blocked = time.perf_counter_ns(), not issued.look()
+        begin, blocked, over = time.perf_counter_ns(), not issued.look(), False
         try:
             outcome = inner()
             issued.stamp("wait")  # not reached after an error: a timeout, say, is not the end
+            over = True
             return outcome
         finally:
-            if blocked:
-                self._host_stall(begin, time.perf_counter_ns())
+            self._host_wait(Waited(name_of(issued), begin, time.perf_counter_ns(), blocked, over))
 
-    def _host_stall(self, begin: Mark, end: Mark) -> None:
-        self._on_stall(begin, end)
+    def _host_wait(self, wait: Waited) -> None:
+        self._on_wait(wait)
 
     def _on_device(self, issued: InFlight, args: tuple[Any, ...], asynchronous: bool, original: Original) -> Any:
         raise NotImplementedError("a collective of device tensors in a run on the CPU")

@@ -35,7 +35,9 @@ from aorta.instrument.dispatcher import (
 from aorta.instrument.emulation.emulated_link import DelayedOnDevice, DeviceLink, HostLinks
 from aorta.instrument.event_clock import EventClock, Mark
 from aorta.instrument.in_flight import Group, InFlight
+from aorta.instrument.stream_order import StreamOrder
 from aorta.instrument.timed_work import TimedWork
+from aorta.instrument.waits import Name, Waited, name_of
 
 
 class _Lent:
@@ -60,7 +62,8 @@ class DeviceInterceptor(CpuInterceptor):
     """Interceptor for accelerators; collectives of CPU tensors in the same run are timed as on a CPU.
 
     Args:
-        on_wait: called with two marks between which the compute stream may have been waiting.
+        on_stream_wait: called with two marks between which the compute stream may have been waiting for another one,
+            and the collectives that this stream had joined.
         dedicated: run collectives on AORTA's own stream of their group; otherwise leave them on the backend's, and let
             that stream only wait, for the timing. Sends and receives are never moved: one side stream per group would
             serialise those of opposite directions, and two ranks would wait for each other.
@@ -72,8 +75,8 @@ class DeviceInterceptor(CpuInterceptor):
         clock: EventClock,
         groups: dict[str, Group],
         on_issue: Callable[[InFlight], None],
-        on_stall: Callable[[Mark, Mark], None],
-        on_wait: Callable[[Mark, Mark], None],
+        on_wait: Callable[[Waited], None],
+        on_stream_wait: Callable[[Mark, Mark, tuple[Name, ...]], None],
         streams: DeviceStreams,
         device: torch.device,
         *,
@@ -81,8 +84,9 @@ class DeviceInterceptor(CpuInterceptor):
         links: HostLinks | None = None,
         device_link: DeviceLink | None = None,
     ) -> None:
-        super().__init__(clock, groups, on_issue, on_stall, links)
-        self._on_wait, self._device = on_wait, device
+        super().__init__(clock, groups, on_issue, on_wait, links)
+        self._on_stream_wait, self._device = on_stream_wait, device
+        self._order = StreamOrder()
         self._streams, self._dedicated, self._device_link = streams, dedicated, device_link
         self._held: deque[InFlight] = deque()
         self._batches: dict[str, _Batch] = {}
@@ -92,7 +96,8 @@ class DeviceInterceptor(CpuInterceptor):
     def open(self, device: torch.device, on_captured: Callable[[], None]) -> Looking:
         seam = super().open(device, on_captured)
         coalescing = Coalescing(self._batch_begins, self._batch_ends)
-        return Watches(seam, coalescing, StreamWaits(device, self._streams, self.clock.mark, self._on_wait))
+        waits = StreamWaits(device, self._streams, self.clock.mark, self._on_stream_wait, self._order)
+        return Watches(seam, coalescing, waits)
 
     def begin(self) -> None:
         self._streams.compute = self._streams.current()
@@ -129,7 +134,7 @@ class DeviceInterceptor(CpuInterceptor):
             self._hold(issued, args)
         else:
             # After this wait the caller's stream is in the state it would be in had the backend used it.
-            self._join(done)
+            self._join(issued, done)
         return result if work is None else with_work(result, self._handle(issued, work, side, done))
 
     def _watched(self, issued: InFlight, args: tuple[Any, ...], key: Hashable, original: Original) -> Any:
@@ -157,8 +162,7 @@ class DeviceInterceptor(CpuInterceptor):
         issued.start = self.clock.mark()
         result = original()
         self._end(work_in(result), [issued])
-        if computes:
-            self._on_stall(begin, self.clock.mark())
+        self._went_on(issued, begin, computes=computes)
         return result
 
     # --- collected into one launch -----------------------------------------------------------------------------------
@@ -180,8 +184,7 @@ class DeviceInterceptor(CpuInterceptor):
         work = launch()
         if work is None:  # synchronous: on the caller's stream
             self._end(None, batch.rows)
-            if computes:
-                self._on_stall(begin, self.clock.mark())
+            self._went_on(batch.rows[-1], begin, computes=computes)
             return None
         if begin is not None:
             self.clock.release(begin)
@@ -212,18 +215,24 @@ class DeviceInterceptor(CpuInterceptor):
         event.record(side)
         return _Lent(event, self._done_events)
 
-    def _join(self, done: _Lent) -> None:
+    def _join(self, issued: InFlight, done: _Lent) -> None:
         """The caller's stream waits for this collective only, not for those issued after it."""
-        self._stalling(lambda: done.event.wait(self._streams.current()))
+        self._stalling(issued, lambda: done.event.wait(self._streams.current()))
 
-    def _stalling(self, wait: Callable[[], Any]) -> Any:
+    def _stalling(self, issued: InFlight, wait: Callable[[], Any]) -> Any:
         """Make the caller's stream wait; a stall if that is the compute stream."""
-        if not self._streams.computes():
-            return wait()
-        begin = self.clock.mark()
+        computes = self._streams.computes()
+        begin = self.clock.mark() if computes else None
         outcome = wait()
-        self._on_stall(begin, self.clock.mark())
+        self._went_on(issued, begin, computes=computes)
         return outcome
+
+    def _went_on(self, issued: InFlight, begin: Mark | None, *, computes: bool) -> None:
+        """The caller's stream goes on after a collective; if it computes, it may have waited since `begin`."""
+        if computes:
+            self._on_wait(Waited(name_of(issued), begin, self.clock.mark()))
+        else:
+            self._order.joined(self._streams.current().stream_id, name_of(issued))
 
     def _handle(self, issued: InFlight, work: Work, side: torch.Stream, done: _Lent | None = None) -> TimedWork:
         """The caller's handle. It waits for `done`, or for the backend's work where the collective was not moved."""
@@ -235,15 +244,15 @@ class DeviceInterceptor(CpuInterceptor):
         def wait(inner: Callable[[], bool], limited: bool) -> bool:
             outcome = True
             if done is None:
-                outcome = bool(self._stalling(inner))
+                outcome = bool(self._stalling(issued, inner))
             else:
                 if limited:
                     outcome = inner()  # with a timeout the host waits, and may get an error
-                self._join(done)
+                self._join(issued, done)
             issued.alive = None  # the caller's stream continues after it, as with the backend's own wait
             return outcome
 
-        return TimedWork(work, wait, self._kept, issued.waiters, repeatable=True, in_place=True)
+        return TimedWork(work, wait, self._kept, issued.waiters, repeatable=True, in_place=True, issued=issued)
 
     def _hold(self, issued: InFlight, alive: Any) -> None:
         """Keep tensors until a caller has waited or the device has passed: our own wait, for the mark, made the
@@ -268,7 +277,7 @@ class DeviceInterceptor(CpuInterceptor):
         except RuntimeError:  # the group serves CPU tensors only
             return False, False
 
-    def _host_stall(self, begin: Mark, end: Mark) -> None:
+    def _host_wait(self, wait: Waited) -> None:
         """A caller on the host waits for a collective of CPU tensors; the compute stream does not."""
 
     # --- the emulated fabric -----------------------------------------------------------------------------------------

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+from aorta.instrument.stream_order import StreamOrder
+from aorta.instrument.waits import Name
+
 
 class DeviceStreams:
     """The streams of one accelerator.
@@ -75,13 +78,16 @@ class StreamWaits:
     """Brackets every wait of the compute stream with marks, while the object is open.
 
     FSDP's collectives run on its own streams, and the compute stream waits for their events rather than for a work
-    handle. These waits are Python calls of the device's stream class, which is patched here.
+    handle. These waits are Python calls of the device's stream class, which is patched here; so is `record` of its
+    events, to know which collectives an event stands for.
 
     Args:
         device: whose stream class.
         streams: tells which stream computes.
         mark: takes a mark on the current stream.
-        on_wait: called with two marks between which the compute stream may have been waiting.
+        on_wait: called with two marks between which the compute stream may have been waiting, and the collectives that
+            it waited for.
+        order: knows which collectives streams go on after.
     """
 
     def __init__(
@@ -89,38 +95,56 @@ class StreamWaits:
         device: torch.device,
         streams: DeviceStreams,
         mark: Callable[[], Any],
-        on_wait: Callable[[Any, Any], None],
+        on_wait: Callable[[Any, Any, tuple[Name, ...]], None],
+        order: StreamOrder,
     ) -> None:
-        self._class = torch.get_device_module(device.type).Stream
-        self._own = {name: self._class.__dict__.get(name) for name in _WAITS}
-        self._inside = False
+        module = torch.get_device_module(device.type)
+        classes = [(module.Stream, name) for name in _WAITS] + [(module.Event, "record")]
+        self._own = [(owner, name, owner.__dict__.get(name)) for owner, name in classes]
+        self._inside, self._order = False, order
         for name in _WAITS:
-            setattr(self._class, name, self._marked(getattr(self._class, name), streams, mark, on_wait))
+            setattr(module.Stream, name, self._marked(getattr(module.Stream, name), streams, mark, on_wait))
+        module.Event.record = self._noted(module.Event.record, streams)
 
     def close(self) -> None:
-        """Restore the class."""
-        for name, own in self._own.items():
+        """Restore the classes."""
+        for owner, name, own in self._own:
             if own is None:
-                delattr(self._class, name)
+                delattr(owner, name)
             else:
-                setattr(self._class, name, own)
+                setattr(owner, name, own)
+
+    def _noted(self, original: Callable[..., Any], streams: DeviceStreams) -> Callable[..., Any]:
+        def record(event: Any, stream: Any = None) -> Any:
+            outcome = original(event, stream)
+            self._order.recorded((streams.current() if stream is None else stream).stream_id, event)
+            return outcome
+
+        return record
 
     def _marked(
         self,
         original: Callable[[Any, Any], Any],
         streams: DeviceStreams,
         mark: Callable[[], Any],
-        on_wait: Callable[[Any, Any], None],
+        on_wait: Callable[[Any, Any, tuple[Name, ...]], None],
     ) -> Callable[[Any, Any], Any]:
+        order = self._order
+
         def wait(stream: Any, other: Any) -> Any:
-            if self._inside or stream != streams.compute:  # `wait_stream` calls `wait_event`
+            if self._inside:  # `wait_stream` calls `wait_event`
+                return original(stream, other)
+            if stream != streams.compute:
+                order.passed_on(stream.stream_id, other)  # of a stream nothing: its event comes here as well
                 return original(stream, other)
             self._inside = True
             try:
                 with nullcontext() if streams.computes() else streams.use(stream):  # marks go to the current stream
                     begin = mark()
                     result = original(stream, other)
-                    on_wait(begin, mark())
+                    of_stream = isinstance(other, torch.Stream)
+                    names = order.awaited(stream=other.stream_id) if of_stream else order.awaited(other)
+                    on_wait(begin, mark(), names)
                 return result
             finally:
                 self._inside = False

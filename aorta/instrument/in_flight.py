@@ -35,6 +35,8 @@ class InFlight:
         communicator: runs one collective after another; None where it does not determine when this one could begin (a
             start of None is derived otherwise, sends and receives have a communicator of their own).
         launch: collectives with the same value were launched together.
+        by_future: a backward pass took its future, and waits for that at its end (DDP).
+        backend_end_ns: when the backend itself was done, where the emulated fabric set `end`.
     """
 
     kind: str
@@ -51,6 +53,8 @@ class InFlight:
     counted: bool = True
     communicator: str | None = None
     launch: int | None = None
+    by_future: bool = False
+    backend_end_ns: int | None = None
     alive: Any = field(default=None, repr=False)
     has_completed: Callable[[], bool] | None = field(default=None, repr=False)
     completion: Completion | None = field(default=None, repr=False)
@@ -62,10 +66,12 @@ class InFlight:
             self.completion = None
         return self.end is not None
 
-    def stamp(self, source: EndSource) -> None:
-        """It has ended by now, on the host's clock; the first call counts. Not for a collective with a `completion`."""
+    def stamp(self, source: EndSource, at_ns: int | None = None) -> None:
+        """It has ended by now, or by `at_ns`, on the host's clock; the first call counts. Not for a collective with a
+        `completion`.
+        """
         if self.end is None:
-            self.end, self.end_source = time.perf_counter_ns(), source
+            self.end, self.end_source = time.perf_counter_ns() if at_ns is None else at_ns, source
             self.has_completed = None
 
     def on_completion(self, _future: Any) -> None:

@@ -223,7 +223,13 @@ class Instrumentation:
         dedicated = self._mode == "dedicated"
         if isinstance(clock, NativeDeviceClock):
             recorder.quiet_interceptor = on_device = NativeDeviceInterceptor(
-                module, clock, self.groups, recorder.on_wait, device, dedicated=dedicated, priority=stream_priority
+                module,
+                clock,
+                self.groups,
+                recorder.on_stream_wait,
+                device,
+                dedicated=dedicated,
+                priority=stream_priority,
             )
             return on_device
         if module is not None:
@@ -234,14 +240,14 @@ class Instrumentation:
         links = None if fabric is None else HostLinks(fabric)
         if device.type == "cpu":
             return CpuInterceptor(
-                clock, self.groups, recorder.on_issue, recorder.on_stall, links, recorder.on_call, shortest_call_ns
+                clock, self.groups, recorder.on_issue, recorder.on_wait, links, recorder.on_call, shortest_call_ns
             )
         from_python = DeviceInterceptor(
             clock,
             self.groups,
             recorder.on_issue,
-            recorder.on_stall,
             recorder.on_wait,
+            recorder.on_stream_wait,
             DeviceStreams(device, stream_priority),
             device,
             dedicated=dedicated,

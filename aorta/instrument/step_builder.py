@@ -18,6 +18,7 @@ from aorta.instrument.gloo_workers import GlooWorkers
 from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.loss_scalars import Scalar
 from aorta.instrument.user_marks import MarksOfStep
+from aorta.instrument.waits import Name, Waited, tail_waits, wait_rows
 from aorta.records.clocks import to_realtime_ns
 from aorta.records.schema import (
     STALL_CUTOFF_NS,
@@ -29,6 +30,7 @@ from aorta.records.schema import (
     Coverage,
     Phase,
     Stall,
+    StallCause,
     Step,
 )
 from aorta.timeline.intervals import Interval
@@ -59,7 +61,7 @@ class Told:
     """
 
     collectives: list[InFlight] = field(default_factory=list)
-    stalls: list[tuple[Mark, Mark]] = field(default_factory=list)
+    waits: list[Waited] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     tails: list[tuple[Mark, Mark]] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
@@ -71,7 +73,8 @@ class OpenStep:
     """The marks of one step, while it runs or has not been read yet.
 
     `unseen` says why the step is not observed, if it is not. `tell` returns the events recorded by compiled code, if
-    any. `calls`: times round the calls of backends that may have been stalls.
+    any. `stalls`: those that no wait for a collective made. `stream_waits`: of the compute stream for another one, and
+    the collectives that this one had joined. `calls`: times round the calls of backends that may have been stalls.
     """
 
     facts: StepFacts
@@ -84,7 +87,8 @@ class OpenStep:
     collectives: list[InFlight] = field(default_factory=list)
     stalls: list[tuple[Mark, Mark]] = field(default_factory=list)
     tails: list[tuple[Mark, Mark]] = field(default_factory=list)
-    waits: list[tuple[Mark, Mark]] = field(default_factory=list)
+    waits: list[Waited] = field(default_factory=list)
+    stream_waits: list[tuple[Mark, Mark, tuple[Name, ...]]] = field(default_factory=list)
     calls: list[Interval] = field(default_factory=list)
     compute: list[Range] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
@@ -99,7 +103,11 @@ class OpenStep:
         yield from (self.start, self.end)
         for issued in self.collectives:
             yield from (issued.start, issued.end)
-        for begin, end in (*self.stalls, *self.tails, *self.waits):
+        for begin, end in (*self.stalls, *self.tails):
+            yield from (begin, end)
+        for wait in self.waits:
+            yield from (wait.begin, wait.end)
+        for begin, end, _ in self.stream_waits:
             yield from (begin, end)
         for span in (*self.compute, *self.aux):
             yield from (span.start, span.end)
@@ -109,7 +117,7 @@ class OpenStep:
         if self.tell is not None:
             told, self.tell = self.tell(), None
             self.collectives += told.collectives
-            self.stalls += told.stalls
+            self.waits += told.waits
             self.passes += told.passes
             self.tails += told.tails
             self.compute += told.ranges
@@ -158,13 +166,22 @@ class StepBuilder:
         compute = [*self._ranges(step.compute), *step.passes]
         aux = self._ranges(step.aux)
         algebra = self._algebra
-        blocked = algebra.lane(self._spans(step.stalls), window)
-        waits = self._spans(step.waits)
+        waits = [(wait, span) for wait in step.waits if (span := self._span(wait.begin, wait.end)) is not None]
+        stream_waits = [
+            (of, span) for begin, end, of in step.stream_waits if (span := self._span(begin, end)) is not None
+        ]
+        tails = self._spans(step.tails)
+        found = [(wait.of, span) for wait, span in waits if wait.over]
+        found += [(name, span) for of, span in stream_waits for name in of]
+        found += tail_waits(tails, step.collectives, rows, {name for name, _ in found}, start_ns)
+        blocked = algebra.lane([*self._spans(step.stalls), *(span for wait, span in waits if wait.blocked)], window)
         # A strategy that waits in intercepted calls after the backward pass does other work between them.
-        tails = [tail for tail in self._spans(step.tails) if not any(tail[0] <= begin <= tail[1] for begin, _ in waits)]
-        if tails or waits:
+        begun = [span[0] for _, span in stream_waits]
+        maybe = [tail for tail in tails if not any(tail[0] <= begin <= tail[1] for begin in begun)]
+        maybe += [span for _, span in stream_waits]
+        if maybe:
             everywhere = algebra.lane([span for spans in comm.values() for span in spans], window)
-            blocked = algebra.union([blocked, algebra.intersect(algebra.lane([*tails, *waits], window), everywhere)])
+            blocked = algebra.union([blocked, algebra.intersect(algebra.lane(maybe, window), everywhere)])
         computing = [(low, high) for _, _, low, high in compute]
         stalls = self._with_calls(blocked, step.calls, window)
         overlap, _ = measure_lanes(
@@ -236,18 +253,36 @@ class StepBuilder:
             compute=[
                 ComputeRange(block, phase, low - start_ns, high - start_ns) for block, phase, low, high in compute
             ],
-            stalls=[Stall(low - start_ns, high - start_ns) for low, high in algebra.pairs(stalls)],
+            stalls=self._stall_rows(blocked, step.calls, window),
             aux=[AuxRange(name, low - start_ns, high - start_ns) for name, _, low, high in aux],
             phase=step.facts.phase,
             reasons=reasons,
+            waits=msgspec.UNSET if step.unseen is not None else wait_rows(found, start_ns),
         )
         return line if step.user_marks is None else _with_user_marks(line, step.user_marks)
 
     def _with_calls(self, blocked: Any, calls: list[Interval], window: Interval, factor: float = 1) -> Any:
         """The stalls of a step: those of waiting, and calls of backends longer than `factor` times the cut-off."""
-        cutoff_ns = (self._stall_cutoff_ns or STALL_CUTOFF_NS) * factor
-        longer = [(begin, end) for begin, end in calls if end - begin > cutoff_ns]
+        longer = self._longer(calls, factor)
         return self._algebra.union([blocked, self._algebra.lane(longer, window)]) if longer else blocked
+
+    def _longer(self, calls: list[Interval], factor: float = 1) -> list[Interval]:
+        cutoff_ns = (self._stall_cutoff_ns or STALL_CUTOFF_NS) * factor
+        return [(begin, end) for begin, end in calls if end - begin > cutoff_ns]
+
+    def _stall_rows(self, blocked: Any, calls: list[Interval], window: Interval) -> list[Stall]:
+        """The stalls of a step with their causes: inside a long call the thread hands over, whatever is waited for
+        round it.
+        """
+        algebra, origin_ns = self._algebra, window[0]
+        handing = algebra.lane(self._longer(calls), window)
+        causes: list[tuple[StallCause, Any]] = [("wait", algebra.subtract(blocked, handing)), ("hand_over", handing)]
+        rows = [
+            Stall(low - origin_ns, high - origin_ns, cause)
+            for cause, spans in causes
+            for low, high in algebra.pairs(spans)
+        ]
+        return sorted(rows, key=lambda row: row.start_ns)
 
     def _row(self, issued: InFlight, origin_ns: int) -> Collective:
         issue_ns, start_ns, end_ns = issued.issue_ns, self._read(issued.start), self._read(issued.end)
@@ -268,6 +303,7 @@ class StepBuilder:
             None if start_ns is None else start_ns - origin_ns,
             end_ns,
             issued.end_source,
+            None if issued.backend_end_ns is None else issued.backend_end_ns - origin_ns,
         )
 
     def _in_turn(self, communicator: str, launch: int | None, start_ns: int, end_ns: int) -> int:
@@ -332,8 +368,11 @@ class StepBuilder:
         return [(block, phase, low, high) for block, phase, low, high in read if low is not None and high is not None]
 
     def _spans(self, marks: list[tuple[Mark, Mark]]) -> list[Interval]:
-        read = [(self._read(begin), self._read(end)) for begin, end in marks]
-        return [(low, high) for low, high in read if low is not None and high is not None]
+        return [span for begin, end in marks if (span := self._span(begin, end)) is not None]
+
+    def _span(self, begin: Mark, end: Mark) -> Interval | None:
+        low, high = self._read(begin), self._read(end)
+        return None if low is None or high is None else (low, high)
 
     def _read(self, mark: Mark | None) -> int | None:
         """Read a mark for the last time."""

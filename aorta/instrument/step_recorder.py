@@ -19,6 +19,7 @@ from aorta.instrument.in_flight import InFlight
 from aorta.instrument.loss_scalars import Scalar
 from aorta.instrument.step_builder import OpenStep, StepBuilder, StepFacts, Told
 from aorta.instrument.user_marks import UserMarks
+from aorta.instrument.waits import Name, Waited
 from aorta.records.schema import Step
 from aorta.timeline.overlap import Unseen
 
@@ -174,12 +175,19 @@ class StepRecorder:
         if self._current is not None:
             self._current.calls.append((begin_ns, end_ns))
 
-    def on_wait(self, begin: Mark, end: Mark) -> None:
-        """Between these marks the compute stream may have been waiting for a stream of the strategy; the part that
-        coincides with communication is a stall.
+    def on_wait(self, wait: Waited) -> None:
+        """What computes waited for a collective."""
+        if self._current is not None:
+            self._current.waits.append(wait)
+        else:
+            self._forget(wait.begin, wait.end)
+
+    def on_stream_wait(self, begin: Mark, end: Mark, joined: tuple[Name, ...]) -> None:
+        """Between these marks the compute stream may have been waiting for a stream of the strategy, and so for the
+        collectives that this one had `joined`; the part that coincides with communication is a stall.
         """
         if self._current is not None:
-            self._current.waits.append((begin, end))
+            self._current.stream_waits.append((begin, end, joined))
         else:
             self._forget(begin, end)
 
@@ -205,7 +213,7 @@ class StepRecorder:
         for issued in self._current.collectives:
             # The training thread continues because they are done; their callbacks may still wait for the GIL.
             if issued.has_completed is not None and issued.has_completed():
-                issued.stamp("future")
+                issued.stamp("future", int(end) if on_host(end) else None)
 
     def note(self, loss: Scalar | None, grad_norm: Scalar | None, lr: float | None = None) -> None:
         """Record scalars of the current step, read when the step is, and its learning rate; None keeps the previous

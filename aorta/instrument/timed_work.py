@@ -17,7 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from aorta.instrument.dispatcher import Work
+from aorta.instrument.dispatcher import Work, backward_pass
+from aorta.instrument.in_flight import InFlight
 
 
 class KeptAlive:
@@ -93,6 +94,7 @@ class TimedWork(dist._Work):
             tensor's first use waits on it in C++.
         repeatable: a device's wait orders streams, so every stream that waits needs it; gloo's must not be repeated.
         in_place: whether its outputs are written on completion; gloo's reduce-scatter writes them in its wait.
+        issued: its collective, if it is one of the record.
     """
 
     def __init__(
@@ -104,9 +106,11 @@ class TimedWork(dist._Work):
         *,
         repeatable: bool = False,
         in_place: bool = False,
+        issued: InFlight | None = None,
     ) -> None:
         super().__init__()
         self._work: Any = work
+        self._issued = issued
         self._wait, self._kept, self._repeatable = wait, kept, repeatable
         self._waiters, self._in_place = waiters, in_place
         self._once = threading.Lock()
@@ -158,4 +162,6 @@ class TimedWork(dist._Work):
         return int(self._work.source_rank())
 
     def get_future(self) -> Any:
+        if self._issued is not None and backward_pass() != -1:
+            self._issued.by_future = True
         return self._work.get_future()

@@ -60,7 +60,7 @@ def watched(world_of_one: None, request: pytest.FixtureRequest) -> Iterator[Watc
             pytest.skip(f"the compiled part is {why_not}")
         watched = Watched(NativeCpuInterceptor(module, groups), rows, groups)
     else:
-        watched = Watched(CpuInterceptor(HostClock(), groups, rows.append, lambda begin, end: None), rows, groups)
+        watched = Watched(CpuInterceptor(HostClock(), groups, rows.append, lambda wait: None), rows, groups)
     yield watched
     watched.close()
 

@@ -178,7 +178,7 @@ def seen(world_of_one: None, tmp_path: Path) -> Any:
     rows: list[InFlight] = []
     groups: dict[str, Group] = {}
     links = HostLinks(EmulatedNetwork(EmulatedFabric(**LATENCY), 0, 1, tmp_path))
-    tap = CpuInterceptor(HostClock(), groups, rows.append, lambda begin, end: None, links)
+    tap = CpuInterceptor(HostClock(), groups, rows.append, lambda wait: None, links)
     seam = DispatcherHook(OPERATORS, torch.device("cpu"), tap)
     yield rows
     seam.close()
@@ -236,7 +236,7 @@ def test_the_run_says_when_the_backend_was_slower(
     links = HostLinks(
         EmulatedNetwork(EmulatedFabric(), 0, 1, tmp_path)
     )  # one rank alone costs nothing: no backend is as fast
-    tap = CpuInterceptor(HostClock(), {}, rows.append, lambda begin, end: None, links)
+    tap = CpuInterceptor(HostClock(), {}, rows.append, lambda wait: None, links)
     seam = DispatcherHook(OPERATORS, torch.device("cpu"), tap)
     dist.all_reduce(torch.ones(10))
     seam.close()

@@ -72,7 +72,7 @@ class Tap:
     def hand_over(self) -> None:
         told = self._tap.end()()
         self.rows += told.collectives
-        self.stalls += told.stalls
+        self.stalls += [(wait.begin, wait.end) for wait in told.waits if wait.blocked]
         self._tap.begin()
 
     def close(self) -> None:

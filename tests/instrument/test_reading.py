@@ -88,7 +88,7 @@ def test_a_backward_tail_is_a_stall_only_where_there_is_communication(rig: Rig) 
 def test_a_tail_in_which_the_strategy_waits_is_a_stall_only_where_it_waits(rig: Rig) -> None:
     with rig.step(0, 20):
         rig.collective(rig.clock.at(2), rig.clock.at(9))
-        rig.recorder.on_wait(rig.clock.at(5), rig.clock.at(6))
+        rig.recorder.on_stream_wait(rig.clock.at(5), rig.clock.at(6), ())
         rig.recorder.on_backward_tail(rig.clock.at(3), rig.clock.at(12))
     assert [(stall.start_ns, stall.end_ns) for stall in rig.lines[0].stalls] == [(5 * MS, 6 * MS)]
 

@@ -151,7 +151,7 @@ def test_at_the_seam_two_groups_run_at_once_or_in_turns(world_of_one: None, tmp_
         inter_latency_us=300_000.0, inter_bandwidth_gb_per_s=1e6, emulated_world_size=2, sharing=sharing
     )
     tap = CpuInterceptor(
-        HostClock(), {}, rows.append, lambda begin, end: None, HostLinks(EmulatedNetwork(settings, 0, 1, tmp_path))
+        HostClock(), {}, rows.append, lambda wait: None, HostLinks(EmulatedNetwork(settings, 0, 1, tmp_path))
     )
     other = dist.new_group([0])
     seam = DispatcherHook(OPERATORS, torch.device("cpu"), tap)

@@ -155,7 +155,7 @@ def test_both_interceptors_tell_calls_apart_from_waits(compiled: bool, tmp_path:
             HostClock(),
             dict[str, Group](),
             lambda _row: None,
-            lambda begin, end: stalls.append((begin, end)),
+            stalls.append,
             None,
             lambda begin, end: calls.append((begin, end)),
             1_000 * US,
@@ -178,7 +178,7 @@ def test_both_interceptors_tell_calls_apart_from_waits(compiled: bool, tmp_path:
         dist.all_reduce(torch.ones(2), async_op=True)
         if compiled:
             told = tap.end()()
-            calls, stalls = told.calls, told.stalls
+            calls, stalls = told.calls, told.waits
         looking.close()
     finally:
         library._destroy()

@@ -16,6 +16,7 @@ from aorta.instrument import cpu_interceptor, in_flight
 from aorta.instrument.cpu_interceptor import CpuInterceptor
 from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import InFlight
+from aorta.instrument.waits import Waited
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
 US = 1000
@@ -47,13 +48,13 @@ class Tap:
 
     def __init__(self, world: dist.ProcessGroup) -> None:
         self.rows: list[InFlight] = []
-        self._stalls: list[tuple[Any, Any]] = []
+        self.waits: list[Waited] = []
         self._calls: list[tuple[int, int]] = []
         self._tap = CpuInterceptor(
             HostClock(),
             {},
             self.rows.append,
-            lambda *ends: self._stalls.append(ends),
+            self.waits.append,
             on_call=lambda *ends: self._calls.append(ends),
             shortest_call_ns=100 * US,
         )
@@ -73,7 +74,7 @@ class Tap:
 
     @property
     def stalls_us(self) -> list[tuple[float, float]]:
-        return self._us(self._stalls)
+        return self._us([(wait.begin, wait.end) for wait in self.waits if wait.blocked])
 
     @property
     def calls_us(self) -> list[tuple[float, float]]:

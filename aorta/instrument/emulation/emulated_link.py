@@ -159,6 +159,8 @@ class Link:
         sleep_until(end_ns)
         self._free_at_ns = end_ns
         issued.start, issued.end_source = start_ns, "future" if slow else "emulated"
+        if transfer.has_future and not slow:
+            issued.backend_end_ns = transfer.backend_ns
         issued.end = end_ns  # set last: a row with an end is complete
         transfer.gate.set_result(None)
 
@@ -212,6 +214,8 @@ class DelayedWork:
             # Known only now, when the link already serves the next collective.
             transfer.issued.end_source, transfer.issued.end = "wait", backend_ns
             self._tally.count(slow=1)
+        elif not transfer.has_future and backend_ns <= end_ns:
+            transfer.issued.backend_end_ns = backend_ns  # at the latest
         return outcome
 
     def is_completed(self) -> bool:

@@ -127,16 +127,38 @@ class Device {
 
   OrderEvents::Lent done(const c10::Stream& stream) { return orders_->recorded(stream); }
 
-  // Make the caller's stream wait; a stall if that is the compute stream.
+  // Make the caller's stream wait for a collective; recorded if that is the compute stream.
   template <class Wait>
-  void stalling(Step& step, Wait wait) {
-    if (!computes() || !step.is_open()) {
+  void stalling(Step& step, const Name& of, Wait wait) {
+    if (!computes()) {
+      wait();
+      joined(of);
+      return;
+    }
+    if (!step.is_open()) {
       wait();
       return;
     }
     const Mark begin = clock_->mark();
     wait();
-    step.stall(begin, clock_->mark());
+    step.wait({of, begin, clock_->mark(), /*blocked=*/true, /*over=*/true});
+  }
+
+  // The caller's stream, which does not compute, goes on after a collective.
+  void joined(const Name& of) {
+    const std::lock_guard<std::mutex> held(mutex_);
+    auto& behind = joined_[current().id()];
+    behind.push_back(of);
+    if (behind.size() > MOST_JOINED) {
+      behind.pop_front();
+    }
+  }
+
+  // The collectives that a stream has joined since the last call (`stream_order.py`).
+  std::deque<Name> take_joined(c10::StreamId stream) {
+    const std::lock_guard<std::mutex> held(mutex_);
+    const auto found = joined_.find(stream);
+    return found == joined_.end() ? std::deque<Name>() : std::exchange(found->second, {});
   }
 
   std::shared_ptr<Held> hold(std::vector<c10::IValue> tensors, OrderEvents::Lent done) {
@@ -152,6 +174,8 @@ class Device {
   }
 
  private:
+  static constexpr size_t MOST_JOINED = 256;  // of streams that nobody asks about
+
   int priority_of(const c10::Stream& stream) {
     {
       const std::lock_guard<std::mutex> held(mutex_);
@@ -190,6 +214,7 @@ class Device {
   std::mutex mutex_;
   std::map<std::pair<std::string, int>, std::optional<c10::Stream>> sides_;
   std::map<c10::StreamId, int> priorities_;
+  std::map<c10::StreamId, std::deque<Name>> joined_;
   std::deque<std::shared_ptr<Held>> held_;
 };
 
@@ -201,24 +226,28 @@ class DeviceWork final : public Work {
       c10::intrusive_ptr<Work> work,
       std::shared_ptr<Device> device,
       std::shared_ptr<Step> step,
+      Name of,
+      std::shared_ptr<Span> span,
       OrderEvents::Lent done,
       std::shared_ptr<Held> held)
       : Work(-1, work->retrieveOpType()),
         work_(std::move(work)),
         device_(std::move(device)),
         step_(std::move(step)),
+        of_(std::move(of)),
+        span_(std::move(span)),
         done_(std::move(done)),
         held_(std::move(held)) {}
 
   bool wait(std::chrono::milliseconds timeout) override {
     bool answer = true;
     if (!done_) {
-      device_->stalling(*step_, [&] { answer = work_->wait(timeout); });
+      device_->stalling(*step_, of_, [&] { answer = work_->wait(timeout); });
     } else {
       if (timeout != kNoTimeout) {
         answer = work_->wait(timeout);  // the host waits, and may get an error
       }
-      device_->stalling(*step_, [&] { done_->block(device_->current()); });
+      device_->stalling(*step_, of_, [&] { done_->block(device_->current()); });
     }
     if (held_) {
       held_->let_go();  // the caller's stream continues after it, as with the backend's own wait
@@ -233,7 +262,12 @@ class DeviceWork final : public Work {
   std::exception_ptr exception() const override { return work_->exception(); }
   std::vector<at::Tensor> result() override { return work_->result(); }
   int sourceRank() const override { return work_->sourceRank(); }
-  c10::intrusive_ptr<Future> getFuture() override { return work_->getFuture(); }
+  c10::intrusive_ptr<Future> getFuture() override {
+    if (in_backward()) {
+      span_->by_future.store(true, std::memory_order_release);
+    }
+    return work_->getFuture();
+  }
   c10::intrusive_ptr<Future> getFutureResult() override { return work_->getFutureResult(); }
   void abort() override { work_->abort(); }
   float getDuration() const override { return work_->getDuration(); }
@@ -243,6 +277,8 @@ class DeviceWork final : public Work {
   const c10::intrusive_ptr<Work> work_;
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<Step> step_;
+  const Name of_;
+  const std::shared_ptr<Span> span_;
   const OrderEvents::Lent done_;
   const std::shared_ptr<Held> held_;
 };

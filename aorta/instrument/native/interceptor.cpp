@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -37,6 +38,7 @@ using aorta::DeviceClock;
 using aorta::DeviceWork;
 using aorta::End;
 using aorta::Future;
+using aorta::Name;
 using aorta::NO_MARK;
 using aorta::Noted;
 using aorta::now_ns;
@@ -168,8 +170,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
 
   // Stop recording; returns the events since `begin`, which Python converts later (`rows_of`).
   std::unique_ptr<Noted> end() {
-    auto [collectives, stalls] = step_->end();
-    return std::make_unique<Noted>(Noted{std::move(collectives), std::move(stalls)});
+    return std::make_unique<Noted>(step_->end());
   }
 
   // Return to the clock the marks that will not be read.
@@ -183,9 +184,9 @@ class Tap : public std::enable_shared_from_this<Tap> {
         device_->clock().release(row.span->end);
       }
     }
-    for (const auto& [begin, end] : noted.stalls) {
-      device_->clock().release(begin);
-      device_->clock().release(end);
+    for (const aorta::Waited& wait : noted.waits) {
+      device_->clock().release(wait.begin);
+      device_->clock().release(wait.end);
     }
   }
 
@@ -223,18 +224,22 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
     auto work = original();
     if (const int64_t returned_ns = now_ns(); !device_ && returned_ns - row.issue_ns > enqueue_ns_) {
-      step_->stall(row.issue_ns, returned_ns);
+      step_->call(row.issue_ns, returned_ns);
     }
     if (!work) {  // already complete: there is nothing to wait for
       row.end->stamp(End::WAIT);
+      if (!device_) {
+        step_->wait({row.name(), row.issue_ns, End::moment_ns(row.end->both()), /*blocked=*/false, /*over=*/true});
+      }
       return;
     }
     if (on_host || !group.early) {
       notice_end(index, group, row, *work);
     }
     // The host may wait in an accelerator run; the compute stream does not.
-    const auto stalls = device_ ? nullptr : step_;
-    stack->back() = IValue(c10::intrusive_ptr<Work>(c10::make_intrusive<TimedWork>(std::move(work), row.end, stalls)));
+    const auto waits = device_ ? nullptr : step_;
+    stack->back() = IValue(
+        c10::intrusive_ptr<Work>(c10::make_intrusive<TimedWork>(std::move(work), row.name(), row.end, waits)));
   }
 
   // The backend starts to coalesce operations into one launch.
@@ -265,7 +270,9 @@ class Tap : public std::enable_shared_from_this<Tap> {
     if (!work) {  // synchronous: on the caller's stream
       ended(batch->spans);
       if (computes) {
-        step_->stall(begin, device_->clock().mark());
+        step_->wait({batch->last, begin, device_->clock().mark(), /*blocked=*/true, /*over=*/true});
+      } else if (!device_->computes()) {
+        device_->joined(batch->last);
       }
       return work;
     }
@@ -276,7 +283,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
     const auto done = waited_beside(*side, *work, batch->spans);
     auto held = device_->hold(std::move(batch->tensors), done);
-    return c10::make_intrusive<DeviceWork>(std::move(work), device_, step_, nullptr, std::move(held));
+    return c10::make_intrusive<DeviceWork>(
+        std::move(work), device_, step_, batch->last, batch->spans.back(), nullptr, std::move(held));
   }
 
  private:
@@ -284,6 +292,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   struct Batch {
     std::vector<std::shared_ptr<Span>> spans;
     std::vector<IValue> tensors;
+    Name last;  // stands for all of them: who waits for one waits for the launch
   };
 
   using Counts = std::unordered_map<std::string, int64_t>;  // by kind for sends and receives, else under ""
@@ -345,6 +354,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       const Operator& op, Group& group, Collective& row, std::vector<IValue> tensors, const Original& original) {
     if (group.batch) {  // launched when the batch ends
       group.batch->spans.push_back(row.span);
+      group.batch->last = row.name();
       group.batch->tensors.insert(group.batch->tensors.end(), tensors.begin(), tensors.end());
       original();
       return nullptr;
@@ -365,7 +375,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       return watched("beside " + group.name, caller, row, tensors, original);
     }
     // The backend runs it on the caller's own stream, where two marks bracket it.
-    device_->stalling(*step_, [&] {
+    device_->stalling(*step_, row.name(), [&] {
       row.span->start = marked();
       if (const auto work = original()) {
         work->wait();
@@ -402,12 +412,13 @@ class Tap : public std::enable_shared_from_this<Tap> {
       held = device_->hold(std::move(tensors), done);
     } else {
       // After this wait the caller's stream is in the state it would be in had the backend used it.
-      device_->stalling(*step_, [&] { done->block(caller); });
+      device_->stalling(*step_, row.name(), [&] { done->block(caller); });
     }
     if (!work) {
       return work;
     }
-    return c10::make_intrusive<DeviceWork>(std::move(work), device_, step_, std::move(done), std::move(held));
+    return c10::make_intrusive<DeviceWork>(
+        std::move(work), device_, step_, row.name(), row.span, std::move(done), std::move(held));
   }
 
   // Left on the backend's stream; AORTA's stream waits for it and records the marks (R3).
@@ -435,7 +446,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
     const auto done = waited_beside(*side, *work, {row.span});
     auto held = device_->hold(std::move(tensors), done);
-    return c10::make_intrusive<DeviceWork>(std::move(work), device_, step_, nullptr, std::move(held));
+    return c10::make_intrusive<DeviceWork>(
+        std::move(work), device_, step_, row.name(), row.span, nullptr, std::move(held));
   }
 
   Group& group_of(const c10::intrusive_ptr<ProcessGroup>& group) {
@@ -570,7 +582,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
           const py::gil_scoped_acquire interpreter;
           return (*held)().cast<int>();
         });
-      }));
+      }))
+      .def("take_joined", [](Device& device, c10::StreamId stream) {
+        std::vector<std::tuple<size_t, std::string, int64_t>> names;
+        for (const Name& name : device.take_joined(stream)) {
+          names.emplace_back(name.op, name.group, name.seq);
+        }
+        return names;
+      });
   pybind11::class_<Tap, std::shared_ptr<Tap>>(module, "Tap")
       .def(pybind11::init<
            const std::vector<std::pair<std::string, Operator>>&,

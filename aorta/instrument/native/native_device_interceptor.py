@@ -8,6 +8,7 @@ path of a collective (except once for each process group, each stream, and each 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from aorta.instrument.event_clock import Mark
 from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
 from aorta.instrument.step_builder import Told
+from aorta.instrument.stream_order import StreamOrder
+from aorta.instrument.waits import Name
 from aorta.records.schema import DeviceClockFacts
 
 
@@ -66,7 +69,7 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
     """Compiled counterpart of `device_interceptor.DeviceInterceptor`; does not support an emulated fabric.
 
     Args:
-        on_wait: called with two marks between which the compute stream may have been waiting.
+        on_stream_wait: as of `device_interceptor.DeviceInterceptor`.
         on_captured: called for each collective that is being captured into a graph.
         priority: of AORTA's own streams; None: that of the stream a collective was issued on.
     """
@@ -76,15 +79,17 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
         module: Any,
         clock: NativeDeviceClock,
         groups: dict[str, Group],
-        on_wait: Callable[[Mark, Mark], None],
+        on_stream_wait: Callable[[Mark, Mark, tuple[Name, ...]], None],
         device: torch.device,
         *,
         dedicated: bool,
         priority: int | None = None,
     ) -> None:
-        self._streams, self._device, self._clock, self._on_wait = DeviceStreams(device), device, clock, on_wait
+        self._streams, self._device, self._clock = DeviceStreams(device), device, clock
+        self._on_stream_wait = on_stream_wait
         compiled = module.Device(clock.compiled, dedicated, priority, self._streams.priority)
         super().__init__(module, groups, compiled)
+        self._order = StreamOrder(lambda stream: [self._name(*name) for name in compiled.take_joined(stream)])
         self._on_captured: Callable[[], None] = lambda: None
         self._counted_launch: int | None = None
 
@@ -92,7 +97,8 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
         self._on_captured = on_captured
         seam = super().open(device, on_captured)
         coalescing = Coalescing(self._tap.batch_begins, self._tap.batch_ends)
-        return Watches(seam, coalescing, StreamWaits(device, self._streams, self._clock.mark, self._on_wait))
+        waits = StreamWaits(device, self._streams, self._clock.mark, self._on_stream_wait, self._order)
+        return Watches(seam, coalescing, waits)
 
     def begin(self) -> None:
         self._streams.compute = self._streams.current()
@@ -109,10 +115,10 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
             self._tap.let_go(self._tap.end())
             self.ranges.forget()
 
-    def _with_passes(self, collectives: list[InFlight], stalls: list[tuple[Mark, Mark]], noted: Any) -> Told:
+    def _with_passes(self, told: Told, noted: Any) -> Told:
         passes, tails = self.ranges.told(noted)
         ranges = [Range(block, phase, start or None, end or None) for block, phase, start, end in passes]
-        return Told(collectives, stalls, [], tails, ranges)
+        return replace(told, tails=tails, ranges=ranges)
 
     def _tell_end(self, issued: InFlight, source: Any) -> None:
         if not isinstance(source, tuple):

@@ -16,16 +16,14 @@ import torch.distributed as dist
 
 from aorta.instrument.cpu_interceptor import dtype_name, group_seen
 from aorta.instrument.dispatcher import Looking, check_torch, counts_point_to_point
-from aorta.instrument.event_clock import Mark
 from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.native.ranges import NativeRanges
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
 from aorta.instrument.step_builder import Told
+from aorta.instrument.waits import Name, Waited
 from aorta.records.schema import STALL_CUTOFF_NS
 
 _CPU = torch.device("cpu")
-_ISSUE_NS = 5
-"""Place of the time of issue in a row of the compiled part (`reported.hpp`)."""
 
 
 class NativeCpuInterceptor:
@@ -94,13 +92,9 @@ class NativeCpuInterceptor:
         self.end()
 
     def _told(self, noted: Any, passes: Any) -> Told:
-        rows, blocked = noted.rows()
+        rows, calls, waits = noted.rows()
         collectives, operators = [], self._operators
-        # The compiled part tells both alike; a call of a backend begins with the issue of its collective, a wait later.
-        issues = {row[_ISSUE_NS] for row in rows}
-        calls = [span for span in blocked if span[0] in issues]
-        stalls = [span for span in blocked if span[0] not in issues] if calls else blocked
-        for number, group, seq, size, dtype, issue_ns, waiters, end_ns, source in rows:
+        for number, group, seq, size, dtype, issue_ns, waiters, end_ns, source, by_future in rows:
             operator = operators[number]
             name = None if dtype is None else dtype_name(dtype)
             if end_ns is None:
@@ -108,14 +102,20 @@ class NativeCpuInterceptor:
                 self._tell_end(issued, source)
             else:
                 issued = InFlight(operator.kind, group, seq, size, name, issue_ns, seq, None, end_ns, source, waiters)
+            issued.by_future = by_future
             if operator.point_to_point:
                 issued.number, issued.counted = None, self._counts_point_to_point[group]
             collectives.append(issued)
-        told = self._with_passes(collectives, stalls, passes)
-        return replace(told, calls=calls) if calls else told
+        waited = [Waited(self._name(*wait[:3]), *wait[3:]) for wait in waits]
+        return self._with_passes(Told(collectives, waited, calls=calls), passes)
 
-    def _with_passes(self, collectives: list[InFlight], stalls: list[tuple[Mark, Mark]], noted: Any) -> Told:
-        return Told(collectives, stalls, *self.ranges.told(noted))
+    def _name(self, operator: int, group: str, seq: int) -> Name:
+        kind = self._operators[operator]
+        return Name(group, seq, kind.kind if kind.point_to_point else None)
+
+    def _with_passes(self, told: Told, noted: Any) -> Told:
+        passes, tails = self.ranges.told(noted)
+        return replace(told, passes=passes, tails=tails)
 
     def _tell_end(self, issued: InFlight, source: Any) -> None:
         """Attach what will report the end of a collective that has not ended yet."""

@@ -33,7 +33,7 @@ struct Pass {
 // Of one step, in the order in which they began; `tails` is the strategy's work at the end of backward passes.
 struct Passes {
   std::vector<Pass> all;
-  Stalls tails;
+  Stretches tails;
 };
 
 class Ranges : public std::enable_shared_from_this<Ranges> {
@@ -128,7 +128,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
           self->release(end);
         }
       }
-      self->step_->settle();
+      self->step_->settle(self->clock_ ? now_ns() : end);
     });
   }
 
@@ -179,7 +179,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   std::mutex mutex_;
   bool open_ = false;
   std::vector<Pass> passes_;
-  Stalls tails_;
+  Stretches tails_;
   std::vector<std::vector<size_t>> forward_;      // by block: those that are open, in `passes_`
   std::vector<std::optional<size_t>> backward_;
 };

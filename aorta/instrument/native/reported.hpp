@@ -21,25 +21,21 @@
 
 namespace aorta {
 
-// The events of one finished step.
-struct Noted {
-  std::vector<Collective> collectives;
-  Stalls stalls;
-};
-
-// (operator, group, seq, bytes, dtype, issue_ns, waiters, end_ns, source) of each collective, and (begin, end) of each
-// stall, in nanoseconds. An end that is not known yet is None, and the source is the object that will know it. For a
-// collective on a device the end is None, and the source (start mark, end mark, launch, has its own communicator).
+// (operator, group, seq, bytes, dtype, issue_ns, waiters, end_ns, source, by future) of each collective; (begin, end) of
+// each long call of a backend; (operator, group, seq, begin, end, blocked, over) of each wait; in nanoseconds, or marks.
+// An end that is not known yet is None, and the source is the object that will know it. For a collective on a device the
+// end is None, and the source (start mark, end mark, launch, has its own communicator).
 inline py::tuple rows_of(const Noted& noted) {
   const std::array<py::str, 2> sources{py::str("future"), py::str("wait")};
   std::unordered_map<std::string, py::str> groups;
+  const auto named = [&groups](const std::string& group) { return groups.try_emplace(group, group).first->second; };
   py::list rows(noted.collectives.size());
   for (size_t at = 0; at < noted.collectives.size(); ++at) {
     const Collective& row = noted.collectives[at];
     const int64_t both = row.span ? 0 : row.end->both();
     rows[at] = py::make_tuple(
         row.op,
-        groups.try_emplace(row.group, row.group).first->second,
+        named(row.group),
         row.seq,
         row.bytes,
         row.dtype,
@@ -49,9 +45,17 @@ inline py::tuple rows_of(const Noted& noted) {
         row.span    ? py::object(py::make_tuple(
                           row.span->start, row.span->end, row.span->launch, row.span->own_communicator))
         : both != 0 ? py::object(sources[End::source(both)])
-                    : py::cast(row.end));
+                    : py::cast(row.end),
+        row.span ? row.span->by_future.load(std::memory_order_acquire)
+                 : row.end->by_future.load(std::memory_order_acquire));
   }
-  return py::make_tuple(rows, noted.stalls);
+  py::list waits(noted.waits.size());
+  for (size_t at = 0; at < noted.waits.size(); ++at) {
+    const Waited& wait = noted.waits[at];
+    waits[at] = py::make_tuple(
+        wait.of.op, named(wait.of.group), wait.of.seq, wait.begin, wait.end, wait.blocked, wait.over);
+  }
+  return py::make_tuple(rows, noted.calls, waits);
 }
 
 // (block, backward, start, end) of each pass that ended (on a device, of every pass), and (begin, end) of the

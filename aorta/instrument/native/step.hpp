@@ -1,6 +1,6 @@
-// State of collectives while a step runs: when each ended, and when a caller was blocked.
+// State of collectives while a step runs: when each ended, and who waited for it when.
 //
-// Times come from any thread, and a step's rows and stalls come out. Must not touch a Python object; wait for a
+// Times come from any thread, and a step's rows, waits and long calls come out. Must not touch a Python object; wait for a
 // backend's work more than once, or unless the caller does.
 
 #pragma once
@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "host_clock.hpp"
@@ -24,15 +25,19 @@ namespace aorta {
 using c10d::Work;
 using Future = c10::ivalue::Future;
 
+// Whether a backward pass runs on this thread: DDP takes futures in one, and waits for them at its end.
+inline bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
 // When a collective ended, and what reported it first: the backend's future, or its caller's wait.
 class End {
  public:
   enum Source : int64_t { FUTURE = 0, WAIT = 1 };
 
-  void stamp(Source source) {
+  void stamp(Source source) { stamp(source, now_ns()); }
+  void stamp(Source source, int64_t at_ns) {
     int64_t unknown = 0;
     // In one word, so that time and source are read together.
-    both_.compare_exchange_strong(unknown, now_ns() * 2 + source, std::memory_order_acq_rel);
+    both_.compare_exchange_strong(unknown, at_ns * 2 + source, std::memory_order_acq_rel);
   }
   // Twice the time, with the source in the lowest bit; 0 until it is known.
   int64_t both() const { return both_.load(std::memory_order_acquire); }
@@ -52,17 +57,19 @@ class End {
     future_.reset();
   }
 
-  // A future wakes waiting threads before it runs callbacks.
-  void settle() {
+  // A future wakes waiting threads before it runs callbacks: one that is over was so by `at_ns`.
+  void settle(int64_t at_ns) {
     c10::intrusive_ptr<Future> alive;  // released after the lock
     {
       const std::lock_guard<std::mutex> held(mutex_);
       alive = future_.lock();
     }
     if (alive && alive->completed()) {
-      stamp(FUTURE);
+      stamp(FUTURE, at_ns);
     }
   }
+
+  std::atomic<bool> by_future{false};  // a backward pass took its future, and waits for that at its end (DDP)
 
  private:
   std::atomic<int64_t> both_{0};
@@ -76,6 +83,14 @@ struct Span {
   int64_t end = 0;
   std::optional<int64_t> launch;
   bool own_communicator = false;  // an unbatched send or receive
+  std::atomic<bool> by_future{false};
+};
+
+// A collective as rows name it.
+struct Name {
+  size_t op;  // by number
+  std::string group;
+  int64_t seq;
 };
 
 struct Collective {
@@ -88,24 +103,42 @@ struct Collective {
   int64_t waiters;
   std::shared_ptr<End> end;    // of one on the host
   std::shared_ptr<Span> span;  // of one on a device
+
+  Name name() const { return {op, group, seq}; }
 };
 
-using Stalls = std::vector<std::pair<int64_t, int64_t>>;
+using Stretches = std::vector<std::pair<int64_t, int64_t>>;
+
+// One wait of what computes, on the host's clock or between two marks. `blocked`: as far as the host knows it had to
+// wait; `over`: it returned, and did not fail.
+struct Waited {
+  Name of;
+  int64_t begin;
+  int64_t end;
+  bool blocked;
+  bool over;
+};
+
+// The events of one finished step. `calls`: of the backend, those that took long.
+struct Noted {
+  std::vector<Collective> collectives;
+  Stretches calls;
+  std::vector<Waited> waits;
+};
 
 // The events of one step. Written from any thread; between two steps nothing is recorded.
 class Step {
  public:
   void begin() {
     const std::lock_guard<std::mutex> held(mutex_);
-    collectives_.clear();
-    stalls_.clear();
+    noted_ = {};
     open_ = true;
   }
 
-  std::pair<std::vector<Collective>, Stalls> end() {
+  Noted end() {
     const std::lock_guard<std::mutex> held(mutex_);
     open_ = false;
-    return {std::exchange(collectives_, {}), std::exchange(stalls_, {})};
+    return std::exchange(noted_, {});
   }
 
   bool is_open() const {
@@ -119,23 +152,30 @@ class Step {
     row.seq = count++;
     row.issue_ns = now_ns();
     if (open_) {
-      collectives_.push_back(row);
+      noted_.collectives.push_back(row);
     }
   }
 
-  void stall(int64_t begin_ns, int64_t end_ns) {
+  void call(int64_t begin_ns, int64_t end_ns) {
     const std::lock_guard<std::mutex> held(mutex_);
     if (open_) {
-      stalls_.emplace_back(begin_ns, end_ns);
+      noted_.calls.emplace_back(begin_ns, end_ns);
     }
   }
 
-  // The caller continues because collectives are over: those that are end here at the latest.
-  void settle() {
+  void wait(Waited waited) {
     const std::lock_guard<std::mutex> held(mutex_);
-    for (const Collective& row : collectives_) {
+    if (open_) {
+      noted_.waits.push_back(std::move(waited));
+    }
+  }
+
+  // The caller continued at `at_ns` because collectives were over: those that are ended by then.
+  void settle(int64_t at_ns) {
+    const std::lock_guard<std::mutex> held(mutex_);
+    for (const Collective& row : noted_.collectives) {
       if (row.end && row.end->both() == 0) {
-        row.end->settle();
+        row.end->settle(at_ns);
       }
     }
   }
@@ -143,16 +183,19 @@ class Step {
  private:
   mutable std::mutex mutex_;
   bool open_ = false;
-  std::vector<Collective> collectives_;
-  Stalls stalls_;
+  Noted noted_;
 };
 
-// Wraps the backend's work, and records when its caller was blocked.
+// Wraps the backend's work, and records when its caller waited.
 class TimedWork final : public Work {
  public:
-  // `step`: where its stalls are recorded, if anywhere.
-  TimedWork(c10::intrusive_ptr<Work> work, std::shared_ptr<End> end, std::shared_ptr<Step> step)
-      : Work(-1, work->retrieveOpType()), work_(std::move(work)), end_(std::move(end)), step_(std::move(step)) {}
+  // `step`: where its wait is recorded, if anywhere.
+  TimedWork(c10::intrusive_ptr<Work> work, Name of, std::shared_ptr<End> end, std::shared_ptr<Step> step)
+      : Work(-1, work->retrieveOpType()),
+        work_(std::move(work)),
+        of_(std::move(of)),
+        end_(std::move(end)),
+        step_(std::move(step)) {}
 
   // gloo's reduce-scatter copies its result out inside its wait, and a second one copies again (R6): other callers that
   // wait for the same handle only wait for the first one.
@@ -161,19 +204,19 @@ class TimedWork final : public Work {
     if (!waited_.load(std::memory_order_acquire)) {
       const bool blocked = end_->both() == 0;
       const int64_t begin_ns = now_ns();
-      const auto stood = [&] {
-        if (blocked && step_) {
-          step_->stall(begin_ns, now_ns());
+      const auto waited = [&](bool over) {
+        if (step_) {
+          step_->wait({of_, begin_ns, now_ns(), blocked, over});
         }
       };
       try {
         answer_ = work_->wait(timeout);
       } catch (...) {  // a timeout, say, is not the end
-        stood();
+        waited(false);
         throw;
       }
       end_->stamp(End::WAIT);
-      stood();
+      waited(true);
       waited_.store(true, std::memory_order_release);
     }
     return answer_;
@@ -186,7 +229,12 @@ class TimedWork final : public Work {
   std::exception_ptr exception() const override { return work_->exception(); }
   std::vector<at::Tensor> result() override { return work_->result(); }
   int sourceRank() const override { return work_->sourceRank(); }
-  c10::intrusive_ptr<Future> getFuture() override { return work_->getFuture(); }
+  c10::intrusive_ptr<Future> getFuture() override {
+    if (in_backward()) {
+      end_->by_future.store(true, std::memory_order_release);
+    }
+    return work_->getFuture();
+  }
   c10::intrusive_ptr<Future> getFutureResult() override { return work_->getFutureResult(); }
   void abort() override { work_->abort(); }
   float getDuration() const override { return work_->getDuration(); }
@@ -194,6 +242,7 @@ class TimedWork final : public Work {
 
  private:
   const c10::intrusive_ptr<Work> work_;
+  const Name of_;
   const std::shared_ptr<End> end_;
   const std::shared_ptr<Step> step_;
   std::mutex once_;
