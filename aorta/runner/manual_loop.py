@@ -15,6 +15,7 @@ from aorta.config import CONFIG_DIR
 from aorta.config.multirun import register
 from aorta.config.resolve import Resolved, resolve
 from aorta.distributed.topology import Topology
+from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.step_builder import StepFacts
 from aorta.instrument.step_recorder import TOGETHER
 from aorta.records.schema import Step
@@ -36,6 +37,7 @@ class Loop:
     Args:
         words: arguments as for `train.py`; `instrument.mode` among them.
         sink: receives finished steps.
+        fabric: delays collectives; None: the network is the real one, whatever `words` say.
 
     Example:
         >>> lines = []
@@ -44,11 +46,19 @@ class Loop:
         >>> loop.finish()  # now `lines` holds one step
     """
 
-    def __init__(self, words: tuple[str, ...], topology: Topology, device: torch.device, sink: Callable[[Step], None]):
+    def __init__(
+        self,
+        words: tuple[str, ...],
+        topology: Topology,
+        device: torch.device,
+        sink: Callable[[Step], None],
+        fabric: EmulatedNetwork | None = None,
+    ) -> None:
         config = resolved(*words).config
         task = task_of(config)
         model = SpreadModel.build(task, config, device)
-        self.instrument = open_instrument(config.instrument, topology, device, sink, together=TOGETHER)
+        settings = config.instrument
+        self.instrument = open_instrument(settings, topology, device, sink, fabric=fabric, together=TOGETHER)
         self.step_of_training = TrainStep.build(model, task, self.instrument, config, device)
         self.batches = task.batches(model.spread.data_rank, model.spread.data_size, device).for_ever
         self._batches = self.batches()

@@ -7,8 +7,22 @@ docs/what-if.md has the model, its assumptions and its measured errors. Must not
 """
 
 from aorta.analysis.whatif.changes import parse_changes
+from aorta.analysis.whatif.critical_path import CriticalPath, critical_path
+from aorta.analysis.whatif.marginals import Marginals, marginals
 from aorta.analysis.whatif.prediction import Prediction, Value, predict
 from aorta.analysis.whatif.program import Program
 from aorta.analysis.whatif.read_program import program_of, read_program
 
-__all__ = ["Prediction", "Program", "Value", "parse_changes", "predict", "program_of", "read_program"]
+__all__ = [
+    "CriticalPath",
+    "Marginals",
+    "Prediction",
+    "Program",
+    "Value",
+    "critical_path",
+    "marginals",
+    "parse_changes",
+    "predict",
+    "program_of",
+    "read_program",
+]

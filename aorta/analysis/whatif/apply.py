@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from aorta.analysis.tables import Floats, Ints
-from aorta.analysis.whatif.changes import Change, Compute, Late, Network, Ranks, Selection, Speed
+from aorta.analysis.whatif.changes import Change, Compute, Late, Level, Network, Ranks, Selection, Speed
 from aorta.analysis.whatif.network import charge_ns
 from aorta.analysis.whatif.own_time import stretched
 from aorta.analysis.whatif.program import Issued, Program, StepProgram, What, compact
@@ -138,6 +138,19 @@ class _Applying:
                 f"rank {change.rank} had less than {-change.late_ms:g} ms of own time before {short} of its "
                 "collectives; there all of it is taken away"
             )
+        self.program = replace(self.program, steps=steps)
+
+    @make.register
+    def _level(self, change: Level) -> None:
+        steps = []
+        for step in self.program.steps:
+            operations = {self.program.layouts[layout].operations for layout in step.layouts}
+            if len(operations) > 1:
+                raise InputError(
+                    f"--set {change.text}: the ranks do not all do the same, so none can be held to another"
+                )
+            typical = np.sort(step.host_ns, axis=1)[:, (step.host_ns.shape[1] - 1) // 2]
+            steps.append(replace(step, host_ns=np.minimum(step.host_ns, typical[:, None])))
         self.program = replace(self.program, steps=steps)
 
     @make.register

@@ -12,6 +12,7 @@
     network.latency=x0.5            half of it; or in microseconds: network.latency=20
     network.algorithm=tree          ring or tree
     rank.3.late_ms=5                rank 3 is 5 ms later to every collective; -5: 5 ms earlier
+    stragglers=none                 no rank is slower than the typical one
     compute=x1.5                    blocks compute 1.5 times as fast
     ranks=512                       as many ranks, compute as recorded
 
@@ -73,6 +74,13 @@ class Late:
 
 
 @dataclass(frozen=True)
+class Level:
+    """Before each operation no rank takes more own time than the lower median of the ranks."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Compute:
     """Blocks compute `factor` times as fast."""
 
@@ -88,8 +96,8 @@ class Ranks:
     size: int
 
 
-Change: TypeAlias = Speed | Network | Late | Compute | Ranks
-ORDER: Final[tuple[type[Change], ...]] = (Compute, Late, Ranks, Network, Speed)
+Change: TypeAlias = Speed | Network | Late | Level | Compute | Ranks
+ORDER: Final[tuple[type[Change], ...]] = (Compute, Level, Late, Ranks, Network, Speed)
 """The order in which changes are applied; several of one type in the order given."""
 
 _FACTOR: Final = re.compile(r"x([0-9.eE+-]+)")
@@ -103,6 +111,7 @@ _FORMS: Final = {
     "network.latency": "network.latency=x0.5, network.latency=20 (microseconds)",
     "network.algorithm": "network.algorithm=tree",
     "rank.N.late_ms": "rank.3.late_ms=5, rank.3.late_ms=-5",
+    "stragglers": "stragglers=none",
     "compute": "compute=x1.5",
     "ranks": "ranks=512",
 }
@@ -141,6 +150,7 @@ def parse_change(text: str) -> Change:
         "comm": _comm,
         "network": _network,
         "rank": _late,
+        "stragglers": _level,
         "compute": _compute,
         "ranks": _ranks,
     }
@@ -198,6 +208,12 @@ def _late(text: str, rest: list[str], value: str) -> Late:
         case [rank, "late_ms"] if rank.isdigit():
             return Late(text, int(rank), _number(text, value, "milliseconds", "rank.N.late_ms"))
     raise _refused(text, "not a change of a rank", "rank.N.late_ms")
+
+
+def _level(text: str, rest: list[str], value: str) -> Level:
+    if rest or value != "none":
+        raise _refused(text, "stragglers can be taken away, all of them", "stragglers")
+    return Level(text)
 
 
 def _compute(text: str, rest: list[str], value: str) -> Compute:

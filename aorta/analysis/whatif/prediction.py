@@ -19,13 +19,21 @@ import numpy as np
 from aorta.analysis.compare.bootstrap import step_medians
 from aorta.analysis.tables import Floats, Ints
 from aorta.analysis.whatif.apply import apply
-from aorta.analysis.whatif.changes import Change, Compute, Late, Network, Ranks, Speed
+from aorta.analysis.whatif.changes import Change, Compute, Late, Level, Network, Ranks, Speed
 from aorta.analysis.whatif.program import Program
 from aorta.analysis.whatif.replay import Times, replay
 from aorta.analysis.whatif.windows import Measured, Sample, measure, sample
 from aorta.errors import InputError
+from aorta.timeline.overlap import NS_PER_MS
 
-STATED_ERROR: Final[dict[type[Change], float]] = {Compute: 0.10, Late: 0.10, Ranks: 0.10, Network: 0.10, Speed: 0.10}
+STATED_ERROR: Final[dict[type[Change], float]] = {
+    Compute: 0.10,
+    Late: 0.10,
+    Level: 0.10,
+    Ranks: 0.10,
+    Network: 0.10,
+    Speed: 0.10,
+}
 """Kind of change -> the part of the predicted change by which it may be wrong (docs/what-if.md, measured errors)."""
 IDENTITY_BOUND: Final = 0.05
 """The replay of the unchanged program may miss this part of the recorded job step time, no more."""
@@ -120,7 +128,7 @@ def base_of(program: Program, rank_steps: int | None = None) -> Base:
     chosen = sample(program) if rank_steps is None else sample(program, rank_steps)
     times = replay(program, chosen.kept())
     measured = measure(program, times, chosen)
-    recorded = np.array([step.recorded_ns.max() for step in program.steps]) / 1e6
+    recorded = np.array([step.recorded_ns.max() for step in program.steps]) / NS_PER_MS
     ratios = np.concatenate([program.steps[index].recorded_ratio for index in chosen.steps])
     exposed = np.concatenate([program.steps[index].recorded_exposed_ms for index in chosen.steps])
     identity = Identity(

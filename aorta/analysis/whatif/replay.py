@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from aorta.analysis.tables import Bools, Ints
+from aorta.analysis.tables import Bools, Floats, Ints
 from aorta.analysis.whatif.program import Program, StepProgram, What
 from aorta.analysis.whatif.recorded_costs import LONG_AGO
 from aorta.analysis.whatif.schedule import Act, Meeting, Schedule, schedule
 from aorta.errors import InputError
+from aorta.timeline.overlap import NS_PER_MS
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,14 @@ class Times:
     end_ns: Ints
     kept: dict[int, StepTimes] = field(default_factory=dict)
 
-    def job_step_ms(self, scenario: int = 0) -> npt.NDArray[np.float64]:
-        """Duration of each step on the rank where it took longest, in ms."""
-        lengths = self.end_ns[:, :, scenario] - self.begin_ns[:, :, scenario]
-        return np.asarray(lengths.max(axis=1) / 1e6, np.float64)
+    def job_step_ns(self, scenario: int = 0) -> Ints:
+        """Duration of each step on the rank where it took longest."""
+        lengths: Ints = self.end_ns[:, :, scenario] - self.begin_ns[:, :, scenario]
+        return lengths.max(axis=1)
+
+    def job_step_ms(self, scenario: int = 0) -> Floats:
+        """The same in ms."""
+        return self.job_step_ns(scenario) / NS_PER_MS
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,9 @@ class _Replay:
         if row.what is What.ISSUE:
             arrived[row.place, row.ranks] = clock
         elif row.what is What.WAIT:
-            went_on = np.maximum(clock, self._ends[row.back][row.place, row.ranks])
+            went_on = clock.copy()
+            if row.back < len(self._ends):  # otherwise of a step before the first
+                np.maximum(went_on, self._ends[row.back][row.place, row.ranks], out=went_on)
             went_on += wake[row.operation, row.ranks, None]
             np.maximum(clock, went_on, out=clock)  # nobody goes on before it came, however early its end was noticed
         elif row.what is What.BEGIN:

@@ -1,0 +1,194 @@
+"""What each part of the communication costs a step: how much shorter it would be, were this part alone free.
+
+    marginals(program).of[0].gain_ms
+
+Each kind, group and position of collectives is set to no cost, one at a time, in one replay of all scenarios. Marginal
+costs do not add up: what one collective hides another may expose. `bounds` are not reachable by any single change: all
+communication free, no rank slower than the typical one, and perfect overlap. Must not change what was recorded.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from aorta.analysis.compare.bootstrap import step_medians
+from aorta.analysis.tables import Bools, Ints
+from aorta.analysis.whatif.apply import apply
+from aorta.analysis.whatif.changes import Level
+from aorta.analysis.whatif.program import Issued, Program
+from aorta.analysis.whatif.replay import Freed, Times, replay
+from aorta.errors import InputError
+from aorta.timeline.overlap import NS_PER_MS
+
+DO_NOT_ADD_UP: Final = "marginal costs do not add up: what one of them no longer delays, another may"
+POSITIONS: Final = 64
+"""Positions asked about one by one; of more, those whose collectives cost most."""
+LEVEL: Final = 0.95
+_SEED: Final = 20_240_301
+
+
+@dataclass(frozen=True)
+class Marginal:
+    """Job step time that is gained by one thing: median over steps, and its interval over the record's steps.
+
+    Attributes:
+        what: "kind", "group", "position", or a bound.
+        name: of the kind or group, or the position with its kind.
+        change: how `--set` asks for it; None where it cannot.
+    """
+
+    what: str
+    name: str
+    gain_ms: float
+    low_ms: float
+    high_ms: float
+    change: str | None = None
+
+
+@dataclass(frozen=True)
+class Marginals:
+    """Marginal costs, the largest first, and bounds. `steps`: how many steps they rest on."""
+
+    step_ms: float
+    of: tuple[Marginal, ...]
+    bounds: tuple[Marginal, ...]
+    steps: int
+    notes: tuple[str, ...] = (DO_NOT_ADD_UP,)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON values, in a stable order."""
+        return {
+            "step_ms": self.step_ms,
+            "steps": self.steps,
+            "marginals": [asdict(each) for each in self.of],
+            "bounds": [asdict(each) for each in self.bounds],
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Collectives that are asked about together: (layout, place) of each."""
+
+    what: str
+    name: str
+    places: frozenset[tuple[int, int]]
+    change: str | None
+
+
+def marginals(program: Program, last: int | None = None) -> Marginals:
+    """Marginal costs of a program.
+
+    Args:
+        last: only its last so many steps; None: all.
+    """
+    if last is not None and last < len(program.steps):
+        program = _last(program, last)
+    parts = _parts(program)
+    freed: dict[tuple[int, int], Bools] = defaultdict(lambda: np.zeros(len(parts) + 1, bool))
+    for number, part in enumerate(parts, start=1):
+        for each in part.places:
+            freed[each][number] = True
+    times = replay(program, freed=Freed(len(parts) + 1, dict(freed)))
+    found = [_marginal(part, times, number) for number, part in enumerate(parts, start=1)]
+    base, free = times.job_step_ns(0), times.job_step_ns(1)
+    bounds = [found[0], _perfect(program, base, free)]
+    notes = [DO_NOT_ADD_UP]
+    try:
+        level = replay(apply(program, [Level("stragglers=none")]).program).job_step_ns()
+        bounds.insert(1, _gained("bound", "no straggler", "stragglers=none", base - level))
+    except InputError as error:
+        notes.append(str(error))
+    ordered = sorted(found[1:], key=lambda each: -each.gain_ms)
+    return Marginals(
+        float(np.median(base)) / NS_PER_MS, tuple(ordered), tuple(bounds), len(program.steps), tuple(notes)
+    )
+
+
+def _last(program: Program, last: int) -> Program:
+    """The last steps alone; the ranks begin as far apart as the record says they were then."""
+    times = replay(program)
+    first = len(program.steps) - last
+    steps = list(program.steps[first:])
+    head = steps[0].host_ns.copy()
+    head[0] = 0
+    steps[0] = replace(steps[0], host_ns=head)
+    return replace(program, steps=steps, start_ns=times.begin_ns[first, :, 0])
+
+
+def _parts(program: Program) -> list[_Part]:
+    every = {
+        (number, place): issued
+        for number, layout in enumerate(program.layouts)
+        for place, issued in enumerate(layout.issued)
+    }
+    kinds: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    groups: dict[tuple[str, ...], set[tuple[int, int]]] = defaultdict(set)
+    positions: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    family = _families(every)
+    for at, issued in every.items():
+        kinds[issued.kind].add(at)
+        groups[family[issued.group]].add(at)
+        positions[at[1]].add(at)
+    costly = sorted(positions, key=lambda place: -_cost_of(program, place))[:POSITIONS]
+    parts = [_Part("bound", "all communication free", frozenset(every), "comm=free")]
+    parts += [_Part("kind", kind, frozenset(those), f"comm.kind.{kind}=free") for kind, those in sorted(kinds.items())]
+    for names, those in sorted(groups.items()) if len(groups) > 1 else ():
+        change = f"comm.group.{names[0]}=free" if len(names) == 1 else None
+        parts.append(_Part("group", ", ".join(names), frozenset(those), change))
+    for place in sorted(costly):
+        there = sorted({every[at].kind for at in positions[place]})
+        name = f"#{place} {' or '.join(there)}"
+        parts.append(_Part("position", name, frozenset(positions[place]), f"comm.position.{place}=free"))
+    return parts
+
+
+def _families(every: dict[tuple[int, int], Issued]) -> dict[str, tuple[str, ...]]:
+    """Name of a group -> names of the groups that other ranks use in its place (the disjoint groups of a mesh)."""
+    at_place: dict[tuple[int, str, int], set[str]] = defaultdict(set)
+    for (_, place), issued in every.items():
+        at_place[place, issued.kind, len(issued.ranks)].add(issued.group)
+    joined = {issued.group: {issued.group} for issued in every.values()}
+    for names in at_place.values():
+        merged = set().union(*(joined[name] for name in names))
+        for name in merged:
+            joined[name] = merged
+    return {name: tuple(sorted(names)) for name, names in joined.items()}
+
+
+def _cost_of(program: Program, place: int) -> float:
+    costs = [float(step.cost_ns[place].mean()) for step in program.steps if place < len(step.cost_ns)]
+    return sum(costs)
+
+
+def _marginal(part: _Part, times: Times, number: int) -> Marginal:
+    return _gained(part.what, part.name, part.change, times.job_step_ns(0) - times.job_step_ns(number))
+
+
+def _perfect(program: Program, base: Ints, free: Ints) -> Marginal:
+    """Nothing exposed but what no overlap can hide: the steps take what they take without communication, or what the
+    busiest link is busy for, whichever is longer.
+    """
+    busiest = []
+    for step in program.steps:
+        longest = 0
+        for column, layout in enumerate(step.layouts):
+            links: dict[int | None, int] = defaultdict(int)
+            for place, issued in enumerate(program.layouts[layout].issued):
+                links[issued.link] += int(step.cost_ns[place, min(column, step.cost_ns.shape[1] - 1)])
+            longest = max(longest, *links.values(), 0)
+            if step.cost_ns.shape[1] == 1:
+                break
+        busiest.append(longest)
+    return _gained("bound", "perfect overlap", None, base - np.maximum(free, busiest))
+
+
+def _gained(what: str, name: str, change: str | None, gains_ns: Ints) -> Marginal:
+    gains = gains_ns / NS_PER_MS
+    medians = step_medians(gains, np.arange(len(gains)), np.random.default_rng(_SEED))
+    low, high = np.percentile(medians, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    return Marginal(what, name, float(np.median(gains)), float(low), float(high), change)

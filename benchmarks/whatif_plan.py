@@ -1,0 +1,229 @@
+"""The launches of `whatif_interventions`: regimes, and what is changed in each for real and as a what-if.
+
+A regime is a base that is launched again and again between its interventions. Must not launch or predict anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+RANKS = 2
+STEPS, WARMUP = 34, 4
+COMMON = (
+    "training.device=cpu",
+    f"training.max_steps={STEPS}",
+    f"telemetry.warmup_steps={WARMUP}",
+    "training.log_interval=1000",
+    "fabric=emulated",
+    "fabric.inter_latency_us=50",
+)
+MEASURED = ("faster", "slower", "one kind", "straggler", "straggler and network")
+"""Families that the targets of median and 95th percentile are about."""
+APART = ("free", "buckets", "overlap", "prefetch")
+"""Families with a target of their own: what they change is more than the network."""
+WORLD = "world"
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """One change: `words` of train.py make it, `changes` ask for it."""
+
+    family: str
+    words: tuple[str, ...]
+    changes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.changes)
+
+
+@dataclass(frozen=True)
+class Regime:
+    """A base and what is changed in it. Later words win, so an intervention's stand behind the base's."""
+
+    name: str
+    words: tuple[str, ...]
+    interventions: tuple[Intervention, ...]
+
+    @property
+    def folder(self) -> str:
+        """Its name as that of a folder, without what Hydra would take for a list."""
+        return self.name.replace(",", "").replace(" ", "-")
+
+    def launches(self) -> Iterator[tuple[str, Intervention | None]]:
+        """Folder and intervention (None: the base) of each launch, in order: base a b base c d base."""
+        for number, intervention in enumerate(self.interventions):
+            if number % 2 == 0:
+                yield self.base_of(number), None
+            yield f"{number:02}", intervention
+        if number % 2:
+            yield self.base_of(number), None
+
+    def base_of(self, number: int) -> str:
+        """The launch of the base next to an intervention: before an even one, behind an odd one."""
+        return f"base{(number + 1) // 2:02}"
+
+
+def bandwidth(base: float, factor: float) -> Intervention:
+    family = "faster" if factor > 1 else "slower"
+    return Intervention(family, (_bandwidth(base * factor),), (f"network.bandwidth=x{factor:g}",))
+
+
+def latency(microseconds: float) -> Intervention:
+    family = "slower" if microseconds > 50 else "faster"
+    return Intervention(family, (f"fabric.inter_latency_us={microseconds:g}",), (f"network.latency={microseconds:g}",))
+
+
+def slow(factor: float, change: str, *words: str) -> Intervention:
+    """Some collectives take `factor` times as long."""
+    return Intervention("one kind", (f"fabric.slow_factor={factor:g}", *words), (f"{change}=x{1 / factor:.6g}",))
+
+
+def straggler(rank: int, ms: float, was_ms: float = 0.0) -> Intervention:
+    return Intervention("straggler", _straggler(rank, ms), (f"rank.{rank}.late_ms={ms - was_ms:g}",))
+
+
+def together(*several: Intervention) -> Intervention:
+    words = tuple(word for one in several for word in one.words)
+    return Intervention("straggler and network", words, tuple(each for one in several for each in one.changes))
+
+
+def free(base: float) -> Intervention:
+    """As fast as the emulation goes: what is left is the backend's own time."""
+    return Intervention("free", (_bandwidth(base * 1e6), "fabric.inter_latency_us=0"), ("comm=free",))
+
+
+def buckets(mib: float) -> Intervention:
+    return Intervention("buckets", (f"parallel.bucket_cap_mb={mib:g}",), (f"bucket_mb={mib:g}",))
+
+
+def overlap(on: bool) -> Intervention:
+    return Intervention("overlap", (f"parallel.overlap={str(on).lower()}",), (f"overlap={'on' if on else 'off'}",))
+
+
+def prefetch(depth: int) -> Intervention:
+    words = (f"parallel.forward_prefetch={depth}", f"parallel.backward_prefetch={depth}")
+    return Intervention("prefetch", words, (f"prefetch={depth}",))
+
+
+def world(ranks: int, seed: int) -> Intervention:
+    """A larger world with another law than the predictor's: jitter, and everything a tenth slower, as one slow node
+    makes a ring.
+    """
+    law = ("fabric.jitter=0.2", f"fabric.seed={seed}", "fabric.slow_factor=1.1")
+    return Intervention(WORLD, (f"fabric.emulated_world_size={ranks}", *law), (f"ranks={ranks}",))
+
+
+def _bandwidth(gb_per_s: float) -> str:
+    return f"fabric.inter_bandwidth_gb_per_s={gb_per_s:.6g}"
+
+
+def _straggler(rank: int, ms: float) -> tuple[str, ...]:
+    return (f"fabric.straggler_rank={rank if ms else 'null'}", f"fabric.straggler_ms={ms:g}")
+
+
+REGIMES = (
+    Regime(
+        "ddp, mostly hidden",
+        ("parallel=ddp", _bandwidth(0.1)),
+        (
+            bandwidth(0.1, 2),
+            bandwidth(0.1, 0.5),
+            bandwidth(0.1, 0.7),
+            straggler(1, 5),
+            latency(3000),
+            together(straggler(0, 8), bandwidth(0.1, 0.5)),
+            straggler(0, 15),
+            slow(2.5, "comm", "fabric.slow_kind=allreduce"),
+            bandwidth(0.1, 0.35),
+            free(0.1),
+        ),
+    ),
+    Regime(
+        "ddp, exposed",
+        ("parallel=ddp", _bandwidth(0.04)),
+        (
+            bandwidth(0.04, 3),
+            bandwidth(0.04, 1.5),
+            slow(1.6, "comm.bytes.750000-", "fabric.slow_min_bytes=750000"),
+            bandwidth(0.04, 0.7),
+            buckets(1.0),
+            straggler(1, 10),
+            bandwidth(0.04, 2),
+            overlap(False),
+            latency(2500),
+            buckets(2.0),
+        ),
+    ),
+    Regime(
+        "ddp, straggler",
+        ("parallel=ddp", _bandwidth(0.08), *_straggler(1, 8)),
+        (
+            straggler(1, 0, 8),
+            together(straggler(1, 0, 8), bandwidth(0.08, 0.5)),
+            bandwidth(0.08, 0.4),
+            straggler(1, 3, 8),
+            together(straggler(1, 2, 8), bandwidth(0.08, 2)),
+            straggler(1, 16, 8),
+            bandwidth(0.08, 3),
+            latency(4000),
+        ),
+    ),
+    Regime(
+        "fsdp",
+        ("parallel=fsdp", _bandwidth(0.05)),
+        (
+            bandwidth(0.05, 3),
+            bandwidth(0.05, 1.6),
+            bandwidth(0.05, 0.6),
+            slow(2, "comm.kind.allgather", "fabric.slow_kind=allgather"),
+            straggler(1, 3),
+            latency(1500),
+            slow(2, "comm.kind.reducescatter", "fabric.slow_kind=reducescatter"),
+            prefetch(2),
+            together(straggler(0, 2), bandwidth(0.05, 2)),
+            prefetch(0),
+            bandwidth(0.05, 2),
+            free(0.05),
+        ),
+    ),
+    Regime(
+        "fsdp, straggler",
+        ("parallel=fsdp", _bandwidth(0.08), *_straggler(0, 4)),
+        (
+            straggler(0, 0, 4),
+            together(straggler(0, 0, 4), bandwidth(0.08, 0.5)),
+            bandwidth(0.08, 0.5),
+            straggler(0, 8, 4),
+            bandwidth(0.08, 2),
+            straggler(0, 2, 4),
+        ),
+    ),
+    Regime(
+        "tp",
+        ("parallel=tp", _bandwidth(0.05), "fabric.inter_latency_us=300"),
+        (
+            bandwidth(0.05, 2),
+            bandwidth(0.05, 0.5),
+            latency(1500),
+            straggler(1, 2),
+            bandwidth(0.05, 0.7),
+            latency(50),
+            straggler(0, 4),
+            bandwidth(0.05, 0.35),
+            together(straggler(1, 1), bandwidth(0.05, 0.6)),
+            latency(800),
+        ),
+    ),
+    Regime(
+        "ddp, larger worlds",
+        ("parallel=ddp", _bandwidth(0.1)),
+        (world(8, 1), world(64, 2), world(512, 3)),
+    ),
+    Regime(
+        "fsdp, larger worlds",
+        ("parallel=fsdp", _bandwidth(0.1), "fabric.inter_latency_us=20"),
+        (world(8, 4), world(64, 5), world(512, 6)),
+    ),
+)

@@ -1,0 +1,170 @@
+"""How changes are written, what is refused, and what they do to a step that was worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from aorta.analysis.whatif.apply import apply
+from aorta.analysis.whatif.changes import ORDER, Late, Network, Selection, Speed, forms, parse_change, parse_changes
+from aorta.analysis.whatif.prediction import predict
+from aorta.config.schema import Algorithm, EmulatedFabric
+from aorta.errors import InputError
+from tests.analysis.whatif.hand_made import compute, issue, program, step_ns, wait
+
+NETWORK = EmulatedFabric(inter_latency_us=1.0, inter_bandwidth_gb_per_s=1.0)
+"""Between two ranks an all-reduce takes two messages of 1 us, and its bytes once: 3000 ns for 1000 bytes."""
+
+
+def test_each_form_that_help_shows_is_understood() -> None:
+    for form in forms():
+        for text in form.replace("; ", ", ").split(", "):
+            change = parse_change(text.split(" (")[0])
+            assert change.text == text.split(" (")[0]
+
+
+def test_changes_are_read_into_what_they_mean() -> None:
+    assert parse_change("comm=free") == Speed("comm=free", Selection(), math.inf)
+    assert parse_change("comm.kind.allgather=x2").which == Selection(kind="allgather")  # type: ignore[union-attr]
+    assert parse_change("comm.bytes.1e3-=x2").which == Selection(least_bytes=1000)  # type: ignore[union-attr]
+    assert parse_change("comm.bytes.-2000=x2").which == Selection(most_bytes=2000)  # type: ignore[union-attr]
+    text = "network.algorithm=tree"
+    assert parse_change(text) == Network(text, "algorithm", algorithm=Algorithm.tree)
+    assert parse_change("rank.3.late_ms=-5") == Late("rank.3.late_ms=-5", 3, -5.0)
+
+
+def test_whatever_their_order_they_are_made_in_one_order() -> None:
+    texts = ["comm=x2", "network.bandwidth=x2", "ranks=8", "rank.0.late_ms=1", "stragglers=none", "compute=x2"]
+    ordered = [type(change) for change in parse_changes(texts)]
+    assert ordered == sorted(ordered, key=ORDER.index)
+    assert parse_changes(texts) == parse_changes(texts[::-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("bandwidth", "expected TARGET=VALUE"),
+        ("network.bandwith", "Did you mean network.bandwidth"),
+        ("network.speed=2", "not a property of a network. Allowed: network.bandwidth=x2"),
+        ("network.bandwidth=fast", "a factor such as x2, or GB/s such as 10"),
+        ("network.bandwidth=0", "0 GB/s"),
+        ("network.latency=-1", "-1 microseconds"),
+        ("network.algorithm=star", "ring and tree are"),
+        ("comm=faster", "free or a factor such as x2"),
+        ("comm=x0", "a factor is greater than 0"),
+        ("comm=x1e999", "beyond any machine"),
+        ("comm.kind.shuffle=free", "the kinds are allreduce"),
+        ("comm.position.-1=free", "no number from 0"),
+        ("comm.bytes.9-1=free", "9 bytes are more than 1"),
+        ("comm.bytes.-=free", "no range of bytes"),
+        ("comm.colour.red=free", "not a selection of collectives"),
+        ("rank.first.late_ms=1", "rank.3.late_ms=5"),
+        ("rank.1.late_ms=soon", "is not milliseconds"),
+        ("compute.encoder=x2", "all blocks are changed alike"),
+        ("compute=2", "a factor such as x1.5"),
+        ("stragglers=1", "all of them"),
+        ("ranks=1", "2 to"),
+    ],
+)
+def test_what_is_not_understood_is_refused_with_what_is_allowed(text: str, match: str) -> None:
+    with pytest.raises(InputError, match=match) as refused:
+        parse_changes([text])
+    assert str(refused.value).startswith(f"--set {text}: ")
+
+
+STEP = [
+    compute("block", 1000),
+    issue(),
+    compute("next", 500),
+    issue("allgather", 4000, group="g", link=1),
+    wait(0),
+    wait(1),
+]
+
+
+def changed_ns(*texts: str) -> int:
+    """3000 ns for the all-reduce; an all-gather of 4000 bytes takes one message and half of them: 3000 ns as well."""
+    made = program([STEP, STEP], [3000, 3000], network=NETWORK)
+    assert step_ns(made) == 4500
+    return step_ns(apply(made, parse_changes(texts)).program)
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        ("comm=free", 1500),
+        ("comm=x2", 1500 + 1500),
+        ("comm.kind.allgather=free", 4000),
+        ("comm.group.g=free", 4000),
+        ("comm.bytes.2000-=free", 4000),
+        ("comm.position.1=free", 4000),
+        ("comm.position.0=free", 4500),
+        ("network.bandwidth=x2", 1500 + 2000),  # one message, 2000 bytes at 2 bytes a ns
+        ("network.bandwidth=4", 1000 + 2250),  # the all-reduce is the last: 2000 + 250
+        ("network.latency=0", 1500 + 2000),
+        ("network.latency=x2", 1000 + 5000),  # the all-reduce: 4000 + 1000
+        ("network.algorithm=tree", 4500),  # the same between two ranks
+        ("ranks=4", 1000 + 7500),  # the all-reduce: six messages, its bytes 1.5 times
+        ("rank.1.late_ms=0.0005", 4500 + 1000),  # 500 ns later to both
+        ("compute=x2", 750 + 3000),
+    ],
+)
+def test_a_change_of_a_step_worked_out_by_hand(text: str, ns: int) -> None:
+    assert changed_ns(text) == ns
+
+
+def test_several_changes_at_once() -> None:
+    assert changed_ns("compute=x2", "comm=x3", "network.latency=0") == 750 + 667
+
+
+def test_what_a_run_does_not_have_cannot_be_changed() -> None:
+    made = program([STEP, STEP], [3000, 3000], network=NETWORK)
+    for text, match in (
+        ("comm.kind.alltoall=free", "no such collective. It has kinds allgather, allreduce; groups 0, g"),
+        ("rank.7.late_ms=1", "ranks of this run are 0 to 1"),
+    ):
+        with pytest.raises(InputError, match=match):
+            apply(made, parse_changes([text]))
+    waits_only = program([[5, issue(), wait(0)]] * 2, [10])
+    with pytest.raises(InputError, match="names no block"):
+        apply(waits_only, parse_changes(["compute=x2"]))
+
+
+def test_a_real_network_is_changed_by_factors_and_flagged() -> None:
+    made = program([STEP, STEP], [3000, 3000])
+    factor = apply(made, parse_changes(["network.bandwidth=x2"]))
+    assert step_ns(factor.program) == 1500 + 1500
+    assert "taken for bandwidth" in factor.flags[0]
+    absolute = apply(made, parse_changes(["network.bandwidth=1"]))
+    assert step_ns(absolute.program) == 1500 + 2000
+    assert "without latency" in absolute.flags[0]
+    for text in ("network.latency=x2", "network.algorithm=tree", "ranks=8"):
+        with pytest.raises(InputError, match="network of this run was real"):
+            apply(made, parse_changes([text]))
+
+
+def test_taking_away_more_time_than_there_is_is_said() -> None:
+    made = program([STEP, STEP], [3000, 3000], network=NETWORK)
+    changed = apply(made, parse_changes(["rank.1.late_ms=-0.0008"]))
+    assert "less than 0.0008 ms of own time before 1 of its collectives" in changed.flags[0]
+
+
+def test_a_prediction_has_an_interval_and_its_check() -> None:
+    made = program([STEP, STEP], [3000, 3000], steps=4, network=NETWORK, between_ns=[100, 100])
+    found = predict(made, parse_changes(["network.latency=0"]))
+    assert found.job_step_ms.value == 3500 / 1e6
+    assert found.job_step_ms.low < 3500 / 1e6 < found.job_step_ms.high  # the stated error of the model
+    assert found.identity.residual == 0
+    assert found.overlap_ratio is not None
+    assert found.overlap_ratio.value == pytest.approx(500 / 2500)  # 1000 to 3500 communicates, 1000 to 1500 computes
+    unchanged = predict(made, [])
+    assert unchanged.job_step_ms.low == unchanged.job_step_ms.high == 4500 / 1e6
+
+
+def test_a_replay_that_misses_the_record_predicts_nothing() -> None:
+    made = program([STEP, STEP], [3000, 3000], steps=2)
+    for step in made.steps:
+        step.recorded_ns[:] = 5000
+    with pytest.raises(InputError, match=r"no prediction: the replay of the unchanged run takes .* 10.00% apart"):
+        predict(made, [])

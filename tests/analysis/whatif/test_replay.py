@@ -1,0 +1,149 @@
+"""Replays, critical paths and marginal costs of steps that were worked out by hand, to the nanosecond."""
+
+from __future__ import annotations
+
+import pytest
+
+from aorta.analysis.whatif.apply import apply
+from aorta.analysis.whatif.changes import parse_changes
+from aorta.analysis.whatif.critical_path import critical_path
+from aorta.analysis.whatif.marginals import DO_NOT_ADD_UP, marginals
+from aorta.analysis.whatif.program import Program
+from aorta.analysis.whatif.replay import replay
+from aorta.errors import InputError
+from tests.analysis.whatif.hand_made import compute, issue, program, step_ns, wait
+
+
+def path(made: Program, number: int = 0) -> list[tuple[str, int, str, int]]:
+    found = critical_path(made, number)
+    assert sum(each.length_ns for each in found.segments) == found.end_ns - found.begin_ns == step_ns(made, number)
+    return [(each.part, each.rank, each.name, each.length_ns) for each in found.segments]
+
+
+def gains(made: Program) -> dict[str, float]:
+    found = marginals(made)
+    assert DO_NOT_ADD_UP in found.notes
+    return {each.name: round(each.gain_ms * 1e6, 6) for each in (*found.of, *found.bounds)}
+
+
+BUCKETS = [compute("b", 100), issue(), compute("a", 100), issue(), wait(0), wait(1, wake_ns=5), 45]
+"""Two buckets: the first is hidden behind the second block, the second is not."""
+
+
+def test_two_buckets_of_which_one_is_hidden() -> None:
+    made = program([BUCKETS, BUCKETS], cost_ns=[80, 60])
+    assert step_ns(made) == 200 + 60 + 5 + 45  # the first ends at 180, before the second is issued
+    assert path(made) == [
+        ("compute", 0, "b forward", 100),
+        ("compute", 0, "a forward", 100),
+        ("transfer", 0, "allreduce #1", 60),
+        ("wake", 0, "allreduce #1", 5),
+        ("own", 0, "", 45),
+    ]
+    assert gains(made) == {
+        "allreduce": 60,
+        "#0 allreduce": 0,
+        "#1 allreduce": 60,
+        "all communication free": 60,
+        "no straggler": 0,
+        "perfect overlap": 60,
+    }
+
+
+def test_a_queue_on_the_link_whose_parts_do_not_add_up() -> None:
+    made = program([BUCKETS, BUCKETS], cost_ns=[150, 60])
+    assert step_ns(made) == 100 + 150 + 60 + 5 + 45  # the second waits for the link until 250
+    assert path(made) == [
+        ("compute", 0, "b forward", 100),
+        ("transfer", 0, "allreduce #0", 150),
+        ("transfer", 0, "allreduce #1", 60),
+        ("wake", 0, "allreduce #1", 5),
+        ("own", 0, "", 45),
+    ]
+    found = gains(made)
+    assert found["#0 allreduce"] == 50  # then the second begins at 200
+    assert found["#1 allreduce"] == 60
+    assert found["all communication free"] == found["allreduce"] == 110
+    assert found["perfect overlap"] == 360 - 250  # without communication 250; the link is busy for 210 of it
+
+
+def test_a_straggler_whose_compute_is_on_the_path_of_the_other() -> None:
+    late = [compute("b", 130), issue(), compute("a", 100), issue(), wait(0), wait(1, wake_ns=5), 20]
+    made = program([BUCKETS, late], cost_ns=[80, 60])
+    assert step_ns(made) == 230 + 60 + 5 + 45
+    assert path(made) == [
+        ("compute", 1, "b forward", 130),
+        ("compute", 1, "a forward", 100),
+        ("transfer", 0, "allreduce #1", 60),
+        ("wake", 0, "allreduce #1", 5),
+        ("own", 0, "", 45),
+    ]
+    transfer = critical_path(made, 0).segments[2]
+    assert (transfer.last_rank, transfer.behind_ns) == (1, 30)
+    found = gains(made)
+    # Rank 1 no slower than rank 0 before the first issue, rank 0 no slower than rank 1 at the end: 200 + 60 + 5 + 20.
+    assert found["no straggler"] == 340 - 285
+    assert found["#0 allreduce"] == 0
+    assert found["#1 allreduce"] == 60
+    sooner = apply(made, parse_changes(["rank.1.late_ms=-0.00003"])).program
+    assert step_ns(sooner) == 310  # rank 1 issues at 100 and 170 and waits for rank 0: 200 + 60 + 5 + 45
+
+
+def test_a_backend_that_is_slower_than_the_network_is_the_end() -> None:
+    made = program([[10, issue(), wait(0)]] * 2, cost_ns=[20], backend_ns=[50])
+    assert step_ns(made) == 60
+    assert path(made) == [("own", 0, "", 10), ("backend", 0, "allreduce #0", 50)]
+    faster = apply(made, parse_changes(["comm=x100"])).program
+    assert step_ns(faster) < 60  # all of communication, the backend's part too
+
+
+def test_a_wait_reaches_into_the_step_before() -> None:
+    made = program([[10, issue(), 5, wait(0, back=1)]] * 2, cost_ns=[100], steps=3, between_ns=[0, 0])
+    times = replay(made)
+    # Step 0 waits for nothing that exists; step 1 until 110 for the collective of step 0, step 2 for that of step 1.
+    assert times.end_ns[:, 0, 0].tolist() == [15, 110, 210]
+
+
+def test_disjoint_groups_do_not_wait_for_each_other() -> None:
+    pairs = [(0, 1), (0, 1), (2, 3), (2, 3)]
+    made = program(
+        [[own, issue(ranks=pair, group="tp"), wait(0)] for own, pair in zip((10, 20, 30, 90), pairs, strict=True)], [5]
+    )
+    assert replay(made).end_ns[0, :, 0].tolist() == [25, 25, 95, 95]
+
+
+def test_groups_that_share_a_link_take_turns() -> None:
+    both = [10, issue(group="a"), issue(group="b"), wait(0), wait(1)]
+    assert step_ns(program([both, both], [30, 40], shared_links=True)) == 80
+    apart = [10, issue(group="a"), issue(group="b", link=1), wait(0), wait(1)]
+    assert step_ns(program([apart, apart], [30, 40])) == 50
+
+
+def test_ranks_that_do_different_things_are_followed_one_by_one() -> None:
+    first = [10, issue(group="pair"), wait(0), issue("allgather", ranks=(0, 1, 2), group="all", link=1), wait(1)]
+    third = [500, issue("allgather", ranks=(0, 1, 2), group="all", link=1), wait(0)]
+    made = program([first, first, third], [20, 7])
+    # The place of the all-gather is 1 on two ranks and 0 on the third, whose cost is that of the first row.
+    assert replay(made).end_ns[0, :, 0].tolist() == [507, 507, 520]
+    with pytest.raises(InputError, match="do not all do the same"):
+        apply(made, parse_changes(["stragglers=none"]))
+
+
+def test_ranks_that_wait_for_each_other_for_ever_are_refused() -> None:
+    one = [issue(group="a"), wait(0), issue(group="b"), wait(1)]
+    other = [issue(group="b"), wait(0), issue(group="a"), wait(1)]
+    with pytest.raises(InputError, match="do not fit each other"):
+        program([one, other], [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "match"),
+    [
+        ([issue(), issue(size=5)], [issue(size=5), issue()], "order of issue differs"),
+        ([issue("allgather")], [issue()], "rank 0 allgather of 1000 bytes, rank 1 allreduce of 1000 bytes"),
+        ([issue(), issue()], [issue()], "was not issued by its rank"),
+    ],
+)
+def test_ranks_that_issue_different_collectives_are_refused(one: list, other: list, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        program([one, other], [1, 1])

@@ -1,0 +1,98 @@
+"""What-if predictions on the simulated device, in virtual time: the change is really made, and the record of the base
+said what came.
+
+Training, streams, events and the record are the real ones; the times of kernels and collectives are set, so the answers
+are the same under any load.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aorta.analysis import whatif
+from tests.device_path.launch import on_devices
+from tests.runs import record
+from tests.simulated.programs import needs_device
+
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+STEP, RATIO = 1e-3, 2e-3
+NETWORK = {"inter_latency_us": 20.0, "inter_bandwidth_gb_per_s": 0.5}
+CHANGED: dict[str, dict[str, Any]] = {
+    "base": NETWORK,
+    "faster": NETWORK | {"inter_bandwidth_gb_per_s": 2.0},
+    "slower": NETWORK | {"inter_bandwidth_gb_per_s": 0.2},
+    "latency": NETWORK | {"inter_latency_us": 200.0},
+    "straggler": NETWORK | {"straggler_rank": 1, "straggler_ms": 0.1},
+}
+ASKED = {
+    ("base", "faster"): "network.bandwidth=x4",
+    ("faster", "base"): "network.bandwidth=x0.25",
+    ("base", "slower"): "network.bandwidth=x0.4",
+    ("slower", "faster"): "network.bandwidth=x10",
+    ("base", "latency"): "network.latency=200",
+    ("latency", "base"): "network.latency=x0.1",
+    ("base", "straggler"): "rank.1.late_ms=0.1",
+    ("straggler", "base"): "rank.1.late_ms=-0.1",
+}
+STRATEGIES = ("ddp", "fsdp")
+EXACT = [
+    *(("ddp", *way) for way in ASKED if way[0] in ("base", "faster")),
+    *(("fsdp", *way) for way in (("faster", "base"), ("base", "slower"), ("base", "latency"))),
+]
+BOUNDED = [
+    ("ddp", "slower", "faster"),
+    ("ddp", "latency", "base"),
+    ("fsdp", "base", "faster"),
+    ("fsdp", "slower", "faster"),
+]
+"""Collectives are queued in the base that are not in the changed job: when the device came to them left no trace."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder for each strategy and network; one launch for all."""
+    folder = Path(tmp_path_factory.mktemp("whatif"))
+    cases = [
+        {"name": f"{strategy}-{name}", "words": [f"parallel={strategy}", "instrument.mode=dedicated"], "fabric": fabric}
+        for strategy in STRATEGIES
+        for name, fabric in CHANGED.items()
+    ]
+    on_devices("tests.device_path.program_whatif", folder, json.dumps(cases))
+    return folder
+
+
+def measured(folder: Path) -> tuple[float, float]:
+    """Median step time of the slower rank in ms, and median ratio over rank-steps."""
+    ranks = [[step for step in record(folder, rank).steps if not step.warmup] for rank in (0, 1)]
+    steps = [max(step.end_mono_ns - step.start_mono_ns for step in both) for both in zip(*ranks, strict=True)]
+    ratios = [step.overlap["overlap_ratio"] for steps in ranks for step in steps]
+    return statistics.median(steps) / 1e6, statistics.median(ratio for ratio in ratios if ratio is not None)
+
+
+def predicted(folder: Path, change: str) -> whatif.Prediction:
+    return whatif.predict(whatif.read_program(folder), whatif.parse_changes([change]))
+
+
+@pytest.mark.parametrize(("strategy", "before", "after"), EXACT)
+def test_what_was_predicted_came(folders: Path, strategy: str, before: str, after: str) -> None:
+    step_ms, ratio = measured(folders / f"{strategy}-{after}")
+    found = predicted(folders / f"{strategy}-{before}", ASKED[before, after])
+    assert found.job_step_ms.value == pytest.approx(step_ms, rel=STEP)
+    assert found.overlap_ratio is not None
+    assert found.overlap_ratio.value == pytest.approx(ratio, abs=RATIO)
+    assert measured(folders / f"{strategy}-{before}")[0] != pytest.approx(step_ms, rel=10 * STEP)
+
+
+@pytest.mark.parametrize(("strategy", "before", "after"), BOUNDED)
+def test_where_arrivals_left_no_trace_it_says_so_and_the_interval_holds(
+    folders: Path, strategy: str, before: str, after: str
+) -> None:
+    step_ms, _ = measured(folders / f"{strategy}-{after}")
+    found = predicted(folders / f"{strategy}-{before}", ASKED[before, after])
+    assert any("were queued behind another" in flag for flag in found.flags)
+    assert found.job_step_ms.low <= step_ms <= found.job_step_ms.high
