@@ -304,7 +304,9 @@ def main() -> int:
     begun_s = time.monotonic()
     complete = words.evaluate or launch_all(words.folder, regimes, begun_s + words.minutes * 60)
     found = list(rows(words.folder, regimes))
-    places = {words.folder / each.folder / name for each in regimes for name, change in each.launches() if change is None}
+    places = {
+        words.folder / each.folder / name for each in regimes for name, change in each.launches() if change is None
+    }
     figures = figures_of(found, [measured(place) for place in sorted(places) if (place / DONE).exists()])
     figures["complete"] = complete
     if words.write:

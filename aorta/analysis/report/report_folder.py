@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from aorta.analysis.cautions import cautions
 from aorta.analysis.compare.inputs import Subject, read_subjects
