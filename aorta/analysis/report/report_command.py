@@ -15,10 +15,12 @@ from aorta.analysis.gate.gate_checks import GateResult
 from aorta.analysis.gate.gate_command import add_gate_arguments, check_gate_options, judge, run_gate
 from aorta.analysis.load.engines import Dask, Engine, Local
 from aorta.analysis.locate import check_label, is_location, label_of, locate
+from aorta.analysis.report.report_loggers import check_loggers, log_summary
 from aorta.analysis.table_files import FORMATS, check_format
 from aorta.command_line import command
 from aorta.errors import InputError
 from aorta.installation import checkout
+from aorta.loggers.by_name import NAMES
 
 
 @command()
@@ -29,6 +31,7 @@ def overlap_report(arguments: Sequence[str]) -> int:
     check_gate_options(options)
     if options.tables is not None:
         check_format(options.tables)
+    check_loggers(options.log)
     sources = _sources(options, checkout() or Path.cwd())
     output = Path(options.output) if options.output else _default_output(options, list(sources))
     engine = _engine(options)
@@ -58,6 +61,7 @@ def overlap_report(arguments: Sequence[str]) -> int:
     )
     code, decided = run_gate(options, report.summary, *judged)
     sys.stdout.write("\n\n".join(filter(None, [report.text, decided])) + "\n")
+    log_summary(report.summary, options.log, output)
     return code
 
 
@@ -114,6 +118,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FORMAT",
         help=f"write tables of steps, collectives and metrics too ({', '.join(FORMATS)}), to tables/ in the output "
         "folder; parquet needs pyarrow",
+    )
+    parser.add_argument(
+        "--log",
+        action="append",
+        default=[],
+        choices=NAMES,
+        metavar="TOOL",
+        help=f"give medians and verdicts to {', '.join(NAMES)}; repeatable; each is an extra (docs/loggers.md)",
     )
     add_gate_arguments(parser)
     return parser
