@@ -18,6 +18,8 @@ from aorta.records.run_files import PROMETHEUS_FILE, TENSORBOARD_DIR
 
 PROJECT: Final = "aorta"
 """The W&B project and the MLflow experiment where the environment names none."""
+_MLFLOW_BATCH: Final = 1000
+"""Metrics that a server of MLflow takes at once."""
 _FLUSH_S: Final = 10
 """Seconds after which TensorBoard can read a value; its own default, 120, is long for someone who looks on."""
 
@@ -186,7 +188,8 @@ class MlflowLogger:
         now_ms = time.time_ns() // 1_000_000
         numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
         metrics = [self._metric(f"{label}/{name}", value, now_ms, 0) for name, value in numbers.items()]
-        self._client.log_batch(self._id, metrics=metrics)
+        for first in range(0, len(metrics), _MLFLOW_BATCH):
+            self._client.log_batch(self._id, metrics=metrics[first : first + _MLFLOW_BATCH])
         for name in values.keys() - numbers.keys():
             self._client.set_tag(self._id, f"{label}/{name}", values[name])
 

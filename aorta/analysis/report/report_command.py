@@ -18,10 +18,12 @@ from aorta.analysis.gate.gate_command import add_gate_arguments, check_gate_opti
 from aorta.analysis.load.engines import Dask, Engine, Local
 from aorta.analysis.locate import check_label, is_location, label_of, locate
 from aorta.analysis.metrics import metric_named
+from aorta.analysis.report.report_loggers import check_loggers, log_summary
 from aorta.analysis.table_files import FORMATS, check_format
 from aorta.command_line import command, to_stdout
 from aorta.errors import InputError
 from aorta.installation import checkout
+from aorta.loggers.by_name import NAMES
 from aorta.terminal_style import style_of
 
 _WORSE: Final = {"higher": "<-0.02", "lower": ">5%"}
@@ -36,6 +38,7 @@ def overlap_report(arguments: Sequence[str]) -> int:
     check_gate_options(options)
     if options.tables is not None:
         check_format(options.tables)
+    check_loggers(options.log)
     sources = _sources(options, checkout() or Path.cwd())
     output = Path(options.output) if options.output else _default_output(options, list(sources))
     engine = _engine(options)
@@ -67,6 +70,7 @@ def overlap_report(arguments: Sequence[str]) -> int:
     code, decided = run_gate(options, report.summary, *judged)
     blocks = [report.text, decided, "" if options.fail_on else _next(arguments, report.summary)]
     to_stdout(("\n" if options.brief else "\n\n").join(filter(None, blocks)))
+    log_summary(report.summary, options.log, output)
     return code
 
 
@@ -135,6 +139,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FORMAT",
         help=f"write tables of steps, collectives and metrics too ({', '.join(FORMATS)}), to tables/ in the output "
         "folder; parquet needs pyarrow",
+    )
+    parser.add_argument(
+        "--log",
+        action="append",
+        default=[],
+        choices=NAMES,
+        metavar="TOOL",
+        help=f"give medians and verdicts to {', '.join(NAMES)}; repeatable; each is an extra (docs/loggers.md)",
     )
     add_gate_arguments(parser)
     return parser

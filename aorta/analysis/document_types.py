@@ -1,0 +1,243 @@
+"""What `run.json` and `summary.json` hold, as types: the source of their JSON Schemas (`json_schemas`).
+
+Both are written as plain values where they are computed; tests hold real files to these types. What differs from
+configuration to configuration stays open. Must not be used to compute anything, or say more than every file holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from aorta.analysis.metrics import Better, Unit
+from aorta.records.schema import InstrumentMode, Platform
+
+Reasons = dict[str, str]
+Amounts = dict[str, float | None]
+
+
+class Versions(msgspec.Struct):
+    """Of AORTA, Python, torch and what else decides a measurement; null: not there."""
+
+    aorta: str
+    aorta_commit: str | None
+    python: str
+    torch: str
+
+
+class HostFacts(msgspec.Struct):
+    """The machine of rank 0."""
+
+    machine: str
+    kernel: str
+    cpus: int | None
+    cpus_usable: int | None
+    memory_bytes: int
+
+
+class RankFacts(msgspec.Struct):
+    """One rank and where it ran."""
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    host: str
+    pid: int
+    device: str
+    threads: int
+    device_telemetry: dict[str, Any] | None
+
+
+class Manifest(msgspec.Struct):
+    """`run.json`."""
+
+    schema_version: int
+    run_id: str
+    attempt: int
+    elastic_run_id: str | None
+    label: str
+    created_unix_ns: int
+    manifest_hash: str
+    world_size: int
+    platform: Platform
+    backend: str | None
+    config: dict[str, Any]
+    plan: dict[str, Any]
+    versions: Versions
+    environment: dict[str, str]
+    environment_differences: dict[str, dict[str, str]]
+    host_facts: HostFacts
+    devices: list[str]
+    topology: list[RankFacts]
+    command: list[str]
+    clock_sync: dict[str, Any] | None
+    warnings: list[str]
+    steps_planned: int | UnsetType = UNSET
+    traces: dict[str, Any] | UnsetType = UNSET
+    reasons: Reasons | UnsetType = UNSET
+
+
+class Described(msgspec.Struct):
+    """One metric over rank-steps, job steps or collectives."""
+
+    count: int
+    nulls: int
+    median: float | None
+    p5: float | None
+    p95: float | None
+    mean: float | None
+    min: float | None
+    max: float | None
+    reason: str | None
+    null_reasons: dict[str, int]
+    per_rank_median: Amounts | UnsetType = UNSET
+    rank_spread: float | UnsetType | None = UNSET
+    rank_spread_reason: str | UnsetType | None = UNSET
+    ratio_of_sums: float | UnsetType | None = UNSET
+    ratio_of_sums_reason: str | UnsetType | None = UNSET
+
+
+class SourceFacts(msgspec.Struct):
+    """What a dataset was read from; null: the source does not say."""
+
+    path: str
+    run_id: str | None
+    label: str | None
+    attempt: int | None
+    world_size: int
+    platform: str | None
+    backend: str | None
+    parallel: str | None
+    timer: str
+    start_step: int | None
+    instrument_mode: InstrumentMode | str
+    manifest_hash: str | None
+    hosts: list[str]
+
+
+class HealthFacts(msgspec.Struct):
+    """What is missing, damaged or unusual."""
+
+    ranks_expected: int
+    ranks_read: list[int]
+    ranks_missing: list[int]
+    files_left_out: list[str]
+    problem_count: int
+    problems: list[str]
+    endings: dict[str, str]
+    instrument_modes: list[str]
+    emulated_fabric: dict[str, Any] | None
+    throttled_ranks: list[int]
+
+
+class StepCounts(msgspec.Struct):
+    """How many steps were read, and how many of them count."""
+
+    rank_steps_read: int
+    rank_steps_used: int
+    rank_steps_left_out_as_warmup: int
+    global_steps_used: int
+    isolated_rank_steps: dict[str, int]
+    warmup_rule: str
+
+
+class CollectiveEntry(msgspec.Struct):
+    """Collectives of one kind, group, group size and number of bytes."""
+
+    kind: str
+    group: str
+    group_size: int | None
+    bytes: int | None
+    collectives: int
+    rows: int
+    end_sources: dict[str, int]
+    duration_ms: Described
+    queued_ms: Described
+    transfer_ms: Described
+    wait_ms: Described
+    arrival_skew_ms: Described
+    arrival_skew_bound_ms: Described
+    algbw_gb_per_s: Described
+    busbw_gb_per_s: Described
+
+
+class Dataset(msgspec.Struct):
+    """One run, or the representative launch of a launch set. With `count` 0 there is a `reason`, and no metrics."""
+
+    count: int
+    source: SourceFacts
+    health: HealthFacts
+    steps: StepCounts
+    devices: dict[str, Any]
+    reason: str | UnsetType = UNSET
+    overlap_ratio: float | UnsetType | None = UNSET
+    null_reasons: Reasons | UnsetType = UNSET
+    metrics: dict[str, Described] | UnsetType = UNSET
+    collectives: list[CollectiveEntry] | UnsetType = UNSET
+    stragglers: list[dict[str, Any]] | UnsetType = UNSET
+    stall_cutoff: dict[str, Any] | UnsetType | None = UNSET
+    launches: int | UnsetType = UNSET
+    representative: str | UnsetType = UNSET
+
+
+class Interval(msgspec.Struct):
+    """An interval of an effect."""
+
+    low: float | None
+    high: float | None
+
+
+class ComparedMetric(msgspec.Struct):
+    """One metric of both sides, in its unit; with launch sets also the test."""
+
+    unit: Unit
+    better: Better | None
+    reference: float | None
+    candidate: float | None
+    difference: float | None
+    quotient: float | None
+    quotient_reason: str | None
+    judgement: str | None
+    judgement_reason: str | None
+    role: str | UnsetType | None = UNSET
+    verdict: str | UnsetType | None = UNSET
+    verdict_reason: str | UnsetType | None = UNSET
+    p: float | UnsetType | None = UNSET
+    difference_interval: Interval | UnsetType | None = UNSET
+    launches: dict[str, int] | UnsetType | None = UNSET
+
+
+class Comparison(msgspec.Struct):
+    """A candidate against a reference."""
+
+    reference: str
+    candidate: str
+    verdict: str
+    verdict_reason: str | None
+    warnings: list[str]
+    manifest_differences: list[dict[str, Any]]
+    metrics: dict[str, ComparedMetric]
+    collectives: list[dict[str, Any]]
+    attribution: dict[str, Any] | None
+    headline: str | UnsetType = UNSET
+
+
+class MetricDefinition(msgspec.Struct):
+    """What a metric is."""
+
+    unit: Unit
+    better: Better | None
+    definition: str
+
+
+class Summary(msgspec.Struct):
+    """`summary.json`."""
+
+    summary_version: Literal[1]
+    aorta_version: str
+    conventions: dict[str, str]
+    datasets: dict[str, Dataset]
+    metrics: dict[str, MetricDefinition]
+    comparison: Comparison | UnsetType = UNSET
