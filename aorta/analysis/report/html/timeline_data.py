@@ -117,7 +117,7 @@ def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int]
     """
     steps = chosen_steps(dataset)
     numbers = list(dict.fromkeys(step.global_step for step in steps))
-    everyone = list(dataset.run.ranks)
+    everyone = sorted(dataset.run.ranks)
     looks = [_Look(dataset, number) for number in numbers]
     each = max((len(look.spans(everyone[0])) for look in looks), default=0)
     drawn = _spread(everyone, max(1, budget // max(1, each * len(looks))), named)
