@@ -91,7 +91,8 @@ def write_report(
         summary = archives.as_given(summarize(subjects, reference, candidate, rules, engine))
         if finish is not None:
             finish(summary)
-        written, not_drawn = _files(subjects, summary, output, (reference, candidate), html=html)
+        named = archives.as_given if html else None
+        written, not_drawn = _files(subjects, summary, output, (reference, candidate), named)
         if tables is not None:
             with _writable(output):
                 written += write_tables(subjects, summary, output / TABLES_DIR, tables, engine)
@@ -113,16 +114,17 @@ def _files(
     summary: dict[str, Any],
     output: Path,
     compared: tuple[str | None, str | None],
-    *,
-    html: bool,
+    named: Callable[[Any], Any] | None,
 ) -> tuple[list[Path], dict[str, str]]:
-    """Write every file of a report; returns those written, and why others were not."""
+    """Write every file of a report; returns those written, and why others were not. `named`: puts what was given in
+    place of a temporary folder; None: no page.
+    """
     not_drawn: dict[str, str] = {}
     with _writable(output):
         output.mkdir(parents=True, exist_ok=True)
         written = [output / SUMMARY_FILE]
         written[0].write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        page = partial(_draw_page, subjects, summary) if html else lambda _path: "not asked for"
+        page = partial(_draw_page, subjects, summary, named) if named is not None else lambda _path: "not asked for"
         for name, draw in (*_drawn(subjects, *compared), (PAGE_FILE, page)):
             path = output / name
             reason = draw(path)
@@ -145,10 +147,12 @@ def _writable(output: Path) -> Iterator[None]:
         ) from error
 
 
-def _draw_page(subjects: Mapping[str, Subject], summary: Mapping[str, Any], path: Path) -> str | None:
+def _draw_page(
+    subjects: Mapping[str, Subject], summary: Mapping[str, Any], named: Callable[[Any], Any], path: Path
+) -> str | None:
     reason = why_no_page()
     if reason is None:
-        write_page({label: subject.dataset for label, subject in subjects.items()}, summary, path)
+        write_page({label: subject.dataset for label, subject in subjects.items()}, summary, path, named)
     return reason
 
 

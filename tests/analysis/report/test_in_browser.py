@@ -29,6 +29,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
+from aorta.analysis.report.palette import MEANINGS, SURFACES, lane_color, light
 from aorta.analysis.summary import summarize
 from tests.analysis.builders import header, metrics, step, write_rank
 from tests.analysis.report.pages import HOSTILE, compared, launched, page, subjects, two_runs
@@ -316,17 +317,17 @@ def test_the_theme_recolours_the_page_and_the_charts(browser: Chrome, report: Pa
     page_color = "getComputedStyle(document.body).backgroundColor"
     label = "model('timeline-0').below[0].major_label_text_color"
     line = "model('steps-overlap_ratio').renderers[1].glyph.line_color"
-    light = [asked(browser, each) for each in (page_color, label)]
+    before = [asked(browser, each) for each in (page_color, label)]
     spans = asked(browser, "model('timeline-spans-0').data.color[0]")
     clicked(browser, "#theme")
     assert browser.find_element(By.ID, "theme").get_attribute("aria-pressed") == "true"
     dark = [asked(browser, each) for each in (page_color, label)]
-    assert dark[1] == "#DDDDDD" != light[1]
-    assert "#4F9FDA" in json.dumps(asked(browser, line))
+    assert dark[1] == SURFACES["ink"].dark != before[1]
+    assert MEANINGS["reference"].dark in json.dumps(asked(browser, line))
     assert asked(browser, "model('timeline-spans-0').data.color[0]") != spans
-    assert dark[0] == "rgb(22, 25, 29)" != light[0]
+    assert dark[0] == "rgb(22, 25, 29)" != before[0]
     clicked(browser, "#theme")
-    assert [asked(browser, each) for each in (page_color, label)] == light
+    assert [asked(browser, each) for each in (page_color, label)] == before
     assert complaints(browser) == []
 
 
@@ -336,7 +337,7 @@ def test_a_reader_who_prefers_dark_gets_it(browser: Chrome, report: Path) -> Non
     try:
         opened(browser, report)
         assert asked(browser, "getComputedStyle(document.body).backgroundColor") == "rgb(22, 25, 29)"
-        assert asked(browser, "model('timeline-0').below[0].major_label_text_color") == "#DDDDDD"
+        assert asked(browser, "model('timeline-0').below[0].major_label_text_color") == SURFACES["ink"].dark
     finally:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
@@ -385,3 +386,92 @@ def test_it_prints(browser: Chrome, report: Path) -> None:
     assert complaints(browser) == []
     if where := os.environ.get("AORTA_PAGE_SHOTS"):
         Path(where, "report.pdf").write_bytes(data)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_nothing_is_wider_than_the_page(browser: Chrome, report: Path, theme: str) -> None:
+    """A phone, half a screen, a screen: the page never scrolls sideways, and no word of a card is broken."""
+    media = [{"name": "prefers-color-scheme", "value": theme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+    try:
+        opened(browser, report)
+        for width in (1400, 800, 390):
+            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            settled(browser, f"innerWidth === {width} && model('timeline-0').outer_width <= {width}")
+            assert asked(browser, "document.documentElement.scrollWidth") <= width
+            wide = (
+                "[...document.querySelectorAll('main *')].filter((each) => !each.closest('.scroll') && "
+                "each.getBoundingClientRect().right > innerWidth + 1).map((each) => each.outerHTML.slice(0, 80))"
+            )
+            assert asked(browser, wide) == []
+            long = "each.textContent.length > 6 && each.clientWidth < 40"
+            broken = f"[...document.querySelectorAll('.card dt')].filter((each) => {long}).length"
+            assert asked(browser, broken) == 0
+        assert asked(browser, "isDark()") is (theme == "dark")
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_bars_have_names_colours_of_the_pictures_and_ranks_in_order(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    settled(browser, "model('timeline-labels-0').data.text.length > 0")
+    spans = asked(browser, "({...model('timeline-spans-0').data})")
+    drawn = {what.split(", ")[-1]: color for what, color in zip(spans["what"], spans["color"], strict=True)}
+    assert drawn["forward"] == light("forward")
+    assert drawn["backward"] == light("backward")
+    kinds = {what.split(",")[0]: color for what, color in zip(spans["what"], spans["color"], strict=True)}
+    assert kinds["allreduce"] == lane_color("allreduce")
+    labels = asked(browser, "model('timeline-labels-0').data.text")
+    assert any(each.startswith("block") for each in labels)
+    assert any(each.startswith(("allreduce", "AR")) for each in labels)
+    ticks = asked(browser, "[...model('timeline-0').left[0].major_label_overrides.entries()].map(([, text]) => text)")
+    ranks = [int(text.split()[1]) for text in ticks if text.startswith("rank")]
+    assert ranks == sorted(ranks) == [0, 1]
+
+
+def test_a_collective_is_zoomed_to_with_what_waited_for_it(browser: Chrome, report: Path) -> None:
+    """From the list, which a keyboard reaches, and by a click on its bar."""
+    opened(browser, report)
+    whole = asked(browser, "model('timeline-x').end - model('timeline-x').start")
+    select = browser.find_element(By.ID, "timeline-collective")
+    options = [each.get_attribute("value") for each in select.find_elements(By.TAG_NAME, "option")]
+    last = [each for each in options if each and each.startswith("0:")][-1]
+    Select(select).select_by_value(last)
+    settled(browser, f"model('timeline-x').end - model('timeline-x').start < {whole}")
+    panel = browser.find_element(By.ID, "timeline-detail")
+    assert panel.is_displayed()
+    rows = [row.text for row in panel.find_elements(By.CSS_SELECTOR, "tbody th")]
+    assert [int(row.split()[0]) for row in rows] == [0, 1]
+    instance = int(last.split(":")[1])
+    found = asked(
+        browser,
+        "(() => { const found = collectivesOf(timelines[0], stepOf(timelines[0], 0));"
+        f"return found.byInstance.get({instance}).map((each) => ({{...each, blocked: blockedBy(each, found)}})); }})()",
+    )
+    slowest = min(found, key=lambda each: each["wait"])
+    assert f"Rank {slowest['rank']} arrived last" in panel.text
+    assert f"{slowest['rank']} (last to arrive)" in rows
+    ended = [each for each in found if any(stall["endedByIt"] for stall in each["blocked"])]
+    assert ended, "the last collective of a step is what computation waits for"
+    assert all(f"on rank {each['rank']} (" in panel.text for each in ended)
+    assert asked(browser, "model('timeline-chosen-0').data.left.length") == 2
+    panel.find_element(By.TAG_NAME, "button").send_keys(Keys.ENTER)
+    assert not panel.is_displayed()
+    assert asked(browser, "model('timeline-x').end - model('timeline-x').start") == pytest.approx(whole)
+
+    view = "Bokeh.index.find_one_by_id(data.roots['timeline-0'])"
+    plot = browser.find_element(By.ID, "chart-timeline-0")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", plot)
+    at = asked(
+        browser,
+        f"(() => {{ const view = {view}, bars = model('timeline-spans-0').data;"
+        f"const place = bars.instance.indexOf({instance}), box = view.el.getBoundingClientRect();"
+        "const x = view.frame.x_scale.compute((bars.left[place] + bars.right[place]) / 2) ;"
+        "const y = view.frame.y_scale.compute((bars.top[place] + bars.bottom[place]) / 2);"
+        "return [x - box.width / 2, y - box.height / 2]; })()",
+    )
+    ActionChains(browser).move_to_element_with_offset(plot, *map(round, at)).click().perform()
+    settled(browser, f"document.getElementById('timeline-collective').value === {last!r}")
+    assert panel.is_displayed()

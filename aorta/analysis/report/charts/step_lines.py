@@ -38,6 +38,8 @@ _WHOLE = {"overlap_ratio": 1.0, "device_util_pct": 100.0}
 """Shares are drawn on their whole range: a per cent of difference must not look like a fall."""
 _STILL = 0.002
 """Less than the samplers resolve: 1 MHz of 1,700."""
+_STILL_SHARE = 0.02
+"""A line 2 pixels high."""
 MARKED_STEPS = 60  # with more, markers run into a thick line
 
 
@@ -111,10 +113,10 @@ def draw_devices(dataset: LabelledRun, path: Path) -> str | None:
     if not sampled:
         return "no device sample belongs to a step"
     throttled = frame.loc[frame[THROTTLED] == 1.0, "global_step"].unique()
-    still = [panel for panel in sampled if constant(frame[panel[0]].to_numpy()) is not None]
+    still = [panel for panel in sampled if constant(frame[panel[0]].to_numpy(), _WHOLE.get(panel[0])) is not None]
     if len(throttled):
         still = [panel for panel in still if panel[0] != "device_sclk_mhz"]  # its ticks are told nowhere else
-    told = [f"{title} {constant(frame[name].to_numpy()):,.4g} {unit}" for name, title, unit in still]
+    told = [f"{title} {frame[name].median():,.4g} {unit}" for name, title, unit in still]
     unchanged = f"the same in every step: {', '.join(told)}" if told else ""
     if len(still) == len(sampled):
         return f"nothing changes: {unchanged}"
@@ -142,15 +144,17 @@ def draw_devices(dataset: LabelledRun, path: Path) -> str | None:
     return None
 
 
-def constant(values: np.ndarray) -> float | None:
+def constant(values: np.ndarray, whole: float | None = None) -> float | None:
     """The median of values that do not change, so that a chart of them would show nothing; None where they do, or
-    none is known. Not to change means: from the lowest to the highest it is at most `_STILL` of the median.
+    none is known. Not to change means: from the lowest to the highest it is at most `_STILL` of the median, or
+    of the `whole` that a share is drawn on at most `_STILL_SHARE`.
     """
     known = values[~np.isnan(values)]
     if not len(known):
         return None
     middle = float(np.median(known))
-    return middle if float(known.max() - known.min()) <= _STILL * abs(middle) else None
+    room = _STILL * abs(middle) if whole is None else _STILL_SHARE * whole
+    return middle if float(known.max() - known.min()) <= room else None
 
 
 def draw_line(axes: Axes, frame: pd.DataFrame, column: str, title: str, color: str, style: str) -> None:
@@ -166,4 +170,4 @@ def shade_warmup(axes: Axes, frame: pd.DataFrame) -> None:
     """Behind the steps that the numbers leave out."""
     warm = frame.loc[frame["warmup"], "global_step"]
     if not warm.empty:
-        axes.axvspan(warm.min() - 0.5, warm.max() + 0.5, color=BAND, linewidth=0, label=WARM_UP)
+        axes.axvspan(warm.min() - 0.5, warm.max() + 0.5, color=BAND, linewidth=0, zorder=0, label=WARM_UP)

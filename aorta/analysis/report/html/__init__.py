@@ -10,7 +10,7 @@ Must not load bokeh or jinja2 before a page is written, compute a number that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -34,12 +34,18 @@ def why_no_page() -> str | None:
     return f"{' and '.join(missing)} not installed: pip install {' '.join(missing)}"
 
 
-def write_page(datasets: Mapping[str, LabelledRun], summary: Mapping[str, Any], path: Path) -> None:
+def write_page(
+    datasets: Mapping[str, LabelledRun],
+    summary: Mapping[str, Any],
+    path: Path,
+    named: Callable[[Any], Any] = lambda found: found,
+) -> None:
     """Write the page of a report to `path`, replacing what is there.
 
     Args:
         datasets: label -> dataset, as `summary["datasets"]` has them; the reference and the candidate among them.
         summary: the content of `summary.json`.
+        named: puts the name of an archive in place of the temporary folder that it was unpacked to.
 
     Raises:
         ToolMissing: bokeh or jinja2 is not installed; says how to install them.
@@ -50,4 +56,4 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Mapping[str, Any], 
         raise ToolMissing(f"{path.name} was not written: {reason}")
     from aorta.analysis.report.html.page_content import page_html
 
-    path.write_text(page_html(datasets, summary), encoding="utf-8", newline="\n")
+    path.write_text(page_html(datasets, summary, named), encoding="utf-8", newline="\n")

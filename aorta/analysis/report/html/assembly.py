@@ -23,7 +23,7 @@ from aorta.analysis.report.html.bokeh_chart import Chart
 from aorta.analysis.report.html.theme import variables
 
 _ASSETS: Final = files("aorta.analysis.report.html") / "assets"
-_SCRIPTS: Final = ("theme.js", "tables.js", "timeline.js", "start.js")
+_SCRIPTS: Final = ("theme.js", "tables.js", "timeline.js", "timeline_labels.js", "timeline_detail.js", "start.js")
 _TEMPLATE: Final = "page.html.jinja"
 
 

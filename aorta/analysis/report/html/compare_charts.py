@@ -29,15 +29,15 @@ def effect_charts(comparison: Mapping[str, Any]) -> list[Chart]:
         key=lambda name: {"primary": 0, "guard": 1}.get(comparison["metrics"][name].get("role", ""), 2),
     )
     kinds = {
-        "difference": ("Ratios", "candidate - reference, percentage points"),
-        "quotient": ("Times and rates", "candidate / reference - 1, %"),
+        "difference": ("Ratios", "Candidate less reference.", "percentage points"),
+        "quotient": ("Times and rates", "Candidate against reference, change in per cent.", "%"),
     }
     charts = []
-    for kind, (title, axis) in kinds.items():
+    for kind, (title, caption, axis) in kinds.items():
         pairs = {name: comparison["metrics"][name] for name in order}
         mine = {name: pair for name, pair in pairs.items() if pair["effect"]["kind"] == kind}
         if mine:
-            charts.append(_effects(f"effects-{kind}", f"Effects: {title.lower()}", axis, mine))
+            charts.append(_effects(f"effects-{kind}", f"Effects: {title.lower()}", caption, axis, mine))
     return charts
 
 
@@ -46,7 +46,7 @@ def _has_interval(pair: Mapping[str, Any]) -> bool:
     return found.get("low") is not None and found.get("high") is not None
 
 
-def _effects(name: str, title: str, axis: str, found: Mapping[str, Mapping[str, Any]]) -> Chart:
+def _effects(name: str, title: str, caption: str, axis: str, found: Mapping[str, Mapping[str, Any]]) -> Chart:
     titles = [plain(each) for each in found]
     plot = new_chart(name, 70 + 24 * len(titles), axis, "", y_range=FactorRange(*titles[::-1]))
     plot.min_border_left = 150
@@ -71,17 +71,19 @@ def _effects(name: str, title: str, axis: str, found: Mapping[str, Mapping[str, 
     plot.segment(x0="low", x1="high", y0="y", y1="y", line_color="color", line_width=3, source=source)
     dots = plot.scatter(x="value", y="y", marker="marker", size=11, color="color", source=source)
     hover(plot, [dots], ("", "@y"), ("effect", "@told"), ("interval", "@range"), ("verdict", "@verdict"))
-    return Chart(plot.name, title, "", plot)
+    return Chart(plot.name, title, caption, plot)
 
 
 _MARKS: Final = {"regression": "inverted_triangle", "improvement": "triangle", "equivalent": "square"}
 
 
 def launch_charts(comparison: Mapping[str, Any]) -> list[Chart]:
-    """One point a launch, in the order of the plan; empty without launch sets."""
+    """One point a launch, in the order of the plan; empty without launch sets, or where each side has one launch: the
+    cards say it.
+    """
     launches = comparison.get("launches")
     charts = []
-    if not launches:
+    if not launches or max(map(len, launches.values())) < 2:
         return []
     for name, title, unit in _LAUNCH_METRICS:
         plot = new_chart(f"launches-{name}", 230, "launch of its side", unit or "hidden / all communication")

@@ -6,7 +6,7 @@ not made harmless.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,8 +42,10 @@ class Legend:
     color: str
 
 
-def page_html(datasets: Mapping[str, LabelledRun], summary: Mapping[str, Any]) -> str:
-    """The whole page as text."""
+def page_html(
+    datasets: Mapping[str, LabelledRun], summary: Mapping[str, Any], named: Callable[[Any], Any] = lambda found: found
+) -> str:
+    """The whole page as text; `named` as in `write_page`, for what comes from the records and not from the summary."""
     entries = {label: summary["datasets"][label] for label in datasets}
     comparison = summary.get("comparison")
     order = _in_order(list(datasets), comparison)
@@ -90,8 +92,8 @@ def page_html(datasets: Mapping[str, LabelledRun], summary: Mapping[str, Any]) -
         "pairs": page_tables.pairs_table(comparison) if comparison else None,
         "differences": page_tables.differences_table(comparison) if comparison else None,
         "left_out": left_out(comparison),
-        "health": [health_of(dataset, entries[label]) for label, dataset in datasets.items()],
-        "environment": environment_of(datasets),
+        "health": [named(health_of(dataset, entries[label])) for label, dataset in datasets.items()],
+        "environment": named(environment_of(datasets)),
         "definitions": page_tables.definitions_table(definitions),
         "conventions": summary.get("conventions", {}),
     }

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from aorta.analysis.formatting import PAGE, json_text, p_value
 from aorta.analysis.metrics import metric_named
+from aorta.analysis.report.html.verdict_cards import signed
 
 SIDES: Final = ("reference", "candidate")
 _SHARES: Final = ("share",)
@@ -87,7 +88,7 @@ def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any])
         if tested:
             row += [*_tested(pair), *change, word(pair.get("role") or "")]
         else:
-            row += [*change, word(pair["judgement"], pair["judgement_reason"], _TONE.get(pair["judgement"]))]
+            row += [*change, word(signed(pair["judgement"]), pair["judgement_reason"], _TONE.get(pair["judgement"]))]
         rows.append(tuple(row))
     note = f"Not available on either side: {'; '.join(nulls)}." if nulls else None
     caption = "Metrics: medians of the medians of launches" if tested else "Metrics: medians"
@@ -108,7 +109,7 @@ def _tested(pair: Mapping[str, Any]) -> list[Cell]:
         ]
     verdict = pair.get("verdict") or "not judged"
     cells.append(Cell(p_value(p, 3, unknown=PAGE.unknown), p))
-    cells.append(word(verdict, pair.get("verdict_reason"), _TONE.get(verdict)))
+    cells.append(word(signed(verdict), pair.get("verdict_reason"), _TONE.get(verdict)))
     return cells
 
 

@@ -96,7 +96,7 @@ def step_charts(series: Mapping[str, Series]) -> tuple[list[Chart], list[str]]:
 
 def _unchanged(title: str, unit: str, curves: Mapping[str, Curve]) -> str | None:
     """What a chart of these would say, where none of them changes."""
-    values = {label: curve.constant for label, curve in curves.items() if curve.known}
+    values = {label: curve.constant(100.0 if unit == "%" else None) for label, curve in curves.items() if curve.known}
     if not values or None in values.values():
         return None
     told = ", ".join(f"{value:,.4g}{f' {unit}' if unit else ''} ({label})" for label, value in values.items())

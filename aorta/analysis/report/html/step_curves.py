@@ -35,10 +35,9 @@ class Curve:
     middle: np.ndarray
     high: np.ndarray
 
-    @property
-    def constant(self) -> float | None:
-        """The value that all points have, bands as well; None where they differ."""
-        return constant(np.concatenate([self.low, self.high]))
+    def constant(self, whole: float | None = None) -> float | None:
+        """The value that all points have, bands as well; None where they differ. `whole`: of a share, its range."""
+        return constant(np.concatenate([self.low, self.high]), whole)
 
     @property
     def known(self) -> bool:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-from bokeh.models import ColumnDataSource, FixedTicker, Range1d
+from bokeh.models import ColumnDataSource, FixedTicker, Range1d, TapTool
 
-from aorta.analysis.report.html.bokeh_chart import Chart, hover, new_chart
+from aorta.analysis.report.html.bokeh_chart import FONT, Chart, hover, new_chart
 from aorta.analysis.report.html.timeline_data import (
     BLOCKED,
     COPIES,
@@ -27,7 +27,9 @@ from aorta.analysis.report.palette import INK, lane_color, light, phase_color
 from aorta.timeline.classes import COMPUTE
 
 _DRAWN: Final = ("top", "bottom", "left", "right", "color")
-_TOLD: Final = ("rank", "what", "begin", "took", "more")
+_TOLD: Final = ("rank", "what", "begin", "took", "more", "instance")
+
+_LABEL: Final = ("x", "y", "text", "ink", "ground")
 
 
 def color_of(kind: str, lane: str) -> str:
@@ -48,7 +50,7 @@ def timeline_charts(spans: Sequence[TimelineSpans]) -> list[Chart]:
     for number, each in enumerate(spans):
         if not each.steps:
             continue
-        plot = new_chart(f"timeline-{number}", 240, "ms since the start of the step on that rank", "", **shared)
+        plot = new_chart(f"timeline-{number}", 240, "ms", "", **shared)
         plot.y_range = Range1d(1, 0)
         plot.yaxis.ticker = FixedTicker(ticks=[])
         plot.ygrid.grid_line_color = None
@@ -59,7 +61,27 @@ def timeline_charts(spans: Sequence[TimelineSpans]) -> list[Chart]:
         ran = plot.quad(**box, fill_color="color", line_color=INK, line_width=0.3, line_alpha=0.6, source=drawn)
         waits = ColumnDataSource(dict(empty), name=f"timeline-waits-{number}")
         hatch = {"hatch_pattern": "right_diagonal_line", "hatch_color": INK, "hatch_scale": 6, "hatch_weight": 1}
+        chosen = ColumnDataSource({name: [] for name in box}, name=f"timeline-chosen-{number}")
+        plot.quad(**box, fill_color=None, line_color=INK, line_width=2.5, source=chosen)
+        names = ColumnDataSource({name: [] for name in _LABEL}, name=f"timeline-labels-{number}")
+        plot.text(
+            x="x",
+            y="y",
+            text="text",
+            text_color="ink",
+            background_fill_color="ground",  # over hatching
+            text_align="center",
+            text_baseline="middle",
+            text_font=FONT,
+            text_font_size="11px",
+            source=names,
+        )
         waited = plot.quad(**box, fill_color=None, line_color=INK, line_width=0.8, source=waits, **hatch)
+        for bars in (ran, waited):  # a tap chooses a collective, and must not fade the others
+            bars.selection_glyph = bars.nonselection_glyph = None
+        tap = TapTool(renderers=[ran])
+        plot.add_tools(tap)
+        plot.toolbar.active_tap = tap
         hover(
             plot,
             [ran, waited],
@@ -69,7 +91,7 @@ def timeline_charts(spans: Sequence[TimelineSpans]) -> list[Chart]:
             ("length", "@took"),
             ("", "@more"),
         )
-        charts.append(Chart(plot.name, each.label, "", plot, number))
+        charts.append(Chart(plot.name, each.label, "ms since the start of the step on each rank", plot, number))
     return charts
 
 
@@ -91,7 +113,7 @@ def payload(spans: Sequence[TimelineSpans]) -> list[dict[str, Any]]:
     ]
 
 
-def switches(spans: Sequence[TimelineSpans]) -> dict[str, list[dict[str, str]]]:
+def switches(spans: Sequence[TimelineSpans]) -> dict[str, list[dict[str, Any]]]:
     """The streams and kinds that can be switched off, each with its colour where it has one."""
     lanes: dict[str, None] = {}
     kinds: dict[str, str] = {}
@@ -102,7 +124,7 @@ def switches(spans: Sequence[TimelineSpans]) -> dict[str, list[dict[str, str]]]:
             kinds.setdefault(each.kinds[kind], color_of(each.kinds[kind], each.lanes[lane]))
     return {
         "lanes": [{"name": name} for name in sorted(lanes, key=lane_order)],
-        "kinds": [{"name": name, "color": color} for name, color in kinds.items()],
+        "kinds": [{"name": name, "color": color, "hatched": name == BLOCKED} for name, color in kinds.items()],
     }
 
 

@@ -43,12 +43,14 @@ class _Span(NamedTuple):
     length_ms: float
     seq: int = -1
     wait_ms: float = np.nan
+    instance: int = -1
 
 
 @dataclass(frozen=True)
 class TimelineSpans:
     """`columns`: an element a span. `rank`, `step`, `lane`, `kind` and `what` are places in the lists of that name;
     `start` and `length` are ms from the start of the step on that rank; `seq` -1 and `wait` NaN are unknown.
+    Spans of one `instance` are the same collective on different ranks; -1 is no collective.
     """
 
     label: str
@@ -79,7 +81,7 @@ class _Table:
             places.setdefault(name, len(places))
             for places, name in ((self.lanes, span.lane), (self.kinds, span.kind), (self.whats, span.what))
         )
-        self.rows.append((rank, step, lane, kind, what, span.start_ms, span.length_ms, span.seq, span.wait_ms))
+        self.rows.append((rank, step, lane, kind, what, span.start_ms, span.length_ms, *span[5:]))
 
     def order(self) -> None:
         """Put the lanes in the order in which they are read: what is computed, what is exchanged, what is left."""
@@ -89,9 +91,10 @@ class _Table:
         self.rows = [(*row[:2], moved[int(row[2])], *row[3:]) for row in self.rows]
 
     def columns(self) -> dict[str, np.ndarray]:
-        table = np.array(self.rows, np.float64).reshape(-1, 9)
-        names = ("rank", "step", "lane", "kind", "what", "start", "length", "seq", "wait")
-        types = (np.uint16, np.uint8, np.uint16, np.uint16, np.uint32, np.float32, np.float32, np.int32, np.float32)
+        table = np.array(self.rows, np.float64).reshape(-1, 10)
+        names = ("rank", "step", "lane", "kind", "what", "start", "length", "seq", "wait", "instance")
+        short, real = (np.uint16, np.uint8, np.uint16, np.uint16, np.uint32), (np.float32, np.float32)
+        types = (*short, *real, np.int32, np.float32, np.int32)
         return {name: table[:, place].astype(kind) for place, (name, kind) in enumerate(zip(names, types, strict=True))}
 
 
@@ -114,7 +117,7 @@ def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int]
     """
     steps = chosen_steps(dataset)
     numbers = list(dict.fromkeys(step.global_step for step in steps))
-    everyone = list(dataset.run.ranks)
+    everyone = sorted(dataset.run.ranks)
     looks = [_Look(dataset, number) for number in numbers]
     each = max((len(look.spans(everyone[0])) for look in looks), default=0)
     drawn = _spread(everyone, max(1, budget // max(1, each * len(looks))), named)
@@ -243,7 +246,8 @@ def _collective(row: Any, *, by_group: bool) -> _Span:
     what = f"{row.kind}, {PAGE.size(row.bytes)}, group {row.group}"
     start = int(row.start_ns) / NS_PER_MS
     lane = f"group {row.group}" if by_group else row.kind
-    return _Span(lane, row.kind, what, start, row.duration_ms, max(-1, min(int(row.seq), 2**31 - 1)), row.wait_ms)
+    seq = max(-1, min(int(row.seq), 2**31 - 1))
+    return _Span(lane, row.kind, what, start, row.duration_ms, seq, row.wait_ms, int(row.instance))
 
 
 def _joined(spans: list[_Span], step: StepIntervals) -> list[_Span]:
@@ -258,7 +262,7 @@ def _joined(spans: list[_Span], step: StepIntervals) -> list[_Span]:
         end = last.start_ms + last.length_ms
         if span.start_ms - end < close:
             reach = max(end, span.start_ms + span.length_ms) - last.start_ms
-            made[-1] = last._replace(what=f"{span.kind}, several", length_ms=reach, seq=-1, wait_ms=np.nan)
+            made[-1] = last._replace(what=f"{span.kind}, several", length_ms=reach, seq=-1, wait_ms=np.nan, instance=-1)
         else:
             made.append(span)
     return made

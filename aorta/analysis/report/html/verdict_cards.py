@@ -19,6 +19,7 @@ _WORDS: Final = {
     "inconclusive": ("Inconclusive", "open", "?"),
     NOT_COMPARABLE: ("Not comparable in time", "open", "?"),
 }
+_SIGNS: Final = {name: sign for name, (_, _, sign) in _WORDS.items()} | {"better": "▲", "worse": "▼", "equal": "="}
 _NO_VERDICT: Final = ("Not enough launches for a verdict (1 of 4)", "open", "#")
 _CARDS: Final = ("overlap_ratio", "job_step_ms", "exposed_comm_ms")
 _TITLES: Final = {
@@ -26,6 +27,11 @@ _TITLES: Final = {
     "job_step_ms": "Job step",
     "exposed_comm_ms": "Exposed communication",
 }
+
+
+def signed(word: str) -> str:
+    """A verdict or a direction with the sign that says the same without colour."""
+    return f"{_SIGNS[word]}\u00a0{word}" if word in _SIGNS else word
 
 
 @dataclass(frozen=True)
@@ -207,7 +213,7 @@ def _card(name: str, pair: Mapping[str, Any], comparison: Mapping[str, Any]) -> 
         PAGE.quantity(pair["candidate"], unit),
         change,
         _WORDS[word][1] if word in _WORDS else "open",
-        (("verdict" if pair.get("verdict") else "direction", word), *facts),
+        (("verdict" if pair.get("verdict") else "direction", signed(word)), *facts),
     )
 
 

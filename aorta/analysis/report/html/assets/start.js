@@ -82,6 +82,20 @@ function showMap(name, stretched) {
   charts.get_model_by_name("map-colors").setv({ low, high });
 }
 
+// On a narrow page fewer numbers along an axis, so that they do not run into each other.
+function startTicks() {
+  const fit = (plot) => {
+    for (const axis of plot.below) {
+      if (axis.ticker.desired_num_ticks !== undefined) axis.ticker.desired_num_ticks = plot.inner_width < 320 ? 3 : 6;
+    }
+  };
+  for (const name of Object.keys(data.roots)) {
+    const plot = charts.get_model_by_name(name);
+    plot.properties.inner_width.change.connect(() => fit(plot));
+    fit(plot);
+  }
+}
+
 async function start() {
   startTables();
   const ids = Object.fromEntries(Object.entries(data.roots).map(([name, id]) => [id, `chart-${name}`]));
@@ -90,6 +104,7 @@ async function start() {
     await Bokeh.embed.embed_items({ page: data.document }, [{ docid: "page", roots: ids, root_ids: Object.keys(ids) }]);
     charts = Bokeh.documents.at(-1);
     startControls();
+    startTicks();
     startTimelines();
   }
   startTheme();

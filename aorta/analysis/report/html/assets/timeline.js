@@ -4,6 +4,7 @@ const NUMBERS = {
   uint8: Uint8Array, uint16: Uint16Array, uint32: Uint32Array, int32: Int32Array, float32: Float32Array,
 };
 const BLOCKED = "blocked on a collective";
+const SHORT_LANES = { "exposed communication": "exposed" };
 
 function unpack({ type, data: text }) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -66,8 +67,7 @@ function chosenFilters() {
 
 function layOut(timeline, filters) {
   const { columns, lanes, kinds, ranks } = timeline;
-  const number = timeline.steps[filters.step].step;
-  const step = timeline.steps.findIndex((each) => each.step === number); // spans of one step are held once
+  const step = stepOf(timeline, filters.step);
   const chosen = [];
   const used = new Set();
   for (let at = 0; at < columns.rank.length; at += 1) {
@@ -91,9 +91,10 @@ function fill(timeline, filters, dark) {
   const plot = charts.get_model_by_name(`timeline-${timeline.number}`);
   const { chosen, top, height } = layOut(timeline, filters);
   const { columns, lanes, kinds, ranks, whats } = timeline;
-  const empty = () => ({ top: [], bottom: [], left: [], right: [], color: [], rank: [], what: [], begin: [], took: [], more: [] });
+  const empty = () => ({ top: [], bottom: [], left: [], right: [], color: [], rank: [], what: [], begin: [], took: [], more: [], instance: [] });
   const ran = empty();
   const waits = empty();
+  timeline.labelled = [];
   for (const at of chosen) {
     const kind = kinds[columns.kind[at]];
     const lane = columns.lane[at];
@@ -103,9 +104,16 @@ function fill(timeline, filters, dark) {
     into.bottom.push(row + 0.94);
     into.left.push(columns.start[at]);
     into.right.push(columns.start[at] + columns.length[at]);
-    into.color.push(onBackground(data.kindColors[kind], dark));
+    const color = onBackground(data.kindColors[kind], dark);
+    into.color.push(color);
+    into.instance.push(columns.instance[at]);
     into.rank.push(String(ranks[columns.rank[at]]));
-    into.what.push(whats[columns.what[at]]);
+    const what = whats[columns.what[at]];
+    into.what.push(what);
+    if (into === ran && what !== lanes[lane]) {
+      const names = namesOf(kind, what, columns.instance[at] >= 0);
+      timeline.labelled.push({ left: into.left.at(-1), right: into.right.at(-1), y: row + 0.5, color, names });
+    }
     into.begin.push(ms(columns.start[at]));
     into.took.push(ms(columns.length[at]));
     const wait = columns.wait[at];
@@ -115,7 +123,9 @@ function fill(timeline, filters, dark) {
   }
   charts.get_model_by_name(`timeline-spans-${timeline.number}`).data = ran;
   charts.get_model_by_name(`timeline-waits-${timeline.number}`).data = waits;
-  const pixels = height > 130 ? 6 : height > 60 ? 11 : 18;
+  const pixels = height > 130 ? 6 : height > 60 ? 11 : 20;
+  if (pixels < 14) timeline.labelled = []; // rows are lower than letters
+  const narrow = innerWidth < 700;
   const ticks = [];
   const labels = new Map();
   let before = null;
@@ -125,14 +135,16 @@ function fill(timeline, filters, dark) {
     before = rank;
     if (pixels < 11 && !fresh) continue;
     ticks.push(y + 0.5);
-    const lane = lanes[row % lanes.length];
-    const short = lane.length > 26 ? `${lane.slice(0, 25)}…` : lane;
+    const lane = SHORT_LANES[lanes[row % lanes.length]] ?? lanes[row % lanes.length];
+    const most = narrow ? 13 : 26;
+    const short = lane.length > most ? `${lane.slice(0, most - 1)}…` : lane;
     labels.set(y + 0.5, plain(pixels < 11 ? `rank ${rank}` : fresh ? `rank ${rank}   ${short}` : short));
   }
   const axis = plot.left[0];
   axis.major_label_overrides = labels;
   axis.ticker.ticks = ticks;
   plot.y_range.setv({ start: height, end: 0 });
+  plot.min_border_left = narrow ? 96 : 150;
   plot.height = Math.round(height * pixels + 56);
   const seen = new Set(chosen.map((at) => columns.rank[at])).size;
   const step = timeline.steps[filters.step];
@@ -156,7 +168,10 @@ function drawTimelines() {
   const absent = [...filters.ranks].filter((rank) => !drawn.has(rank));
   problem.textContent = absent.length ? `Not among the ranks drawn: ${listRanks(absent.sort((a, b) => a - b))}.` : "";
   const full = timelines.filter((each) => each.steps.length);
-  return Math.max(...full.map((each) => fill(each, filters, isDark())));
+  const end = Math.max(...full.map((each) => fill(each, filters, isDark())));
+  showDetail();
+  labelSoon();
+  return end;
 }
 
 // A new step begins unzoomed; switching a rank or a kind does not move the view.
@@ -181,9 +196,15 @@ function startTimelines() {
     ranks.value = listRanks(first);
     drawTimelines();
   });
-  document.getElementById("timeline-step").addEventListener("change", showStep);
+  document.getElementById("timeline-step").addEventListener("change", () => {
+    listCollectives();
+    showStep();
+  });
   for (const each of document.querySelectorAll("input[data-lane], input[data-kind]")) {
     each.addEventListener("change", drawTimelines);
   }
+  listCollectives();
+  startDetail();
+  startLabels();
   showStep();
 }
