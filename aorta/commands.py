@@ -8,7 +8,9 @@ does not need: `aorta --help` takes no second, and `aorta report` never loads to
 
 from __future__ import annotations
 
+import os
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -29,6 +31,7 @@ class Command:
 
     Attributes:
         entry: `module:function` that takes the arguments behind the command's name and returns the exit code.
+        parser: the function of that module that makes the parser; None: the command takes keys of a configuration.
         purpose: what it is for, in one line.
         example: arguments that work.
     """
@@ -36,6 +39,12 @@ class Command:
     entry: str
     purpose: str
     example: str
+    parser: str | None = "parser"
+
+    def options(self) -> ArgumentParser:
+        """The command's parser."""
+        made: ArgumentParser = getattr(import_module(self.entry.partition(":")[0]), str(self.parser))()
+        return made
 
     def load(self) -> _Main:
         """The function that carries the command out."""
@@ -54,6 +63,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "aorta.train_command:main",
         "train with telemetry, or sweep with -m",
         "--nproc_per_node 2 label=cuda training.max_steps=40",
+        parser=None,
     ),
     "report": Command(
         "aorta.analysis.report.report_command:overlap_report",
@@ -121,6 +131,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: from a command's own parser.
     """
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks how the line could go on
+        from aorta.completion import complete
+
+        parsers = {name: one.options if one.parser else None for name, one in COMMANDS.items()}
+        complete(parsers, os.environ.get("COMP_LINE", ""))
     check_alone()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in {"-h", "--help", "help"}:
@@ -141,3 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if rest in (["-h"], ["--help"]):
             to_stdout(f"\nExample: aorta {name} {chosen.example}".rstrip())
+
+
+@command()
+def script(name: str) -> int:
+    """Carry out one command for a script of the checkout, with the process's arguments; returns the exit code."""
+    return COMMANDS[name].load()(sys.argv[1:])

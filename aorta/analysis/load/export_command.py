@@ -22,13 +22,14 @@ _SUFFIX: Final = {"csv": "intervals.csv", "csv.gz": "intervals.csv.gz", "parquet
 @command()
 def trace_tables(arguments: Sequence[str]) -> int:
     """Run `aorta traces`; returns its exit code (argparse itself ends with 0 or 2)."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     written = _write(options.traces, Path(options.output), options.format, options.comm_pattern)
     sys.stdout.write("".join(f"{line}\n" for line in written))
     return EXIT_OK
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The arguments that the command takes."""
     parser = argparse.ArgumentParser(
         description="Every interval of traces as a table, and their classified lanes as one small trace for Perfetto.",
         epilog="Exit codes: 0 done, 2 bad input.",

@@ -30,7 +30,7 @@ _WORSE: Final = {"higher": "<-0.02", "lower": ">5%"}
 @command()
 def overlap_report(arguments: Sequence[str]) -> int:
     """Run `aorta report`; returns its exit code (argparse itself ends with 0 or 2)."""
-    options = _parser().parse_intermixed_args(arguments)
+    options = parser().parse_intermixed_args(arguments)
     _name_sides(options)
     check_gate_options(options)
     sources = _sources(options, checkout() or Path.cwd())
@@ -78,7 +78,8 @@ def _next(arguments: Sequence[str], summary: Mapping[str, Any]) -> str:
     return f"Next: as a gate in CI: aorta report {words}"
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The arguments that the command takes."""
     parser = argparse.ArgumentParser(
         description="How well communication hid behind computation: numbers, pictures, and one run against another.",
         epilog="Without --log-dir a label L is looked up in the current directory, then in the checkout: artifacts_L/, "
