@@ -9,6 +9,7 @@ does not need: `aorta --help` takes no second, and `aorta report` never loads to
 from __future__ import annotations
 
 import os
+import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from importlib import import_module
 from typing import Final
 
 import aorta
-from aorta.command_line import command, to_stdout
+from aorta.command_line import command, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, InputError
 from aorta.installation import check_alone
 
@@ -147,12 +148,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, *rest = words
     if name not in COMMANDS:
         near = get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = f"Did you mean {near[0]}? " if near else ""
         raise InputError(f"aorta {name}: no such command. {hint}There are {', '.join(COMMANDS)}; see aorta --help")
     sys.argv = [f"aorta {name}", *rest]  # what the command's parser calls itself
     chosen = COMMANDS[name]
     try:
         return chosen.load()(rest)
+    except SystemExit as ended:  # argparse's, which names a word it does not know and no other
+        if ended.code == InputError.exit_code and chosen.parser is not None:
+            known = re.findall(r"--[\w-]+", chosen.options().format_help())
+            for word in rest:
+                option = word.partition("=")[0]
+                if option.startswith("--") and option not in known and (near := get_close_matches(option, known, n=1)):
+                    to_stderr(f"{option}: did you mean {near[0]}?")
+        raise
     finally:
         if rest in (["-h"], ["--help"]):
             to_stdout(f"\nExample: aorta {name} {chosen.example}".rstrip())

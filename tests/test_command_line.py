@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from aorta import commands
 from aorta.command_line import command
 from aorta.errors import AortaError, GateFailed, Inconclusive, InputError, RunIncomplete, ToolMissing
 from tests.runs import ROOT
@@ -66,3 +67,9 @@ def test_outside_the_environment_a_script_says_how_to_make_one(program: str, tmp
     assert done.returncode == 127
     assert "run `bash scripts/setup.sh`, then `source .venv/bin/activate`" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_option_with_a_typo_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        commands.main(["report", "--breif", "x"])
+    assert capsys.readouterr().err.splitlines()[-1] == "--breif: did you mean --brief?"
