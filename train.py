@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from aorta.train_command import main
+from aorta.commands import script
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(script("train"))

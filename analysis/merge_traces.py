@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from aorta.analysis.merge.merge_command import merge_traces  # noqa: E402
+from aorta.commands import script  # noqa: E402
 
 if __name__ == "__main__":
-    raise SystemExit(merge_traces(sys.argv[1:]))
+    raise SystemExit(script("merge"))

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from aorta.analysis.report.report_command import overlap_report  # noqa: E402
+from aorta.commands import script  # noqa: E402
 
 if __name__ == "__main__":
-    raise SystemExit(overlap_report(sys.argv[1:]))
+    raise SystemExit(script("report"))

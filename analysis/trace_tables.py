@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from aorta.analysis.load.export_command import trace_tables  # noqa: E402
+from aorta.commands import script  # noqa: E402
 
 if __name__ == "__main__":
-    raise SystemExit(trace_tables(sys.argv[1:]))
+    raise SystemExit(script("traces"))

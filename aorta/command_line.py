@@ -22,7 +22,8 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import ParamSpec
 
-from aorta.errors import SIGNAL_EXIT_BASE, AortaError, PeerFailed
+from aorta.errors import SIGNAL_EXIT_BASE, AortaError, PeerFailed, ToolMissing
+from aorta.installation import what_to_install
 from aorta.rank_errors import say_once
 from aorta.terminal_style import style_of
 
@@ -46,6 +47,12 @@ def command(speaker: str = "error") -> Callable[[Callable[_Arguments, int]], Cal
             except AortaError as error:
                 say_once(str(error), partial(_say, speaker), of_a_peer=isinstance(error, PeerFailed))
                 return error.exit_code
+            except ModuleNotFoundError as missing:
+                advice = what_to_install(missing.name)
+                if advice is None:
+                    raise
+                say_once(advice, partial(_say, speaker))
+                return ToolMissing.exit_code
             except KeyboardInterrupt:
                 to_stderr("interrupted")
                 return SIGNAL_EXIT_BASE + signal.SIGINT

@@ -8,7 +8,10 @@ does not need: `aorta --help` takes no second, and `aorta report` never loads to
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -16,7 +19,7 @@ from importlib import import_module
 from typing import Final
 
 import aorta
-from aorta.command_line import command, to_stdout
+from aorta.command_line import command, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, InputError
 from aorta.installation import check_alone
 
@@ -29,6 +32,7 @@ class Command:
 
     Attributes:
         entry: `module:function` that takes the arguments behind the command's name and returns the exit code.
+        parser: the function of that module that makes the parser; None: the command takes keys of a configuration.
         purpose: what it is for, in one line.
         example: arguments that work.
     """
@@ -36,6 +40,12 @@ class Command:
     entry: str
     purpose: str
     example: str
+    parser: str | None = "parser"
+
+    def options(self) -> ArgumentParser:
+        """The command's parser."""
+        made: ArgumentParser = getattr(import_module(self.entry.partition(":")[0]), str(self.parser))()
+        return made
 
     def load(self) -> _Main:
         """The function that carries the command out."""
@@ -54,6 +64,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "aorta.train_command:main",
         "train with telemetry, or sweep with -m",
         "--nproc_per_node 2 label=cuda training.max_steps=40",
+        parser=None,
     ),
     "report": Command(
         "aorta.analysis.report.report_command:overlap_report",
@@ -121,6 +132,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: from a command's own parser.
     """
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks how the line could go on
+        from aorta.completion import complete
+
+        parsers = {name: one.options if one.parser else None for name, one in COMMANDS.items()}
+        complete(parsers, os.environ.get("COMP_LINE", ""))
     check_alone()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in {"-h", "--help", "help"}:
@@ -132,12 +148,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, *rest = words
     if name not in COMMANDS:
         near = get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = f"Did you mean {near[0]}? " if near else ""
         raise InputError(f"aorta {name}: no such command. {hint}There are {', '.join(COMMANDS)}; see aorta --help")
     sys.argv = [f"aorta {name}", *rest]  # what the command's parser calls itself
     chosen = COMMANDS[name]
     try:
         return chosen.load()(rest)
+    except SystemExit as ended:  # argparse's, which names a word it does not know and no other
+        if ended.code == InputError.exit_code and chosen.parser is not None:
+            known = re.findall(r"--[\w-]+", chosen.options().format_help())
+            for word in rest:
+                option = word.partition("=")[0]
+                if option.startswith("--") and option not in known and (near := get_close_matches(option, known, n=1)):
+                    to_stderr(f"{option}: did you mean {near[0]}?")
+        raise
     finally:
         if rest in (["-h"], ["--help"]):
             to_stdout(f"\nExample: aorta {name} {chosen.example}".rstrip())
+
+
+@command()
+def script(name: str) -> int:
+    """Carry out one command for a script of the checkout, with the process's arguments; returns the exit code."""
+    return COMMANDS[name].load()(sys.argv[1:])

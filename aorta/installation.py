@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -32,6 +33,24 @@ def training_program(tree: Path | None) -> list[str]:
         tree: the checkout whose code runs; None: the package that the interpreter has installed.
     """
     return ["-m", "aorta", "train"] if tree is None else [str(tree / "train.py")]
+
+
+def what_to_install(module: str | None) -> str | None:
+    """What to do where a package that AORTA needs is not installed; None for a module of AORTA's own."""
+    name = (module or "").partition(".")[0]
+    if name in {"", "aorta"}:
+        return None
+    tree = checkout()
+    if tree is None:
+        return f"{name} is not installed for {sys.executable}: {sys.executable} -m pip install {PACKAGE}"
+    inside = Path.cwd() == tree
+    setup, activate = (
+        str(Path(place) if inside else tree / place) for place in ("scripts/setup.sh", ".venv/bin/activate")
+    )
+    return (
+        f"{name} is not installed for {sys.executable}: run `bash {setup}`, then `source {activate}`, and the same "
+        "command again"
+    )
 
 
 def check_alone() -> None:

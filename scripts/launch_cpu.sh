@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train on this machine's processor, two gloo ranks unless NPROC says otherwise.
 #
-#   NPROC=4 bash scripts/launch_cpu.sh [CONFIG] [WORD...]      WORDs are train.py's, as `training.max_steps=50`
+#   NPROC=4 bash scripts/launch_cpu.sh [CONFIG] [OVERRIDE...]      OVERRIDEs are train.py's, as `training.max_steps=50`
 set -euo pipefail
 here=$(readlink -f -- "${BASH_SOURCE[0]}")
 source "${here%/*}/lib/launch.sh"

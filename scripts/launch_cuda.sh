@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train on this machine's NVIDIA devices, one process each unless NPROC says otherwise.
 #
-#   NPROC=4 bash scripts/launch_cuda.sh [CONFIG] [WORD...]     WORDs are train.py's, as `training.max_steps=50`
+#   NPROC=4 bash scripts/launch_cuda.sh [CONFIG] [OVERRIDE...]     OVERRIDEs are train.py's, as `training.max_steps=50`
 #
 # Sets no NCCL_*, CUDA_* or allocator variable: they are part of what is measured. Set yours before; the run's manifest
 # records what was in force (docs/measuring.md, W18).

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train on this machine's AMD devices, one process each unless NPROC says otherwise, with rocm-smi sampled beside.
 #
-#   NPROC=4 bash scripts/launch_rocm.sh [CONFIG] [WORD...]     WORDs are train.py's, as `training.max_steps=50`
+#   NPROC=4 bash scripts/launch_rocm.sh [CONFIG] [OVERRIDE...]     OVERRIDEs are train.py's, as `training.max_steps=50`
 #
 # Sets no NCCL_*, RCCL_*, HSA_* or GPU_MAX_HW_QUEUES: they are part of what is measured. Set yours before; the run's
 # manifest records what was in force (docs/measuring.md, W18). To torch an AMD device is called `cuda`.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Record a whole training run on NVIDIA devices with Nsight Systems: kernels, copies, NVTX ranges, all ranks in one report.
 #
-#   bash scripts/nsys_capture.sh [--dry-run] [CONFIG] [WORD...]     WORDs are train.py's, as `training.max_steps=50`
+#   bash scripts/nsys_capture.sh [--dry-run] [CONFIG] [OVERRIDE...]     OVERRIDEs are train.py's, as `training.max_steps=50`
 #
 # Enters: NPROC (one process a device); NSYS_OUTPUT_DIR (nsys_traces in the repository); NSYS_ARGS, options of
 #   `nsys profile`, which replace the default ones (split on blanks). --dry-run prints the commands and runs nothing.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Record a whole training run on AMD devices with rocprofv3: every kernel, copy, RCCL call and marker, a file a rank.
 #
-#   bash scripts/rocprof_capture.sh [--dry-run] [CONFIG] [WORD...]     WORDs are train.py's, as `training.max_steps=50`
+#   bash scripts/rocprof_capture.sh [--dry-run] [CONFIG] [OVERRIDE...]     OVERRIDEs are train.py's, as `training.max_steps=50`
 #
 # Enters: NPROC (one process a device); ROCPROF_OUTPUT_DIR (rocprof_traces in the repository); ROCPROF_ARGS, rocprofv3's
 #   tracing options, which replace the default ones (split on blanks). --dry-run prints the command and runs nothing.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from aorta import commands
 from aorta.command_line import command
 from aorta.errors import AortaError, GateFailed, Inconclusive, InputError, RunIncomplete, ToolMissing
+from tests.runs import ROOT
 
 
 @pytest.mark.parametrize(
@@ -53,3 +56,20 @@ def test_the_exit_code_survives_a_stderr_that_cannot_be_written_to() -> None:
         "os.close(2); os.open('/dev/full', os.O_WRONLY)\nsys.exit(main())"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 2
+
+
+@pytest.mark.parametrize("program", ["train.py", "analysis/overlap_report.py"])
+def test_outside_the_environment_a_script_says_how_to_make_one(program: str, tmp_path: Path) -> None:
+    empty = subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    assert empty.returncode == 0
+    words = [str(tmp_path / "bare" / "bin" / "python"), str(ROOT / program), "x"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 127
+    assert "run `bash scripts/setup.sh`, then `source .venv/bin/activate`" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_option_with_a_typo_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        commands.main(["report", "--breif", "x"])
+    assert capsys.readouterr().err.splitlines()[-1] == "--breif: did you mean --brief?"

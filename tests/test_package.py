@@ -94,7 +94,7 @@ def test_train_report_and_a_plan_work_far_from_a_checkout(installed: Path, tmp_p
     assert (tmp_path / "page" / "report.html").stat().st_size > 100_000
     plan = ("--output", "ab", "--launches", "1", "--candidate", "parallel.overlap=false", "--report")
     said = run(aorta, "ab", *plan, "training.device=cpu", *SMALL, **here).stdout
-    assert "verdict: inconclusive" in said
+    assert "[?] INCONCLUSIVE: " in said
     assert not [
         path for path in tmp_path.iterdir() if path.name not in {"artifacts", "page", "ab", ".cache", ".config"}
     ]

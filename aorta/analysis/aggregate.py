@@ -197,7 +197,7 @@ def ratio_of_sums(dataset: LabelledRun, ratio: str) -> dict[str, Any]:
     total = float(whole[known].sum())
     return {
         "ratio_of_sums": float(part[known].sum()) / total if total else None,
-        "ratio_of_sums_reason": None if total else f"{RATIO_PARTS[ratio][1]} is 0 or null in every step",
+        "ratio_of_sums_reason": None if total else f"{RATIO_PARTS[ratio][1]} is 0 or unknown in every step",
     }
 
 
@@ -209,7 +209,7 @@ def _first_aorta_keys(dataset: LabelledRun, metrics: dict[str, Any]) -> dict[str
         known = known[~np.isnan(known)]
         keys[key] = float(known.mean()) if len(known) else None
         if keys[key] is None:
-            reasons[key] = f"{column} is null in every step"
+            reasons[key] = f"{column} is unknown in every step"
     ratio = metrics.get("overlap_ratio")
     keys["overlap_ratio"] = ratio["median"] if ratio else None
     if keys["overlap_ratio"] is None:

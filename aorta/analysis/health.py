@@ -72,7 +72,7 @@ class Health:
         """What every reader of the results must know, the most serious first; empty for a clean, real, complete run."""
         notes = list(self.trace_notes)
         if self.fabric is not None:
-            settings = ", ".join(f"{key}={value}" for key, value in self.fabric.items())
+            settings = ", ".join(f"{key}={value}" for key, value in self.fabric.items() if value is not None)
             held = f"; {self.held.sentence()}" if self.held is not None else ""
             shared = self.fabric.get("sharing") == "link"  # older runs do not say: a link for each group
             links = "groups of a rank share its links" if shared else "each process group has a link of its own"

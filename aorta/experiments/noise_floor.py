@@ -70,7 +70,7 @@ def variation(medians: Sequence[float | None], sides: Sequence[str]) -> dict[str
     known = np.array([value for value in medians if value is not None], np.float64)
     found: dict[str, Any] = {"launch_medians": list(medians), "known": len(known)}
     if not len(known):
-        return found | dict.fromkeys((*_NAMES, *_RELATIVE)) | {"reason": "null in every launch"}
+        return found | dict.fromkeys((*_NAMES, *_RELATIVE)) | {"reason": "unknown in every launch"}
     mean, low, high = float(known.mean()), float(known.min()), float(known.max())
     enough = len(known) > 1
     sd = float(known.std(ddof=1)) if enough else None

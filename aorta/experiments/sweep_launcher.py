@@ -16,7 +16,7 @@ from typing import Final
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from aorta.command_line import to_stderr
+from aorta.command_line import rounded_time, to_stderr
 from aorta.config.multirun import SweepBatch, SweepJob, SweepStopped, TorchrunConf
 from aorta.config.override_words import quoted
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, InputError, RunIncomplete
@@ -74,11 +74,12 @@ class TorchrunJobs:
         values = []
         stop = StopRequest()
         with stop.on_signals():
-            for job, own, there in zip(batch.jobs, words, before, strict=True):
+            for place, (job, own, there) in enumerate(zip(batch.jobs, words, before, strict=True), 1):
                 self._jobs += 1
                 ended = there or self._one(job, own, batch.options, stop)
                 if there is None:
                     self._journal.write(ended)
+                    _say_left(ended, sum(one is None for one in before[place:]))
                 values.append(math.nan if ended.value is None else ended.value)
                 if stop.signal is not None:
                     to_stderr(f"sweep stopped by {stop.signal.name} in job {ended.job}")
@@ -176,7 +177,7 @@ class TorchrunJobs:
         if not result.readable:  # it says that it ran, and left nothing to read
             self._failed.append(f"{name}: {result.problem}")
             return JobEnded(name, "failed", ended.exit_code, ended.seconds, None, result.problem)
-        to_stderr(f"job {name}: {metric} = {f'null ({reason})' if value is None else f'{value:.6g}'}")
+        to_stderr(f"job {name}: {metric} = {f'unknown ({reason})' if value is None else f'{value:.6g}'}")
         return JobEnded(name, "done", ended.exit_code, ended.seconds, value, reason)
 
 
@@ -201,3 +202,9 @@ def _check(batch: SweepBatch) -> None:
                 f"{', '.join(sorted(values))}: {key} says where the sweep writes and cannot be swept over; its jobs "
                 "are numbered"
             )
+
+
+def _say_left(ended: JobEnded, left: int) -> None:
+    """How many jobs of a batch are left to run, and about how long they take if each lasts as long as the last."""
+    if left and ended.status == "done":
+        to_stderr(f"{left} job{'s' if left > 1 else ''} left, about {rounded_time(left * ended.seconds)}")

@@ -87,6 +87,11 @@ def _check_words(words: Sequence[str]) -> None:
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """`json`, `strategies` and train.py's `words`."""
+    return parser().parse_args(words)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments that the command takes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_AsWritten)
     parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="FILE", help="default: %(default)s")
     parser.add_argument("--strategies", type=lambda text: text.split(","), default=["ddp", "fsdp"], metavar="NAME,...")
@@ -95,7 +100,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         "--pairs", type=_at_least_one, default=PAIRS, metavar="N", help=f"{blocks}; default: %(default)s"
     )
     parser.add_argument("words", nargs="*", metavar="OVERRIDE", help="for train.py, such as training.batch_size=4")
-    return parser.parse_args(words)
+    return parser
 
 
 def _at_least_one(text: str) -> int:

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # What the capture scripts share beside launch.sh; sourced, never run.
 #
-# Enters: train.py's words. Leaves: functions; nothing is run by sourcing it.
+# Enters: train.py's overrides. Leaves: functions; nothing is run by sourcing it.
 
 warn() { printf '%s: warning: %s\n' "${0##*/}" "$*" >&2; }
 

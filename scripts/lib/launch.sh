@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # What the launch scripts share; sourced, never run.
 #
-# Enters: the caller's arguments: [CONFIG] WORD..., where CONFIG is a first argument without '=' that does not start with
+# Enters: the caller's arguments: [CONFIG] OVERRIDE..., where CONFIG is a first argument without '=' that does not start with
 #   '-'; NPROC, the number of processes on this machine. Leaves: the array `command`, a torchrun command line, ready to run.
 library=$(readlink -f -- "${BASH_SOURCE[0]}")
 root=${library%/scripts/*}
@@ -34,7 +34,7 @@ find_config() {
     fail 1 "configuration '$1' not found (looked in $PWD and $root). Words for train.py contain '=' or start with '-'"
 }
 
-# compose TORCHRUN PROCESSES DEFAULT... -- [CONFIG] WORD...: fill `command`. A default `label=` yields to the caller's.
+# compose TORCHRUN PROCESSES DEFAULT... -- [CONFIG] OVERRIDE...: fill `command`. A default `label=` yields to the caller's.
 compose() {
     local torchrun=$1 processes=$2 word label='' defaults=()
     shift 2

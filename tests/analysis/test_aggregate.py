@@ -130,9 +130,9 @@ def test_a_run_without_communication_has_no_ratio_but_a_reason(tmp_path: Path) -
     entry = aggregated(tmp_path)
     assert entry["overlap_ratio"] is None
     assert entry["mean_loss"] is None
-    assert entry["null_reasons"] == {"mean_loss": "loss is null in every step", "overlap_ratio": reason}
+    assert entry["null_reasons"] == {"mean_loss": "loss is unknown in every step", "overlap_ratio": reason}
     assert entry["metrics"]["overlap_ratio"]["ratio_of_sums"] is None
-    assert entry["metrics"]["overlap_ratio"]["ratio_of_sums_reason"] == "comm_ms is 0 or null in every step"
+    assert entry["metrics"]["overlap_ratio"]["ratio_of_sums_reason"] == "comm_ms is 0 or unknown in every step"
 
 
 def test_a_kind_a_step_does_not_mention_was_not_used_in_it(tmp_path: Path) -> None:

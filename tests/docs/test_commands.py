@@ -12,9 +12,9 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from aorta import train_command
-from aorta.analysis.load.export_command import _parser as trace_words
+from aorta.analysis.load.export_command import parser as trace_words
 from aorta.analysis.merge import merge_command as merge
-from aorta.analysis.report.report_command import _parser
+from aorta.analysis.report.report_command import parser
 from aorta.analysis.rpc import rpc_command as rpc
 from aorta.config.train_cli import main
 from aorta.experiments import demo, optuna_sweeper
@@ -81,7 +81,7 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
             assert options.training_script == "train.py"
             compose(options.training_script_args, tmp_path, monkeypatch)
         case ["python", "analysis/overlap_report.py", *rest] | ["aorta", "report", *rest]:
-            options = _parser().parse_intermixed_args(rest)
+            options = parser().parse_intermixed_args(rest)
             assert len(options.log_dir) == len(options.label)
         case ["python", "analysis/trace_tables.py", *rest] | ["aorta", "traces", *rest]:
             trace_words().parse_args(rest)

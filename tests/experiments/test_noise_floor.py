@@ -43,7 +43,7 @@ def test_an_ab_plan_publishes_none(bench: Bench) -> None:
     ("medians", "sd", "relative_sd", "reason"),
     [
         ([5.0], None, None, "1 launch; a variation needs two"),
-        ([None, None], None, None, "null in every launch"),
+        ([None, None], None, None, "unknown in every launch"),
         ([0.0, 0.0], 0.0, None, "the mean is 0"),
         ([-1.0, -3.0], 2**0.5, 2**0.5 / 2, None),
         ([2.0, None, 4.0], 2**0.5, 2**0.5 / 3, None),

@@ -336,7 +336,8 @@ def test_the_report_s_exit_code_is_passed_on(bench: Bench, code: int) -> None:
     (standin / "__init__.py").touch()
     assert bench(*AB, "--report")[0] == code
     assert json.loads((bench.home / "report.json").read_text()) == [
-        *("report", "--reference", "plan/reference", "--candidate", "plan/candidate", "--output", "plan/report")
+        *("report", "--reference", "plan/reference", "--candidate", "plan/candidate", "--output", "plan/report"),
+        "--brief",
     ]
 
 

@@ -97,7 +97,8 @@ def test_a_killed_rank_is_named_by_the_other(tmp_path: Path) -> None:
     os.kill(wait_for_steps(tmp_path, 3, rank=1), signal.SIGKILL)
     _, stderr = run.communicate(timeout=PATIENCE_S)
     assert run.returncode != 0
-    assert "rank 0: a collective failed because of a peer: rank 1 exited without reporting an error, or hangs" in stderr
+    blamed = "rank 1 exited without reporting an error, or hangs"
+    assert f"error (rank 0): a collective failed because of a peer: {blamed}" in stderr
     survivor = record(tmp_path, 0)
     assert survivor.problems == []
     assert survivor.footer is not None

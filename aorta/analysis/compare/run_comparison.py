@@ -27,7 +27,7 @@ _MUST_AGREE: Final = ("dtype", "precision", "batch_size", "gradient_accumulation
 """Configuration keys that change what is computed, wherever they occur."""
 HEADER: Final = "header."
 """Prefix of facts from the header; facts of the configuration have another."""
-UNNOTICED: Final = "unlike configurations would not be noticed"
+UNNOTICED: Final = "different configurations would not be noticed"
 ABSENT: Final = "(absent)"
 ACROSS_PLATFORMS: Final = "only ratios are judged across platforms"
 _PLATFORM_UNKNOWN: Final = "the platform of a side is not known, and only ratios are judged across platforms"

@@ -22,14 +22,15 @@ LANES_FILE: Final = "lanes.json.gz"
 @command()
 def trace_tables(arguments: Sequence[str]) -> int:
     """Run `aorta traces`; returns its exit code (argparse itself ends with 0 or 2)."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     check_format(options.format)
     written = _write(options.traces, Path(options.output), options.format, options.comm_pattern)
     sys.stdout.write("".join(f"{line}\n" for line in written))
     return EXIT_OK
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The arguments that the command takes."""
     parser = argparse.ArgumentParser(
         description="Every interval of traces as a table, and their classified lanes as one small trace for Perfetto.",
         epilog="Exit codes: 0 done, 2 bad input.",

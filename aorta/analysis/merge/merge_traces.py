@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from aorta.analysis.load.engines import progress
 from aorta.analysis.merge.alignment import Align, KnownClocks, RankAlignment, align_ranks, find_clocks
 from aorta.analysis.merge.causality import Causality, check_collectives
 from aorta.analysis.merge.trace_choice import TraceFile, choose, describe, find_files, scanning
@@ -75,11 +76,13 @@ def merge(paths: Sequence[Path], choices: Choices) -> Merged:
     base_ns = min(trace.base_ns or 0 for trace in traces)
     seen: dict[int, list[MergedCollective]] = {}
     groups: dict[int, dict[str, list[int]]] = {}
-    with trace_file(choices.output, overwrite=choices.overwrite) as writer:
+    with trace_file(choices.output, overwrite=choices.overwrite) as writer, progress(len(traces), "merging") as done:
         for rank, alignment in alignments.items():
             mine = [(number, trace) for number, trace in enumerate(traces) if trace.rank == rank]
             label = f"rank {rank} ({_host(mine[0][1], clocks)})"
             span, labels = _take_over(writer, mine, TrackIdentity(rank, label), alignment, base_ns, merged)
+            for _ in mine:
+                done()
             record = _record_of(rank, mine[0][1], folders) if choices.records else None
             if record is None or span is None:
                 continue

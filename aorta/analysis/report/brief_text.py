@@ -46,7 +46,7 @@ def _compared(comparison: Mapping[str, Any], style: Style) -> str:
     cause = comparison.get("attribution", {}).get("sentence")
     lines += [led("Cause:", cause, style)] if cause else []
     lines += [led("Note:", warning, style, style.warning) for warning in comparison["warnings"]]
-    lines += ["", *metric_table(comparison, [name for name in METRICS if name in comparison["metrics"]], style), ""]
+    lines += ["", *metric_table(comparison, [name for name in METRICS if name in comparison["metrics"]], style)]
     changed = [
         f"{one['key'].removeprefix('config.')}: {json_text(one['reference'])} -> {json_text(one['candidate'])}"
         for one in comparison["manifest_differences"]
@@ -54,7 +54,8 @@ def _compared(comparison: Mapping[str, Any], style: Style) -> str:
     more = [f"and {len(changed) - _SHOWN_DIFFERENCES} more"] if len(changed) > _SHOWN_DIFFERENCES else []
     sides = (comparison["reference"], comparison["candidate"])
     lines += [] if sides == ("reference", "candidate") else [led("Compared:", " with ".join(sides), style)]
-    lines += [led("Differs:", "; ".join([*changed[:_SHOWN_DIFFERENCES], *more]), style)] if changed else []
+    if changed and "Configuration: " not in (cause or ""):
+        lines.append(led("Differs:", "; ".join([*changed[:_SHOWN_DIFFERENCES], *more]), style))
     return "\n".join(lines)
 
 

@@ -33,7 +33,7 @@ _WORSE: Final = {"higher": "<-0.02", "lower": ">5%"}
 @command()
 def overlap_report(arguments: Sequence[str]) -> int:
     """Run `aorta report`; returns its exit code (argparse itself ends with 0 or 2)."""
-    options = _parser().parse_intermixed_args(arguments)
+    options = parser().parse_intermixed_args(arguments)
     _name_sides(options)
     check_gate_options(options)
     if options.tables is not None:
@@ -86,14 +86,15 @@ def _next(arguments: Sequence[str], summary: Mapping[str, Any]) -> str:
     return f"Next: as a gate in CI: aorta report {words}"
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The arguments that the command takes."""
     parser = argparse.ArgumentParser(
         description="How well communication hid behind computation: numbers, pictures, and one run against another.",
         epilog="Without --log-dir a label L is looked up in the current directory, then in the checkout: artifacts_L/, "
         "artifacts_L/L/, artifacts/L/, then artifacts/ if its records are labelled L or were made on platform L; then "
         "L is a path. The folder of a run may be packed (.tar.gz, .tar, .zip). Wherever a run is named, traces of "
         "other tools may be: a file, folder, glob or URL of Kineto traces (.json, .json.gz, .tar.gz), "
-        "rocprofv3 output (JSON, CSV, rocpd), an nsys SQLite export or records of AORTA 2025, told apart by their "
+        "rocprofv3 output (JSON, CSV, rocpd), an nsys SQLite export or records of AORTA 2025, recognised by their "
         "content. A folder of several run folders is a launch set: each is one launch, and two sets get a verdict from "
         "four launches per side; single runs get numbers only. Files of an earlier report in the output folder are "
         "replaced. Exit codes: 0 done, 2 bad input, 3 gate failed, 4 the data cannot decide, 127 a package is missing.",

@@ -172,7 +172,7 @@ def test_help_loads_neither_pandas_nor_torch() -> None:
     import subprocess
 
     code = (
-        "import sys\nfrom aorta.analysis.load.export_command import _parser\n_parser().format_help()\n"
+        "import sys\nfrom aorta.analysis.load.export_command import parser\nparser().format_help()\n"
         "assert not {'pandas', 'matplotlib', 'torch', 'numpy'} & sys.modules.keys(), 'heavy'"
     )
     assert importlib.util.find_spec("pandas")
