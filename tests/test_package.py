@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
-import venv
 import zipfile
 from pathlib import Path
 
@@ -17,6 +16,8 @@ from aorta.commands import COMMANDS
 from tests import newcomer
 from tests.runs import HANGS_S, ROOT, SMALL, environment
 
+OTHER_PYTHONS = [path for path in os.environ.get("AORTA_PYTHONS", "").split(os.pathsep) if path]
+"""Interpreters of environments that have what AORTA depends on (CONTRIBUTING.md)."""
 PURELIB = "import sysconfig; print(sysconfig.get_path('purelib'))"
 DATA = (
     "aorta/config/yaml/default.yaml",
@@ -52,16 +53,21 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
     return tree / "dist" / name, built
 
 
+def environment_of(interpreter: str, wheel: Path, place: Path) -> Path:
+    """The folder of programs of an environment that has the wheel, and of the interpreter's its dependencies."""
+    run(interpreter, "-m", "venv", str(place), cwd=place.parent, home=place.parent)
+    python = str(place / "bin" / "python")
+    run(python, "-m", "pip", "install", "--no-deps", "--quiet", str(wheel), cwd=place, home=place)
+    own = Path(run(python, "-c", PURELIB, cwd=place, home=place).stdout.strip())
+    dependencies = run(interpreter, "-c", PURELIB, cwd=place, home=place).stdout
+    (own / "dependencies.pth").write_text(dependencies)
+    return place / "bin"
+
+
 @pytest.fixture(scope="module")
 def installed(distributions: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of programs of an environment that has the wheel, and of this one its dependencies."""
-    place = tmp_path_factory.mktemp("environment") / "venv"
-    venv.create(place, with_pip=True)
-    python = place / "bin" / "python"
-    run(str(python), "-m", "pip", "install", "--no-deps", "--quiet", str(distributions[1]), cwd=place, home=place)
-    own = Path(run(str(python), "-c", PURELIB, cwd=place, home=place).stdout.strip())
-    (own / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return place / "bin"
+    """An environment of this interpreter."""
+    return environment_of(sys.executable, distributions[1], tmp_path_factory.mktemp("environment") / "venv")
 
 
 def test_the_distributions_hold_what_is_needed_and_nothing_stray(distributions: tuple[Path, Path]) -> None:
@@ -87,6 +93,20 @@ def test_every_command_explains_itself_and_gives_its_version(installed: Path, tm
 
 @pytest.mark.dist
 def test_train_report_and_a_plan_work_far_from_a_checkout(installed: Path, tmp_path: Path) -> None:
+    works(installed, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+@pytest.mark.parametrize("interpreter", OTHER_PYTHONS)
+def test_so_they_do_under_other_versions_of_python(
+    interpreter: str, distributions: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    works(environment_of(interpreter, distributions[1], tmp_path / "venv"), tmp_path / "empty")
+
+
+def works(installed: Path, tmp_path: Path) -> None:
     aorta, here = str(installed / "aorta"), {"cwd": tmp_path, "home": tmp_path}
     run(aorta, "train", "--nproc_per_node", "2", "label=two", "training.device=cpu", *SMALL, **here)
     said = run(aorta, "report", "two", "--brief", "--output", "page", **here).stdout
