@@ -19,7 +19,19 @@ import numpy as np
 from aorta.analysis.compare.bootstrap import step_medians
 from aorta.analysis.tables import Floats, Ints
 from aorta.analysis.whatif.apply import apply
-from aorta.analysis.whatif.changes import Change, Compute, Late, Level, Network, Ranks, Selection, Speed
+from aorta.analysis.whatif.changes import (
+    Buckets,
+    Change,
+    Compute,
+    Late,
+    Level,
+    Network,
+    Overlap,
+    Prefetch,
+    Ranks,
+    Selection,
+    Speed,
+)
 from aorta.analysis.whatif.program import Program
 from aorta.analysis.whatif.replay import Times, replay
 from aorta.analysis.whatif.windows import Measured, Sample, measure, sample
@@ -27,12 +39,8 @@ from aorta.errors import InputError
 from aorta.timeline.overlap import NS_PER_MS
 
 STATED_ERROR: Final[dict[type[Change], float]] = {
-    Compute: 0.10,
-    Late: 0.10,
-    Level: 0.10,
-    Ranks: 0.10,
-    Network: 0.10,
-    Speed: 0.10,
+    **dict.fromkeys((Compute, Late, Level, Ranks, Network, Speed), 0.10),
+    **dict.fromkeys((Buckets, Prefetch, Overlap), 0.20),
 }
 """Kind of change -> the part of the predicted change by which it may be wrong (docs/what-if.md, measured errors)."""
 LAW_BOUND: Final = 1.25
