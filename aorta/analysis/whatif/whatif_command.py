@@ -7,11 +7,11 @@ and the critical path of a typical step. Must not define what is predicted.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aorta.analysis.formatting import json_text
 from aorta.analysis.load.records import load_run
 from aorta.analysis.locate import is_location, locate
 from aorta.analysis.whatif.changes import Change, forms, parse_change, parse_changes
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     base = base_of(program)
     if changes:
         predicted = predict_from(base, changes)
-        to_stdout(json_text(predicted.as_json()) if options.json else "\n".join(prediction_lines(predicted)))
+        to_stdout(json.dumps(predicted.as_json(), indent=2) if options.json else "\n".join(prediction_lines(predicted)))
         return EXIT_OK
     found, parts, path = gains(base), marginals(program), _path(program, base, options.step)
     if options.json:
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
             "critical_path": path.as_json(),
             "flags": list(flags_of(program)),
         }
-        to_stdout(json_text(content))
+        to_stdout(json.dumps(content, indent=2))
     else:
         to_stdout("\n".join([*gain_lines(found), *marginal_lines(parts), *path_lines(path), *_check(base)]))
     return EXIT_OK
