@@ -71,6 +71,11 @@ COMMANDS: Final[dict[str, Command]] = {
         "numbers, pictures and a page about one run, or one against another",
         "cuda rocm",
     ),
+    "whatif": Command(
+        "aorta.analysis.whatif.whatif_command:main",
+        "what a run would have measured with another network, no straggler, other buckets, ...",
+        "cuda --set network.bandwidth=x2",
+    ),
     "ab": Command(
         "aorta.experiments.plan_command:main",
         "launch two configurations in turn, so that the report can give a verdict",

@@ -1,6 +1,6 @@
 """How far what-if predictions are from what then happens: `python -m benchmarks.whatif_interventions FOLDER`.
 
-Regime: launches on this machine's CPU, two gloo ranks with real computation on the emulated fabric, 34 steps, 4 of them
+Regime: launches on this machine's CPU, two gloo ranks with real computation on the emulated fabric, 30 steps, 4 of them
 warm-up. Each regime of `whatif_plan` has a base, launched again between its interventions (base a b base c d base); a
 prediction is made from the record of the base next to the intervention, and held to the record of the launch in which
 the change was really made. Records stay in FOLDER: a second call goes on where the first was cut off, `--evaluate`
@@ -12,8 +12,8 @@ straggler, its lateness times the number of collectives:
     exposed scaled    exposed communication is scaled, everything else stays
     hidden kept       as many milliseconds of communication as before are hidden, the rest is exposed
 
-Prints a table, and one JSON object last; exit 1 when a target is missed. `--write` keeps the figures for
-docs/what-if.md (`python -m benchmarks.whatif_table`).
+Prints a table, and one JSON object last; exit 1 when a target is missed. `--write` keeps the figures, from
+which `python -m benchmarks.whatif_table` makes the tables of docs/what-if.md.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,11 @@ from aorta.errors import AortaError
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.records.reader import read_rank
 from benchmarks.plans import say
-from benchmarks.whatif_plan import APART, COMMON, MEASURED, RANKS, REGIMES, WORLD, Intervention, Regime
+from benchmarks.whatif_plan import COMMON, RANKS, REGIMES, Intervention, Regime
+from benchmarks.whatif_table import DATA, Row, figures_of, quantile, table, targets
 from tests.runs import job
 
-DATA = Path(__file__).parent / "data" / "whatif_interventions.json"
 DONE = "launched.json"
-LARGE = 0.05
-"""An effect of which the sign must be right."""
-NAIVE = ("exposed scaled", "hidden kept")
 
 
 @dataclass(frozen=True)
@@ -62,49 +60,6 @@ class Measured:
     backend_limited: float
     collectives: tuple[tuple[str, int], ...]
     fabric: EmulatedFabric
-
-
-@dataclass(frozen=True)
-class Row:
-    """One intervention: as it was, as it was predicted, and the naive answers. `refused`: there was no prediction."""
-
-    regime: str
-    family: str
-    change: str
-    base_ms: float
-    real_ms: float
-    real_ratio: float
-    backend_limited: float
-    naive_ms: dict[str, float]
-    predicted_ms: float | None = None
-    low_ms: float | None = None
-    high_ms: float | None = None
-    predicted_ratio: float | None = None
-    refused: str | None = None
-
-    @property
-    def error(self) -> float:
-        return math.inf if self.predicted_ms is None else abs(self.predicted_ms / self.real_ms - 1)
-
-    @property
-    def effect(self) -> float:
-        return self.real_ms / self.base_ms - 1
-
-    @property
-    def sign_right(self) -> bool:
-        return self.predicted_ms is not None and (self.predicted_ms > self.base_ms) == (self.real_ms > self.base_ms)
-
-    @property
-    def ratio_error(self) -> float:
-        return math.inf if self.predicted_ratio is None else abs(self.predicted_ratio - self.real_ratio)
-
-    @property
-    def held(self) -> bool:
-        """Whether the interval holds what was measured."""
-        return self.low_ms is not None and self.high_ms is not None and self.low_ms <= self.real_ms <= self.high_ms
-
-    def naive_error(self, name: str) -> float:
-        return abs(self.naive_ms[name] / self.real_ms - 1)
 
 
 def launch_all(folder: Path, regimes: Sequence[Regime], until_s: float) -> bool:
@@ -205,86 +160,20 @@ def rows(folder: Path, regimes: Sequence[Regime]) -> Iterator[Row]:
                 yield found
 
 
-def errors(chosen: Sequence[Row]) -> dict[str, Any]:
-    """Median and 95th percentile of the errors of several interventions. Those that were refused are counted, and in no
-    quantile.
+def noise(folder: Path, regimes: Sequence[Regime]) -> dict[str, Any]:
+    """The launches of the bases: how far a step time is from that of the launch of the same base before it, which no
+    prediction could tell, and for which part of their collectives the backend was the limit.
     """
-    made = [each for each in chosen if each.refused is None]
-    large = [each for each in made if abs(each.effect) > LARGE]
-    figures: dict[str, Any] = {"interventions": len(chosen), "refused": len(chosen) - len(made)}
-    if not made:
-        return figures
-    figures |= {
-        "median": _quantile([each.error for each in made], 50),
-        "p95": _quantile([each.error for each in made], 95),
-        "worst": max(each.error for each in made),
-        "effects_above_5_percent": len(large),
-        "sign_right": sum(each.sign_right for each in large),
-        "ratio_median": _quantile([each.ratio_error for each in made], 50),
-        "ratio_p95": _quantile([each.ratio_error for each in made], 95),
-        "held_by_interval": sum(each.held for each in made),
-    }
-    for name in NAIVE:
-        off = [each.naive_error(name) for each in made]
-        figures[name] = {"median": _quantile(off, 50), "p95": _quantile(off, 95)}
-    return figures
-
-
-def _quantile(values: Sequence[float], percent: float) -> float:
-    return float(np.percentile(values, percent))
-
-
-def figures_of(found: Sequence[Row], bases: Sequence[Measured]) -> dict[str, Any]:
-    """All that is said of a set of interventions."""
-    families = {name: [each for each in found if each.family == name] for name in (*MEASURED, *APART, WORLD)}
-    spread = {
-        "launches": len(bases),
-        "backend_limited": float(np.mean([each.backend_limited for each in bases])) if bases else None,
-    }
-    return {
-        "all": errors([each for each in found if each.family in MEASURED]),
-        "apart": errors([each for each in found if each.family in APART]),
-        "families": {name: errors(chosen) for name, chosen in families.items() if chosen},
-        "bases": spread,
-        "rows": [asdict(each) for each in found],
-    }
-
-
-def targets(figures: dict[str, Any]) -> dict[str, bool]:
-    """What must hold (docs/what-if.md)."""
-    everything, apart, worlds = figures["all"], figures["apart"], figures["families"].get(WORLD, {})
-    held = {"at least 50 interventions": everything["interventions"] + apart["interventions"] >= 50}
-    if "median" in everything:
-        held |= {
-            "median at most 3 %": everything["median"] <= 0.03,
-            "95th percentile at most 8 %": everything["p95"] <= 0.08,
-            "every sign of an effect above 5 %": everything["sign_right"] == everything["effects_above_5_percent"],
-            "ratio within 0.02 at the median": everything["ratio_median"] <= 0.02,
-        }
-    if "median" in apart:
-        held["free, buckets, overlap, prefetch: median at most 10 %"] = apart["median"] <= 0.10
-    if "median" in worlds:
-        made = worlds["interventions"] - worlds["refused"]
-        held["larger worlds: held by the stated interval in 95 %"] = worlds["held_by_interval"] >= 0.95 * made
-    limited = figures["bases"]["backend_limited"]
-    if limited is not None:
-        held["backend the limit in less than 5 % of the bases' collectives"] = limited < 0.05
-    return held
-
-
-def table(found: Sequence[Row]) -> str:
-    """One line an intervention."""
-    head = (
-        f"{'regime':20} {'change':52} {'base':>8} {'real':>8} {'said':>8} {'error':>7} {'naive':>7} {'naive':>7} ratio"
-    )
-    lines = [head]
-    for each in found:
-        said = f"{'refused':>8} {'':7}" if each.predicted_ms is None else f"{each.predicted_ms:8.2f} {each.error:7.1%}"
-        thumb = " ".join(f"{each.naive_error(name):7.1%}" for name in NAIVE)
-        ratio = "" if each.predicted_ratio is None else f"{each.predicted_ratio - each.real_ratio:+.3f}"
-        times = f"{each.base_ms:8.2f} {each.real_ms:8.2f}"
-        lines.append(f"{each.regime:20} {each.change:52} {times} {said} {thumb} {ratio} {each.refused or ''}")
-    return "\n".join(lines)
+    apart, limited = [], []
+    for regime in regimes:
+        places = [folder / regime.folder / name for name, change in regime.launches() if change is None]
+        bases = [measured(place) for place in places if (place / DONE).exists()]
+        limited += [base.backend_limited for base in bases]
+        apart += [abs(after.step_ms / before.step_ms - 1) for before, after in pairwise(bases)]
+    if not apart:
+        return {"launches": len(limited)}
+    quantiles = {"step_median": quantile(apart, 50), "step_p95": quantile(apart, 95)}
+    return {"launches": len(limited), **quantiles, "backend_limited": float(np.mean(limited))}
 
 
 def main() -> int:
@@ -304,10 +193,7 @@ def main() -> int:
     begun_s = time.monotonic()
     complete = words.evaluate or launch_all(words.folder, regimes, begun_s + words.minutes * 60)
     found = list(rows(words.folder, regimes))
-    places = {
-        words.folder / each.folder / name for each in regimes for name, change in each.launches() if change is None
-    }
-    figures = figures_of(found, [measured(place) for place in sorted(places) if (place / DONE).exists()])
+    figures = figures_of(found, noise(words.folder, regimes))
     figures["complete"] = complete
     if words.write:
         DATA.write_text(json.dumps(figures, indent=1) + "\n")

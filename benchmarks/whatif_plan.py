@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 RANKS = 2
-STEPS, WARMUP = 34, 4
+STEPS, WARMUP = 30, 4
 COMMON = (
     "training.device=cpu",
     f"training.max_steps={STEPS}",
@@ -95,7 +95,7 @@ def free(base: float) -> Intervention:
 
 
 def buckets(mib: float) -> Intervention:
-    return Intervention("buckets", (f"parallel.bucket_cap_mb={mib:g}",), (f"bucket_mb={mib:g}",))
+    return Intervention("buckets", (f"parallel.bucket_cap_mb={mib:g}",), (f"buckets.mb={mib:g}",))
 
 
 def overlap(on: bool) -> Intervention:
@@ -126,31 +126,31 @@ def _straggler(rank: int, ms: float) -> tuple[str, ...]:
 REGIMES = (
     Regime(
         "ddp, mostly hidden",
-        ("parallel=ddp", _bandwidth(0.1)),
+        ("parallel=ddp", _bandwidth(0.07)),
         (
-            bandwidth(0.1, 2),
-            bandwidth(0.1, 0.5),
-            bandwidth(0.1, 0.7),
+            bandwidth(0.07, 2),
+            bandwidth(0.07, 0.5),
+            bandwidth(0.07, 0.7),
             straggler(1, 5),
             latency(3000),
-            together(straggler(0, 8), bandwidth(0.1, 0.5)),
+            together(straggler(0, 8), bandwidth(0.07, 0.5)),
             straggler(0, 15),
             slow(2.5, "comm", "fabric.slow_kind=allreduce"),
-            bandwidth(0.1, 0.35),
-            free(0.1),
+            bandwidth(0.07, 0.35),
+            free(0.07),
         ),
     ),
     Regime(
         "ddp, exposed",
-        ("parallel=ddp", _bandwidth(0.04)),
+        ("parallel=ddp", _bandwidth(0.03)),
         (
-            bandwidth(0.04, 3),
-            bandwidth(0.04, 1.5),
+            bandwidth(0.03, 3),
+            bandwidth(0.03, 1.5),
             slow(1.6, "comm.bytes.750000-", "fabric.slow_min_bytes=750000"),
-            bandwidth(0.04, 0.7),
+            bandwidth(0.03, 0.7),
             buckets(1.0),
             straggler(1, 10),
-            bandwidth(0.04, 2),
+            bandwidth(0.03, 2),
             overlap(False),
             latency(2500),
             buckets(2.0),
@@ -158,72 +158,72 @@ REGIMES = (
     ),
     Regime(
         "ddp, straggler",
-        ("parallel=ddp", _bandwidth(0.08), *_straggler(1, 8)),
+        ("parallel=ddp", _bandwidth(0.06), *_straggler(1, 8)),
         (
             straggler(1, 0, 8),
-            together(straggler(1, 0, 8), bandwidth(0.08, 0.5)),
-            bandwidth(0.08, 0.4),
+            together(straggler(1, 0, 8), bandwidth(0.06, 0.5)),
+            bandwidth(0.06, 0.5),
             straggler(1, 3, 8),
-            together(straggler(1, 2, 8), bandwidth(0.08, 2)),
+            together(straggler(1, 2, 8), bandwidth(0.06, 2)),
             straggler(1, 16, 8),
-            bandwidth(0.08, 3),
+            bandwidth(0.06, 3),
             latency(4000),
         ),
     ),
     Regime(
         "fsdp",
-        ("parallel=fsdp", _bandwidth(0.05)),
+        ("parallel=fsdp", _bandwidth(0.035)),
         (
-            bandwidth(0.05, 3),
-            bandwidth(0.05, 1.6),
-            bandwidth(0.05, 0.6),
-            slow(2, "comm.kind.allgather", "fabric.slow_kind=allgather"),
+            bandwidth(0.035, 3),
+            bandwidth(0.035, 1.6),
+            bandwidth(0.035, 0.7),
+            slow(1.8, "comm.kind.allgather", "fabric.slow_kind=allgather"),
             straggler(1, 3),
             latency(1500),
             slow(2, "comm.kind.reducescatter", "fabric.slow_kind=reducescatter"),
             prefetch(2),
-            together(straggler(0, 2), bandwidth(0.05, 2)),
+            together(straggler(0, 2), bandwidth(0.035, 2)),
             prefetch(0),
-            bandwidth(0.05, 2),
-            free(0.05),
+            bandwidth(0.035, 2),
+            free(0.035),
         ),
     ),
     Regime(
         "fsdp, straggler",
-        ("parallel=fsdp", _bandwidth(0.08), *_straggler(0, 4)),
+        ("parallel=fsdp", _bandwidth(0.05), *_straggler(0, 4)),
         (
             straggler(0, 0, 4),
-            together(straggler(0, 0, 4), bandwidth(0.08, 0.5)),
-            bandwidth(0.08, 0.5),
+            together(straggler(0, 0, 4), bandwidth(0.05, 0.6)),
+            bandwidth(0.05, 0.6),
             straggler(0, 8, 4),
-            bandwidth(0.08, 2),
+            bandwidth(0.05, 2),
             straggler(0, 2, 4),
         ),
     ),
     Regime(
         "tp",
-        ("parallel=tp", _bandwidth(0.05), "fabric.inter_latency_us=300"),
+        ("parallel=tp", _bandwidth(0.04), "fabric.inter_latency_us=300"),
         (
-            bandwidth(0.05, 2),
-            bandwidth(0.05, 0.5),
+            bandwidth(0.04, 2),
+            bandwidth(0.04, 0.5),
             latency(1500),
             straggler(1, 2),
-            bandwidth(0.05, 0.7),
+            bandwidth(0.04, 0.7),
             latency(50),
             straggler(0, 4),
-            bandwidth(0.05, 0.35),
-            together(straggler(1, 1), bandwidth(0.05, 0.6)),
+            bandwidth(0.04, 0.4),
+            together(straggler(1, 1), bandwidth(0.04, 0.6)),
             latency(800),
         ),
     ),
     Regime(
         "ddp, larger worlds",
-        ("parallel=ddp", _bandwidth(0.1)),
+        ("parallel=ddp", _bandwidth(0.07), "fabric.inter_latency_us=20"),
         (world(8, 1), world(64, 2), world(512, 3)),
     ),
     Regime(
         "fsdp, larger worlds",
-        ("parallel=fsdp", _bandwidth(0.1), "fabric.inter_latency_us=20"),
+        ("parallel=fsdp", _bandwidth(0.07), "fabric.inter_latency_us=20"),
         (world(8, 4), world(64, 5), world(512, 6)),
     ),
 )

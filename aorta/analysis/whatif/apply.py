@@ -13,7 +13,21 @@ from typing import Any
 import numpy as np
 
 from aorta.analysis.tables import Floats, Ints
-from aorta.analysis.whatif.changes import Change, Compute, Late, Level, Network, Ranks, Selection, Speed
+from aorta.analysis.whatif.changes import (
+    Buckets,
+    Change,
+    Compute,
+    Late,
+    Level,
+    Network,
+    Overlap,
+    Prefetch,
+    Ranks,
+    Selection,
+    Speed,
+)
+from aorta.analysis.whatif.ddp_buckets import ddp
+from aorta.analysis.whatif.fsdp_prefetch import fsdp
 from aorta.analysis.whatif.network import charge_ns
 from aorta.analysis.whatif.own_time import stretched
 from aorta.analysis.whatif.program import Issued, Program, StepProgram, What, compact
@@ -152,6 +166,42 @@ class _Applying:
             typical = np.sort(step.host_ns, axis=1)[:, (step.host_ns.shape[1] - 1) // 2]
             steps.append(replace(step, host_ns=np.minimum(step.host_ns, typical[:, None])))
         self.program = replace(self.program, steps=steps)
+
+    @make.register
+    def _buckets(self, change: Buckets) -> None:
+        if change.factor is None:
+            cap_bytes = change.cap_bytes or 0.0
+            self.program = ddp(self.program, change.text, lambda _recorded: cap_bytes, None)
+        else:
+            factor = change.factor
+            self.program = ddp(self.program, change.text, lambda recorded: recorded * factor, None)
+        self._without_law("what a bucket of another size costs follows a line through the recorded ones")
+
+    @make.register
+    def _prefetch(self, change: Prefetch) -> None:
+        self._sharded_on_host(change.text)
+        self.program = fsdp(self.program, change.text, change.depth)
+
+    @make.register
+    def _overlap(self, change: Overlap) -> None:
+        if self.program.facts.gradient_order:
+            self.program = ddp(self.program, change.text, None, change.on)
+        else:
+            self._sharded_on_host(change.text)
+            self.program = fsdp(self.program, change.text, int(change.on))
+            if change.on:
+                self.flags.append("overlap of FSDP is taken to mean that one block is gathered ahead")
+
+    def _sharded_on_host(self, text: str) -> None:
+        if self.program.facts.device != "cpu":
+            raise InputError(
+                f"--set {text}: on a device FSDP gathers on streams of its own, and when it issues what is not in the "
+                "record; only a CPU's can be moved"
+            )
+
+    def _without_law(self, what: str) -> None:
+        if self.program.facts.network is None:
+            self.flags.append(f"the network was real: {what}")
 
     @make.register
     def _compute(self, change: Compute) -> None:

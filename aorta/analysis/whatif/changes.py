@@ -14,6 +14,9 @@
     rank.3.late_ms=5                rank 3 is 5 ms later to every collective; -5: 5 ms earlier
     stragglers=none                 no rank is slower than the typical one
     compute=x1.5                    blocks compute 1.5 times as fast
+    overlap=off                     DDP reduces behind the backward pass, FSDP gathers each block when it is needed
+    buckets.mb=25                   DDP's bucket_cap_mb (MiB); x2: twice as large
+    prefetch=2                      FSDP gathers so many blocks ahead, in both passes; 0: none
     ranks=512                       as many ranks, compute as recorded
 
 Whatever the order in which they are given, they are applied in the order of `ORDER`. Must not apply a change.
@@ -96,8 +99,33 @@ class Ranks:
     size: int
 
 
-Change: TypeAlias = Speed | Network | Late | Level | Compute | Ranks
-ORDER: Final[tuple[type[Change], ...]] = (Compute, Level, Late, Ranks, Network, Speed)
+@dataclass(frozen=True)
+class Buckets:
+    """DDP's buckets have another cap: bytes, or a factor of the recorded one."""
+
+    text: str
+    cap_bytes: float | None = None
+    factor: float | None = None
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """FSDP gathers so many blocks ahead."""
+
+    text: str
+    depth: int
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Communication overlaps with compute, or not at all."""
+
+    text: str
+    on: bool
+
+
+Change: TypeAlias = Speed | Network | Late | Level | Compute | Ranks | Buckets | Prefetch | Overlap
+ORDER: Final[tuple[type[Change], ...]] = (Overlap, Buckets, Prefetch, Compute, Level, Late, Ranks, Network, Speed)
 """The order in which changes are applied; several of one type in the order given."""
 
 _FACTOR: Final = re.compile(r"x([0-9.eE+-]+)")
@@ -113,10 +141,14 @@ _FORMS: Final = {
     "rank.N.late_ms": "rank.3.late_ms=5, rank.3.late_ms=-5",
     "stragglers": "stragglers=none",
     "compute": "compute=x1.5",
+    "overlap": "overlap=on, overlap=off",
+    "buckets.mb": "buckets.mb=25 (MiB), buckets.mb=x2",
+    "prefetch": "prefetch=2",
     "ranks": "ranks=512",
 }
 """What can be set -> how it is written."""
 RANKS_LIMIT: Final = 1 << 20
+PREFETCH_LIMIT: Final = 64
 
 
 def forms() -> list[str]:
@@ -153,6 +185,9 @@ def parse_change(text: str) -> Change:
         "stragglers": _level,
         "compute": _compute,
         "ranks": _ranks,
+        "overlap": _overlap,
+        "buckets": _buckets,
+        "prefetch": _prefetch,
     }
     if not equals or not value or head not in readers:
         near = get_close_matches(target, _FORMS, n=1)
@@ -226,6 +261,29 @@ def _ranks(text: str, rest: list[str], value: str) -> Ranks:
     if rest or not value.isdigit() or not 2 <= int(value) <= RANKS_LIMIT:
         raise _refused(text, f"a world has 2 to {RANKS_LIMIT} ranks", "ranks")
     return Ranks(text, int(value))
+
+
+def _overlap(text: str, rest: list[str], value: str) -> Overlap:
+    if rest or value not in {"on", "off"}:
+        raise _refused(text, "overlap is on or off", "overlap")
+    return Overlap(text, value == "on")
+
+
+def _buckets(text: str, rest: list[str], value: str) -> Buckets:
+    if rest != ["mb"]:
+        raise _refused(text, "not a property of buckets", "buckets.mb")
+    if value.startswith("x"):
+        return Buckets(text, factor=_factor(text, value, "", "buckets.mb"))
+    size = _number(text, value, "MiB such as 25, or a factor such as x2", "buckets.mb")
+    if size <= 0:
+        raise _refused(text, f"a bucket holds more than {size:g} MiB", "buckets.mb")
+    return Buckets(text, cap_bytes=size * (1 << 20))
+
+
+def _prefetch(text: str, rest: list[str], value: str) -> Prefetch:
+    if rest or not value.isdigit() or int(value) > PREFETCH_LIMIT:
+        raise _refused(text, f"0 to {PREFETCH_LIMIT} blocks can be gathered ahead", "prefetch")
+    return Prefetch(text, int(value))
 
 
 def _sizes(text: str, value: str) -> tuple[int | None, int | None]:

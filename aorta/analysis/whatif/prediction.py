@@ -11,7 +11,7 @@ measured is in neither. Must not recommend anything.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,19 @@ import numpy as np
 from aorta.analysis.compare.bootstrap import step_medians
 from aorta.analysis.tables import Floats, Ints
 from aorta.analysis.whatif.apply import apply
-from aorta.analysis.whatif.changes import Change, Compute, Late, Level, Network, Ranks, Speed
+from aorta.analysis.whatif.changes import (
+    Buckets,
+    Change,
+    Compute,
+    Late,
+    Level,
+    Network,
+    Overlap,
+    Prefetch,
+    Ranks,
+    Selection,
+    Speed,
+)
 from aorta.analysis.whatif.program import Program
 from aorta.analysis.whatif.replay import Times, replay
 from aorta.analysis.whatif.windows import Measured, Sample, measure, sample
@@ -27,14 +39,13 @@ from aorta.errors import InputError
 from aorta.timeline.overlap import NS_PER_MS
 
 STATED_ERROR: Final[dict[type[Change], float]] = {
-    Compute: 0.10,
-    Late: 0.10,
-    Level: 0.10,
-    Ranks: 0.10,
-    Network: 0.10,
-    Speed: 0.10,
+    **dict.fromkeys((Compute, Late, Level, Ranks, Network, Speed), 0.10),
+    **dict.fromkeys((Buckets, Prefetch, Overlap), 0.20),
 }
 """Kind of change -> the part of the predicted change by which it may be wrong (docs/what-if.md, measured errors)."""
+LAW_BOUND: Final = 1.25
+"""At another number of ranks nothing was recorded: a network may be so many times as slow or as fast as its law says.
+In the simulator a jitter of 20 % and a node that is 10 % slower stay within it (tests/analysis/whatif)."""
 IDENTITY_BOUND: Final = 0.05
 """The replay of the unchanged program may miss this part of the recorded job step time, no more."""
 BACKEND_BOUND: Final = 0.10
@@ -163,7 +174,7 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
     measured = measure(changed.program, times, base.chosen)
     share = max((STATED_ERROR[type(change)] for change in changes), default=0.0)
     identity, every = base.identity, np.arange(len(base.program.steps))
-    return Prediction(
+    found = Prediction(
         changes=tuple(change.text for change in changes),
         job_step_ms=_value(times.job_step_ms(), every, identity.replayed_ms, identity.recorded_ms, share),
         overlap_ratio=_known(
@@ -182,6 +193,31 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
         steps=len(base.program.steps),
         rank_steps=len(measured.step),
     )
+    if any(isinstance(change, Ranks) for change in changes):
+        return _widened(found, base, changed.program)
+    return found
+
+
+def _widened(found: Prediction, base: Base, program: Program) -> Prediction:
+    """With intervals that hold while the larger world's network is within `LAW_BOUND` of its law."""
+    for factor in (LAW_BOUND, 1 / LAW_BOUND):
+        other = apply(program, [Speed("the law", Selection(), factor)]).program
+        times = replay(other, base.chosen.kept())
+        measured = measure(other, times, base.chosen)
+        ratio, exposed = found.overlap_ratio, found.exposed_comm_ms
+        found = replace(
+            found,
+            job_step_ms=_reaching(found.job_step_ms, times.job_step_ms()),
+            overlap_ratio=None if ratio is None else _reaching(ratio, measured.overlap_ratio),
+            exposed_comm_ms=None if exposed is None else _reaching(exposed, measured.exposed_comm_ms),
+        )
+    return found
+
+
+def _reaching(value: Value, others: Floats) -> Value:
+    """The interval reaches as far as the median of other values."""
+    median = _median(others)
+    return value if median is None else Value(value.value, min(value.low, median), max(value.high, median))
 
 
 def flags_of(program: Program) -> tuple[str, ...]:

@@ -114,6 +114,8 @@ class StepProgram:
         network_ns: the part of `cost_ns` that the network's law explains, shape (collectives, 1); None: unknown.
         backend_ns: time from the last arrival until the backend itself was done, which the end is never before; None
             where it was never the limit.
+        ready_ns: when the gradients of each bucket were ready, in own time since BEGIN, where DDP held them back; shape
+            (buckets, ranks).
         recorded_ns: the recorded duration of the step on each rank; `recorded_ratio` and `recorded_exposed_ms`: its
             overlap ratio and exposed communication, NaN where they are null.
     """
@@ -126,6 +128,7 @@ class StepProgram:
     network_ns: Column | None
     backend_ns: Column | None
     spans: Spans
+    ready_ns: Ints | None
     recorded_ns: Ints
     recorded_ratio: Floats
     recorded_exposed_ms: Floats

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from aorta.analysis.whatif.program import Operation, SpanName, What
-from aorta.records.schema import AuxRange, Collective, ComputeRange, Gradient, Stall, Wait
+from aorta.records.schema import AuxRange, BucketReady, Collective, ComputeRange, Gradient, Stall, Wait
 
 HAND_OVER: Final = "hand_over"
 Key: TypeAlias = tuple[str, int]
@@ -35,6 +35,7 @@ class StepLine(msgspec.Struct, tag_field="record", tag="step", gc=False):
     stalls: list[Stall]
     aux: list[AuxRange]
     waits: list[Wait] | None = None
+    ready: list[BucketReady] | None = None
     gradient_order: list[Gradient] | None = None
 
 
@@ -57,8 +58,8 @@ class _Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class RankStep:
-    """One step of one rank: `host_ns` and `wake_ns` of each operation (`program.StepProgram`), spans of its time, and
-    when the last operation was over.
+    """One step of one rank: `host_ns` and `wake_ns` of each operation (`program.StepProgram`), spans of its time,
+    when the last operation was over, and when held-back buckets were ready (own time).
     """
 
     operations: tuple[Operation, ...]
@@ -66,6 +67,7 @@ class RankStep:
     wake_ns: list[int]
     spans: list[tuple[SpanName, Anchor, Anchor]]
     left_ns: int
+    ready_ns: list[int]
 
 
 def rank_step(
@@ -96,7 +98,9 @@ def rank_step(
         placed.append(moment._replace(enter_ns=enter, leave_ns=leave))
         now = leave
     operations = tuple(moment.operation for moment in placed)
-    return RankStep(operations, host, wake, _spans(line, placed), start_ns + now)
+    ready = [_before(placed, row.ready_ns) for row in line.ready or ()]
+    ready_ns = [sum(host[1 : after + 1]) + since for after, since in ready]
+    return RankStep(operations, host, wake, _spans(line, placed), start_ns + now, ready_ns)
 
 
 def _in_order(

@@ -155,7 +155,7 @@ class _Reader:
         self._layouts: dict[RankLayout, int] = {}
         self._names: dict[SpanName, int] = {}
         self._schedules: dict[tuple[int, ...], Schedule] = {}
-        self._gradients: tuple[tuple[str, int], ...] = ()
+        self._gradients = _gradient_order(next(iter(run.ranks.values())))
         self._shared = network is not None and network.sharing is Sharing.link and self._on_host
         one_host = len({tables.source.host for tables in run.ranks.values()}) == 1
         self._law = network is not None and self._on_host and one_host
@@ -203,6 +203,7 @@ class _Reader:
             network_ns=network,
             backend_ns=backend,
             spans=self._spans([line.step.spans for line in lines]),
+            ready_ns=_ready([line.step.ready_ns for line in lines]),
             recorded_ns=np.array([line.length_ns for line in lines], np.int64),
             recorded_ratio=self._metric("overlap_ratio", index),
             recorded_exposed_ms=self._metric("exposed_comm_ms", index),
@@ -225,8 +226,6 @@ class _Reader:
                 f"{self._run.location}: a replay is not possible: the record does not say who waited for which "
                 f"collective (rank {number}, global step {line.global_step}); record it again with this AORTA"
             )
-        if line.gradient_order:
-            self._gradients = tuple((row.block, row.bytes) for row in line.gradient_order)
         start_ns = line.start_mono_ns if self._offset_ns is None else line.t_start_ns + self._offset_ns[number]
         rows = line.collectives
         issued = tuple(self._issued(rank, row) for row in rows)
@@ -314,6 +313,7 @@ class _Reader:
         return Spans(rank, name, begin_after, compact(table[3]), end_after, compact(table[5]))
 
 
+_SEARCHED_STEPS: Final = 16
 _REMEMBERED_STEPS: Final = 2
 """A wait may be for a collective of that many steps ago."""
 
@@ -332,6 +332,14 @@ def _lines(tables: RankTables, steps: Ints) -> Iterator[StepLine]:
             if not isinstance(line, StepLine) or line.global_step != number:
                 raise InputError(f"{details.path}: global step {number}: another line stands there now")
             yield line
+
+
+def _gradient_order(tables: RankTables) -> tuple[tuple[str, int], ...]:
+    """The order of gradients, which one of the first steps of a record has; empty: none does."""
+    for line in _lines(tables, tables.steps.global_step[:_SEARCHED_STEPS]):
+        if line.gradient_order:
+            return tuple((row.block, row.bytes) for row in line.gradient_order)
+    return ()
 
 
 def _clock_offsets(run: Run) -> Mapping[int, int] | None:
@@ -362,6 +370,13 @@ def _padded(rows: Sequence[Sequence[int]]) -> Column:
     for column, row in enumerate(rows):
         table[: len(row), column] = row
     return compact(table)
+
+
+def _ready(rows: Sequence[Sequence[int]]) -> Ints | None:
+    """When buckets were ready, shape (buckets, ranks); None: none were held back, or not the same on all ranks."""
+    if not rows[0] or len(set(map(len, rows))) > 1:
+        return None
+    return np.array(rows, np.int64).T
 
 
 def _recorded(lines: Sequence[_RankLine], places: int) -> Recorded:

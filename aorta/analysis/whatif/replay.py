@@ -56,7 +56,7 @@ class Times:
     def job_step_ns(self, scenario: int = 0) -> Ints:
         """Duration of each step on the rank where it took longest."""
         lengths: Ints = self.end_ns[:, :, scenario] - self.begin_ns[:, :, scenario]
-        return lengths.max(axis=1)
+        return np.asarray(lengths.max(axis=1), np.int64)
 
     def job_step_ms(self, scenario: int = 0) -> Floats:
         """The same in ms."""

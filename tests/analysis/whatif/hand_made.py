@@ -99,6 +99,7 @@ def program(
             network_ns=None if network is None else np.array(cost_ns, np.int64)[:, None],
             backend_ns=None if backend_ns is None else np.array([[ns] * len(ranks) for ns in backend_ns], np.int64),
             spans=Spans(*table),
+            ready_ns=None,
             recorded_ns=np.zeros(len(ranks), np.int64),
             recorded_ratio=np.full(len(ranks), np.nan),
             recorded_exposed_ms=np.full(len(ranks), np.nan),

@@ -190,9 +190,12 @@ def _pass(job: Job, groups: dict[str, Group], length: partial[Work], block: Bloc
 
 
 def _gradients(length: partial[Work], block: Block) -> Iterator[Operation]:
-    """A backward pass with a mark `ready` behind each parameter, at moments that do not follow from their sizes."""
+    """A backward pass with a mark `ready` behind each parameter: about when as much of it is done as they are of the
+    block's bytes, up to a tenth of the pass off.
+    """
     chance = random.Random(block.name)
-    at = [0.0, *sorted(chance.uniform(0.1, 1.0) for _ in block.parameters)]
+    done = [sum(block.parameters[: number + 1]) / block.bytes for number in range(len(block.parameters))]
+    at = [0.0, *sorted(min(max(part + chance.uniform(-0.1, 0.1), 0.0), 1.0) for part in done)]
     for number, (before, behind) in enumerate(pairwise(at)):
         yield length(round(block.backward_ns * (behind - before)), block.name, "backward", number)
         yield Mark(f"ready:{block.name}:{block.parameters[number]}")
@@ -246,19 +249,23 @@ def _gathered(
     job: Job, groups: dict[str, Group], length: partial[Work], order: list[Block], phase: str
 ) -> Iterator[Operation]:
     issued = 0
-    for number, block in enumerate(order):
-        for ahead in range(issued, number + 1):  # not prefetched: the first one, and all without prefetching
+
+    def gather(upto: int) -> Iterator[Operation]:
+        """Copy in and issue what is not issued yet, up to a block."""
+        nonlocal issued
+        for ahead in range(issued, upto + 1):
+            yield length(150 * US, "copied in", order[ahead].name, phase)
             yield Issue(f"gather {order[ahead].name} {phase}", groups["shard"], "allgather", order[ahead].bytes)
+        issued = max(issued, upto + 1)
+
+    for number, block in enumerate(order):
+        yield from gather(number)  # not prefetched: the first one, and all without prefetching
         yield Wait(f"gather {block.name} {phase}")
         yield length(300 * US, "copied out", block.name, phase)
-        issued = max(issued, number + 1)
-        for ahead in range(issued, min(number + job.prefetch, len(order) - 1) + 1):
-            yield Issue(f"gather {order[ahead].name} {phase}", groups["shard"], "allgather", order[ahead].bytes)
-            yield length(150 * US, "prefetched", order[ahead].name, phase)
-            issued = ahead + 1
+        yield from gather(min(number + job.prefetch, len(order) - 1))
         yield from _pass(job, groups, length, block, phase)
         if phase == "backward":
-            yield length(300 * US, "copied in", block.name)
+            yield length(300 * US, "to scatter", block.name)
             yield from _at_once(Issue(f"scatter {block.name}", groups["shard"], "reducescatter", block.bytes))
             if job.strategy == "hsdp":
                 part = block.bytes // job.shards

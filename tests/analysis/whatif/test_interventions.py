@@ -53,9 +53,9 @@ CHANGES = (
     Change("a straggler", late(1, 4), ("rank.1.late_ms=4",), ("rank.1.late_ms=-4",)),
     Change(
         "a straggler and a faster network",
-        both(late(2, 3), network(gb_per_s=0.25)),
-        ("rank.2.late_ms=3", "network.bandwidth=x2"),
-        ("network.bandwidth=x0.5", "rank.2.late_ms=-3"),
+        both(late(2, 6), network(gb_per_s=0.25)),
+        ("rank.2.late_ms=6", "network.bandwidth=x2"),
+        ("network.bandwidth=x0.5", "rank.2.late_ms=-6"),
     ),
     Change("a larger world", network(world=64), ("ranks=64",), None),
     Change(

@@ -1,0 +1,210 @@
+"""DDP with other buckets, or with its overlap switched.
+
+A bucket closes with the parameter that fills it, and is issued when that gradient is ready; without overlap all are
+issued behind the backward pass. All are waited for there. When a gradient was ready is known where a recorded bucket
+closed with it and at both ends of its block; between, it follows the bytes. Must not replay anything.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from aorta.analysis.tables import Ints
+from aorta.analysis.whatif.network import charge_ns
+from aorta.analysis.whatif.program import Program, RankLayout, What
+from aorta.analysis.whatif.restructure import ROOM, Cost, Placed, RankView, restructured
+from aorta.errors import InputError
+
+_Numbers: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The recorded buckets of DDP: places of their all-reduces, and how many parameters each closed with."""
+
+    places: tuple[int, ...]
+    closed_with: tuple[int, ...]
+
+    def cap_bytes(self, sizes: Sequence[int]) -> int:
+        """A cap that gives these buckets: the smallest of those that were full."""
+        bounds = [0, *self.closed_with]
+        full = [sum(sizes[low:high]) for low, high in pairwise(bounds[:-1])]
+        return min(full, default=sum(sizes))
+
+
+def buckets_of(layout: RankLayout, sizes: Sequence[int], text: str) -> Buckets:
+    """Which all-reduces of a step carry the gradients, in their order.
+
+    Raises:
+        InputError: none do.
+    """
+    reduces = [place for place, issued in enumerate(layout.issued) if issued.kind == "allreduce"]
+    ends = {int(total): number for number, total in enumerate(np.cumsum(sizes), start=1)}
+    for first in range(len(reduces)):
+        total, closed = 0, []
+        for count, place in enumerate(reduces[first:], start=1):
+            total += layout.issued[place].bytes
+            if total not in ends:
+                break
+            closed.append(ends[total])
+            if closed[-1] == len(sizes):
+                return Buckets(tuple(reduces[first : first + count]), tuple(closed))
+    raise InputError(
+        f"--set {text}: the all-reduces of a step do not add up to the recorded gradients of its parameters"
+    )
+
+
+def ddp(program: Program, text: str, cap: Callable[[int], float] | None, overlap: bool | None) -> Program:
+    """DDP with other buckets, or with its overlap switched.
+
+    Args:
+        text: the change, for errors.
+        cap: bytes at which a bucket was full -> at which it is to be; None: the recorded buckets.
+        overlap: whether buckets are issued as they become ready; None: as recorded.
+
+    Raises:
+        InputError: the record does not say when which gradients were ready.
+    """
+    order = program.facts.gradient_order
+    if not order:
+        raise InputError(
+            f"--set {text}: the record has no order of gradients (DDP alone, recorded by this AORTA), without which it "
+            "is not known what a bucket would hold"
+        )
+    sizes = [size for _, size in order]
+
+    def rearrange(view: RankView) -> tuple[list[Placed], list[Cost]]:
+        found = buckets_of(view.layout, sizes, text)
+        carries = set(found.places)
+        if any(each.back for each in view.placed):
+            raise InputError(f"--set {text}: buckets are waited for in the step behind theirs")
+        issues = [each for each in view.placed if each.what is What.ISSUE and each.collective in carries]
+        waits = [each for each in view.placed if each.what is What.WAIT and each.collective in carries]
+        if not waits:
+            raise InputError(f"--set {text}: nobody waits for the buckets in the step {view.step.global_step}")
+        ready = _ready(program, view, found, issues, order)
+        closed = found.closed_with if cap is None else _closed(sizes, cap(found.cap_bytes(sizes)))
+        costs = list(view.costs)
+        behind = waits[0].at_ns
+        deferred = _deferred(issues, ready, found) if overlap is None else not overlap
+        wake = round(sum(each.wake_ns for each in waits) / len(waits))
+        # What stood behind the waits stays behind all of the new ones, also where no time was between.
+        new = [
+            each._replace(turn=each.turn + (ROOM if each.turn > waits[0].turn else 0))
+            for each in view.placed
+            if each.what in (What.BEGIN, What.END) or each.collective not in carries
+        ]
+        for number, (low, high) in enumerate(zip([0, *closed[:-1]], closed, strict=True)):
+            costs.append(_bucket_cost(program, view, found, sum(sizes[low:high])))
+            at = behind if deferred else min(int(ready[high - 1]), behind)
+            turn = waits[0].turn
+            new.append(Placed(at, turn, What.ISSUE, len(costs) - 1))
+            new.append(Placed(behind, turn + number + 1, What.WAIT, len(costs) - 1, 0, wake))
+        return new, costs
+
+    changed = restructured(program, rearrange)
+    if cap is None:
+        return changed
+    # What was recorded of held-back buckets is not of these.
+    return replace(changed, steps=[replace(step, ready_ns=None) for step in changed.steps])
+
+
+def _deferred(issues: Sequence[Placed], ready: Ints, found: Buckets) -> bool:
+    """Whether the recorded buckets were held back: the first was issued behind the last gradient."""
+    return len(found.places) > 1 and issues[0].at_ns >= int(ready[-1])
+
+
+def _closed(sizes: Sequence[int], cap_bytes: float) -> tuple[int, ...]:
+    """Number of parameters behind which each bucket closes: as torch does, with the one that fills it."""
+    closed, filling = [], 0
+    for number, size in enumerate(sizes, start=1):
+        filling += size
+        if filling >= cap_bytes or number == len(sizes):
+            closed.append(number)
+            filling = 0
+    return tuple(closed)
+
+
+def _ready(
+    program: Program, view: RankView, found: Buckets, issues: Sequence[Placed], order: Sequence[tuple[str, int]]
+) -> Ints:
+    """When each parameter's gradient was ready, on the axis of own time; never earlier than the one before it."""
+    total = np.cumsum([size for _, size in order])
+    known: list[tuple[int, int]] = []
+    ranges = {block: (begin, end) for block, begin, end in view.spans(program, "backward")}
+    done = 0
+    for number, (block, size) in enumerate(order):
+        if block in ranges:
+            begin, end = ranges[block]
+            if number == 0 or order[number - 1][0] != block:
+                known.append((done, begin))
+            if number + 1 == len(order) or order[number + 1][0] != block:
+                known.append((done + size, end))
+        done += size
+    held = view.step.ready_ns
+    if held is not None:
+        known += [(int(total[count - 1]), int(held[at, view.column])) for at, count in enumerate(found.closed_with)]
+    elif not ranges or issues[0].at_ns < max(end for _, end in ranges.values()):
+        known += [(int(total[count - 1]), issue.at_ns) for count, issue in zip(found.closed_with, issues, strict=True)]
+    return np.maximum.accumulate(_between(known, total.tolist()))
+
+
+def _between(known: Sequence[tuple[int, int]], totals: Sequence[int]) -> Ints:
+    """Moments at which so many bytes of gradients were ready. Where several are known for the same bytes (a bucket, the
+    end of a block, the begin of the next), the first is when they were ready, the last from when on there can be
+    more.
+    """
+    first, last = dict[int, int](), dict[int, int]()
+    for size, at in known:
+        first[size], last[size] = min(first.get(size, at), at), max(last.get(size, at), at)
+    sizes = sorted(first)
+    moments = []
+    for total in totals:
+        above = bisect_left(sizes, total)
+        if above == len(sizes):
+            moments.append(last[sizes[-1]])
+        elif sizes[above] == total or above == 0:
+            moments.append(first[sizes[above]])
+        else:
+            low, high = sizes[above - 1], sizes[above]
+            part = (total - low) / (high - low)
+            moments.append(round(last[low] + part * max(first[high] - last[low], 0)))
+    return np.array(moments, np.int64)
+
+
+def _bucket_cost(program: Program, view: RankView, found: Buckets, size: int) -> Cost:
+    """What a bucket of another size costs: by the law, and what the backend added between the recorded ones."""
+    recorded = [view.costs[place] for place in found.places]
+    issued = recorded[0].issued._replace(bytes=size)
+    sizes = np.array([each.issued.bytes for each in recorded], np.float64)
+    by_size = np.argsort(sizes, kind="stable")
+
+    def between(values: Sequence[int]) -> int:
+        return round(float(np.interp(size, sizes[by_size], np.array(values, np.float64)[by_size])))
+
+    backend = between([each.backend_ns for each in recorded])
+    network = program.facts.network
+    if network is None:
+        slope, fixed = _line(sizes, np.array([each.cost_ns for each in recorded], np.float64))
+        return Cost(issued, max(round(fixed + slope * size), 0), 0, backend)
+    charged = round(charge_ns(issued, program.world_size, network))
+    if program.facts.law:
+        return Cost(issued, charged, charged, backend)
+    return Cost(issued, charged + between([each.cost_ns - each.network_ns for each in recorded]), charged, backend)
+
+
+def _line(sizes: _Numbers, costs: _Numbers) -> tuple[float, float]:
+    """Time per byte and for none, through the recorded collectives; neither is negative."""
+    if len(set(sizes.tolist())) < 2:
+        return float(costs.mean() / sizes.mean()), 0.0
+    slope, fixed = np.polyfit(sizes, costs, 1)
+    if slope < 0 or fixed < 0:
+        return float(costs.sum() / sizes.sum()), 0.0
+    return float(slope), float(fixed)

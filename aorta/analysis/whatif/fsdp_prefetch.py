@@ -1,0 +1,74 @@
+"""FSDP that gathers more or fewer blocks ahead.
+
+The all-gather of a block is issued when the block `depth` before it in the same pass has arrived; without prefetching
+right before its own wait. Must not replay anything.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from aorta.analysis.whatif.program import Program, What
+from aorta.analysis.whatif.restructure import ROOM, Cost, Placed, RankView, restructured
+from aorta.errors import InputError
+
+
+def fsdp(program: Program, text: str, depth: int) -> Program:
+    """FSDP that gathers the next `depth` blocks while one computes; 0: each when it is needed.
+
+    Raises:
+        InputError: there are no all-gathers that blocks wait for.
+    """
+
+    def rearrange(view: RankView) -> tuple[list[Placed], list[Cost]]:
+        needed = _consumers(program, view)
+        if not needed:
+            raise InputError(f"--set {text}: no block of this run waits for an all-gather")
+        gathers = {one.collective for one in needed}
+        new = [
+            each._replace(turn=each.turn * ROOM)
+            for each in view.placed
+            if each.what is not What.ISSUE or each.collective not in gathers
+        ]
+        for number, one in enumerate(needed):
+            first = number
+            while first and needed[first - 1].phase == one.phase:
+                first -= 1
+            if number == first:  # nothing before it in its pass could gather it
+                own = next(each for each in view.placed if each[2:4] == (What.ISSUE, one.collective))
+                new.append(own._replace(turn=own.turn * ROOM))
+            elif depth == 0:
+                new.append(Placed(one.wait.at_ns, one.wait.turn * ROOM - 1, What.ISSUE, one.collective))
+            else:
+                behind = needed[max(number - depth, first)]
+                turn = behind.wait.turn * ROOM + number + 1
+                new.append(Placed(behind.arrived_ns, turn, What.ISSUE, one.collective))
+        return new, list(view.costs)
+
+    return restructured(program, rearrange)
+
+
+class _Needed(NamedTuple):
+    """An all-gather that a block waits for: in which pass, its wait, and from when on others can be prefetched."""
+
+    collective: int
+    phase: str
+    wait: Placed
+    arrived_ns: int
+
+
+def _consumers(program: Program, view: RankView) -> list[_Needed]:
+    """The all-gathers of a step, each with the block that computes behind its wait, in the order of the waits."""
+    begins = sorted((begin, phase) for phase in ("forward", "backward") for _, begin, _ in view.spans(program, phase))
+    issues = [each.at_ns for each in view.placed if each.what is What.ISSUE]
+    found = []
+    for each in view.placed:
+        if each.what is not What.WAIT or each.back or view.layout.issued[each.collective].kind != "allgather":
+            continue
+        behind = next(((begin, phase) for begin, phase in begins if begin >= each.at_ns), None)
+        if behind is None:
+            continue
+        begin, phase = behind
+        prefetched = [at for at in issues if each.at_ns < at <= begin]
+        found.append(_Needed(each.collective, phase, each, min(prefetched, default=begin)))
+    return found

@@ -1,0 +1,101 @@
+"""The changes that would gain most, by how much, and how sure that is.
+
+Each candidate is one thing that somebody could change, tried alone: the network, the slowest ranks, and how the
+strategy communicates. Must not add gains up: they overlap (`marginals.DO_NOT_ADD_UP`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from aorta.analysis.compare.bootstrap import step_medians
+from aorta.analysis.whatif.apply import apply
+from aorta.analysis.whatif.changes import parse_changes
+from aorta.analysis.whatif.prediction import LEVEL, STATED_ERROR, Base, flags_of
+from aorta.analysis.whatif.replay import replay
+from aorta.errors import InputError
+from aorta.timeline.overlap import NS_PER_MS
+
+SHOWN: Final = 3
+_SEED: Final = 20_240_302
+WORTH: Final = 0.005
+"""A gain below this part of the step is not named."""
+_CANDIDATES: Final = {
+    "network.bandwidth=x2": "twice the bandwidth",
+    "network.latency=x0.5": "half the latency",
+    "network.algorithm=tree": "tree algorithms",
+    "stragglers=none": "no rank slower than the typical one",
+    "overlap=on": "overlap on",
+    "prefetch=1": "prefetching one block",
+    "prefetch=2": "prefetching two blocks",
+    "buckets.mb=x2": "buckets twice as large",
+    "buckets.mb=x0.5": "buckets half as large",
+}
+"""What is tried, where the run has it -> in words."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """One change: by how much the job step would be shorter, with its interval."""
+
+    change: str
+    words: str
+    gain_ms: float
+    low_ms: float
+    high_ms: float
+    share: float
+
+    @property
+    def sure(self) -> bool:
+        """Whether the whole interval is a gain."""
+        return self.low_ms > 0
+
+    def sentence(self) -> str:
+        """In words, with how to ask for more."""
+        sure = "" if self.sure else "; it may as well gain nothing"
+        return (
+            f"{self.words}: {self.gain_ms:.2f} ms a step ({self.share:.1%}), between {self.low_ms:.2f} and "
+            f"{self.high_ms:.2f}{sure}   --set {self.change}"
+        )
+
+
+@dataclass(frozen=True)
+class Gains:
+    """The largest gains, the largest first. `flags`: what is not known, whatever is changed."""
+
+    step_ms: float
+    of: tuple[Gain, ...]
+    flags: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON values, in a stable order."""
+        return {
+            "step_ms": self.step_ms,
+            "gains": [{**asdict(each), "sure": each.sure, "sentence": each.sentence()} for each in self.of],
+            "flags": list(self.flags),
+        }
+
+
+def gains(base: Base, shown: int = SHOWN) -> Gains:
+    """Try the candidates that this run allows."""
+    found = [gain for text, words in _CANDIDATES.items() if (gain := _tried(base, text, words)) is not None]
+    worth = [gain for gain in found if gain.share > WORTH]
+    chosen = sorted(worth, key=lambda gain: -gain.gain_ms)[:shown]
+    return Gains(base.identity.replayed_ms, tuple(chosen), flags_of(base.program))
+
+
+def _tried(base: Base, text: str, words: str) -> Gain | None:
+    changes = parse_changes([text])
+    try:
+        changed = apply(base.program, changes).program
+    except InputError:
+        return None  # this run has no such thing to change
+    gained = (base.times.job_step_ns() - replay(changed).job_step_ns()) / NS_PER_MS
+    drawn = step_medians(gained, np.arange(len(gained)), np.random.default_rng(_SEED))
+    low, high = np.percentile(drawn, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    gain = float(np.median(gained))
+    error = abs(gain) * max(STATED_ERROR[type(change)] for change in changes) + base.identity.residual * abs(gain)
+    return Gain(text, words, gain, float(low) - error, float(high) + error, gain / base.identity.replayed_ms)

@@ -1,0 +1,174 @@
+"""The command `aorta whatif`: parses its arguments, predicts, and prints the answer.
+
+Without a change it says what there is to gain: the largest gains, the marginal cost of each part of the communication,
+and the critical path of a typical step. Must not define what is predicted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from aorta.analysis.load.records import load_run
+from aorta.analysis.locate import is_location, locate
+from aorta.analysis.whatif.changes import Change, forms, parse_change, parse_changes
+from aorta.analysis.whatif.critical_path import WORDS, CriticalPath, path_of, typical_step
+from aorta.analysis.whatif.gains import Gains, gains
+from aorta.analysis.whatif.marginals import Marginal, Marginals, marginals
+from aorta.analysis.whatif.prediction import Base, Prediction, Value, base_of, flags_of, predict_from
+from aorta.analysis.whatif.program import Program
+from aorta.analysis.whatif.read_program import program_of
+from aorta.analysis.whatif.replay import replay
+from aorta.command_line import command, to_stdout
+from aorta.errors import EXIT_OK, InputError
+from aorta.installation import checkout
+from aorta.timeline.overlap import NS_PER_MS
+
+_ROWS = 8
+"""Marginal costs and parts of the critical path that are printed; --json has them all."""
+
+
+@command()
+def main(arguments: Sequence[str]) -> int:
+    """Run `aorta whatif`; returns its exit code (argparse itself ends with 0 or 2)."""
+    options = parser().parse_args(arguments)
+    changes = _changes(options)
+    folder = _folder(options.run)
+    program = program_of(load_run(folder), last=options.last)
+    base = base_of(program)
+    if changes:
+        predicted = predict_from(base, changes)
+        to_stdout(json.dumps(predicted.as_json(), indent=2) if options.json else "\n".join(prediction_lines(predicted)))
+        return EXIT_OK
+    found, parts, path = gains(base), marginals(program), _path(program, base, options.step)
+    if options.json:
+        content = {
+            "identity": base.identity.sentence(),
+            "gains": found.as_json(),
+            "marginals": parts.as_json(),
+            "critical_path": path.as_json(),
+            "flags": list(flags_of(program)),
+        }
+        to_stdout(json.dumps(content, indent=2))
+    else:
+        to_stdout("\n".join([*gain_lines(found), *marginal_lines(parts), *path_lines(path), *_check(base)]))
+    return EXIT_OK
+
+
+def _changes(options: argparse.Namespace) -> tuple[Change, ...]:
+    texts = [*options.set, *([] if options.ranks is None else [f"ranks={options.ranks}"])]
+    if len({parse_change(text).text for text in texts}) < len(texts):
+        raise InputError(f"--set {' '.join(texts)}: a change is given twice")
+    return parse_changes(texts)
+
+
+def _folder(word: str) -> Path:
+    here = Path.cwd()
+    root = checkout() or here
+    return Path(word) if is_location(word, here, root) else locate([word], here, root)[word]
+
+
+def _path(program: Program, base: Base, step: int | None) -> CriticalPath:
+    if step is None:
+        index = typical_step(base.times)
+    else:
+        numbers = [each.global_step for each in program.steps]
+        if step not in numbers:
+            raise InputError(f"--step {step}: global steps {numbers[0]} to {numbers[-1]} are replayed")
+        index = numbers.index(step)
+    return path_of(program, replay(program, {index}), index)
+
+
+def prediction_lines(predicted: Prediction) -> list[str]:
+    """A prediction in words."""
+    base = predicted.base
+    lines = [f"with {', '.join(predicted.changes)}:"]
+    lines.append(_metric("job step", predicted.job_step_ms, base["job_step_ms"], "ms"))
+    for name, value, key, unit in (
+        ("overlap ratio", predicted.overlap_ratio, "overlap_ratio", ""),
+        ("exposed communication", predicted.exposed_comm_ms, "exposed_comm_ms", "ms"),
+    ):
+        lines.append(f"  {name:<22} unknown" if value is None else _metric(name, value, base[key], unit))
+    lines.append(
+        f"the interval is that of {predicted.steps} recorded steps and of the model's error, not that of another launch"
+    )
+    return [*lines, f"check: {predicted.identity.sentence()}", *(f"note: {flag}" for flag in predicted.flags)]
+
+
+def _metric(name: str, value: Value, base: float | None, unit: str) -> str:
+    digits = 3 if unit else 4
+    now = "unknown" if base is None else f"{base:.{digits}f}"
+    change = "" if not base or not unit else f" ({value.value / base - 1:+.1%})"
+    return (
+        f"  {name:<22} {now} -> {value.value:.{digits}f} {unit}".rstrip()
+        + f"{change}, between {value.low:.{digits}f} and {value.high:.{digits}f}"
+    )
+
+
+def gain_lines(found: Gains) -> list[str]:
+    """The largest gains in words."""
+    lines = [f"a step takes {found.step_ms:.2f} ms; what would gain most:"]
+    lines += [f"  {number}. {each.sentence()}" for number, each in enumerate(found.of, start=1)]
+    return lines if found.of else [f"a step takes {found.step_ms:.2f} ms; no change that was tried would gain anything"]
+
+
+def marginal_lines(parts: Marginals) -> list[str]:
+    """Marginal costs in words."""
+
+    def row(each: Marginal) -> str:
+        asked = "" if each.change is None else f"   --set {each.change}"
+        return f"  {each.gain_ms:8.2f} ms  {each.what} {each.name}{asked}"
+
+    lines = ["", "what a step would gain, were this alone free:"]
+    lines += [row(each) for each in parts.of[:_ROWS]]
+    lines += ["bounds:", *(row(each) for each in parts.bounds)]
+    return [*lines, *(f"note: {note}" for note in parts.notes)]
+
+
+def path_lines(path: CriticalPath) -> list[str]:
+    """The critical path in words: what adds most, in all."""
+    length = path.end_ns - path.begin_ns
+    lines = ["", f"critical path of step {path.global_step}, longest on rank {path.rank}: {length / NS_PER_MS:.2f} ms"]
+    for (part, rank, name), ns in list(path.totals_ns().items())[:_ROWS]:
+        lines.append(f"  {ns / NS_PER_MS:8.2f} ms {ns / length:4.0%}  rank {rank} {WORDS[part]} {name}".rstrip())
+    rest = sum(list(path.totals_ns().values())[_ROWS:])
+    return [*lines, f"  {rest / NS_PER_MS:8.2f} ms {rest / length:4.0%}  all the rest"] if rest else lines
+
+
+def _check(base: Base) -> list[str]:
+    return ["", f"check: {base.identity.sentence()}", *(f"note: {flag}" for flag in flags_of(base.program))]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of the command."""
+    words = argparse.ArgumentParser(
+        description="What if something had been different? A prediction from the record of one run (docs/what-if.md).",
+        epilog="Exit codes: 0 done, 2 bad input, or no prediction is possible. A change is one of: "
+        + "; ".join(forms()),
+    )
+    words.add_argument("run", metavar="LABEL|DIR", help="the run: its label, or its folder")
+    words.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="TARGET=VALUE",
+        help="change something; repeatable: all of them at once. Without it: what there is to gain",
+    )
+    words.add_argument("--ranks", type=int, metavar="N", help="the same as --set ranks=N")
+    words.add_argument("--last", type=_positive, metavar="N", help="replay the last N steps only; default: all")
+    words.add_argument("--step", type=int, metavar="N", help="whose critical path; default: a step of median length")
+    words.add_argument("--json", action="store_true", help="everything, as JSON")
+    return words
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number from 2")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,142 @@
+"""`aorta whatif` from a record to its answer; moved collectives against jobs that were really made so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aorta.analysis import whatif
+from aorta.analysis.whatif.whatif_command import main
+from aorta.errors import InputError
+from tests.analysis.whatif.simulated_job import Job
+from tests.analysis.whatif.simulated_record import record, truth
+
+DDP, FSDP = Job("ddp"), Job("fsdp", ranks=4)
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for name, job in (("ddp", DDP), ("held", replace(DDP, overlap=False)), ("fsdp", FSDP)):
+        record(job, folder / name)
+    return folder
+
+
+def test_a_prediction_is_printed_with_its_interval_its_check_and_its_notes(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(runs / "ddp"), "--set", "network.bandwidth=x2", "--ranks", "64"]) == 0
+    said = capsys.readouterr().out
+    wanted = truth(replace(DDP, network=replace(DDP.network, gb_per_s=2 * DDP.network.gb_per_s, world=64)))
+    assert f"-> {wanted.step_ms:.3f} ms" in said
+    assert "0.00% apart" in said
+    assert "note: at 64 ranks groups of all ranks cost what the network's law says" in said
+
+
+def test_without_a_change_it_says_what_there_is_to_gain(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(runs / "fsdp"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert len(said["gains"]["gains"]) == 3
+    path = said["critical_path"]
+    assert sum(each["end_ns"] - each["begin_ns"] for each in path["segments"]) == path["step_ns"]
+    assert said["marginals"]["marginals"][0]["gain_ms"] > 0
+    assert main([str(runs / "fsdp"), "--last", "3"]) == 0
+    lines = capsys.readouterr().out
+    assert "what would gain most:" in lines
+    assert "note: marginal costs do not add up" in lines
+    assert "critical path of step" in lines
+
+
+@pytest.mark.parametrize(
+    ("run", "changes", "really"),
+    [
+        ("ddp", ["buckets.mb=x1"], DDP),
+        ("ddp", ["buckets.mb=2"], replace(DDP, bucket_bytes=2 * MIB)),
+        ("ddp", ["buckets.mb=0.1"], replace(DDP, bucket_bytes=round(0.1 * MIB))),
+        ("ddp", ["overlap=off"], replace(DDP, overlap=False)),
+        ("held", ["overlap=on"], DDP),
+        ("held", ["overlap=on", "buckets.mb=2"], replace(DDP, bucket_bytes=2 * MIB)),
+        ("fsdp", ["prefetch=1"], FSDP),
+        ("fsdp", ["prefetch=0"], replace(FSDP, prefetch=0)),
+        ("fsdp", ["overlap=off"], replace(FSDP, prefetch=0)),
+        ("fsdp", ["prefetch=3"], replace(FSDP, prefetch=3)),
+    ],
+)
+def test_moved_collectives_take_what_a_job_so_made_takes(runs: Path, run: str, changes: list[str], really: Job) -> None:
+    program = whatif.read_program(runs / run)
+    found, wanted = whatif.predict(program, whatif.parse_changes(changes)), truth(really)
+    assert found.job_step_ms.value == pytest.approx(wanted.step_ms, rel=0.01)
+    assert found.overlap_ratio is not None
+    assert found.overlap_ratio.value == pytest.approx(wanted.ratio, abs=0.01)
+    assert found.job_step_ms.low <= wanted.step_ms <= found.job_step_ms.high
+
+
+def test_what_a_strategy_does_not_have_cannot_be_changed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(runs / "fsdp"), "--set", "buckets.mb=2"]) == 2
+    assert "no order of gradients" in capsys.readouterr().err
+    assert main([str(runs / "ddp"), "--set", "prefetch=2"]) == 2
+    assert "no block of this run waits for an all-gather" in capsys.readouterr().err
+    assert main([str(runs / "ddp"), "--set", "comm=x2", "--set", "comm=x2"]) == 2
+    assert "a change is given twice" in capsys.readouterr().err
+    assert main([str(runs / "ddp"), "--step", "999"]) == 2
+    assert "are replayed" in capsys.readouterr().err
+
+
+def edited(folder: Path, run: Path, edit: object) -> Path:
+    """A copy of a run in which a function has changed each line of rank 0."""
+    shutil.copytree(run, folder)
+    path = folder / "rank_0_metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        edit(line)  # type: ignore[operator]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def without_waits(line: dict[str, object]) -> None:
+    line.pop("waits", None)
+
+
+def missed(line: dict[str, object]) -> None:
+    if line.get("global_step") == 5:
+        line["coverage"] = {"seen": 1, "issued": 2, "complete": False, "reason": "one was missed"}
+
+
+def point_to_point(line: dict[str, object]) -> None:
+    for row in line.get("collectives", ()):  # type: ignore[attr-defined]
+        row[0] = "send"
+
+
+@pytest.mark.parametrize(
+    ("edit", "match"),
+    [
+        (without_waits, "does not say who waited for which collective"),
+        (missed, r"coverage is not complete in 1 step\(s\): one was missed"),
+        (point_to_point, "sends and receives"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused_with_the_reason(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], edit: object, match: str
+) -> None:
+    folder = edited(tmp_path / "edited", runs / "ddp", edit)
+    with pytest.raises(InputError, match=match):
+        whatif.read_program(folder)
+
+
+def test_a_rank_that_is_missing_is_refused(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(runs / "ddp", tmp_path / "run")
+    (tmp_path / "run" / "rank_1_metrics.jsonl").unlink()
+    assert main([str(tmp_path / "run")]) == 2
+    assert "1 of 2 ranks are missing" in capsys.readouterr().err
+
+
+def test_a_backend_that_decides_much_is_flagged(tmp_path: Path) -> None:
+    job = replace(DDP, backend_ns=20_000_000)
+    record(job, tmp_path / "run")
+    found = whatif.predict(whatif.read_program(tmp_path / "run"), whatif.parse_changes(["network.bandwidth=x2"]))
+    assert any("the backend, not the network, decided" in flag for flag in found.flags)
