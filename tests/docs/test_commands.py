@@ -16,6 +16,8 @@ from aorta.analysis.load.export_command import parser as trace_words
 from aorta.analysis.merge import merge_command as merge
 from aorta.analysis.report.report_command import parser
 from aorta.analysis.rpc import rpc_command as rpc
+from aorta.analysis.whatif import parse_changes
+from aorta.analysis.whatif import whatif_command as whatif
 from aorta.config.train_cli import main
 from aorta.experiments import demo, optuna_sweeper
 from aorta.experiments import gather_nodes as gather
@@ -97,6 +99,8 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
             sweep.parser().parse_args(rest)
         case ["python", "analysis/gather.py", *rest] | ["aorta", "gather", *rest]:
             gather.parser().parse_args(rest)
+        case ["aorta", "whatif", *rest]:
+            parse_changes(whatif.parser().parse_args(rest).set or ())
         case ["sbatch", *rest]:
             script = next(place for place, word in enumerate(rest) if not word.startswith("-"))
             assert (ROOT / rest[script]).is_file()
