@@ -205,7 +205,7 @@ def test_D27_words_of_rocm_smi_are_parsed_and_joined(tmp_path, telemetry):
     assert (entry["source"], entry["samples"], entry["samples_failed"]) == ("rocm-smi", 2, 1)
     assert (entry["power_w"]["median"], entry["sclk_mhz"]["median"], entry["problem"]) == (139.0, 132.0, None)
     assert "devices (rocm-smi, 2 samples): 132 MHz" in report.text
-    assert tmp_path / "out" / "run_devices.png" in report.files
+    assert "run_devices.png" not in {path.name for path in report.files}, "one sample is no curve"
 
 
 @pytest.mark.spec("D27")

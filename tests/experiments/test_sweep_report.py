@@ -6,6 +6,7 @@ import csv
 import io
 
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from aorta.errors import InputError
@@ -111,7 +112,7 @@ def test_the_better_cell_is_the_lighter_one_and_its_ink_can_be_read(monkeypatch,
         place = (round(patch.get_x() + 0.5), round(patch.get_y() + 0.5))
         (text,) = (text for text in axes.texts if text.get_position() == place)
         shades[round(float(text.get_text()) / factor, 3)] = lightness(patch)
-        assert (text.get_color() == "white") == (lightness(patch) < 0.55)
+        assert (to_hex(text.get_color()) == "#ffffff") == (lightness(patch) < 0.55)
     assert max(shades, key=shades.get) == (best if metric == "overlap_ratio" else 0.1)
 
 

@@ -61,8 +61,8 @@ def interval_frame(trace: Trace) -> pd.DataFrame:
             "end_ns": table.end_ns,
             "step": given["step"],
             "name": words(table.name, table.names),
-            "source": pd.Categorical([trace.path] * len(table)),
-            "clock": pd.Categorical([trace.clock] * len(table)),
+            "source": words(np.zeros(len(table)), [trace.path]),  # as objects: a path may be no UTF-8
+            "clock": words(np.zeros(len(table)), [trace.clock]),
         }
     )
 

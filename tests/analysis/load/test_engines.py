@@ -18,7 +18,7 @@ from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.analysis.load import engines
 from aorta.analysis.load.engines import Dask, Local, cores, progress
 from aorta.analysis.load.records import RecordFile, load_run
-from aorta.analysis.report.report_command import _engine, _parser, overlap_report
+from aorta.analysis.report.report_command import _engine, overlap_report, parser
 from aorta.errors import InputError, ToolMissing
 from tests.analysis.builders import simulated_run
 
@@ -139,8 +139,7 @@ def test_a_cluster_gives_what_this_machine_gives(cluster: str, folder: Path) -> 
 
 def test_the_words_choose_the_engine() -> None:
     chosen = [
-        _engine(_parser().parse_args(words))
-        for words in ([], ["--jobs", "3"], ["--engine", "dask", "--scheduler", "a"])
+        _engine(parser().parse_args(words)) for words in ([], ["--jobs", "3"], ["--engine", "dask", "--scheduler", "a"])
     ]
     assert chosen == [Local(), Local(3), Dask("a")]
 
