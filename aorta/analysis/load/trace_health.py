@@ -27,8 +27,8 @@ COUNTERS: Final[Mapping[str, str]] = {
     "absurd_duration": "rows of more than 30 minutes; left out",
     "zero_duration": "rows without length; they count in no metric",
     "unknown_class": "rows of unknown class; they count in no metric",
-    "unknown_kind": "communication of unknown kind; it counts in comm_ms and in no kind, and metrics of kinds are unknown "
-    "in its windows",
+    "unknown_kind": "communication of unknown kind; it counts in comm_ms and in no kind, and metrics of kinds are "
+    "unknown in its windows",
     "kernels_unlinked": "kernels without a host operation or launch in the trace",
     "comm_unlinked": "communication without the operation or call that issued it",
     "comm_copies": "copies that a collective launched; they are communication, moved by copy engines without a kernel",
