@@ -171,3 +171,17 @@ def test_a_side_without_steps_is_compared_as_null(tmp_path: Path) -> None:
     assert found["ratio_delta"] is None
     assert found["metrics"]["window_ms"]["judgement_reason"] == "candidate: no step is used"
     assert found["collectives_on_one_side"] == {"reference": 1, "candidate": 0}
+
+
+def test_nothing_is_better_or_worse_between_runs_of_different_work(tmp_path: Path) -> None:
+    other = {"workload": {"name": "mlp", "width": 128}, "training": {"mixed_precision": "none", "seed": 1}}
+    found = compared(
+        side(tmp_path, "a", metrics(20, 16, 8, 8)),
+        side(tmp_path, "b", metrics(20, 16, 8, 6), other),
+    )
+    assert found["unlike"] == ["config.workload.width"]
+    assert {entry["judgement"] for entry in found["metrics"].values()} == {"not judged"}
+    ratio = found["metrics"]["overlap_ratio"]
+    assert ratio["difference"] == pytest.approx(-0.25)
+    assert ratio["judgement_reason"] == "the runs did not do the same work: config.workload.width"
+    assert "docs/" not in found["verdict_reason"]  # a wheel has no docs
