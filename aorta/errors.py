@@ -3,6 +3,7 @@
     AortaError
     +-- ConfigError            1    the configuration cannot be run
     |   +-- FolderNotEmpty     1    a folder of the user's that was to be empty holds files
+    |   +-- AnotherPlan        1    a plan's folder holds launches of a different plan
     +-- InputError             2    what an analysis was given cannot be read
     |   +-- IntervalError      2    an interval that ends before it starts
     +-- GateFailed             3    a threshold asked for on the command line was crossed
@@ -41,6 +42,10 @@ class ConfigError(AortaError):
 
 class FolderNotEmpty(ConfigError, FileExistsError):
     """A folder of the user's that was to be empty holds files."""
+
+
+class AnotherPlan(ConfigError):
+    """A plan's folder holds launches of a different plan."""
 
 
 class InputError(AortaError):

@@ -47,6 +47,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "aorta gather --into artifacts/both node0:/scratch/run node1:/scratch/run": "needs two nodes and ssh",
     f"aorta ab --output artifacts/ab --launches 4 {_CANDIDATE}": _PLAN,
     "aorta report artifacts/ab/reference artifacts/ab/candidate --fail-on 'overlap_ratio<-0.05'": _PLAN,
+    "aorta whatif artifacts/ab/reference/00 --set network.bandwidth=x2": f"of a launch of that plan: {_PLAN}",
 }
 """Command -> why it is not run as a newcomer would."""
 

@@ -122,10 +122,11 @@ def step_entry(dataset: LabelledRun) -> dict[str, Any]:
 
 
 def _source(run: Run) -> dict[str, Any]:
-    shared = ("run_id", "label", "attempt", "world_size", "platform", "backend", "parallel", "timer", "start_step")
+    shared = ("run_id", "label", "attempt", "platform", "backend", "parallel", "timer", "start_step")
     return {
         "path": run.location,
         **{name: getattr(run.source, name) for name in (*shared, "instrument_mode", "manifest_hash")},
+        "world_size": run.source.world_size or None,
         "hosts": sorted({host for tables in run.ranks.values() if (host := tables.source.host) is not None}),
     }
 

@@ -30,7 +30,7 @@ def _steps(entry: Mapping[str, Any]) -> Iterator[str]:
         extremes = "percentiles of so few are their extremes, and " if values <= FEW_STEPS else ""
         yield (
             f"only {TEXT.count(count, 'step')} after warm-up: {extremes}a single slow step moves a mean; record more "
-            f"than {FEW_STEPS} (training.max_steps)"
+            f"than {FEW_STEPS}"
         )
 
 

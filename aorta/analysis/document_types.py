@@ -80,7 +80,7 @@ class Manifest(msgspec.Struct):
 
 
 class Described(msgspec.Struct):
-    """One metric over rank-steps, job steps or collectives."""
+    """One metric over steps of ranks, job steps or collectives."""
 
     count: int
     nulls: int
@@ -106,7 +106,7 @@ class SourceFacts(msgspec.Struct):
     run_id: str | None
     label: str | None
     attempt: int | None
-    world_size: int
+    world_size: int | None
     platform: str | None
     backend: str | None
     parallel: str | None
@@ -120,7 +120,7 @@ class SourceFacts(msgspec.Struct):
 class HealthFacts(msgspec.Struct):
     """What is missing, damaged or unusual."""
 
-    ranks_expected: int
+    ranks_expected: int | None
     ranks_read: list[int]
     ranks_missing: list[int]
     files_left_out: list[str]

@@ -113,7 +113,7 @@ class Health:
     def as_json(self) -> dict[str, object]:
         """Every fact, in a stable order, as plain JSON values."""
         return {
-            "ranks_expected": self.world_size,
+            "ranks_expected": self.world_size or None,
             "ranks_read": list(self.ranks_read),
             "ranks_missing": list(self.ranks_missing),
             "files_left_out": list(self.files_left_out),

@@ -108,13 +108,13 @@ def _header(path: Path) -> Header | None:
 
 def _nowhere(missing: dict[str, list[str]]) -> str:
     paths = [f"  {path}" for searched in missing.values() for path in searched]
-    commands = [f"  torchrun --standalone --nproc_per_node 2 train.py label={label}" for label in missing]
+    commands = [f"  aorta train --nproc_per_node 2 label={label}" for label in missing]
     return "\n".join(
         [
             f"no records for {' and '.join(map(repr, missing))}. Searched:",
             *dict.fromkeys(paths),
             "Make them with",
             *commands,
-            "or name their folders: --log-dir DIR --label NAME",
+            "or give a folder in place of the label",
         ]
     )

@@ -186,7 +186,7 @@ def judge_queued(by_waits: dict[str, Any], times: IssueTimes, needed_ms: float, 
         }
     if margin - bound <= needed_ms:
         return found | {
-            "reason": f"{hidden}; whether rank {rank} issues {margin:.3g} ms later than any other cannot be told: the "
+            "reason": f"{hidden}; whether rank {rank} issues {margin:.3g} ms later than any other is not known: the "
             f"clocks are known to {bound:.3g} ms only"
         }
     late = own - float(np.median([median for median, _ in others]))

@@ -49,10 +49,10 @@ def summarize(
         "aorta_version": __version__,
         "conventions": {
             "definitions": "docs/measuring.md, section 1",
-            "unit_of_count": "rank-step: one step on one rank",
+            "unit_of_count": "one step on one rank",
             "percentiles": PERCENTILE_METHOD,
-            "median_of_a_ratio": "the median of the ratios of single rank-steps; `overlap_ratio` of a dataset is it",
-            "ratio_of_sums": "milliseconds summed over rank-steps, then divided",
+            "median_of_a_ratio": "the median of the ratios of single steps; `overlap_ratio` of a dataset is it",
+            "ratio_of_sums": "milliseconds summed over steps of ranks, then divided",
             "rank_spread": "largest minus smallest of the medians of the ranks",
             "gb": "1e9 bytes",
         },

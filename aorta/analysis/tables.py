@@ -83,6 +83,7 @@ class Source:
         instrument_mode: how collectives were instrumented; for a trace, the tool.
         stall_cutoff: up to which length a CPU backend's call only handed a collective over; None where no call on the
             host stalls what computes, or nothing is said (records without it used `records.schema.STALL_CUTOFF_NS`).
+        world_size: 0 where the source does not say it and no rank is known.
         ending: how the process ended; None where the source has no end (a trace).
     """
 

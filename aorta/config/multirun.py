@@ -43,7 +43,7 @@ class TorchrunConf:
     nproc: int = 1
     # start jobs with this program in place of those; the words of the job are appended. nproc = how many ranks it makes
     command: list[str] | None = None
-    # the result of a job, for sweepers that optimise: this metric's median over the rank-steps of its run
+    # the result of a job, for sweepers that optimise: this metric's median over the steps of its ranks
     metric: str = "overlap_ratio"
     # seconds after which a job is stopped and has failed; null = none
     timeout_s: float | None = None

@@ -129,7 +129,8 @@ def explain(error: Exception) -> str:
         text += f"\n  in: {chain[0].override}"
         text += "\n  a value with '=', braces or commas needs quotes of its own: \"KEY='VALUE'\""
     key = next((str(found) for link in chain if (found := getattr(link, "full_key", None))), "")
-    return "\n".join([text, *choices(key), "  see: python train.py --help, python train.py --cfg job"])
+    started = sys.argv[0] if sys.argv[0].startswith("aorta ") else "python train.py"
+    return "\n".join([text, *choices(key), f"  see: {started} --help, {started} --cfg job"])
 
 
 def _without_internals(text: str) -> str:

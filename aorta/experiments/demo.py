@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from aorta.command_line import command, to_stderr
+from aorta.errors import AnotherPlan
 from aorta.experiments import plan_command
-from aorta.experiments.launch_plan import CANDIDATE, REFERENCE
+from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan
 
 LAUNCHES: Final = 4
 """A side; the fewest from which a verdict can come (docs/measuring.md, section 5)."""
@@ -35,8 +36,9 @@ def parser() -> argparse.ArgumentParser:
         description="Two gloo ranks on this machine train with overlapping DDP (the reference) and without overlap "
         f"(the candidate), {LAUNCHES} launches each, in turn, on an emulated network; then the report compares them. "
         "No GPU is needed.",
-        epilog="Launches that an earlier demo has finished are not repeated; "
-        "remove the folder to start again. Exit codes: those of aorta ab and aorta report.",
+        epilog="Launches that an earlier demo has finished are not repeated; remove the folder to start again. A demo "
+        "of another version or with other overrides is kept beside it, as DIR-earlier. Exit codes: those of aorta ab "
+        "and aorta report.",
     )
     found.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for both sides, as for aorta train")
     found.add_argument("--output", metavar="DIR", default="artifacts/demo", help="default: %(default)s")
@@ -53,10 +55,28 @@ def main(arguments: Sequence[str]) -> int:
 
     plan = read_plan(asked, Path.cwd())
     to_stderr(f"AORTA demo: DDP with overlap (reference) against without (candidate), {LAUNCHES} launches each")
-    stopped = plan_command.launch_all(plan)
+    stopped = _launched(plan)
     if stopped is not None:
         return stopped
     from aorta.analysis.report.report_command import overlap_report
 
-    sides = [str(plan.output / side) for side in (REFERENCE, CANDIDATE)]
+    sides = [plan_command.shown(plan.output / side) for side in (REFERENCE, CANDIDATE)]
     return overlap_report([*sides, "--brief", "--output", options.report])
+
+
+def _launched(plan: Plan) -> int | None:
+    """`launch_all`; a different demo in the folder, as after an update, makes room and stays whole."""
+    try:
+        return plan_command.launch_all(plan)
+    except AnotherPlan:
+        from aorta.experiments.resume import unused
+
+        kept = unused(plan.output.with_name(f"{plan.output.name}-earlier"))
+        try:
+            plan.output.rename(kept)
+        except OSError:
+            pass
+        else:
+            to_stderr(f"{plan.output} held a demo of another version or with other overrides: it is now {kept}")
+            return plan_command.launch_all(plan)
+        raise

@@ -44,7 +44,7 @@ def noise_floor(plan: Plan) -> dict[str, Any]:
     return {
         "noise_floor_version": NOISE_VERSION,
         "launches": len(order),
-        "statistic": "median over the rank-steps of a launch (job_step_ms: over its global steps), warm-up left out",
+        "statistic": "median over the steps of all ranks (job_step_ms: over global steps), warm-up left out",
         "order": [one.name for one in order],
         "fabric": fabric,
         "metrics": {

@@ -161,7 +161,7 @@ def _carry_out(plan: Plan, *, report: bool) -> int:
     stopped = launch_all(plan)
     if stopped is not None:
         return stopped
-    to_stdout(f"{len(plan.sides)} x {plan.launches} launches in {_shown(plan.output)}")
+    to_stdout(f"{len(plan.sides)} x {plan.launches} launches in {shown(plan.output)}")
     if plan.aa:
         from aorta.experiments.noise_floor import publish
 
@@ -176,11 +176,11 @@ def _carry_out(plan: Plan, *, report: bool) -> int:
 
 def report_command(plan: Plan) -> list[str]:
     """What a person runs next, in the folder they are in."""
-    sides = [word for side in plan.sides for word in (f"--{side.name}", _shown(plan.output / side.name))]
-    return ["aorta", "report", *sides, "--output", _shown(plan.output / REPORT_DIR)]
+    sides = [word for side in plan.sides for word in (f"--{side.name}", shown(plan.output / side.name))]
+    return ["aorta", "report", *sides, "--output", shown(plan.output / REPORT_DIR)]
 
 
-def _shown(path: Path) -> str:
+def shown(path: Path) -> str:
     """Relative where it is below the caller's folder. The report takes a word without a separator for a label."""
     here = Path(os.path.relpath(path))
     return str(path if len(here.parts) < 2 or here.parts[0] == ".." else here)

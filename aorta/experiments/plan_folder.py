@@ -19,7 +19,7 @@ import msgspec
 
 import aorta
 from aorta.distributed.redaction import hide
-from aorta.errors import ConfigError
+from aorta.errors import AnotherPlan, ConfigError
 from aorta.experiments.launch_plan import Plan, PlannedLaunch
 from aorta.experiments.resume import differences, unused
 from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_GLOB, read_manifest
@@ -45,7 +45,8 @@ def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, 
         environment: what `plan_checks.inherited` found.
 
     Raises:
-        ConfigError: the folder holds something else, or another plan: each key with both values.
+        AnotherPlan: the folder holds another plan; the message has each key with both values.
+        ConfigError: the folder holds something else.
     """
     path = plan.output / PLAN_FILE
     wanted = {"asked": plan.as_json(), "versions": dict(facts), "environment": dict(environment), "host": host()}
@@ -150,7 +151,7 @@ def _refuse_another(path: Path, wanted: Mapping[str, Any]) -> None:
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not a plan ({type(error).__name__}: {error}); choose another --output") from error
     if different:
-        raise ConfigError(
+        raise AnotherPlan(
             f"{path} holds another plan, and launches of two plans must not mix:\n{different}\n"
             "give what was given there, or another --output"
         )

@@ -25,6 +25,7 @@ def entry(folder: Path, overlaps: list[dict[str, Any]]) -> dict[str, Any]:
 def test_few_steps_are_said_to_be_few(tmp_path: Path) -> None:
     (said,) = cautions(entry(tmp_path / "few", [USUAL] * 3))
     assert said.startswith("only 3 steps after warm-up")
+    assert "training." not in said  # a loop of one's own has no such key
     assert cautions(entry(tmp_path / "enough", [USUAL] * (FEW_STEPS + 1))) == []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun, aggregate
-from aorta.analysis.compare.run_comparison import compare
+from aorta.analysis.compare.run_comparison import changes_the_work, compare
 from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.records import load_run
 from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
@@ -171,3 +171,23 @@ def test_a_side_without_steps_is_compared_as_null(tmp_path: Path) -> None:
     assert found["ratio_delta"] is None
     assert found["metrics"]["window_ms"]["judgement_reason"] == "candidate: no step is used"
     assert found["collectives_on_one_side"] == {"reference": 1, "candidate": 0}
+
+
+def test_nothing_is_better_or_worse_between_runs_of_different_work(tmp_path: Path) -> None:
+    other = {"workload": {"name": "mlp", "width": 128}, "training": {"mixed_precision": "none", "seed": 1}}
+    found = compared(
+        side(tmp_path, "a", metrics(20, 16, 8, 8)),
+        side(tmp_path, "b", metrics(20, 16, 8, 6), other),
+    )
+    assert found["unlike"] == ["config.workload.width"]
+    assert {entry["judgement"] for entry in found["metrics"].values()} == {"not judged"}
+    ratio = found["metrics"]["overlap_ratio"]
+    assert ratio["difference"] == pytest.approx(-0.25)
+    assert ratio["judgement_reason"] == "the runs did not do the same work: config.workload.width"
+    assert "docs/" not in found["verdict_reason"]  # a wheel has no docs
+
+
+def test_a_world_size_that_a_trace_does_not_say_is_no_other_work() -> None:
+    sizes = {"key": "header.world_size", "reference": 2}
+    assert changes_the_work(sizes | {"candidate": 4})
+    assert not changes_the_work(sizes | {"candidate": None})

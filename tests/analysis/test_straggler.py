@@ -236,7 +236,7 @@ def test_clocks_that_are_known_too_badly_tell_nothing(tmp_path: Path) -> None:
     entry = queued(tmp_path, 3, three_late, ALIGNED | {2: (0, 2_000_000)})
     assert entry["rank"] is None
     assert entry["reason"].endswith(
-        "whether rank 1 issues 3 ms later than any other cannot be told: the clocks are known to 2.05 ms only"
+        "whether rank 1 issues 3 ms later than any other is not known: the clocks are known to 2.05 ms only"
     )
 
 

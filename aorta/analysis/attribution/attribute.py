@@ -20,9 +20,9 @@ from aorta.analysis.load.engines import Engine
 
 Launches: TypeAlias = LabelledRun | Iterable[LabelledRun]
 DEFINITION: Final = (
-    "mean exposed_comm_ms of the rank-steps after warm-up, candidate minus reference; every exposed nanosecond belongs "
-    "to one collective, one place and one part, so the rows of each dimension add up to the difference "
-    "(docs/attribution.md)"
+    "mean exposed_comm_ms over the steps of all ranks after warm-up, candidate minus reference; every exposed "
+    "nanosecond belongs to one collective, one place and one part, so the rows of each dimension add up to the "
+    "difference (docs/attribution.md)"
 )
 _NO_SETTING: Final = ("label", "instrument.host_tap")
 """Differences that no key of the configuration makes: a name, and what was compiled on the machine."""
@@ -77,7 +77,7 @@ def attribute(
     text, lead = sentence(means, {**found, "computing": blocks}, late, _configured(differences))
     return {
         "definition": DEFINITION,
-        "unit": "ms per rank-step",
+        "unit": "ms per step and rank",
         "sentence": text,
         "reason": None,
         "difference_ms": means.difference_ms,

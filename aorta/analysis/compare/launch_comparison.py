@@ -62,7 +62,7 @@ def compare_launches(
                 ]
             )
         ),
-        "statistic": "median over launches of the median over rank-steps",
+        "statistic": "median over launches of the median over steps of all ranks",
         "launches": {name: [_launch_entry(launch) for launch in side.launches] for name, side in named.items()},
         "launch_order": order.as_json() | {"assume_no_drift": rules.assume_no_drift},
         "left_out": {name: left_out(side) for name, side in named.items()},

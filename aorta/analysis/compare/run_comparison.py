@@ -6,7 +6,7 @@ verdicts are `launch_comparison`'s), or judge milliseconds of one platform again
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun
@@ -16,9 +16,10 @@ from aorta.analysis.tables import Run
 
 VERDICT: Final = "inconclusive"
 VERDICT_REASON: Final = (
-    "one launch per side; at least four are needed (docs/measuring.md, "
-    "section 5: the smallest two-sided Mann-Whitney p is 0.029 with 4, 0.10 with 3)"
+    "one launch per side; at least four are needed (the smallest possible two-sided p of the exact Mann-Whitney test "
+    "is 0.029 with four, 0.10 with three)"
 )
+_OF_COLLECTIVES: Final = ("transfer_ms", "wait_ms", "queued_ms", "busbw_gb_per_s")
 _HEADER_FACTS: Final = ("platform", "world_size", "parallel", "backend", "timer", "instrument_mode", "start_step")
 _INTERCEPTOR: Final = "config.instrument.host_tap"  # the key of summary.json stays
 """Not a configuration key: whether the instrument's compiled extension was available."""
@@ -64,16 +65,28 @@ def compare(
     if result["ratio_delta"] is None:
         null = [dataset.label for dataset, value in ((reference, left), (candidate, right)) if value is None]
         result["ratio_delta_reason"] = f"overlap_ratio is not available for {' and '.join(null)}"
+    unlike = [each["key"] for each in differences if changes_the_work(each) and not allows(each["key"])]
+    metrics, collectives = pairs(before, after, not_judged), _collectives(before, after, not_judged)
+    if unlike:
+        listed = [row[name] for row in collectives["collectives"] for name in _OF_COLLECTIVES]
+        _withhold([*metrics.values(), *listed], f"the runs did not do the same work: {', '.join(unlike)}")
     return result | {
         "verdict": VERDICT,
         "verdict_reason": VERDICT_REASON,
         "warnings": _warnings(reference.run, candidate.run, differences),
         "manifest_differences": differences,
-        "unlike": [each["key"] for each in differences if changes_the_work(each) and not allows(each["key"])],
+        "unlike": unlike,
         "statistic": "median",
-        "metrics": pairs(before, after, not_judged),
-        **_collectives(before, after, not_judged),
+        "metrics": metrics,
+        **collectives,
     }
+
+
+def _withhold(entries: Iterable[dict[str, Any]], reason: str) -> None:
+    """No direction is better between runs of different work; what was not judged keeps its own reason."""
+    for entry in entries:
+        if entry["judgement"] != "not judged":
+            entry |= {"judgement": "not judged", "judgement_reason": reason}
 
 
 def _not_judged(left: str | None, right: str | None) -> str | None:
@@ -115,10 +128,7 @@ def _collectives(before: dict[str, Any], after: dict[str, Any], not_judged: str 
     right = {tuple(row[name] for name in key_names): row for row in after.get("collectives", ())}
     both = [
         dict(zip(key_names, key, strict=True))
-        | {
-            name: _pair(metric_named(name), row[name], right[key][name], not_judged)
-            for name in ("transfer_ms", "wait_ms", "queued_ms", "busbw_gb_per_s")
-        }
+        | {name: _pair(metric_named(name), row[name], right[key][name], not_judged) for name in _OF_COLLECTIVES}
         for key, row in left.items()
         if key in right
     ]
@@ -166,6 +176,7 @@ def _difference(left: float | None, right: float | None) -> dict[str, Any]:
 def facts(run: Run) -> dict[str, object]:
     """What was run: facts of the header as `header.<name>`, leaves of the configuration as `config.<dotted key>`."""
     header = {f"{HEADER}{name}": getattr(run.source, name) for name in _HEADER_FACTS}
+    header[f"{HEADER}world_size"] = run.source.world_size or None
     configuration = dict(flatten(config_of(run.manifest), "config."))
     configuration.pop(_WHERE, None)  # where a run writes says nothing of what it did
     timed_by = interceptor(run.manifest)
@@ -226,5 +237,7 @@ def changes_the_work(difference: Mapping[str, Any]) -> bool:
     key: str = difference["key"]
     if key.startswith("config.parallel.") and ABSENT in (difference["reference"], difference["candidate"]):
         return False  # a setting that only one strategy has; comparing two strategies is legitimate
+    if key == f"{HEADER}world_size":
+        return None not in (difference["reference"], difference["candidate"])  # a trace may not say it
     leaf = key.rpartition(".")[2]
-    return key == "header.world_size" or key.startswith("config.workload") or any(word in leaf for word in _MUST_AGREE)
+    return key.startswith("config.workload") or any(word in leaf for word in _MUST_AGREE)

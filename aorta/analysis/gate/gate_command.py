@@ -16,6 +16,7 @@ from aorta.analysis.gate.gate_markdown import markdown_summary
 from aorta.analysis.gate.gate_text import gate_text
 from aorta.analysis.gate.junit import junit_xml
 from aorta.errors import EXIT_OK, InputError
+from aorta.terminal_style import PLAIN, Style
 
 
 def add_gate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,11 +70,14 @@ def judge(options: argparse.Namespace, summary: dict[str, Any]) -> GateResult | 
     return result
 
 
-def run_gate(options: argparse.Namespace, summary: dict[str, Any], result: GateResult | None) -> tuple[int, str]:
+def run_gate(
+    options: argparse.Namespace, summary: dict[str, Any], result: GateResult | None, style: Style = PLAIN
+) -> tuple[int, str]:
     """Write the files of `--junit` and `--markdown`.
 
     Args:
         result: what `judge` returned for this summary.
+        style: of the text.
 
     Returns:
         The exit code, and the text for the terminal (empty without a gate).
@@ -90,7 +94,7 @@ def run_gate(options: argparse.Namespace, summary: dict[str, Any], result: GateR
         written.append(options.markdown)
     if result is None:
         return EXIT_OK, "\n".join(written)
-    return result.exit_code, "\n".join([gate_text(result), *written])
+    return result.exit_code, "\n".join([gate_text(result, style), *written])
 
 
 def _condition(text: str) -> Condition:

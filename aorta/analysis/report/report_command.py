@@ -53,6 +53,7 @@ def overlap_report(arguments: Sequence[str]) -> int:
     from aorta.analysis.report.report_folder import write_report
 
     judged: list[GateResult | None] = []
+    style = style_of(sys.stdout)
     report = write_report(
         sources,
         output,
@@ -64,10 +65,10 @@ def overlap_report(arguments: Sequence[str]) -> int:
         finish=lambda summary: judged.append(judge(options, summary)),
         html=options.html,
         brief=options.brief,
-        style=style_of(sys.stdout),
+        style=style,
         tables=options.tables,
     )
-    code, decided = run_gate(options, report.summary, *judged)
+    code, decided = run_gate(options, report.summary, judged[0], style)
     blocks = [report.text, decided, "" if options.fail_on else _next(arguments, report.summary)]
     to_stdout(("\n" if options.brief else "\n\n").join(filter(None, blocks)))
     log_summary(report.summary, options.log, output)
@@ -232,7 +233,10 @@ def _sources(options: argparse.Namespace, root: Path) -> dict[str, str | Path]:
     asked = [label for label in (options.reference, options.candidate) if label is not None]
     if not (options.log_dir or options.label):
         if not asked:
-            raise InputError("nothing to report on: give --reference and --candidate, or --log-dir with --label")
+            raise InputError(
+                "nothing to report on: name a run or traces (a label, folder or file), or two to compare; "
+                "see aorta report --help"
+            )
         return _asked_for(options, root)
     if len(options.log_dir) != len(options.label):
         raise InputError(

@@ -72,8 +72,7 @@ def health_block(dataset: LabelledRun, entry: Mapping[str, Any]) -> str:
     read = f"{len(health.ranks_read)} of {health.world_size} ranks read" if health.world_size else "ranks unknown"
     lines = [
         f"{dataset.label}: {source['path']}",
-        f"  run {source['run_id']}, platform {source['platform']}, parallel {source['parallel']}, instrument "
-        f"{'/'.join(health.instrument_modes)}, {read}",
+        f"  {_stated(source)}, instrument {'/'.join(health.instrument_modes)}, {read}",
         f"  {TEXT.count(steps['global_steps_used'], 'step')} used ({TEXT.count(steps['rank_steps_used'], 'record')}, "
         f"one per step and rank), {TEXT.count(steps['rank_steps_left_out_as_warmup'], 'record')} left out as warm-up",
     ]
@@ -93,6 +92,12 @@ def health_block(dataset: LabelledRun, entry: Mapping[str, Any]) -> str:
     )
     lines += [f"  ! {note}" for note in found]
     return wrapped(lines)
+
+
+def _stated(source: Mapping[str, Any]) -> str:
+    """Which run it was and what it ran on, as far as the source says; a trace knows no run."""
+    named = {"run": source["run_id"], "platform": source["platform"], "parallel": source["parallel"]}
+    return ", ".join(f"{what} {'unknown' if value is None else value}" for what, value in named.items())
 
 
 def _set_lines(entry: Mapping[str, Any]) -> list[str]:
@@ -224,7 +229,7 @@ def _titled(name: str) -> str:
 
 
 def _columns(title: str, cells: Sequence[str]) -> str:
-    return (_fitted(title) + "".join(f"{cell:>12}" for cell in cells)).rstrip()
+    return (_fitted(title) + "".join(f" {cell:>11}" for cell in cells)).rstrip()
 
 
 def _fitted(title: str) -> str:

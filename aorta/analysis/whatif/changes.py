@@ -191,8 +191,8 @@ def parse_change(text: str) -> Change:
     }
     if not equals or not value or head not in readers:
         near = get_close_matches(target, _FORMS, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise _refused(text, f"expected TARGET=VALUE.{hint}", *_FORMS)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise _refused(text, f"expected TARGET=VALUE{hint}", *_FORMS)
     return readers[head](text, rest, value)
 
 

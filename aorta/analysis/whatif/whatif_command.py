@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from aorta.analysis.load.records import load_run
@@ -25,6 +26,7 @@ from aorta.analysis.whatif.replay import replay
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, InputError
 from aorta.installation import checkout
+from aorta.terminal_style import style_of
 from aorta.timeline.overlap import NS_PER_MS
 
 _ROWS = 8
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     base = base_of(program)
     if changes:
         predicted = predict_from(base, changes)
-        to_stdout(json.dumps(predicted.as_json(), indent=2) if options.json else "\n".join(prediction_lines(predicted)))
+        to_stdout(json.dumps(predicted.as_json(), indent=2) if options.json else _text(prediction_lines(predicted)))
         return EXIT_OK
     found, parts, path = gains(base), marginals(program), _path(program, base, options.step)
     if options.json:
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         }
         to_stdout(json.dumps(content, indent=2))
     else:
-        to_stdout("\n".join([*gain_lines(found), *marginal_lines(parts), *path_lines(path), *_check(base)]))
+        to_stdout(_text([*gain_lines(found), *marginal_lines(parts), *path_lines(path), *_check(base)]))
     return EXIT_OK
 
 
@@ -136,6 +138,14 @@ def path_lines(path: CriticalPath) -> list[str]:
         lines.append(f"  {ns / NS_PER_MS:8.2f} ms {ns / length:4.0%}  rank {rank} {WORDS[part]} {name}".rstrip())
     rest = sum(list(path.totals_ns().values())[_ROWS:])
     return [*lines, f"  {rest / NS_PER_MS:8.2f} ms {rest / length:4.0%}  all the rest"] if rest else lines
+
+
+def _text(lines: Iterable[str]) -> str:
+    """Lines as wide as those of a report; longer ones go on in the next, and tables stay as they are."""
+    width = style_of(sys.stdout).width
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent="  ") if len(line) > width else line for line in lines
+    )
 
 
 def _check(base: Base) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from aorta.analysis.gate.gate_checks import SINGLE, evaluate
 from aorta.analysis.gate.gate_conditions import parse_condition
 from aorta.analysis.gate.gate_text import gate_text
+from aorta.terminal_style import Style
 from tests.analysis.gate.comparisons import comparison, effect, metric
 
 
@@ -191,9 +192,19 @@ def test_a_failure_outweighs_what_cannot_be_decided(
 def test_the_text_of_the_terminal() -> None:
     compared = comparison(idle_ms=metric(1, 5))
     result = evaluate([parse_condition(text) for text in ("idle_ms>1", "copy_ms>10%", "idle_ms>500%")], compared)
-    assert gate_text(result).splitlines() == [
+    assert gate_text(result, Style(width=300)).splitlines() == [
         "gate failed: 1 failed, 1 inconclusive, 1 passed of 3 conditions (exit code 3)",
         f"  FAIL  idle_ms>1: +4.000 ms: {SINGLE}",
         "  ?     copy_ms>10%: unknown: neither side has copy_ms",
         f"  pass  idle_ms>500%: +400.00 %: {SINGLE}",
     ]
+    narrow = gate_text(result, Style(width=60))
+    assert max(map(len, narrow.splitlines()[1:])) <= 60
+    assert narrow.split() == gate_text(result).split()
+
+
+def test_the_outcome_has_a_colour_where_there_is_colour() -> None:
+    result = evaluate([parse_condition("idle_ms>1"), parse_condition("idle_ms>500%")], comparison(idle_ms=metric(1, 5)))
+    head, *conditions = gate_text(result, Style(enabled=True, width=300)).splitlines()
+    assert head.startswith("\033[1;31mgate failed")
+    assert [line[:11] for line in conditions] == ["  \033[31mFAIL", "  \033[32mpass"]

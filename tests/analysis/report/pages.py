@@ -125,7 +125,7 @@ def launched(summary: dict[str, Any], verdict: str = "regression") -> dict[str, 
                     "share": None,
                 }
             ],
-            "definition": "mean exposed_comm_ms of the rank-steps after warm-up, candidate minus reference",
+            "definition": "mean exposed_comm_ms over the steps of all ranks after warm-up, candidate minus reference",
             "causes": [
                 {
                     "what": what,

@@ -45,7 +45,7 @@ def test_whatever_their_order_they_are_made_in_one_order() -> None:
     ("text", "match"),
     [
         ("bandwidth", "expected TARGET=VALUE"),
-        ("network.bandwith", "Did you mean network.bandwidth"),
+        ("network.bandwith", r"\(did you mean network.bandwidth\?\)"),
         ("network.speed=2", "not a property of a network. Allowed: network.bandwidth=x2"),
         ("network.bandwidth=fast", "a factor such as x2, or GB/s such as 10"),
         ("network.bandwidth=0", "0 GB/s"),

@@ -57,7 +57,7 @@ def heading(figure: Figure, top: Axes, dataset: LabelledRun, what: str, more: st
     """Title with the facts without which a picture misleads: who, where, and whether the fabric was emulated."""
     source, health = dataset.run.source, dataset.run.health
     facts = f"{source.platform or UNKNOWN}, {source.parallel or UNKNOWN}, "
-    facts += f"{len(health.ranks_read)} of {health.world_size} ranks"
+    facts += f"{len(health.ranks_read)} of {health.world_size} ranks" if health.world_size else "ranks unknown"
     emulated = ", EMULATED FABRIC" if health.fabric is not None else ""
     titled(figure, top, f"{dataset.label}: {what}", facts + emulated + (f"; {more}" if more else ""))
 
