@@ -16,14 +16,16 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 GRACE_S: Final = 2.0
 """How long the rank that speaks waits for others with the same error; torchrun ends them soon after it has left."""
+_SPEAKER_S: Final = 2 * GRACE_S
+"""A speaker that has said nothing for so long has died, and another rank speaks."""
 _POLL_S: Final = 0.02
 _OF_A_PEER: Final = "a failed peer"
 """Stands for errors that only say, each in its own words, that another rank has failed."""
@@ -43,7 +45,10 @@ def say_once(
         of_a_peer: the error was met because another rank failed; one rank of the node says so for all.
     """
     try:
-        rank, world, here = (int(environment.get(name, 1)) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        rank, world, here = (
+            int(environment.get(name, without))
+            for name, without in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_WORLD_SIZE", 1))
+        )
     except ValueError:
         here = 1
     if here < 2:
@@ -51,26 +56,58 @@ def say_once(
         return
     text = re.sub(rf"^rank {rank}[:,]? ", "", message)
     key = hashlib.sha256((_OF_A_PEER if of_a_peer else text).encode()).hexdigest()[:16]
-    mine = f"{key}-rank-{rank}"
-    try:
-        folder = _meeting_folder(environment)
-        (folder / mine).touch()
-    except OSError:
-        say(f"rank {rank}", text)
-        return
-    speaker = folder / f"{key}-speaker"
-    try:
-        speaker.touch(exist_ok=False)
-    except OSError:
-        if _waited(lambda: not speaker.exists(), 2 * GRACE_S):
-            _leave(folder, mine)
+    with _until_asked_to_end() as asked:
+        try:
+            folder = _meeting_folder(environment)
+            (folder / f"{key}-rank-{rank}").touch()
+        except OSError:
+            say(f"rank {rank}", text)
             return
-    _waited(lambda: len(list(folder.glob("*-rank-*"))) >= here, GRACE_S)
-    met = [int(path.name.rpartition("-")[2]) for path in folder.glob(f"{key}-rank-*")]
-    try:
-        say(_named(sorted({rank, *met}), world), text)
-    finally:
-        _leave(folder, speaker.name, mine)
+        if not _is_speaker(folder, key, rank, asked):
+            return
+        _waited(lambda: len(_ranks(folder, "*", "rank") | _ranks(folder, "*", "said")) >= here, GRACE_S, asked)
+        met = {rank, *_ranks(folder, key, "rank")}
+        try:
+            say(_named(sorted(met), world), text)
+        finally:
+            _mark_said(folder, key, met)
+
+
+def _is_speaker(folder: Path, key: str, rank: int, asked: Sequence[int]) -> bool:
+    """Whether this rank is the one to speak; it is not where another one has named it, or is about to."""
+    mine, speaker = folder / f"{key}-rank-{rank}", folder / f"{key}-speaker"
+    while True:
+        try:
+            speaker.touch(exist_ok=False)
+            return True
+        except (FileExistsError, FileNotFoundError):  # another rank's; or the folder is gone, and with it `mine`
+            ended = _waited(lambda: not speaker.exists(), _SPEAKER_S, asked)
+        except OSError:
+            return True
+        with suppress(OSError):  # it has spoken meanwhile
+            old = ended != "done" and time.time() - speaker.stat().st_mtime >= _SPEAKER_S
+            if ended == "asked" and not old:
+                return False  # it is asked to end too, and names this rank by the file left here
+            if old:
+                speaker.unlink()  # it has died
+        if not mine.exists():  # named
+            _leave(folder)
+            return False
+
+
+def _ranks(folder: Path, key: str, state: str) -> set[int]:
+    """Ranks that met an error and are still to be named (`rank`), or have been (`said`)."""
+    return {int(path.name.rpartition("-")[2]) for path in folder.glob(f"{key}-{state}-*")}
+
+
+def _mark_said(folder: Path, key: str, ranks: Iterable[int]) -> None:
+    """Tell ranks that wait that they have been named; others count them on."""
+    for rank in ranks:
+        with suppress(OSError):
+            (folder / f"{key}-rank-{rank}").rename(folder / f"{key}-said-{rank}")
+    with suppress(OSError):
+        (folder / f"{key}-speaker").unlink()
+    _leave(folder)
 
 
 def _meeting_folder(environment: Mapping[str, str]) -> Path:
@@ -88,13 +125,16 @@ def _meeting_folder(environment: Mapping[str, str]) -> Path:
     return folder
 
 
-def _waited(done: Callable[[], bool], limit_s: float) -> bool:
-    """Wait until `done`, the limit, or a request to end, after which there is time to speak; whether it is done."""
+def _waited(done: Callable[[], bool], limit_s: float, asked: Sequence[int]) -> Literal["done", "late", "asked"]:
+    """Wait until `done`, the limit, or a request to end, after which there is time to speak; which of them it was."""
     end = time.monotonic() + limit_s
-    with _until_asked_to_end() as asked:
-        while not (finished := done()) and time.monotonic() < end and not asked:
-            time.sleep(_POLL_S)
-    return finished
+    while not done():
+        if asked:
+            return "asked"
+        if time.monotonic() >= end:
+            return "late"
+        time.sleep(_POLL_S)
+    return "done"
 
 
 @contextmanager
@@ -108,7 +148,7 @@ def _until_asked_to_end() -> Iterator[list[int]]:
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)  # None: not set from Python
 
 
 def _named(ranks: Sequence[int], world: int) -> str:
@@ -122,10 +162,11 @@ def _named(ranks: Sequence[int], world: int) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(runs)}"
 
 
-def _leave(folder: Path, *names: str) -> None:
-    """Take files away, and the folder with its last one."""
-    for name in names:
-        with suppress(OSError):
-            (folder / name).unlink(missing_ok=True)
+def _leave(folder: Path) -> None:
+    """The last rank takes the folder away: nobody waits to be named."""
+    if _ranks(folder, "*", "rank"):
+        return
+    for path in folder.glob("*-said-*"):
+        path.unlink(missing_ok=True)
     with suppress(OSError):
         folder.rmdir()

@@ -24,7 +24,7 @@ _VERDICTS: Final = {"regression": _RED, "improvement": _GREEN, "equivalent": _GR
 
 WIDTH: Final = 100
 """Columns of text at most, however wide the terminal: longer lines are hard to read."""
-LEAST_WIDTH: Final = 60
+LEAST_WIDTH: Final = 80
 """Columns of text at least, however narrow the terminal."""
 
 

@@ -25,6 +25,6 @@ COPY --chown=aorta . .
 # Set-up uses the image's torch and never replaces it; the second line holds it to that.
 RUN bash scripts/setup.sh \
     && .venv/bin/python -c "import torch; assert torch.version.cuda, torch.__version__" \
-    && .venv/bin/python -m pip install --no-cache-dir -c constraints.txt nvidia-ml-py
+    && .venv/bin/python -m pip install --no-cache-dir nvidia-ml-py
 ENV PATH=/opt/aorta/.venv/bin:$PATH
 CMD ["aorta", "check-gpu"]

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
+from aorta import rank_errors
 from tests.runs import HANGS_S, ROOT, SMALL, environment, finished, job
 
 MEET = """
@@ -19,21 +25,40 @@ from aorta.errors import ConfigError, PeerFailed
 
 @command()
 def main(text: str, of_a_peer: str) -> int:
+    print("up", flush=True)
+    sys.stdin.readline()
     raise (PeerFailed if of_a_peer == "yes" else ConfigError)(text)
 
 sys.exit(main(*sys.argv[1:]))
 """
 
 
-def said_by(*texts: str, of_a_peer: tuple[int, ...] = (), world: int | None = None) -> list[str]:
-    """What ranks of one launcher, this process, write to stderr when each meets its error."""
+def started(*texts: str, of_a_peer: tuple[int, ...], world: int, here: int) -> list[subprocess.Popen[str]]:
+    """Ranks of one launcher, this process, which raise their errors as soon as all of them are up."""
     ranks = []
     for rank, text in enumerate(texts):
-        size = str(len(texts))
-        own = environment(RANK=str(rank), WORLD_SIZE=str(world or size), LOCAL_WORLD_SIZE=size, MASTER_PORT="1")
+        own = environment(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(here), MASTER_PORT="1")
         words = [sys.executable, "-c", MEET, text, "yes" if rank in of_a_peer else "no"]
-        ranks.append(subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=own | {"PYTHONPATH": str(ROOT)}))
+        own |= {"PYTHONPATH": str(ROOT)}
+        ranks.append(subprocess.Popen(words, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, env=own))
+    for process in ranks:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+    for process in ranks:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    return ranks
+
+
+def said(ranks: Iterable[subprocess.Popen[str]]) -> list[str]:
+    """What ranks write to stderr until they have ended."""
     return sorted(filter(None, (rank.communicate(timeout=HANGS_S)[1].strip() for rank in ranks)))
+
+
+def said_by(*texts: str, of_a_peer: tuple[int, ...] = (), world: int | None = None) -> list[str]:
+    """What ranks of one launcher write to stderr when each meets its error."""
+    return said(started(*texts, of_a_peer=of_a_peer, world=world or len(texts), here=len(texts)))
 
 
 def left_over() -> list[Path]:
@@ -53,6 +78,38 @@ def test_what_a_peer_s_failure_does_to_the_others_is_said_once_and_the_failed_ra
     assert left_over() == []
 
 
+def test_ranks_that_are_asked_to_end_while_they_wait_say_an_error_once() -> None:
+    """A fourth rank never comes, so that they wait; torchrun sends SIGTERM as soon as one rank has ended."""
+    ranks = started("broken", "broken", "broken", of_a_peer=(), world=4, here=4)
+    while len(list(chain.from_iterable(folder.glob("*-*") for folder in left_over()))) < 4:  # ranks and a speaker
+        assert all(rank.poll() is None for rank in ranks)
+        time.sleep(0.01)
+    for rank in ranks:
+        rank.send_signal(signal.SIGTERM)
+    assert said(ranks) == ["error (ranks 0-2): broken"]
+    assert left_over() == []
+
+
+def test_a_rank_speaks_where_the_one_that_was_to_speak_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_errors, "GRACE_S", 0.1)
+    monkeypatch.setattr(rank_errors, "_SPEAKER_S", 0.2)
+    seen = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": str(os.getpid())}
+    speakers: list[Path] = []
+    heard: list[tuple[str, str]] = []
+
+    def say(ranks: str, text: str) -> None:
+        speakers.extend(Path(tempfile.gettempdir()).glob(f"aorta-errors-*-{os.getpid()}-*/*-speaker"))
+        heard.append((ranks, text))
+
+    rank_errors.say_once("broken", say, environment=seen)
+    (speaker,) = speakers
+    speaker.parent.mkdir(mode=0o700)
+    speaker.touch()
+    rank_errors.say_once("broken", say, environment=seen | {"RANK": "1"})
+    assert heard == [("rank 0", "broken"), ("rank 1", "broken")]
+    assert not speaker.parent.exists()
+
+
 def test_one_rank_needs_no_number() -> None:
     assert said_by("no such device") == ["error: no such device"]
 
@@ -68,7 +125,9 @@ def test_torchrun_shows_a_wrong_configuration_once_and_no_traceback_of_ours() ->
 @pytest.mark.dist
 def test_aorta_train_adds_nothing_to_the_error_and_passes_the_exit_code_on(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "aorta", "train", "--nproc_per_node", "2", *SMALL]
-    done = finished([*words, f"training.output_dir={tmp_path}", "training.start_step=3"], HANGS_S)
+    own = environment()
+    del own["OMP_NUM_THREADS"]  # without it torchrun has something to say as well
+    done = finished([*words, f"training.output_dir={tmp_path}", "training.start_step=3"], HANGS_S, own)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("error (all 2 ranks): training.start_step=3: no checkpoint")

@@ -9,26 +9,30 @@ and ends with 1. Must not hide an error of the launcher.
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import main
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.run import determine_local_world_size, get_args_parser, main
 
 from aorta.command_line import to_stderr
-from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, PeerFailed
 
 
 def launch(arguments: Sequence[str]) -> int:
     """Run torchrun; returns the exit code of the rank that failed first, or 128 + n after signal n."""
-    # Its warnings about each process that it ends, and its own list of those that failed.
+    # Its warnings about each process that it ends, its own list of those that failed, and what follows a signal.
     logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.CRITICAL)
-    logging.getLogger("torch.distributed.elastic.agent").setLevel(logging.CRITICAL)
+    logging.getLogger("torch.distributed.elastic.agent.server.api").addFilter(_says_more_than_a_signal)
+    _set_threads(arguments)
     try:
         main(list(arguments))
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
+        rank, failure = first_failure(error.failures)
         if failure.exitcode < 0:  # it could say nothing itself
             to_stderr(f"error: rank {rank} was ended by {failure.signal_name()}")
             return SIGNAL_EXIT_BASE - failure.exitcode
@@ -36,6 +40,36 @@ def launch(arguments: Sequence[str]) -> int:
     except SignalException as stopped:
         return SIGNAL_EXIT_BASE + int(stopped.sigval)
     return EXIT_OK
+
+
+def first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
+    """The rank whose failure explains the others, and that failure.
+
+    torchrun looks at its ranks now and then and notes the time in whole seconds, and a rank that names a failed peer
+    may end before that peer. So an error of a rank's own comes first, then the earliest; of the same second, a request
+    to end comes last: torchrun sends it to whoever is left.
+    """
+
+    def order(rank: int) -> tuple[bool, int, int, int]:
+        failure = failures[rank]
+        code = failure.exitcode
+        asked = code in (-signal.SIGTERM, SIGNAL_EXIT_BASE + signal.SIGTERM)
+        own = code > 0 and code != PeerFailed.exit_code and not asked
+        return not own, failure.timestamp, 2 if asked else int(code == PeerFailed.exit_code), rank
+
+    rank = min(failures, key=order)
+    return rank, failures[rank]
+
+
+def _says_more_than_a_signal(record: logging.LogRecord) -> bool:
+    return "signal" not in str(record.msg)
+
+
+def _set_threads(arguments: Sequence[str]) -> None:
+    """One compute thread for each of several ranks, as torchrun sets it too, with four lines about it."""
+    with suppress(ValueError):  # it cannot count such ranks, and `main` says so
+        if determine_local_world_size(get_args_parser().parse_args(list(arguments)).nproc_per_node) > 1:
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 if __name__ == "__main__":

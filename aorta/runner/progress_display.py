@@ -86,8 +86,8 @@ class Progress:
         self._so_far.add(step)
         due = (step.global_step + 1) % self._interval == 0 or step.global_step + 1 == self._stop
         if self._bar is not None:
-            self._bar.update(1)  # it draws itself ten times a second at most, with steps per second and the time left
             self._bar.set_postfix_str(f"{_summary(step)}{self._so_far.shares()}", refresh=False)
+            self._bar.update(1)  # it draws itself ten times a second at most, with steps per second and the time left
         if due:
             # With a bar the lines would only repeat it; the log file has them anyway.
             level = logging.DEBUG if self._bar is not None else logging.INFO

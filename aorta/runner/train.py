@@ -112,7 +112,7 @@ class TrainingRun:
         model = SpreadModel.build(self.task, config, self.device)
         request = self._request(model, first, stop)
         run = stack.enter_context(recorded_run(request, RunSite(folder, topology, self.device, self.peers)))
-        samples = _counters(config, topology.world_size).samples_per_step
+        samples = _samples_per_step(config, topology.world_size)
         progress = progress_of(config.training, first, stop, samples, shown=topology.rank == 0)
         stack.callback(progress.close)
 

@@ -67,15 +67,11 @@ def _least_width(rows: Sequence[tuple[tuple[str, ...], str | None]], gap: int) -
 
 
 def shown_first(comparison: Mapping[str, Any]) -> list[str]:
-    """Names of the metrics that have a value that is not 0 on both sides: the primary and the job step first, then what
-    has a verdict, then the rest.
+    """Names of the metrics, but those without a value on both sides and those of 0 on both: the primary
+    and the job step first, then what has a verdict, then the rest.
     """
     metrics = comparison["metrics"]
-    names = [
-        name
-        for name, pair in metrics.items()
-        if not (pair["reference"] in (None, 0) and pair["candidate"] in (None, 0))
-    ]
+    names = [name for name, pair in metrics.items() if not pair["reference"] == pair["candidate"] in (None, 0)]
     primary = comparison.get("primary", "overlap_ratio")
     return sorted(names, key=lambda name: (name != primary, name != JOB_STEP, metrics[name].get("verdict") is None))
 

@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from aorta.analysis.compare.verdict_rules import Rules
 from aorta.analysis.gate.gate_checks import GateResult
@@ -25,9 +25,6 @@ from aorta.errors import InputError
 from aorta.installation import checkout
 from aorta.loggers.by_name import NAMES
 from aorta.terminal_style import style_of
-
-_WORSE: Final = {"higher": "<-0.02", "lower": ">5%"}
-"""A condition of the gate on a metric, by the direction that is better."""
 
 
 @command()
@@ -69,20 +66,24 @@ def overlap_report(arguments: Sequence[str]) -> int:
         tables=options.tables,
     )
     code, decided = run_gate(options, report.summary, judged[0], style)
-    blocks = [report.text, decided, "" if options.fail_on else _next(arguments, report.summary)]
+    blocks = [report.text, decided, "" if options.fail_on else _next(arguments, report.summary, rules)]
     to_stdout(("\n" if options.brief else "\n\n").join(filter(None, blocks)))
     log_summary(report.summary, options.log, output)
     return code
 
 
-def _next(arguments: Sequence[str], summary: Mapping[str, Any]) -> str:
-    """What to do after a report: hold the verdict in continuous integration, or get one; empty for one source."""
+def _next(arguments: Sequence[str], summary: Mapping[str, Any], rules: Rules) -> str:
+    """What to do after a report: hold the verdict in continuous integration, which fails on a change for the worse that
+    is larger than the margin; or get a verdict; empty for one source.
+    """
     comparison = summary.get("comparison")
     if comparison is None:
         return ""
     if "launches" not in comparison:
         return "Next: repeated launches, from which a verdict can come: aorta ab --help"
-    limit = f"{comparison['primary']}{_WORSE[metric_named(comparison['primary']).better or 'lower']}"
+    primary = metric_named(rules.primary)
+    size = f"{rules.margin:g}" if primary.unit == "ratio" else f"{100 * rules.margin:g}%"
+    limit = f"{rules.primary}{'<-' if primary.better == 'higher' else '>'}{size}"
     words = shlex.join([*(word for word in arguments if word != "--brief"), "--fail-on", limit])
     return f"Next: as a gate in CI: aorta report {words}"
 

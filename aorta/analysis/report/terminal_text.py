@@ -20,6 +20,7 @@ from aorta.analysis.report.metric_table import DENOMINATOR, denominators, metric
 from aorta.analysis.stall_cutoffs import cutoff_line
 from aorta.analysis.straggler import sentences
 from aorta.analysis.summary import SUMMARY_FILE
+from aorta.analysis.table_files import FORMATS
 from aorta.terminal_style import PLAIN, Style, mark_of
 
 _NAME: Final = 38
@@ -126,7 +127,7 @@ def dataset_table(label: str, entry: Mapping[str, Any]) -> str:
         rows.append(_columns(_titled(name), [*cells, "-" if spread is None else TEXT.number(spread, unit)]))
         if values.get("ratio_of_sums") is not None:
             rows.append(_columns(_POOLED, [TEXT.number(values["ratio_of_sums"], "ratio")]))
-    rows += _zeros(zeros) + _collective_rows(entry.get("collectives", ()))
+    rows += _zeros("0 throughout", zeros) + _collective_rows(entry.get("collectives", ()))
     return "\n".join([*rows, *_nulls({name: values["reason"] for name, values in metrics.items()})])
 
 
@@ -163,7 +164,10 @@ def comparison_details(comparison: Mapping[str, Any]) -> str:
         counts = f"{unshared['reference']} of the reference, {unshared['candidate']} of the candidate"
         lines.append(f"  collectives (kind, group, size, bytes) that the other side does not have: {counts}")
     metrics = comparison["metrics"]
-    lines += _zeros([name for name, pair in metrics.items() if pair["reference"] == pair["candidate"] == 0])
+    lines += _zeros(
+        "median 0 on both sides",
+        [name for name, pair in metrics.items() if pair["reference"] == pair["candidate"] == 0],
+    )
     lines += _nulls(
         {
             name: pair["judgement_reason"]
@@ -183,8 +187,12 @@ def files_block(written: Sequence[Path], not_drawn: Mapping[str, str]) -> str:
     """Where each file is, the page first, and which pictures there are none of."""
     kinds = {PAGE_FILE: "page", SUMMARY_FILE: "summary"}
     ordered = sorted(written, key=lambda path: [*kinds].index(path.name) if path.name in kinds else len(kinds))
-    lines = [f"{kinds.get(path.name, 'picture'):<9}{path}" for path in ordered]
+    lines = [f"{kinds.get(path.name) or _kind(path):<9}{path}" for path in ordered]
     return "\n".join([*lines, *(wrapped([f"not drawn: {name}: {reason}"]) for name, reason in not_drawn.items())])
+
+
+def _kind(path: Path) -> str:
+    return "table" if path.name.endswith(FORMATS) else "picture"
 
 
 def _collective_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -249,8 +257,8 @@ def _nulls(reasons: Mapping[str, str | None]) -> list[str]:
     ).splitlines()
 
 
-def _zeros(names: Sequence[str]) -> list[str]:
-    return wrapped([f"  0 throughout: {', '.join(names)}"]).splitlines() if names else []
+def _zeros(said: str, names: Sequence[str]) -> list[str]:
+    return wrapped([f"  {said}: {', '.join(names)}"]).splitlines() if names else []
 
 
 def _left_over(total: int, shown: int, what: str) -> list[str]:

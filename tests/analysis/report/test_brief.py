@@ -42,6 +42,24 @@ def test_two_sets_give_the_verdict_three_metrics_and_the_page(here: Path, capsys
     assert len(lines) <= 20
 
 
+@pytest.mark.parametrize(
+    ("words", "condition"),
+    [
+        (("--margin", "0.05"), "overlap_ratio<-0.05"),
+        (("--primary", "exposed_share"), "exposed_share>0.02"),
+        (("--primary", "exposed_comm_ms", "--margin", "0.1"), "exposed_comm_ms>10%"),
+    ],
+)
+def test_the_gate_to_go_on_with_has_the_metric_and_the_margin_of_the_report(
+    here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], condition: str
+) -> None:
+    launch_set(here / "reference", BETTER)
+    launch_set(here / "candidate", WORSE)
+    command = f"aorta report reference candidate {' '.join(words)}"
+    line = f"Next: as a gate in CI: {command} --fail-on '{condition}'"
+    assert said(capsys, "reference", "candidate", *words, "--no-html")[-1].replace(" --no-html", "") == line
+
+
 def test_one_source_needs_no_label_and_what_to_bear_in_mind_is_said(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,6 +120,22 @@ def test_nulls_everywhere_are_still_json_and_still_drawn(tmp_path: Path) -> None
     assert f": {why}" in " ".join(report.text.split())
 
 
+def test_a_metric_that_is_unknown_on_one_side_and_0_on_the_other_is_shown(tmp_path: Path) -> None:
+    sources = {}
+    for name, unknown in (("a", True), ("b", False)):
+        overlap = metrics(10, 8, 0, 0)
+        why = {"comm_ms": "not measured"} if unknown else {}
+        overlap |= dict.fromkeys(why)
+        lines = [step(0, 1, number, overlap=overlap, reasons=why) for number in range(3)]
+        sources[name] = write_rank(tmp_path / name, header(), lines).parent
+    text = write_report(sources, tmp_path / "out", "a", "b", html=False).text
+    head = text.index("metric ")
+    rows = {line.split()[0]: line.split() for line in text[head:].split("\n\n")[0].splitlines() if line.strip()}
+    assert rows["comm_ms"][1] == "unknown"
+    assert float(rows["comm_ms"][2]) == 0
+    assert "median 0 on both sides:" in text
+
+
 def test_the_representative_step_is_the_median_job_step(tmp_path: Path) -> None:
     slowest = {0: 500, 1: 30, 2: 10, 3: 20, 4: 40}
     for rank in range(2):

@@ -113,7 +113,7 @@ def test_frames_are_small_however_large_the_run(tmp_path, monkeypatch):
 def test_the_command_takes_a_format_and_refuses_others(tmp_path, capsys):
     words = [str(SAMPLE), "--output", str(tmp_path / "out"), "--no-html", "--tables", "csv.gz"]
     assert overlap_report(words) == 0
-    assert str(tmp_path / "out" / "tables" / "steps.csv.gz") in capsys.readouterr().out
+    assert f"table    {tmp_path / 'out' / 'tables' / 'steps.csv.gz'}\n" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         overlap_report([*words[:-1], "xlsx"])
     assert "invalid choice: 'xlsx'" in capsys.readouterr().err
