@@ -59,12 +59,7 @@ class RecordArguments:
         for name, least in (("warmup_steps", 0), ("start_step", 0), ("logger_interval", 1)):
             if (value := getattr(self, name)) < least:
                 raise ConfigError(f"aorta.record: {name}={value}: must be at least {least}")
-        for logger in self.loggers:
-            if logger not in Loggers.__members__ if isinstance(logger, str) else not isinstance(logger, Logger):
-                raise ConfigError(
-                    f"aorta.record: loggers: {logger!r}: must be one of {', '.join(Loggers.__members__)}, or an object "
-                    "with the methods of aorta.Logger"
-                )
+        _check_loggers(self.loggers)
         try:
             json.dumps(self.config())
         except (TypeError, ValueError) as error:
@@ -78,7 +73,12 @@ class RecordArguments:
             "workload": None if self.workload is None else dict(self.workload),
             "parallel": None if self.parallel is None else {"strategy": self.parallel},
             "instrument": {"mode": self.mode, "stream_priority": self.stream_priority},
-            "telemetry": {"warmup_steps": self.warmup_steps, "devices": self.devices},
+            "telemetry": {
+                "warmup_steps": self.warmup_steps,
+                "devices": self.devices,
+                "loggers": [each if isinstance(each, str) else type(each).__name__ for each in self.loggers],
+                "logger_interval": self.logger_interval,
+            },
         }
 
     @property
@@ -90,7 +90,7 @@ class RecordArguments:
         """The run that they describe. Of the caller's accelerator streams only those that must exist are counted."""
         config = self.config()
         return RunRequest(
-            Asked(self.label, config, hash_of(config)),
+            Asked(self.label, config, hash_of(_same_on_all_ranks(config))),
             Clock(),
             Telemetry(
                 devices=Devices[self.devices],
@@ -106,6 +106,29 @@ class RecordArguments:
             remarks={"reasons": _unknown(config)},
             own_loggers=[logger for logger in self.loggers if not isinstance(logger, str)],
         )
+
+
+def _same_on_all_ranks(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Without loggers, which rank 0 alone may have been given."""
+    telemetry = {
+        name: value for name, value in config["telemetry"].items() if name not in ("loggers", "logger_interval")
+    }
+    return {**config, "telemetry": telemetry}
+
+
+def _check_loggers(loggers: Sequence[str | Logger]) -> None:
+    if isinstance(loggers, str) or not isinstance(loggers, Sequence):
+        raise ConfigError(f"aorta.record: loggers={loggers!r}: must be a list: loggers=[{loggers!r}]")
+    for logger in loggers:
+        if isinstance(logger, str):
+            allowed = logger in Loggers.__members__
+        else:  # a class has the methods too, but nothing to call them on
+            allowed = isinstance(logger, Logger) and not isinstance(logger, type)
+        if not allowed:
+            raise ConfigError(
+                f"aorta.record: loggers: {logger!r}: must be one of {', '.join(Loggers.__members__)}, or an object "
+                "(not its class) with the methods of aorta.Logger"
+            )
 
 
 def device_of(model: nn.Module) -> torch.device:

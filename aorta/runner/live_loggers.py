@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -29,7 +30,9 @@ _log = logging.getLogger(__name__)
 MOST_WAITING: Final = 1000
 """Steps that may wait for slow clients; further ones are counted and left out."""
 LEAVE_S: Final = 30.0
-"""How long the end of a run waits for its loggers: a client may have to upload."""
+"""How long the end of a completed run waits for its loggers: a client may have to upload."""
+LEAVE_EARLY_S: Final = 5.0
+"""The same after an error or a signal: whoever ended the run kills what is left soon after (torchrun after 30 s)."""
 _OF_OVERLAP: Final = (
     "overlap_ratio",
     "exposed_comm_ms",
@@ -61,16 +64,16 @@ def refuse_missing_clients(names: Sequence[str], peers: Peers, key: str) -> None
     """Refuse loggers whose clients rank 0 does not have; collective. Call it before any folder is touched.
 
     Args:
+        names: those of other ranks than 0 do not count, and may be others.
         key: what asks for them, for the message.
 
     Raises:
         ConfigError: on every rank; says what to install.
     """
-    if not names:
-        return
-    problem = peers.from_rank_zero("loggers", missing_client(names) if peers.rank == 0 else None)
-    if problem is not None:
-        raise ConfigError(f"{key}={','.join(names)}: {problem}, where rank 0 runs; or leave it out")
+    problem = missing_client(names) if peers.rank == 0 else None
+    refused = peers.from_rank_zero("loggers", None if problem is None else f"{','.join(names)}: {problem}")
+    if refused is not None:
+        raise ConfigError(f"{key}={refused}, where rank 0 runs; or leave it out")
 
 
 class _Scalars(NamedTuple):
@@ -80,7 +83,7 @@ class _Scalars(NamedTuple):
 
 class LiveLoggers:
     """The loggers of a run, open for the length of a `with` block. Without any, and on other ranks than 0, it does
-    nothing.
+    nothing. Clients are opened on the thread too: one may wait for its server for minutes.
 
     Args:
         names: of `loggers.by_name`; one that cannot be opened is logged and left out.
@@ -104,31 +107,37 @@ class LiveLoggers:
         self._open: list[tuple[str, Logger]] = []
         self._queue: queue.SimpleQueue[_Scalars | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="aorta-loggers", daemon=True)
+        self._has_takers = bool(names or own)
+        self._leave_s = LEAVE_S
         self._taken = self._lost = self._taking_ns = self._background_ns = 0
 
     def __enter__(self) -> Self:
-        self._open += [(type(logger).__name__, logger) for logger in self._own]
-        for name in dict.fromkeys(self._names):
-            try:
-                self._open.append((name, open_logger(name, self._place)))
-            except Exception as error:  # noqa: BLE001  a client may raise anything; the run goes on, and it is logged
-                _log.warning("logger %s: cannot be opened, the run goes on without it: %s", name, _said(error))
-        if self._open:
+        if self._has_takers:
             self._thread.start()
         return self
+
+    def hurry(self) -> None:
+        """The run ends early: wait no longer for the loggers than after an error."""
+        self._leave_s = LEAVE_EARLY_S
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._thread.is_alive():
             return
+        if kind is not None:
+            self.hurry()
         self._queue.put(None)
-        self._thread.join(LEAVE_S)
+        self._thread.join(self._leave_s / 2)  # the rest of the time is for closing
         if self._thread.is_alive():
-            _log.warning("loggers: not done %g s after the run, which ends without them", LEAVE_S)
+            self._drop_waiting()
+            self._thread.join(self._leave_s / 2)
+        if self._thread.is_alive():
+            _log.warning("loggers: not done %g s after the run, which ends without them", self._leave_s)
         if self._lost:
             _log.warning(
-                "loggers: %d steps left out: more than %d were waiting; raise telemetry.logger_interval",
+                "loggers: %d steps left out: more than %d were waiting, or the end of the run came first; raise "
+                "logger_interval",
                 self._lost,
                 MOST_WAITING,
             )
@@ -142,7 +151,7 @@ class LiveLoggers:
 
     def take(self, step: Step) -> None:
         """Queue a finished step of the training. Never blocks."""
-        if not self._open or step.phase != "train" or (step.global_step + 1) % self._interval:
+        if not self._has_takers or step.phase != "train" or (step.global_step + 1) % self._interval:
             return
         begin_ns = time.perf_counter_ns()
         if self._queue.qsize() >= MOST_WAITING:
@@ -152,13 +161,32 @@ class LiveLoggers:
         self._taken += 1
         self._taking_ns += time.perf_counter_ns() - begin_ns
 
+    def _drop_waiting(self) -> None:
+        """Leave out the steps that still wait, so that the clients are closed next."""
+        with suppress(queue.Empty):
+            while True:
+                if self._queue.get_nowait() is not None:
+                    self._lost += 1
+                    self._taken -= 1
+        self._queue.put(None)
+
     def _run(self) -> None:
+        self._open_all()
         while (found := self._queue.get()) is not None:
             begin_ns = time.thread_time_ns()
             step, values = found
             self._each(partial(_log_step, step=step, values=values))
             self._background_ns += time.thread_time_ns() - begin_ns
         self._each(lambda logger: logger.close())
+
+    def _open_all(self) -> None:
+        self._open += [(type(logger).__name__, logger) for logger in self._own]
+        for name in dict.fromkeys(self._names):
+            try:
+                self._open.append((name, open_logger(name, self._place)))
+            except Exception as error:  # noqa: BLE001  a client may raise anything; the run goes on, and it is logged
+                _log.warning("logger %s: cannot be opened, the run goes on without it: %s", name, _said(error))
+        self._has_takers = bool(self._open)
 
     def _each(self, call: Callable[[Logger], None]) -> None:
         for entry in list(self._open):
@@ -167,6 +195,7 @@ class LiveLoggers:
                 call(logger)
             except Exception as error:  # noqa: BLE001  a client may raise anything; the run goes on, and it is logged
                 self._open.remove(entry)
+                self._has_takers = bool(self._open)
                 _log.warning("logger %s: failed, and gets nothing more: %s", name, _said(error))
 
 

@@ -157,6 +157,8 @@ class TrainingRun:
         # After the footer, as it waits for late ranks. After a signal there is no time for that.
         if ending.signal is None:
             run.clocks.at_end()
+        else:
+            run.loggers.hurry()
         _log.info("%s: %d steps, record in %s", ending.reason, trained, folder.path)
         self.profiler.settle(folder, stopped=signals.received is not None)
         if topology.rank == 0:

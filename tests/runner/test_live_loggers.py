@@ -5,21 +5,25 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import aorta
+from aorta.distributed.peers import Peers
 from aorta.errors import ConfigError
 from aorta.loggers import by_name
 from aorta.loggers.clients import Place
+from aorta.records.run_files import read_manifest
 from aorta.runner import live_loggers
-from aorta.runner.live_loggers import LiveLoggers, scalars
+from aorta.runner.live_loggers import LiveLoggers, refuse_missing_clients, scalars
 from tests.analysis.builders import metrics, step
 from tests.loggers.written import prometheus_gauges, tensorboard_events
-from tests.runs import record, train
+from tests.runs import HANGS_S, record, train
 
 NUMBERS = metrics(20.0, 10.0, 5.0, 2.5)
 
@@ -110,7 +114,71 @@ def test_a_logger_that_hangs_holds_no_step_back_and_its_losses_are_counted(tmp_p
     go_on.set()
     said = " ".join(line.getMessage() for line in caplog.records)
     assert "not done 0.01 s after the run" in said
-    assert "3 steps left out" in said
+    assert "8 steps left out" in said  # three that came too late for the queue, and the five that waited in it
+
+
+class Slow(Keeper):
+    """Its first step lasts until the queue has been emptied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def log_step(self, step: int, values: Mapping[str, float]) -> None:
+        super().log_step(step, values)
+        self.begun.set()
+        self.go_on.wait()
+
+
+@pytest.mark.parametrize("how", ["error", "signal"])
+def test_an_early_end_leaves_out_what_waits_and_closes_the_logger(tmp_path, monkeypatch, caplog, how):
+    monkeypatch.setattr(live_loggers, "LEAVE_EARLY_S", 0.02)
+    slow = Slow()
+    real = LiveLoggers._drop_waiting
+
+    def dropped(live: LiveLoggers) -> None:
+        real(live)
+        live._leave_s = HANGS_S  # the first half is over; the logger goes on, and may take the time it needs
+        slow.go_on.set()
+
+    monkeypatch.setattr(LiveLoggers, "_drop_waiting", dropped)
+    with (
+        caplog.at_level(logging.WARNING),
+        suppress(OSError),
+        LiveLoggers((), Place(tmp_path, "mine", {}), [slow]) as live,
+    ):
+        live.take(step(0, 1, 0, overlap=NUMBERS))
+        slow.begun.wait()
+        for number in range(1, 4):
+            live.take(step(0, 1, number, overlap=NUMBERS))
+        if how == "error":
+            raise OSError("the run has failed")
+        live.hurry()
+    assert (list(slow.seen), slow.is_closed) == ([0], True)
+    assert "3 steps left out" in caplog.text
+
+
+def test_a_client_that_hangs_while_it_opens_does_not_hold_the_run_back(tmp_path, model, monkeypatch, caplog):
+    go_on, keeper = threading.Event(), Keeper()
+    monkeypatch.setattr(live_loggers, "LEAVE_S", 0.01)
+    monkeypatch.setattr(live_loggers, "open_logger", lambda _name, _place: go_on.wait() and keeper)
+    with caplog.at_level(logging.WARNING):
+        loop(tmp_path, model, loggers=["tensorboard"])
+    found = record(tmp_path).footer
+    assert found is not None
+    assert (found.reason, found.steps_written) == ("completed", 6)
+    assert "not done 0.01 s after the run" in caplog.text
+    go_on.set()
+
+
+def test_the_manifest_names_the_loggers_and_its_hash_does_not(tmp_path, model):
+    loop(tmp_path / "with", model, loggers=["tensorboard", Keeper()], logger_interval=2)
+    loop(tmp_path / "without", model)
+    told = [read_manifest(tmp_path / name) for name in ("with", "without")]
+    telemetry = [each["config"]["telemetry"] for each in told]
+    assert [each["loggers"] for each in telemetry] == [["tensorboard", "Keeper"], []]
+    assert [each["logger_interval"] for each in telemetry] == [2, 1]
+    assert told[0]["manifest_hash"] == told[1]["manifest_hash"]
 
 
 def test_a_logger_that_cannot_be_opened_is_named_and_left_out(tmp_path, caplog):
@@ -134,7 +202,9 @@ def test_rates_are_those_of_the_step():
     ("words", "problem"),
     [
         ({"loggers": ["tensorbord"]}, r"loggers: 'tensorbord': must be one of tensorboard, prometheus, wandb, mlflow"),
-        ({"loggers": [object()]}, r"must be one of .* or an object with the methods of aorta\.Logger"),
+        ({"loggers": "wandb"}, r"loggers='wandb': must be a list: loggers=\['wandb'\]"),
+        ({"loggers": [Keeper]}, r"an object \(not its class\) with the methods of aorta\.Logger"),
+        ({"loggers": [object()]}, r"must be one of .* or an object .* with the methods of aorta\.Logger"),
         ({"loggers": ["wandb"]}, r"loggers=wandb: wandb is not installed: pip install 'aorta-bench\[wandb\]'"),
         ({"logger_interval": 0}, r"logger_interval=0: must be at least 1"),
     ],
@@ -144,6 +214,15 @@ def test_what_cannot_be_is_refused_before_anything_is_touched(tmp_path, model, m
     with pytest.raises(ConfigError, match=problem):
         loop(tmp_path / "run", model, **words)
     assert not (tmp_path / "run").exists()
+
+
+def test_ranks_that_were_given_no_loggers_learn_why_rank_zero_refuses_its_own(monkeypatch):
+    """`loggers=[...] if rank == 0 else []`: all ranks end, none waits for rank 0."""
+    monkeypatch.setattr(by_name, "find_spec", lambda _module: None)
+    store = dist.HashStore()
+    for rank, names in ((0, ["wandb"]), (1, [])):
+        with pytest.raises(ConfigError, match=r"^loggers=wandb: wandb is not installed"):
+            refuse_missing_clients(names, Peers(store, rank, 2, timeout_s=HANGS_S), "loggers")
 
 
 @pytest.mark.dist

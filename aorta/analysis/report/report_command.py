@@ -20,7 +20,7 @@ from aorta.analysis.locate import check_label, is_location, label_of, locate
 from aorta.analysis.metrics import metric_named
 from aorta.analysis.report.report_loggers import check_loggers, log_summary
 from aorta.analysis.table_files import FORMATS, check_format
-from aorta.command_line import command, to_stdout
+from aorta.command_line import command, to_stderr, to_stdout
 from aorta.errors import InputError
 from aorta.installation import checkout
 from aorta.loggers.by_name import NAMES
@@ -68,7 +68,12 @@ def overlap_report(arguments: Sequence[str]) -> int:
     code, decided = run_gate(options, report.summary, judged[0], style)
     blocks = [report.text, decided, "" if options.fail_on else _next(arguments, report.summary, rules)]
     to_stdout(("\n" if options.brief else "\n\n").join(filter(None, blocks)))
-    log_summary(report.summary, options.log, output)
+    try:
+        log_summary(report.summary, options.log, output)
+    except InputError as error:
+        if not code:
+            raise
+        to_stderr(f"{style_of(sys.stderr).error('error:')} {error}")  # the gate's answer stays the exit code
     return code
 
 

@@ -67,7 +67,8 @@ def _give(logger: Logger, summary: Mapping[str, Any]) -> None:
 
 def values_of(summary: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, float | str]]]:
     """Label and values for `Logger.log_summary`: `<metric>_median` of each dataset; of the comparison `verdict`,
-    and per metric `<metric>_difference`, `<metric>_p` and `<metric>_verdict`. What is null is left out.
+    and per metric `<metric>_difference`, `<metric>_p` (the p that was judged) and `<metric>_verdict`. What is null is
+    left out.
     """
     for label, entry in summary["datasets"].items():
         medians = {f"{name}_median": each["median"] for name, each in entry.get("metrics", {}).items()}
@@ -77,7 +78,9 @@ def values_of(summary: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, float
         values = {"verdict": compared["verdict"], "verdict_reason": compared["verdict_reason"]}
         for name, each in compared["metrics"].items():
             values |= {f"{name}_difference": each["difference"]}
-            values |= {f"{name}_{what}": each.get(what) for what in ("p", "verdict")}
+            corrected = each.get("p_corrected")
+            values |= {f"{name}_p": each.get("p") if corrected is None else corrected}
+            values |= {f"{name}_verdict": each.get("verdict")}
         yield _title(compared), _known(values)
 
 

@@ -33,6 +33,12 @@ def test_medians_and_verdicts_are_those_of_the_summary(tmp_path, words, capsys):
     ratio = compared["metrics"]["overlap_ratio"]
     assert events["new-vs-base/overlap_ratio_difference"] == {0: pytest.approx(ratio["difference"])}
     assert events["new-vs-base/overlap_ratio_p"] == {0: pytest.approx(ratio["p"])}
+    corrected = {
+        name: each["p_corrected"] for name, each in compared["metrics"].items() if each["p_corrected"] is not None
+    }
+    assert any(p != compared["metrics"][name]["p"] for name, p in corrected.items())
+    for name, p in corrected.items():  # what the verdict beside it rests on
+        assert events[f"new-vs-base/{name}_p"] == {0: pytest.approx(p)}
     gauges = prometheus_gauges(tmp_path / "out" / "aorta_new-vs-base.prom")
     assert gauges["aorta_verdict_info", "regression"] == 1
     assert gauges["aorta_exposed_comm_seconds_difference", None] * 1e3 == pytest.approx(
@@ -49,6 +55,16 @@ def test_a_logger_that_fails_ends_the_command_with_2_and_the_report_stands(tmp_p
     said = capsys.readouterr()
     assert "mlflow: ConnectionError: no route to host" in said.err
     assert str(tmp_path / "out" / "summary.json") in said.out
+
+
+def test_a_logger_that_fails_does_not_replace_the_answer_of_a_gate(tmp_path, words, capsys, monkeypatch):
+    def refused(name, place):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(report_loggers, "open_logger", refused)
+    gate = ["--assume-no-drift", "--fail-on", "overlap_ratio<-0.02"]
+    assert overlap_report([*words, *gate, "--log", "mlflow"]) == 3
+    assert "mlflow: ConnectionError: no route to host" in capsys.readouterr().err
 
 
 def test_a_missing_client_is_said_before_anything_is_read(tmp_path, words, capsys, monkeypatch):
