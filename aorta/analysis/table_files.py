@@ -8,7 +8,9 @@ Must not hold more than one frame.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable
+import io
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
@@ -50,10 +52,19 @@ def _write_csv(frames: Iterable[pd.DataFrame], path: Path) -> int:
     return count
 
 
-def _text_file(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "wt", encoding="utf-8", errors=_NOT_UTF8, newline="")
-    return path.open("w", encoding="utf-8", errors=_NOT_UTF8, newline="")
+@contextmanager
+def _text_file(path: Path) -> Iterator[IO[str]]:
+    if path.suffix != ".gz":
+        with path.open("w", encoding="utf-8", errors=_NOT_UTF8, newline="") as file:
+            yield file
+        return
+    with (
+        path.open("wb") as raw,
+        # No name, which is a temporary one, and no time: the same rows are the same bytes.
+        gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed,
+        io.TextIOWrapper(packed, encoding="utf-8", errors=_NOT_UTF8, newline="") as file,
+    ):
+        yield file
 
 
 def _write_parquet(frames: Iterable[pd.DataFrame], path: Path) -> int:

@@ -33,12 +33,14 @@ class Place:
         name: of the run or the report, for people.
         facts: identity and settings, for tools that keep them.
         prometheus_dir: folder of node_exporter's textfile collector; None: `folder`.
+        event_suffix: ends the names of TensorBoard's files.
     """
 
     folder: Path
     name: str
     facts: Mapping[str, str | int | float]
     prometheus_dir: Path | None = None
+    event_suffix: str = ""
 
 
 class TensorBoardLogger:
@@ -47,7 +49,8 @@ class TensorBoardLogger:
     def __init__(self, place: Place) -> None:
         from tensorboardX import SummaryWriter
 
-        self._writer = SummaryWriter(str(place.folder / TENSORBOARD_DIR), flush_secs=_FLUSH_S)
+        folder = str(place.folder / TENSORBOARD_DIR)
+        self._writer = SummaryWriter(folder, flush_secs=_FLUSH_S, filename_suffix=place.event_suffix)
 
     def log_step(self, step: int, values: Mapping[str, float]) -> None:
         """A point of each curve."""

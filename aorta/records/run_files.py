@@ -23,6 +23,8 @@ RANK_FILE_GLOB: Final = "rank_*_metrics.jsonl"
 RANK_FILE_NAME: Final = re.compile(r"^rank_(\d+)_metrics\.jsonl$")
 MANIFEST_FILE: Final = "run.json"
 TENSORBOARD_DIR: Final = "tensorboard"
+REPORT_EVENTS: Final = ".aorta_report"
+"""Ends the names of a report's event files, which the next report may remove; those of a run stay."""
 PROMETHEUS_FILE: Final = "aorta_{name}.prom"
 WANDB_DIR: Final = "wandb"
 """What loggers leave; the last is W&B's own name."""

@@ -3,7 +3,7 @@
     report = write_report({"base": "artifacts/base", "new": "artifacts/new"}, Path("out"), "base", "new")
     print(report.text)
 
-Must not leave a picture of an earlier report beside the numbers of this one.
+Must not leave a picture or a table of an earlier report beside the numbers of this one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aorta.analysis.report.charts import Draw, pictures
 from aorta.analysis.report.charts.side_by_side import FILE as SIDE_BY_SIDE_FILE
 from aorta.analysis.report.charts.side_by_side import draw_side_by_side
 from aorta.analysis.report.html import PAGE_FILE, why_no_page, write_page
-from aorta.analysis.report.report_tables import write_tables
+from aorta.analysis.report.report_tables import remove_tables, write_tables
 from aorta.analysis.report.terminal_text import (
     comparison_details,
     comparison_table,
@@ -37,6 +37,8 @@ from aorta.analysis.report.terminal_text import (
 )
 from aorta.analysis.summary import SUMMARY_FILE, summarize
 from aorta.errors import InputError
+from aorta.records.run_files import REPORT_EVENTS, TENSORBOARD_DIR
+from aorta.records.whole_files import whole_file
 from aorta.terminal_style import PLAIN, Style
 
 TABLES_DIR: Final = "tables"
@@ -93,9 +95,13 @@ def write_report(
             finish(summary)
         named = archives.as_given if html else None
         written, not_drawn = _files(subjects, summary, output, (reference, candidate), named)
-        if tables is not None:
-            with _writable(output):
-                written += write_tables(subjects, summary, output / TABLES_DIR, tables, engine)
+        with _writable(output):
+            folder = output / TABLES_DIR
+            data = [] if tables is None else write_tables(subjects, summary, folder, tables, engine)
+            remove_tables(folder, but=data)
+            for path in (output / TENSORBOARD_DIR).glob(f"*{REPORT_EVENTS}"):
+                path.unlink()
+        written += data
         notes = {label: _notes(subject, summary["datasets"][label]) for label, subject in subjects.items()}
         if brief:
             text = brief_text(summary, written, notes, style)
@@ -123,7 +129,8 @@ def _files(
     with _writable(output):
         output.mkdir(parents=True, exist_ok=True)
         written = [output / SUMMARY_FILE]
-        written[0].write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        with whole_file(written[0]) as part:
+            part.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         page = partial(_draw_page, subjects, summary, named) if named is not None else lambda _path: "not asked for"
         for name, draw in (*_drawn(subjects, *compared), (PAGE_FILE, page)):
             path = output / name

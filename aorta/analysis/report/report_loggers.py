@@ -13,6 +13,7 @@ from aorta.errors import InputError
 from aorta.loggers import Logger
 from aorta.loggers.by_name import missing_client, open_logger
 from aorta.loggers.clients import Place
+from aorta.records.run_files import REPORT_EVENTS
 
 _FACTS = ("run_id", "path", "platform", "backend", "parallel", "instrument_mode", "manifest_hash")
 
@@ -50,7 +51,7 @@ def log_summary(summary: Mapping[str, Any], names: Sequence[str], output: Path) 
     failed = []
     for name in dict.fromkeys(names):
         try:
-            _give(open_logger(name, Place(output, title, facts)), summary)
+            _give(open_logger(name, Place(output, title, facts, event_suffix=REPORT_EVENTS)), summary)
         except Exception as error:  # noqa: BLE001  a client may raise anything; it is raised below, by name
             failed.append(f"{name}: {type(error).__name__}: {error}")
     if failed:

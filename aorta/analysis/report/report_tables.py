@@ -9,7 +9,8 @@ not: compute a value that `frames` or the summary does not have, or hold more th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -22,10 +23,11 @@ from aorta.analysis.devices import STEP_COLUMNS as DEVICE_COLUMNS
 from aorta.analysis.frames import FRAME_ROWS, STEP_COLUMNS, STEP_MS, iter_collectives
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import METRICS_OF_STEPS
-from aorta.analysis.table_files import write_table
+from aorta.analysis.table_files import FORMATS, write_table
 from aorta.analysis.tables import Run
 from aorta.records.whole_files import whole_file
 
+TABLES: Final = ("steps", "collectives", "metrics", "comparison")
 STEPS: Final = ("label", "launch", *STEP_COLUMNS, STEP_MS, *METRICS_OF_STEPS, *DEVICE_COLUMNS)
 COLLECTIVES: Final = (
     *("label", "launch", "rank", "global_step", "warmup", "kind", "group", "group_size", "seq", "instance"),
@@ -74,13 +76,22 @@ def write_tables(
     if compared is not None:
         rows = _comparison_rows(compared)
         tables["comparison"] = iter([_typed(pd.DataFrame(rows, columns=list(COMPARISON)))])
-    written = []
+    written: list[Path] = []
     for name, frames in tables.items():
         path = folder / f"{name}.{form}"
         with whole_file(path) as part:
             write_table(frames, part)
         written.append(path)
     return written
+
+
+def remove_tables(folder: Path, but: Collection[Path] = ()) -> None:
+    """Remove the tables of an earlier report, in all formats, except those just written."""
+    for path in (folder / f"{name}.{form}" for name in TABLES for form in FORMATS):
+        if path not in but:
+            path.unlink(missing_ok=True)
+    with suppress(OSError):  # not there, or something of the user's is in it
+        folder.rmdir()
 
 
 def _launches(subjects: Mapping[str, Subject], engine: Engine | None) -> Iterator[tuple[str, str | None, Run]]:
@@ -91,8 +102,9 @@ def _launches(subjects: Mapping[str, Subject], engine: Engine | None) -> Iterato
 
 
 def _steps(subjects: Mapping[str, Subject], engine: Engine | None) -> Iterator[pd.DataFrame]:
+    yield _typed(pd.DataFrame(columns=list(STEPS)))  # a file has its columns even where nobody made a step
     for label, launch, run in _launches(subjects, engine):
-        longest = max(len(tables.steps) for tables in run.ranks.values())
+        longest = max((len(tables.steps) for tables in run.ranks.values()), default=0)
         together, ranks = max(1, FRAME_ROWS // max(1, longest)), list(run.ranks)
         for first in range(0, len(ranks), together):
             part = {rank: run.ranks[rank] for rank in ranks[first : first + together]}
@@ -115,17 +127,16 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     for name in _UNKNOWN_IS_NEGATIVE:
         if name in frame:
             frame[name] = frame[name].astype("Int64").mask(frame[name].lt(0).fillna(value=False))
-    kinds = {
-        name: "string"
-        if name in _WORDS
-        else "bool"
-        if name == "warmup"
-        else "Int64"
-        if name in _WHOLE or name.endswith("_ns")
-        else "float64"
-        for name in frame.columns
-    }
-    return frame.astype(kinds)
+    return frame.astype({name: _kind(name) for name in frame.columns})
+
+
+def _kind(name: str) -> str:
+    """The type of a column."""
+    if name in _WORDS:
+        return "string"
+    if name == "warmup":
+        return "bool"
+    return "Int64" if name in _WHOLE or name.endswith("_ns") else "float64"
 
 
 def _metric_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -64,6 +64,12 @@ def test_compressed_csv_is_the_same_text(tmp_path: Path) -> None:
     assert gzip.decompress((tmp_path / "rows.csv.gz").read_bytes()) == (tmp_path / "rows.csv").read_bytes()
 
 
+def test_the_same_rows_are_the_same_compressed_bytes_under_any_name(tmp_path: Path) -> None:
+    for name in ("a.csv.gz", "b.csv.gz"):
+        write_table(map(interval_frame, example()), tmp_path / name)
+    assert (tmp_path / "a.csv.gz").read_bytes() == (tmp_path / "b.csv.gz").read_bytes()
+
+
 def test_a_frame_has_whole_numbers_and_missing_values() -> None:
     frame = interval_frame(example()[1])
     assert frame["start_ns"].tolist() == [5]

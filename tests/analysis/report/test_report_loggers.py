@@ -46,6 +46,16 @@ def test_medians_and_verdicts_are_those_of_the_summary(tmp_path, words, capsys):
     )
 
 
+def test_events_of_an_earlier_report_are_replaced_and_those_of_others_stay(tmp_path, words, capsys):
+    folder = tmp_path / "out" / "tensorboard"
+    folder.mkdir(parents=True)
+    (folder / "events.out.tfevents.1.host").write_bytes(b"")
+    for _ in range(2):
+        assert overlap_report([*words, "--log", "tensorboard"]) == 0
+        assert len(list(folder.iterdir())) == 2
+    assert (folder / "events.out.tfevents.1.host").exists()
+
+
 def test_a_logger_that_fails_ends_the_command_with_2_and_the_report_stands(tmp_path, words, capsys, monkeypatch):
     def refused(name, place):
         raise ConnectionError("no route to host")

@@ -12,6 +12,7 @@ from aorta.analysis.report.report_command import overlap_report
 from aorta.analysis.report.report_folder import write_report
 from aorta.analysis.report.report_tables import COLLECTIVES, COMPARISON, METRICS, STEPS
 from aorta.analysis.table_files import FORMATS
+from aorta.records.whole_files import whole_file
 from tests.analysis.builders import simulated_run, strict_json
 from tests.analysis.compare.builders import launch_set
 from tests.docs.pages import ROOT, code, first_column, section
@@ -92,6 +93,28 @@ def test_columns_are_the_documented_ones_whatever_a_source_has(tmp_path):
     assert told["comparison"] == {*COMPARISON}
 
 
+def test_tables_of_an_earlier_report_are_removed_and_nothing_else(tmp_path):
+    sides = {label: simulated_run(tmp_path / label, label=label, ranks=2) for label in ("base", "new")}
+    folder = tmp_path / "out" / "tables"
+    write_report(sides, tmp_path / "out", "base", "new", html=False, tables="csv.gz")
+    assert (folder / "comparison.csv.gz").exists()
+    (folder / "mine.csv").write_text("")
+    write_report({"base": sides["base"]}, tmp_path / "out", html=False, tables="csv")
+    assert {path.name for path in folder.iterdir()} == {"steps.csv", "collectives.csv", "metrics.csv", "mine.csv"}
+    (folder / "mine.csv").unlink()
+    write_report({"base": sides["base"]}, tmp_path / "out", html=False)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_subject_without_ranks_gives_columns(tmp_path, form):
+    (found,) = report_tables._steps({}, None)
+    with whole_file(tmp_path / f"steps.{form}") as part:
+        assert report_tables.write_table(iter([found]), part) == 0
+    back = tmp_path / f"steps.{form}"
+    assert tuple((pd.read_parquet(back) if form == "parquet" else pd.read_csv(back)).columns) == STEPS
+
+
 def test_frames_are_small_however_large_the_run(tmp_path, monkeypatch):
     sizes: dict[str, list[int]] = {}
     real = report_tables.write_table
@@ -104,7 +127,7 @@ def test_frames_are_small_however_large_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(report_tables, "FRAME_ROWS", 10)
     made = simulated_run(tmp_path / "made", label="made", ranks=4, steps=5)
     write_report({"made": made}, tmp_path / "out", html=False, tables="csv")
-    assert sizes["steps"] == [10, 10]  # two ranks of five steps at a time
+    assert sizes["steps"] == [0, 10, 10]  # the columns, then two ranks of five steps at a time
     columns, *frames = sizes["collectives"]
     assert (columns, len(frames)) == (0, 5)  # a step is the least
     assert sum(frames) == len(read(tmp_path / "out", "collectives", "csv"))
