@@ -295,8 +295,8 @@ class StepBuilder:
     def _ready_rows(self, step: OpenStep, rows: list[Collective], origin_ns: int) -> list[BucketReady]:
         """When buckets were ready, each with the all-reduce that took it; these come in the order of the buckets."""
         found, later = [], iter(rows)
-        for mark, size_bytes in step.ready:
-            at_ns = self._read(mark)
+        # All are read, also those that no all-reduce took: a mark that is not read is lost to the clock.
+        for mark, size_bytes, at_ns in [(mark, size, self._read(mark)) for mark, size in step.ready]:
             for row in later:
                 if row.kind != "allreduce" or row.bytes != size_bytes:
                     continue
