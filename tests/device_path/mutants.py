@@ -53,27 +53,27 @@ MUTANTS = (
     Mutant(
         "who waits for a moved collective does not",
         DEVICE,
-        "self._stalling(lambda: done.event.wait(self._streams.current()))",
-        "self._stalling(lambda: None)",
+        "self._stalling(issued, lambda: done.event.wait(self._streams.current()))",
+        "self._stalling(issued, lambda: None)",
     ),
     Mutant(
         "a synchronous caller goes on at once",
         DEVICE,
-        "            self._join(done)\n        return result if",
+        "            self._join(issued, done)\n        return result if",
         "            pass\n        return result if",
     ),
     Mutant(
         "who waits for a collective that was left where it is does not",
         DEVICE,
-        "outcome = bool(self._stalling(inner))",
-        "outcome = bool(self._stalling(lambda: True))",
+        "outcome = bool(self._stalling(issued, inner))",
+        "outcome = bool(self._stalling(issued, lambda: True))",
         "observe",
     ),
     Mutant(
         "who waits for one waits for all that came behind it",
         DEVICE,
-        "                self._join(done)\n            issued.alive",
-        "                self._stalling(lambda: self._streams.order(side, self._streams.current()))\n"
+        "                self._join(issued, done)\n            issued.alive",
+        "                self._stalling(issued, lambda: self._streams.order(side, self._streams.current()))\n"
         "            issued.alive",
     ),
     Mutant(
@@ -262,7 +262,7 @@ MUTANTS = (
     Mutant(
         "what a handle kept is not let go of",
         WORKS,
-        "            self._work, self._wait = _Done(), lambda inner, _limited: inner()\n",
+        "            self._work, self._wait, self._issued = _Done(), lambda inner, _limited: inner(), None\n",
         "            pass\n",
         seen="use",
     ),

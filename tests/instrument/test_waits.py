@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from aorta.instrument.cpu_interceptor import CpuInterceptor
+from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import InFlight
 from aorta.instrument.step_builder import StepFacts
 from aorta.instrument.stream_order import StreamOrder
@@ -150,3 +158,15 @@ def test_what_compiled_code_saw_a_stream_join_comes_first() -> None:
     order = StreamOrder(lambda stream: seen.pop(stream, []))
     assert order.awaited(stream=7) == (Name("0", 0),)
     assert order.awaited(stream=7) == ()
+
+
+def test_closing_leaves_no_callback_of_a_future_behind() -> None:
+    """Who drops the process group next joins the thread that calls back, with the interpreter locked."""
+    interceptor = CpuInterceptor(HostClock(), {}, lambda _: None, lambda _: None)
+    future, issued = torch.futures.Future[Any](), InFlight("allreduce", "0", 0, 8, "float32", 1)
+    interceptor._notice_end("allreduce_", issued, cast(Any, SimpleNamespace(get_future=lambda: future)))
+    timer = threading.Timer(0.05, future.set_result, (None,))
+    timer.start()
+    interceptor.close()
+    assert issued.end is not None
+    timer.join()
