@@ -40,8 +40,8 @@ RECORDING: Final = (
         ),
         (
             "a synchronous collective has no end",
-            '            issued.stamp("wait")\n            return result\n',
-            "            return result\n",
+            '            issued.stamp("wait")\n            if issued.end',
+            "            if issued.end",
         ),
     ),
     *rules(
