@@ -40,6 +40,8 @@ from aorta.instrument.waits import Waited, name_of
 from aorta.records.schema import STALL_CUTOFF_NS
 
 _CPU = torch.device("cpu")
+CALLBACKS_S = 1.0
+"""How long `close` waits for callbacks; those of collectives that never end do not come."""
 
 
 class _Call(NamedTuple):
@@ -112,6 +114,7 @@ class CpuInterceptor:
         # Keyed by identity, so that C++ need not be asked for a name or a size; the groups stay alive until `close`.
         self._members: dict[dist.ProcessGroup, _Member] = {}
         self._futureless: set[tuple[str, str]] = set()
+        self._called_back: dict[int, InFlight] = {}
 
     def __call__(self, name: str, args: tuple[Any, ...], original: Original) -> Any:
         """Handle one call of an operator."""
@@ -155,7 +158,14 @@ class CpuInterceptor:
         """Called when a step begins."""
 
     def close(self) -> None:
-        """Called when no further collective will arrive."""
+        """Called when no further collective will arrive.
+
+        Waits a moment for callbacks of futures: a caller that drops a process group next joins the backend's threads
+        with the interpreter locked, and a thread that needs the interpreter for its callback would never end.
+        """
+        deadline = time.monotonic() + CALLBACKS_S
+        while self._called_back and time.monotonic() < deadline:
+            time.sleep(0.001)
         self._members.clear()
         if self._links is not None:
             self._links.close()
@@ -212,7 +222,13 @@ class CpuInterceptor:
             self._futureless.add(kind_of_work)
             return False
         issued.has_completed = future.done
-        future.add_done_callback(issued.on_completion)
+        self._called_back[id(issued)] = issued  # alive until then, so that its id is its own
+
+        def over(done: Any) -> None:
+            issued.on_completion(done)
+            self._called_back.pop(id(issued), None)
+
+        future.add_done_callback(over)
         return True
 
     def _wait(self, issued: InFlight, inner: Callable[[], bool], _limited: bool) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from aorta.instrument.backward_end import BackwardEnds
 from aorta.instrument.compute_ranges import BlockRanges
@@ -24,6 +25,7 @@ from aorta.instrument.dispatcher import DispatcherHook, Handler, Looking, all_gr
 from aorta.instrument.emulation.emulated_link import DeviceLink, HostLinks, StreamSleep
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.event_clock import clock_for
+from aorta.instrument.gradient_order import GradientOrder
 from aorta.instrument.in_flight import Group
 from aorta.instrument.native.algebra import compiled_algebra
 from aorta.instrument.native.build import compiled, load
@@ -173,6 +175,11 @@ class Instrumentation:
         self._outputs.append(module)
         if self._seam is not None:
             self._endings.watch(module)
+
+    def watch_gradients(self, model: nn.Module) -> None:
+        """Note once in which order the gradients of a DDP model become ready; call after `watch`."""
+        if self._seam is not None and isinstance(model, DistributedDataParallel):
+            self.recorder.gradients = GradientOrder(model, self._blocks)
 
     def close(self) -> None:
         """Remove all instrumentation; a second call does nothing."""

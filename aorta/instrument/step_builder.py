@@ -24,10 +24,12 @@ from aorta.records.schema import (
     STALL_CUTOFF_NS,
     ActiveSegment,
     AuxRange,
+    BucketReady,
     ClockReading,
     Collective,
     ComputeRange,
     Coverage,
+    Gradient,
     Phase,
     Stall,
     StallCause,
@@ -74,7 +76,8 @@ class OpenStep:
 
     `unseen` says why the step is not observed, if it is not. `tell` returns the events recorded by compiled code, if
     any. `stalls`: those that no wait for a collective made. `stream_waits`: of the compute stream for another one, and
-    the collectives that this one had joined. `calls`: times round the calls of backends that may have been stalls.
+    the collectives that this one had joined. `ready`: of buckets that are reduced later, with their bytes. `calls`:
+    times round the calls of backends that may have been stalls.
     """
 
     facts: StepFacts
@@ -90,6 +93,8 @@ class OpenStep:
     waits: list[Waited] = field(default_factory=list)
     stream_waits: list[tuple[Mark, Mark, tuple[Name, ...]]] = field(default_factory=list)
     calls: list[Interval] = field(default_factory=list)
+    ready: list[tuple[Mark, int]] = field(default_factory=list)
+    gradient_order: list[Gradient] = field(default_factory=list)
     compute: list[Range] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     aux: list[Range] = field(default_factory=list)
@@ -109,6 +114,7 @@ class OpenStep:
             yield from (wait.begin, wait.end)
         for begin, end, _ in self.stream_waits:
             yield from (begin, end)
+        yield from (mark for mark, _ in self.ready)
         for span in (*self.compute, *self.aux):
             yield from (span.start, span.end)
 
@@ -258,6 +264,8 @@ class StepBuilder:
             phase=step.facts.phase,
             reasons=reasons,
             waits=msgspec.UNSET if step.unseen is not None else wait_rows(found, start_ns),
+            ready=self._ready_rows(step, rows, start_ns) or msgspec.UNSET,
+            gradient_order=step.gradient_order or msgspec.UNSET,
         )
         return line if step.user_marks is None else _with_user_marks(line, step.user_marks)
 
@@ -283,6 +291,22 @@ class StepBuilder:
             for low, high in algebra.pairs(spans)
         ]
         return sorted(rows, key=lambda row: row.start_ns)
+
+    def _ready_rows(self, step: OpenStep, rows: list[Collective], origin_ns: int) -> list[BucketReady]:
+        """When buckets were ready, each with the all-reduce that took it; these come in the order of the buckets."""
+        found, later = [], iter(rows)
+        # All are read, also those that no all-reduce took: a mark that is not read is lost to the clock.
+        for mark, size_bytes, at_ns in [(mark, size, self._read(mark)) for mark, size in step.ready]:
+            for row in later:
+                if row.kind != "allreduce" or row.bytes != size_bytes:
+                    continue
+                if not on_host(mark) or at_ns is None or row.issue_ns + origin_ns >= at_ns:
+                    break
+            else:
+                break
+            if at_ns is not None:
+                found.append(BucketReady(row.group, row.seq, at_ns - origin_ns))
+        return found
 
     def _row(self, issued: InFlight, origin_ns: int) -> Collective:
         issue_ns, start_ns, end_ns = issued.issue_ns, self._read(issued.start), self._read(issued.end)

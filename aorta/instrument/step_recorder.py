@@ -15,6 +15,7 @@ from typing import Protocol
 
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.event_clock import EventClock, Mark, on_host
+from aorta.instrument.gradient_order import GradientOrder
 from aorta.instrument.in_flight import InFlight
 from aorta.instrument.loss_scalars import Scalar
 from aorta.instrument.step_builder import OpenStep, StepBuilder, StepFacts, Told
@@ -85,6 +86,7 @@ class StepRecorder:
         unseen: why steps that begin now are not observed; None when they are.
         on_begin: called when a step begins, on the training thread and stream.
         quiet_interceptor: compiled interceptor, if any; its events are fetched when the step is read.
+        gradients: notes the order of a DDP model's gradients until a step has it; then None.
         user_marks: ranges and counters of the caller, from any thread.
         steps_written: how many steps the sink has received.
     """
@@ -104,6 +106,7 @@ class StepRecorder:
         self.unseen: Unseen | None = None
         self.quiet_interceptor: QuietInterceptor | None = None
         self.on_begin: Callable[[], None] = lambda: None
+        self.gradients: GradientOrder | None = None
         self.user_marks = UserMarks()
         self._captured, self._together, self._looked_s = 0, together, time.monotonic()
         self.steps_written = 0
@@ -139,6 +142,8 @@ class StepRecorder:
             done.tell = self.quiet_interceptor.end()  # also reports how many collectives were captured
         done.captured = self._captured
         done.user_marks = self.user_marks.take()
+        if self.gradients is not None and (order := self.gradients.take()):
+            done.gradient_order, self.gradients = order, None
         self._unread.append(done)
         self._current = None
         if len(self._unread) >= self._together or time.monotonic() - self._looked_s > LOOK_AFTER_S:
@@ -151,6 +156,8 @@ class StepRecorder:
             return
         self._forget(*abandoned.marks())
         self.user_marks.take()
+        if self.gradients is not None:
+            self.gradients.forget()
         if self.quiet_interceptor is not None:
             self.quiet_interceptor.abandon()
 
@@ -190,6 +197,11 @@ class StepRecorder:
             self._current.stream_waits.append((begin, end, joined))
         else:
             self._forget(begin, end)
+
+    def on_bucket_ready(self, size_bytes: int) -> None:
+        """The gradients of a bucket are ready, which is reduced later."""
+        if self._current is not None and self.unseen is None:
+            self._current.ready.append((self._clock.mark(), size_bytes))
 
     def on_captured(self) -> None:
         """A collective became part of a CUDA graph; from now on it may run whenever that graph is replayed."""

@@ -135,7 +135,7 @@ class TimedWork(dist._Work):
         the events and marks that a wait uses.
         """
         if self._in_place:
-            self._work, self._wait = _Done(), lambda inner, _limited: inner()
+            self._work, self._wait, self._issued = _Done(), lambda inner, _limited: inner(), None
 
     def synchronize(self) -> None:
         self.wait()

@@ -4,6 +4,7 @@ Must not change the gradients.
 """
 
 # No `from __future__ import annotations`: DDP compares the hook's annotation with the type itself.
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -29,13 +30,15 @@ def spread(model: nn.Module, settings: DDP, precision: Precision, device: torch.
         gradient_as_bucket_view=settings.gradient_as_bucket_view,
         find_unused_parameters=settings.find_unused_parameters,
     )
-    if not settings.overlap:
-        wrapped.register_comm_hook(None, ReduceAfterBackward(device).keep)
+    late = None if settings.overlap else ReduceAfterBackward(device)
+    if late is not None:
+        wrapped.register_comm_hook(None, late.keep)
     return Spread(
         wrapped,
         micro_batch=lambda last: nullcontext() if last else wrapped.no_sync(),
         arithmetic=autocast(precision, device),
         facts={"bucket_cap_mb": bucket_cap_mb, "overlap": settings.overlap},
+        tell_ready=None if late is None else late.tell,
     )
 
 
@@ -57,7 +60,12 @@ class ReduceAfterBackward:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._on_ready: Callable[[int], None] = lambda _bytes: None
         self._waiting: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
+
+    def tell(self, on_ready: Callable[[int], None]) -> None:
+        """Call `on_ready` with the bytes of each bucket when it becomes ready."""
+        self._on_ready = on_ready
 
     def keep(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The communication hook: called with each bucket as it becomes ready; returns the future that DDP waits
@@ -69,6 +77,7 @@ class ReduceAfterBackward:
             devices=None if self._device.type == "cpu" else [self._device]
         )
         self._waiting.append((gradients, future))
+        self._on_ready(gradients.numel() * gradients.element_size())
         if bucket.is_last():
             # Runs after the last node, before DDP's own callback, which is queued after this hook returns.
             torch.autograd.Variable._execution_engine.queue_callback(self._reduce)

@@ -45,6 +45,8 @@ class Spread:
         scaler: of the loss, for fp16.
         streams: number of accelerator streams that the strategy itself opens.
         facts: effective settings, for the manifest.
+        tell_ready: where gradients are reduced later than they could be: takes a function that is called with the bytes
+            of each bucket when it is ready.
     """
 
     module: nn.Module
@@ -56,6 +58,7 @@ class Spread:
     scaler: type[torch.amp.GradScaler] = torch.amp.GradScaler
     streams: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
+    tell_ready: Callable[[Callable[[int], None]], None] | None = None
 
 
 def autocast(precision: Precision, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:

@@ -24,8 +24,8 @@ from aorta.records.untrusted_files import open_regular
 from aorta.timeline.classes import LANES
 
 LINE_LIMIT: Final = 16 * 1024 * 1024
-"""Longest line that is read, bytes. A step of 50 collectives takes at most 8 KiB (`benchmarks/record_size.py`);
-this is two thousand of those, and decoded it still fits into the memory of a laptop."""
+"""Longest line that is read, bytes. A step of 50 collectives takes at most 10 KiB (`benchmarks/record_size.py`);
+this is over a thousand of those, and decoded it still fits into the memory of a laptop."""
 _HEADER_BYTES: Final = 4096
 """Read at once where only the header is wanted, which is shorter: a folder may hold the records of a thousand ranks."""
 PROBLEM_LIMIT: Final = 100

@@ -214,6 +214,7 @@ def record(
         # The blocks too: where the last one's output is the model's, FSDP queues its callback with that gradient.
         for module in (*(block for _, block in found), model):
             instrument.watch_backward(module)
+        instrument.watch_gradients(model)
         names = tuple(name for name, _ in found)
         clocks = trace_metadata(run.clocks.result, topology.rank)
         stack.enter_context(profiler.begin(start_step, place.traces(topology.rank).parent, metadata=clocks))

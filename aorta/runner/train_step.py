@@ -82,6 +82,9 @@ class TrainStep:
         loss = task.loss()
         instrument.watch([*model.blocks, ("loss", loss)])
         instrument.watch_backward(loss)
+        instrument.watch_gradients(model.spread.module)
+        if model.spread.tell_ready is not None:
+            model.spread.tell_ready(instrument.recorder.on_bucket_ready)
         optimizer = make_optimizer(model.whole.parameters(), task)
         schedule, scaler = make_schedule(optimizer, config), make_scaler(model.spread, config, device)
         return cls(model.spread, loss, optimizer, schedule, scaler, instrument, config, device)

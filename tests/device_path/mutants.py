@@ -53,27 +53,27 @@ MUTANTS = (
     Mutant(
         "who waits for a moved collective does not",
         DEVICE,
-        "self._stalling(lambda: done.event.wait(self._streams.current()))",
-        "self._stalling(lambda: None)",
+        "self._stalling(issued, lambda: done.event.wait(self._streams.current()))",
+        "self._stalling(issued, lambda: None)",
     ),
     Mutant(
         "a synchronous caller goes on at once",
         DEVICE,
-        "            self._join(done)\n        return result if",
+        "            self._join(issued, done)\n        return result if",
         "            pass\n        return result if",
     ),
     Mutant(
         "who waits for a collective that was left where it is does not",
         DEVICE,
-        "outcome = bool(self._stalling(inner))",
-        "outcome = bool(self._stalling(lambda: True))",
+        "outcome = bool(self._stalling(issued, inner))",
+        "outcome = bool(self._stalling(issued, lambda: True))",
         "observe",
     ),
     Mutant(
         "who waits for one waits for all that came behind it",
         DEVICE,
-        "                self._join(done)\n            issued.alive",
-        "                self._stalling(lambda: self._streams.order(side, self._streams.current()))\n"
+        "                self._join(issued, done)\n            issued.alive",
+        "                self._stalling(issued, lambda: self._streams.order(side, self._streams.current()))\n"
         "            issued.alive",
     ),
     Mutant(
@@ -198,45 +198,45 @@ MUTANTS = (
     Mutant(
         "a handle's wait is no stall",
         DEVICE,
-        "        outcome = wait()\n        self._on_stall(begin, self.clock.mark())\n",
+        "        outcome = wait()\n        self._went_on(issued, begin, computes=computes)\n",
         "        outcome = wait()\n",
     ),
     Mutant(
         "a collective on the computing stream is no stall",
         DEVICE,
-        "        self._end(work_in(result), [issued])\n        if computes:",
-        "        self._end(work_in(result), [issued])\n        if False:",
+        "        self._end(work_in(result), [issued])\n        self._went_on(issued, begin, computes=computes)",
+        "        self._end(work_in(result), [issued])",
         "observe",
     ),
     Mutant(
         "a synchronous batch is no stall",
         DEVICE,
-        "            self._end(None, batch.rows)\n            if computes:",
-        "            self._end(None, batch.rows)\n            if False:",
+        "            self._went_on(batch.rows[-1], begin, computes=computes)\n",
+        "",
     ),
     Mutant(
         "events that the computing stream waits for are not seen",
         STREAMS,
-        "                    on_wait(begin, mark())\n",
+        "                    on_wait(begin, mark(), names)\n",
         "",
     ),
     Mutant(
         "waits of a strategy's own stream count",
         STREAMS,
-        "if self._inside or stream != streams.compute:",
-        "if self._inside:",
+        "if stream != streams.compute:",
+        "if False:",
     ),
     Mutant(
         "every wait of the computing stream is for communication",
         READING,
-        "algebra.intersect(algebra.lane([*tails, *waits], window), everywhere)",
-        "algebra.lane([*tails, *waits], window)",
+        "algebra.intersect(algebra.lane(maybe, window), everywhere)",
+        "algebra.lane(maybe, window)",
     ),
     Mutant(
         "the ending of a backward pass is no stall",
         READING,
-        "        if tails or waits:\n",
-        "        tails = []\n        if tails or waits:\n",
+        "        maybe = [tail for tail in tails if",
+        "        maybe = [tail for tail in [] if",
     ),
     # --- lifetimes ---
     Mutant(
@@ -262,7 +262,7 @@ MUTANTS = (
     Mutant(
         "what a handle kept is not let go of",
         WORKS,
-        "            self._work, self._wait = _Done(), lambda inner, _limited: inner()\n",
+        "            self._work, self._wait, self._issued = _Done(), lambda inner, _limited: inner(), None\n",
         "            pass\n",
         seen="use",
     ),

@@ -5,6 +5,7 @@ The modes of one strategy run one after another in one launch (`modes.py`); what
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,10 +70,30 @@ def check(folder: Path, ranks: int, runs: Sequence[str], steps: int) -> None:
             for step in seen.steps:
                 assert step.coverage.complete, step.coverage.reason
                 assert step.coverage.seen == step.coverage.issued == len(step.collectives)
+            check_waits(seen.steps)
             witness = profiler_rows(folder / run, rank)
             assert set(witness) == {5, 6}
             for number, rows in witness.items():
                 assert sorted((c.kind, c.bytes) for c in seen.steps[number].collectives) == rows
+
+
+def check_waits(steps: Sequence[Step]) -> None:
+    """The training waits once for every collective, behind its issue, and goes on behind its end."""
+    for step in steps:
+        assert isinstance(step.waits, list)
+        assert [
+            (wait.group, wait.seq) for wait in sorted(step.waits, key=lambda wait: (wait.group, wait.seq))
+        ] == sorted((row.group, row.seq) for row in step.collectives)
+        rows = {(row.group, row.seq): row for row in step.collectives}
+        for wait in step.waits:
+            row = rows[wait.group, wait.seq]
+            assert row.end_ns is not None
+            assert row.issue_ns <= wait.enter_ns <= wait.leave_ns
+            # The host may see a completion later than the thread that waited for it.
+            assert wait.leave_ns >= row.end_ns or row.end_source == "future"
+        assert [wait.enter_ns for wait in step.waits] == sorted(wait.enter_ns for wait in step.waits)
+        assert {stall.cause for stall in step.stalls} <= {"wait", "hand_over"}
+        assert all(before.end_ns <= after.start_ns for before, after in itertools.pairwise(step.stalls))
 
 
 def check_groups(folder: Path, ranks: int) -> None:

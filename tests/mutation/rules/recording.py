@@ -31,8 +31,8 @@ RECORDING: Final = (
             "- issued.issue_ns > self._shortest_call_ns:",
             "- issued.issue_ns >= self._shortest_call_ns:",
         ),
-        ("a wait for what has ended is a stall", "not issued.look()\n", "issued.look() or True\n"),
-        ("a wait is no stall", "            if blocked:\n", "            if False:\n"),
+        ("a wait for what has ended is a stall", "not issued.look(), False\n", "issued.look() or True, False\n"),
+        ("a wait is no stall", "perf_counter_ns(), blocked, over)", "perf_counter_ns(), False, over)"),
         (
             "a wait that fails is the end",
             '            outcome = inner()\n            issued.stamp("wait")',
@@ -40,8 +40,8 @@ RECORDING: Final = (
         ),
         (
             "a synchronous collective has no end",
-            '            issued.stamp("wait")\n            return result\n',
-            "            return result\n",
+            '            issued.stamp("wait")\n            if issued.end',
+            "            if issued.end",
         ),
     ),
     *rules(
@@ -130,12 +130,12 @@ RECORDING: Final = (
         ),
         (
             "a backward tail is a stall everywhere",
-            "algebra.intersect(algebra.lane([*tails, *waits], window), everywhere)",
-            "algebra.lane([*tails, *waits], window)",
+            "algebra.intersect(algebra.lane(maybe, window), everywhere)",
+            "algebra.lane(maybe, window)",
         ),
         (
             "a tail with a wait inside counts whole",
-            "if not any(tail[0] <= begin <= tail[1] for begin, _ in waits)",
+            "if not any(tail[0] <= begin <= tail[1] for begin in begun)",
             "if True",
         ),
         (

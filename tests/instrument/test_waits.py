@@ -1,0 +1,172 @@
+"""Who waited for which collective, on a clock that is set by the test."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from aorta.instrument.cpu_interceptor import CpuInterceptor
+from aorta.instrument.event_clock import HostClock
+from aorta.instrument.in_flight import InFlight
+from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.stream_order import StreamOrder
+from aorta.instrument.waits import Name, Waited, name_of
+from aorta.records.schema import BucketReady, Stall, Step, Wait
+from tests.instrument.steps import MS, Rig
+
+
+def waits(line: Step) -> list[tuple[int, float, float]]:
+    assert isinstance(line.waits, list)
+    return [(wait.seq, wait.enter_ns / MS, wait.leave_ns / MS) for wait in line.waits]
+
+
+def bucket(rig: Rig, seq: int, issue_ms: float, end_ms: float, *, by_future: bool = True) -> InFlight:
+    """A collective of the host, as DDP issues them."""
+    issued = rig.collective(None, None, issue_ms)
+    issued.seq = issued.number = seq
+    issued.end, issued.end_source, issued.by_future = round(end_ms * MS), "future", by_future
+    return issued
+
+
+def test_a_wait_stands_in_the_step_in_which_it_happened() -> None:
+    rig = Rig()
+    with rig.step(0, 10):
+        issued = bucket(rig, 0, 2, 12, by_future=False)
+    with rig.step(10, 20):
+        rig.recorder.on_wait(Waited(name_of(issued), rig.clock.at(11), rig.clock.at(12)))
+        rig.recorder.on_wait(Waited(Name("0", 0, "send"), rig.clock.at(15), rig.clock.at(15), blocked=False))
+    rig.recorder.finish()
+    assert [line.waits for line in rig.lines] == [
+        [],
+        [Wait("0", 0, 1 * MS, 2 * MS), Wait("0", 0, 5 * MS, 5 * MS, "send")],
+    ]
+    assert rig.lines[1].stalls == [Stall(1 * MS, 2 * MS, "wait")]
+
+
+def test_a_wait_that_failed_is_a_stall_and_not_in_the_rows() -> None:
+    rig = Rig()
+    with rig.step(0, 10):
+        rig.recorder.on_wait(Waited(Name("0", 0), rig.clock.at(1), rig.clock.at(4), over=False))
+    rig.recorder.finish()
+    assert (waits(rig.lines[0]), rig.lines[0].stalls) == ([], [Stall(1 * MS, 4 * MS, "wait")])
+
+
+def test_the_marks_of_an_abandoned_step_and_of_none_go_back() -> None:
+    rig = Rig()
+    forgotten: list[object] = []
+    rig.clock.forget = forgotten.append  # type: ignore[assignment,method-assign]
+    with rig.step(0, 10):
+        rig.recorder.on_wait(Waited(Name("0", 0), first := rig.clock.at(1), second := rig.clock.at(4)))
+        rig.recorder.on_stream_wait(third := rig.clock.at(5), fourth := rig.clock.at(6), (Name("0", 1),))
+        rig.recorder.abandon()
+        rig.recorder.begin(StepFacts(0, 1, 1, 0.0, warmup=False))
+    rig.recorder.on_wait(Waited(Name("0", 0), fifth := rig.clock.at(1), sixth := rig.clock.at(4)))
+    assert [mark for mark in forgotten if mark in (first, second, third, fourth, fifth, sixth)] == [
+        first,
+        second,
+        third,
+        fourth,
+        fifth,
+        sixth,
+    ]
+
+
+def test_ddp_waits_in_the_order_of_issue_and_goes_on_at_each_end() -> None:
+    """The tail is [10, 20]: 0 has ended before, 1 ends inside, 2 before 1 does, 3 last."""
+    rig = Rig()
+    with rig.step(0, 30):
+        for seq, end_ms in enumerate((5, 13, 12, 19)):
+            bucket(rig, seq, 1 + seq, end_ms)
+        rig.recorder.on_backward_tail(rig.clock.at(10), rig.clock.at(20))
+    rig.recorder.finish()
+    assert waits(rig.lines[0]) == [(0, 10, 10), (1, 10, 13), (2, 13, 13), (3, 13, 19)]
+
+
+def test_ddp_does_not_wait_for_what_is_not_its_own() -> None:
+    """Whose future nobody took, which was waited for by hand, which ended long after, and which came later."""
+    rig = Rig()
+    with rig.step(0, 40):
+        bucket(rig, 0, 1, 12, by_future=False)
+        issued = bucket(rig, 1, 1, 8)
+        rig.recorder.on_wait(Waited(name_of(issued), rig.clock.at(7), rig.clock.at(8)))
+        bucket(rig, 2, 2, 35)
+        bucket(rig, 3, 3, 15)
+        rig.recorder.on_backward_tail(rig.clock.at(10), rig.clock.at(20))
+        bucket(rig, 4, 22, 27)
+        rig.recorder.on_backward_tail(rig.clock.at(25), rig.clock.at(28))
+    rig.recorder.finish()
+    assert waits(rig.lines[0]) == [(1, 7, 8), (3, 10, 15), (4, 25, 27)]
+
+
+def test_a_long_call_inside_a_wait_is_a_hand_over() -> None:
+    rig = Rig(stall_cutoff_ns=MS)
+    with rig.step(0, 30):
+        rig.recorder.on_wait(Waited(Name("0", 0), rig.clock.at(2), rig.clock.at(9)))
+        rig.recorder.on_call(4 * MS, 6 * MS)
+        rig.recorder.on_call(11 * MS, 12 * MS)  # short of the cut-off
+        rig.recorder.on_call(20 * MS, 22 * MS)
+    rig.recorder.finish()
+    assert rig.lines[0].stalls == [
+        Stall(2 * MS, 4 * MS, "wait"),
+        Stall(4 * MS, 6 * MS, "hand_over"),
+        Stall(6 * MS, 9 * MS, "wait"),
+        Stall(20 * MS, 22 * MS, "hand_over"),
+    ]
+
+
+def test_buckets_that_are_reduced_later_say_when_they_were_ready() -> None:
+    rig = Rig()
+    with rig.step(0, 30):
+        bucket(rig, 0, 1, 2)  # of the same size, and not a bucket
+        for at_ms in (4, 6):
+            rig.clock.now_ns = at_ms * MS
+            rig.recorder._current.ready.append((rig.clock.now_ns, 8))  # type: ignore[union-attr]
+        for seq in (1, 2):
+            bucket(rig, seq, 10, 12)
+    rig.recorder.finish()
+    assert rig.lines[0].ready == [BucketReady("0", 1, 4 * MS), BucketReady("0", 2, 6 * MS)]
+
+
+class Event:
+    pass
+
+
+def test_an_event_stands_for_what_its_stream_has_joined_and_each_is_waited_for_once() -> None:
+    order, names = StreamOrder(), [Name("0", seq) for seq in range(4)]
+    early, late, passed = Event(), Event(), Event()
+    order.joined(7, names[0])
+    order.joined(7, names[1])
+    order.recorded(7, early)
+    order.joined(7, names[2])
+    order.recorded(7, late)
+    order.passed_on(8, late)
+    order.joined(8, names[3])
+    order.recorded(8, passed)
+    assert order.awaited(early) == tuple(names[:2])
+    assert order.awaited(early) == ()
+    assert order.awaited(passed) == (names[2], names[3])
+    assert order.awaited(late) == order.awaited(stream=7) == order.awaited(stream=8) == ()
+    order.recorded(7, early)
+    assert order.awaited(early) == order.awaited(object()) == ()
+
+
+def test_what_compiled_code_saw_a_stream_join_comes_first() -> None:
+    seen = {7: [Name("0", 0)]}
+    order = StreamOrder(lambda stream: seen.pop(stream, []))
+    assert order.awaited(stream=7) == (Name("0", 0),)
+    assert order.awaited(stream=7) == ()
+
+
+def test_closing_leaves_no_callback_of_a_future_behind() -> None:
+    """Who drops the process group next joins the thread that calls back, with the interpreter locked."""
+    interceptor = CpuInterceptor(HostClock(), {}, lambda _: None, lambda _: None)
+    future, issued = torch.futures.Future[Any](), InFlight("allreduce", "0", 0, 8, "float32", 1)
+    interceptor._notice_end("allreduce_", issued, cast(Any, SimpleNamespace(get_future=lambda: future)))
+    timer = threading.Timer(0.05, future.set_result, (None,))
+    timer.start()
+    interceptor.close()
+    assert issued.end is not None
+    timer.join()
