@@ -25,6 +25,7 @@ from aorta.analysis.whatif.changes import (
     Ranks,
     Selection,
     Speed,
+    in_order,
 )
 from aorta.analysis.whatif.ddp_buckets import ddp
 from aorta.analysis.whatif.fsdp_prefetch import fsdp
@@ -46,13 +47,13 @@ class Changed:
 
 
 def apply(program: Program, changes: Sequence[Change]) -> Changed:
-    """Make changes, one after the other.
+    """Make changes, one after the other, in the order of `ORDER`.
 
     Raises:
         InputError: one cannot be made in this program; the message says why.
     """
     applying = _Applying(program)
-    for change in changes:
+    for change in in_order(changes):
         applying.make(change)
     return Changed(applying.program, tuple(dict.fromkeys(applying.flags)))
 

@@ -97,5 +97,6 @@ def _tried(base: Base, text: str, words: str) -> Gain | None:
     drawn = step_medians(gained, np.arange(len(gained)), np.random.default_rng(_SEED))
     low, high = np.percentile(drawn, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
     gain = float(np.median(gained))
-    error = abs(gain) * max(STATED_ERROR[type(change)] for change in changes) + base.identity.residual * abs(gain)
+    missed = abs(base.identity.replayed_ms - base.identity.recorded_ms)
+    error = abs(gain) * max(STATED_ERROR[type(change)] for change in changes) + missed
     return Gain(text, words, gain, float(low) - error, float(high) + error, gain / base.identity.replayed_ms)

@@ -42,7 +42,7 @@ STATED_ERROR: Final[dict[type[Change], float]] = {
     **dict.fromkeys((Compute, Late, Level, Ranks, Network, Speed), 0.10),
     **dict.fromkeys((Buckets, Prefetch, Overlap), 0.20),
 }
-"""Kind of change -> the part of the predicted change by which it may be wrong (docs/what-if.md, measured errors)."""
+"""Kind of change -> the part of the predicted change that may be wrong: assumed until measured (docs/what-if.md)."""
 LAW_BOUND: Final = 1.25
 """At another number of ranks nothing was recorded: a network may be so many times as slow or as fast as its law says.
 In the simulator a jitter of 20 % and a node that is 10 % slower stay within it (tests/analysis/whatif)."""
@@ -136,12 +136,14 @@ def base_of(program: Program, rank_steps: int | None = None) -> Base:
     Raises:
         InputError: it misses the recorded step times by more than `IDENTITY_BOUND`.
     """
+    recorded = np.array([step.recorded_ns.max() for step in program.steps]) / NS_PER_MS
+    if np.median(recorded) <= 0:
+        raise InputError("no prediction: the recorded steps last 0 ns")
     chosen = sample(program) if rank_steps is None else sample(program, rank_steps)
     times = replay(program, chosen.kept())
     measured = measure(program, times, chosen)
-    recorded = np.array([step.recorded_ns.max() for step in program.steps]) / NS_PER_MS
-    ratios = np.concatenate([program.steps[index].recorded_ratio for index in chosen.steps])
-    exposed = np.concatenate([program.steps[index].recorded_exposed_ms for index in chosen.steps])
+    ratios = np.concatenate([program.steps[index].recorded_ratio[list(chosen.ranks)] for index in chosen.steps])
+    exposed = np.concatenate([program.steps[index].recorded_exposed_ms[list(chosen.ranks)] for index in chosen.steps])
     identity = Identity(
         float(np.median(recorded)),
         float(np.median(times.job_step_ms())),
@@ -150,7 +152,7 @@ def base_of(program: Program, rank_steps: int | None = None) -> Base:
         _median(exposed),
         _median(measured.exposed_comm_ms),
     )
-    if identity.residual > IDENTITY_BOUND:
+    if not identity.residual <= IDENTITY_BOUND:
         raise InputError(
             f"no prediction: {identity.sentence()}, and more than {IDENTITY_BOUND:.0%} is not accepted. The record "
             "does not hold what made these steps as long as they were"

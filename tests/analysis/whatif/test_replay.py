@@ -119,6 +119,19 @@ def test_groups_that_share_a_link_take_turns() -> None:
     assert step_ns(program([apart, apart], [30, 40])) == 50
 
 
+def test_the_path_over_a_shared_link_ends_where_a_collective_costs_nothing() -> None:
+    both = [10, issue(group="z"), issue(group="a"), wait(0)]
+    made = program([both, both], [0, 1000], shared_links=True, steps=3)
+    for number in range(3):
+        path(made, number)
+
+
+def test_collectives_that_wait_for_no_other_overlap_each_other_perfectly() -> None:
+    made = program([[10, issue(link=None), issue(link=None), wait(0), wait(1)]] * 2, [100, 100])
+    assert step_ns(made) == 110
+    assert gains(made)["perfect overlap"] == 10  # either takes 100, beside the other and the own time
+
+
 def test_ranks_that_do_different_things_are_followed_one_by_one() -> None:
     first = [10, issue(group="pair"), wait(0), issue("allgather", ranks=(0, 1, 2), group="all", link=1), wait(1)]
     third = [500, issue("allgather", ranks=(0, 1, 2), group="all", link=1), wait(0)]
