@@ -122,6 +122,11 @@ class _Applying:
                 f"--set {change.text}: the network of this run was real, and what it would charge at another size is "
                 "not known; record on an emulated one (fabric=emulated)"
             )
+        if self.program.shared_links:
+            raise InputError(
+                f"--set {change.text}: the groups of this run share links (sharing=link), and which of them its groups "
+                "would take at another size is not worked out; record with sharing=group"
+            )
         if not any(
             len(issued.ranks) == self.program.world_size for layout in self.program.layouts for issued in layout.issued
         ):
@@ -194,6 +199,12 @@ class _Applying:
                 self.flags.append("overlap of FSDP is taken to mean that one block is gathered ahead")
 
     def _sharded_on_host(self, text: str) -> None:
+        strategy = self.program.facts.parallel
+        if strategy is not None and strategy not in _SHARDED:
+            raise InputError(
+                f"--set {text}: no block of this run waits for an all-gather of its parameters: its strategy is "
+                f"{strategy}, and {', '.join(_SHARDED)} gather them"
+            )
         if self.program.facts.device != "cpu":
             raise InputError(
                 f"--set {text}: on a device FSDP gathers on streams of its own, and when it issues what is not in the "
@@ -269,6 +280,7 @@ class _Applying:
 
 
 _ALL = Speed("", Selection(), 1.0)
+_SHARDED = ("fsdp", "hsdp", "fsdp_tp")
 
 
 def _divided(values: Ints | np.ndarray[tuple[int, ...], np.dtype[np.int32]], factor: Floats) -> Ints:
