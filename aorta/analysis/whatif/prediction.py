@@ -31,6 +31,7 @@ from aorta.analysis.whatif.changes import (
     Ranks,
     Selection,
     Speed,
+    in_order,
 )
 from aorta.analysis.whatif.program import Program
 from aorta.analysis.whatif.replay import Times, replay
@@ -171,19 +172,39 @@ def predict(program: Program, changes: Sequence[Change]) -> Prediction:
 
 def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
     """As `predict`, for an unchanged run that was replayed already."""
-    changed = apply(base.program, changes)
-    times = replay(changed.program, base.chosen.kept())
-    measured = measure(changed.program, times, base.chosen)
-    share = max((STATED_ERROR[type(change)] for change in changes), default=0.0)
+    changes = in_order(changes)
+    wrong_by = [0.0, 0.0, 0.0]  # step, ratio, exposed; changes whose effects cancel may each be wrong
+    medians = _medians(base.times, base.measured)
+    program, flags = base.program, dict[str, None]()
+    times, measured = base.times, base.measured
+    for change in changes:
+        changed = apply(program, [change])
+        program = changed.program
+        flags |= dict.fromkeys(changed.flags)
+        times = replay(program, base.chosen.kept())
+        measured = measure(program, times, base.chosen)
+        now = _medians(times, measured)
+        for index, (before, after) in enumerate(zip(medians, now, strict=True)):
+            wrong_by[index] += STATED_ERROR[type(change)] * abs((after or 0.0) - (before or 0.0))
+        medians = now
     identity, every = base.identity, np.arange(len(base.program.steps))
     found = Prediction(
         changes=tuple(change.text for change in changes),
-        job_step_ms=_value(times.job_step_ms(), every, identity.replayed_ms, identity.recorded_ms, share),
+        job_step_ms=_value(times.job_step_ms(), every, identity.replayed_ms, identity.recorded_ms, wrong_by[0]),
         overlap_ratio=_known(
-            measured.overlap_ratio, measured.step, identity.replayed_ratio, identity.recorded_ratio, share, (0.0, 1.0)
+            measured.overlap_ratio,
+            measured.step,
+            identity.replayed_ratio,
+            identity.recorded_ratio,
+            wrong_by[1],
+            (0.0, 1.0),
         ),
         exposed_comm_ms=_known(
-            measured.exposed_comm_ms, measured.step, identity.replayed_exposed_ms, identity.recorded_exposed_ms, share
+            measured.exposed_comm_ms,
+            measured.step,
+            identity.replayed_exposed_ms,
+            identity.recorded_exposed_ms,
+            wrong_by[2],
         ),
         base={
             "job_step_ms": identity.replayed_ms,
@@ -191,12 +212,12 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
             "exposed_comm_ms": identity.replayed_exposed_ms,
         },
         identity=identity,
-        flags=(*flags_of(base.program), *changed.flags),
+        flags=(*flags_of(base.program), *flags),
         steps=len(base.program.steps),
         rank_steps=len(measured.step),
     )
     if any(isinstance(change, Ranks) for change in changes):
-        return _widened(found, base, changed.program)
+        return _widened(found, base, program)
     return found
 
 
@@ -249,14 +270,14 @@ def _known(
     steps: Ints,
     replayed: float | None,
     recorded: float | None,
-    share: float,
+    wrong_by: float,
     bounds: tuple[float, float] = (0.0, float("inf")),
 ) -> Value | None:
     known = ~np.isnan(values)
     if not known.any():
         return None
     base = 0.0 if replayed is None else replayed
-    return _value(values[known], steps[known], base, base if recorded is None else recorded, share, bounds)
+    return _value(values[known], steps[known], base, base if recorded is None else recorded, wrong_by, bounds)
 
 
 def _value(
@@ -264,7 +285,7 @@ def _value(
     steps: Ints,
     replayed: float,
     recorded: float,
-    share: float,
+    wrong_by: float,
     bounds: tuple[float, float] = (0.0, float("inf")),
 ) -> Value:
     """The median of `values` and its interval.
@@ -272,15 +293,20 @@ def _value(
     Args:
         steps: of each value.
         replayed, recorded: of the unchanged run.
-        share: part of the change that the model may be wrong by.
+        wrong_by: by how much the model may be wrong.
         bounds: what the metric can be.
     """
     value = float(np.median(values))
     low, high = np.percentile(
         step_medians(values, steps, np.random.default_rng(_SEED)), [50 * (1 - LEVEL), 50 * (1 + LEVEL)]
     )
-    error = abs(replayed - recorded) + share * abs(value - replayed)
+    error = abs(replayed - recorded) + wrong_by
     return Value(value, max(min(float(low), value) - error, bounds[0]), min(max(float(high), value) + error, bounds[1]))
+
+
+def _medians(times: Times, measured: Measured) -> tuple[float | None, ...]:
+    """Job step, overlap ratio, and exposed communication."""
+    return _median(times.job_step_ms()), _median(measured.overlap_ratio), _median(measured.exposed_comm_ms)
 
 
 def _median(values: Floats) -> float | None:

@@ -184,6 +184,14 @@ def test_a_prediction_has_an_interval_and_its_check() -> None:
     assert unchanged.job_step_ms.low == unchanged.job_step_ms.high == 4500 / 1e6
 
 
+def test_changes_that_cancel_each_other_are_not_sure() -> None:
+    made = program([STEP, STEP], [3000, 3000], steps=4, network=NETWORK, between_ns=[100, 100])
+    found = predict(made, parse_changes(["network.bandwidth=x2", "network.bandwidth=x0.5"]))
+    assert found.job_step_ms.value == 4500 / 1e6
+    # 10 % of the 1000 ns that each of the two changes.
+    assert found.job_step_ms.high - found.job_step_ms.low == pytest.approx(2 * 0.1 * 2000 / 1e6)
+
+
 def test_a_replay_that_misses_the_record_predicts_nothing() -> None:
     made = program([STEP, STEP], [3000, 3000], steps=2)
     for step in made.steps:
