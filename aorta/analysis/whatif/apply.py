@@ -25,6 +25,7 @@ from aorta.analysis.whatif.changes import (
     Ranks,
     Selection,
     Speed,
+    in_order,
 )
 from aorta.analysis.whatif.ddp_buckets import ddp
 from aorta.analysis.whatif.fsdp_prefetch import fsdp
@@ -46,13 +47,13 @@ class Changed:
 
 
 def apply(program: Program, changes: Sequence[Change]) -> Changed:
-    """Make changes, one after the other.
+    """Make changes, one after the other, in the order of `ORDER`.
 
     Raises:
         InputError: one cannot be made in this program; the message says why.
     """
     applying = _Applying(program)
-    for change in changes:
+    for change in in_order(changes):
         applying.make(change)
     return Changed(applying.program, tuple(dict.fromkeys(applying.flags)))
 
@@ -120,6 +121,11 @@ class _Applying:
             raise InputError(
                 f"--set {change.text}: the network of this run was real, and what it would charge at another size is "
                 "not known; record on an emulated one (fabric=emulated)"
+            )
+        if self.program.shared_links:
+            raise InputError(
+                f"--set {change.text}: the groups of this run share links (sharing=link), and which of them its groups "
+                "would take at another size is not worked out; record with sharing=group"
             )
         if not any(
             len(issued.ranks) == self.program.world_size for layout in self.program.layouts for issued in layout.issued
@@ -193,6 +199,12 @@ class _Applying:
                 self.flags.append("overlap of FSDP is taken to mean that one block is gathered ahead")
 
     def _sharded_on_host(self, text: str) -> None:
+        strategy = self.program.facts.parallel
+        if strategy is not None and strategy not in _SHARDED:
+            raise InputError(
+                f"--set {text}: no block of this run waits for an all-gather of its parameters: its strategy is "
+                f"{strategy}, and {', '.join(_SHARDED)} gather them"
+            )
         if self.program.facts.device != "cpu":
             raise InputError(
                 f"--set {text}: on a device FSDP gathers on streams of its own, and when it issues what is not in the "
@@ -268,6 +280,7 @@ class _Applying:
 
 
 _ALL = Speed("", Selection(), 1.0)
+_SHARDED = ("fsdp", "hsdp", "fsdp_tp")
 
 
 def _divided(values: Ints | np.ndarray[tuple[int, ...], np.dtype[np.int32]], factor: Floats) -> Ints:

@@ -147,6 +147,9 @@ _FORMS: Final = {
     "ranks": "ranks=512",
 }
 """What can be set -> how it is written."""
+FACTOR_LIMIT: Final = 1e6
+"""A factor is at most this, and at least its inverse: beyond it 64 bits of nanoseconds could overflow."""
+LATE_LIMIT_MS: Final = 1e9
 RANKS_LIMIT: Final = 1 << 20
 PREFETCH_LIMIT: Final = 64
 
@@ -168,6 +171,11 @@ def parse_changes(texts: Sequence[str]) -> tuple[Change, ...]:
 def in_order(changes: Sequence[Change]) -> tuple[Change, ...]:
     """The order in which changes are applied."""
     return tuple(sorted(changes, key=lambda change: ORDER.index(type(change))))
+
+
+def is_count(text: str) -> bool:
+    """Whether a text is a plain number from 0; of `str.isdigit`, also what `int` refuses is."""
+    return re.fullmatch(r"[0-9]{1,9}", text) is not None
 
 
 def parse_change(text: str) -> Change:
@@ -208,7 +216,7 @@ def _comm(text: str, rest: list[str], value: str) -> Speed:
         case ["group", *name] if name:
             return Speed(text, Selection(group=".".join(name)), factor)
         case ["position", place]:
-            if not place.isdigit():
+            if not is_count(place):
                 raise _refused(text, f"position {place!r} is no number from 0", "comm.position.N")
             return Speed(text, Selection(position=int(place)), factor)
         case ["bytes", *sizes] if sizes:
@@ -228,7 +236,7 @@ def _network(text: str, rest: list[str], value: str) -> Network:
             if value.startswith("x"):
                 return Network(text, _field(field), factor=_factor(text, value, "", f"network.{field}"))
             number = _number(text, value, f"a factor such as x2, or {unit} such as 10", f"network.{field}")
-            if number < 0 or (field == "bandwidth" and number == 0):
+            if number < 0 or (field == "bandwidth" and number < 1 / FACTOR_LIMIT):
                 raise _refused(text, f"{number:g} {unit}", f"network.{field}")
             return Network(text, _field(field), absolute=number)
     raise _refused(text, "not a property of a network", *(form for form in _FORMS if form.startswith("network")))
@@ -240,8 +248,11 @@ def _field(name: str) -> Literal["bandwidth", "latency"]:
 
 def _late(text: str, rest: list[str], value: str) -> Late:
     match rest:
-        case [rank, "late_ms"] if rank.isdigit():
-            return Late(text, int(rank), _number(text, value, "milliseconds", "rank.N.late_ms"))
+        case [rank, "late_ms"] if is_count(rank):
+            late_ms = _number(text, value, "milliseconds", "rank.N.late_ms")
+            if abs(late_ms) > LATE_LIMIT_MS:
+                raise _refused(text, f"at most {LATE_LIMIT_MS:g} ms, not {late_ms:g}", "rank.N.late_ms")
+            return Late(text, int(rank), late_ms)
     raise _refused(text, "not a change of a rank", "rank.N.late_ms")
 
 
@@ -258,7 +269,7 @@ def _compute(text: str, rest: list[str], value: str) -> Compute:
 
 
 def _ranks(text: str, rest: list[str], value: str) -> Ranks:
-    if rest or not value.isdigit() or not 2 <= int(value) <= RANKS_LIMIT:
+    if rest or not is_count(value) or not 2 <= int(value) <= RANKS_LIMIT:
         raise _refused(text, f"a world has 2 to {RANKS_LIMIT} ranks", "ranks")
     return Ranks(text, int(value))
 
@@ -281,7 +292,7 @@ def _buckets(text: str, rest: list[str], value: str) -> Buckets:
 
 
 def _prefetch(text: str, rest: list[str], value: str) -> Prefetch:
-    if rest or not value.isdigit() or int(value) > PREFETCH_LIMIT:
+    if rest or not is_count(value) or int(value) > PREFETCH_LIMIT:
         raise _refused(text, f"0 to {PREFETCH_LIMIT} blocks can be gathered ahead", "prefetch")
     return Prefetch(text, int(value))
 
@@ -303,6 +314,8 @@ def _factor(text: str, value: str, allowed: str, form: str) -> float:
     factor = _number(text, match[1], "a factor such as x2", form)
     if factor <= 0:
         raise _refused(text, f"a factor is greater than 0, not {factor:g}", form)
+    if not 1 / FACTOR_LIMIT <= factor <= FACTOR_LIMIT:
+        raise _refused(text, f"a factor is between {1 / FACTOR_LIMIT:g} and {FACTOR_LIMIT:g}, not {factor:g}", form)
     return factor
 
 

@@ -125,6 +125,7 @@ class _Walk:
         self._step = program.steps[index]
         self._layouts = [program.layouts[layout] for layout in self._step.layouts]
         self._spans: dict[int, list[tuple[int, tuple[int, int]]]] = {}
+        self._carried: set[tuple[int, int]] = set()
         self.segments: list[Segment] = []
 
     def back_from(self, column: int, now_ns: int) -> None:
@@ -176,6 +177,12 @@ class _Walk:
                 self._add(part, column, self._name(column, place), last, now_ns, *more)
                 return (last_column, issue, min(last, now_ns)) if last > self._begin_ns else None
             self._add("transfer", column, self._name(column, place), free, now_ns, *more)
+            # A collective that costs nothing ends when its link was free for it: each is followed once, or the walk
+            # would find it, and not the one before it, for ever.
+            self._carried |= {
+                (arrived_column, self._layouts[arrived_column].operations[operation].place)
+                for _, arrived_column, operation in came
+            }
             before = self._carried_before(issued, column, place, free)
             if before is None:
                 self._add("before", column, "the link is busy with the step before", self._begin_ns, min(free, now_ns))
@@ -213,7 +220,9 @@ class _Walk:
         for rank in issued.ranks:
             other = self._program.ranks.index(rank)
             for at, each in enumerate(self._layouts[other].issued):
-                if each.link == issued.link and int(self._times.end_ns[at, other, 0]) == free_ns:
+                if (other, at) in self._carried or each.link != issued.link:
+                    continue
+                if int(self._times.end_ns[at, other, 0]) == free_ns:
                     return other, at
         return None
 

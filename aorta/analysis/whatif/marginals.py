@@ -179,12 +179,16 @@ def _perfect(program: Program, base: Ints, free: Ints) -> Marginal:
         for column, layout in enumerate(step.layouts):
             links: dict[int | None, int] = defaultdict(int)
             for place, issued in enumerate(program.layouts[layout].issued):
-                links[issued.link] += int(step.cost_ns[place, min(column, step.cost_ns.shape[1] - 1)])
+                cost = int(step.cost_ns[place, min(column, step.cost_ns.shape[1] - 1)])
+                if issued.link is None:  # waits for no other: it can run beside all of them
+                    longest = max(longest, cost)
+                else:
+                    links[issued.link] += cost
             longest = max(longest, *links.values(), 0)
             if step.cost_ns.shape[1] == 1:
                 break
         busiest.append(longest)
-    return _gained("bound", "perfect overlap", None, base - np.maximum(free, busiest))
+    return _gained("bound", "perfect overlap", None, np.maximum(base - np.maximum(free, busiest), 0))
 
 
 def _gained(what: str, name: str, change: str | None, gains_ns: Ints) -> Marginal:

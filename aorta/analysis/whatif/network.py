@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 
+import msgspec
+
 from aorta.analysis.whatif.program import Issued
+from aorta.config.rules.fabric_rules import emulated_rules
 from aorta.config.schema import Algorithm, EmulatedFabric, Sharing
 from aorta.instrument.emulation.cost_model import network_cost_ns
 
 _ENUMS = {"algorithm": Algorithm, "sharing": Sharing}
 
 
-def network_of(fabric: Mapping[str, object] | None) -> EmulatedFabric | None:
+def network_of(fabric: Mapping[str, object] | None, world_size: int) -> EmulatedFabric | None:
     """The settings of an emulated network as a manifest states them; None: the network was real.
 
     Raises:
@@ -29,7 +32,14 @@ def network_of(fabric: Mapping[str, object] | None) -> EmulatedFabric | None:
     for name, kind in _ENUMS.items():
         if name in values:
             values[name] = kind(str(values[name]))
-    return EmulatedFabric(**values)  # type: ignore[arg-type]  # as the manifest says
+    try:
+        settings = msgspec.convert(values, EmulatedFabric)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+    problems = list(emulated_rules(settings, world_size))
+    if problems:
+        raise ValueError("; ".join(problems))
+    return settings
 
 
 def charge_ns(issued: Issued, world_size: int, network: EmulatedFabric) -> float:

@@ -31,6 +31,7 @@ from aorta.analysis.whatif.changes import (
     Ranks,
     Selection,
     Speed,
+    in_order,
 )
 from aorta.analysis.whatif.program import Program
 from aorta.analysis.whatif.replay import Times, replay
@@ -42,7 +43,7 @@ STATED_ERROR: Final[dict[type[Change], float]] = {
     **dict.fromkeys((Compute, Late, Level, Ranks, Network, Speed), 0.10),
     **dict.fromkeys((Buckets, Prefetch, Overlap), 0.20),
 }
-"""Kind of change -> the part of the predicted change by which it may be wrong (docs/what-if.md, measured errors)."""
+"""Kind of change -> the part of the predicted change that may be wrong: assumed until measured (docs/what-if.md)."""
 LAW_BOUND: Final = 1.25
 """At another number of ranks nothing was recorded: a network may be so many times as slow or as fast as its law says.
 In the simulator a jitter of 20 % and a node that is 10 % slower stay within it (tests/analysis/whatif)."""
@@ -136,12 +137,14 @@ def base_of(program: Program, rank_steps: int | None = None) -> Base:
     Raises:
         InputError: it misses the recorded step times by more than `IDENTITY_BOUND`.
     """
+    recorded = np.array([step.recorded_ns.max() for step in program.steps]) / NS_PER_MS
+    if np.median(recorded) <= 0:
+        raise InputError("no prediction: the recorded steps last 0 ns")
     chosen = sample(program) if rank_steps is None else sample(program, rank_steps)
     times = replay(program, chosen.kept())
     measured = measure(program, times, chosen)
-    recorded = np.array([step.recorded_ns.max() for step in program.steps]) / NS_PER_MS
-    ratios = np.concatenate([program.steps[index].recorded_ratio for index in chosen.steps])
-    exposed = np.concatenate([program.steps[index].recorded_exposed_ms for index in chosen.steps])
+    ratios = np.concatenate([program.steps[index].recorded_ratio[list(chosen.ranks)] for index in chosen.steps])
+    exposed = np.concatenate([program.steps[index].recorded_exposed_ms[list(chosen.ranks)] for index in chosen.steps])
     identity = Identity(
         float(np.median(recorded)),
         float(np.median(times.job_step_ms())),
@@ -150,7 +153,7 @@ def base_of(program: Program, rank_steps: int | None = None) -> Base:
         _median(exposed),
         _median(measured.exposed_comm_ms),
     )
-    if identity.residual > IDENTITY_BOUND:
+    if not identity.residual <= IDENTITY_BOUND:
         raise InputError(
             f"no prediction: {identity.sentence()}, and more than {IDENTITY_BOUND:.0%} is not accepted. The record "
             "does not hold what made these steps as long as they were"
@@ -169,19 +172,39 @@ def predict(program: Program, changes: Sequence[Change]) -> Prediction:
 
 def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
     """As `predict`, for an unchanged run that was replayed already."""
-    changed = apply(base.program, changes)
-    times = replay(changed.program, base.chosen.kept())
-    measured = measure(changed.program, times, base.chosen)
-    share = max((STATED_ERROR[type(change)] for change in changes), default=0.0)
+    changes = in_order(changes)
+    wrong_by = [0.0, 0.0, 0.0]  # step, ratio, exposed; changes whose effects cancel may each be wrong
+    medians = _medians(base.times, base.measured)
+    program, flags = base.program, dict[str, None]()
+    times, measured = base.times, base.measured
+    for change in changes:
+        changed = apply(program, [change])
+        program = changed.program
+        flags |= dict.fromkeys(changed.flags)
+        times = replay(program, base.chosen.kept())
+        measured = measure(program, times, base.chosen)
+        now = _medians(times, measured)
+        for index, (before, after) in enumerate(zip(medians, now, strict=True)):
+            wrong_by[index] += STATED_ERROR[type(change)] * abs((after or 0.0) - (before or 0.0))
+        medians = now
     identity, every = base.identity, np.arange(len(base.program.steps))
     found = Prediction(
         changes=tuple(change.text for change in changes),
-        job_step_ms=_value(times.job_step_ms(), every, identity.replayed_ms, identity.recorded_ms, share),
+        job_step_ms=_value(times.job_step_ms(), every, identity.replayed_ms, identity.recorded_ms, wrong_by[0]),
         overlap_ratio=_known(
-            measured.overlap_ratio, measured.step, identity.replayed_ratio, identity.recorded_ratio, share, (0.0, 1.0)
+            measured.overlap_ratio,
+            measured.step,
+            identity.replayed_ratio,
+            identity.recorded_ratio,
+            wrong_by[1],
+            (0.0, 1.0),
         ),
         exposed_comm_ms=_known(
-            measured.exposed_comm_ms, measured.step, identity.replayed_exposed_ms, identity.recorded_exposed_ms, share
+            measured.exposed_comm_ms,
+            measured.step,
+            identity.replayed_exposed_ms,
+            identity.recorded_exposed_ms,
+            wrong_by[2],
         ),
         base={
             "job_step_ms": identity.replayed_ms,
@@ -189,12 +212,12 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
             "exposed_comm_ms": identity.replayed_exposed_ms,
         },
         identity=identity,
-        flags=(*flags_of(base.program), *changed.flags),
+        flags=(*flags_of(base.program), *flags),
         steps=len(base.program.steps),
         rank_steps=len(measured.step),
     )
     if any(isinstance(change, Ranks) for change in changes):
-        return _widened(found, base, changed.program)
+        return _widened(found, base, program)
     return found
 
 
@@ -247,14 +270,14 @@ def _known(
     steps: Ints,
     replayed: float | None,
     recorded: float | None,
-    share: float,
+    wrong_by: float,
     bounds: tuple[float, float] = (0.0, float("inf")),
 ) -> Value | None:
     known = ~np.isnan(values)
     if not known.any():
         return None
     base = 0.0 if replayed is None else replayed
-    return _value(values[known], steps[known], base, base if recorded is None else recorded, share, bounds)
+    return _value(values[known], steps[known], base, base if recorded is None else recorded, wrong_by, bounds)
 
 
 def _value(
@@ -262,7 +285,7 @@ def _value(
     steps: Ints,
     replayed: float,
     recorded: float,
-    share: float,
+    wrong_by: float,
     bounds: tuple[float, float] = (0.0, float("inf")),
 ) -> Value:
     """The median of `values` and its interval.
@@ -270,15 +293,20 @@ def _value(
     Args:
         steps: of each value.
         replayed, recorded: of the unchanged run.
-        share: part of the change that the model may be wrong by.
+        wrong_by: by how much the model may be wrong.
         bounds: what the metric can be.
     """
     value = float(np.median(values))
     low, high = np.percentile(
         step_medians(values, steps, np.random.default_rng(_SEED)), [50 * (1 - LEVEL), 50 * (1 + LEVEL)]
     )
-    error = abs(replayed - recorded) + share * abs(value - replayed)
+    error = abs(replayed - recorded) + wrong_by
     return Value(value, max(min(float(low), value) - error, bounds[0]), min(max(float(high), value) + error, bounds[1]))
+
+
+def _medians(times: Times, measured: Measured) -> tuple[float | None, ...]:
+    """Job step, overlap ratio, and exposed communication."""
+    return _median(times.job_step_ms()), _median(measured.overlap_ratio), _median(measured.exposed_comm_ms)
 
 
 def _median(values: Floats) -> float | None:

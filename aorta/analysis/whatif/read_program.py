@@ -100,7 +100,7 @@ def _network(run: Run) -> EmulatedFabric | None:
     if run.manifest is None:
         raise InputError(f"{run.location}: a replay is not possible: {run.health.manifest_problem}")
     try:
-        return network_of(run.health.fabric)
+        return network_of(run.health.fabric, run.health.world_size)
     except (TypeError, ValueError) as error:
         raise InputError(f"{run.location}: run.json states an emulated network that is none ({error})") from error
 

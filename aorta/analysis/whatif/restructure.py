@@ -25,6 +25,7 @@ from aorta.analysis.whatif.program import (
     What,
     compact,
 )
+from aorta.errors import InputError
 
 ROOM: Final = 1 << 20
 """Room between the turns of recorded operations for those that are put between them."""
@@ -129,6 +130,11 @@ def _made(placed: list[Placed], costs: list[Cost]) -> _Made:
         if each.what is What.ISSUE:
             place[each.collective] = len(place)
     issued = sorted(place, key=place.__getitem__)
+    if any(each.what is What.WAIT and each.back and each.collective not in place for each in placed):
+        raise InputError(
+            "a wait is for a collective of an earlier step that this step does not issue: its operations cannot "
+            "be moved"
+        )
     # A wait for a collective of an earlier step means its place there, which is the same in every step.
     operations = tuple(
         Operation(each.what, place.get(each.collective, -1), each.back if each.what is What.WAIT else 0)

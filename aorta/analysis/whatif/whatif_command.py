@@ -15,9 +15,9 @@ from pathlib import Path
 
 from aorta.analysis.load.records import load_run
 from aorta.analysis.locate import is_location, locate
-from aorta.analysis.whatif.changes import Change, forms, parse_change, parse_changes
+from aorta.analysis.whatif.changes import Change, forms, is_count, parse_change, parse_changes
 from aorta.analysis.whatif.critical_path import WORDS, CriticalPath, path_of, typical_step
-from aorta.analysis.whatif.gains import Gains, gains
+from aorta.analysis.whatif.gains import WORTH, Gains, gains
 from aorta.analysis.whatif.marginals import Marginal, Marginals, marginals
 from aorta.analysis.whatif.prediction import Base, Prediction, Value, base_of, flags_of, predict_from
 from aorta.analysis.whatif.program import Program
@@ -114,7 +114,11 @@ def gain_lines(found: Gains) -> list[str]:
     """The largest gains in words."""
     lines = [f"a step takes {found.step_ms:.2f} ms; what would gain most:"]
     lines += [f"  {number}. {each.sentence()}" for number, each in enumerate(found.of, start=1)]
-    return lines if found.of else [f"a step takes {found.step_ms:.2f} ms; no change that was tried would gain anything"]
+    return (
+        lines
+        if found.of
+        else [f"a step takes {found.step_ms:.2f} ms; no change that was tried would gain more than {WORTH:.1%}"]
+    )
 
 
 def marginal_lines(parts: Marginals) -> list[str]:
@@ -175,7 +179,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 2:
+    if not is_count(text) or int(text) < 2:
         raise argparse.ArgumentTypeError(f"{text!r}: a number from 2")
     return int(text)
 

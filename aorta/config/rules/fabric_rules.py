@@ -16,12 +16,13 @@ from aorta.timeline.classes import KINDS
 def fabric_rules(config: Config, world_size: int) -> Iterator[str]:
     """One message per broken rule."""
     if isinstance(config.fabric, EmulatedFabric):
-        yield from _emulated_rules(config.fabric, world_size)
+        yield from emulated_rules(config.fabric, world_size)
         if config.instrument.mode is Mode.off:
             yield "instrument.mode=off: fabric=emulated delays what is seen; set instrument.mode=observe or dedicated"
 
 
-def _emulated_rules(fabric: EmulatedFabric, world_size: int) -> Iterator[str]:
+def emulated_rules(fabric: EmulatedFabric, world_size: int) -> Iterator[str]:
+    """One message per broken rule of the emulated network alone."""
     for name in ("intra_bandwidth_gb_per_s", "inter_bandwidth_gb_per_s"):
         if not 0 < (value := getattr(fabric, name)) < math.inf:
             yield f"fabric.{name}={value}: must be greater than 0 and finite"

@@ -53,6 +53,16 @@ def test_whatever_their_order_they_are_made_in_one_order() -> None:
         ("network.algorithm=star", "ring and tree are"),
         ("comm=faster", "free or a factor such as x2"),
         ("comm=x0", "a factor is greater than 0"),
+        ("comm=x1e-300", "between 1e-06 and 1e"),
+        ("compute=x1e-300", "between 1e-06 and 1e"),
+        ("network.bandwidth=x1e-323", "between 1e-06 and 1e"),
+        ("network.bandwidth=1e-300", "GB/s"),
+        ("rank.0.late_ms=1e12", "at most 1e"),
+        ("ranks=²", "2 to"),
+        ("prefetch=²", "0 to 64"),
+        ("rank.².late_ms=1", "not a change of a rank"),
+        ("comm.position.²=free", "no number from 0"),
+        pytest.param("ranks=" + "9" * 5000, "2 to", id="5000 digits"),
         ("comm=x1e999", "beyond any machine"),
         ("comm.kind.shuffle=free", "the kinds are allreduce"),
         ("comm.position.-1=free", "no number from 0"),
@@ -114,6 +124,18 @@ def test_a_change_of_a_step_worked_out_by_hand(text: str, ns: int) -> None:
     assert changed_ns(text) == ns
 
 
+def test_changes_are_made_in_their_order_also_where_they_were_not_sorted() -> None:
+    made = program([STEP, STEP], [3000, 3000], network=NETWORK)
+    changes = parse_changes(["network.latency=0", "comm=x3"])
+    assert step_ns(apply(made, changes[::-1]).program) == step_ns(apply(made, changes).program)
+
+
+def test_steps_that_last_nothing_are_refused() -> None:
+    made = program([[issue(), wait(0)]] * 2, [0])
+    with pytest.raises(InputError, match="last 0 ns"):
+        predict(made, [])
+
+
 def test_several_changes_at_once() -> None:
     assert changed_ns("compute=x2", "comm=x3", "network.latency=0") == 750 + 667
 
@@ -160,6 +182,14 @@ def test_a_prediction_has_an_interval_and_its_check() -> None:
     assert found.overlap_ratio.value == pytest.approx(500 / 2500)  # 1000 to 3500 communicates, 1000 to 1500 computes
     unchanged = predict(made, [])
     assert unchanged.job_step_ms.low == unchanged.job_step_ms.high == 4500 / 1e6
+
+
+def test_changes_that_cancel_each_other_are_not_sure() -> None:
+    made = program([STEP, STEP], [3000, 3000], steps=4, network=NETWORK, between_ns=[100, 100])
+    found = predict(made, parse_changes(["network.bandwidth=x2", "network.bandwidth=x0.5"]))
+    assert found.job_step_ms.value == 4500 / 1e6
+    # 10 % of the 1000 ns that each of the two changes.
+    assert found.job_step_ms.high - found.job_step_ms.low == pytest.approx(2 * 0.1 * 2000 / 1e6)
 
 
 def test_a_replay_that_misses_the_record_predicts_nothing() -> None:

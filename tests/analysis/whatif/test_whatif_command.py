@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis import whatif
+from aorta.analysis.whatif.gains import gains
+from aorta.analysis.whatif.network import network_of
+from aorta.analysis.whatif.prediction import base_of
 from aorta.analysis.whatif.whatif_command import main
 from aorta.errors import InputError
 from tests.analysis.whatif.simulated_job import Job
@@ -126,6 +129,27 @@ def test_what_cannot_be_replayed_is_refused_with_the_reason(
     folder = edited(tmp_path / "edited", runs / "ddp", edit)
     with pytest.raises(InputError, match=match):
         whatif.read_program(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ranks_per_node", 0),
+        ("inter_bandwidth_gb_per_s", 0),
+        ("intra_bandwidth_gb_per_s", "x"),
+        ("inter_latency_us", -1),
+        ("slow_factor", 0),
+        ("emulated_world_size", -3),
+    ],
+)
+def test_a_network_that_is_none_is_refused(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=field):
+        network_of({"kind": "emulated", field: value}, world_size=2)
+
+
+def test_one_change_is_named_once(runs: Path) -> None:
+    named = [each.change for each in gains(base_of(whatif.read_program(runs / "fsdp")), shown=9).of]
+    assert not {"overlap=on", "prefetch=1"} <= set(named)
 
 
 def test_a_rank_that_is_missing_is_refused(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
