@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bokeh.models import BoxZoomTool, HoverTool, PanTool, ResetTool, WheelZoomTool
+from bokeh.models import BasicTickFormatter, BoxZoomTool, HoverTool, PanTool, ResetTool, WheelZoomTool
 from bokeh.plotting import figure
 
 from aorta.analysis.report.palette import GRID, INK
@@ -76,6 +76,8 @@ def new_chart(
         axis.axis_label_text_color = axis.major_label_text_color = INK
         axis.axis_line_color = axis.major_tick_line_color = INK
         axis.minor_tick_line_color = None
+        if isinstance(axis.formatter, BasicTickFormatter):
+            axis.formatter.use_scientific = False  # tables write numbers out, too
     for grid in plot.grid:
         grid.grid_line_color = GRID
     return plot

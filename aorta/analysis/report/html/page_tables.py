@@ -202,7 +202,7 @@ def pairs_table(comparison: Mapping[str, Any]) -> Table | None:
     columns = [Column("kind"), Column("group"), Column("ranks", True), Column("bytes", True)]
     for name in names:
         columns += [Column(f"{titled(name)}, {comparison[side]}", True) for side in SIDES]
-        columns.append(Column("quotient", True, f"{name}: candidate / reference"))
+        columns.append(Column("ratio", True, f"{name}: candidate / reference"))
     rows = []
     for row in found[:ROW_LIMIT]:
         cells = [word(row["kind"]), word(row["group"])]
