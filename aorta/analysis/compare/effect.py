@@ -20,8 +20,7 @@ from aorta.analysis.metrics import metric_named
 from aorta.analysis.tables import Floats
 
 _AFTER_HOLM: Final = (
-    "a secondary metric is judged after Holm's correction, by the p of all others too: what could have been found is "
-    "known of none alone; name it with --primary"
+    "not known for a secondary metric: Holm's correction takes the p of all others into account; name it with --primary"
 )
 _INTERVALS: Final = ("difference_interval", "reference_interval", "candidate_interval")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from bokeh.models import ColumnDataSource
+from bokeh.models import ColumnDataSource, NumeralTickFormatter
 
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.report.html.bokeh_chart import Chart, belongs, hover, new_chart
@@ -39,7 +39,10 @@ def kinds_drawn(entries: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str
 
 def _bandwidth(entries: Mapping[str, Mapping[str, Any]]) -> Chart | None:
     plot = new_chart("bandwidth", 320, "bytes of the collective", "bus bandwidth, GB/s", zoom="both", x_axis_type="log")
-    plot.xaxis.major_label_overrides = {m * 10.0**k: PAGE.size(m * 10**k) for k in range(14) for m in (1, 2, 5)}
+    # Over less than a decade the ticks lie evenly, so all numbers of two digits have a name.
+    sizes = [m * 10**k for k in range(13) for m in range(1, 100)]
+    plot.xaxis.major_label_overrides = {float(size): PAGE.size(size) for size in sizes}
+    plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
     for place, (label, entry) in enumerate(entries.items()):
         rows = [
             row for row in entry.get("collectives", ()) if row["bytes"] and row["busbw_gb_per_s"]["median"] is not None
