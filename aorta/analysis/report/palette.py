@@ -75,6 +75,7 @@ SURFACES: Final[Mapping[str, Shade]] = {
 """`band` lies behind data (warm-up, a margin); `-soft` behind text of that verdict."""
 
 INK: Final = SURFACES["ink"].light
+PAPER: Final = SURFACES["page"].light
 QUIET: Final = SURFACES["quiet"].light
 """Text that is less important than other text: 6:1 on white."""
 GRID: Final = SURFACES["grid"].light

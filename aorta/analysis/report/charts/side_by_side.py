@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
@@ -20,7 +20,7 @@ from aorta.analysis.attribution.assign_exposed import CollectiveSpan
 from aorta.analysis.attribution.typical_step import TypicalStep, typical_step
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.report.charts.style import new_figure, save, tidy
-from aorta.analysis.report.palette import INK, lane_color, light, phase_color, text_on
+from aorta.analysis.report.palette import INK, PAPER, lane_color, light, phase_color, text_on
 from aorta.analysis.tables import NO_TIME, Collectives, StepIntervals
 from aorta.errors import InputError
 from aorta.timeline.intervals import Interval, clip, measure, merge
@@ -172,7 +172,6 @@ def _blocks(ax: Axes, lane: _Lanes, row: float, end_ms: float) -> None:
     for part in lane.step.aux or ():
         span = (part.start_ns, part.end_ns)
         _bar(ax, span, row, light("other-work"))
-        _label(ax, span, row, (part.name,), light("other-work"), end_ms)
     for block in lane.step.compute or ():
         span = (block.start_ns, block.end_ns)
         _bar(ax, span, row, phase_color(block.phase), outline=True)
@@ -182,9 +181,16 @@ def _blocks(ax: Axes, lane: _Lanes, row: float, end_ms: float) -> None:
     window = (0, lane.length_ns)
     for stall in merge(clip(((part.start_ns, part.end_ns) for part in lane.step.stalls or ()), window)):
         ax.broken_barh(
-            [_ms(stall)], (row - _HEIGHT / 2, _HEIGHT), facecolors="none", edgecolors=INK, hatch="/////", linewidth=0.0
+            [_ms(stall)],
+            (row - _HEIGHT / 2, _HEIGHT),
+            facecolors=to_rgba(PAPER, 0.6),  # the lines do not show on the dark of a backward pass
+            edgecolors=INK,
+            hatch="/////",
+            linewidth=0.0,
         )
-    for block in lane.step.compute or ():  # labels last, so that they are drawn over the hatching
+    for part in lane.step.aux or ():  # labels last, so that they are drawn over the hatching
+        _label(ax, (part.start_ns, part.end_ns), row, (part.name,), light("other-work"), end_ms)
+    for block in lane.step.compute or ():
         _label(ax, (block.start_ns, block.end_ns), row, (block.block,), phase_color(block.phase), end_ms)
 
 

@@ -48,6 +48,8 @@ def draw_timeline(dataset: LabelledRun, path: Path) -> str | None:
     steps = dataset.table("global_step", "warmup", warmup=True)
     if steps.empty:
         return "no steps in the record"
+    if steps["global_step"].nunique() == 1:
+        return "one step makes no curve; its numbers are in the tables"
     measured = set()
     figure = new_figure(9, 5.6)
     panels = figure.subplots(2, 1, sharex=True)
@@ -79,6 +81,8 @@ def draw_overlap_ratio(datasets: Sequence[LabelledRun], path: Path) -> str | Non
     drawn = [dataset for dataset in datasets if not np.isnan(dataset.values("overlap_ratio")).all()]
     if not drawn:
         return "no overlap ratio in any step after warm-up"
+    if all(dataset.table("global_step")["global_step"].nunique() == 1 for dataset in drawn):
+        return "one step makes no curve; its ratio is in the tables"
     figure = new_figure(9, 4.2)
     axes = figure.subplots()
     for number, dataset in enumerate(drawn):
@@ -89,7 +93,7 @@ def draw_overlap_ratio(datasets: Sequence[LabelledRun], path: Path) -> str | Non
         )
     tidy(axes)
     axes.set_ylim(-0.03, 1.03)
-    axes.set_ylabel("overlap ratio: hidden / all communication")
+    axes.set_ylabel("overlap ratio (hidden / all)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("global step, warm-up left out (line: median over ranks, band: lowest to highest rank)", fontsize=9)
     legend(figure, [axes])

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import ScalarFormatter
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.metrics import UNKNOWN
@@ -36,7 +37,12 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def tidy(axes: Axes) -> None:
-    """Grid behind the data, no box round it."""
+    """Grid behind the data, no box round it; numbers on the axes in full, without a power of ten or an offset."""
+    for axis in (axes.xaxis, axes.yaxis):
+        formatter = axis.get_major_formatter()
+        if isinstance(formatter, ScalarFormatter):
+            formatter.set_scientific(False)
+            formatter.set_useOffset(False)
     axes.set_axisbelow(True)
     axes.grid(visible=True, color=GRID, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)

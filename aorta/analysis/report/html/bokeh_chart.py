@@ -10,12 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bokeh.models import BasicTickFormatter, BoxZoomTool, HoverTool, PanTool, ResetTool, WheelZoomTool
+from bokeh.models import (
+    BasicTickFormatter,
+    BoxZoomTool,
+    HoverTool,
+    NumeralTickFormatter,
+    PanTool,
+    ResetTool,
+    WheelZoomTool,
+)
 from bokeh.plotting import figure
 
 from aorta.analysis.report.palette import GRID, INK
 
 FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
+NUMBERS: Final = "0,0.[000000000]"
+"""Of an axis: thousands apart as in the tables, never a power of ten."""
 DASHES: Final = {"-": "solid", "--": "dashed", "-.": "dashdot", ":": "dotted"}
 
 
@@ -77,7 +87,7 @@ def new_chart(
         axis.axis_line_color = axis.major_tick_line_color = INK
         axis.minor_tick_line_color = None
         if isinstance(axis.formatter, BasicTickFormatter):
-            axis.formatter.use_scientific = False  # tables write numbers out, too
+            axis.formatter = NumeralTickFormatter(format=NUMBERS)
     for grid in plot.grid:
         grid.grid_line_color = GRID
     return plot

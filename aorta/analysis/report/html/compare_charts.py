@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bokeh.models import BoxAnnotation, ColumnDataSource, FactorRange, Span
+from bokeh.models import (
+    BasicTickFormatter,
+    BoxAnnotation,
+    ColumnDataSource,
+    FactorRange,
+    Range1d,
+    Span,
+)
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.formatting import PAGE
@@ -51,10 +58,11 @@ def _effects(name: str, title: str, caption: str, axis: str, found: Mapping[str,
     plot = new_chart(name, 70 + 24 * len(titles), axis, "", y_range=FactorRange(*titles[::-1]))
     plot.min_border_left = 150
     plot.ygrid.grid_line_color = None
+    plot.xaxis.formatter = BasicTickFormatter(use_scientific=False)  # with the minus sign of the tables
     margins = {pair["margin"] for pair in found.values() if pair.get("margin") is not None}
     if len(margins) == 1:
         margin = 100 * margins.pop()
-        plot.add_layout(BoxAnnotation(left=-margin, right=margin, fill_color=BAND, line_color=None))
+        plot.add_layout(BoxAnnotation(left=-margin, right=margin, fill_color=BAND, line_color=None, level="underlay"))
     plot.add_layout(Span(location=0, dimension="height", line_color=INK, line_width=1))
     pairs = list(found.values())
     source = ColumnDataSource(
@@ -88,6 +96,10 @@ def launch_charts(comparison: Mapping[str, Any]) -> list[Chart]:
     for name, title, unit in _LAUNCH_METRICS:
         plot = new_chart(f"launches-{name}", 230, "launch of its side", unit or "hidden / all communication")
         plot.xaxis.ticker.min_interval = 1
+        if unit:
+            plot.y_range.start = 0
+        else:
+            plot.y_range = Range1d(-0.03, 1.03)  # a share, on its whole range as over the steps
         for place, side in enumerate(("reference", "candidate")):
             known = [(at, each) for at, each in enumerate(launches[side]) if each.get(name) is not None]
             columns = {

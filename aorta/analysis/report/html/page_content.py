@@ -173,7 +173,9 @@ def _attribution(found: Any) -> dict[str, Any] | None:
     return {
         "sentence": found.get("sentence") or found.get("reason"),
         "definition": found.get("definition"),
-        "means": page_tables.facts_table("attribution-means", "Each side, mean over steps and ranks", means)
+        "means": page_tables.facts_table(
+            "attribution-means", "Each side, mean over steps and ranks", means, numbers=True
+        )
         if means
         else None,
         "causes": _rows("attribution", "Parts of the difference, the largest first; shares add up to 100 %", parts),

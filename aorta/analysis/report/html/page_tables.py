@@ -256,10 +256,17 @@ def differences_table(comparison: Mapping[str, Any]) -> Table:
     return Table("differences", "What differs between the runs", columns, rows)
 
 
-def facts_table(key: str, caption: str, sides: Mapping[str, Mapping[str, object]], *, mark: bool = False) -> Table:
-    """Facts of several datasets beside each other, one row a fact. `mark`: name the rows whose values differ."""
+def facts_table(
+    key: str, caption: str, sides: Mapping[str, Mapping[str, object]], *, mark: bool = False, numbers: bool = False
+) -> Table:
+    """Facts of several datasets beside each other, one row a fact.
+
+    Args:
+        mark: name the rows whose values differ.
+        numbers: the facts are numbers, and stand to the right.
+    """
     names = list(dict.fromkeys(name for facts in sides.values() for name in facts))
-    columns = [Column(""), *(Column(label) for label in sides), *([Column("differs")] if mark else [])]
+    columns = [Column(""), *(Column(label, numbers) for label in sides), *([Column("differs")] if mark else [])]
     rows = []
     for name in names:
         texts = [json_text(facts[name]) if name in facts else "(absent)" for facts in sides.values()]

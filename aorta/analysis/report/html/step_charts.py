@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-from bokeh.models import BasicTicker, ColorBar, ColumnDataSource, LinearColorMapper, Range1d
+from bokeh.models import BasicTicker, ColorBar, ColumnDataSource, LinearColorMapper, NumeralTickFormatter, Range1d
 from bokeh.palettes import Cividis256
 
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.report.charts.step_lines import MARKED_STEPS
-from aorta.analysis.report.html.bokeh_chart import DASHES, FONT, Chart, belongs, hover, new_chart, plain
+from aorta.analysis.report.html.bokeh_chart import DASHES, FONT, NUMBERS, Chart, belongs, hover, new_chart, plain
 from aorta.analysis.report.html.step_curves import Curve, Map, Series
 from aorta.analysis.report.palette import INK, SERIES
 
@@ -38,7 +38,7 @@ BAND: Final = "Line: median over ranks. Band: lowest to highest rank."
 
 def step_charts(series: Mapping[str, Series]) -> tuple[list[Chart], list[str]]:
     """Overlap ratio, job step, and below them what the devices did and the loop counted, all over the same steps; and
-    what is not drawn, as sentences: what does not change, and counters beyond `MOST_COUNTERS`.
+    what is not drawn, as sentences: what does not change or has one step, and counters beyond `MOST_COUNTERS`.
     """
     ratio = {label: each.curve("overlap_ratio") for label, each in series.items()}
     charts: list[Chart] = []
@@ -48,10 +48,15 @@ def step_charts(series: Mapping[str, Series]) -> tuple[list[Chart], list[str]]:
     def add(name: str, title: str, unit: str, curves: Mapping[str, Curve], caption: str, whole: float | None) -> None:
         if not any(curve.known for curve in curves.values()):
             return
+        if (said := _one_step(title, unit, curves)) is not None:
+            notes.append(said)
+            return
         plot = new_chart(f"steps-{name}", 190, "", unit, **shared)
         plot.xaxis.ticker = _whole_numbers()
         if whole is not None:
             plot.y_range = Range1d(-0.03 * whole, 1.03 * whole)
+        elif unit == "ms":
+            plot.y_range.start = 0
         for number, (label, curve) in enumerate(curves.items()):
             if curve.known:
                 _draw(plot, number, label, curve)
@@ -101,6 +106,19 @@ def _unchanged(title: str, unit: str, curves: Mapping[str, Curve]) -> str | None
         return None
     told = ", ".join(f"{value:,.4g}{f' {unit}' if unit else ''} ({label})" for label, value in values.items())
     return f"{title} does not change over the steps and has no chart: {told}."
+
+
+def _one_step(title: str, unit: str, curves: Mapping[str, Curve]) -> str | None:
+    """What a chart of these would say, where none of them has more than one step."""
+    known = {label: curve for label, curve in curves.items() if curve.known}
+    if any(len(curve.x) > 1 for curve in known.values()):
+        return None
+    name = unit if unit in ("", "ms") else "ratio" if unit == "hidden / all" else unit
+    told = ", ".join(
+        f"{PAGE.quantity(float(curve.middle[0]), name).strip()} ({label}, global step {curve.x[0]:.0f})"
+        for label, curve in known.items()
+    )
+    return f"{title} has one step and no chart: {told}."
 
 
 _NOTHING: Final = Curve(*(np.empty(0),) * 4)
@@ -163,6 +181,7 @@ def map_charts(series: Mapping[str, Series], ranks: Sequence[tuple[int, int]]) -
         )
         hover(plot, [image], ("value", "@image{0,0.[0000]}"), ("global step", "$x{0,0}"), ("rank", "$y{0,0}"))
         bar = ColorBar(color_mapper=mapper, width=12, background_fill_color=None, title=None, padding=8)
+        bar.formatter = NumeralTickFormatter(format=NUMBERS)
         bar.major_label_text_font, bar.major_label_text_font_size = FONT, "11px"
         bar.major_label_text_color, bar.major_tick_line_color = INK, INK
         plot.add_layout(bar, "right")

@@ -29,7 +29,7 @@ def _block(place: int, scheme: str) -> str:
 
 def for_scripts() -> dict[str, Mapping[str, Any]]:
     """`dark`: what a light colour of a chart becomes; `textOn`: black or white, for a label on a colour."""
-    drawn = [*MEANINGS.values(), *(SURFACES[name] for name in ("ink", "quiet", "grid", "band"))]
+    drawn = [*MEANINGS.values(), *(SURFACES[name] for name in ("page", "ink", "quiet", "grid", "band"))]
     return {
         "dark": {shade.light.lower(): shade.dark for shade in drawn},
         "textOn": {color: text_on(color) for shade in MEANINGS.values() for color in shade},

@@ -23,7 +23,7 @@ from aorta.analysis.report.html.timeline_data import (
     TimelineSpans,
     lane_order,
 )
-from aorta.analysis.report.palette import INK, lane_color, light, phase_color
+from aorta.analysis.report.palette import INK, PAPER, lane_color, light, phase_color
 from aorta.timeline.classes import COMPUTE
 
 _DRAWN: Final = ("top", "bottom", "left", "right", "color")
@@ -61,6 +61,10 @@ def timeline_charts(spans: Sequence[TimelineSpans]) -> list[Chart]:
         ran = plot.quad(**box, fill_color="color", line_color=INK, line_width=0.3, line_alpha=0.6, source=drawn)
         waits = ColumnDataSource(dict(empty), name=f"timeline-waits-{number}")
         hatch = {"hatch_pattern": "right_diagonal_line", "hatch_color": INK, "hatch_scale": 6, "hatch_weight": 1}
+        # On a ground of its own: the lines do not show on the dark of a backward pass.
+        waited = plot.quad(
+            **box, fill_color=PAPER, fill_alpha=0.6, line_color=INK, line_width=0.8, source=waits, **hatch
+        )
         chosen = ColumnDataSource({name: [] for name in box}, name=f"timeline-chosen-{number}")
         plot.quad(**box, fill_color=None, line_color=INK, line_width=2.5, source=chosen)
         names = ColumnDataSource({name: [] for name in _LABEL}, name=f"timeline-labels-{number}")
@@ -76,7 +80,6 @@ def timeline_charts(spans: Sequence[TimelineSpans]) -> list[Chart]:
             text_font_size="11px",
             source=names,
         )
-        waited = plot.quad(**box, fill_color=None, line_color=INK, line_width=0.8, source=waits, **hatch)
         for bars in (ran, waited):  # a tap chooses a collective, and must not fade the others
             bars.selection_glyph = bars.nonselection_glyph = None
         tap = TapTool(renderers=[ran])

@@ -156,7 +156,7 @@ def _not_judged(pair: Mapping[str, Any]) -> bool:
 
 def _p_of(pair: Mapping[str, Any]) -> str:
     p = pair.get("p_corrected") if pair.get("p_corrected") is not None else pair.get("p")
-    return "" if p is None else f" (p = {p_value(p, 3)})"
+    return "" if p is None else f" (p\u00a0=\u00a0{p_value(p, 3)})"
 
 
 def _job_step(step: Mapping[str, Any]) -> str:
