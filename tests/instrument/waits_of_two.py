@@ -5,6 +5,7 @@ Arguments: a folder, which gets `rank_<r>.json`, and `python` or `native`.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -52,8 +53,18 @@ class Scenes:
 
 
 def main(folder: str, ends: str) -> None:
-    """All scenes."""
+    """All scenes, and the end."""
     dist.init_process_group("gloo")
+    told = played(ends)
+    Path(folder, f"rank_{dist.get_rank()}.json").write_text(json.dumps(told))
+    # DDP's reducer goes before the group. Were it the group's last owner, its destructor would join gloo's threads with
+    # the interpreter lock held, and one of them may need that lock to let go of a collective's work (torch 2.13).
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def played(ends: str) -> dict[str, Any]:
+    """What the rows say and what they must."""
     rank, steps = dist.get_rank(), list[Step]()
     assert dist.group.WORLD is not None
     world = dist.group.WORLD.group_name
@@ -69,7 +80,7 @@ def main(folder: str, ends: str) -> None:
         instrument.recorder.finish()
     origin = {name: step.start_mono_ns for name, step in zip(scenes.names, steps, strict=True)}
     rows = {name: msgspec.to_builtins(step.waits) for name, step in zip(scenes.names, steps, strict=True)}
-    told = {
+    return {
         "scenes": {
             name: {
                 "waits": [
@@ -84,8 +95,6 @@ def main(folder: str, ends: str) -> None:
         "gradient_order": next(msgspec.to_builtins(s.gradient_order) for s in steps if s.gradient_order),
         "again": sum(bool(step.gradient_order) for step in steps) - 1,
     }
-    Path(folder, f"rank_{rank}.json").write_text(json.dumps(told))
-    dist.destroy_process_group()
 
 
 def play(scenes: Scenes, world: str, rank: int) -> None:
