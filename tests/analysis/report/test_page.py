@@ -159,7 +159,7 @@ def test_the_headline_never_says_an_undecided_metric_as_a_fact(tmp_path: Path) -
     assert "longer" not in said
     summary["comparison"]["metrics"]["overlap_ratio"] |= {"verdict": "inconclusive", "p": 0.343}
     undecided = verdict_of(summary).sentence
-    assert undecided.startswith("no difference in overlap_ratio was shown between rocm and cuda (p = 0.343): ")
+    assert undecided.startswith("no difference in overlap_ratio was shown between rocm and cuda (p\u00a0=\u00a00.343): ")
     assert "hides" not in undecided
 
 
