@@ -20,7 +20,7 @@ from aorta.analysis.metrics import metric_named
 from aorta.analysis.tables import Floats
 
 _AFTER_HOLM: Final = (
-    "not known for a secondary metric: Holm's correction takes the p of all others into account; name it with --primary"
+    "not defined for a secondary metric, which is judged after Holm's correction; name it with --primary"
 )
 _INTERVALS: Final = ("difference_interval", "reference_interval", "candidate_interval")
 

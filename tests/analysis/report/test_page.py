@@ -23,7 +23,8 @@ from aorta.analysis.load.traces import load_traces
 from aorta.analysis.report import html as page_room
 from aorta.analysis.report.html import why_no_page, write_page
 from aorta.analysis.report.html.assembly import json_for_script, policy
-from aorta.analysis.report.html.bokeh_chart import plain
+from aorta.analysis.report.html.bokeh_chart import NUMBERS, new_chart, plain
+from aorta.analysis.report.html.comm_charts import round_sizes
 from aorta.analysis.report.html.verdict_cards import verdict_of
 from aorta.analysis.summary import summarize
 from aorta.errors import ToolMissing
@@ -171,6 +172,25 @@ def test_every_verdict_has_a_word_a_tone_and_a_symbol(word: str, tmp_path: Path)
     assert found.tone == {"regression": "bad", "improvement": "good", "equivalent": "even"}.get(word, "open")
     needed = dict(found.cards[0].facts).get("to find what was seen")
     assert needed == ("6 launches per side" if word == "inconclusive" else None)
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "ticks"),
+    [
+        (1_000, 50_000_000, [100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000]),
+        (524_288, 26_214_400, [500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000, 50_000_000]),
+        (530_000, 1_070_000, [500_000, 600_000, 700_000, 800_000, 900_000, 1_000_000, 2_000_000]),
+        (4_096, 4_096, [4_000, 4_200]),
+        (1, 1, [1, 2]),
+    ],
+)
+def test_an_axis_of_sizes_has_round_ones_in_one_notation(least: int, most: int, ticks: list[int]) -> None:
+    assert round_sizes(least, most) == ticks
+
+
+def test_no_axis_of_numbers_is_written_in_powers_of_ten() -> None:
+    plot = new_chart("any", 100, "step", "ms")
+    assert [axis.formatter.format for axis in plot.axis] == [NUMBERS, NUMBERS]
 
 
 def test_one_dataset_has_a_page_without_a_comparison(tmp_path: Path) -> None:

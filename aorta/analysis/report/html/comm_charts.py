@@ -5,10 +5,11 @@ Must not draw a point for a collective whose transfer is not known.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from bokeh.models import ColumnDataSource, NumeralTickFormatter
+from bokeh.models import ColumnDataSource, FixedTicker
 
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.report.html.bokeh_chart import Chart, belongs, hover, new_chart
@@ -39,10 +40,6 @@ def kinds_drawn(entries: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str
 
 def _bandwidth(entries: Mapping[str, Mapping[str, Any]]) -> Chart | None:
     plot = new_chart("bandwidth", 320, "bytes of the collective", "bus bandwidth, GB/s", zoom="both", x_axis_type="log")
-    # Over less than a decade the ticks lie evenly, so all numbers of two digits have a name.
-    sizes = [m * 10**k for k in range(13) for m in range(1, 100)]
-    plot.xaxis.major_label_overrides = {float(size): PAGE.size(size) for size in sizes}
-    plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
     for place, (label, entry) in enumerate(entries.items()):
         rows = [
             row for row in entry.get("collectives", ()) if row["bytes"] and row["busbw_gb_per_s"]["median"] is not None
@@ -63,8 +60,25 @@ def _bandwidth(entries: Mapping[str, Mapping[str, Any]]) -> Chart | None:
     if not plot.renderers:
         return None
     plot.y_range.start = 0
+    sizes = [row["bytes"] for entry in entries.values() for row in entry.get("collectives", ()) if row["bytes"]]
+    ticks = round_sizes(min(sizes), max(sizes))
+    plot.xaxis.ticker = FixedTicker(ticks=ticks)
+    plot.xaxis.major_label_overrides = {float(tick): PAGE.size(tick) for tick in ticks}
     caption = "Median of each kind, group and size; the bar reaches from the 5th to the 95th percentile."
     return Chart(plot.name, "Bandwidth over size", caption, plot)
+
+
+def round_sizes(least: int, most: int) -> list[int]:
+    """Round sizes from `least` to `most` bytes, three or more where 2 % of a decade is fine enough, and the one on
+    either side. Bokeh's own ticks of an axis of logarithms are written 6.000e+5 where it spans less than a decade.
+    """
+    sizes: list[int] = []
+    for mantissas in ((10,), (10, 20, 50), range(10, 100, 10), range(10, 100, 2)):
+        sizes = sorted({mantissa * 10**power // 10 for power in range(14) for mantissa in mantissas} | {0})
+        first, behind = bisect_left(sizes, least), bisect_right(sizes, most)
+        if behind - first >= 3:
+            break
+    return [size for size in sizes[max(first - 1, 0) : behind + 1] if size]
 
 
 def _waiting(entries: Mapping[str, Mapping[str, Any]]) -> Chart | None:
