@@ -6,6 +6,8 @@ import base64
 import hashlib
 import json
 import re
+import shutil
+import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from aorta.analysis.report.html.assembly import json_for_script, policy
 from aorta.analysis.report.html.bokeh_chart import NUMBERS, new_chart, plain
 from aorta.analysis.report.html.comm_charts import round_sizes
 from aorta.analysis.report.html.verdict_cards import verdict_of
+from aorta.analysis.report.report_command import overlap_report
 from aorta.analysis.summary import summarize
 from aorta.errors import ToolMissing
 from tests.analysis.builders import collective, footer, header, metrics, simulated_run, step, write_manifest, write_rank
@@ -343,3 +346,29 @@ def test_without_its_packages_a_page_says_how_to_get_them(tmp_path: Path, monkey
 
 def test_text_on_a_canvas_is_no_tex() -> None:
     assert plain("$$a$$ \\(b") == "$\u200b$a$\u200b$ \\\u200b(b"
+
+
+def test_one_step_is_told_in_sentences_and_every_chart_has_its_place(tmp_path: Path) -> None:
+    for rank in range(2):
+        write_rank(tmp_path / "run", header(rank, 2), [step(rank, 2, 7, overlap=metrics(10 + rank, 8, 4, 1))])
+    datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
+    html = page(datasets, summarize(subjects(datasets)), tmp_path / "r.html")
+    ids = {attributes.get("id") for _, attributes in Parts(html).tags}
+    assert not ids & {"chart-steps-overlap_ratio", "chart-steps-job_step"}
+    text = text_of(html)
+    assert "Overlap ratio has one step and no chart: 0.2500 (x, global step 7)." in text
+    assert "Job step has one step and no chart: 11.000 ms (x, global step 7)." in text
+    data = re.search(r'<script type="application/json" id="page-data">(.*?)</script>', html, re.DOTALL)
+    assert data is not None
+    drawn = json.loads(data[1])["roots"]
+    assert "map-0" in drawn
+    assert {f"chart-{name}" for name in drawn} <= ids
+
+
+def test_a_page_names_the_archive_and_not_where_it_was_unpacked(tmp_path: Path) -> None:
+    simulated_run(tmp_path / "made" / "cuda", label="cuda", ranks=2, steps=6, transfer_ms=5.0, seed=1)
+    packed = shutil.make_archive(str(tmp_path / "node7"), "gztar", tmp_path / "made")
+    assert overlap_report([packed, "--output", str(tmp_path / "out")]) == 0
+    html = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "node7.tar.gz" in html
+    assert tempfile.gettempdir() + "/aorta" not in html

@@ -13,8 +13,8 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
 from aorta.analysis.load.traces import load_traces
 from aorta.analysis.report.html import step_curves, timeline_data
-from aorta.analysis.report.html.step_charts import map_charts
-from aorta.analysis.report.html.step_curves import Series
+from aorta.analysis.report.html.step_charts import MOST_COUNTERS, map_charts, step_charts
+from aorta.analysis.report.html.step_curves import Curve, Series
 from aorta.analysis.report.html.timeline_data import BLOCKED, EXPOSED, TimelineSpans, spans_of
 from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, Stall
 from aorta.timeline.classes import LANES
@@ -99,6 +99,43 @@ def test_ranks_that_a_trace_does_not_tell_have_rows_below_0(tmp_path: Path) -> N
     found = Series(LabelledRun("x", load_traces(str(tmp_path)))).map("step_ms")
     assert found is not None
     assert (found.first_rank, found.end_rank, found.values.tolist()) == (-2, 0, [[1.0], [1.0]])
+
+
+def test_ranks_that_a_trace_does_not_tell_are_chosen_in_order(tmp_path: Path) -> None:
+    for at in range(3):
+        events = [kineto_step(0, 0, 1000), kernel("gemm", 0, 400)]
+        (tmp_path / f"{at}.json").write_text(json.dumps(document(events, distributedInfo=None)))
+    found = spans_of(LabelledRun("x", load_traces(str(tmp_path))), budget=1_000, first=2)
+    assert (found.ranks, found.shown_first) == ([-3, -2, -1], [-3, -1])
+
+
+class Counted(Series):
+    """A run whose loop counted `counted`."""
+
+    def __init__(self, dataset: LabelledRun, counted: dict[str, list[float]]) -> None:
+        super().__init__(dataset)
+        self._counted = counted
+
+    def counters(self) -> dict[str, Curve]:
+        """Every value as the only one of its step."""
+        return {
+            name: Curve(np.arange(len(values)), *(np.array(values, float),) * 3)
+            for name, values in self._counted.items()
+        }
+
+
+def test_a_counter_that_does_not_change_is_a_sentence_and_not_a_chart(tmp_path: Path) -> None:
+    found = Counted(run_of(tmp_path, 3), {"tokens": [4_096, 4_096, 4_096], "loss": [3, 2, 1]})
+    charts, notes = step_charts({"x": found})
+    assert [chart.title for chart in charts][2:] == ["loss"]
+    assert notes == ["tokens does not change over the steps and has no chart: 4,096 (x)."]
+
+
+def test_counters_beyond_the_limit_are_named(tmp_path: Path) -> None:
+    names = [f"c{at:02d}" for at in range(MOST_COUNTERS + 2)]
+    charts, notes = step_charts({"x": Counted(run_of(tmp_path, 3), {name: [1.0, 2.0, 3.0] for name in names})})
+    assert [chart.title for chart in charts][2:] == names[:MOST_COUNTERS]
+    assert [note for note in notes if "not drawn: c12, c13." in note and note.startswith("2 more counters")]
 
 
 def drawn(found: TimelineSpans, rank: int, place: int) -> set[tuple[str, str, float, float]]:
