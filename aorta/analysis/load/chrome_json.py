@@ -30,7 +30,7 @@ Event: TypeAlias = dict[str, msgspec.Raw]
 
 BLOCK: Final = 1 << 20
 """Bytes read at a time. The decoded events are several times as large, and should stay in a processor's cache."""
-LIMIT: Final = 128 << 20
+LIMIT: Final = 32 << 20
 """Most bytes buffered while searching for the next cut, or for the beginning or end of the array."""
 _EVENTS: Final = "traceEvents"
 _ARRAY: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -91,28 +91,29 @@ class EventArray(Generic[Piece]):
         while True:
             # A new buffer for each piece, because decoded values still point into the last one. It begins with "[".
             buffer = bytearray(1 + len(rest) + max(BLOCK, len(rest)))
+            view = memoryview(buffer)  # a slice of a bytearray is set by way of a copy, one of a view is not
             buffer[0] = _OPEN
-            buffer[1 : 1 + len(rest)] = rest
-            got = self._stream.readinto(memoryview(buffer)[1 + len(rest) :])
+            view[1 : 1 + len(rest)] = rest
+            got = self._stream.readinto(view[1 + len(rest) :])
             self._read += got
             size = 1 + len(rest) + got
-            rest = memoryview(buffer)[1:size]
+            rest = view[1:size]
             if not got:
-                yield self._last(bytes(memoryview(buffer)[:size]))
+                yield self._last(bytes(view[:size]))
                 return
             for at in _places_to_cut(buffer, size):
                 kept, buffer[at] = buffer[at], _CLOSE
                 try:
-                    piece = self._decode(memoryview(buffer)[: at + 1])
+                    piece = self._decode(view[: at + 1])
                 except _MALFORMED as error:
                     buffer[at] = kept
                     if str(error) == _TRUNCATED:
                         continue  # the comma stood inside an event
                     if _TRAILING.search(str(error)):  # the array ended before this cut
-                        yield self._last(bytes(memoryview(buffer)[:size]) + self._remainder())
+                        yield self._last(bytes(view[:size]) + self._remainder())
                         return
                     raise self._broken(error, size) from error
-                rest = memoryview(buffer)[(at if kept == _COMMA else buffer.index(b",", at)) + 1 : size]
+                rest = view[(at if kept == _COMMA else buffer.index(b",", at)) + 1 : size]
                 # The piece keeps its closing bracket while the caller has it: it may decode it again for exact digits.
                 yield piece
                 break

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any, Final, Protocol, TypeVar
@@ -157,4 +158,6 @@ def _tried(function: Callable[[Item], Result], item: Item) -> Result | InputErro
     try:
         return function(item)
     except InputError as error:
-        return error
+        # A copy has no traceback and no cause, just as if it came from another process: the frames they keep alive hold
+        # the reader's buffers, and whoever raises this result from a frame that holds it makes a cycle of all of it.
+        return copy(error)

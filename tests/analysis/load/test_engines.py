@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +62,33 @@ def kill(file: RecordFile) -> None:
 def test_a_process_that_is_killed_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a process that was reading ended: killed .* --jobs 1"):
         list(Local(2).map(kill, [RecordFile(tmp_path)] * 2))
+
+
+class Buffer:
+    """Stands for what a reader holds while it reads."""
+
+
+BUFFERS: list[weakref.ref[Buffer]] = []
+
+
+def refuse(file: RecordFile) -> None:
+    buffer = Buffer()
+    BUFFERS.append(weakref.ref(buffer))
+    try:
+        raise ValueError("broken")
+    except ValueError as error:
+        raise InputError("refused") from error
+
+
+def test_a_refusal_that_is_raised_again_keeps_nothing_of_the_reader_alive(tmp_path: Path) -> None:
+    gc.disable()  # or it might collect a cycle in time
+    try:
+        (result,) = Local(1).map(refuse, [RecordFile(tmp_path)])
+        with pytest.raises(InputError, match=r"^refused$"):
+            raise result
+        assert BUFFERS.pop()() is None
+    finally:
+        gc.enable()
 
 
 def pid(file: RecordFile) -> int:
