@@ -20,10 +20,10 @@ from aorta.analysis.whatif.program import (
     Facts,
     Issued,
     Operation,
-    Program,
+    ProgramSpans,
     RankLayout,
+    RunProgram,
     SpanName,
-    Spans,
     StepProgram,
     What,
     compact,
@@ -39,7 +39,7 @@ BYTES = 4_000_000
 NETWORK = EmulatedFabric(inter_bandwidth_gb_per_s=100.0, inter_latency_us=1.0)
 
 
-def synthetic(ranks: int, steps: int) -> Program:
+def synthetic(ranks: int, steps: int) -> RunProgram:
     """A program whose ranks do the same, each with its own lengths."""
     everyone = tuple(range(ranks))
     operations = [Operation(What.BEGIN)]
@@ -63,12 +63,12 @@ def synthetic(ranks: int, steps: int) -> Program:
         wake = compact(np.full((len(operations), ranks), 5_000))
         begin = compact(chance.integers(0, 1_000, len(rank)))
         end = compact(begin.astype(np.int64) + 500_000)
-        spans = Spans(rank, name, np.tile(after, ranks), begin, np.tile(after, ranks), end)
+        spans = ProgramSpans(rank, name, np.tile(after, ranks), begin, np.tile(after, ranks), end)
         nothing = np.full(ranks, np.nan)
         recorded = np.zeros(ranks, np.int64)
         return StepProgram(number, (0,) * ranks, host, wake, cost, cost, None, spans, None, recorded, nothing, nothing)
 
-    made = Program(
+    made = RunProgram(
         ranks=everyone,
         world_size=ranks,
         layouts=(layout,),

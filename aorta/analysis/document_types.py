@@ -163,7 +163,7 @@ class CollectiveEntry(msgspec.Struct):
     busbw_gb_per_s: Described
 
 
-class Dataset(msgspec.Struct):
+class DatasetEntry(msgspec.Struct):
     """One run, or the representative launch of a launch set. With `count` 0 there is a `reason`, and no metrics."""
 
     count: int
@@ -238,6 +238,6 @@ class Summary(msgspec.Struct):
     summary_version: Literal[1]
     aorta_version: str
     conventions: dict[str, str]
-    datasets: dict[str, Dataset]
+    datasets: dict[str, DatasetEntry]
     metrics: dict[str, MetricDefinition]
     comparison: Comparison | UnsetType = UNSET

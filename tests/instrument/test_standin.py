@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from aorta.instrument.emulation.replay import Rehearsal, Replay, ReplayedCall, Shape, Wait
+from aorta.instrument.emulation.replay import Rehearsal, Replay, ReplayedCall, ReplayedWait, Shape
 from aorta.instrument.emulation.stand_in import COPIES, StandInRank
 from aorta.instrument.operators import OPERATORS
 from tests.instrument.standin import NEEDS_THE_NETWORK
@@ -80,12 +80,12 @@ def test_a_replay_issues_and_waits_as_the_step_did(told: list[dict[str, Any]]) -
         assert found["events"] == [
             ["ReplayedCall", "allreduce_"],
             ["ReplayedCall", gather],
-            ["Wait", 1],
+            ["ReplayedWait", 1],
             ["ReplayedCall", "allreduce_"],
-            ["Wait", 2],
+            ["ReplayedWait", 2],
             ["ReplayedCall", gather],
-            ["Wait", 3],
-            ["Wait", 0],
+            ["ReplayedWait", 3],
+            ["ReplayedWait", 0],
         ]
         assert found["again"] == found["events"]
 
@@ -117,7 +117,7 @@ class Device:
     current = "compute"
 
 
-def rehearsed(calls: list[tuple[str, str, torch.Tensor]]) -> list[ReplayedCall | Wait]:
+def rehearsed(calls: list[tuple[str, str, torch.Tensor]]) -> list[ReplayedCall | ReplayedWait]:
     """What a rehearsal notes of (operator, stream, tensor), each waited for at once on the same stream."""
     device = Device()
     rehearsal = Rehearsal(torch.device("cpu"), current_stream=lambda: device.current)
@@ -149,10 +149,10 @@ def test_memory_serves_again_only_once_it_was_waited_for() -> None:
             "allreduce_", ([Shape(7, torch.device("cpu"), torch.float32, (200,), (1,), 0)],), stream, ()
         )
 
-    def pointers(events: list[ReplayedCall | Wait]) -> list[int]:
-        return [entry[1][0][0].data_ptr() for entry in Replay(events)._events if not isinstance(entry, Wait)]
+    def pointers(events: list[ReplayedCall | ReplayedWait]) -> list[int]:
+        return [entry[1][0][0].data_ptr() for entry in Replay(events)._events if not isinstance(entry, ReplayedWait)]
 
-    first, second = pointers([call(), Wait(0, None), call()])
+    first, second = pointers([call(), ReplayedWait(0, None), call()])
     assert first == second
     first, second = pointers([call(), call()])
     assert first != second
@@ -163,7 +163,7 @@ def test_parts_of_one_storage_lie_as_they_lay(offset: int) -> None:
     storage = torch.zeros(2000, dtype=torch.float32)
     whole, part = storage[offset : offset + 600].view(20, 30), storage[offset + 300 : offset + 600]
     events = [ReplayedCall("_allgather_base_", (Shape.of(whole), Shape.of(part), "group", 3), None, ())]
-    ((_, args),) = [entry for entry in Replay(events)._events if not isinstance(entry, Wait)]
+    ((_, args),) = [entry for entry in Replay(events)._events if not isinstance(entry, ReplayedWait)]
     assert [tuple(t.shape) for t in args[:2]] == [(20, 30), (300,)]
     assert args[1].data_ptr() - args[0].data_ptr() == 1200
     assert args[2:] == ("group", 3)
@@ -173,7 +173,9 @@ def test_parts_of_one_storage_lie_as_they_lay(offset: int) -> None:
 def test_a_transposed_tensor_keeps_its_strides() -> None:
     turned = torch.ones(3, 5, dtype=torch.float16).t()
     ((_, args),) = [
-        e for e in Replay([ReplayedCall("send", ([Shape.of(turned)],), None, ())])._events if not isinstance(e, Wait)
+        e
+        for e in Replay([ReplayedCall("send", ([Shape.of(turned)],), None, ())])._events
+        if not isinstance(e, ReplayedWait)
     ]
     assert (args[0][0].stride(), args[0][0].dtype) == (turned.stride(), torch.float16)
 

@@ -10,14 +10,14 @@ from aorta.analysis.whatif.changes import parse_changes
 from aorta.analysis.whatif.critical_path import CriticalPath, critical_path
 from aorta.analysis.whatif.marginals import Marginals, marginals
 from aorta.analysis.whatif.prediction import Prediction, Value, predict
-from aorta.analysis.whatif.program import Program
+from aorta.analysis.whatif.program import RunProgram
 from aorta.analysis.whatif.read_program import program_of, read_program
 
 __all__ = [
     "CriticalPath",
     "Marginals",
     "Prediction",
-    "Program",
+    "RunProgram",
     "Value",
     "critical_path",
     "marginals",

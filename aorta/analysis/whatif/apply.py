@@ -14,24 +14,24 @@ import numpy as np
 
 from aorta.analysis.tables import Floats, Ints
 from aorta.analysis.whatif.changes import (
-    Buckets,
+    BucketCap,
     Change,
-    Compute,
-    Late,
-    Level,
-    Network,
-    Overlap,
-    Prefetch,
-    Ranks,
+    CommSpeed,
+    ComputeSpeed,
+    NetworkChange,
+    NoStragglers,
+    OverlapSwitch,
+    PrefetchDepth,
+    RankLateness,
     Selection,
-    Speed,
+    WorldSize,
     in_order,
 )
 from aorta.analysis.whatif.ddp_buckets import ddp
 from aorta.analysis.whatif.fsdp_prefetch import fsdp
 from aorta.analysis.whatif.network import charge_ns
 from aorta.analysis.whatif.own_time import stretched
-from aorta.analysis.whatif.program import Issued, Program, StepProgram, What, compact
+from aorta.analysis.whatif.program import Issued, RunProgram, StepProgram, What, compact
 from aorta.config.schema import EmulatedFabric
 from aorta.errors import InputError
 
@@ -42,11 +42,11 @@ _NS_PER_MS = 1_000_000
 class Changed:
     """A program with changes made, and sentences about what was assumed for them."""
 
-    program: Program
+    program: RunProgram
     flags: tuple[str, ...] = ()
 
 
-def apply(program: Program, changes: Sequence[Change]) -> Changed:
+def apply(program: RunProgram, changes: Sequence[Change]) -> Changed:
     """Make changes, one after the other, in the order of `ORDER`.
 
     Raises:
@@ -71,7 +71,7 @@ def selects(which: Selection, issued: Issued, place: int) -> bool:
 
 @dataclass
 class _Applying:
-    program: Program
+    program: RunProgram
     flags: list[str] = field(default_factory=list)
 
     @singledispatchmethod
@@ -80,7 +80,7 @@ class _Applying:
         raise TypeError(type(change))
 
     @make.register
-    def _speed(self, change: Speed) -> None:
+    def _speed(self, change: CommSpeed) -> None:
         def factors(issued: Issued, place: int) -> float:
             return change.factor if selects(change.which, issued, place) else 1.0
 
@@ -97,7 +97,7 @@ class _Applying:
         self.program = replace(self.program, steps=steps)
 
     @make.register
-    def _network(self, change: Network) -> None:
+    def _network(self, change: NetworkChange) -> None:
         settings = self.program.facts.network
         if settings is None:
             self._real_network(change)
@@ -115,7 +115,7 @@ class _Applying:
         self._charge(replace(settings, **values))
 
     @make.register
-    def _ranks(self, change: Ranks) -> None:
+    def _ranks(self, change: WorldSize) -> None:
         settings = self.program.facts.network
         if settings is None:
             raise InputError(
@@ -138,7 +138,7 @@ class _Applying:
         )
 
     @make.register
-    def _late(self, change: Late) -> None:
+    def _late(self, change: RankLateness) -> None:
         if change.rank not in self.program.ranks:
             known = self.program.ranks
             raise InputError(f"--set {change.text}: the ranks of this run are {known[0]} to {known[-1]}")
@@ -161,7 +161,7 @@ class _Applying:
         self.program = replace(self.program, steps=steps)
 
     @make.register
-    def _level(self, change: Level) -> None:
+    def _level(self, change: NoStragglers) -> None:
         steps = []
         for step in self.program.steps:
             operations = {self.program.layouts[layout].operations for layout in step.layouts}
@@ -174,7 +174,7 @@ class _Applying:
         self.program = replace(self.program, steps=steps)
 
     @make.register
-    def _buckets(self, change: Buckets) -> None:
+    def _buckets(self, change: BucketCap) -> None:
         if change.factor is None:
             cap_bytes = change.cap_bytes or 0.0
             self.program = ddp(self.program, change.text, lambda _recorded: cap_bytes, None)
@@ -184,12 +184,12 @@ class _Applying:
         self._without_law("what a bucket of another size costs follows a line through the recorded ones")
 
     @make.register
-    def _prefetch(self, change: Prefetch) -> None:
+    def _prefetch(self, change: PrefetchDepth) -> None:
         self._sharded_on_host(change.text)
         self.program = fsdp(self.program, change.text, change.depth)
 
     @make.register
-    def _overlap(self, change: Overlap) -> None:
+    def _overlap(self, change: OverlapSwitch) -> None:
         if self.program.facts.gradient_order:
             self.program = ddp(self.program, change.text, None, change.on)
         else:
@@ -216,14 +216,14 @@ class _Applying:
             self.flags.append(f"the network was real: {what}")
 
     @make.register
-    def _compute(self, change: Compute) -> None:
+    def _compute(self, change: ComputeSpeed) -> None:
         computes = np.array([name.lane == "compute" for name in self.program.names], bool)
         if not computes.any():
             raise InputError(f"--set {change.text}: the record names no block that computes")
         steps = [stretched(step, computes[step.spans.name], 1 / change.factor) for step in self.program.steps]
         self.program = replace(self.program, steps=steps)
 
-    def _real_network(self, change: Network) -> None:
+    def _real_network(self, change: NetworkChange) -> None:
         """A network whose law is not known."""
         if change.field != "bandwidth":
             raise InputError(
@@ -279,7 +279,7 @@ class _Applying:
         return found
 
 
-_ALL = Speed("", Selection(), 1.0)
+_ALL = CommSpeed("", Selection(), 1.0)
 _SHARDED = ("fsdp", "hsdp", "fsdp_tp")
 
 
@@ -303,7 +303,7 @@ def _charged(step: StepProgram, charged: Ints, law: bool) -> StepProgram:
     return replace(step, cost_ns=compact(new), network_ns=compact(charged))
 
 
-def _there_are(program: Program) -> str:
+def _there_are(program: RunProgram) -> str:
     issued = {each for layout in program.layouts for each in layout.issued}
     kinds = ", ".join(sorted({each.kind for each in issued}))
     groups = ", ".join(sorted({each.group for each in issued}))

@@ -48,7 +48,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Speed:
+class CommSpeed:
     """Communication `factor` times as fast; infinite: free."""
 
     text: str
@@ -57,7 +57,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkChange:
     """Another network: what is None stays. A value is a factor of the recorded one, or absolute."""
 
     text: str
@@ -68,7 +68,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Late:
+class RankLateness:
     """A rank is later to every collective, or earlier where `late_ms` is negative."""
 
     text: str
@@ -77,14 +77,14 @@ class Late:
 
 
 @dataclass(frozen=True)
-class Level:
+class NoStragglers:
     """Before each operation no rank takes more own time than the lower median of the ranks."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Compute:
+class ComputeSpeed:
     """Blocks compute `factor` times as fast."""
 
     text: str
@@ -92,7 +92,7 @@ class Compute:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class WorldSize:
     """Groups of all ranks have this size."""
 
     text: str
@@ -100,7 +100,7 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Buckets:
+class BucketCap:
     """DDP's buckets have another cap: bytes, or a factor of the recorded one."""
 
     text: str
@@ -109,7 +109,7 @@ class Buckets:
 
 
 @dataclass(frozen=True)
-class Prefetch:
+class PrefetchDepth:
     """FSDP gathers so many blocks ahead."""
 
     text: str
@@ -117,15 +117,35 @@ class Prefetch:
 
 
 @dataclass(frozen=True)
-class Overlap:
+class OverlapSwitch:
     """Communication overlaps with compute, or not at all."""
 
     text: str
     on: bool
 
 
-Change: TypeAlias = Speed | Network | Late | Level | Compute | Ranks | Buckets | Prefetch | Overlap
-ORDER: Final[tuple[type[Change], ...]] = (Overlap, Buckets, Prefetch, Compute, Level, Late, Ranks, Network, Speed)
+Change: TypeAlias = (
+    CommSpeed
+    | NetworkChange
+    | RankLateness
+    | NoStragglers
+    | ComputeSpeed
+    | WorldSize
+    | BucketCap
+    | PrefetchDepth
+    | OverlapSwitch
+)
+ORDER: Final[tuple[type[Change], ...]] = (
+    OverlapSwitch,
+    BucketCap,
+    PrefetchDepth,
+    ComputeSpeed,
+    NoStragglers,
+    RankLateness,
+    WorldSize,
+    NetworkChange,
+    CommSpeed,
+)
 """The order in which changes are applied; several of one type in the order given."""
 
 _FACTOR: Final = re.compile(r"x([0-9.eE+-]+)")
@@ -204,41 +224,41 @@ def parse_change(text: str) -> Change:
     return readers[head](text, rest, value)
 
 
-def _comm(text: str, rest: list[str], value: str) -> Speed:
+def _comm(text: str, rest: list[str], value: str) -> CommSpeed:
     factor = math.inf if value == "free" else _factor(text, value, "free or a factor such as x2", "comm")
     match rest:
         case []:
-            return Speed(text, Selection(), factor)
+            return CommSpeed(text, Selection(), factor)
         case ["kind", kind]:
             if kind not in KINDS:
                 raise _refused(text, f"{kind!r} is no kind of collective; the kinds are {', '.join(KINDS)}")
-            return Speed(text, Selection(kind=kind), factor)
+            return CommSpeed(text, Selection(kind=kind), factor)
         case ["group", *name] if name:
-            return Speed(text, Selection(group=".".join(name)), factor)
+            return CommSpeed(text, Selection(group=".".join(name)), factor)
         case ["position", place]:
             if not is_count(place):
                 raise _refused(text, f"position {place!r} is no number from 0", "comm.position.N")
-            return Speed(text, Selection(position=int(place)), factor)
+            return CommSpeed(text, Selection(position=int(place)), factor)
         case ["bytes", *sizes] if sizes:
             least, most = _sizes(text, ".".join(sizes))
-            return Speed(text, Selection(least_bytes=least, most_bytes=most), factor)
+            return CommSpeed(text, Selection(least_bytes=least, most_bytes=most), factor)
     raise _refused(text, "not a selection of collectives", *(form for form in _FORMS if form.startswith("comm")))
 
 
-def _network(text: str, rest: list[str], value: str) -> Network:
+def _network(text: str, rest: list[str], value: str) -> NetworkChange:
     match rest:
         case ["algorithm"]:
             if value not in {each.value for each in Algorithm}:
                 raise _refused(text, f"{value!r} is no algorithm; ring and tree are")
-            return Network(text, "algorithm", algorithm=Algorithm(value))
+            return NetworkChange(text, "algorithm", algorithm=Algorithm(value))
         case ["bandwidth" | "latency" as field]:
             unit = "GB/s" if field == "bandwidth" else "microseconds"
             if value.startswith("x"):
-                return Network(text, _field(field), factor=_factor(text, value, "", f"network.{field}"))
+                return NetworkChange(text, _field(field), factor=_factor(text, value, "", f"network.{field}"))
             number = _number(text, value, f"a factor such as x2, or {unit} such as 10", f"network.{field}")
             if number < 0 or (field == "bandwidth" and number < 1 / FACTOR_LIMIT):
                 raise _refused(text, f"{number:g} {unit}", f"network.{field}")
-            return Network(text, _field(field), absolute=number)
+            return NetworkChange(text, _field(field), absolute=number)
     raise _refused(text, "not a property of a network", *(form for form in _FORMS if form.startswith("network")))
 
 
@@ -246,55 +266,55 @@ def _field(name: str) -> Literal["bandwidth", "latency"]:
     return "bandwidth" if name == "bandwidth" else "latency"
 
 
-def _late(text: str, rest: list[str], value: str) -> Late:
+def _late(text: str, rest: list[str], value: str) -> RankLateness:
     match rest:
         case [rank, "late_ms"] if is_count(rank):
             late_ms = _number(text, value, "milliseconds", "rank.N.late_ms")
             if abs(late_ms) > LATE_LIMIT_MS:
                 raise _refused(text, f"at most {LATE_LIMIT_MS:g} ms, not {late_ms:g}", "rank.N.late_ms")
-            return Late(text, int(rank), late_ms)
+            return RankLateness(text, int(rank), late_ms)
     raise _refused(text, "not a change of a rank", "rank.N.late_ms")
 
 
-def _level(text: str, rest: list[str], value: str) -> Level:
+def _level(text: str, rest: list[str], value: str) -> NoStragglers:
     if rest or value != "none":
         raise _refused(text, "stragglers can be taken away, all of them", "stragglers")
-    return Level(text)
+    return NoStragglers(text)
 
 
-def _compute(text: str, rest: list[str], value: str) -> Compute:
+def _compute(text: str, rest: list[str], value: str) -> ComputeSpeed:
     if rest:
         raise _refused(text, "all blocks are changed alike", "compute")
-    return Compute(text, _factor(text, value, "a factor such as x1.5", "compute"))
+    return ComputeSpeed(text, _factor(text, value, "a factor such as x1.5", "compute"))
 
 
-def _ranks(text: str, rest: list[str], value: str) -> Ranks:
+def _ranks(text: str, rest: list[str], value: str) -> WorldSize:
     if rest or not is_count(value) or not 2 <= int(value) <= RANKS_LIMIT:
         raise _refused(text, f"a world has 2 to {RANKS_LIMIT} ranks", "ranks")
-    return Ranks(text, int(value))
+    return WorldSize(text, int(value))
 
 
-def _overlap(text: str, rest: list[str], value: str) -> Overlap:
+def _overlap(text: str, rest: list[str], value: str) -> OverlapSwitch:
     if rest or value not in {"on", "off"}:
         raise _refused(text, "overlap is on or off", "overlap")
-    return Overlap(text, value == "on")
+    return OverlapSwitch(text, value == "on")
 
 
-def _buckets(text: str, rest: list[str], value: str) -> Buckets:
+def _buckets(text: str, rest: list[str], value: str) -> BucketCap:
     if rest != ["mb"]:
         raise _refused(text, "not a property of buckets", "buckets.mb")
     if value.startswith("x"):
-        return Buckets(text, factor=_factor(text, value, "", "buckets.mb"))
+        return BucketCap(text, factor=_factor(text, value, "", "buckets.mb"))
     size = _number(text, value, "MiB such as 25, or a factor such as x2", "buckets.mb")
     if size <= 0:
         raise _refused(text, f"a bucket holds more than {size:g} MiB", "buckets.mb")
-    return Buckets(text, cap_bytes=size * (1 << 20))
+    return BucketCap(text, cap_bytes=size * (1 << 20))
 
 
-def _prefetch(text: str, rest: list[str], value: str) -> Prefetch:
+def _prefetch(text: str, rest: list[str], value: str) -> PrefetchDepth:
     if rest or not is_count(value) or int(value) > PREFETCH_LIMIT:
         raise _refused(text, f"0 to {PREFETCH_LIMIT} blocks can be gathered ahead", "prefetch")
-    return Prefetch(text, int(value))
+    return PrefetchDepth(text, int(value))
 
 
 def _sizes(text: str, value: str) -> tuple[int | None, int | None]:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from aorta.analysis.whatif.program import Issued, Program, What
+from aorta.analysis.whatif.program import Issued, RunProgram, What
 from aorta.analysis.whatif.rank_program import HAND_OVER
 from aorta.analysis.whatif.replay import StepTimes, Times, replay
 from aorta.analysis.whatif.windows import span_edges
@@ -34,7 +34,7 @@ WORDS: Final[dict[Part, str]] = {
 
 
 @dataclass(frozen=True)
-class Segment:
+class PathSegment:
     """A stretch of the path. `rank` is where it happened; `position` is the collective's place in its step.
 
     Of a transfer, and of what the backend took: `last_rank` came last to it, `behind_ns` after the rank before it.
@@ -63,7 +63,7 @@ class CriticalPath:
     rank: int
     begin_ns: int
     end_ns: int
-    segments: tuple[Segment, ...]
+    segments: tuple[PathSegment, ...]
 
     def totals_ns(self) -> dict[tuple[Part, int, str], int]:
         """What each cause adds, the largest first: (part, rank, name) -> nanoseconds."""
@@ -86,7 +86,7 @@ class CriticalPath:
         }
 
 
-def critical_path(program: Program, global_step: int) -> CriticalPath:
+def critical_path(program: RunProgram, global_step: int) -> CriticalPath:
     """The critical path of one step.
 
     Raises:
@@ -105,7 +105,7 @@ def typical_step(times: Times) -> int:
     return int(np.argmin(np.abs(lengths - np.median(lengths))))
 
 
-def path_of(program: Program, times: Times, index: int) -> CriticalPath:
+def path_of(program: RunProgram, times: Times, index: int) -> CriticalPath:
     """The critical path of a step of which a replay kept all times."""
     lengths = times.end_ns[index, :, 0] - times.begin_ns[index, :, 0]
     column = int(np.argmax(lengths))
@@ -120,13 +120,13 @@ def path_of(program: Program, times: Times, index: int) -> CriticalPath:
 class _Walk:
     """Goes back in time; `segments` are found last first."""
 
-    def __init__(self, program: Program, index: int, times: StepTimes, begin_ns: int) -> None:
+    def __init__(self, program: RunProgram, index: int, times: StepTimes, begin_ns: int) -> None:
         self._program, self._times, self._begin_ns = program, times, begin_ns
         self._step = program.steps[index]
         self._layouts = [program.layouts[layout] for layout in self._step.layouts]
         self._spans: dict[int, list[tuple[int, tuple[int, int]]]] = {}
         self._carried: set[tuple[int, int]] = set()
-        self.segments: list[Segment] = []
+        self.segments: list[PathSegment] = []
 
     def back_from(self, column: int, now_ns: int) -> None:
         """Walk from a moment on a rank, behind all its operations, to the beginning."""
@@ -266,9 +266,9 @@ class _Walk:
         rank = self._program.ranks[column]
         after = self.segments[-1] if self.segments else None
         if after and position is None and (after.part, after.rank, after.name) == (part, rank, name):
-            self.segments[-1] = Segment(part, rank, name, begin_ns, after.end_ns)
+            self.segments[-1] = PathSegment(part, rank, name, begin_ns, after.end_ns)
         else:
-            self.segments.append(Segment(part, rank, name, begin_ns, end_ns, position, last_rank, behind_ns))
+            self.segments.append(PathSegment(part, rank, name, begin_ns, end_ns, position, last_rank, behind_ns))
 
     def _name(self, column: int, place: int) -> str:
         return f"{self._layouts[column].issued[place].kind} #{place}"

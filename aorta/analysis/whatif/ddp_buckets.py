@@ -18,15 +18,15 @@ import numpy.typing as npt
 
 from aorta.analysis.tables import Ints
 from aorta.analysis.whatif.network import charge_ns
-from aorta.analysis.whatif.program import Program, RankLayout, What
-from aorta.analysis.whatif.restructure import ROOM, Cost, Placed, RankView, restructured
+from aorta.analysis.whatif.program import RankLayout, RunProgram, What
+from aorta.analysis.whatif.restructure import ROOM, CollectiveCost, Placed, RankView, restructured
 from aorta.errors import InputError
 
 _Numbers: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Buckets:
+class GradientBuckets:
     """The recorded buckets of DDP: places of their all-reduces, and how many parameters each closed with."""
 
     places: tuple[int, ...]
@@ -39,7 +39,7 @@ class Buckets:
         return min(full, default=sum(sizes))
 
 
-def buckets_of(layout: RankLayout, sizes: Sequence[int], text: str) -> Buckets:
+def buckets_of(layout: RankLayout, sizes: Sequence[int], text: str) -> GradientBuckets:
     """Which all-reduces of a step carry the gradients, in their order.
 
     Raises:
@@ -55,13 +55,13 @@ def buckets_of(layout: RankLayout, sizes: Sequence[int], text: str) -> Buckets:
                 break
             closed.append(ends[total])
             if closed[-1] == len(sizes):
-                return Buckets(tuple(reduces[first : first + count]), tuple(closed))
+                return GradientBuckets(tuple(reduces[first : first + count]), tuple(closed))
     raise InputError(
         f"--set {text}: the all-reduces of a step do not add up to the recorded gradients of its parameters"
     )
 
 
-def ddp(program: Program, text: str, cap: Callable[[int], float] | None, overlap: bool | None) -> Program:
+def ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, overlap: bool | None) -> RunProgram:
     """DDP with other buckets, or with its overlap switched.
 
     Args:
@@ -80,7 +80,7 @@ def ddp(program: Program, text: str, cap: Callable[[int], float] | None, overlap
         )
     sizes = [size for _, size in order]
 
-    def rearrange(view: RankView) -> tuple[list[Placed], list[Cost]]:
+    def rearrange(view: RankView) -> tuple[list[Placed], list[CollectiveCost]]:
         found = buckets_of(view.layout, sizes, text)
         carries = set(found.places)
         if any(each.back for each in view.placed):
@@ -116,7 +116,7 @@ def ddp(program: Program, text: str, cap: Callable[[int], float] | None, overlap
     return replace(changed, steps=[replace(step, ready_ns=None) for step in changed.steps])
 
 
-def _deferred(issues: Sequence[Placed], ready: Ints, found: Buckets) -> bool:
+def _deferred(issues: Sequence[Placed], ready: Ints, found: GradientBuckets) -> bool:
     """Whether the recorded buckets were held back: the first was issued behind the last gradient."""
     return len(found.places) > 1 and issues[0].at_ns >= int(ready[-1])
 
@@ -133,7 +133,11 @@ def _closed(sizes: Sequence[int], cap_bytes: float) -> tuple[int, ...]:
 
 
 def _ready(
-    program: Program, view: RankView, found: Buckets, issues: Sequence[Placed], order: Sequence[tuple[str, int]]
+    program: RunProgram,
+    view: RankView,
+    found: GradientBuckets,
+    issues: Sequence[Placed],
+    order: Sequence[tuple[str, int]],
 ) -> Ints:
     """When each parameter's gradient was ready, on the axis of own time; never earlier than the one before it."""
     total = np.cumsum([size for _, size in order])
@@ -179,7 +183,7 @@ def _between(known: Sequence[tuple[int, int]], totals: Sequence[int]) -> Ints:
     return np.array(moments, np.int64)
 
 
-def _bucket_cost(program: Program, view: RankView, found: Buckets, size: int) -> Cost:
+def _bucket_cost(program: RunProgram, view: RankView, found: GradientBuckets, size: int) -> CollectiveCost:
     """What a bucket of another size costs: by the law, and what the backend added between the recorded ones."""
     recorded = [view.costs[place] for place in found.places]
     issued = recorded[0].issued._replace(bytes=size)
@@ -193,11 +197,13 @@ def _bucket_cost(program: Program, view: RankView, found: Buckets, size: int) ->
     network = program.facts.network
     if network is None:
         slope, fixed = _line(sizes, np.array([each.cost_ns for each in recorded], np.float64))
-        return Cost(issued, max(round(fixed + slope * size), 0), 0, backend)
+        return CollectiveCost(issued, max(round(fixed + slope * size), 0), 0, backend)
     charged = round(charge_ns(issued, program.world_size, network))
     if program.facts.law:
-        return Cost(issued, charged, charged, backend)
-    return Cost(issued, charged + between([each.cost_ns - each.network_ns for each in recorded]), charged, backend)
+        return CollectiveCost(issued, charged, charged, backend)
+    return CollectiveCost(
+        issued, charged + between([each.cost_ns - each.network_ns for each in recorded]), charged, backend
+    )
 
 
 def _line(sizes: _Numbers, costs: _Numbers) -> tuple[float, float]:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from aorta.analysis.whatif.program import Program, What
-from aorta.analysis.whatif.restructure import ROOM, Cost, Placed, RankView, restructured
+from aorta.analysis.whatif.program import RunProgram, What
+from aorta.analysis.whatif.restructure import ROOM, CollectiveCost, Placed, RankView, restructured
 from aorta.errors import InputError
 
 
-def fsdp(program: Program, text: str, depth: int) -> Program:
+def fsdp(program: RunProgram, text: str, depth: int) -> RunProgram:
     """FSDP that gathers the next `depth` blocks while one computes; 0: each when it is needed.
 
     Raises:
         InputError: there are no all-gathers that blocks wait for.
     """
 
-    def rearrange(view: RankView) -> tuple[list[Placed], list[Cost]]:
+    def rearrange(view: RankView) -> tuple[list[Placed], list[CollectiveCost]]:
         needed = _consumers(program, view)
         if not needed:
             raise InputError(f"--set {text}: no block of this run waits for an all-gather")
@@ -57,7 +57,7 @@ class _Needed(NamedTuple):
     arrived_ns: int
 
 
-def _consumers(program: Program, view: RankView) -> list[_Needed]:
+def _consumers(program: RunProgram, view: RankView) -> list[_Needed]:
     """The all-gathers of a step, each with the block that computes behind its wait, in the order of the waits."""
     begins = sorted((begin, phase) for phase in ("forward", "backward") for _, begin, _ in view.spans(program, phase))
     issues = [each.at_ns for each in view.placed if each.what is What.ISSUE]

@@ -18,8 +18,8 @@ import numpy as np
 from aorta.analysis.compare.bootstrap import step_medians
 from aorta.analysis.tables import Bools, Ints
 from aorta.analysis.whatif.apply import apply
-from aorta.analysis.whatif.changes import Level
-from aorta.analysis.whatif.program import Issued, Program
+from aorta.analysis.whatif.changes import NoStragglers
+from aorta.analysis.whatif.program import Issued, RunProgram
 from aorta.analysis.whatif.replay import Freed, Times, replay
 from aorta.errors import InputError
 from aorta.timeline.overlap import NS_PER_MS
@@ -80,7 +80,7 @@ class _Part:
     change: str | None
 
 
-def marginals(program: Program, last: int | None = None) -> Marginals:
+def marginals(program: RunProgram, last: int | None = None) -> Marginals:
     """Marginal costs of a program.
 
     Args:
@@ -99,7 +99,7 @@ def marginals(program: Program, last: int | None = None) -> Marginals:
     bounds = [found[0], _perfect(program, base, free)]
     notes = [DO_NOT_ADD_UP]
     try:
-        level = replay(apply(program, [Level("stragglers=none")]).program).job_step_ns()
+        level = replay(apply(program, [NoStragglers("stragglers=none")]).program).job_step_ns()
         bounds.insert(1, _gained("bound", "no straggler", "stragglers=none", base - level))
     except InputError as error:
         notes.append(str(error))
@@ -109,7 +109,7 @@ def marginals(program: Program, last: int | None = None) -> Marginals:
     )
 
 
-def _last(program: Program, last: int) -> Program:
+def _last(program: RunProgram, last: int) -> RunProgram:
     """The last steps alone; the ranks begin as far apart as the record says they were then."""
     times = replay(program)
     first = len(program.steps) - last
@@ -120,7 +120,7 @@ def _last(program: Program, last: int) -> Program:
     return replace(program, steps=steps, start_ns=times.begin_ns[first, :, 0])
 
 
-def _parts(program: Program) -> list[_Part]:
+def _parts(program: RunProgram) -> list[_Part]:
     every = {
         (number, place): issued
         for number, layout in enumerate(program.layouts)
@@ -160,7 +160,7 @@ def _families(every: dict[tuple[int, int], Issued]) -> dict[str, tuple[str, ...]
     return {name: tuple(sorted(names)) for name, names in joined.items()}
 
 
-def _cost_of(program: Program, place: int) -> float:
+def _cost_of(program: RunProgram, place: int) -> float:
     costs = [float(step.cost_ns[place].mean()) for step in program.steps if place < len(step.cost_ns)]
     return sum(costs)
 
@@ -169,7 +169,7 @@ def _marginal(part: _Part, times: Times, number: int) -> Marginal:
     return _gained(part.what, part.name, part.change, times.job_step_ns(0) - times.job_step_ns(number))
 
 
-def _perfect(program: Program, base: Ints, free: Ints) -> Marginal:
+def _perfect(program: RunProgram, base: Ints, free: Ints) -> Marginal:
     """Nothing exposed but what no overlap can hide: the steps take what they take without communication, or what the
     busiest link is busy for, whichever is longer.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from aorta.analysis.tables import Bools, Ints
-from aorta.analysis.whatif.program import Column, Spans, StepProgram, compact
+from aorta.analysis.whatif.program import Column, ProgramSpans, StepProgram, compact
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def with_own_time(step: StepProgram, own: OwnTime) -> StepProgram:
         since: Ints = at_ns - own.at_ns[after, spans.rank]
         return np.maximum(since, 0)
 
-    moved = Spans(
+    moved = ProgramSpans(
         spans.rank,
         spans.name,
         spans.begin_after,

@@ -20,28 +20,28 @@ from aorta.analysis.compare.bootstrap import step_medians
 from aorta.analysis.tables import Floats, Ints
 from aorta.analysis.whatif.apply import apply
 from aorta.analysis.whatif.changes import (
-    Buckets,
+    BucketCap,
     Change,
-    Compute,
-    Late,
-    Level,
-    Network,
-    Overlap,
-    Prefetch,
-    Ranks,
+    CommSpeed,
+    ComputeSpeed,
+    NetworkChange,
+    NoStragglers,
+    OverlapSwitch,
+    PrefetchDepth,
+    RankLateness,
     Selection,
-    Speed,
+    WorldSize,
     in_order,
 )
-from aorta.analysis.whatif.program import Program
+from aorta.analysis.whatif.program import RunProgram
 from aorta.analysis.whatif.replay import Times, replay
-from aorta.analysis.whatif.windows import Measured, Sample, measure, sample
+from aorta.analysis.whatif.windows import Measured, RankStepSample, measure, sample
 from aorta.errors import InputError
 from aorta.timeline.overlap import NS_PER_MS
 
 STATED_ERROR: Final[dict[type[Change], float]] = {
-    **dict.fromkeys((Compute, Late, Level, Ranks, Network, Speed), 0.10),
-    **dict.fromkeys((Buckets, Prefetch, Overlap), 0.20),
+    **dict.fromkeys((ComputeSpeed, RankLateness, NoStragglers, WorldSize, NetworkChange, CommSpeed), 0.10),
+    **dict.fromkeys((BucketCap, PrefetchDepth, OverlapSwitch), 0.20),
 }
 """Kind of change -> the part of the predicted change that may be wrong: assumed until measured (docs/what-if.md)."""
 LAW_BOUND: Final = 1.25
@@ -124,14 +124,14 @@ class Prediction:
 class Base:
     """The unchanged run, replayed and checked; several predictions share it."""
 
-    program: Program
-    chosen: Sample
+    program: RunProgram
+    chosen: RankStepSample
     times: Times
     measured: Measured
     identity: Identity
 
 
-def base_of(program: Program, rank_steps: int | None = None) -> Base:
+def base_of(program: RunProgram, rank_steps: int | None = None) -> Base:
     """Replay the unchanged program, and hold it against the record.
 
     Raises:
@@ -161,7 +161,7 @@ def base_of(program: Program, rank_steps: int | None = None) -> Base:
     return Base(program, chosen, times, measured, identity)
 
 
-def predict(program: Program, changes: Sequence[Change]) -> Prediction:
+def predict(program: RunProgram, changes: Sequence[Change]) -> Prediction:
     """Predict what the run would have measured with changes made.
 
     Raises:
@@ -216,15 +216,15 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
         steps=len(base.program.steps),
         rank_steps=len(measured.step),
     )
-    if any(isinstance(change, Ranks) for change in changes):
+    if any(isinstance(change, WorldSize) for change in changes):
         return _widened(found, base, program)
     return found
 
 
-def _widened(found: Prediction, base: Base, program: Program) -> Prediction:
+def _widened(found: Prediction, base: Base, program: RunProgram) -> Prediction:
     """With intervals that hold while the larger world's network is within `LAW_BOUND` of its law."""
     for factor in (LAW_BOUND, 1 / LAW_BOUND):
-        other = apply(program, [Speed("the law", Selection(), factor)]).program
+        other = apply(program, [CommSpeed("the law", Selection(), factor)]).program
         times = replay(other, base.chosen.kept())
         measured = measure(other, times, base.chosen)
         ratio, exposed = found.overlap_ratio, found.exposed_comm_ms
@@ -243,7 +243,7 @@ def _reaching(value: Value, others: Floats) -> Value:
     return value if median is None else Value(value.value, min(value.low, median), max(value.high, median))
 
 
-def flags_of(program: Program) -> tuple[str, ...]:
+def flags_of(program: RunProgram) -> tuple[str, ...]:
     """What is not known, or doubtful, whatever is changed."""
     facts = program.facts
     found = list(facts.flags)

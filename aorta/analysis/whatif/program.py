@@ -1,8 +1,8 @@
 """The program of a run: what each rank did in its own time, with all waiting for other ranks left out.
 
 A rank is a list of operations with its own time between them (`Operation`): a step begins, collectives are issued and
-waited for, the step ends. What it computed between two operations is a span of that time (`Spans`), placed by the
-operation before it. A collective is known by its costs (`StepProgram`). Another network, a straggler or other
+waited for, the step ends. What it computed between two operations is a span of that time (`ProgramSpans`), placed by
+the operation before it. A collective is known by its costs (`StepProgram`). Another network, a straggler or other
 buckets are a change of these numbers; `replay` says when everything would have happened.
 
 All times are integer nanoseconds. Arrays of a step have one column per rank. Must not read a file, or decide when
@@ -76,11 +76,11 @@ class SpanName(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Spans:
+class ProgramSpans:
     """Spans of one step on all ranks, sorted by rank; every column has one element per span.
 
     Attributes:
-        name: index into `Program.names`.
+        name: index into `RunProgram.names`.
         begin_after, end_after: index of the last operation of its rank before it begins, and before it ends.
         begin_ns, end_ns: after the end of that operation.
     """
@@ -104,7 +104,7 @@ class StepProgram:
 
     Attributes:
         global_step: its number in the run.
-        layouts: for each rank, its index in `Program.layouts`.
+        layouts: for each rank, its index in `RunProgram.layouts`.
         host_ns: own time of each rank before each operation, shape (operations, ranks); before BEGIN it is the time
             since the step before.
         wake_ns: from the end of a wait's collective, or the arrival if that is later, until the rank went on; shape
@@ -127,7 +127,7 @@ class StepProgram:
     cost_ns: Column
     network_ns: Column | None
     backend_ns: Column | None
-    spans: Spans
+    spans: ProgramSpans
     ready_ns: Ints | None
     recorded_ns: Ints
     recorded_ratio: Floats
@@ -160,7 +160,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Program:
+class RunProgram:
     """One run, ready to be replayed.
 
     Attributes:

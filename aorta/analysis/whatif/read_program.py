@@ -28,16 +28,16 @@ from aorta.analysis.whatif.program import (
     Column,
     Facts,
     Issued,
-    Program,
+    ProgramSpans,
     RankLayout,
+    RunProgram,
     SpanName,
-    Spans,
     StepProgram,
     compact,
 )
 from aorta.analysis.whatif.rank_program import Anchor, Ended, Key, RankStep, StepLine, rank_step
 from aorta.analysis.whatif.recorded_costs import Costs, Recorded
-from aorta.analysis.whatif.schedule import Schedule, schedule
+from aorta.analysis.whatif.schedule import ReplayOrder, schedule
 from aorta.config.schema import EmulatedFabric, Sharing
 from aorta.errors import InputError
 from aorta.instrument.emulation.cost_model import spans_nodes
@@ -53,7 +53,7 @@ _LEAST_STEPS: Final = 2
 _PEERS_UNKNOWN: Final = "sends and receives: the record does not say which belong together"
 
 
-def read_program(folder: str | Path) -> Program:
+def read_program(folder: str | Path) -> RunProgram:
     """The program of one run folder.
 
     Raises:
@@ -62,7 +62,7 @@ def read_program(folder: str | Path) -> Program:
     return program_of(load_run(folder))
 
 
-def program_of(run: Run, last: int | None = None) -> Program:
+def program_of(run: Run, last: int | None = None) -> RunProgram:
     """The program of a run that has been read.
 
     Args:
@@ -154,19 +154,19 @@ class _Reader:
         self._offset_ns = _clock_offsets(run)
         self._layouts: dict[RankLayout, int] = {}
         self._names: dict[SpanName, int] = {}
-        self._schedules: dict[tuple[int, ...], Schedule] = {}
+        self._schedules: dict[tuple[int, ...], ReplayOrder] = {}
         self._gradients = _gradient_order(next(iter(run.ranks.values())))
         self._shared = network is not None and network.sharing is Sharing.link and self._on_host
         one_host = len({tables.source.host for tables in run.ranks.values()}) == 1
         self._law = network is not None and self._on_host and one_host
         self._costs = Costs(self._law, self._shared)
 
-    def program(self) -> Program:
+    def program(self) -> RunProgram:
         """Read every step."""
         steps = [self._step(index) for index in range(len(self._steps))]
         links = max((max(rank.links.values(), default=-1) for rank in self._ranks.values()), default=-1) + 1
         source = self._run.source
-        return Program(
+        return RunProgram(
             ranks=tuple(self._ranks),
             world_size=self._run.health.world_size,
             layouts=tuple(self._layouts),
@@ -291,7 +291,7 @@ class _Reader:
                 charged[place, column] = round(charge_ns(issued, world, self._network))
         return charged
 
-    def _schedule(self, layouts: tuple[int, ...], global_step: int) -> Schedule:
+    def _schedule(self, layouts: tuple[int, ...], global_step: int) -> ReplayOrder:
         if layouts not in self._schedules:
             known = list(self._layouts)
             try:
@@ -302,7 +302,7 @@ class _Reader:
                 ) from error
         return self._schedules[layouts]
 
-    def _spans(self, of_ranks: Sequence[Sequence[tuple[SpanName, Anchor, Anchor]]]) -> Spans:
+    def _spans(self, of_ranks: Sequence[Sequence[tuple[SpanName, Anchor, Anchor]]]) -> ProgramSpans:
         rows = [
             (rank, self._names.setdefault(name, len(self._names)), *begin, *end)
             for rank, spans in enumerate(of_ranks)
@@ -310,7 +310,7 @@ class _Reader:
         ]
         table = np.array(rows, np.int64).reshape(-1, 6).T
         rank, name, begin_after, end_after = (table[at].astype(np.int32) for at in (0, 1, 2, 4))
-        return Spans(rank, name, begin_after, compact(table[3]), end_after, compact(table[5]))
+        return ProgramSpans(rank, name, begin_after, compact(table[3]), end_after, compact(table[5]))
 
 
 _SEARCHED_STEPS: Final = 16

@@ -14,7 +14,7 @@ import numpy as np
 
 from aorta.analysis.tables import Bools, Ints
 from aorta.analysis.whatif.program import Column, compact
-from aorta.analysis.whatif.schedule import Meeting, Schedule
+from aorta.analysis.whatif.schedule import Meeting, ReplayOrder
 
 LONG_AGO: Final = -(2**60)
 """Until then a link was busy that nothing was queued on."""
@@ -56,7 +56,7 @@ class Costs:
         self.collectives = self.backend_was_limit = self.arrival_unknown = 0
 
     def of(
-        self, plan: Schedule, recorded: Recorded, charged: Ints | None
+        self, plan: ReplayOrder, recorded: Recorded, charged: Ints | None
     ) -> tuple[Column, Column | None, Column | None]:
         """`cost_ns`, `network_ns` and `backend_ns` of a step (`program.StepProgram`)."""
         cost, backend = np.zeros_like(recorded.end_ns), np.zeros_like(recorded.end_ns)

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.tables import Bools, Floats, Ints
-from aorta.analysis.whatif.program import Program, StepProgram, What
+from aorta.analysis.whatif.program import RunProgram, StepProgram, What
 from aorta.analysis.whatif.recorded_costs import LONG_AGO
-from aorta.analysis.whatif.schedule import Act, Meeting, Schedule, schedule
+from aorta.analysis.whatif.schedule import Act, Meeting, ReplayOrder, schedule
 from aorta.errors import InputError
 from aorta.timeline.overlap import NS_PER_MS
 
@@ -82,7 +82,7 @@ class Freed:
         return keeps
 
 
-def replay(program: Program, keep: Collection[int] = (), freed: Freed | None = None) -> Times:
+def replay(program: RunProgram, keep: Collection[int] = (), freed: Freed | None = None) -> Times:
     """Work out when everything happens.
 
     Args:
@@ -98,11 +98,11 @@ def replay(program: Program, keep: Collection[int] = (), freed: Freed | None = N
 class Schedules:
     """The schedules of a program's steps, each made once."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: RunProgram) -> None:
         self._program = program
-        self._known: dict[tuple[int, ...], Schedule] = {}
+        self._known: dict[tuple[int, ...], ReplayOrder] = {}
 
-    def of(self, step: StepProgram) -> Schedule:
+    def of(self, step: StepProgram) -> ReplayOrder:
         """The schedule of one step.
 
         Raises:
@@ -122,7 +122,7 @@ class Schedules:
 class _Replay:
     """State of a replay: each rank's clock, when its links are free, and ends of collectives waited for later."""
 
-    def __init__(self, program: Program, freed: Freed | None) -> None:
+    def __init__(self, program: RunProgram, freed: Freed | None) -> None:
         self._program, self._freed = program, freed
         scenarios = 1 if freed is None else freed.scenarios
         self._shape = (len(program.ranks), scenarios)

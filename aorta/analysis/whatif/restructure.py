@@ -18,9 +18,9 @@ from aorta.analysis.whatif.program import (
     Column,
     Issued,
     Operation,
-    Program,
+    ProgramSpans,
     RankLayout,
-    Spans,
+    RunProgram,
     StepProgram,
     What,
     compact,
@@ -44,7 +44,7 @@ class Placed(NamedTuple):
     wake_ns: int = 0
 
 
-class Cost(NamedTuple):
+class CollectiveCost(NamedTuple):
     """A collective with its costs (`program.StepProgram`)."""
 
     issued: Issued
@@ -62,9 +62,9 @@ class RankView:
     own: OwnTime
     layout: RankLayout
     placed: tuple[Placed, ...]
-    costs: tuple[Cost, ...]
+    costs: tuple[CollectiveCost, ...]
 
-    def spans(self, program: Program, phase: str) -> list[tuple[str, int, int]]:
+    def spans(self, program: RunProgram, phase: str) -> list[tuple[str, int, int]]:
         """Block, begin and end on the axis of own time of each computing span of a phase."""
         chosen = self.step.spans.of_rank(self.column)
         rows = zip(
@@ -80,10 +80,10 @@ class RankView:
         )
 
 
-Rearrange = Callable[[RankView], tuple[list[Placed], list[Cost]]]
+Rearrange = Callable[[RankView], tuple[list[Placed], list[CollectiveCost]]]
 
 
-def restructured(program: Program, rearrange: Rearrange) -> Program:
+def restructured(program: RunProgram, rearrange: Rearrange) -> RunProgram:
     """A program in which every rank's operations are placed anew, step by step."""
     layouts: dict[RankLayout, int] = {}
     steps = []
@@ -98,7 +98,7 @@ def restructured(program: Program, rearrange: Rearrange) -> Program:
     return replace(program, layouts=tuple(layouts), steps=steps)
 
 
-def _view(program: Program, step: StepProgram, own: OwnTime, column: int) -> RankView:
+def _view(program: RunProgram, step: StepProgram, own: OwnTime, column: int) -> RankView:
     layout = program.layouts[step.layouts[column]]
     placed = tuple(
         Placed(int(own.at_ns[index, column]), index, *operation, int(step.wake_ns[index, column]))
@@ -109,7 +109,7 @@ def _view(program: Program, step: StepProgram, own: OwnTime, column: int) -> Ran
         return 0 if table is None else int(table[place, min(column, table.shape[1] - 1)])
 
     costs = tuple(
-        Cost(issued, value(step.cost_ns, at), value(step.network_ns, at), value(step.backend_ns, at))
+        CollectiveCost(issued, value(step.cost_ns, at), value(step.network_ns, at), value(step.backend_ns, at))
         for at, issued in enumerate(layout.issued)
     )
     return RankView(step, column, own, layout, placed, costs)
@@ -120,10 +120,10 @@ class _Made:
     layout: RankLayout
     at_ns: list[int]
     wake_ns: list[int]
-    costs: list[Cost]
+    costs: list[CollectiveCost]
 
 
-def _made(placed: list[Placed], costs: list[Cost]) -> _Made:
+def _made(placed: list[Placed], costs: list[CollectiveCost]) -> _Made:
     placed = sorted(placed)
     place: dict[int, int] = {}
     for each in placed:
@@ -169,7 +169,7 @@ def _step(step: StepProgram, own: OwnTime, made: Sequence[_Made], layouts: tuple
     )
 
 
-def _spans(spans: Spans, own: OwnTime, made: Sequence[_Made]) -> Spans:
+def _spans(spans: ProgramSpans, own: OwnTime, made: Sequence[_Made]) -> ProgramSpans:
     """The same spans, behind the operations that now come before them: a span that ends where an operation stands ends
     before it, one that begins there begins behind it.
     """
@@ -182,4 +182,4 @@ def _spans(spans: Spans, own: OwnTime, made: Sequence[_Made]) -> Spans:
         end_after[chosen] = np.maximum(np.searchsorted(at, end[chosen], side="left") - 1, 0)
         begin[chosen] -= at[begin_after[chosen]]
         end[chosen] -= at[end_after[chosen]]
-    return Spans(spans.rank, spans.name, compact(begin_after), compact(begin), compact(end_after), compact(end))
+    return ProgramSpans(spans.rank, spans.name, compact(begin_after), compact(begin), compact(end_after), compact(end))

@@ -58,7 +58,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ReplayOrder:
     """Rows in an order in which they can be worked out. `places`: the most collectives that a rank issues."""
 
     rows: tuple[Act | Meeting, ...]
@@ -66,7 +66,7 @@ class Schedule:
     uniform: bool
 
 
-def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> Schedule:
+def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> ReplayOrder:
     """The schedule of a step.
 
     Args:
@@ -92,8 +92,8 @@ def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> Schedule:
     _check(met, layouts, column, ranks)
     places = max((len(layout.issued) for layout in layouts), default=0)
     if _uniform(layouts, instances, met):
-        return Schedule(tuple(_together(layouts, instances, met)), places, uniform=True)
-    return Schedule(tuple(_in_turn(ranks, layouts, instances, met)), places, uniform=False)
+        return ReplayOrder(tuple(_together(layouts, instances, met)), places, uniform=True)
+    return ReplayOrder(tuple(_in_turn(ranks, layouts, instances, met)), places, uniform=False)
 
 
 def _check(

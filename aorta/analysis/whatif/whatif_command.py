@@ -20,7 +20,7 @@ from aorta.analysis.whatif.critical_path import WORDS, CriticalPath, path_of, ty
 from aorta.analysis.whatif.gains import WORTH, Gains, gains
 from aorta.analysis.whatif.marginals import Marginal, Marginals, marginals
 from aorta.analysis.whatif.prediction import Base, Prediction, Value, base_of, flags_of, predict_from
-from aorta.analysis.whatif.program import Program
+from aorta.analysis.whatif.program import RunProgram
 from aorta.analysis.whatif.read_program import program_of
 from aorta.analysis.whatif.replay import replay
 from aorta.command_line import command, to_stdout
@@ -73,7 +73,7 @@ def _folder(word: str) -> Path:
     return Path(word) if is_location(word, here, root) else locate([word], here, root)[word]
 
 
-def _path(program: Program, base: Base, step: int | None) -> CriticalPath:
+def _path(program: RunProgram, base: Base, step: int | None) -> CriticalPath:
     if step is None:
         index = typical_step(base.times)
     else:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aorta.analysis.tables import Floats, Ints
-from aorta.analysis.whatif.program import Program, StepProgram, What
+from aorta.analysis.whatif.program import RunProgram, StepProgram, What
 from aorta.analysis.whatif.rank_program import HAND_OVER
 from aorta.analysis.whatif.replay import StepTimes, Times
 from aorta.timeline.intervals import Interval
@@ -23,7 +23,7 @@ RANK_STEPS: int = 512
 
 
 @dataclass(frozen=True)
-class Sample:
+class RankStepSample:
     """Which steps and ranks are measured: indices and columns, evenly spread."""
 
     steps: tuple[int, ...]
@@ -43,17 +43,17 @@ class Measured:
     step: Ints
 
 
-def sample(program: Program, rank_steps: int = RANK_STEPS) -> Sample:
+def sample(program: RunProgram, rank_steps: int = RANK_STEPS) -> RankStepSample:
     """Evenly spread steps, and of a large world evenly spread ranks."""
     ranks = _spread(len(program.ranks), 64)
-    return Sample(_spread(len(program.steps), max(rank_steps // len(ranks), 8)), ranks)
+    return RankStepSample(_spread(len(program.steps), max(rank_steps // len(ranks), 8)), ranks)
 
 
 def _spread(count: int, most: int) -> tuple[int, ...]:
     return tuple(sorted({int(each) for each in np.linspace(0, count - 1, min(count, most)).round()}))
 
 
-def measure(program: Program, times: Times, chosen: Sample, scenario: int = 0) -> Measured:
+def measure(program: RunProgram, times: Times, chosen: RankStepSample, scenario: int = 0) -> Measured:
     """Measure the sampled rank-steps of a replay."""
     found = [
         (*_window(program, times, index, column, scenario), index) for index in chosen.steps for column in chosen.ranks
@@ -80,7 +80,7 @@ def span_edges(step: StepProgram, times: StepTimes, column: int, scenario: int =
 
 
 def communication(
-    program: Program, step: StepProgram, times: StepTimes, column: int, scenario: int = 0
+    program: RunProgram, step: StepProgram, times: StepTimes, column: int, scenario: int = 0
 ) -> Sequence[tuple[str, Interval]]:
     """Collectives of one rank of a step as replayed: kind, and from begin to end."""
     issued = program.layouts[step.layouts[column]].issued
@@ -88,7 +88,7 @@ def communication(
     return [(each.kind, (min(low, high), high)) for each, low, high in zip(issued, begin, end, strict=False)]
 
 
-def _window(program: Program, times: Times, index: int, column: int, scenario: int) -> tuple[float, float]:
+def _window(program: RunProgram, times: Times, index: int, column: int, scenario: int) -> tuple[float, float]:
     """Overlap ratio and exposed milliseconds of one rank-step."""
     window = int(times.begin_ns[index, column, scenario]), int(times.end_ns[index, column, scenario])
     step, kept = program.steps[index], times.kept[index]

@@ -68,7 +68,7 @@ class ReplayedCall:
 
 
 @dataclass(frozen=True)
-class Wait:
+class ReplayedWait:
     """A caller waited for call `number`."""
 
     number: int
@@ -86,7 +86,7 @@ class Rehearsal:
 
     device: torch.device
     current_stream: Callable[[], Any] | None = None
-    events: list[ReplayedCall | Wait] = field(default_factory=list)
+    events: list[ReplayedCall | ReplayedWait] = field(default_factory=list)
     _kept: KeptAlive = field(default_factory=KeptAlive)
     _calls: int = 0
     _last_use: dict[tuple[int, int], tuple[int, Any]] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Rehearsal:
             return result
 
         def wait(inner: Callable[[], bool], _limited: bool) -> bool:
-            self.events.append(Wait(number, self._stream()))
+            self.events.append(ReplayedWait(number, self._stream()))
             return inner()
 
         tensor = first_tensor(args)
@@ -141,14 +141,14 @@ class Replay:
         events: of a `Rehearsal`.
     """
 
-    def __init__(self, events: list[ReplayedCall | Wait]) -> None:
-        self._events: list[tuple[ReplayedCall, tuple[Any, ...]] | Wait] = []
+    def __init__(self, events: list[ReplayedCall | ReplayedWait]) -> None:
+        self._events: list[tuple[ReplayedCall, tuple[Any, ...]] | ReplayedWait] = []
         self._needed = {number for event in events if isinstance(event, ReplayedCall) for number in event.after}
         self._streams = list(dict.fromkeys(e.stream for e in events if e.stream is not None))
         free: defaultdict[tuple[torch.device, int], list[torch.Tensor]] = defaultdict(list)
         taken: list[list[torch.Tensor]] = []
         for event in events:
-            if isinstance(event, Wait):
+            if isinstance(event, ReplayedWait):
                 for buffer in taken[event.number]:
                     free[buffer.device, buffer.numel()].append(buffer)
                 taken[event.number] = []
@@ -168,7 +168,7 @@ class Replay:
         done: dict[int, Any] = {}
         waited = set()
         for event in self._events:
-            if isinstance(event, Wait):
+            if isinstance(event, ReplayedWait):
                 work = works[event.number]
                 assert work is not None  # only of a handle was a wait heard
                 with _on(event.stream):

@@ -17,10 +17,10 @@ from aorta.analysis.whatif.program import (
     Facts,
     Issued,
     Operation,
-    Program,
+    ProgramSpans,
     RankLayout,
+    RunProgram,
     SpanName,
-    Spans,
     StepProgram,
     What,
 )
@@ -69,7 +69,7 @@ def program(
     between_ns: Sequence[int] | None = None,
     network: EmulatedFabric | None = None,
     shared_links: bool = False,
-) -> Program:
+) -> RunProgram:
     """A program of equal steps.
 
     Args:
@@ -98,14 +98,14 @@ def program(
             cost_ns=np.array(cost_ns, np.int64)[:, None],
             network_ns=None if network is None else np.array(cost_ns, np.int64)[:, None],
             backend_ns=None if backend_ns is None else np.array([[ns] * len(ranks) for ns in backend_ns], np.int64),
-            spans=Spans(*table),
+            spans=ProgramSpans(*table),
             ready_ns=None,
             recorded_ns=np.zeros(len(ranks), np.int64),
             recorded_ratio=np.full(len(ranks), np.nan),
             recorded_exposed_ms=np.full(len(ranks), np.nan),
         )
 
-    made_of = Program(
+    made_of = RunProgram(
         ranks=tuple(range(len(ranks))),
         world_size=len(ranks),
         layouts=tuple(layouts),
@@ -119,7 +119,7 @@ def program(
     return recorded(made_of)
 
 
-def recorded(made: Program) -> Program:
+def recorded(made: RunProgram) -> RunProgram:
     """The same with the durations that it replays to as those recorded."""
     times = replay(made)
     for index, step in enumerate(made.steps):
@@ -127,7 +127,7 @@ def recorded(made: Program) -> Program:
     return made
 
 
-def step_ns(made: Program, index: int = 0) -> int:
+def step_ns(made: RunProgram, index: int = 0) -> int:
     """The duration of a step."""
     times = replay(made)
     return int((times.end_ns - times.begin_ns)[index, :, 0].max())

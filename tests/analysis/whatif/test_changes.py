@@ -7,7 +7,16 @@ import math
 import pytest
 
 from aorta.analysis.whatif.apply import apply
-from aorta.analysis.whatif.changes import ORDER, Late, Network, Selection, Speed, forms, parse_change, parse_changes
+from aorta.analysis.whatif.changes import (
+    ORDER,
+    CommSpeed,
+    NetworkChange,
+    RankLateness,
+    Selection,
+    forms,
+    parse_change,
+    parse_changes,
+)
 from aorta.analysis.whatif.prediction import predict
 from aorta.config.schema import Algorithm, EmulatedFabric
 from aorta.errors import InputError
@@ -25,13 +34,13 @@ def test_each_form_that_help_shows_is_understood() -> None:
 
 
 def test_changes_are_read_into_what_they_mean() -> None:
-    assert parse_change("comm=free") == Speed("comm=free", Selection(), math.inf)
+    assert parse_change("comm=free") == CommSpeed("comm=free", Selection(), math.inf)
     assert parse_change("comm.kind.allgather=x2").which == Selection(kind="allgather")  # type: ignore[union-attr]
     assert parse_change("comm.bytes.1e3-=x2").which == Selection(least_bytes=1000)  # type: ignore[union-attr]
     assert parse_change("comm.bytes.-2000=x2").which == Selection(most_bytes=2000)  # type: ignore[union-attr]
     text = "network.algorithm=tree"
-    assert parse_change(text) == Network(text, "algorithm", algorithm=Algorithm.tree)
-    assert parse_change("rank.3.late_ms=-5") == Late("rank.3.late_ms=-5", 3, -5.0)
+    assert parse_change(text) == NetworkChange(text, "algorithm", algorithm=Algorithm.tree)
+    assert parse_change("rank.3.late_ms=-5") == RankLateness("rank.3.late_ms=-5", 3, -5.0)
 
 
 def test_whatever_their_order_they_are_made_in_one_order() -> None:

@@ -8,20 +8,20 @@ from aorta.analysis.whatif.apply import apply
 from aorta.analysis.whatif.changes import parse_changes
 from aorta.analysis.whatif.critical_path import critical_path
 from aorta.analysis.whatif.marginals import DO_NOT_ADD_UP, marginals
-from aorta.analysis.whatif.program import Program
+from aorta.analysis.whatif.program import RunProgram
 from aorta.analysis.whatif.replay import replay
 from aorta.config.schema import EmulatedFabric
 from aorta.errors import InputError
 from tests.analysis.whatif.hand_made import compute, issue, program, step_ns, wait
 
 
-def path(made: Program, number: int = 0) -> list[tuple[str, int, str, int]]:
+def path(made: RunProgram, number: int = 0) -> list[tuple[str, int, str, int]]:
     found = critical_path(made, number)
     assert sum(each.length_ns for each in found.segments) == found.end_ns - found.begin_ns == step_ns(made, number)
     return [(each.part, each.rank, each.name, each.length_ns) for each in found.segments]
 
 
-def gains(made: Program) -> dict[str, float]:
+def gains(made: RunProgram) -> dict[str, float]:
     found = marginals(made)
     assert DO_NOT_ADD_UP in found.notes
     return {each.name: round(each.gain_ms * 1e6, 6) for each in (*found.of, *found.bounds)}

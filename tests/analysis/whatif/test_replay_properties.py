@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aorta.analysis.whatif.apply import apply
 from aorta.analysis.whatif.changes import parse_changes
 from aorta.analysis.whatif.critical_path import critical_path
-from aorta.analysis.whatif.program import Issued, Program
+from aorta.analysis.whatif.program import Issued, RunProgram
 from aorta.analysis.whatif.replay import replay
 from aorta.config.schema import EmulatedFabric
 from aorta.instrument.emulation.cost_model import network_cost_ns
@@ -21,7 +21,7 @@ NETWORK = EmulatedFabric(inter_latency_us=0.01, inter_bandwidth_gb_per_s=1.0)
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> Program:
+def programs(draw: st.DrawFn) -> RunProgram:
     """Up to three ranks that do the same with their own lengths, on one link or two, whose costs follow the law."""
     ranks = draw(st.integers(2, 3))
     everyone = tuple(range(ranks))
@@ -47,11 +47,11 @@ def programs(draw: st.DrawFn) -> Program:
     )
 
 
-def ends(made: Program) -> np.ndarray:
+def ends(made: RunProgram) -> np.ndarray:
     return replay(made).end_ns[:, :, 0]
 
 
-def changed(made: Program, text: str) -> Program:
+def changed(made: RunProgram, text: str) -> RunProgram:
     return apply(made, parse_changes([text])).program
 
 
@@ -59,7 +59,7 @@ def changed(made: Program, text: str) -> Program:
 @given(
     programs(), st.sampled_from(["comm=free", "comm.kind.allreduce=free", "comm=x3", "compute=x2", "stragglers=none"])
 )
-def test_what_costs_less_ends_no_later(made: Program, text: str) -> None:
+def test_what_costs_less_ends_no_later(made: RunProgram, text: str) -> None:
     if text == "comm.kind.allreduce=free" and not any(o.kind == "allreduce" for y in made.layouts for o in y.issued):
         return
     assert (ends(changed(made, text)) <= ends(made)).all()
@@ -67,14 +67,14 @@ def test_what_costs_less_ends_no_later(made: Program, text: str) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(programs(), st.floats(1.0, 20.0))
-def test_more_bandwidth_ends_no_later(made: Program, factor: float) -> None:
+def test_more_bandwidth_ends_no_later(made: RunProgram, factor: float) -> None:
     slower, faster = (ends(changed(made, f"network.bandwidth=x{f:.3f}")) for f in (factor, factor * 1.5))
     assert (faster <= slower).all()
 
 
 @settings(max_examples=40, deadline=None)
 @given(programs(), st.permutations([0, 1, 2]))
-def test_it_does_not_matter_in_which_order_the_ranks_stand(made: Program, order: list[int]) -> None:
+def test_it_does_not_matter_in_which_order_the_ranks_stand(made: RunProgram, order: list[int]) -> None:
     chosen = [column for column in order if column < len(made.ranks)]
     shuffled = replace(
         made,
@@ -96,7 +96,7 @@ def _of(step: object, chosen: list[int]) -> np.ndarray | None:
 
 @settings(max_examples=60, deadline=None)
 @given(programs())
-def test_a_path_has_no_gap_and_sums_up_to_its_step(made: Program) -> None:
+def test_a_path_has_no_gap_and_sums_up_to_its_step(made: RunProgram) -> None:
     for step in made.steps:
         path = critical_path(made, step.global_step)
         edges = [path.begin_ns, *(segment.end_ns for segment in path.segments)]
@@ -106,6 +106,6 @@ def test_a_path_has_no_gap_and_sums_up_to_its_step(made: Program) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(programs())
-def test_what_is_set_to_what_it_was_changes_nothing(made: Program) -> None:
+def test_what_is_set_to_what_it_was_changes_nothing(made: RunProgram) -> None:
     for text in ("comm=x1", "network.bandwidth=x1", "network.latency=x1", "compute=x1", "rank.0.late_ms=0"):
         assert (ends(changed(made, text)) == ends(made)).all()
