@@ -191,6 +191,8 @@ def _quote(override: str) -> str:
         return quoted(key, value)
     except RecursionError:
         raise ConfigError(f"--override {key}: its value is nested too deeply") from None
+    except ValueError as error:  # a number of more digits than Python takes
+        raise ConfigError(f"--override {key}: its value cannot be read: {error}") from None
     return override
 
 

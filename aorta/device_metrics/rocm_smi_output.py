@@ -15,7 +15,9 @@ from aorta.device_metrics.sample_values import Values, first, megahertz, number,
 from aorta.errors import DeviceUnreadable
 
 Card: TypeAlias = Mapping[str, object]
-_LINE: Final = re.compile(r"^GPU\[(\d{1,6})\]\s*:\s*(.+?)\s*:\s+(.*)$", re.MULTILINE)
+_CARD: Final = re.compile(r"GPU\[(\d{1,6})\]\s*:")
+_BEFORE_VALUE: Final = re.compile(r":\s")
+"""The first colon with a blank behind it: a name may hold others ("PCI Bus:0")."""
 
 
 def from_json(document: Any) -> list[Card]:
@@ -32,8 +34,13 @@ def from_json(document: Any) -> list[Card]:
 def from_text(text: str) -> list[Card]:
     """The cards in its text, in its order."""
     cards: dict[int, dict[str, object]] = {}
-    for found in _LINE.finditer(text):
-        cards.setdefault(int(found[1]), {})[found[2].rstrip(":").lower()] = found[3].strip()
+    for line in text.splitlines():
+        card = _CARD.match(line)
+        if card is None:
+            continue
+        name, *value = _BEFORE_VALUE.split(line[card.end() :].strip(), maxsplit=1)
+        if value and name.strip():
+            cards.setdefault(int(card[1]), {})[name.strip().rstrip(":").lower()] = value[0].strip()
     return [cards[number] for number in sorted(cards)]
 
 

@@ -16,7 +16,8 @@ from aorta.errors import DeviceUnreadable
 
 BYTES_PER_MIB = 1 << 20
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-_MHZ = re.compile(r"(\d+(?:\.\d+)?)\s*MHz", re.IGNORECASE)
+# Bounded, or a long row of digits would be tried from each of them to its end.
+_MHZ = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s{0,8}MHz", re.IGNORECASE)
 _PCI = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.?([0-7])?", re.IGNORECASE)
 
 
@@ -110,7 +111,7 @@ def json_after_words(text: str) -> Any:
         DeviceUnreadable: there is none.
     """
     decoder = json.JSONDecoder()
-    for match in re.finditer(r"^\s*[\[{]", text, re.MULTILINE):
+    for match in re.finditer(r"^[ \t]*[\[{]", text, re.MULTILINE):
         try:
             found, _ = decoder.raw_decode(text, match.end() - 1)
         except (ValueError, RecursionError):  # ValueError: not JSON, or a number of more digits than Python takes

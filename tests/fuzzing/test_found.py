@@ -86,6 +86,18 @@ CASES = {
     "a sample beyond floats": ("records", "devices", swapped(LINE, (b"8589934592", b"9" * 400)), ANSWER),
     "a sample's time of more than 64 bits": ("records", "devices", swapped(LINE, (b"1000000005", b"9" * 25)), ANSWER),
     "a sample near the largest float": ("records", "devices", swapped(LINE, (b"139.5", b"1.7e308")), ANSWER),
+    "a size that is a text": (
+        "records",
+        "schema-1",
+        swapped("run.json", (b'"batch_size": ', b'"batch_size": "' + b"9" * 300000 + b'", "was": ')),
+        ANSWER,
+    ),
+    "an override's number of 5000 digits": (
+        "configuration",
+        "1",
+        put(words_dot_txt=b"--override\ntraining.max_steps=" + b"7" * 5000),
+        REFUSAL,
+    ),
     "texts of megabytes in a database": ("databases", "nsys", blobs, REFUSAL),
     "a bomb in rocprofv3's JSON": ("rocprofv3", "json-gz", bomb_in_json, REFUSAL),
     "a name that is not UTF-8": ("tables", "rocprofv3-json", renamed("4242_results.json", "\udcff.json"), ANSWER),
@@ -171,6 +183,19 @@ CASES = {
         put(out_dot_txt=b'{"card0": {"GPU use (%)": ' + b"7" * 400 + b"}}"),
         ANSWER,
     ),
+    "a card's line of blanks": (
+        "smi",
+        "text",
+        put(out_dot_txt=b"GPU[0]\t\t: " + b"x " * 50000 + b" " * 100000),
+        ANSWER,
+    ),
+    "a card's clock of digits": (
+        "smi",
+        "text",
+        put(out_dot_txt=b"GPU[0]: sclk clock level: mhz " + b"7" * 100000),
+        ANSWER,
+    ),
+    "blank lines before JSON": ("smi", "json", put(out_dot_txt=b"\n" * 100000), ANSWER),
     "a checkpoint's metadata are a pipe": ("checkpoints", "one", put(step_3___dot_metadata=FIFO), REFUSAL),
     "a checkpoint's data have no end": (
         "checkpoints",

@@ -18,6 +18,8 @@ from aorta.analysis.load.manifest import Manifest, config_of
 NO_MANIFEST: Final = "there is no manifest"
 _OWN: Final = "flops_per_step"
 """Key of a manifest's `plan`, for training loops that state their own FLOPs."""
+_SIZE_LIMIT: Final = 1 << 48
+"""Beyond any tensor's side; six of these multiplied are still a float."""
 
 
 def flops_per_rank_step(manifest: Manifest | None) -> tuple[float | None, str | None]:
@@ -43,13 +45,18 @@ def flops_per_rank_step(manifest: Manifest | None) -> tuple[float | None, str | 
 
 
 def _ranking(config: Mapping[str, Any]) -> float:
-    shape, training, items = config["workload"], config["training"], config["dataset"]["sequence_length"]
-    width = shape["model_dim"]
-    layer = 4 * width * width + 2 * items * width + 2 * width * shape["mlp_hidden_dim"]
-    forward = shape["num_layers"] * layer + shape["embedding_dim"] * width + width
-    of_data = shape["dense_features"] * width  # the features are data: no gradient goes to them
+    def size(group: str, name: str) -> int:
+        value = config[group][name]
+        if type(value) is not int or not 0 <= value < _SIZE_LIMIT:
+            raise TypeError(f"{group}.{name} is no size: {str(value)[:40]}")
+        return value
+
+    items, width = size("dataset", "sequence_length"), size("workload", "model_dim")
+    layer = 4 * width * width + 2 * items * width + 2 * width * size("workload", "mlp_hidden_dim")
+    forward = size("workload", "num_layers") * layer + size("workload", "embedding_dim") * width + width
+    of_data = size("workload", "dense_features") * width  # the features are data: no gradient goes to them
     multiply_adds = 3 * forward + 2 * of_data
-    samples = training["batch_size"] * training["gradient_accumulation"]
+    samples = size("training", "batch_size") * size("training", "gradient_accumulation")
     return float(2 * multiply_adds * items * samples)
 
 
