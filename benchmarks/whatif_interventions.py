@@ -131,7 +131,7 @@ def naive(base: Measured, real: Measured) -> dict[str, float]:
 
 
 @cache
-def program(place: Path) -> whatif.Program:
+def program(place: Path) -> whatif.RunProgram:
     return whatif.read_program(place)
 
 

@@ -5,6 +5,7 @@ Must not replay, or predict anything.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import singledispatchmethod
@@ -32,6 +33,7 @@ from aorta.analysis.whatif.fsdp_prefetch import fsdp
 from aorta.analysis.whatif.network import charge_ns
 from aorta.analysis.whatif.own_time import stretched
 from aorta.analysis.whatif.program import Issued, RunProgram, StepProgram, What, compact
+from aorta.analysis.whatif.straggler_excess import lasting_excess_ns
 from aorta.config.schema import EmulatedFabric
 from aorta.errors import InputError
 
@@ -161,16 +163,20 @@ class _Applying:
         self.program = replace(self.program, steps=steps)
 
     @make.register
-    def _level(self, change: NoStragglers) -> None:
-        steps = []
-        for step in self.program.steps:
-            operations = {self.program.layouts[layout].operations for layout in step.layouts}
-            if len(operations) > 1:
+    def _no_stragglers(self, change: NoStragglers) -> None:
+        alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for number, step in enumerate(self.program.steps):
+            if len({self.program.layouts[layout].operations for layout in step.layouts}) > 1:
                 raise InputError(
                     f"--set {change.text}: the ranks do not all do the same, so none can be held to another"
                 )
-            typical = np.sort(step.host_ns, axis=1)[:, (step.host_ns.shape[1] - 1) // 2]
-            steps.append(replace(step, host_ns=np.minimum(step.host_ns, typical[:, None])))
+            alike[step.layouts].append(number)
+        steps = list(self.program.steps)
+        for numbers in alike.values():
+            excess = lasting_excess_ns([steps[number].host_ns for number in numbers])
+            for number in numbers:
+                host = np.maximum(steps[number].host_ns - excess, 0)
+                steps[number] = replace(steps[number], host_ns=compact(host))
         self.program = replace(self.program, steps=steps)
 
     @make.register

@@ -78,7 +78,7 @@ class RankLateness:
 
 @dataclass(frozen=True)
 class NoStragglers:
-    """Before each operation no rank takes more own time than the lower median of the ranks."""
+    """Before no operation does a rank take more own time than the typical one, step after step."""
 
     text: str
 

@@ -11,17 +11,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from aorta.analysis.compare.bootstrap import step_medians
 from aorta.analysis.tables import Floats
 from aorta.analysis.whatif.apply import apply
 from aorta.analysis.whatif.changes import parse_changes
-from aorta.analysis.whatif.prediction import LEVEL, STATED_ERROR, Base, flags_of
+from aorta.analysis.whatif.predicted_value import STATED_ERROR, value_of
+from aorta.analysis.whatif.prediction import Base, flags_of
 from aorta.analysis.whatif.replay import replay
 from aorta.errors import InputError
 from aorta.timeline.overlap import NS_PER_MS
 
 SHOWN: Final = 3
-_SEED: Final = 20_240_302
 WORTH: Final = 0.005
 """A gain below this part of the step is not named."""
 _CANDIDATES: Final = {
@@ -100,10 +99,8 @@ def _tried(base: Base, text: str, words: str) -> tuple[Floats, Gain] | None:
     except InputError:
         return None  # this run has no such thing to change
     gained = (base.times.job_step_ns() - replay(changed.program).job_step_ns()) / NS_PER_MS
-    drawn = step_medians(gained, np.arange(len(gained)), np.random.default_rng(_SEED))
-    low, high = np.percentile(drawn, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
-    gain = float(np.median(gained))
-    missed = abs(base.identity.replayed_ms - base.identity.recorded_ms)
-    error = abs(gain) * max(STATED_ERROR[type(change)] for change in changes) + missed
-    share = gain / base.identity.replayed_ms
-    return gained, Gain(text, words, gain, float(low) - error, float(high) + error, share, changed.flags)
+    stated = max(STATED_ERROR[type(change)] for change in changes)
+    wrong_by = stated * abs(float(np.median(gained))) + base.identity.missed_ms
+    found = value_of(gained, np.arange(len(gained)), wrong_by)
+    share = found.value / base.identity.replayed_ms
+    return gained, Gain(text, words, found.value, found.low, found.high, share, changed.flags)

@@ -15,25 +15,23 @@ from typing import Any, Final
 
 import numpy as np
 
-from aorta.analysis.compare.bootstrap import step_medians
 from aorta.analysis.tables import Bools, Ints
 from aorta.analysis.whatif.apply import apply
-from aorta.analysis.whatif.changes import NoStragglers
+from aorta.analysis.whatif.changes import Change, CommSpeed, NoStragglers
+from aorta.analysis.whatif.predicted_value import STATED_ERROR, value_of
 from aorta.analysis.whatif.program import Issued, RunProgram
-from aorta.analysis.whatif.replay import Freed, Times, replay
+from aorta.analysis.whatif.replay import Freed, replay
 from aorta.errors import InputError
 from aorta.timeline.overlap import NS_PER_MS
 
 DO_NOT_ADD_UP: Final = "marginal costs do not add up: what one of them no longer delays, another may"
 POSITIONS: Final = 64
 """Positions asked about one by one; of more, those whose collectives cost most."""
-LEVEL: Final = 0.95
-_SEED: Final = 20_240_301
 
 
 @dataclass(frozen=True)
 class Marginal:
-    """Job step time that is gained by one thing: median over steps, and its interval over the record's steps.
+    """Job step time that is gained by one thing: median over steps, and its interval (`predicted_value`).
 
     Attributes:
         what: "kind", "group", "position", or a bound.
@@ -76,8 +74,8 @@ class _Part:
 
     what: str
     name: str
-    places: frozenset[tuple[int, int]]
-    change: str | None
+    places: frozenset[tuple[int, int]] = frozenset()
+    change: str | None = None
 
 
 def marginals(program: RunProgram, last: int | None = None) -> Marginals:
@@ -94,13 +92,22 @@ def marginals(program: RunProgram, last: int | None = None) -> Marginals:
         for each in part.places:
             freed[each][number] = True
     times = replay(program, freed=Freed(len(parts) + 1, dict(freed)))
-    found = [_marginal(part, times, number) for number, part in enumerate(parts, start=1)]
     base, free = times.job_step_ns(0), times.job_step_ns(1)
-    bounds = [found[0], _perfect(program, base, free)]
+    missed_ms = abs(float(np.median(base)) / NS_PER_MS - float(np.median(program.recorded_step_ms())))
+
+    def gained(part: _Part, gains_ns: Ints, change: type[Change] = CommSpeed) -> Marginal:
+        gains = gains_ns / NS_PER_MS
+        wrong_by = STATED_ERROR[change] * abs(float(np.median(gains))) + missed_ms
+        value = value_of(gains, np.arange(len(gains)), wrong_by)
+        return Marginal(part.what, part.name, value.value, value.low, value.high, part.change)
+
+    found = [gained(part, base - times.job_step_ns(number)) for number, part in enumerate(parts, start=1)]
+    bounds = [found[0], gained(_Part("bound", "perfect overlap"), _perfect_ns(program, base, free))]
     notes = [DO_NOT_ADD_UP]
     try:
         level = replay(apply(program, [NoStragglers("stragglers=none")]).program).job_step_ns()
-        bounds.insert(1, _gained("bound", "no straggler", "stragglers=none", base - level))
+        part = _Part("bound", "no straggler", change="stragglers=none")
+        bounds.insert(1, gained(part, base - level, NoStragglers))
     except InputError as error:
         notes.append(str(error))
     ordered = sorted(found[1:], key=lambda each: -each.gain_ms)
@@ -165,13 +172,9 @@ def _cost_of(program: RunProgram, place: int) -> float:
     return sum(costs)
 
 
-def _marginal(part: _Part, times: Times, number: int) -> Marginal:
-    return _gained(part.what, part.name, part.change, times.job_step_ns(0) - times.job_step_ns(number))
-
-
-def _perfect(program: RunProgram, base: Ints, free: Ints) -> Marginal:
-    """Nothing exposed but what no overlap can hide: the steps take what they take without communication, or what the
-    busiest link is busy for, whichever is longer.
+def _perfect_ns(program: RunProgram, base: Ints, free: Ints) -> Ints:
+    """What each step would gain were nothing exposed but what no overlap can hide: it takes what it takes without
+    communication, or what its busiest link is busy for, whichever is longer.
     """
     busiest = []
     for step in program.steps:
@@ -188,11 +191,4 @@ def _perfect(program: RunProgram, base: Ints, free: Ints) -> Marginal:
             if step.cost_ns.shape[1] == 1:
                 break
         busiest.append(longest)
-    return _gained("bound", "perfect overlap", None, np.maximum(base - np.maximum(free, busiest), 0))
-
-
-def _gained(what: str, name: str, change: str | None, gains_ns: Ints) -> Marginal:
-    gains = gains_ns / NS_PER_MS
-    medians = step_medians(gains, np.arange(len(gains)), np.random.default_rng(_SEED))
-    low, high = np.percentile(medians, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
-    return Marginal(what, name, float(np.median(gains)), float(low), float(high), change)
+    return np.maximum(base - np.maximum(free, busiest), 0)

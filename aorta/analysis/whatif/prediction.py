@@ -2,10 +2,9 @@
 
     predict(program, parse_changes(["network.bandwidth=x2"])).job_step_ms
 
-A value is the median over the replayed steps. Its interval has two parts: how the median varies when the record's own
-steps are drawn again (bootstrap), and the error of the model: what the replay of the unchanged program misses (the
-identity check), plus a share of the predicted change (`STATED_ERROR`, docs/what-if.md). What another launch would have
-measured is in neither. Must not recommend anything.
+A value is the median over the replayed steps. Its interval (`predicted_value`) counts as the model's error what the
+replay of the unchanged program misses (the identity check) and a share of the predicted change. Must not recommend
+anything.
 """
 
 from __future__ import annotations
@@ -16,34 +15,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from aorta.analysis.compare.bootstrap import step_medians
 from aorta.analysis.tables import Floats, Ints
 from aorta.analysis.whatif.apply import apply
-from aorta.analysis.whatif.changes import (
-    BucketCap,
-    Change,
-    CommSpeed,
-    ComputeSpeed,
-    NetworkChange,
-    NoStragglers,
-    OverlapSwitch,
-    PrefetchDepth,
-    RankLateness,
-    Selection,
-    WorldSize,
-    in_order,
-)
+from aorta.analysis.whatif.changes import Change, CommSpeed, Selection, WorldSize, in_order
+from aorta.analysis.whatif.predicted_value import STATED_ERROR, Value, value_of
 from aorta.analysis.whatif.program import RunProgram
 from aorta.analysis.whatif.replay import Times, replay
 from aorta.analysis.whatif.windows import Measured, RankStepSample, measure, sample
 from aorta.errors import InputError
-from aorta.timeline.overlap import NS_PER_MS
 
-STATED_ERROR: Final[dict[type[Change], float]] = {
-    **dict.fromkeys((ComputeSpeed, RankLateness, NoStragglers, WorldSize, NetworkChange, CommSpeed), 0.10),
-    **dict.fromkeys((BucketCap, PrefetchDepth, OverlapSwitch), 0.20),
-}
-"""Kind of change -> the part of the predicted change that may be wrong: assumed until measured (docs/what-if.md)."""
 LAW_BOUND: Final = 1.25
 """At another number of ranks nothing was recorded: a network may be so many times as slow or as fast as its law says.
 In the simulator a jitter of 20 % and a node that is 10 % slower stay within it (tests/analysis/whatif)."""
@@ -51,17 +31,6 @@ IDENTITY_BOUND: Final = 0.05
 """The replay of the unchanged program may miss this part of the recorded job step time, no more."""
 BACKEND_BOUND: Final = 0.10
 """From here on the part of collectives that the backend decided is said: a faster network's gain is then doubtful."""
-LEVEL: Final = 0.95
-_SEED: Final = 20_240_229
-
-
-@dataclass(frozen=True)
-class Value:
-    """A predicted median with its interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -76,9 +45,14 @@ class Identity:
     replayed_exposed_ms: float | None
 
     @property
+    def missed_ms(self) -> float:
+        """By how much the replay misses the recorded job step time."""
+        return abs(self.replayed_ms - self.recorded_ms)
+
+    @property
     def residual(self) -> float:
-        """Part of the recorded job step time that the replay misses."""
-        return abs(self.replayed_ms - self.recorded_ms) / self.recorded_ms
+        """The same, as a part of it."""
+        return self.missed_ms / self.recorded_ms
 
     def sentence(self) -> str:
         """The check in words."""
@@ -137,7 +111,7 @@ def base_of(program: RunProgram, rank_steps: int | None = None) -> Base:
     Raises:
         InputError: it misses the recorded step times by more than `IDENTITY_BOUND`.
     """
-    recorded = np.array([step.recorded_ns.max() for step in program.steps]) / NS_PER_MS
+    recorded = program.recorded_step_ms()
     if np.median(recorded) <= 0:
         raise InputError("no prediction: the recorded steps last 0 ns")
     chosen = sample(program) if rank_steps is None else sample(program, rank_steps)
@@ -190,20 +164,18 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
     identity, every = base.identity, np.arange(len(base.program.steps))
     found = Prediction(
         changes=tuple(change.text for change in changes),
-        job_step_ms=_value(times.job_step_ms(), every, identity.replayed_ms, identity.recorded_ms, wrong_by[0]),
+        job_step_ms=value_of(times.job_step_ms(), every, identity.missed_ms + wrong_by[0], (0.0, np.inf)),
         overlap_ratio=_known(
             measured.overlap_ratio,
             measured.step,
-            identity.replayed_ratio,
-            identity.recorded_ratio,
+            _apart(identity.replayed_ratio, identity.recorded_ratio),
             wrong_by[1],
             (0.0, 1.0),
         ),
         exposed_comm_ms=_known(
             measured.exposed_comm_ms,
             measured.step,
-            identity.replayed_exposed_ms,
-            identity.recorded_exposed_ms,
+            _apart(identity.replayed_exposed_ms, identity.recorded_exposed_ms),
             wrong_by[2],
         ),
         base={
@@ -266,42 +238,15 @@ def flags_of(program: RunProgram) -> tuple[str, ...]:
 
 
 def _known(
-    values: Floats,
-    steps: Ints,
-    replayed: float | None,
-    recorded: float | None,
-    wrong_by: float,
-    bounds: tuple[float, float] = (0.0, float("inf")),
+    values: Floats, steps: Ints, missed: float, wrong_by: float, bounds: tuple[float, float] = (0.0, np.inf)
 ) -> Value | None:
+    """The value of a metric that some rank-steps have none of; None: none has one."""
     known = ~np.isnan(values)
-    if not known.any():
-        return None
-    base = 0.0 if replayed is None else replayed
-    return _value(values[known], steps[known], base, base if recorded is None else recorded, wrong_by, bounds)
+    return value_of(values[known], steps[known], missed + wrong_by, bounds) if known.any() else None
 
 
-def _value(
-    values: Floats,
-    steps: Ints,
-    replayed: float,
-    recorded: float,
-    wrong_by: float,
-    bounds: tuple[float, float] = (0.0, float("inf")),
-) -> Value:
-    """The median of `values` and its interval.
-
-    Args:
-        steps: of each value.
-        replayed, recorded: of the unchanged run.
-        wrong_by: by how much the model may be wrong.
-        bounds: what the metric can be.
-    """
-    value = float(np.median(values))
-    low, high = np.percentile(
-        step_medians(values, steps, np.random.default_rng(_SEED)), [50 * (1 - LEVEL), 50 * (1 + LEVEL)]
-    )
-    error = abs(replayed - recorded) + wrong_by
-    return Value(value, max(min(float(low), value) - error, bounds[0]), min(max(float(high), value) + error, bounds[1]))
+def _apart(replayed: float | None, recorded: float | None) -> float:
+    return 0.0 if replayed is None or recorded is None else abs(replayed - recorded)
 
 
 def _medians(times: Times, measured: Measured) -> tuple[float | None, ...]:

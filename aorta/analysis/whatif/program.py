@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from aorta.analysis.tables import Floats, Ints, Members
 from aorta.config.schema import EmulatedFabric
+from aorta.timeline.overlap import NS_PER_MS
 
 Column: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 """Nanoseconds; 32 bits wide where all of them fit, since a large run has a hundred million."""
@@ -184,6 +185,10 @@ class RunProgram:
     busy_ns: Ints
     facts: Facts
     shared_links: bool = False
+
+    def recorded_step_ms(self) -> Floats:
+        """The recorded job step times: of each step, that of the rank that took longest."""
+        return np.array([step.recorded_ns.max() for step in self.steps]) / NS_PER_MS
 
 
 def compact(values: npt.NDArray[np.int64]) -> Column:

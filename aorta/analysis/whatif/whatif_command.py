@@ -19,7 +19,8 @@ from aorta.analysis.whatif.changes import Change, forms, is_count, parse_change,
 from aorta.analysis.whatif.critical_path import WORDS, CriticalPath, path_of, typical_step
 from aorta.analysis.whatif.gains import WORTH, Gains, gains
 from aorta.analysis.whatif.marginals import Marginal, Marginals, marginals
-from aorta.analysis.whatif.prediction import Base, Prediction, Value, base_of, flags_of, predict_from
+from aorta.analysis.whatif.predicted_value import Value
+from aorta.analysis.whatif.prediction import Base, Prediction, base_of, flags_of, predict_from
 from aorta.analysis.whatif.program import RunProgram
 from aorta.analysis.whatif.read_program import program_of
 from aorta.analysis.whatif.replay import replay

@@ -87,7 +87,7 @@ Recorded = Callable[[Job], tuple[Path, Truth]]
 
 
 @cache
-def program(folder: Path) -> whatif.Program:
+def program(folder: Path) -> whatif.RunProgram:
     return whatif.read_program(folder)
 
 
