@@ -179,7 +179,7 @@ class Instrumentation:
     def watch_gradients(self, model: nn.Module) -> None:
         """Note once in which order the gradients of a DDP model become ready; call after `watch`."""
         if self._seam is not None and isinstance(model, DistributedDataParallel):
-            self.recorder.gradients = GradientOrder(model, self._blocks)
+            self.recorder.gradients = GradientOrder(model, self._blocks, on_device=self._device.type != "cpu")
 
     def close(self) -> None:
         """Remove all instrumentation; a second call does nothing."""

@@ -15,6 +15,7 @@ import msgspec
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.gloo_workers import GlooWorkers
+from aorta.instrument.gradient_order import ReadyGradient, gradient_rows
 from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.loss_scalars import Scalar
 from aorta.instrument.user_marks import MarksOfStep
@@ -29,7 +30,6 @@ from aorta.records.schema import (
     Collective,
     ComputeRange,
     Coverage,
-    Gradient,
     Phase,
     Stall,
     StallCause,
@@ -94,7 +94,7 @@ class OpenStep:
     stream_waits: list[tuple[Mark, Mark, tuple[Name, ...]]] = field(default_factory=list)
     calls: list[Interval] = field(default_factory=list)
     ready: list[tuple[Mark, int]] = field(default_factory=list)
-    gradient_order: list[Gradient] = field(default_factory=list)
+    gradients: list[ReadyGradient] = field(default_factory=list)
     compute: list[Range] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     aux: list[Range] = field(default_factory=list)
@@ -265,7 +265,7 @@ class StepBuilder:
             reasons=reasons,
             waits=msgspec.UNSET if step.unseen is not None else wait_rows(found, start_ns),
             ready=self._ready_rows(step, rows, start_ns) or msgspec.UNSET,
-            gradient_order=step.gradient_order or msgspec.UNSET,
+            gradient_order=gradient_rows(step.gradients, compute) or msgspec.UNSET,
         )
         return line if step.user_marks is None else _with_user_marks(line, step.user_marks)
 

@@ -142,8 +142,11 @@ class StepRecorder:
             done.tell = self.quiet_interceptor.end()  # also reports how many collectives were captured
         done.captured = self._captured
         done.user_marks = self.user_marks.take()
-        if self.gradients is not None and (order := self.gradients.take()):
-            done.gradient_order, self.gradients = order, None
+        if self.gradients is not None:
+            if done.facts.warmup:  # slower than others, and not in the same way everywhere
+                self.gradients.forget()
+            elif noted := self.gradients.take():
+                done.gradients, self.gradients = noted, None
         self._unread.append(done)
         self._current = None
         if len(self._unread) >= self._together or time.monotonic() - self._looked_s > LOOK_AFTER_S:

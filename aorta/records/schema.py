@@ -127,10 +127,15 @@ class BucketReady(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Gradient(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The gradients of one parameter: the block it belongs to (empty: none of those watched), and their bytes."""
+    """The gradients of one parameter: the block it belongs to (empty: none of those watched), and their bytes.
+
+    `part`: how much of the block's backward range had passed when they were ready, 0 to 1; null where that is not known
+    (on a device) and absent in records made before it was noted.
+    """
 
     block: str
     bytes: Integer
+    part: float | None = None
 
 
 class AuxRange(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -26,6 +26,6 @@ def test_both_interceptors_tell_every_wait(tmp_path: Path, ends: str) -> None:
             assert rows == [tuple(row) for row in scene["expected"]], name
             for (_, _, enter, leave, _), (before, after) in zip(scene["waits"], scene["round"], strict=True):
                 assert before <= enter <= leave <= after, name
-        order = [Gradient(block, size) for block, size in told["gradient_order"]]
+        order = [Gradient(block, size) for block, size, _ in told["gradient_order"]]
         assert order == [Gradient("1", 8), Gradient("1", 32), Gradient("0", 16), Gradient("0", 64)]
         assert told["again"] == 0

@@ -2,7 +2,8 @@
 
 A bucket closes with the parameter that fills it, and is issued when that gradient is ready; without overlap all are
 issued behind the backward pass. All are waited for there. When a gradient was ready is known where a recorded bucket
-closed with it and at both ends of its block; between, it follows the bytes. Must not replay anything.
+closed with it and at both ends of its block; between, it is ready in the part of the block's pass in which it was in
+the one step that noted all gradients, or, where none did, in proportion to the bytes. Must not replay anything.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -21,6 +22,7 @@ from aorta.analysis.whatif.network import charge_ns
 from aorta.analysis.whatif.program import RankLayout, RunProgram, What
 from aorta.analysis.whatif.restructure import ROOM, CollectiveCost, Placed, RankView, restructured
 from aorta.errors import InputError
+from aorta.records.schema import Gradient
 
 _Numbers: TypeAlias = npt.NDArray[np.float64]
 
@@ -33,10 +35,13 @@ class GradientBuckets:
     closed_with: tuple[int, ...]
 
     def cap_bytes(self, sizes: Sequence[int]) -> int:
-        """A cap that gives these buckets: the smallest of those that were full."""
+        """A cap that gives these buckets: the smallest of those that were full. If it does not, the first had a cap of
+        its own, as in torch where none is given (1 MiB, `torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`).
+        """
         bounds = [0, *self.closed_with]
         full = [sum(sizes[low:high]) for low, high in pairwise(bounds[:-1])]
-        return min(full, default=sum(sizes))
+        cap = min(full, default=sum(sizes))
+        return cap if _closed(sizes, cap) == self.closed_with else min(full[1:], default=sum(sizes))
 
 
 def buckets_of(layout: RankLayout, sizes: Sequence[int], text: str) -> GradientBuckets:
@@ -78,7 +83,7 @@ def ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, over
             f"--set {text}: the record has no order of gradients (DDP alone, recorded by this AORTA), without which it "
             "is not known what a bucket would hold"
         )
-    sizes = [size for _, size in order]
+    sizes = [one.bytes for one in order]
 
     def rearrange(view: RankView) -> tuple[list[Placed], list[CollectiveCost]]:
         found = buckets_of(view.layout, sizes, text)
@@ -137,48 +142,59 @@ def _ready(
     view: RankView,
     found: GradientBuckets,
     issues: Sequence[Placed],
-    order: Sequence[tuple[str, int]],
+    order: Sequence[Gradient],
 ) -> Ints:
     """When each parameter's gradient was ready, on the axis of own time; never earlier than the one before it."""
-    total = np.cumsum([size for _, size in order])
-    known: list[tuple[int, int]] = []
+    progress, blocks = _progress(order)
     ranges = {block: (begin, end) for block, begin, end in view.spans(program, "backward")}
-    done = 0
-    for number, (block, size) in enumerate(order):
-        if block in ranges:
-            begin, end = ranges[block]
-            if number == 0 or order[number - 1][0] != block:
-                known.append((done, begin))
-            if number + 1 == len(order) or order[number + 1][0] != block:
-                known.append((done + size, end))
-        done += size
+    known = [
+        (float(number + after), ranges[block][after])
+        for number, block in enumerate(blocks)
+        if block in ranges
+        for after in (0, 1)
+    ]
     held = view.step.ready_ns
     if held is not None:
-        known += [(int(total[count - 1]), int(held[at, view.column])) for at, count in enumerate(found.closed_with)]
+        known += [(progress[count - 1], int(held[at, view.column])) for at, count in enumerate(found.closed_with)]
     elif not ranges or issues[0].at_ns < max(end for _, end in ranges.values()):
-        known += [(int(total[count - 1]), issue.at_ns) for count, issue in zip(found.closed_with, issues, strict=True)]
-    return np.maximum.accumulate(_between(known, total.tolist()))
+        known += [(progress[count - 1], issue.at_ns) for count, issue in zip(found.closed_with, issues, strict=True)]
+    return np.maximum.accumulate(_between(known, progress))
 
 
-def _between(known: Sequence[tuple[int, int]], totals: Sequence[int]) -> Ints:
-    """Moments at which so many bytes of gradients were ready. Where several are known for the same bytes (a bucket, the
-    end of a block, the begin of the next), the first is when they were ready, the last from when on there can be
-    more.
+def _progress(order: Sequence[Gradient]) -> tuple[list[float], list[str]]:
+    """How far the backward pass was when each gradient was ready: so many blocks, and a part of the next one; and these
+    blocks.
     """
-    first, last = dict[int, int](), dict[int, int]()
-    for size, at in known:
-        first[size], last[size] = min(first.get(size, at), at), max(last.get(size, at), at)
-    sizes = sorted(first)
+    progress: list[float] = []
+    blocks: list[str] = []
+    for number, (block, those) in enumerate(groupby(order, key=lambda one: one.block)):
+        gradients = list(those)
+        done = np.cumsum([one.bytes for one in gradients]) / max(sum(one.bytes for one in gradients), 1)
+        noted = [one.part for one in gradients if one.part is not None]
+        parts = done if len(noted) < len(gradients) else np.maximum.accumulate(noted)
+        progress += (number + parts).tolist()
+        blocks.append(block)
+    return progress, blocks
+
+
+def _between(known: Sequence[tuple[float, int]], progress: Sequence[float]) -> Ints:
+    """When the backward pass was so far. Where several moments are known for the same place (a bucket, the end of a
+    block, the begin of the next), the first is when it was reached, the last from when on it went further.
+    """
+    first, last = dict[float, int](), dict[float, int]()
+    for place, at in known:
+        first[place], last[place] = min(first.get(place, at), at), max(last.get(place, at), at)
+    places = sorted(first)
     moments = []
-    for total in totals:
-        above = bisect_left(sizes, total)
-        if above == len(sizes):
-            moments.append(last[sizes[-1]])
-        elif sizes[above] == total or above == 0:
-            moments.append(first[sizes[above]])
+    for place in progress:
+        above = bisect_left(places, place)
+        if above == len(places):
+            moments.append(last[places[-1]])
+        elif places[above] == place or above == 0:
+            moments.append(first[places[above]])
         else:
-            low, high = sizes[above - 1], sizes[above]
-            part = (total - low) / (high - low)
+            low, high = places[above - 1], places[above]
+            part = (place - low) / (high - low)
             moments.append(round(last[low] + part * max(first[high] - last[low], 0)))
     return np.array(moments, np.int64)
 
@@ -191,7 +207,12 @@ def _bucket_cost(program: RunProgram, view: RankView, found: GradientBuckets, si
     by_size = np.argsort(sizes, kind="stable")
 
     def between(values: Sequence[int]) -> int:
-        return round(float(np.interp(size, sizes[by_size], np.array(values, np.float64)[by_size])))
+        """Of this size, as between the recorded sizes; outside them along a line."""
+        known = np.array(values, np.float64)
+        if sizes.min() <= size <= sizes.max():
+            return round(float(np.interp(size, sizes[by_size], known[by_size])))
+        slope, fixed = _line(sizes, known)
+        return max(round(fixed + slope * size), 0)
 
     backend = between([each.backend_ns for each in recorded])
     network = program.facts.network

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from aorta.analysis.tables import Floats, Ints, Members
 from aorta.config.schema import EmulatedFabric
+from aorta.records.schema import Gradient
 from aorta.timeline.overlap import NS_PER_MS
 
 Column: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32]
@@ -145,7 +146,7 @@ class Facts:
         collectives: of all steps and ranks.
         backend_was_limit: of them, how many ended when the backend was done and not when the network was.
         arrival_unknown: of them, how many were queued, so that their arrival on a device is known within bounds only.
-        gradient_order: (block, bytes) of every parameter of a DDP model as its gradient became ready; empty: unknown.
+        gradient_order: every parameter of a DDP model as its gradient became ready; empty: unknown.
         flags: sentences about the record.
     """
 
@@ -156,7 +157,7 @@ class Facts:
     collectives: int
     backend_was_limit: int
     arrival_unknown: int = 0
-    gradient_order: tuple[tuple[str, int], ...] = ()
+    gradient_order: tuple[Gradient, ...] = ()
     flags: tuple[str, ...] = ()
 
 

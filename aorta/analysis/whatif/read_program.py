@@ -155,7 +155,7 @@ class _Reader:
         self._layouts: dict[RankLayout, int] = {}
         self._names: dict[SpanName, int] = {}
         self._schedules: dict[tuple[int, ...], ReplayOrder] = {}
-        self._gradients = _gradient_order(next(iter(run.ranks.values())))
+        self._gradients = next(iter(run.ranks.values())).gradient_order
         self._shared = network is not None and network.sharing is Sharing.link and self._on_host
         one_host = len({tables.source.host for tables in run.ranks.values()}) == 1
         self._law = network is not None and self._on_host and one_host
@@ -313,7 +313,6 @@ class _Reader:
         return ProgramSpans(rank, name, begin_after, compact(table[3]), end_after, compact(table[5]))
 
 
-_SEARCHED_STEPS: Final = 16
 _REMEMBERED_STEPS: Final = 2
 """A wait may be for a collective of that many steps ago."""
 
@@ -332,14 +331,6 @@ def _lines(tables: RankTables, steps: Ints) -> Iterator[StepLine]:
             if not isinstance(line, StepLine) or line.global_step != number:
                 raise InputError(f"{details.path}: global step {number}: another line stands there now")
             yield line
-
-
-def _gradient_order(tables: RankTables) -> tuple[tuple[str, int], ...]:
-    """The order of gradients, which one of the first steps of a record has; empty: none does."""
-    for line in _lines(tables, tables.steps.global_step[:_SEARCHED_STEPS]):
-        if line.gradient_order:
-            return tuple((row.block, row.bytes) for row in line.gradient_order)
-    return ()
 
 
 def _clock_offsets(run: Run) -> Mapping[int, int] | None:

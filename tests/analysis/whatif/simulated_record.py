@@ -121,8 +121,14 @@ class _Lanes:
 
     def gradient_order(self) -> list[Gradient]:
         """The parameters as they became ready."""
-        names = [name.split(":") for name, _ in self._account.marks if name.startswith("ready:")]
-        return [Gradient(block, int(size)) for _, block, size in names]
+        passes = {row.block: (row.start_ns, row.end_ns) for row in self.compute if row.phase == "backward"}
+
+        def gradient(name: str, at_ns: int) -> Gradient:
+            _, block, size = name.split(":")
+            begin, end = passes[block]
+            return Gradient(block, int(size), round((at_ns - self.start_ns - begin) / (end - begin), 4))
+
+        return [gradient(name, ns) for name, ns in self._account.marks if name.startswith("ready:")]
 
     def _spans(self) -> list[tuple[str, int, int]]:
         ends = {name[:-1]: ns for name, ns in self._account.marks if name.endswith(">")}

@@ -8,14 +8,18 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis import whatif
+from aorta.analysis.whatif.ddp_buckets import GradientBuckets
+from aorta.records.schema import Gradient
 from tests.analysis.whatif.network_law import Network
 from tests.analysis.whatif.simulated_job import Job
 from tests.analysis.whatif.simulated_record import record, truth
 
 MIB = 2**20
 STEP, RATIO = 1e-2, 2e-3
-BETWEEN_BUCKETS = 0.03
-"""The same where buckets close between recorded ones: when their gradients were ready is not in the record."""
+BETWEEN_BUCKETS = 0.005
+"""The same where buckets close between recorded ones: one step says for all when their gradients were ready."""
+BY_BYTES = 0.03
+"""The same for records that do not say in which part of its block's pass a gradient was ready."""
 DDP = Job("ddp", ranks=2, steps=8, warmup=2)
 SLOW = replace(DDP, network=Network(gb_per_s=0.05))
 
@@ -51,3 +55,27 @@ def test_moved_collectives(tmp_path: Path, job: Job, changed: Job, change: str) 
     assert found.overlap_ratio is not None
     between = changed.strategy == "ddp" and changed.bucket_bytes < job.bucket_bytes
     assert found.overlap_ratio.value == pytest.approx(real.ratio, abs=BETWEEN_BUCKETS if between else RATIO)
+
+
+@pytest.mark.parametrize(("job", "bucket_bytes"), [(DDP, MIB // 4), (SLOW, MIB // 4), (SLOW, MIB)])
+def test_gradients_are_ready_by_their_bytes_where_the_record_does_not_say(
+    tmp_path: Path, job: Job, bucket_bytes: int
+) -> None:
+    record(job, tmp_path / "run")
+    program = whatif.read_program(tmp_path / "run")
+    older = tuple(Gradient(one.block, one.bytes) for one in program.facts.gradient_order)
+    assert older != program.facts.gradient_order
+    program = replace(program, facts=replace(program.facts, gradient_order=older))
+    found = whatif.predict(program, whatif.parse_changes([f"buckets.mb={bucket_bytes / MIB}"]))
+    real = truth(replace(job, bucket_bytes=bucket_bytes))
+    assert found.job_step_ms.value == pytest.approx(real.step_ms, rel=STEP)
+    assert found.overlap_ratio is not None
+    assert found.overlap_ratio.value == pytest.approx(real.ratio, abs=BY_BYTES)
+
+
+def test_the_cap_of_recorded_buckets_is_not_that_of_the_first_one_alone() -> None:
+    sizes = [MIB // 2] * 20
+    alike, first_is_small = GradientBuckets((0, 1, 2), (8, 16, 20)), GradientBuckets((0, 1, 2), (2, 12, 20))
+    assert alike.cap_bytes(sizes) == 4 * MIB
+    assert first_is_small.cap_bytes(sizes) == 5 * MIB
+    assert GradientBuckets((0, 1), (2, 20)).cap_bytes(sizes) == 10 * MIB  # of what is not full only the size is known
