@@ -32,12 +32,14 @@ from aorta.analysis.whatif.ddp_buckets import ddp
 from aorta.analysis.whatif.fsdp_prefetch import fsdp
 from aorta.analysis.whatif.network import charge_ns
 from aorta.analysis.whatif.own_time import stretched
-from aorta.analysis.whatif.program import Issued, RunProgram, StepProgram, What, compact
+from aorta.analysis.whatif.program import Column, Issued, RunProgram, StepProgram, What, compact
 from aorta.analysis.whatif.straggler_excess import lasting_excess_ns
 from aorta.config.schema import EmulatedFabric
 from aorta.errors import InputError
 
 _NS_PER_MS = 1_000_000
+_LONGEST_NS = 2.0**62
+_NS_PER_YEAR = 365 * 24 * 3600 * 1e9
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,26 @@ def apply(program: RunProgram, changes: Sequence[Change]) -> Changed:
     applying = _Applying(program)
     for change in in_order(changes):
         applying.make(change)
+        _check_range(applying.program, change)
     return Changed(applying.program, tuple(dict.fromkeys(applying.flags)))
+
+
+def _check_range(program: RunProgram, change: Change) -> None:
+    """Refuse what 64 bits of nanoseconds might not hold: no time is later than the sum of all there are."""
+
+    def longest(values: Column) -> float:
+        return float(values.max(axis=1).sum(dtype=np.float64)) if values.size else 0.0
+
+    total = 0.0
+    for step in program.steps:
+        times = (step.host_ns, step.wake_ns, step.cost_ns, step.backend_ns)
+        total += sum(longest(each) for each in times if each is not None)
+    if total > _LONGEST_NS:
+        raise _too_long(change.text)
+
+
+def _too_long(text: str) -> InputError:
+    return InputError(f"--set {text}: the run would take more than {_LONGEST_NS / _NS_PER_YEAR:.0f} years")
 
 
 def selects(which: Selection, issued: Issued, place: int) -> bool:
@@ -105,7 +126,7 @@ class _Applying:
             self._real_network(change)
             return
         if change.algorithm is not None:
-            self._charge(replace(settings, algorithm=change.algorithm))
+            self._charge(change.text, replace(settings, algorithm=change.algorithm))
             return
         unit = "bandwidth_gb_per_s" if change.field == "bandwidth" else "latency_us"
         names = [f"{where}_{unit}" for where in ("intra", "inter")]
@@ -114,7 +135,7 @@ class _Applying:
         else:
             assert change.factor is not None  # one of the two is set
             values = {name: getattr(settings, name) * change.factor for name in names}
-        self._charge(replace(settings, **values))
+        self._charge(change.text, replace(settings, **values))
 
     @make.register
     def _ranks(self, change: WorldSize) -> None:
@@ -133,7 +154,7 @@ class _Applying:
             len(issued.ranks) == self.program.world_size for layout in self.program.layouts for issued in layout.issued
         ):
             raise InputError(f"--set {change.text}: no group of this run has all {self.program.world_size} ranks")
-        self._charge(replace(settings, emulated_world_size=change.size))
+        self._charge(change.text, replace(settings, emulated_world_size=change.size))
         self.flags.append(
             f"at {change.size} ranks groups of all ranks cost what the network's law says, compute is as recorded on "
             f"{self.program.world_size}: no more stragglers than there were, batches and shards as they were"
@@ -258,11 +279,13 @@ class _Applying:
         ]
         self.program = replace(self.program, steps=steps)
 
-    def _charge(self, settings: EmulatedFabric) -> None:
+    def _charge(self, text: str, settings: EmulatedFabric) -> None:
         """Every collective as another emulated network charges it."""
         facts = self.program.facts
         world = self.program.world_size
         charged = self._of_places(lambda issued, _place: charge_ns(issued, world, settings))
+        if any(each.max(initial=0.0) > _LONGEST_NS for each in charged.values()):
+            raise _too_long(text)
         steps = [
             _charged(step, np.rint(charged[step.layouts]).astype(np.int64), facts.law) for step in self.program.steps
         ]

@@ -207,3 +207,11 @@ def test_a_replay_that_misses_the_record_predicts_nothing() -> None:
         step.recorded_ns[:] = 5000
     with pytest.raises(InputError, match=r"no prediction: the replay of the unchanged run takes .* 10.00% apart"):
         predict(made, [])
+
+
+@pytest.mark.parametrize("text", ["rank.1.late_ms=1e9", "network.latency=1e12"])
+def test_a_run_of_centuries_is_refused(text: str) -> None:
+    made = program([STEP, STEP], [100, 100], steps=2000, network=EmulatedFabric())
+    changes = [text, "ranks=1000000"] if text.startswith("network") else [text, *["rank.1.late_ms=9e8"] * 3]
+    with pytest.raises(InputError, match=r"would take more than 146 years"):
+        apply(made, parse_changes(changes))

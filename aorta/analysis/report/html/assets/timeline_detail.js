@@ -18,7 +18,10 @@ function collectivesOf(timeline, step) {
   for (let at = 0; at < columns.rank.length; at += 1) {
     if (columns.step[at] !== step) continue;
     const span = { rank: ranks[columns.rank[at]], start: columns.start[at], end: columns.start[at] + columns.length[at] };
-    const into = (map, key) => map.set(key, [...(map.get(key) ?? []), span]);
+    const into = (map, key) => {
+      if (!map.has(key)) map.set(key, []);
+      map.get(key).push(span);
+    };
     if (kinds[columns.kind[at]] === BLOCKED) into(stalls, span.rank);
     const instance = columns.instance[at];
     if (instance < 0) continue;
