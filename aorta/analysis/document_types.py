@@ -163,6 +163,47 @@ class CollectiveEntry(msgspec.Struct):
     busbw_gb_per_s: Described
 
 
+class GainEntry(msgspec.Struct):
+    """A change, and by how much a step would be shorter; `sure`: its whole interval is a gain."""
+
+    change: str
+    words: str
+    gain_ms: float
+    low_ms: float
+    high_ms: float
+    share: float
+    sure: bool
+    notes: list[str]
+
+
+class MarginalEntry(msgspec.Struct):
+    """What a step would gain, were one part of the communication free, or by a bound."""
+
+    what: str
+    name: str
+    gain_ms: float
+    low_ms: float
+    high_ms: float
+    change: str | None
+
+
+class WhatIf(msgspec.Struct):
+    """What would gain most, from a replay of the last steps; with a `reason` no replay was possible."""
+
+    reason: str | None
+    steps: int | UnsetType = UNSET
+    ranks: int | UnsetType = UNSET
+    level: float | UnsetType = UNSET
+    step_ms: float | UnsetType = UNSET
+    check: str | UnsetType = UNSET
+    gains: list[GainEntry] | UnsetType = UNSET
+    marginals: list[MarginalEntry] | UnsetType = UNSET
+    bounds: list[MarginalEntry] | UnsetType = UNSET
+    notes: list[str] | UnsetType = UNSET
+    flags: list[str] | UnsetType = UNSET
+    command: str | UnsetType = UNSET
+
+
 class DatasetEntry(msgspec.Struct):
     """One run, or the representative launch of a launch set. With `count` 0 there is a `reason`, and no metrics."""
 
@@ -171,6 +212,7 @@ class DatasetEntry(msgspec.Struct):
     health: HealthFacts
     steps: StepCounts
     devices: dict[str, Any]
+    what_if: WhatIf
     reason: str | UnsetType = UNSET
     overlap_ratio: float | UnsetType | None = UNSET
     null_reasons: Reasons | UnsetType = UNSET

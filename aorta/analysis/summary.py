@@ -17,6 +17,7 @@ from aorta.analysis.compare.run_comparison import compare
 from aorta.analysis.compare.verdict_rules import Rules
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, metric_named
+from aorta.analysis.most_to_gain import most_to_gain, with_marginals
 from aorta.analysis.stats import PERCENTILE_METHOD
 
 SUMMARY_VERSION: Final = 1
@@ -41,7 +42,10 @@ def summarize(
         InputError: the launches to compare did different work, or cannot be read again.
     """
     entries = {
-        label: aggregate(subject.dataset) | dict(subject.dataset.run.extras) | _of_set(subject, rules or Rules())
+        label: aggregate(subject.dataset)
+        | dict(subject.dataset.run.extras)
+        | _of_set(subject, rules or Rules())
+        | {"what_if": most_to_gain(subject.dataset.run)}
         for label, subject in subjects.items()
     }
     summary: dict[str, Any] = {
@@ -63,9 +67,8 @@ def summarize(
         numbers = entries[reference], entries[candidate]
         compared = _compared(sides, numbers, rules or Rules())
         before, after = (side.datasets(engine) for side in sides)
-        summary["comparison"] = compared | {
-            "attribution": attribute(before, after, engine, compared["manifest_differences"])
-        }
+        found = attribute(before, after, engine, compared["manifest_differences"])
+        summary["comparison"] = compared | {"attribution": with_marginals(found, numbers[1]["what_if"])}
     return summary | {"metrics": _definitions(entries)}
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from aorta.analysis.compare.verdict_sentences import short_headline
 from aorta.analysis.formatting import TEXT, json_text
 from aorta.analysis.metrics import JOB_STEP, metric_named
+from aorta.analysis.report.gain_text import gain_line
 from aorta.analysis.report.html import PAGE_FILE
 from aorta.analysis.report.metric_table import metric_table
 from aorta.analysis.report.terminal_text import led, verdict_line
@@ -34,7 +35,10 @@ def brief_text(
     comparison = summary.get("comparison")
     blocks = [_dataset(label, entry, notes[label], style) for label, entry in summary["datasets"].items()]
     if comparison is not None:
-        blocks = [_compared(comparison, style)]
+        blocks = [
+            _compared(comparison, style),
+            _gain(summary["datasets"][comparison["candidate"]], style, " in the candidate"),
+        ]
     page = next((path for path in files if path.name == PAGE_FILE), None)
     where = led("Summary:", str(files[0]), style) if page is None else led("Page:", str(page), style)
     return "\n".join([*blocks, where])
@@ -76,4 +80,13 @@ def _dataset(label: str, entry: Mapping[str, Any], notes: Sequence[str], style: 
     if "reason" in entry:
         lines.append(f"  nothing to measure: {entry['reason']}")
     lines += [led("Note:", note, style, style.warning) for note in notes]
-    return "\n".join(lines)
+    return "\n".join([*lines, _gain(entry, style)])
+
+
+def _gain(entry: Mapping[str, Any], style: Style, where: str = "") -> str:
+    """The change that would gain most, or why there is no prediction."""
+    found = entry["what_if"]
+    if found["reason"] is not None:
+        return led(f"Most to gain{where}:", f"no prediction: {found['reason']}", style)
+    said = gain_line(found["gains"][0]) if found["gains"] else "nothing that was tried gains anything worth naming"
+    return led(f"Most to gain{where}:", said, style)

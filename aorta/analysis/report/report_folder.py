@@ -25,6 +25,7 @@ from aorta.analysis.report.brief_text import brief_text
 from aorta.analysis.report.charts import Draw, pictures
 from aorta.analysis.report.charts.side_by_side import FILE as SIDE_BY_SIDE_FILE
 from aorta.analysis.report.charts.side_by_side import draw_side_by_side
+from aorta.analysis.report.gain_text import gain_block
 from aorta.analysis.report.html import PAGE_FILE, why_no_page, write_page
 from aorta.analysis.report.report_tables import remove_tables, write_tables
 from aorta.analysis.report.terminal_text import (
@@ -182,7 +183,10 @@ def _text(
     compared = () if comparison is None else (comparison["reference"], comparison["candidate"])
     blocks = []
     if comparison is not None:
-        blocks += [verdict_block(comparison, style), comparison_table(comparison, style), style.bold("Details")]
+        blocks += [verdict_block(comparison, style), comparison_table(comparison, style)]
+    blocks += [gain_block(label, entry["what_if"], style) for label, entry in entries.items()]
+    if comparison is not None:
+        blocks.append(style.bold("Details"))
     blocks += [health_block(subject.dataset, entries[label]) for label, subject in subjects.items()]
     blocks += [
         dataset_table(label, entry) for label, entry in entries.items() if "metrics" in entry and label not in compared

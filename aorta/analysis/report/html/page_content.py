@@ -18,6 +18,7 @@ from aorta.analysis.report.html.assembly import assemble
 from aorta.analysis.report.html.bokeh_chart import Chart
 from aorta.analysis.report.html.comm_charts import comm_charts, kinds_drawn
 from aorta.analysis.report.html.compare_charts import breakdown_chart, effect_charts, launch_charts
+from aorta.analysis.report.html.gain_tables import page_gains
 from aorta.analysis.report.html.run_provenance import environment_of, health_of, left_out, of_launches
 from aorta.analysis.report.html.step_charts import MAPPED, map_charts, step_charts
 from aorta.analysis.report.html.step_curves import Series
@@ -72,6 +73,7 @@ def page_html(
         "comparison": comparison,
         "gate": _gate(summary.get("gate")),
         "attribution": _attribution((comparison or {}).get("attribution")),
+        "gains": [page_gains(label, entry["what_if"]) for label, entry in entries.items()],
         "legends": [_legend(number, label, comparison) for number, label in enumerate(datasets)],
         "charts": charts,
         "spans": spans,

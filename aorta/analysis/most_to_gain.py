@@ -1,0 +1,108 @@
+"""What would gain most in a run, for its report: replayed from the last steps of its record (docs/what-if.md).
+
+    most_to_gain(run)["gains"][0]["words"]      "twice the bandwidth"
+
+Bounded, so that the report of a large run stays quick. Must not predict by itself, or leave out why there is no
+prediction.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from aorta.analysis.formatting import rough_ms
+from aorta.analysis.tables import Run
+from aorta.analysis.whatif.gains import gains
+from aorta.analysis.whatif.marginals import marginals
+from aorta.analysis.whatif.prediction import LEVEL, base_of
+from aorta.analysis.whatif.read_program import program_of
+from aorta.errors import InputError
+
+LAST_STEPS: Final = 50
+RANK_STEPS: Final = 1024
+"""Replayed for a report; of more ranks fewer steps, and none where not even `_LEAST_STEPS` of them fit."""
+_LEAST_STEPS: Final = 8
+SHOWN_MARGINALS: Final = 5
+
+
+def most_to_gain(run: Run) -> dict[str, Any]:
+    """`what_if` of a dataset in `summary.json`, as plain JSON values; with a `reason` there is nothing else in it."""
+    try:
+        return {"reason": None, **_replayed(run)}
+    except (InputError, OSError) as error:  # a record is read again
+        words = str(error)
+        for known in (f"{run.location}: ", "a replay is not possible: ", "no prediction: "):
+            words = words.removeprefix(known)
+        return {"reason": words}
+
+
+def _replayed(run: Run) -> dict[str, Any]:
+    last = min(LAST_STEPS, RANK_STEPS // max(len(run.ranks), 1))
+    ask = f"aorta whatif {shlex.quote(run.location)}"
+    if last < _LEAST_STEPS:
+        raise InputError(f"{len(run.ranks)} ranks are too many to be replayed for a report; ask {ask}")
+    program = program_of(run, last)
+    base = base_of(program)
+    found, parts = gains(base), marginals(program)
+    shown = [each for at, each in enumerate(parts.of) if at < SHOWN_MARGINALS or each.what == "kind"]
+    first = found.of[0].change if found.of else "network.bandwidth=x2"
+    return {
+        "steps": len(program.steps),
+        "ranks": len(program.ranks),
+        "level": LEVEL,
+        "step_ms": parts.step_ms,
+        "check": base.identity.sentence(),
+        "gains": [{**asdict(each), "sure": each.sure, "notes": list(each.notes)} for each in found.of],
+        "marginals": [asdict(each) for each in shown],
+        "bounds": [asdict(each) for each in parts.bounds],
+        "notes": list(parts.notes),
+        "flags": list(found.flags),
+        "command": f"{ask} --set {first}",
+    }
+
+
+def with_marginals(attribution: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict[str, Any]:
+    """An attribution whose causes say what the candidate would gain without what they blame: all collectives of that
+    kind, or the straggler. The sentence says it of its own cause. As it was where the candidate was not replayed.
+
+    Args:
+        candidate: its `what_if`.
+    """
+    causes: Sequence[Mapping[str, Any]] = attribution.get("causes") or ()
+    if candidate["reason"] is not None or not causes:
+        return dict(attribution)
+    rows = [dict(cause) | _marginal_of(cause, candidate) for cause in causes]
+    lead = rows[0].get("marginal")
+    said = attribution["sentence"]
+    if lead is not None:
+        said += (
+            f" Without {lead['name']}, a step of the candidate would be {rough_ms(lead['gain_ms'])} shorter "
+            f"({lead['low_ms']:.3f} to {lead['high_ms']:.3f} ms; replay of its last {candidate['steps']} steps)"
+            f"{_exposed(rows[0], attribution)}."
+        )
+    return {**attribution, "sentence": said, "causes": rows}
+
+
+def _marginal_of(cause: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict[str, Any]:
+    """`marginal` of a cause that names a kind of collectives or a straggler; empty for others, and for what only the
+    reference has.
+    """
+    wanted = ("bound", "no straggler") if cause["dimension"] == "straggler" else ("kind", cause.get("kind"))
+    for each in (*candidate["marginals"], *candidate["bounds"]):
+        if (each["what"], each["name"]) == wanted:
+            name = "any straggler" if each["what"] == "bound" else f"the cost of all {each['name']}"
+            return {"marginal": {"name": name, **{key: each[key] for key in ("gain_ms", "low_ms", "high_ms")}}}
+    return {}
+
+
+def _exposed(cause: Mapping[str, Any], attribution: Mapping[str, Any]) -> str:
+    """How much of what is freed the candidate exposes, mean per step and rank."""
+    if cause["dimension"] == "straggler":
+        return f", where {rough_ms(cause['candidate_ms'])} are exposed waiting"
+    for row in attribution["dimensions"]["kind"]:
+        if row.get("kind") == cause["kind"]:
+            return f", of {rough_ms(row['candidate_ms'])} exposed"
+    return ""

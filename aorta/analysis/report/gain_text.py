@@ -1,0 +1,45 @@
+"""What would gain most, as lines for a terminal.
+
+Must not compute a number, or say a gain without its interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aorta.analysis.most_to_gain import SHOWN_MARGINALS
+from aorta.analysis.report.metric_table import wrapped
+from aorta.terminal_style import PLAIN, Style
+
+
+def gain_block(label: str, found: Mapping[str, Any], style: Style = PLAIN) -> str:
+    """The changes that would gain most, what parts of the communication cost, bounds, and how sure all of it is."""
+    head = f"{label}: what would gain most"
+    if found["reason"] is not None:
+        return wrapped([f"{head}: no prediction: {found['reason']}"], style.width)
+    lines = [f"{head} (replay of the last {found['steps']} steps on {found['ranks']} ranks)"]
+    lines += [f"  {number}. {gain_line(each)}" for number, each in enumerate(found["gains"], start=1)]
+    lines += [] if found["gains"] else ["  none of the changes that were tried gains anything worth naming"]
+    lines.append("  a step would gain, were one part of the communication free:")
+    lines += [_row(each) for each in found["marginals"][:SHOWN_MARGINALS]]
+    lines += ["  bounds:", *map(_row, found["bounds"])]
+    lines.append(f"  check: {found['check']}")
+    lines += [f"  ! {note}" for note in (*found["notes"], *found["flags"])]
+    lines.append(f"  ask further: {found['command']}")
+    return wrapped(lines, style.width)
+
+
+def gain_line(gain: Mapping[str, Any]) -> str:
+    """One change: by how much, and how sure."""
+    sure = "sure" if gain["sure"] else "not sure: it may gain nothing"
+    notes = "".join(f" (note: {note})" for note in gain["notes"])
+    return f"{gain['words']}: {gain['gain_ms']:.3f} ms a step ({gain['share']:.1%}), {_interval(gain)}, {sure}{notes}"
+
+
+def _row(found: Mapping[str, Any]) -> str:
+    return f"    {found['gain_ms']:9.3f} ms  {found['name']}, {_interval(found)}"
+
+
+def _interval(found: Mapping[str, Any]) -> str:
+    return f"{found['low_ms']:.3f} to {found['high_ms']:.3f} ms"

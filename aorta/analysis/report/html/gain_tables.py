@@ -1,0 +1,71 @@
+"""What would gain most, as tables of the page.
+
+Must not compute a number, or show a gain without its interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aorta.analysis.formatting import PAGE
+from aorta.analysis.most_to_gain import SHOWN_MARGINALS
+from aorta.analysis.report.html.page_tables import Cell, Column, Table, value, word
+
+
+@dataclass(frozen=True)
+class PageGains:
+    """The section of one dataset. With a `reason` there is nothing else in it."""
+
+    label: str
+    reason: str | None
+    basis: str = ""
+    tables: tuple[Table, ...] = ()
+    check: str = ""
+    notes: tuple[str, ...] = ()
+    command: str = ""
+
+
+def page_gains(label: str, found: Mapping[str, Any]) -> PageGains:
+    """What the page says of `what_if` of a dataset."""
+    if found["reason"] is not None:
+        return PageGains(label, found["reason"])
+    basis = (
+        f"A replay of the last {found['steps']} steps on {found['ranks']} ranks. Intervals: "
+        f"{PAGE.percent(found['level'], 0)}; a change is sure where its whole interval is a gain. Gains overlap: do "
+        "not add them up."
+    )
+    tables = (_gains(label, found["gains"]), _marginals(label, found["marginals"][:SHOWN_MARGINALS], found["bounds"]))
+    return PageGains(label, None, basis, tables, found["check"], (*found["notes"], *found["flags"]), found["command"])
+
+
+def _gains(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    columns = (Column("change"), *_AMOUNTS, Column("of a step", True), Column("sure"), Column("--set"))
+    cells = tuple(
+        (
+            word(each["words"], "; ".join(each["notes"]) or None),
+            *_amounts(each),
+            Cell(PAGE.percent(each["share"]), each["share"]),
+            word("yes" if each["sure"] else "no"),
+            word(each["change"]),
+        )
+        for each in rows
+    )
+    noted = "; ".join(f"{each['words']}: {note}" for each in rows for note in each["notes"])
+    note = noted or (None if cells else "None of the changes that were tried gains anything worth naming.")
+    return Table(f"gains-{label}", "The changes that would gain most, each alone", columns, cells, note)
+
+
+def _marginals(label: str, parts: Iterable[Mapping[str, Any]], bounds: Iterable[Mapping[str, Any]]) -> Table:
+    columns = (Column("what is free"), Column("is"), *_AMOUNTS)
+    cells = tuple((word(each["name"]), word(each["what"]), *_amounts(each)) for each in (*parts, *bounds))
+    caption = "By how much a step would be shorter, were one part free; then bounds"
+    return Table(f"marginals-{label}", caption, columns, cells)
+
+
+_AMOUNTS = (Column("gain, ms", True), Column("from", True), Column("to", True))
+
+
+def _amounts(found: Mapping[str, Any]) -> tuple[Cell, ...]:
+    return tuple(value(found[name], "ms") for name in ("gain_ms", "low_ms", "high_ms"))
