@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 TUNE_FILE: Final = "tune.json"
 BASE_DIR: Final = "base"
 LAUNCHES_DIR: Final = "launches"
-TRY: Final = 3
-"""Candidates of the replay that are launched."""
+TRY: Final = 2
+"""Candidates of the replay that are launched: with 5 launches a side and the base's record 16 launches, a fifth of the
+80 that the grid of DDP takes (its 15 settings and the base)."""
 _PASSED_ON: Final = ("plan", "launches", "nproc_per_node", "torchrun", "seed", "timeout_s")
 _DESCRIPTION: Final = """\
 Propose bucket size, prefetching and overlap from the replay of a base run, launch
@@ -39,7 +40,7 @@ the best few against the base in turn, and recommend one that the comparison cal
 an improvement of step time; otherwise say why there is none."""
 _EXAMPLES: Final = """\
 Examples
-  launch the base once, predict, then launch base and the best 3, 5 times each:
+  launch the base once, predict, then launch base and the best 2, 5 times each:
     aorta tune --output artifacts/tune parallel=ddp training.max_steps=40
   predict from a run that is there, given the words it was launched with:
     aorta tune --output artifacts/tune --from artifacts/cuda \\
@@ -167,7 +168,7 @@ def _tune(options: argparse.Namespace) -> int:
     judged_by = rules(len(tried), options.margin)
     tuning = Tuning(recorded, base, proposals, judged_by, plan.launches, 0 if options.recorded else 1)
     if options.dry_run:
-        to_stdout(json.dumps(tuning.as_json(), indent=2) if options.json else "\n".join(tuning.proposal_lines()))
+        to_stdout(json.dumps(tuning.as_json(), indent=2) if options.json else tuning.proposals_text())
         if not options.json and tried:
             _print_launches(whole)
         return EXIT_OK

@@ -6,7 +6,7 @@ Must not decide anything: `tune_proposals` and `tune_verdict` did.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -95,12 +95,16 @@ class Tuning:
             "notes": self._notes(),
         }
 
-    def proposal_lines(self) -> Iterator[str]:
+    def proposals_text(self) -> str:
         """The proposals as predicted."""
+        return _filled(self._proposal_lines())
+
+    def _proposal_lines(self) -> Iterator[str]:
         if self.base is not None:
             yield f"check: {self.base.identity.sentence()}"
         for side, one in self.sides.items():
-            yield f"{side}: {one.name or one.why}, predicted {_predicted(one)}"
+            predicted = "not predicted" if one.step_ms is None else f"predicted {_predicted(one)} ms"
+            yield f"{side}: {one.name}, {predicted}"
         yield from self._not_launched()
 
     def text(self, plan: Plan) -> str:
@@ -111,11 +115,7 @@ class Tuning:
             side = self.chosen or next(iter(self.comparisons))
             reference, candidate = (shown_path(plan.output / name) for name in (REFERENCE, side))
             lines.append(f"details: aorta report --{REFERENCE} {reference} --{CANDIDATE} {candidate}")
-        filled = [
-            line if line.startswith("  ") else textwrap.fill(line, LEAST_WIDTH, subsequent_indent="  ")
-            for line in lines
-        ]
-        return "\n".join([*filled, "", *self._end()])
+        return "\n".join([_filled(lines), "", *self._end()])
 
     def _table(self) -> Iterator[str]:
         if not self.comparisons:
@@ -169,6 +169,13 @@ class Tuning:
             LEAST_WIDTH,
             subsequent_indent="  ",
         )
+
+
+def _filled(lines: Iterable[str]) -> str:
+    """Lines no wider than a terminal; the table, whose rows are indented, stays as it is."""
+    return "\n".join(
+        line if line.startswith("  ") else textwrap.fill(line, LEAST_WIDTH, subsequent_indent="  ") for line in lines
+    )
 
 
 def _label(one: Proposal) -> str:
