@@ -7,8 +7,8 @@ and with small buckets, so that there is something to gain.
     grid    every setting that it looked at, and the base, launched as often each, in turn
     a_a     `aorta tune` with candidates that change nothing (a variable that nobody reads), `--aa` times over
 
-A setting's step time is the median over the launches of the grid, in which tune had no part. `gain_share` is the gain of
-the recommended setting over that of the best one, and `launch_share` tune's launches over the grid's. What is
+A setting's step time is the median over the launches of the grid, in which tune had no part. `gain_share` is the gain
+of the recommended setting over that of the best one, and `launch_share` tune's launches over the grid's. What is
 launched stays in FOLDER: a second call goes on where the first was cut off.
 
 Prints one JSON object last; exit 1 when a target is missed. `--quick` shows that it works (a small model, one launch a
