@@ -196,7 +196,7 @@ def best(proposals: Sequence[Proposal], count: int, threshold: float) -> list[Pr
         elif one.gain <= threshold:
             judged.append(replace(one, why=f"predicted to gain no more than {threshold:.1%}"))
         elif not left:
-            judged.append(replace(one, why=f"not among the best {count}"))
+            judged.append(replace(one, why=f"not among the best {count}" if count else "none was asked for (--try 0)"))
         else:
             judged.append(one)
             left -= 1
