@@ -81,6 +81,11 @@ COMMANDS: Final[dict[str, Command]] = {
         "launch two configurations in turn, so that the report can give a verdict",
         "--output artifacts/ab --candidate parallel.overlap=false training.max_steps=40",
     ),
+    "tune": Command(
+        "aorta.experiments.tune_command:main",
+        "propose faster settings from a replay, launch the best against the base, recommend one",
+        "--output artifacts/tune parallel=ddp training.max_steps=40",
+    ),
     "sweep": Command(
         "aorta.experiments.sweep_command:main",
         "a table and heat maps of a sweep that `aorta train -m` made",

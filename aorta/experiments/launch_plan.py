@@ -32,7 +32,7 @@ class Side:
     """One of the stacks that are compared.
 
     Attributes:
-        name: `reference` or `candidate`.
+        name: `reference` or `candidate`; of several candidates `candidate-1`, ... It names a folder.
         words: for train.py, behind those that both sides share.
         python: the interpreter.
         launcher: words that launch in place of the interpreter's torchrun; none: the interpreter's torchrun.

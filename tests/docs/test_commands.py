@@ -23,6 +23,7 @@ from aorta.experiments import demo, optuna_sweeper
 from aorta.experiments import gather_nodes as gather
 from aorta.experiments import plan_command as plans
 from aorta.experiments import sweep_command as sweep
+from aorta.experiments import tune_command as tune
 from aorta.experiments.plan_options import read_plan
 from aorta.gpu_check import check_command as gpu_check
 from aorta.gpu_check.case import chosen
@@ -99,6 +100,9 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
             sweep.parser().parse_args(rest)
         case ["python", "analysis/gather.py", *rest] | ["aorta", "gather", *rest]:
             gather.parser().parse_args(rest)
+        case ["aorta", "tune", *rest]:
+            base = tune.base_plan(tune.parse(rest))
+            compose(base.words_of(base.sides[0]), tmp_path, monkeypatch)
         case ["aorta", "whatif", *rest]:
             parse_changes(whatif.parser().parse_args(rest).set or ())
         case ["sbatch", *rest]:

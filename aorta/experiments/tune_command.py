@@ -1,0 +1,231 @@
+"""The command `aorta tune`: settings that the replay of a base run predicts to be faster, launched against the base.
+
+    OUT/base/       a plan of one launch, from whose record is predicted; not with --from
+    OUT/launches/   the plan of the base and the candidates, in turn
+    OUT/tune.json   proposals, comparisons, the recommendation or why there is none
+
+Must not recommend what was not launched, or load pandas or start a process before the words are known to be good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from aorta.command_line import command, to_stderr, to_stdout
+from aorta.distributed.redaction import hide
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, InputError, RunIncomplete
+from aorta.experiments import plan_command
+from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan
+
+if TYPE_CHECKING:
+    from aorta.experiments.tune_proposals import Proposal
+
+TUNE_FILE: Final = "tune.json"
+BASE_DIR: Final = "base"
+LAUNCHES_DIR: Final = "launches"
+TRY: Final = 2
+"""Candidates of the replay that are launched: with 5 launches a side and the base's record 16 launches, a fifth of the
+80 that the grid of DDP takes (its 15 settings and the base)."""
+_PASSED_ON: Final = ("plan", "launches", "nproc_per_node", "torchrun", "seed", "timeout_s")
+_DESCRIPTION: Final = """\
+Propose bucket size, prefetching and overlap from the replay of a base run, launch
+the best few against the base in turn, and recommend one that the comparison calls
+an improvement of step time; otherwise say why there is none."""
+_EXAMPLES: Final = """\
+Examples
+  launch the base once, predict, then launch base and the best 2, 5 times each:
+    aorta tune --output artifacts/tune parallel=ddp training.max_steps=40
+  predict from a run that is there, given the words it was launched with:
+    aorta tune --output artifacts/tune --from artifacts/cuda \\
+        parallel=ddp training.max_steps=40
+  variables, which no replay knows: each value is a candidate
+    aorta tune --output artifacts/tune --try 1 --env NCCL_ALGO=Ring,Tree \\
+        training.max_steps=40
+  see the proposals, launch nothing:
+    aorta tune --output artifacts/tune --from artifacts/cuda --dry-run
+
+The same command again does what is missing. Exit codes: 0 done, with or without a
+recommendation, 1 the plan cannot be run, 2 an argument or input is wrong,
+5 launches are missing, 128 + n stopped by signal n. docs/tune.md"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments that the command takes, up to `--`."""
+    words = argparse.ArgumentParser(
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    words.add_argument("words", nargs="*", metavar="OVERRIDE", help="of the base, for train.py; after -- also options")
+    words.add_argument("--output", metavar="DIR", required=True, help="folder of the base run, the launches, tune.json")
+    words.add_argument("--from", dest="recorded", metavar="RUN", help="predict from this run: its label or folder")
+    words.add_argument(
+        "--try", dest="tries", type=_count, default=TRY, metavar="N", help="predictions launched; %(default)s"
+    )
+    words.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE,...",
+        help="a variable; each value is a candidate, launched beside the --try; repeatable",
+    )
+    words.add_argument(
+        "--margin",
+        type=float,
+        default=0.02,
+        metavar="X",
+        help="part of the step that a gain must exceed, predicted and measured; %(default)s",
+    )
+    words.add_argument("--plan", metavar="FILE", help="YAML of the base as for aorta ab, without sides")
+    words.add_argument("--launches", type=int, metavar="N", help="launches per side; 5 unless the file says otherwise")
+    words.add_argument("--nproc_per_node", "--nproc-per-node", type=int, metavar="N", help="ranks of a launch; 2")
+    words.add_argument("--torchrun", metavar="ARGUMENTS", help="more arguments for torchrun")
+    words.add_argument("--seed", type=int, metavar="N", help="training.seed of every launch")
+    words.add_argument("--timeout-s", type=float, metavar="S", help="a launch that lasts longer is ended, and failed")
+    words.add_argument("--dry-run", action="store_true", help="print proposals and launches, and stop")
+    words.add_argument("--json", action="store_true", help="print what tune.json holds")
+    return words
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Options and words mixed, then behind `--` words only."""
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    options = parser().parse_intermixed_args(arguments[:split])
+    options.words += arguments[split + 1 :]
+    return options
+
+
+@command()
+def main(arguments: Sequence[str]) -> int:
+    """Run `aorta tune`; returns its exit code (argparse itself ends with 0 or 2)."""
+    options = parse(arguments)
+    try:
+        return _tune(options)
+    except KeyboardInterrupt:  # nothing runs: a launch that did has made it a stop of the plan
+        return SIGNAL_EXIT_BASE + signal.SIGINT
+
+
+def base_plan(options: argparse.Namespace) -> Plan:
+    """The base alone, as `aorta ab` would read it.
+
+    Raises:
+        ConfigError: the plan cannot be run. InputError: it has a second side.
+    """
+    from aorta.experiments.plan_options import read_plan
+
+    given = [
+        f"--{name.replace('_', '-')}={value}" for name in _PASSED_ON if (value := getattr(options, name)) is not None
+    ]
+    plan = read_plan(plan_command.parse([f"--output={options.output}", *given, "--", *options.words]), Path.cwd())
+    if plan.aa or len(plan.sides) > 1:
+        raise InputError(f"--plan {options.plan}: the candidates are what aorta tune looks for; leave the sides out")
+    return plan
+
+
+def plan_of(base: Plan, tried: Sequence[Proposal]) -> Plan:
+    """The base and every candidate, in turn: `reference`, `candidate-1`, ..."""
+    (reference,) = base.sides
+    sides = [
+        replace(
+            reference,
+            name=f"{CANDIDATE}-{number}",
+            words=(*reference.words, *one.overrides),
+            environment={**reference.environment, **one.environment},
+        )
+        for number, one in enumerate(tried, start=1)
+    ]
+    return replace(base, output=base.output / LAUNCHES_DIR, sides=(reference, *sides))
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from aorta.experiments.tune_proposals import TRIED, best, of_environment, read_base
+    from aorta.experiments.tune_report import Tuning
+    from aorta.experiments.tune_verdict import check_launches, compared, recommended, rules, unlike
+
+    variables = of_environment(options.env)
+    most = options.tries + len(variables)
+    if not most:
+        raise InputError("--try 0: without --env there is no candidate")
+    rules(most, options.margin)  # a margin that cannot be
+    plan = base_plan(options)
+    check_launches(plan.launches, most)
+
+    recorded, stopped = _recorded(options, plan)
+    if recorded is None:
+        return EXIT_OK if stopped is None else stopped
+    base, found = read_base(recorded)
+    proposals = [*best(found, options.tries, options.margin), *variables]
+    tried = [one for one in proposals if one.why == TRIED]
+    whole = plan_of(plan, tried)
+    judged_by = rules(len(tried), options.margin)
+    tuning = Tuning(recorded, base, proposals, judged_by, plan.launches, 0 if options.recorded else 1)
+    if options.dry_run:
+        to_stdout(json.dumps(tuning.as_json(), indent=2) if options.json else tuning.proposals_text())
+        if not options.json and tried:
+            _print_launches(whole)
+        return EXIT_OK
+    if tried:
+        to_stderr(
+            f"{len(tried)} of {len(proposals)} proposals are launched against the base, {plan.launches} times each"
+        )
+        stopped = plan_command.launch_all(whole)
+        if stopped is not None:
+            return stopped
+        folders = {side.name: whole.output / side.name for side in whole.sides}
+        tuning.notes += unlike(recorded, whole.run_folder(next(whole.order())))
+        tuning.comparisons = compared(folders.pop(REFERENCE), folders, judged_by)
+    tuning.chosen, tuning.reason = recommended(tuning.comparisons)
+    _write(plan.output / TUNE_FILE, tuning.as_json())
+    to_stdout(json.dumps(tuning.as_json(), indent=2) if options.json else tuning.text(whole))
+    return EXIT_OK
+
+
+def _recorded(options: argparse.Namespace, plan: Plan) -> tuple[Path | None, int | None]:
+    """The run to predict from, launched where it is not there; or None, and how the command ends."""
+    if options.recorded is not None:
+        from aorta.analysis.locate import is_location, locate
+        from aorta.installation import checkout
+
+        here, word = Path.cwd(), options.recorded
+        root = checkout() or here
+        return (Path(word) if is_location(word, here, root) else locate([word], here, root)[word]), None
+    from aorta.experiments.plan_folder import run_of
+
+    once = replace(plan, output=plan.output / BASE_DIR, launches=1)
+    folder = once.run_folder(next(once.order()))
+    if options.dry_run and run_of(folder)[0] is None:
+        _print_launches(once)
+        to_stdout("what is launched next depends on the record of this launch")
+        return None, None
+    stopped = None if options.dry_run else plan_command.launch_all(once)
+    return (folder, None) if stopped is None else (None, stopped)
+
+
+def _print_launches(plan: Plan) -> None:
+    for launch in plan.order():
+        to_stdout(f"{launch.name}: {shlex.join(hide(plan.command(launch)))}")
+
+
+def _write(path: Path, content: object) -> None:
+    from aorta.records.whole_files import whole_file
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)  # nothing was launched, with --from
+        with whole_file(path) as part:
+            part.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RunIncomplete(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: a number from 0")
+    return int(text)

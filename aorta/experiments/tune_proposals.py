@@ -1,0 +1,222 @@
+"""What `aorta tune` may try: the grid of settings, what the replay of a base run predicts for each, the best few.
+
+    cells = grid("ddp", overlap=True, gradient_bytes=4 << 20)
+    proposals = predicted(base, cells)
+    chosen = best(proposals, count=2, threshold=0.02)
+
+A setting is written as changes of a what-if, and `overrides` says which keys of the configuration make them. Must not
+launch anything, or recommend: a prediction alone is no reason to (docs/tune.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from aorta.analysis.load.manifest import config_of
+from aorta.analysis.load.records import load_run
+from aorta.analysis.whatif import Prediction, Value, parse_changes, program_of
+from aorta.analysis.whatif.prediction import Base, base_of, predict_from
+from aorta.distributed.redaction import HIDDEN, SECRET
+from aorta.errors import InputError
+
+OVERRIDES: Final[Mapping[str, tuple[str, ...]]] = {
+    "overlap": ("parallel.overlap={}",),
+    "buckets.mb": ("parallel.bucket_cap_mb={}",),
+    # Without overlap FSDP gathers nothing ahead, whatever its prefetching says.
+    "prefetch": ("parallel.overlap=true", "parallel.forward_prefetch={}", "parallel.backward_prefetch={}"),
+}
+"""What a what-if changes -> the overrides that make the change in a launch, with `{}` for its value."""
+_WORDS: Final = {"on": "true", "off": "false"}
+_MIB: Final = 1 << 20
+FINEST: Final = 64
+"""The smallest bucket tried is at least this part of all gradients: smaller ones cost their latency."""
+DEEPEST: Final = 4
+"""Blocks gathered ahead at most: each holds the parameters of a block on every rank."""
+_SHARDED: Final = ("fsdp", "hsdp", "fsdp_tp")
+"""Strategies of FSDP2, whose prefetching the keys of `OVERRIDES` set."""
+
+TRIED: Final = "tried"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One setting that may be launched.
+
+    Attributes:
+        changes: of a what-if; none: the replay knows nothing of it.
+        environment: variables in place of changes.
+        step_ms: the predicted job step, median and interval; None without a prediction.
+        gain: part of the base's step that is predicted to be saved.
+        why: `TRIED`, or why it is not launched.
+        flags: what the prediction does not know.
+    """
+
+    changes: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    step_ms: Value | None = None
+    gain: float | None = None
+    why: str = TRIED
+    flags: tuple[str, ...] = ()
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """Words for train.py that make it."""
+        return overrides(self.changes)
+
+    @property
+    def name(self) -> str:
+        """What it is, in the words a person copies."""
+        return " ".join([*shown(self.environment), *self.overrides])
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON values, in a stable order."""
+        return {
+            "name": self.name,
+            "changes": list(self.changes),
+            "overrides": list(self.overrides),
+            "environment": shown(self.environment),
+            "predicted_step_ms": None if self.step_ms is None else asdict(self.step_ms),
+            "predicted_gain": self.gain,
+            "tried": self.why == TRIED,
+            "reason": None if self.why == TRIED else self.why,
+            "flags": list(self.flags),
+        }
+
+
+def shown(environment: Mapping[str, str]) -> list[str]:
+    """NAME=VALUE of variables; values whose names look like secrets are hidden."""
+    return [f"{name}={HIDDEN if SECRET.search(name) else value}" for name, value in environment.items()]
+
+
+def overrides(changes: Sequence[str]) -> tuple[str, ...]:
+    """The overrides for train.py that make these changes."""
+    words: dict[str, None] = {}
+    for change in changes:
+        target, _, value = change.partition("=")
+        words |= dict.fromkeys(word.format(_WORDS.get(value, value)) for word in OVERRIDES[target])
+    return tuple(words)
+
+
+def grid(strategy: str | None, *, overlap: bool, gradient_bytes: int) -> list[tuple[str, ...]]:
+    """Every setting of a strategy that is looked at, as changes; the base itself is not among them.
+
+    Args:
+        overlap: whether the base overlaps.
+        gradient_bytes: of a DDP model; 0: not known.
+    """
+    switched = "overlap=off" if overlap else "overlap=on"
+    if strategy in _SHARDED:
+        # `overlap=off` comes last: to the replay it is the same as gathering nothing ahead.
+        depths: list[tuple[str, ...]] = [(f"prefetch={depth}",) for depth in range(DEEPEST + 1)]
+        return [*depths, (switched,)] if overlap else depths
+    if strategy != "ddp":
+        return []
+    caps = [f"buckets.mb={cap:g}" for cap in bucket_caps(gradient_bytes)]
+    return [*((cap,) for cap in caps), (switched,), *((switched, cap) for cap in caps)]
+
+
+def bucket_caps(gradient_bytes: int) -> list[float]:
+    """Sizes of buckets in MiB: powers of two, from a 64th of the gradients to all of them in one."""
+    if gradient_bytes <= 0:
+        return []
+    most = math.ceil(math.log2(gradient_bytes / _MIB))
+    least = math.ceil(math.log2(gradient_bytes / _MIB / FINEST))
+    return [2.0**power for power in range(least, most + 1)]
+
+
+def read_base(folder: Path) -> tuple[Base | None, list[Proposal]]:
+    """Replay a run and predict every setting of its strategy's grid; None, and no predictions, where it cannot be
+    replayed: then the only proposal carries the reason.
+
+    Raises:
+        InputError: the folder cannot be read, or the run's strategy has nothing to tune.
+    """
+    run = load_run(folder)
+    strategy = next(iter(run.ranks.values())).source.parallel
+    if not grid(strategy, overlap=True, gradient_bytes=_MIB):
+        return None, [
+            Proposal(why=f"parallel={strategy} has no setting that the replay can change; ddp and {_sharded()} have")
+        ]
+    try:
+        base = base_of(program_of(run))
+    except InputError as refused:
+        return None, [Proposal(why=str(refused))]
+    parallel = config_of(run.manifest).get("parallel")
+    overlap = bool(parallel.get("overlap", True)) if isinstance(parallel, dict) else True
+    size = sum(size for _, size in base.program.facts.gradient_order)
+    return base, predicted(base, grid(strategy, overlap=overlap, gradient_bytes=size))
+
+
+def _sharded() -> str:
+    return ", ".join(_SHARDED)
+
+
+def predicted(base: Base, cells: Sequence[Sequence[str]]) -> list[Proposal]:
+    """What the replay says of each setting, or why it says nothing; the shortest step first."""
+    found: list[Proposal] = []
+    seen: dict[tuple[object, ...], tuple[str, ...]] = {}
+    for changes in cells:
+        made = Proposal(tuple(changes))
+        try:
+            prediction = predict_from(base, parse_changes(made.changes))
+        except InputError as refused:
+            found.append(replace(made, why=f"not predicted: {refused}"))
+            continue
+        step = prediction.job_step_ms
+        gain = 1 - step.value / base.identity.replayed_ms
+        twin = seen.setdefault(_outcome(prediction), made.changes)
+        why = TRIED if twin == made.changes else f"to the replay the same as {' '.join(twin)}"
+        found.append(replace(made, step_ms=step, gain=gain, why=why, flags=prediction.flags))
+    return sorted(found, key=_rank)
+
+
+def _outcome(prediction: Prediction) -> tuple[object, ...]:
+    """Equal where two settings come to the same in the replay, as two caps that close the same buckets."""
+    values = (prediction.job_step_ms, prediction.overlap_ratio, prediction.exposed_comm_ms)
+    return tuple(None if each is None else each.value for each in values)
+
+
+def _rank(proposal: Proposal) -> tuple[float, int]:
+    """Shortest predicted step first; of equal ones the one that changes less."""
+    return (math.inf if proposal.step_ms is None else proposal.step_ms.value), len(proposal.changes)
+
+
+def best(proposals: Sequence[Proposal], count: int, threshold: float) -> list[Proposal]:
+    """The same proposals, each with whether it is launched: the first `count` that are predicted to gain more than
+    `threshold`, a part of the base's step.
+    """
+    left, judged = count, []
+    for one in proposals:
+        if one.why != TRIED or one.gain is None:
+            judged.append(one)
+        elif one.gain <= threshold:
+            judged.append(replace(one, why=f"predicted to gain no more than {threshold:.1%}"))
+        elif not left:
+            judged.append(replace(one, why=f"not among the best {count}" if count else "none was asked for (--try 0)"))
+        else:
+            judged.append(one)
+            left -= 1
+    return judged
+
+
+def of_environment(texts: Sequence[str]) -> list[Proposal]:
+    """One proposal for each value of `NAME=VALUE,VALUE,...`; the replay knows nothing of any.
+
+    Raises:
+        InputError: a text has another form, or asks for the same twice.
+    """
+    found: list[Proposal] = []
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not name or not all(values.split(",")):
+            raise InputError(f"--env {text}: expected NAME=VALUE or NAME=VALUE,VALUE,...")
+        for value in values.split(","):
+            one = Proposal(environment={name: value})
+            if one in found:
+                raise InputError(f"--env {text}: {name}={value} is asked for twice")
+            found.append(one)
+    return found

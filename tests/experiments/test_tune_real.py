@@ -1,0 +1,56 @@
+"""`aorta tune` as a user starts it: tiny buckets on a network of long latency, from the record to the verdict."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runs import HANGS_S, ROOT, SMALL, environment
+
+pytestmark = pytest.mark.dist
+LAUNCHES = 4
+"""A side; the fewest from which a verdict on one candidate can come."""
+BASE = (
+    *SMALL,
+    *("training.device=cpu", "parallel=ddp", "parallel.bucket_cap_mb=0.02"),
+    *("fabric=emulated", "fabric.inter_latency_us=5000"),  # a dozen buckets in a row, far beyond this machine's noise
+)
+
+
+def tune(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "aorta", "tune", "--output", "t", "--launches", str(LAUNCHES), *words, *BASE],
+        cwd=folder,
+        env=environment(PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+        timeout=HANGS_S,
+        check=False,
+    )
+
+
+def test_larger_buckets_are_recommended_on_a_network_of_long_latency(tmp_path: Path) -> None:
+    done = tune(tmp_path, "--try", "1")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "t" / "tune.json").read_text())
+    tried, *others = found["proposals"]
+    assert tried["tried"]
+    assert not any(each["tried"] for each in others)
+    assert tried["comparison"]["verdict"] == "improvement"
+    assert tried["comparison"]["launch_order"]["sequence"] == "RCCRRCCR"
+    assert found["launches"] == {"recordings": 1, "per_side": LAUNCHES, "total": 1 + 2 * LAUNCHES}
+    (word,) = found["recommendation"]["overrides"]
+    assert float(word.removeprefix("parallel.bucket_cap_mb=")) > 0.02
+    manifest = json.loads((tmp_path / "t" / "launches" / "candidate-1" / "00" / "run.json").read_text())
+    assert f"parallel.bucket_cap_mb={manifest['config']['parallel']['bucket_cap_mb']:g}" == word
+    assert f"\nrecommendation: {word}\n" in done.stdout
+
+    # The same command again launches nothing.
+    again = tune(tmp_path, "--try", "1")
+    assert again.returncode == 0, again.stderr
+    assert "done in" not in again.stderr
+    assert json.loads((tmp_path / "t" / "tune.json").read_text()) == found
