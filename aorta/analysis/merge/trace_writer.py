@@ -72,7 +72,7 @@ def trace_file(path: Path, *, overwrite: bool) -> Iterator[TraceWriter]:
     if path.exists() and not overwrite:
         raise InputError(f"{path}: exists; --overwrite replaces it")
     if not path.name.endswith((".json", ".json.gz")):
-        raise InputError(f"{path}: the merged file ends in .json or .json.gz")
+        raise InputError(f"{path}: its name has to end in .json or .json.gz")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as part, part.open("wb") as raw:

@@ -151,7 +151,7 @@ class _Reader:
             )
             for rank, tables in sorted(run.ranks.items())
         }
-        self._offset_ns = _clock_offsets(run)
+        self._offset_ns = clock_offsets(run)
         self._layouts: dict[RankLayout, int] = {}
         self._names: dict[SpanName, int] = {}
         self._schedules: dict[tuple[int, ...], ReplayOrder] = {}
@@ -333,7 +333,7 @@ def _lines(tables: RankTables, steps: Ints) -> Iterator[StepLine]:
             yield line
 
 
-def _clock_offsets(run: Run) -> Mapping[int, int] | None:
+def clock_offsets(run: Run) -> Mapping[int, int] | None:
     """What to add to each rank's wall clock; None where all ranks share a host, and with it a monotonic clock.
 
     Raises:

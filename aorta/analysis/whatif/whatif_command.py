@@ -13,17 +13,22 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.records import load_run
 from aorta.analysis.locate import is_location, locate
-from aorta.analysis.whatif.changes import Change, forms, is_count, parse_change, parse_changes
+from aorta.analysis.tables import Run
+from aorta.analysis.whatif.apply import apply
+from aorta.analysis.whatif.changes import Change, forms, in_order, is_count, parse_change, parse_changes
 from aorta.analysis.whatif.critical_path import WORDS, CriticalPath, path_of, typical_step
 from aorta.analysis.whatif.gains import WORTH, Gains, gains
+from aorta.analysis.whatif.inductor_profile import OPTION, inductor_profile, write_profile
 from aorta.analysis.whatif.marginals import Marginal, Marginals, marginals
 from aorta.analysis.whatif.predicted_value import Value
 from aorta.analysis.whatif.prediction import Base, Prediction, base_of, flags_of, predict_from
 from aorta.analysis.whatif.program import RunProgram
 from aorta.analysis.whatif.read_program import program_of
 from aorta.analysis.whatif.replay import replay
+from aorta.analysis.whatif.whatif_timeline import shown_steps, write_timeline
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, InputError
 from aorta.installation import checkout
@@ -40,11 +45,17 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     changes = _changes(options)
     folder = _folder(options.run)
-    program = program_of(load_run(folder), last=options.last)
+    if options.inductor_profile is not None:
+        to_stdout(_text(_inductor_profile(folder, options)))
+        return EXIT_OK
+    run = load_run(folder)
+    program = program_of(run, last=options.last)
     base = base_of(program)
+    drawn = _timeline(run, base, changes, options)
     if changes:
         predicted = predict_from(base, changes)
-        to_stdout(json.dumps(predicted.as_json(), indent=2) if options.json else _text(prediction_lines(predicted)))
+        lines = [*prediction_lines(predicted), *drawn]
+        to_stdout(json.dumps(predicted.as_json(), indent=2) if options.json else _text(lines))
         return EXIT_OK
     found, parts, path = gains(base), marginals(program), _path(program, base, options.step)
     if options.json:
@@ -57,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         }
         to_stdout(json.dumps(content, indent=2))
     else:
-        to_stdout(_text([*gain_lines(found), *marginal_lines(parts), *path_lines(path), *_check(base)]))
+        to_stdout(_text([*gain_lines(found), *marginal_lines(parts), *path_lines(path), *_check(base), *drawn]))
     return EXIT_OK
 
 
@@ -74,14 +85,48 @@ def _folder(word: str) -> Path:
     return Path(word) if is_location(word, here, root) else locate([word], here, root)[word]
 
 
-def _path(program: RunProgram, base: Base, step: int | None) -> CriticalPath:
+def _inductor_profile(folder: Path, options: argparse.Namespace) -> list[str]:
+    """Write the profile; sentences about it."""
+    if options.set or options.ranks is not None or options.json or options.step is not None or options.timeline:
+        raise InputError(
+            "--inductor-profile: its times are recorded, not predicted; --set, --ranks, --step, --timeline and --json "
+            "do not go with it"
+        )
+    run, path = load_source(folder), Path(options.inductor_profile)
+    profile = inductor_profile(run, options.last)
+    write_profile(path, profile, overwrite=options.overwrite)
+    collectives = sum(entry.collectives for entry in profile.entries)
+    lines = [f"{path}: {len(profile.entries)} transfers from {collectives} collectives of {len(run.ranks)} ranks"]
+    lines += [f"note: {note}" for note in (*run.health.notes(), *profile.notes())]
+    return [*lines, "for Inductor, before it compiles:", f"{OPTION} = {str(path)!r}"]
+
+
+def _timeline(run: Run, base: Base, changes: Sequence[Change], options: argparse.Namespace) -> list[str]:
+    """Write the timeline, if one is wanted; a sentence about it."""
+    if options.timeline is None:
+        return []
+    path, program, index = Path(options.timeline), base.program, _index(base, options.step)
+    changed, words = apply(program, changes).program, [change.text for change in in_order(changes)]
+    count = write_timeline(path, run, program, changed, words, index, overwrite=options.overwrite)
+    steps = [program.steps[each].global_step for each in shown_steps(program, index)]
+    return [
+        f"{path}: {count} events, global steps {steps[0]} to {steps[-1]}, aligned where step "
+        f"{program.steps[index].global_step} begins; open it in https://ui.perfetto.dev"
+    ]
+
+
+def _index(base: Base, step: int | None) -> int:
+    """The index of the chosen step, or of one of median length."""
+    numbers = [each.global_step for each in base.program.steps]
     if step is None:
-        index = typical_step(base.times)
-    else:
-        numbers = [each.global_step for each in program.steps]
-        if step not in numbers:
-            raise InputError(f"--step {step}: global steps {numbers[0]} to {numbers[-1]} are replayed")
-        index = numbers.index(step)
+        return typical_step(base.times)
+    if step not in numbers:
+        raise InputError(f"--step {step}: global steps {numbers[0]} to {numbers[-1]} are replayed")
+    return numbers.index(step)
+
+
+def _path(program: RunProgram, base: Base, step: int | None) -> CriticalPath:
+    index = _index(base, step)
     return path_of(program, replay(program, {index}), index)
 
 
@@ -174,7 +219,20 @@ def parser() -> argparse.ArgumentParser:
     )
     words.add_argument("--ranks", type=int, metavar="N", help="the same as --set ranks=N")
     words.add_argument("--last", type=_positive, metavar="N", help="replay the last N steps only; default: all")
-    words.add_argument("--step", type=int, metavar="N", help="whose critical path; default: a step of median length")
+    words.add_argument(
+        "--step", type=int, metavar="N", help="whose critical path or timeline; default: a step of median length"
+    )
+    words.add_argument(
+        "--timeline",
+        metavar="FILE",
+        help="draw the step and those round it, measured and replayed, for Perfetto; .json or .json.gz",
+    )
+    words.add_argument(
+        "--inductor-profile",
+        metavar="FILE",
+        help="only write the recorded transfers (minimum over ranks) for the estimator of torch 2.13's Inductor; .json",
+    )
+    words.add_argument("--overwrite", action="store_true", help="replace the output file")
     words.add_argument("--json", action="store_true", help="everything, as JSON")
     return words
 
