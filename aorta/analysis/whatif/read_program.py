@@ -1,7 +1,7 @@
-"""Reads the program of a run from its records.
+"""Reads the program of a run from its records, or from the traces of its ranks (`trace_program`).
 
-    program = read_program("artifacts/cuda")
-    program = program_of(run, last=100)     # of a run that has been read: its last hundred steps
+    program = read_program("artifacts/cuda", last=100)  # its last hundred steps
+    program = program_of(run)                           # of a run that has been read from records
 
 Only steps behind the warm-up that every rank has. Refuses, and says why, what a replay could not follow: a step of
 which something was missed, ranks without a common clock, waits that were not recorded, sends and receives. Must not
@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
+from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.record_columns import FORMAT
 from aorta.analysis.load.record_details import RecordDetails
-from aorta.analysis.load.records import load_run
 from aorta.analysis.tables import HOST_TIMER, Floats, Ints, RankTables, Run
 from aorta.analysis.whatif.network import charge_ns, network_of
 from aorta.analysis.whatif.program import (
@@ -49,21 +49,28 @@ from aorta.records.untrusted_files import open_regular
 _LINES: Final[msgspec.json.Decoder[StepLine | ClockAnchor]] = msgspec.json.Decoder(StepLine | ClockAnchor)
 """A union, so that a line without `record` is refused."""
 _TIMED_AT_BOTH_ENDS: Final = frozenset({"send", "recv"})
-_LEAST_STEPS: Final = 2
+LEAST_STEPS: Final = 2
 _PEERS_UNKNOWN: Final = "sends and receives: the record does not say which belong together"
 
 
-def read_program(folder: str | Path) -> RunProgram:
-    """The program of one run folder.
+def read_program(location: str | Path, last: int | None = None) -> RunProgram:
+    """The program of one run folder, or of the traces of all ranks of a job.
+
+    Args:
+        location: where the records are; or the traces: a directory, file, glob or URL.
+        last: only the last so many steps; None: all.
 
     Raises:
         InputError: it cannot be read, or not be replayed.
     """
-    return program_of(load_run(folder))
+    from aorta.analysis.whatif.trace_program import program_of_traces  # which reads its lines with this module
+
+    run = load_source(location)
+    return program_of(run, last) if run.source.format == FORMAT else program_of_traces(run, last)
 
 
 def program_of(run: Run, last: int | None = None) -> RunProgram:
-    """The program of a run that has been read.
+    """The program of a run that has been read from its records.
 
     Args:
         last: only the last so many steps; None: all.
@@ -73,9 +80,13 @@ def program_of(run: Run, last: int | None = None) -> RunProgram:
     """
     _refuse(run)
     network = _network(run)
-    steps = _common_steps(run, last)
-    reader = _Reader(run, network, steps)
-    return reader.program()
+    steps = common_steps(run, last)
+    lines = StepLines(
+        {rank: _lines(tables, steps) for rank, tables in run.ranks.items()},
+        offset_ns=_clock_offsets(run),
+        gradient_order=_gradient_order(next(iter(run.ranks.values()))),
+    )
+    return ProgramReader(run, network, steps, lines).program()
 
 
 def _refuse(run: Run) -> None:
@@ -84,7 +95,7 @@ def _refuse(run: Run) -> None:
 
     health = run.health
     if run.source.format != FORMAT:
-        raise no(f"it is read from a trace ({run.source.format}), and a replay needs AORTA's own record")
+        raise no(f"it is read from a trace ({run.source.format}), and not from AORTA's own record")
     if health.world_size == 1:
         raise no("one rank communicates with nobody")
     if health.ranks_missing:
@@ -105,15 +116,40 @@ def _network(run: Run) -> EmulatedFabric | None:
         raise InputError(f"{run.location}: run.json states an emulated network that is none ({error})") from error
 
 
-def _common_steps(run: Run, last: int | None) -> Ints:
+def common_steps(run: Run, last: int | None) -> Ints:
+    """Steps behind the warm-up that all ranks have.
+
+    Raises:
+        InputError: there are too few.
+    """
     columns = [tables.steps.global_step[~tables.steps.warmup] for tables in run.ranks.values()]
     steps: Ints = reduce(np.intersect1d, columns)
-    if len(steps) < _LEAST_STEPS:
+    if len(steps) < LEAST_STEPS:
         raise InputError(
             f"{run.location}: a replay is not possible: {len(steps)} step(s) behind the warm-up are on all ranks; it "
-            f"takes {_LEAST_STEPS}"
+            f"takes {LEAST_STEPS}"
         )
     return steps if last is None else steps[-last:]
+
+
+@dataclass(frozen=True)
+class StepLines:
+    """The lines of the steps that are read, and what they leave open.
+
+    Attributes:
+        of_rank: rank -> its line of each step.
+        offset_ns: what to add to each rank's `t_start_ns`; None: `start_mono_ns` is on a clock that all share.
+        gradient_order: as in `program.Facts`.
+        arrivals: `issue_ns` says when the caller's stream had come to a collective; otherwise, on a device, when the
+            host issued it.
+        groups: groups whose links are numbered ahead, in this order; others are in that of their first collectives.
+    """
+
+    of_rank: Mapping[int, Iterator[StepLine]]
+    offset_ns: Mapping[int, int] | None = None
+    gradient_order: tuple[tuple[str, int], ...] = ()
+    arrivals: bool = False
+    groups: tuple[str, ...] = ()
 
 
 class _RankLine(NamedTuple):
@@ -139,23 +175,27 @@ class _Rank:
     begun_ns: int = 0
 
 
-class _Reader:
+class ProgramReader:
     """Builds the program of a run, step by step over all ranks."""
 
-    def __init__(self, run: Run, network: EmulatedFabric | None, steps: Ints) -> None:
+    def __init__(self, run: Run, network: EmulatedFabric | None, steps: Ints, lines: StepLines) -> None:
         self._run, self._network, self._steps = run, network, steps
         self._on_host = run.source.timer == HOST_TIMER
         self._ranks = {
             rank: _Rank(
-                tables, _lines(tables, steps), {name: tuple(each) for name, each in tables.source.groups.items()}
+                tables,
+                lines.of_rank[rank],
+                {name: tuple(each) for name, each in tables.source.groups.items()},
+                {group: link for link, group in enumerate(lines.groups)},
             )
             for rank, tables in sorted(run.ranks.items())
         }
-        self._offset_ns = _clock_offsets(run)
+        self._offset_ns = lines.offset_ns
         self._layouts: dict[RankLayout, int] = {}
         self._names: dict[SpanName, int] = {}
         self._schedules: dict[tuple[int, ...], ReplayOrder] = {}
-        self._gradients = _gradient_order(next(iter(run.ranks.values())))
+        self._gradients = lines.gradient_order
+        self._arrivals = self._on_host or lines.arrivals
         self._shared = network is not None and network.sharing is Sharing.link and self._on_host
         one_host = len({tables.source.host for tables in run.ranks.values()}) == 1
         self._law = network is not None and self._on_host and one_host
@@ -235,7 +275,7 @@ class _Reader:
             if row.end_ns is None or row.start_ns is None:
                 raise InputError(f"{self._run.location}: rank {number}, global step {line.global_step}: no end")
             rank.known[row.group, row.seq] = Ended(index, place, start_ns + row.end_ns)
-        arrivals = [row.issue_ns for row in rows] if self._on_host else self._on_stream(rows)
+        arrivals = [row.issue_ns for row in rows] if self._arrivals else self._on_stream(rows)
         step = rank_step(line, index, start_ns, rank.left_ns, arrivals, rank.known)
         rank.left_ns = step.left_ns
         layout = self._layouts.setdefault(RankLayout(step.operations, issued), len(self._layouts))

@@ -13,7 +13,6 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from aorta.analysis.load.records import load_run
 from aorta.analysis.locate import is_location, locate
 from aorta.analysis.whatif.changes import Change, forms, is_count, parse_change, parse_changes
 from aorta.analysis.whatif.critical_path import WORDS, CriticalPath, path_of, typical_step
@@ -21,7 +20,7 @@ from aorta.analysis.whatif.gains import WORTH, Gains, gains
 from aorta.analysis.whatif.marginals import Marginal, Marginals, marginals
 from aorta.analysis.whatif.prediction import Base, Prediction, Value, base_of, flags_of, predict_from
 from aorta.analysis.whatif.program import RunProgram
-from aorta.analysis.whatif.read_program import program_of
+from aorta.analysis.whatif.read_program import read_program
 from aorta.analysis.whatif.replay import replay
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, InputError
@@ -39,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     changes = _changes(options)
     folder = _folder(options.run)
-    program = program_of(load_run(folder), last=options.last)
+    program = read_program(folder, last=options.last)
     base = base_of(program)
     if changes:
         predicted = predict_from(base, changes)
