@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -22,9 +23,9 @@ from aorta.analysis.load.trace_files import find_units, read_unit
 from aorta.analysis.load.trace_health import usable
 from aorta.analysis.tables import Ints, Members, Run
 from aorta.analysis.whatif.program import RunProgram
-from aorta.analysis.whatif.read_program import ProgramReader, StepLines, common_steps
+from aorta.analysis.whatif.program_reader import LEAST_STEPS, ProgramReader, StepLines
 from aorta.analysis.whatif.trace_clocks import on_one_clock
-from aorta.analysis.whatif.traced_rank import LEAST_STEPS, TracedRank, traced_rank
+from aorta.analysis.whatif.traced_rank import TracedRank, traced_rank
 from aorta.errors import InputError
 
 _IDLE_SAID: Final = 0.01
@@ -46,7 +47,7 @@ def program_of_traces(run: Run, last: int | None = None) -> RunProgram:
         rank: {name: tuple(sorted(members)) for name, members in tables.source.groups.items()}
         for rank, tables in sorted(run.ranks.items())
     }
-    wanted = common_steps(run, last)
+    wanted = _steps(run, last)
     ranks = _ranks(run, wanted)
     first = max(int(each.steps[0]) for each in ranks)
     ranks, clock = on_one_clock(run.location, [each.since(first) for each in ranks], groups)
@@ -101,6 +102,17 @@ def _refuse(run: Run) -> None:
         )
 
 
+def _steps(run: Run, last: int | None) -> Ints:
+    steps: Ints = reduce(np.intersect1d, [tables.steps.global_step for tables in run.ranks.values()])
+    if len(steps) < LEAST_STEPS:  # without any mark the whole trace is one
+        raise _no(
+            run,
+            f"its traces do not mark {LEAST_STEPS} steps that all ranks have (ProfilerStep#N): call the profiler's "
+            "step() behind each step",
+        )
+    return steps if last is None else steps[-last:]
+
+
 def _ranks(run: Run, steps: Ints) -> list[TracedRank]:
     """Read the traces again, for what tables of ranks do not hold: streams."""
     of_path = {tables.source.path: (rank, tables) for rank, tables in run.ranks.items()}
@@ -112,8 +124,6 @@ def _ranks(run: Run, steps: Ints) -> list[TracedRank]:
             rank, tables = of_path[trace.path]
             if trace.unseen is not None:
                 raise _no(run, f"{trace.path}: {trace.unseen}")
-            if not len(trace.windows):
-                raise _no(run, f"{trace.path} marks no steps (ProfilerStep#N): call the profiler's step() after each")
             device = NULL if tables.source.device is None else int(tables.source.device)
             order = read_order(unit.files[0], device) if trace.path == unit.files[0] else None
             found[rank] = traced_rank(usable(trace), rank, device, order, steps)

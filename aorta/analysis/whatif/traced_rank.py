@@ -15,6 +15,7 @@ import numpy as np
 from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace
 from aorta.analysis.load.kineto.stream_waits import StreamOrder
 from aorta.analysis.tables import Bools, Ints
+from aorta.analysis.whatif.program_reader import LEAST_STEPS
 from aorta.analysis.whatif.rank_program import StepLine
 from aorta.analysis.whatif.stream_time import (
     Waits,
@@ -32,7 +33,6 @@ from aorta.timeline import arrays
 from aorta.timeline.arrays import Spans
 from aorta.timeline.classes import KINDS
 
-LEAST_STEPS: Final = 2
 COPIES: Final = "copies"
 KERNELS: Final = "kernels"
 
