@@ -66,10 +66,10 @@ def _changes(options: argparse.Namespace) -> tuple[Change, ...]:
     return parse_changes(texts)
 
 
-def _folder(word: str) -> Path:
+def _folder(word: str) -> str | Path:
     here = Path.cwd()
     root = checkout() or here
-    return Path(word) if is_location(word, here, root) else locate([word], here, root)[word]
+    return word if is_location(word, here, root) else locate([word], here, root)[word]
 
 
 def _path(program: RunProgram, base: Base, step: int | None) -> CriticalPath:
@@ -162,7 +162,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 done, 2 bad input, or no prediction is possible. A change is one of: "
         + "; ".join(forms()),
     )
-    words.add_argument("run", metavar="LABEL|DIR", help="the run: its label, or its folder")
+    words.add_argument("run", metavar="LABEL|DIR", help="the run: its label, its folder, or that of its traces")
     words.add_argument(
         "--set",
         action="append",

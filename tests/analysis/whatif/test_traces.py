@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +130,28 @@ def test_clocks_of_several_hosts_are_aligned_by_the_ends_of_collectives(tmp_path
     )
 
 
+def as_devices_do(rank: int, events: Events) -> Events:
+    """Kernels have 1 to 4 us between them, collectives start 2 to 6 us late and end 0 to 3 us late on each rank."""
+    chance = random.Random(rank)
+    for event in events:
+        if "Seq" in event["args"]:
+            late_us = min(chance.uniform(2, 6), event["dur"] / 2)
+            event["ts"], event["dur"] = event["ts"] + late_us, event["dur"] - late_us + chance.uniform(0, 3)
+        elif event["cat"] == "kernel":
+            event["dur"] = max(event["dur"] - chance.uniform(1, 4), 0.5)
+    return events
+
+
+@pytest.mark.parametrize("syncs", [False, True], ids=["inferred", "recorded"])
+@pytest.mark.parametrize("name", JOBS)
+def test_the_few_microseconds_that_devices_add_change_little(tmp_path: Path, name: str, syncs: bool) -> None:
+    job = JOBS[name]
+    trace(job, tmp_path / "traces", syncs=syncs, edit=as_devices_do)
+    assert base_of(whatif.read_program(tmp_path / "traces")).identity.residual < 0.001
+    wanted = truth(network(job, 2)).step_ms
+    assert predicted_ms(tmp_path / "traces", "network.bandwidth=x2") == pytest.approx(wanted, rel=0.01)
+
+
 def on_the_computing_stream(_rank: int, events: Events) -> Events:
     for event in events:
         if event["cat"] == "kernel":
@@ -157,6 +180,45 @@ def test_steps_with_collectives_launched_before_the_recording_are_left_out(tmp_p
     assert [step.global_step for step in program.steps] == [3, 4, 5, 6, 7]
     assert any(flag.startswith("1 step(s) hold collectives that were launched before") for flag in program.facts.flags)
     assert [step.global_step for step in whatif.read_program(tmp_path / "traces", last=2).steps] == [6, 7]
+
+
+def test_queued_collectives_are_exact_where_streams_recorded_their_waits_and_flagged_where_not(tmp_path: Path) -> None:
+    job = replace(JOBS["ddp"], network=replace(PLAIN, gb_per_s=0.03))
+    wanted = truth(network(job, 2)).step_ms
+    for syncs in (True, False):
+        trace(job, tmp_path / f"{syncs}", syncs=syncs)
+    assert predicted_ms(tmp_path / "True", "network.bandwidth=x2") == pytest.approx(wanted, rel=0.001)
+    assert 0.85 * wanted < predicted_ms(tmp_path / "False", "network.bandwidth=x2") < wanted
+    flagged = [
+        any("queued behind another" in flag for flag in flags_of(whatif.read_program(tmp_path / each)))
+        for each in ("True", "False")
+    ]
+    assert flagged == [False, True]
+
+
+def slow_host_and_another_stream(_rank: int, events: Events) -> Events:
+    """Every tenth kernel of the computing stream is missing, every tenth is on another one."""
+    kernels = [event for event in events if event["cat"] == "kernel" and event["tid"] == COMPUTING]
+    for event in kernels[5::10]:
+        event["tid"] = 9
+    gone = {id(event) for event in kernels[::10]}
+    return [event for event in events if id(event) not in gone]
+
+
+def test_idle_time_and_other_streams_are_said_and_odd_waits_are_passed_over(tmp_path: Path) -> None:
+    def edit(rank: int, events: Events) -> Events:
+        for number, event in enumerate(events):
+            if event["cat"] == "cuda_sync" and number % 3 == 0:
+                odd = ("x", -1, None, 2**70, [1])[number % 5]
+                event["args"] |= {"correlation": odd, "wait_on_cuda_event_record_corr_id": odd}
+        return slow_host_and_another_stream(rank, events)
+
+    trace(JOBS["fsdp"], tmp_path / "traces", syncs=True, edit=edit)
+    program = whatif.read_program(tmp_path / "traces")
+    assert base_of(program).identity.residual < 0.05
+    said = " ".join(program.facts.flags)
+    assert "the computing stream stood idle for another reason than a collective" in said
+    assert "of a rank's computation ran on other streams" in said
 
 
 def without(*names: str) -> Edit:
