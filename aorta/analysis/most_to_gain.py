@@ -17,7 +17,8 @@ from aorta.analysis.formatting import rough_ms
 from aorta.analysis.tables import Run
 from aorta.analysis.whatif.gains import gains
 from aorta.analysis.whatif.marginals import marginals
-from aorta.analysis.whatif.prediction import LEVEL, base_of
+from aorta.analysis.whatif.predicted_value import LEVEL
+from aorta.analysis.whatif.prediction import base_of
 from aorta.analysis.whatif.read_program import program_of
 from aorta.errors import InputError
 

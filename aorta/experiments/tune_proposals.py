@@ -147,7 +147,7 @@ def read_base(folder: Path) -> tuple[Base | None, list[Proposal]]:
         return None, [Proposal(why=str(refused))]
     parallel = config_of(run.manifest).get("parallel")
     overlap = bool(parallel.get("overlap", True)) if isinstance(parallel, dict) else True
-    size = sum(size for _, size in base.program.facts.gradient_order)
+    size = sum(one.bytes for one in base.program.facts.gradient_order)
     return base, predicted(base, grid(strategy, overlap=overlap, gradient_bytes=size))
 
 

@@ -7,6 +7,7 @@ another rank.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
@@ -149,12 +150,11 @@ def _spans(line: StepLine, placed: Sequence[_Moment]) -> list[tuple[SpanName, An
 
 def _after(placed: Sequence[_Moment], at_ns: int) -> Anchor:
     """Where a span begins: behind every operation that was over by then, and behind a wait that it began in."""
-    index = 0
-    for number, moment in enumerate(placed):
-        if moment.leave_ns <= at_ns or (moment.enter_ns < at_ns and moment.operation.what is What.WAIT):
-            index = number
-        else:
-            break
+
+    def behind(moment: _Moment) -> bool:
+        return moment.leave_ns > at_ns and not (moment.enter_ns < at_ns and moment.operation.what is What.WAIT)
+
+    index = max(bisect_left(placed, True, key=behind) - 1, 0)
     return index, max(at_ns - placed[index].leave_ns, 0)
 
 
@@ -162,10 +162,7 @@ def _before(placed: Sequence[_Moment], at_ns: int) -> Anchor:
     """Where a span ends: before an operation that the rank came to at that very moment, and before a wait that it ended
     in.
     """
-    index = 0
-    for number, moment in enumerate(placed):
-        if moment.enter_ns < at_ns and moment.leave_ns <= at_ns:
-            index = number
-        else:
-            break
+    index = max(
+        bisect_left(placed, True, key=lambda moment: moment.enter_ns >= at_ns or moment.leave_ns > at_ns) - 1, 0
+    )
     return index, max(at_ns - placed[index].leave_ns, 0)

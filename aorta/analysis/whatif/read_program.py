@@ -1,7 +1,7 @@
-"""Reads the program of a run from its records.
+"""Reads the program of a run from its records, or from the traces of its ranks (`trace_program`).
 
-    program = read_program("artifacts/cuda")
-    program = program_of(run, last=100)     # of a run that has been read: its last hundred steps
+    program = read_program("artifacts/cuda", last=100)  # its last hundred steps
+    program = program_of(run)                           # of a run that has been read from records
 
 Only steps behind the warm-up that every rank has. Refuses, and says why, what a replay could not follow: a step of
 which something was missed, ranks without a common clock, waits that were not recorded, sends and receives. Must not
@@ -10,60 +10,57 @@ guess a wait, an end or a clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 import numpy as np
 
+from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.record_columns import FORMAT
 from aorta.analysis.load.record_details import RecordDetails
-from aorta.analysis.load.records import load_run
-from aorta.analysis.tables import HOST_TIMER, Floats, Ints, RankTables, Run
-from aorta.analysis.whatif.network import charge_ns, network_of
-from aorta.analysis.whatif.program import (
-    Column,
-    Facts,
-    Issued,
-    ProgramSpans,
-    RankLayout,
-    RunProgram,
-    SpanName,
-    StepProgram,
-    compact,
-)
-from aorta.analysis.whatif.rank_program import Anchor, Ended, Key, RankStep, StepLine, rank_step
-from aorta.analysis.whatif.recorded_costs import Costs, Recorded
-from aorta.analysis.whatif.schedule import ReplayOrder, schedule
-from aorta.config.schema import EmulatedFabric, Sharing
+from aorta.analysis.tables import Ints, RankTables, Run
+from aorta.analysis.whatif.network import network_of
+from aorta.analysis.whatif.program import RunProgram
+from aorta.analysis.whatif.program_reader import LEAST_STEPS, ProgramReader, StepLines
+from aorta.analysis.whatif.rank_program import StepLine
+from aorta.analysis.whatif.trace_program import program_of_traces
+from aorta.config.schema import EmulatedFabric
 from aorta.errors import InputError
-from aorta.instrument.emulation.cost_model import spans_nodes
 from aorta.records.reader import LINE_LIMIT
 from aorta.records.schema import Anchor as ClockAnchor
-from aorta.records.schema import Collective
 from aorta.records.untrusted_files import open_regular
 
 _LINES: Final[msgspec.json.Decoder[StepLine | ClockAnchor]] = msgspec.json.Decoder(StepLine | ClockAnchor)
 """A union, so that a line without `record` is refused."""
-_TIMED_AT_BOTH_ENDS: Final = frozenset({"send", "recv"})
-_LEAST_STEPS: Final = 2
-_PEERS_UNKNOWN: Final = "sends and receives: the record does not say which belong together"
 
 
-def read_program(folder: str | Path) -> RunProgram:
-    """The program of one run folder.
+def read_program(location: str | Path, last: int | None = None) -> RunProgram:
+    """The program of one run folder, or of the traces of all ranks of a job.
+
+    Args:
+        location: where the records are; or the traces: a directory, file, glob or URL.
+        last: only the last so many steps; None: all.
 
     Raises:
         InputError: it cannot be read, or not be replayed.
     """
-    return program_of(load_run(folder))
+    return program_of_source(load_source(location), last)
+
+
+def program_of_source(run: Run, last: int | None = None) -> RunProgram:
+    """The program of a run that has been read, from its records or from traces.
+
+    Raises:
+        InputError: it cannot be replayed; the message says why.
+    """
+    return program_of(run, last) if run.source.format == FORMAT else program_of_traces(run, last)
 
 
 def program_of(run: Run, last: int | None = None) -> RunProgram:
-    """The program of a run that has been read.
+    """The program of a run that has been read from its records.
 
     Args:
         last: only the last so many steps; None: all.
@@ -74,8 +71,12 @@ def program_of(run: Run, last: int | None = None) -> RunProgram:
     _refuse(run)
     network = _network(run)
     steps = _common_steps(run, last)
-    reader = _Reader(run, network, steps)
-    return reader.program()
+    lines = StepLines(
+        {rank: _lines(tables, steps) for rank, tables in run.ranks.items()},
+        offset_ns=clock_offsets(run),
+        gradient_order=next(iter(run.ranks.values())).gradient_order,
+    )
+    return ProgramReader(run, network, steps, lines).program()
 
 
 def _refuse(run: Run) -> None:
@@ -84,7 +85,7 @@ def _refuse(run: Run) -> None:
 
     health = run.health
     if run.source.format != FORMAT:
-        raise no(f"it is read from a trace ({run.source.format}), and a replay needs AORTA's own record")
+        raise no(f"it is read from a trace ({run.source.format}), and not from AORTA's own record")
     if health.world_size == 1:
         raise no("one rank communicates with nobody")
     if health.ranks_missing:
@@ -108,213 +109,12 @@ def _network(run: Run) -> EmulatedFabric | None:
 def _common_steps(run: Run, last: int | None) -> Ints:
     columns = [tables.steps.global_step[~tables.steps.warmup] for tables in run.ranks.values()]
     steps: Ints = reduce(np.intersect1d, columns)
-    if len(steps) < _LEAST_STEPS:
+    if len(steps) < LEAST_STEPS:
         raise InputError(
             f"{run.location}: a replay is not possible: {len(steps)} step(s) behind the warm-up are on all ranks; it "
-            f"takes {_LEAST_STEPS}"
+            f"takes {LEAST_STEPS}"
         )
     return steps if last is None else steps[-last:]
-
-
-class _RankLine(NamedTuple):
-    """One step of one rank: its operations, and its collectives on the common clock."""
-
-    layout: int
-    step: RankStep
-    start_ns: int
-    length_ns: int
-    rows: Sequence[Collective]
-
-
-@dataclass
-class _Rank:
-    """What has been read of one rank."""
-
-    tables: RankTables
-    lines: Iterator[StepLine]
-    groups: Mapping[str, tuple[int, ...]]
-    links: dict[str, int] = field(default_factory=dict)
-    known: dict[Key, Ended] = field(default_factory=dict)
-    left_ns: int | None = None
-    begun_ns: int = 0
-
-
-class _Reader:
-    """Builds the program of a run, step by step over all ranks."""
-
-    def __init__(self, run: Run, network: EmulatedFabric | None, steps: Ints) -> None:
-        self._run, self._network, self._steps = run, network, steps
-        self._on_host = run.source.timer == HOST_TIMER
-        self._ranks = {
-            rank: _Rank(
-                tables, _lines(tables, steps), {name: tuple(each) for name, each in tables.source.groups.items()}
-            )
-            for rank, tables in sorted(run.ranks.items())
-        }
-        self._offset_ns = clock_offsets(run)
-        self._layouts: dict[RankLayout, int] = {}
-        self._names: dict[SpanName, int] = {}
-        self._schedules: dict[tuple[int, ...], ReplayOrder] = {}
-        self._gradients = next(iter(run.ranks.values())).gradient_order
-        self._shared = network is not None and network.sharing is Sharing.link and self._on_host
-        one_host = len({tables.source.host for tables in run.ranks.values()}) == 1
-        self._law = network is not None and self._on_host and one_host
-        self._costs = Costs(self._law, self._shared)
-
-    def program(self) -> RunProgram:
-        """Read every step."""
-        steps = [self._step(index) for index in range(len(self._steps))]
-        links = max((max(rank.links.values(), default=-1) for rank in self._ranks.values()), default=-1) + 1
-        source = self._run.source
-        return RunProgram(
-            ranks=tuple(self._ranks),
-            world_size=self._run.health.world_size,
-            layouts=tuple(self._layouts),
-            names=tuple(self._names),
-            steps=steps,
-            start_ns=np.array([rank.begun_ns for rank in self._ranks.values()], np.int64),
-            busy_ns=self._costs.busy_before(max(links, 1), len(self._ranks)),
-            facts=Facts(
-                parallel=source.parallel,
-                device=source.device,
-                network=self._network,
-                law=self._law,
-                collectives=self._costs.collectives,
-                backend_was_limit=self._costs.backend_was_limit,
-                arrival_unknown=self._costs.arrival_unknown,
-                gradient_order=self._gradients,
-            ),
-            shared_links=self._shared,
-        )
-
-    def _step(self, index: int) -> StepProgram:
-        lines = [self._rank_line(rank, index) for rank in self._ranks.values()]
-        layouts = tuple(line.layout for line in lines)
-        plan = self._schedule(layouts, int(self._steps[index]))
-        cost, network, backend = self._costs.of(
-            plan, _recorded(lines, plan.places), self._charged(layouts, plan.places)
-        )
-        return StepProgram(
-            global_step=int(self._steps[index]),
-            layouts=layouts,
-            host_ns=_padded([line.step.host_ns for line in lines]),
-            wake_ns=_padded([line.step.wake_ns for line in lines]),
-            cost_ns=cost,
-            network_ns=network,
-            backend_ns=backend,
-            spans=self._spans([line.step.spans for line in lines]),
-            ready_ns=_ready([line.step.ready_ns for line in lines]),
-            recorded_ns=np.array([line.length_ns for line in lines], np.int64),
-            recorded_ratio=self._metric("overlap_ratio", index),
-            recorded_exposed_ms=self._metric("exposed_comm_ms", index),
-        )
-
-    def _metric(self, name: str, index: int) -> Floats:
-        """A recorded metric of one step on all ranks."""
-        places = [
-            int(np.searchsorted(each.tables.steps.global_step, self._steps[index])) for each in self._ranks.values()
-        ]
-        return np.array(
-            [each.tables.steps.column(name)[place] for each, place in zip(self._ranks.values(), places, strict=True)]
-        )
-
-    def _rank_line(self, rank: _Rank, index: int) -> _RankLine:
-        line = next(rank.lines)
-        number = rank.tables.source.rank
-        if line.waits is None:
-            raise InputError(
-                f"{self._run.location}: a replay is not possible: the record does not say who waited for which "
-                f"collective (rank {number}, global step {line.global_step}); record it again with this AORTA"
-            )
-        start_ns = line.start_mono_ns if self._offset_ns is None else line.t_start_ns + self._offset_ns[number]
-        rows = line.collectives
-        issued = tuple(self._issued(rank, row) for row in rows)
-        if rank.left_ns is None:
-            rank.left_ns = rank.begun_ns = start_ns
-        for place, row in enumerate(rows):
-            if row.end_ns is None or row.start_ns is None:
-                raise InputError(f"{self._run.location}: rank {number}, global step {line.global_step}: no end")
-            rank.known[row.group, row.seq] = Ended(index, place, start_ns + row.end_ns)
-        arrivals = [row.issue_ns for row in rows] if self._on_host else self._on_stream(rows)
-        step = rank_step(line, index, start_ns, rank.left_ns, arrivals, rank.known)
-        rank.left_ns = step.left_ns
-        layout = self._layouts.setdefault(RankLayout(step.operations, issued), len(self._layouts))
-        for place, row in enumerate(rows):
-            rows[place] = msgspec.structs.replace(row, issue_ns=arrivals[place])
-        rank.known = {key: ended for key, ended in rank.known.items() if ended.step >= index - _REMEMBERED_STEPS}
-        return _RankLine(layout, step, start_ns, line.end_mono_ns - line.start_mono_ns, rows)
-
-    def _on_stream(self, rows: Sequence[Collective]) -> list[int]:
-        """When the stream of each collective's caller had come to it. Where it was queued behind another, that moment
-        left no trace: it is taken for the earliest possible.
-        """
-        arrivals: list[int] = []
-        free: dict[str, int] = {}
-        before = 0
-        for row in rows:
-            assert row.start_ns is not None  # checked
-            assert row.end_ns is not None
-            queued = row.start_ns <= free.get(row.group, -1)
-            self._costs.arrival_unknown += queued
-            arrivals.append(min(max(row.issue_ns, before), row.start_ns) if queued else row.start_ns)
-            free[row.group] = row.end_ns
-            before = arrivals[-1]
-        return arrivals
-
-    def _issued(self, rank: _Rank, row: Collective) -> Issued:
-        if row.kind in _TIMED_AT_BOTH_ENDS:
-            raise InputError(f"{self._run.location}: a replay is not possible: it has {_PEERS_UNKNOWN}")
-        members = rank.groups.get(row.group)
-        if members is None:
-            raise InputError(
-                f"{self._run.location}: a replay is not possible: the ranks of process group {row.group!r} are unknown"
-            )
-        link: int | None = None
-        if self._shared:
-            assert self._network is not None  # nothing else is shared
-            link = int(spans_nodes(members, self._run.health.world_size, self._network))
-            rank.links[str(link)] = link
-        elif self._network is not None or not self._on_host:
-            link = rank.links.setdefault(row.group, len(rank.links))
-        return Issued(row.kind, row.group, row.bytes, members, link)
-
-    def _charged(self, layouts: tuple[int, ...], places: int) -> Ints | None:
-        """What the network's law charges for each collective, shape (places, ranks) or (places, 1)."""
-        if self._network is None:
-            return None
-        known = list(self._layouts)
-        different = layouts if len(set(layouts)) > 1 else layouts[:1]
-        world = self._run.health.world_size
-        charged = np.zeros((places, len(different)), np.int64)
-        for column, layout in enumerate(different):
-            for place, issued in enumerate(known[layout].issued):
-                charged[place, column] = round(charge_ns(issued, world, self._network))
-        return charged
-
-    def _schedule(self, layouts: tuple[int, ...], global_step: int) -> ReplayOrder:
-        if layouts not in self._schedules:
-            known = list(self._layouts)
-            try:
-                self._schedules[layouts] = schedule(tuple(self._ranks), [known[layout] for layout in layouts])
-            except InputError as error:
-                raise InputError(
-                    f"{self._run.location}: a replay is not possible: global step {global_step}: {error}"
-                ) from error
-        return self._schedules[layouts]
-
-    def _spans(self, of_ranks: Sequence[Sequence[tuple[SpanName, Anchor, Anchor]]]) -> ProgramSpans:
-        rows = [
-            (rank, self._names.setdefault(name, len(self._names)), *begin, *end)
-            for rank, spans in enumerate(of_ranks)
-            for name, begin, end in spans
-        ]
-        table = np.array(rows, np.int64).reshape(-1, 6).T
-        rank, name, begin_after, end_after = (table[at].astype(np.int32) for at in (0, 1, 2, 4))
-        return ProgramSpans(rank, name, begin_after, compact(table[3]), end_after, compact(table[5]))
-
-
-_REMEMBERED_STEPS: Final = 2
-"""A wait may be for a collective of that many steps ago."""
 
 
 def _lines(tables: RankTables, steps: Ints) -> Iterator[StepLine]:
@@ -352,36 +152,3 @@ def clock_offsets(run: Run) -> Mapping[int, int] | None:
             )
         offsets[rank] = clock.correction_ns(int(tables.steps.t_start_ns[0]))
     return offsets
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> Column:
-    """Rows of ranks as columns, shape (longest row, ranks); 0 behind the end of a shorter one."""
-    longest = max(map(len, rows))
-    table = np.zeros((longest, len(rows)), np.int64)
-    for column, row in enumerate(rows):
-        table[: len(row), column] = row
-    return compact(table)
-
-
-def _ready(rows: Sequence[Sequence[int]]) -> Ints | None:
-    """When buckets were ready, shape (buckets, ranks); None: none were held back, or not the same on all ranks."""
-    if not rows[0] or len(set(map(len, rows))) > 1:
-        return None
-    return np.array(rows, np.int64).T
-
-
-def _recorded(lines: Sequence[_RankLine], places: int) -> Recorded:
-    """The collectives of a step on the common clock."""
-    shape = (places, len(lines))
-    issue, start, end, backend_end = (np.zeros(shape, np.int64) for _ in range(4))
-    found = Recorded(issue, start, end, backend_end, np.zeros(shape, bool), np.zeros(shape, bool))
-    for column, line in enumerate(lines):
-        for place, row in enumerate(line.rows):
-            found.issue_ns[place, column] = line.start_ns + row.issue_ns
-            found.start_ns[place, column] = line.start_ns + (row.start_ns or 0)
-            found.end_ns[place, column] = line.start_ns + (row.end_ns or 0)
-            found.by_backend[place, column] = row.end_source != "emulated"
-            if row.backend_end_ns is not None:
-                found.backend_end_ns[place, column] = line.start_ns + row.backend_end_ns
-                found.backend_known[place, column] = True
-    return found

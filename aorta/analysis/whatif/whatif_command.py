@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from aorta.analysis.load.locations import load_source
-from aorta.analysis.load.records import load_run
+from aorta.analysis.load.record_columns import FORMAT
 from aorta.analysis.locate import is_location, locate
 from aorta.analysis.tables import Run
 from aorta.analysis.whatif.apply import apply
@@ -26,7 +26,7 @@ from aorta.analysis.whatif.marginals import Marginal, Marginals, marginals
 from aorta.analysis.whatif.predicted_value import Value
 from aorta.analysis.whatif.prediction import Base, Prediction, base_of, flags_of, predict_from
 from aorta.analysis.whatif.program import RunProgram
-from aorta.analysis.whatif.read_program import program_of
+from aorta.analysis.whatif.read_program import program_of_source
 from aorta.analysis.whatif.replay import replay
 from aorta.analysis.whatif.whatif_timeline import shown_steps, write_timeline
 from aorta.command_line import command, to_stdout
@@ -48,8 +48,8 @@ def main(arguments: Sequence[str]) -> int:
     if options.inductor_profile is not None:
         to_stdout(_text(_inductor_profile(folder, options)))
         return EXIT_OK
-    run = load_run(folder)
-    program = program_of(run, last=options.last)
+    run = load_source(folder)
+    program = program_of_source(run, last=options.last)
     base = base_of(program)
     drawn = _timeline(run, base, changes, options)
     if changes:
@@ -79,13 +79,13 @@ def _changes(options: argparse.Namespace) -> tuple[Change, ...]:
     return parse_changes(texts)
 
 
-def _folder(word: str) -> Path:
+def _folder(word: str) -> str | Path:
     here = Path.cwd()
     root = checkout() or here
-    return Path(word) if is_location(word, here, root) else locate([word], here, root)[word]
+    return word if is_location(word, here, root) else locate([word], here, root)[word]
 
 
-def _inductor_profile(folder: Path, options: argparse.Namespace) -> list[str]:
+def _inductor_profile(folder: str | Path, options: argparse.Namespace) -> list[str]:
     """Write the profile; sentences about it."""
     if options.set or options.ranks is not None or options.json or options.step is not None or options.timeline:
         raise InputError(
@@ -105,6 +105,8 @@ def _timeline(run: Run, base: Base, changes: Sequence[Change], options: argparse
     """Write the timeline, if one is wanted; a sentence about it."""
     if options.timeline is None:
         return []
+    if run.source.format != FORMAT:
+        raise InputError(f"--timeline: it is drawn from AORTA's own record, and {run.location} holds traces")
     path, program, index = Path(options.timeline), base.program, _index(base, options.step)
     changed, words = apply(program, changes).program, [change.text for change in in_order(changes)]
     count = write_timeline(path, run, program, changed, words, index, overwrite=options.overwrite)
@@ -209,7 +211,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 done, 2 bad input, or no prediction is possible. A change is one of: "
         + "; ".join(forms()),
     )
-    words.add_argument("run", metavar="LABEL|DIR", help="the run: its label, or its folder")
+    words.add_argument("run", metavar="LABEL|DIR", help="the run: its label, its folder, or that of its traces")
     words.add_argument(
         "--set",
         action="append",

@@ -1,0 +1,220 @@
+"""The program of a job from the Kineto traces of all its ranks.
+
+What a record says of a host is taken from the device (`traced_rank`); the ranks are put on one clock (`trace_clocks`).
+Steps are cut where the host marked them on each rank. Since a device runs behind its host, that may be between other
+collectives on each rank: the cut is moved back until all ranks have the same collectives in a step. Refuses, and says
+why, what a replay would have to guess; what it rests on is said in `Facts.flags`. Must not read a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from aorta.analysis.load.detect import KINETO
+from aorta.analysis.load.interval_table import NULL
+from aorta.analysis.load.kineto.stream_waits import read_order
+from aorta.analysis.load.rank_inference import headers_near
+from aorta.analysis.load.trace_files import find_units, read_unit
+from aorta.analysis.load.trace_health import usable
+from aorta.analysis.tables import Ints, Members, Run
+from aorta.analysis.whatif.program import RunProgram
+from aorta.analysis.whatif.program_reader import LEAST_STEPS, ProgramReader, StepLines
+from aorta.analysis.whatif.trace_clocks import on_one_clock
+from aorta.analysis.whatif.traced_rank import TracedRank, traced_rank
+from aorta.errors import InputError
+
+_IDLE_SAID: Final = 0.01
+_ELSEWHERE_SAID: Final = 0.05
+"""From these parts on, idle time and computation on other streams are said."""
+
+
+def program_of_traces(run: Run, last: int | None = None) -> RunProgram:
+    """The program of a job whose traces have been read as a run.
+
+    Args:
+        last: only the last so many steps; None: all.
+
+    Raises:
+        InputError: it cannot be replayed; the message says why.
+    """
+    _refuse(run)
+    groups = {
+        rank: {name: tuple(sorted(members)) for name, members in tables.source.groups.items()}
+        for rank, tables in sorted(run.ranks.items())
+    }
+    wanted = _steps(run, last)
+    ranks = _ranks(run, wanted)
+    first = max(int(each.steps[0]) for each in ranks)
+    ranks, clock = on_one_clock(run.location, [each.since(first) for each in ranks], groups)
+    edges = _edges(ranks, groups)
+    steps = ranks[0].steps
+    if len(steps) < LEAST_STEPS:
+        raise _no(run, f"{len(steps)} step(s) are described on all ranks; it takes {LEAST_STEPS}")
+    lines = StepLines(
+        {each.rank: each.lines(edges[each.rank]) for each in ranks},
+        arrivals=True,
+        groups=tuple(sorted({name for known in groups.values() for name in known})),
+    )
+    program = ProgramReader(_with_groups(run, groups), None, steps, lines).program()
+    lengths = np.stack([each.end_ns - each.begin_ns for each in ranks], axis=1)
+    facts = replace(
+        program.facts,
+        device=run.source.platform,
+        arrival_unknown=sum(each.queued(edges[each.rank]) for each in ranks),
+        flags=tuple(_flags(ranks, clock, len(wanted) - len(steps))),
+    )
+    if not facts.collectives:
+        raise _no(run, "the steps of its traces hold no communication")
+    recorded = [replace(step, recorded_ns=row) for step, row in zip(program.steps, lengths, strict=True)]
+    return replace(program, steps=recorded, facts=facts)
+
+
+def _no(run: Run, why: str) -> InputError:
+    return InputError(f"{run.location}: a replay is not possible: {why}")
+
+
+def _refuse(run: Run) -> None:
+    health = run.health
+    formats = sorted({tables.source.format for tables in run.ranks.values()})
+    if formats != [KINETO]:
+        raise _no(
+            run,
+            f"of traces, those of torch.profiler (Kineto) say which collective a kernel belongs to; these are "
+            f"{', '.join(formats)}",
+        )
+    if unknown := [tables.source.path for number, tables in run.ranks.items() if number < 0]:
+        raise _no(run, f"the rank of {unknown[0]} is unknown, or another trace of it is there too")
+    if health.world_size == 1:
+        raise _no(run, "one rank communicates with nobody")
+    if health.ranks_missing or len(run.ranks) < health.world_size:
+        missing = len(health.ranks_missing) or health.world_size - len(run.ranks)
+        raise _no(run, f"the traces of {missing} of {health.world_size} ranks are missing; it takes those of all")
+    if run.source.platform == "cpu":
+        raise _no(
+            run,
+            "these are traces of a CPU, on which gloo's rows carry no process group and no sequence number; AORTA's "
+            "own record of the run has them (aorta train)",
+        )
+
+
+def _steps(run: Run, last: int | None) -> Ints:
+    steps: Ints = reduce(np.intersect1d, [tables.steps.global_step for tables in run.ranks.values()])
+    if len(steps) < LEAST_STEPS:  # without any mark the whole trace is one
+        raise _no(
+            run,
+            f"its traces do not mark {LEAST_STEPS} steps that all ranks have (ProfilerStep#N): call the profiler's "
+            "step() behind each step",
+        )
+    return steps if last is None else steps[-last:]
+
+
+def _ranks(run: Run, steps: Ints) -> list[TracedRank]:
+    """Read the traces again, for what tables of ranks do not hold: streams."""
+    of_path = {tables.source.path: (rank, tables) for rank, tables in run.ranks.items()}
+    found: dict[int, TracedRank] = {}
+    for unit in find_units(run.location, headers=headers_near(run.location))[0]:
+        for trace in read_unit(unit):
+            if trace.path not in of_path:
+                continue
+            rank, tables = of_path[trace.path]
+            if trace.unseen is not None:
+                raise _no(run, f"{trace.path}: {trace.unseen}")
+            device = NULL if tables.source.device is None else int(tables.source.device)
+            order = read_order(unit.files[0], device) if trace.path == unit.files[0] else None
+            found[rank] = traced_rank(usable(trace), rank, device, order, steps)
+    return [found[rank] for rank in sorted(found)]
+
+
+def _with_groups(run: Run, groups: Mapping[int, Mapping[str, Members]]) -> Run:
+    ranks = {
+        rank: replace(tables, source=replace(tables.source, groups=groups[rank])) for rank, tables in run.ranks.items()
+    }
+    return replace(run, ranks=ranks)
+
+
+def _edges(ranks: Sequence[TracedRank], groups: Mapping[int, Mapping[str, Members]]) -> dict[int, Ints]:
+    """When each step begins on each rank, and when the last one ends: where the host marked it, or so much earlier that
+    the steps hold the same collectives on all ranks, and that no wait is cut in two.
+    """
+    edges = {each.rank: np.append(each.begin_ns, each.end_ns[-1]) for each in ranks}
+    firsts = [_Group.of(each, groups[each.rank]) for each in ranks]
+    for place in range(len(ranks[0].steps) + 1):
+        moved = True
+        while moved:
+            moved = False
+            next_seq: dict[tuple[str, Members], int] = {}
+            for each, mine in zip(ranks, firsts, strict=True):
+                for group in mine:
+                    seq = group.next_seq(int(edges[each.rank][place]))
+                    if seq is not None:
+                        next_seq[group.key] = min(next_seq.get(group.key, seq), seq)
+            for each, mine in zip(ranks, firsts, strict=True):
+                edge = int(edges[each.rank][place])
+                known = [group.arrival_of(next_seq[group.key]) for group in mine if group.key in next_seq]
+                earliest = each.outside_waits(min([edge, *(at for at in known if at is not None)]))
+                if earliest < edge:
+                    edges[each.rank][place] = earliest
+                    moved = True
+    return edges
+
+
+class _Group(NamedTuple):
+    """The collectives of one group on one rank, in their order."""
+
+    key: tuple[str, Members]
+    seq: Ints
+    arrival_ns: Ints
+
+    @classmethod
+    def of(cls, rank: TracedRank, groups: Mapping[str, Members]) -> list[_Group]:
+        """Those of each group of a rank."""
+        rows = rank.collectives
+        found = []
+        for code in np.unique(rows.group).tolist():
+            mine = rows.group == code
+            found.append(
+                cls((rows.groups[code], groups.get(rows.groups[code], ())), rows.seq[mine], rank.arrival_ns[mine])
+            )
+        return found
+
+    def next_seq(self, at_ns: int) -> int | None:
+        """The first that the rank comes to at an instant or after it; None: the trace holds no more."""
+        place = int(np.searchsorted(self.arrival_ns, at_ns))
+        return int(self.seq[place]) if place < len(self.seq) else None
+
+    def arrival_of(self, seq: int) -> int | None:
+        """When the rank came to the first with that number or a later one."""
+        place = int(np.searchsorted(self.seq, seq))
+        return int(self.arrival_ns[place]) if place < len(self.seq) else None
+
+
+def _flags(ranks: Sequence[TracedRank], clock: str, left_out: int) -> Iterator[str]:
+    yield (
+        "read from traces: the stream that computes most takes the place of the host, and a rank comes to a collective "
+        "when the collective's kernel can start"
+    )
+    yield clock
+    if left_out:
+        yield f"{left_out} step(s) hold collectives that were launched before the recording; they are left out"
+    inferred = [each for each in ranks if not each.waits_recorded]
+    if inferred:
+        count = sum(len(each.waits.row) for each in inferred)
+        yield (
+            f"waits were inferred ({count} on {len(inferred)} rank(s), from idle time that ends with a collective): "
+            "one that took no time has left no trace, so slower communication, a later rank or faster compute may be "
+            "predicted too fast. A trace made with enable_cuda_sync_events records them"
+        )
+    idle = float(np.median([each.idle_part for each in ranks]))
+    if idle >= _IDLE_SAID:
+        yield (
+            f"for {idle:.0%} of the time the computing stream stood idle for another reason than a collective (its "
+            "host launches late, say): own time, taken to stay as it was"
+        )
+    elsewhere = max(each.elsewhere for each in ranks)
+    if elsewhere >= _ELSEWHERE_SAID:
+        yield (f"up to {elsewhere:.0%} of a rank's computation ran on other streams, whose waits are not followed")
