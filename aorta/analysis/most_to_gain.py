@@ -23,7 +23,7 @@ from aorta.analysis.whatif.read_program import program_of
 from aorta.errors import InputError
 
 LAST_STEPS: Final = 50
-RANK_STEPS: Final = 1024
+RANK_STEPS: Final = 6400
 """Replayed for a report; of more ranks fewer steps, and none where not even `_LEAST_STEPS` of them fit."""
 _LEAST_STEPS: Final = 8
 SHOWN_MARGINALS: Final = 5
