@@ -27,7 +27,7 @@ from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native import build as native
-from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from benchmarks import plans
 from tests.simulated import load

@@ -38,8 +38,8 @@ from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology
 from aorta.instrument.dispatcher import DispatcherHook
 from aorta.instrument.instrumentation import Instrumentation
+from aorta.instrument.open_step import StepFacts
 from aorta.instrument.operators import OPERATORS
-from aorta.instrument.step_builder import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.writer import RecordWriter
 from benchmarks import plans

@@ -27,7 +27,8 @@ from aorta.distributed.topology import read_topology
 from aorta.instrument.backward_end import BackwardEnds
 from aorta.instrument.compute_ranges import BlockRanges
 from aorta.instrument.loss_scalars import Scalar
-from aorta.instrument.step_builder import OpenStep, StepBuilder
+from aorta.instrument.open_step import OpenStep
+from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.step_recorder import TOGETHER, StepRecorder, _Aux
 from aorta.records.writer import RecordWriter
 from benchmarks import plans

@@ -1,10 +1,11 @@
 """How far what-if predictions are from what then happens: `python -m benchmarks.whatif_interventions FOLDER`.
 
 Regime: launches on this machine's CPU, two gloo ranks with real computation on the emulated fabric, 30 steps, 4 of them
-warm-up. Each regime of `whatif_plan` has a base, launched again between its interventions (base a b base c d base); a
-prediction is made from the record of the base next to the intervention, and held to the record of the launch in which
-the change was really made. Records stay in FOLDER: a second call goes on where the first was cut off, `--evaluate`
-launches nothing, `--minutes` ends launching in time.
+warm-up. Each regime of `whatif_plan` has a base, launched again between its interventions (base a b base c d base);
+predictions are made from the records of the base before and behind an intervention, and their mean, which a drift of
+the machine moves less than either, is held to the record of the launch in which the change was really made. Records
+stay in FOLDER: a second call goes on where the first was cut off, `--evaluate` launches nothing, `--minutes` ends
+launching in time.
 
 Beside it two naive answers from the same record, given the exact factor by which the network's times change and, for a
 straggler, its lateness times the number of collectives:
@@ -136,19 +137,30 @@ def program(place: Path) -> whatif.RunProgram:
 
 
 def row(folder: Path, regime: Regime, number: int, intervention: Intervention) -> Row | None:
-    """Predict one intervention and hold it to its launch; None where a launch is missing."""
-    real_place, base_place = (folder / regime.folder / name for name in (f"{number:02}", regime.base_of(number)))
-    if not (real_place / DONE).exists() or not (base_place / DONE).exists():
+    """Predict one intervention from the base before and the one behind it, and hold the mean of both to its launch;
+    None where a launch is missing.
+    """
+    real_place = folder / regime.folder / f"{number:02}"
+    places = [folder / regime.folder / name for name in regime.bases_of(number)]
+    if not all((place / DONE).exists() for place in (real_place, *places)):
         return None
-    base, real = measured(base_place), measured(real_place)
-    common = (regime.name, intervention.family, intervention.name, base.step_ms, real.step_ms, real.ratio)
-    known = (*common, real.backend_limited, naive(base, real))
+    bases, real = [measured(place) for place in places], measured(real_place)
+    base_ms = _mean([base.step_ms for base in bases])
+    told = [naive(base, real) for base in bases]
+    naive_ms = {name: _mean([each[name] for each in told]) for name in told[0]}
+    common = (regime.name, intervention.family, intervention.name, base_ms, real.step_ms, real.ratio)
+    known = (*common, real.backend_limited, naive_ms)
     try:
-        found = whatif.predict(program(base_place), whatif.parse_changes(intervention.changes))
+        found = [whatif.predict(program(place), whatif.parse_changes(intervention.changes)) for place in places]
     except AortaError as refused:
         return Row(*known, refused=str(refused))
-    step, ratio = found.job_step_ms, found.overlap_ratio
-    return Row(*known, step.value, step.low, step.high, None if ratio is None else ratio.value)
+    step = [_mean([getattr(each.job_step_ms, which) for each in found]) for which in ("value", "low", "high")]
+    ratios = [each.overlap_ratio.value for each in found if each.overlap_ratio is not None]
+    return Row(*known, *step, _mean(ratios) if len(ratios) == len(found) else None)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
 
 
 def rows(folder: Path, regimes: Sequence[Regime]) -> Iterator[Row]:

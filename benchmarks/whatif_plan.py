@@ -55,14 +55,13 @@ class Regime:
         """Folder and intervention (None: the base) of each launch, in order: base a b base c d base."""
         for number, intervention in enumerate(self.interventions):
             if number % 2 == 0:
-                yield self.base_of(number), None
+                yield self.bases_of(number)[0], None
             yield f"{number:02}", intervention
-        if number % 2:
-            yield self.base_of(number), None
+        yield self.bases_of(number)[1], None
 
-    def base_of(self, number: int) -> str:
-        """The launch of the base next to an intervention: before an even one, behind an odd one."""
-        return f"base{(number + 1) // 2:02}"
+    def bases_of(self, number: int) -> tuple[str, str]:
+        """The launches of the base before and behind an intervention."""
+        return f"base{number // 2:02}", f"base{number // 2 + 1:02}"
 
 
 def bandwidth(base: float, factor: float) -> Intervention:

@@ -30,7 +30,7 @@ from aorta.gpu_check import races
 from aorta.gpu_check.case import PAIRS, Case
 from aorta.gpu_check.check_table import CheckReport, CheckRow, CheckVerdict, render, report_of
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Platform
 from aorta.records.whole_files import whole_file

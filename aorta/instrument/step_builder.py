@@ -6,20 +6,19 @@ Must not wait, or compute a metric itself (that is `aorta.timeline`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.gloo_workers import GlooWorkers
-from aorta.instrument.gradient_order import ReadyGradient, gradient_rows
+from aorta.instrument.gradient_order import gradient_rows
 from aorta.instrument.in_flight import Group, InFlight
-from aorta.instrument.loss_scalars import Scalar
+from aorta.instrument.open_step import OpenStep, Pass
 from aorta.instrument.user_marks import MarksOfStep
-from aorta.instrument.waits import Name, Waited, tail_waits, wait_rows
+from aorta.instrument.waits import tail_waits, wait_rows
 from aorta.records.clocks import to_realtime_ns
 from aorta.records.schema import (
     STALL_CUTOFF_NS,
@@ -30,7 +29,6 @@ from aorta.records.schema import (
     Collective,
     ComputeRange,
     Coverage,
-    Phase,
     Stall,
     StallCause,
     Step,
@@ -38,96 +36,7 @@ from aorta.records.schema import (
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import AT_CUTOFFS, PAIRS, Algebra, Unseen, measure_lanes
 
-Pass: TypeAlias = tuple[str, str, int, int]
-"""A range whose marks have been read: (block, phase, start_ns, end_ns), in nanoseconds of the clock."""
-
 _NO_TRAINING = "a comm_only step trains nothing"
-
-
-@dataclass(frozen=True)
-class StepFacts:
-    """What the loop knows about a step before it begins."""
-
-    epoch: int
-    step: int
-    global_step: int
-    lr: float | None
-    warmup: bool
-    phase: Phase = "train"
-
-
-@dataclass(frozen=True)
-class Told:
-    """Events of a step that were recorded by compiled code. `passes` are block ranges already read, `ranges` are not;
-    `calls` are those of backends that may have been stalls.
-    """
-
-    collectives: list[InFlight] = field(default_factory=list)
-    waits: list[Waited] = field(default_factory=list)
-    passes: list[Pass] = field(default_factory=list)
-    tails: list[tuple[Mark, Mark]] = field(default_factory=list)
-    ranges: list[Range] = field(default_factory=list)
-    calls: list[Interval] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class OpenStep:
-    """The marks of one step, while it runs or has not been read yet.
-
-    `unseen` says why the step is not observed, if it is not. `tell` returns the events recorded by compiled code, if
-    any. `stalls`: those that no wait for a collective made. `stream_waits`: of the compute stream for another one, and
-    the collectives that this one had joined. `ready`: of buckets that are reduced later, with their bytes. `calls`:
-    times round the calls of backends that may have been stalls.
-    """
-
-    facts: StepFacts
-    start: Mark
-    issued_before: dict[int, int | None]
-    unseen: Unseen | None = None
-    end: Mark | None = None
-    captured: int = 0
-    issued_after: dict[int, int | None] = field(default_factory=dict)
-    collectives: list[InFlight] = field(default_factory=list)
-    stalls: list[tuple[Mark, Mark]] = field(default_factory=list)
-    tails: list[tuple[Mark, Mark]] = field(default_factory=list)
-    waits: list[Waited] = field(default_factory=list)
-    stream_waits: list[tuple[Mark, Mark, tuple[Name, ...]]] = field(default_factory=list)
-    calls: list[Interval] = field(default_factory=list)
-    ready: list[tuple[Mark, int]] = field(default_factory=list)
-    gradients: list[ReadyGradient] = field(default_factory=list)
-    compute: list[Range] = field(default_factory=list)
-    passes: list[Pass] = field(default_factory=list)
-    aux: list[Range] = field(default_factory=list)
-    loss: Scalar | None = None
-    grad_norm: Scalar | None = None
-    tell: Callable[[], Told] | None = None
-    user_marks: MarksOfStep | None = None
-
-    def marks(self) -> Iterator[Mark | None]:
-        """All marks recorded by Python code."""
-        yield from (self.start, self.end)
-        for issued in self.collectives:
-            yield from (issued.start, issued.end)
-        for begin, end in (*self.stalls, *self.tails):
-            yield from (begin, end)
-        for wait in self.waits:
-            yield from (wait.begin, wait.end)
-        for begin, end, _ in self.stream_waits:
-            yield from (begin, end)
-        yield from (mark for mark, _ in self.ready)
-        for span in (*self.compute, *self.aux):
-            yield from (span.start, span.end)
-
-    def hear(self) -> None:
-        """Add the events recorded by compiled code."""
-        if self.tell is not None:
-            told, self.tell = self.tell(), None
-            self.collectives += told.collectives
-            self.waits += told.waits
-            self.passes += told.passes
-            self.tails += told.tails
-            self.compute += told.ranges
-            self.calls += told.calls
 
 
 class StepBuilder:

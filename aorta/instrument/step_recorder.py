@@ -18,7 +18,8 @@ from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.gradient_order import GradientOrder
 from aorta.instrument.in_flight import InFlight
 from aorta.instrument.loss_scalars import Scalar
-from aorta.instrument.step_builder import OpenStep, StepBuilder, StepFacts, Told
+from aorta.instrument.open_step import OpenStep, StepFacts, Told
+from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.user_marks import UserMarks
 from aorta.instrument.waits import Name, Waited
 from aorta.records.schema import Step

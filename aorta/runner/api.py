@@ -25,7 +25,7 @@ from aorta.distributed.output_folder import CHECKPOINT_DIR, prepare
 from aorta.errors import ConfigError
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.loss_scalars import Scalar
-from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.open_step import StepFacts
 from aorta.instrument.step_recorder import StepRecorder
 from aorta.loggers import Logger
 from aorta.profiling.markers import StepMarkers

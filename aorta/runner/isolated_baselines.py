@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from aorta.instrument.emulation.replay import Rehearsal, Replay
 from aorta.instrument.emulation.stand_in import StandIn
-from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.open_step import StepFacts
 from aorta.records.schema import Phase
 from aorta.runner.snapshot import put_back
 from aorta.runner.train_step import TrainStep

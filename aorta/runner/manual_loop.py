@@ -16,7 +16,7 @@ from aorta.config.multirun import register
 from aorta.config.resolve import Resolved, resolve
 from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork
-from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.open_step import StepFacts
 from aorta.instrument.step_recorder import TOGETHER
 from aorta.records.schema import Step
 from aorta.runner.recorded_run import open_instrument

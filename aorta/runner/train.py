@@ -30,7 +30,7 @@ from aorta.distributed.topology import Topology, platform_of
 from aorta.errors import ConfigError
 from aorta.instrument.emulation.arrivals import meeting_place
 from aorta.instrument.emulation.network import EmulatedNetwork
-from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.open_step import StepFacts
 from aorta.instrument.step_recorder import TOGETHER
 from aorta.profiling.markers import StepMarkers
 from aorta.profiling.trace_names import Counters

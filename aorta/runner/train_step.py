@@ -15,7 +15,7 @@ from torch import nn
 from aorta.config.schema import Compile, Config
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.loss_scalars import Scalar
-from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.open_step import StepFacts
 from aorta.parallel.plan import Blocks, Spread
 from aorta.parallel.strategies import spread
 from aorta.runner.optimization import clip, make_optimizer, make_scaler, make_schedule

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.open_step import StepFacts
 from aorta.parallel.ddp import ReduceAfterBackward
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Footer, InstrumentMode

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import InstrumentMode, Step
 from tests.device_path.agreement import disagreements

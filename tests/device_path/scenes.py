@@ -26,7 +26,7 @@ from aorta.instrument.event_clock import DeviceClock
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native.build import load
 from aorta.instrument.native.native_device_interceptor import NativeDeviceClock
-from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import InstrumentMode, Step
 from tests.device_path.scenario import ELEMENTS, Block, Groups, caught_up, lengths

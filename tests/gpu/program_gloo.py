@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from aorta.distributed import cuda
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Step
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Step
 from tests.gpu.device import MODES, needs_gpu

@@ -14,7 +14,7 @@ from aorta.instrument.device_interceptor import DeviceInterceptor
 from aorta.instrument.device_streams import DeviceStreams
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native.native_device_interceptor import NativeDeviceClock
-from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import InstrumentMode, Step
 from tests.gpu.device import compiled_part, needs_gpu, noticed, simulated_only

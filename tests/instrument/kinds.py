@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Step
 

@@ -20,7 +20,7 @@ from aorta.instrument.emulation.replay import Rehearsal, Replay
 from aorta.instrument.emulation.stand_in import StandIn, tensors_in
 from aorta.instrument.event_clock import HostClock
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Step
 from tests.instrument.kinds import calls

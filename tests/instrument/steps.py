@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.in_flight import Group, InFlight
-from aorta.instrument.step_builder import StepBuilder, StepFacts
+from aorta.instrument.open_step import StepFacts
+from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.step_recorder import StepRecorder
 from aorta.records.schema import ClockReading, Step
 

@@ -16,7 +16,8 @@ from aorta.instrument import cpu_interceptor
 from aorta.instrument.cpu_interceptor import CpuInterceptor
 from aorta.instrument.dispatcher import counts_point_to_point, issued_by
 from aorta.instrument.event_clock import HostClock
-from aorta.instrument.step_builder import StepBuilder, StepFacts
+from aorta.instrument.open_step import StepFacts
+from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.step_recorder import StepRecorder
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Step

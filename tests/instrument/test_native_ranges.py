@@ -14,7 +14,7 @@ from aorta.instrument.dispatcher import when_backward_ends
 from aorta.instrument.native.build import load
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
 from aorta.instrument.native.ranges import NativeEnds
-from aorta.instrument.step_builder import Told
+from aorta.instrument.open_step import Told
 
 FORWARD_S, BACKWARD_S = 0.02, 0.03
 

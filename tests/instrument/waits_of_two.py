@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Step
 

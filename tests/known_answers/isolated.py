@@ -18,7 +18,7 @@ from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.emulation.replay import Rehearsal, Replay
 from aorta.instrument.emulation.stand_in import StandIn
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Footer, Phase
 from aorta.records.writer import RecordWriter

@@ -24,7 +24,7 @@ from aorta.config.schema import DDP, FSDP, Precision
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.open_step import StepFacts
 from aorta.parallel import ddp, meshes
 from aorta.parallel.plan import Spread
 from aorta.records.clocks import read_clocks

@@ -24,7 +24,7 @@ from aorta.distributed.peers import Peers
 from aorta.instrument.emulation.arrivals import meeting_place
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.step_builder import StepFacts
+from aorta.instrument.open_step import StepFacts
 from aorta.parallel.ddp import ReduceAfterBackward
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Footer

@@ -1,11 +1,13 @@
 """FSDP that gathers more or fewer blocks ahead.
 
 The all-gather of a block is issued when the block `depth` before it in the same pass has arrived; without prefetching
-right before its own wait. Must not replay anything.
+right before its own wait. A pass that was recorded with this prefetching stays as it was. Must not replay anything.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from aorta.analysis.whatif.program import RunProgram, What
@@ -30,31 +32,42 @@ def fsdp(program: RunProgram, text: str, depth: int) -> RunProgram:
             for each in view.placed
             if each.what is not What.ISSUE or each.collective not in gathers
         ]
-        for number, one in enumerate(needed):
-            first = number
-            while first and needed[first - 1].phase == one.phase:
-                first -= 1
-            if number == first:  # nothing before it in its pass could gather it
-                own = next(each for each in view.placed if each[2:4] == (What.ISSUE, one.collective))
-                new.append(own._replace(turn=own.turn * ROOM))
-            elif depth == 0:
-                new.append(Placed(one.wait.at_ns, one.wait.turn * ROOM - 1, What.ISSUE, one.collective))
-            else:
-                behind = needed[max(number - depth, first)]
-                turn = behind.wait.turn * ROOM + number + 1
-                new.append(Placed(behind.arrived_ns, turn, What.ISSUE, one.collective))
+        issues = {each.collective: each for each in view.placed if each.what is What.ISSUE}
+        for _, those in groupby(needed, key=lambda one: one.phase):
+            of_pass = list(those)
+            recorded = [issues[one.collective] for one in of_pass]
+            if all(_ahead(of_pass[:at], own) == min(depth, at) for at, own in enumerate(recorded)):
+                new += [own._replace(turn=own.turn * ROOM) for own in recorded]
+                continue
+            for at, one in enumerate(of_pass):
+                if at == 0:  # nothing before it in its pass could gather it
+                    new.append(recorded[at]._replace(turn=recorded[at].turn * ROOM))
+                elif depth == 0:
+                    new.append(Placed(one.wait.at_ns, one.wait.turn * ROOM - 1, What.ISSUE, one.collective))
+                else:
+                    behind = of_pass[max(at - depth, 0)]
+                    turn = behind.wait.turn * ROOM + at + 1
+                    new.append(Placed(behind.arrived_ns, turn, What.ISSUE, one.collective))
         return new, list(view.costs)
 
     return restructured(program, rearrange)
 
 
+def _ahead(before: Sequence[_Needed], own: Placed) -> int:
+    """How many blocks ahead an all-gather was issued: so many of those before it began to compute later."""
+    return sum(one.begin_ns >= own.at_ns for one in before)
+
+
 class _Needed(NamedTuple):
-    """An all-gather that a block waits for: in which pass, its wait, and from when on others can be prefetched."""
+    """An all-gather that a block waits for: in which pass, its wait, from when on others can be prefetched, and when
+    the block begins to compute.
+    """
 
     collective: int
     phase: str
     wait: Placed
     arrived_ns: int
+    begin_ns: int
 
 
 def _consumers(program: RunProgram, view: RankView) -> list[_Needed]:
@@ -70,5 +83,5 @@ def _consumers(program: RunProgram, view: RankView) -> list[_Needed]:
             continue
         begin, phase = behind
         prefetched = [at for at in issues if each.at_ns < at <= begin]
-        found.append(_Needed(each.collective, phase, each, min(prefetched, default=begin)))
+        found.append(_Needed(each.collective, phase, each, min(prefetched, default=begin), begin))
     return found

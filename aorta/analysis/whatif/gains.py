@@ -13,7 +13,7 @@ import numpy as np
 
 from aorta.analysis.tables import Floats
 from aorta.analysis.whatif.apply import apply
-from aorta.analysis.whatif.changes import parse_changes
+from aorta.analysis.whatif.change_words import parse_changes
 from aorta.analysis.whatif.predicted_value import STATED_ERROR, value_of
 from aorta.analysis.whatif.prediction import Base, flags_of
 from aorta.analysis.whatif.replay import replay

@@ -18,7 +18,8 @@ from aorta.analysis.load.record_columns import FORMAT
 from aorta.analysis.locate import is_location, locate
 from aorta.analysis.tables import Run
 from aorta.analysis.whatif.apply import apply
-from aorta.analysis.whatif.changes import Change, forms, in_order, is_count, parse_change, parse_changes
+from aorta.analysis.whatif.change_words import forms, is_count, parse_change, parse_changes
+from aorta.analysis.whatif.changes import Change, in_order
 from aorta.analysis.whatif.critical_path import WORDS, CriticalPath, path_of, typical_step
 from aorta.analysis.whatif.gains import WORTH, Gains, gains
 from aorta.analysis.whatif.inductor_profile import OPTION, inductor_profile, write_profile

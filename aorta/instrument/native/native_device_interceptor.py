@@ -27,7 +27,7 @@ from aorta.instrument.dispatcher import (
 from aorta.instrument.event_clock import Mark
 from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
-from aorta.instrument.step_builder import Told
+from aorta.instrument.open_step import Told
 from aorta.instrument.stream_order import StreamOrder
 from aorta.instrument.waits import Name
 from aorta.records.schema import DeviceClockFacts

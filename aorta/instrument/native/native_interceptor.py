@@ -18,8 +18,8 @@ from aorta.instrument.cpu_interceptor import dtype_name, group_seen
 from aorta.instrument.dispatcher import Looking, check_torch, counts_point_to_point
 from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.native.ranges import NativeRanges
+from aorta.instrument.open_step import Told
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
-from aorta.instrument.step_builder import Told
 from aorta.instrument.waits import Name, Waited
 from aorta.records.schema import STALL_CUTOFF_NS
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from aorta.instrument.event_clock import Mark
-from aorta.instrument.step_builder import Pass
+from aorta.instrument.open_step import Pass
 
 
 class NativeRanges:

@@ -7,15 +7,13 @@ import math
 import pytest
 
 from aorta.analysis.whatif.apply import apply
+from aorta.analysis.whatif.change_words import forms, parse_change, parse_changes
 from aorta.analysis.whatif.changes import (
     ORDER,
     CommSpeed,
     NetworkChange,
     RankLateness,
     Selection,
-    forms,
-    parse_change,
-    parse_changes,
 )
 from aorta.analysis.whatif.prediction import predict
 from aorta.config.schema import Algorithm, EmulatedFabric

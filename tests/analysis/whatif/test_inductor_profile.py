@@ -19,6 +19,8 @@ from aorta.analysis.whatif.whatif_command import main
 from aorta.errors import InputError
 from aorta.records.schema import Collective
 from tests.analysis.builders import collective, footer, header, metrics, step, write_manifest, write_rank
+from tests.analysis.whatif.simulated_job import Job
+from tests.analysis.whatif.simulated_traces import trace
 from tests.runs import HANGS_S, ROOT, environment
 
 BOTH = (0, 1)
@@ -198,3 +200,14 @@ def test_inductor_reads_it_by_the_option_when_it_compiles(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["3.5"]
+
+
+def test_traces_of_all_ranks_will_do(tmp_path: Path) -> None:
+    job = Job("ddp", backend_ns=0)
+    trace(job, tmp_path / "traces")
+    found = loaded(tmp_path / "traces", tmp_path / "profile.json").collectives
+    assert len(found) > 1
+    for one in found:
+        # A ring of two: each rank passes half of the array on twice.
+        charged_us = 2 * (job.network.latency_us + 4 * one.out_nelems / 2 / job.network.gb_per_s / 1000)
+        assert one.duration_us == pytest.approx(charged_us, rel=0.01)

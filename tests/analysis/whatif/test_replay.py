@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aorta.analysis.whatif.apply import apply
-from aorta.analysis.whatif.changes import parse_changes
+from aorta.analysis.whatif.change_words import parse_changes
 from aorta.analysis.whatif.critical_path import critical_path
 from aorta.analysis.whatif.marginals import DO_NOT_ADD_UP, marginals
 from aorta.analysis.whatif.program import RunProgram

@@ -79,3 +79,13 @@ def test_the_cap_of_recorded_buckets_is_not_that_of_the_first_one_alone() -> Non
     assert alike.cap_bytes(sizes) == 4 * MIB
     assert first_is_small.cap_bytes(sizes) == 5 * MIB
     assert GradientBuckets((0, 1), (2, 20)).cap_bytes(sizes) == 10 * MIB  # of what is not full only the size is known
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_the_prefetching_that_a_run_had_changes_nothing(tmp_path: Path, prefetch: int) -> None:
+    record(sharded("fsdp", prefetch=prefetch), tmp_path / "run")
+    program = whatif.read_program(tmp_path / "run")
+    found = whatif.predict(program, whatif.parse_changes([f"prefetch={prefetch}"]))
+    assert found.job_step_ms.value == found.base["job_step_ms"]
+    assert found.overlap_ratio is not None
+    assert found.overlap_ratio.value == found.base["overlap_ratio"]
