@@ -162,7 +162,8 @@ def markdown(figures: dict[str, Any]) -> str:
     noise = (
         f"Two launches of the same base, one after the other, are {_percent(bases['step_median'])} apart at the median "
         f"and {_percent(bases['step_p95'])} at the 95th percentile ({bases['launches']} launches): so much does "
-        f"the machine alone move a launch. The backend was the limit in {_percent(bases['backend_limited'])} of their collectives."
+        f"the machine alone move a launch. The backend was the limit in {_percent(bases['backend_limited'])} of their "
+        "collectives."
     )
     verdict = "All targets are met." if not missed else f"Missed: {'; '.join(missed)}."
     return "\n".join([head, *lines, "", noise, verdict])
