@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from aorta.analysis.formatting import rough_ms
+from aorta.analysis.load.record_columns import FORMAT
 from aorta.analysis.tables import Run
 from aorta.analysis.whatif.gains import gains
 from aorta.analysis.whatif.marginals import marginals
@@ -43,6 +44,8 @@ def most_to_gain(run: Run) -> dict[str, Any]:
 def _replayed(run: Run) -> dict[str, Any]:
     last = min(LAST_STEPS, RANK_STEPS // max(len(run.ranks), 1))
     ask = f"aorta whatif {shlex.quote(run.location)}"
+    if run.source.format != FORMAT:
+        raise InputError(f"a report replays AORTA's own records, not traces; ask {ask}")
     if last < _LEAST_STEPS:
         raise InputError(f"{len(run.ranks)} ranks are too many to be replayed for a report; ask {ask}")
     program = program_of(run, last)
@@ -78,7 +81,7 @@ def with_marginals(attribution: Mapping[str, Any], candidate: Mapping[str, Any])
     rows = [dict(cause) | _marginal_of(cause, candidate) for cause in causes]
     lead = rows[0].get("marginal")
     said = attribution["sentence"]
-    if lead is not None:
+    if lead is not None and lead["gain_ms"] > 0:
         said += (
             f" Without {lead['name']}, a step of the candidate would be {rough_ms(lead['gain_ms'])} shorter "
             f"({lead['low_ms']:.3f} to {lead['high_ms']:.3f} ms; replay of its last {candidate['steps']} steps)"

@@ -18,7 +18,7 @@ from typing import Final
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.distributed.redaction import hide
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, RunIncomplete
-from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, SIDES, Plan
+from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, SIDES, Plan, PlannedLaunch, shown_variables
 
 REPORT_DIR: Final = "report"
 _DESCRIPTION: Final = """\
@@ -107,6 +107,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+def launch_line(plan: Plan, launch: PlannedLaunch) -> str:
+    """A launch and its command as `--dry-run` prints them, with the variables of its side; secrets are hidden."""
+    words = [*shown_variables(launch.side.environment), *hide(plan.command(launch))]
+    return f"{launch.name}: {shlex.join(words)}"
+
+
 @command()
 def main(arguments: Sequence[str]) -> int:
     """Carry out a plan; returns the exit code (argparse itself ends with 0 or 2)."""
@@ -117,7 +123,7 @@ def main(arguments: Sequence[str]) -> int:
         plan = read_plan(options, Path.cwd())
         if options.dry_run:
             for launch in plan.order():
-                to_stdout(f"{launch.name}: {shlex.join(hide(plan.command(launch)))}")
+                to_stdout(launch_line(plan, launch))
             return EXIT_OK
         return _carry_out(plan, report=options.report)
     except KeyboardInterrupt:  # before the first launch, or after the last: nothing runs

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aorta.command_line import command, to_stderr, to_stdout
-from aorta.distributed.redaction import hide
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, InputError, RunIncomplete
 from aorta.experiments import plan_command
 from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan
@@ -43,10 +41,10 @@ Examples
   launch the base once, predict, then launch base and the best 2, 5 times each:
     aorta tune --output artifacts/tune parallel=ddp training.max_steps=40
   predict from a run that is there, given the words it was launched with:
-    aorta tune --output artifacts/tune --from artifacts/cuda \\
+    aorta tune --output artifacts/tune-cuda --from artifacts/cuda \\
         parallel=ddp training.max_steps=40
   variables, which no replay knows: each value is a candidate
-    aorta tune --output artifacts/tune --try 1 --env NCCL_ALGO=Ring,Tree \\
+    aorta tune --output artifacts/tune-env --try 1 --env NCCL_ALGO=Ring,Tree \\
         training.max_steps=40
   see the proposals, launch nothing:
     aorta tune --output artifacts/tune --from artifacts/cuda --dry-run
@@ -202,6 +200,11 @@ def _recorded(options: argparse.Namespace, plan: Plan) -> tuple[Path | None, int
     once = replace(plan, output=plan.output / BASE_DIR, launches=1)
     folder = once.run_folder(next(once.order()))
     if options.dry_run and run_of(folder)[0] is None:
+        if options.json:
+            raise InputError(
+                f"--dry-run --json: {once.output} has no record of the base yet, so there are no proposals; launch "
+                "without --dry-run, or name a run with --from"
+            )
         _print_launches(once)
         to_stdout("what is launched next depends on the record of this launch")
         return None, None
@@ -211,7 +214,7 @@ def _recorded(options: argparse.Namespace, plan: Plan) -> tuple[Path | None, int
 
 def _print_launches(plan: Plan) -> None:
     for launch in plan.order():
-        to_stdout(f"{launch.name}: {shlex.join(hide(plan.command(launch)))}")
+        to_stdout(plan_command.launch_line(plan, launch))
 
 
 def _write(path: Path, content: object) -> None:

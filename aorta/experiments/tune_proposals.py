@@ -20,8 +20,8 @@ from aorta.analysis.load.manifest import config_of
 from aorta.analysis.load.records import load_run
 from aorta.analysis.whatif import Prediction, Value, parse_changes, program_of
 from aorta.analysis.whatif.prediction import Base, base_of, predict_from
-from aorta.distributed.redaction import HIDDEN, SECRET
 from aorta.errors import InputError
+from aorta.experiments.launch_plan import shown_variables
 
 OVERRIDES: Final[Mapping[str, tuple[str, ...]]] = {
     "overlap": ("parallel.overlap={}",),
@@ -70,7 +70,7 @@ class Proposal:
     @property
     def name(self) -> str:
         """What it is, in the words a person copies."""
-        return " ".join([*shown(self.environment), *self.overrides])
+        return " ".join([*shown_variables(self.environment), *self.overrides])
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON values, in a stable order."""
@@ -78,18 +78,13 @@ class Proposal:
             "name": self.name,
             "changes": list(self.changes),
             "overrides": list(self.overrides),
-            "environment": shown(self.environment),
+            "environment": shown_variables(self.environment),
             "predicted_step_ms": None if self.step_ms is None else asdict(self.step_ms),
             "predicted_gain": self.gain,
             "tried": self.why == TRIED,
             "reason": None if self.why == TRIED else self.why,
             "flags": list(self.flags),
         }
-
-
-def shown(environment: Mapping[str, str]) -> list[str]:
-    """NAME=VALUE of variables; values whose names look like secrets are hidden."""
-    return [f"{name}={HIDDEN if SECRET.search(name) else value}" for name, value in environment.items()]
 
 
 def overrides(changes: Sequence[str]) -> tuple[str, ...]:
@@ -133,7 +128,7 @@ def read_base(folder: Path) -> tuple[Base | None, list[Proposal]]:
     replayed: then the only proposal carries the reason.
 
     Raises:
-        InputError: the folder cannot be read, or the run's strategy has nothing to tune.
+        InputError: the folder cannot be read.
     """
     run = load_run(folder)
     strategy = next(iter(run.ranks.values())).source.parallel

@@ -5,6 +5,7 @@ Must not decide anything: `tune_proposals` and `tune_verdict` did.
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -111,11 +112,13 @@ class Tuning:
         """The end of the command: a table, what was not launched, the notes, the recommendation."""
         lines = [*self._table(), *self._not_launched()]
         lines += [f"note: {note}" for note in self._notes()]
+        details = []
         if self.comparisons:
             side = self.chosen or next(iter(self.comparisons))
-            reference, candidate = (shown_path(plan.output / name) for name in (REFERENCE, side))
-            lines.append(f"details: aorta report --{REFERENCE} {reference} --{CANDIDATE} {candidate}")
-        return "\n".join([_filled(lines), "", *self._end()])
+            reference, candidate = (str(shown_path(plan.output / name)) for name in (REFERENCE, side))
+            command = shlex.join(["aorta", "report", f"--{REFERENCE}", reference, f"--{CANDIDATE}", candidate])
+            details = [f"details: {command}"]  # to be copied: in one line
+        return "\n".join([_filled(lines), *details, "", *self._end()])
 
     def _table(self) -> Iterator[str]:
         if not self.comparisons:

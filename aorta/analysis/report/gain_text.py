@@ -26,8 +26,7 @@ def gain_block(label: str, found: Mapping[str, Any], style: Style = PLAIN) -> st
     lines += ["  bounds:", *map(_row, found["bounds"])]
     lines.append(f"  check: {found['check']}")
     lines += [f"  ! {note}" for note in (*found["notes"], *found["flags"])]
-    lines.append(f"  ask further: {found['command']}")
-    return wrapped(lines, style.width)
+    return f"{wrapped(lines, style.width)}\n  ask further: {found['command']}"  # to be copied: in one line
 
 
 def gain_line(gain: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ from aorta.analysis.whatif.changes import (
 from aorta.analysis.whatif.ddp_buckets import ddp
 from aorta.analysis.whatif.fsdp_prefetch import fsdp
 from aorta.analysis.whatif.own_time import stretched
-from aorta.analysis.whatif.program import RunProgram, What, compact
+from aorta.analysis.whatif.program import Operation, RunProgram, What, compact
 from aorta.analysis.whatif.straggler_excess import lasting_excess_ns
 from aorta.errors import InputError
 
@@ -139,15 +139,18 @@ class _Applying:
 
     @make.register
     def _no_stragglers(self, change: NoStragglers) -> None:
-        alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        alike: dict[tuple[Operation, ...], list[int]] = defaultdict(list)
         for number, step in enumerate(self.program.steps):
-            if len({self.program.layouts[layout].operations for layout in step.layouts}) > 1:
+            operations = {self.program.layouts[layout].operations for layout in step.layouts}
+            if len(operations) > 1:
                 raise InputError(
                     f"--set {change.text}: the ranks do not all do the same, so none can be held to another"
                 )
-            alike[step.layouts].append(number)
+            alike[operations.pop()].append(number)
         steps = list(self.program.steps)
         for numbers in alike.values():
+            if len(numbers) == 1 < len(steps):
+                continue  # what lasts does not show in one step
             excess = lasting_excess_ns([steps[number].host_ns for number in numbers])
             for number in numbers:
                 host = np.maximum(steps[number].host_ns - excess, 0)

@@ -130,6 +130,8 @@ def issued_first(waits: Waits, collectives: Intervals, arrival_ns: Ints) -> Wait
             at = int(np.searchsorted(ends, came, side="right")) - 1
             if came <= enter or at < 0 or ends[at] <= enter or came - ends[at] > GOES_ON_NS:
                 break
+            if int(arrival_ns[by_end[at]]) >= came:  # it took no time: nobody waited for it
+                break
             leave, row = came, int(by_end[at])
     return Waits(*np.array(sorted(found), np.int64).reshape(-1, 3).T)
 

@@ -200,7 +200,10 @@ def _flags(ranks: Sequence[TracedRank], clock: str, left_out: int) -> Iterator[s
     )
     yield clock
     if left_out:
-        yield f"{left_out} step(s) hold collectives that were launched before the recording; they are left out"
+        yield (
+            f"{left_out} step(s) hold, or come before, collectives that the traces do not describe, such as those "
+            "launched before the recording; they are left out"
+        )
     inferred = [each for each in ranks if not each.waits_recorded]
     if inferred:
         count = sum(len(each.waits.row) for each in inferred)

@@ -47,8 +47,10 @@ def main(arguments: Sequence[str]) -> int:
     changes = _changes(options)
     folder = _folder(options.run)
     if options.inductor_profile is not None:
-        to_stdout(_text(_inductor_profile(folder, options)))
+        to_stdout(_inductor_profile(folder, options))
         return EXIT_OK
+    if options.step is not None and changes and options.timeline is None:
+        raise InputError("--step: a prediction is of all steps; --step goes with --timeline, or without --set")
     run = load_source(folder)
     program = program_of_source(run, last=options.last)
     base = base_of(program)
@@ -86,8 +88,8 @@ def _folder(word: str) -> str | Path:
     return word if is_location(word, here, root) else locate([word], here, root)[word]
 
 
-def _inductor_profile(folder: str | Path, options: argparse.Namespace) -> list[str]:
-    """Write the profile; sentences about it."""
+def _inductor_profile(folder: str | Path, options: argparse.Namespace) -> str:
+    """Write the profile; sentences about it, and the line for Inductor as it is to be copied."""
     if options.set or options.ranks is not None or options.json or options.step is not None or options.timeline:
         raise InputError(
             "--inductor-profile: its times are recorded, not predicted; --set, --ranks, --step, --timeline and --json "
@@ -99,7 +101,7 @@ def _inductor_profile(folder: str | Path, options: argparse.Namespace) -> list[s
     collectives = sum(entry.collectives for entry in profile.entries)
     lines = [f"{path}: {len(profile.entries)} transfers from {collectives} collectives of {len(run.ranks)} ranks"]
     lines += [f"note: {note}" for note in (*run.health.notes(), *profile.notes())]
-    return [*lines, "for Inductor, before it compiles:", f"{OPTION} = {str(path)!r}"]
+    return f"{_text(lines)}\nfor Inductor, before it compiles:\n{OPTION} = {str(path)!r}"
 
 
 def _timeline(run: Run, base: Base, changes: Sequence[Change], options: argparse.Namespace) -> list[str]:

@@ -14,7 +14,7 @@ from aorta.analysis.whatif.gains import Gain, gains
 from aorta.analysis.whatif.marginals import marginals
 from aorta.analysis.whatif.predicted_value import STATED_ERROR
 from aorta.analysis.whatif.prediction import base_of
-from aorta.analysis.whatif.program import RunProgram
+from aorta.analysis.whatif.program import RankLayout, RunProgram
 from tests.analysis.whatif.hand_made import issue, program, recorded, wait
 from tests.analysis.whatif.simulated_job import Job
 from tests.analysis.whatif.simulated_record import record
@@ -33,6 +33,17 @@ def noisy(ranks: int, late_ms: float = 0.0, seed: int = 0, steps: int = 60) -> R
     return recorded(made)
 
 
+def of_other_bytes(made: RunProgram) -> RunProgram:
+    """The same with collectives of another size in every step, as batches of any length make them."""
+    layouts = [
+        RankLayout(one.operations, tuple(each._replace(bytes=each.bytes + number) for each in one.issued))
+        for number in range(len(made.steps))
+        for one in made.layouts
+    ]
+    of_step = [replace(step, layouts=(number,) * len(made.ranks)) for number, step in enumerate(made.steps)]
+    return replace(made, layouts=tuple(layouts), steps=of_step)
+
+
 def of_stragglers(made: RunProgram) -> list[Gain]:
     return [each for each in gains(base_of(made), shown=9).of if each.change == "stragglers=none"]
 
@@ -41,6 +52,12 @@ def of_stragglers(made: RunProgram) -> list[Gain]:
 def test_what_comes_and_goes_is_no_straggler(ranks: int) -> None:
     named = sum(len(of_stragglers(noisy(ranks, seed=seed))) for seed in range(20))
     assert named <= 1
+
+
+def test_what_comes_and_goes_is_no_straggler_where_every_step_is_of_its_own_size() -> None:
+    named = sum(len(of_stragglers(of_other_bytes(noisy(2, seed=seed)))) for seed in range(20))
+    assert named <= 1
+    assert len(of_stragglers(of_other_bytes(noisy(2, late_ms=2.0)))) == 1
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])

@@ -125,13 +125,15 @@ def test_what_cannot_be_said_is_left_out_with_the_reason(tmp_path: Path, capsys:
     ]
     profile = loaded(run_folder(tmp_path / "run", [rows]), tmp_path / "profile.json")
     assert len(profile.collectives) == 1
-    said = " ".join(capsys.readouterr().out.split())
+    out = capsys.readouterr().out
+    said = " ".join(out.split())
     assert "left out: 1 collective(s): their data type, or its size, is not known" in said
     assert "left out: 2 collective(s): their bytes are not known, or no whole number of elements" in said
     assert "left out: 2 collective(s): Inductor's estimator is not asked for this kind" in said
     assert "left out: 1 collective(s): they took no time" in said
     assert "left out: 2 collective(s): not found exactly once on every rank" in said
     assert OPTION in said
+    assert any(line.startswith(f"{OPTION} = ") for line in out.splitlines()), "a line to be copied"
 
 
 def test_a_run_without_a_known_transfer_is_refused(tmp_path: Path) -> None:

@@ -351,3 +351,17 @@ def test_the_command_predicts_from_traces_and_says_what_they_do_not_hold(
     ):
         assert main([folder, "--set", change]) == 2
         assert why in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("syncs", [False, True], ids=["inferred", "recorded"])
+def test_a_collective_that_took_no_time_holds_nobody_up(tmp_path: Path, syncs: bool) -> None:
+    def at_its_end(rank: int, events: Events) -> Events:
+        """The first rank's collectives begin when they end."""
+        return [
+            each | {"ts": each["ts"] + each["dur"], "dur": 0} if not rank and "nccl" in each.get("name", "") else each
+            for each in events
+        ]
+
+    trace(JOBS["ddp"], tmp_path / "traces", syncs=syncs, edit=at_its_end)
+    program = whatif.read_program(tmp_path / "traces")
+    assert program.facts.collectives
