@@ -8,7 +8,7 @@ Must not load torch (plans use it), or pass on the value of a name that looks li
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 HIDDEN: Final = "..."
@@ -37,3 +37,8 @@ def _hidden(word: str) -> str:
         if SECRET.search(name):
             return "=".join([*parts[: at + 1], HIDDEN])
     return word
+
+
+def shown_variables(environment: Mapping[str, str]) -> list[str]:
+    """NAME=VALUE of variables; values whose names look like secrets are hidden."""
+    return [f"{name}={HIDDEN if SECRET.search(name) else value}" for name, value in environment.items()]

@@ -65,11 +65,6 @@ class Side:
         }
 
 
-def shown_variables(environment: Mapping[str, str]) -> list[str]:
-    """NAME=VALUE of variables; values whose names look like secrets are hidden."""
-    return [f"{name}={HIDDEN if SECRET.search(name) else value}" for name, value in environment.items()]
-
-
 @dataclass(frozen=True)
 class PlannedLaunch:
     """One launch of a plan: its place in the order of all, its side, and its number on that side; both from 0."""

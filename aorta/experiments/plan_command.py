@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from aorta.command_line import command, to_stderr, to_stdout
-from aorta.distributed.redaction import hide
+from aorta.distributed.redaction import hide, shown_variables
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, RunIncomplete
-from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, SIDES, Plan, PlannedLaunch, shown_variables
+from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, SIDES, Plan, PlannedLaunch
 
 REPORT_DIR: Final = "report"
 _DESCRIPTION: Final = """\

@@ -20,8 +20,8 @@ from aorta.analysis.load.manifest import config_of
 from aorta.analysis.load.records import load_run
 from aorta.analysis.whatif import Prediction, Value, parse_changes, program_of
 from aorta.analysis.whatif.prediction import Base, base_of, predict_from
+from aorta.distributed.redaction import shown_variables
 from aorta.errors import InputError
-from aorta.experiments.launch_plan import shown_variables
 
 OVERRIDES: Final[Mapping[str, tuple[str, ...]]] = {
     "overlap": ("parallel.overlap={}",),
