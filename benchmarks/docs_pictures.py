@@ -1,8 +1,7 @@
 """Makes the pictures of the documents again: `python -m benchmarks.docs_pictures` writes them to `docs/images`.
 
 Those of the demo come from `aorta demo`, the heat map from the two commands that docs/sweeps.md prints. Prints one line
-of JSON: the files written, and the load average before, since the times in the pictures are of this machine. It takes
-about five minutes on two cores.
+of JSON: the files written, and the load average before, since the times in the pictures are of this machine.
 """
 
 from __future__ import annotations

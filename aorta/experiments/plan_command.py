@@ -100,9 +100,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of the command, and its words."""
+    return parse_mixed(parser(), arguments)
+
+
+def parse_mixed(words: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     """Options and words mixed, then behind `--` words only; argparse does not take both."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    options = parser().parse_intermixed_args(arguments[:split])
+    options = words.parse_intermixed_args(arguments[:split])
     options.words += arguments[split + 1 :]
     return options
 

@@ -94,11 +94,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Options and words mixed, then behind `--` words only."""
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    options = parser().parse_intermixed_args(arguments[:split])
-    options.words += arguments[split + 1 :]
-    return options
+    """The options of the command, and its words."""
+    return plan_command.parse_mixed(parser(), arguments)
 
 
 @command()

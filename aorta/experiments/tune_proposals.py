@@ -19,6 +19,7 @@ from typing import Any, Final
 from aorta.analysis.load.manifest import config_of
 from aorta.analysis.load.records import load_run
 from aorta.analysis.whatif import Prediction, Value, parse_changes, program_of
+from aorta.analysis.whatif.fsdp_prefetch import SHARDED
 from aorta.analysis.whatif.prediction import Base, base_of, predict_from
 from aorta.distributed.redaction import shown_variables
 from aorta.errors import InputError
@@ -36,8 +37,6 @@ FINEST: Final = 64
 """The smallest bucket tried is at least this part of all gradients: smaller ones cost their latency."""
 DEEPEST: Final = 4
 """Blocks gathered ahead at most: each holds the parameters of a block on every rank."""
-_SHARDED: Final = ("fsdp", "hsdp", "fsdp_tp")
-"""Strategies of FSDP2, whose prefetching the keys of `OVERRIDES` set."""
 
 TRIED: Final = "tried"
 
@@ -104,7 +103,7 @@ def grid(strategy: str | None, *, overlap: bool, gradient_bytes: int) -> list[tu
         gradient_bytes: of a DDP model; 0: not known.
     """
     switched = "overlap=off" if overlap else "overlap=on"
-    if strategy in _SHARDED:
+    if strategy in SHARDED:
         # `overlap=off` comes last: to the replay it is the same as gathering nothing ahead.
         depths: list[tuple[str, ...]] = [(f"prefetch={depth}",) for depth in range(DEEPEST + 1)]
         return [*depths, (switched,)] if overlap else depths
@@ -147,7 +146,7 @@ def read_base(folder: Path) -> tuple[Base | None, list[Proposal]]:
 
 
 def _sharded() -> str:
-    return ", ".join(_SHARDED)
+    return ", ".join(SHARDED)
 
 
 def predicted(base: Base, cells: Sequence[Sequence[str]]) -> list[Proposal]:

@@ -29,7 +29,7 @@ from aorta.analysis.whatif.changes import (
     in_order,
 )
 from aorta.analysis.whatif.ddp_buckets import ddp
-from aorta.analysis.whatif.fsdp_prefetch import fsdp
+from aorta.analysis.whatif.fsdp_prefetch import SHARDED, fsdp
 from aorta.analysis.whatif.own_time import stretched
 from aorta.analysis.whatif.program import Operation, RunProgram, What, compact
 from aorta.analysis.whatif.straggler_excess import lasting_excess_ns
@@ -184,10 +184,10 @@ class _Applying:
 
     def _sharded_on_host(self, text: str) -> None:
         strategy = self.program.facts.parallel
-        if strategy is not None and strategy not in _SHARDED:
+        if strategy is not None and strategy not in SHARDED:
             raise InputError(
                 f"--set {text}: no block of this run waits for an all-gather of its parameters: its strategy is "
-                f"{strategy}, and {', '.join(_SHARDED)} gather them"
+                f"{strategy}, and {', '.join(SHARDED)} gather them"
             )
         if self.program.facts.device != "cpu":
             raise InputError(
@@ -224,6 +224,3 @@ class _Applying:
             f"{change.absolute:g} GB/s without latency"
         )
         self.program = of_plain_ring(self.program, change.text, change.absolute)
-
-
-_SHARDED = ("fsdp", "hsdp", "fsdp_tp")

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from aorta.analysis.whatif.program import RunProgram, What
 from aorta.analysis.whatif.restructure import ROOM, CollectiveCost, Placed, RankView, restructured
 from aorta.errors import InputError
+
+SHARDED: Final = ("fsdp", "hsdp", "fsdp_tp")
+"""Values of `parallel.strategy` whose blocks gather their parameters."""
 
 
 def fsdp(program: RunProgram, text: str, depth: int) -> RunProgram:

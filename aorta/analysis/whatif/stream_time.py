@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from aorta.analysis.load.interval_table import NULL, Intervals
-from aorta.analysis.load.kineto.stream_waits import StreamOrder
+from aorta.analysis.load.kineto.stream_waits import RecordedStreams
 from aorta.analysis.tables import Bools, Ints
 from aorta.timeline import arrays
 from aorta.timeline.arrays import Spans
@@ -52,7 +52,7 @@ def idle_times(on_stream: Intervals) -> Spans:
     return Spans(busy.end[:-1], busy.start[1:])
 
 
-def arrivals(collectives: Intervals, stream: int, order: StreamOrder | None) -> tuple[Ints, Bools]:
+def arrivals(collectives: Intervals, stream: int, order: RecordedStreams | None) -> tuple[Ints, Bools]:
     """When a rank came to each collective, and whether that is known.
 
     It came when the kernel started; unless this was queued behind another, when all had ended that its stream had to
@@ -77,7 +77,7 @@ def arrivals(collectives: Intervals, stream: int, order: StreamOrder | None) -> 
     return arrival, known
 
 
-def recorded_waits(order: StreamOrder, stream: int, collectives: Intervals) -> Waits | None:
+def recorded_waits(order: RecordedStreams, stream: int, collectives: Intervals) -> Waits | None:
     """Waits of a stream for collectives of others, as recorded; None: the trace holds none."""
     of_kernel = {
         pair: row

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace
-from aorta.analysis.load.kineto.stream_waits import StreamOrder
+from aorta.analysis.load.kineto.stream_waits import RecordedStreams
 from aorta.analysis.tables import Bools, Ints
 from aorta.analysis.whatif.program_reader import LEAST_STEPS
 from aorta.analysis.whatif.rank_program import StepLine
@@ -160,7 +160,7 @@ class TracedRank:
             )
 
 
-def traced_rank(trace: Trace, rank: int, device: int, order: StreamOrder | None, steps: Ints) -> TracedRank:
+def traced_rank(trace: Trace, rank: int, device: int, order: RecordedStreams | None, steps: Ints) -> TracedRank:
     """Read one rank.
 
     Args:

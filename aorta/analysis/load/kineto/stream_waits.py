@@ -46,7 +46,7 @@ class StreamWait(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StreamOrder:
+class RecordedStreams:
     """Rows and waits of each stream of one device, in the order of their calls."""
 
     rows: Mapping[int, Sequence[StreamRow]]
@@ -78,7 +78,7 @@ class _Arguments(msgspec.Struct, gc=False):
 _ARGUMENTS: Final = msgspec.json.Decoder(_Arguments | None)
 
 
-def read_order(file: str, device: int) -> StreamOrder | None:
+def read_order(file: str, device: int) -> RecordedStreams | None:
     """Read one trace again for its waits; None: it holds none.
 
     Args:
@@ -103,7 +103,7 @@ def read_order(file: str, device: int) -> StreamOrder | None:
         base_ns = metadata_of(array.head, array.tail, file).base_ns or 0
     if not waits:
         return None
-    return StreamOrder(
+    return RecordedStreams(
         {
             number: sorted(StreamRow(row.call, row.start_ns + base_ns, row.end_ns + base_ns) for row in found)
             for number, found in rows.items()
