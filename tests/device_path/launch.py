@@ -12,6 +12,9 @@ from typing import Any
 from tests.ranks import forked
 from tests.runs import HANGS_S, environment, succeeded
 
+GRAIN_BYTES = 512
+"""The smallest block that the simulated device allocates."""
+
 
 def on_devices(module: str, folder: Path, *words: str, ranks: int = 2, **variables: str) -> list[Any]:
     """Run a module on as many ranks and devices; what each wrote to `rank_<r>.json` in `folder`."""

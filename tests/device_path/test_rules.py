@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.device_path.launch import on_devices
+from tests.device_path.launch import GRAIN_BYTES, on_devices
 from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+HELD_STEPS = 280
+"""Between the two looks of the scene `half_precision_hook`."""
 WAYS = [f"{mode}-{tap}" for mode, tap in product(("dedicated", "observe"), ("python", "compiled"))]
 
 
@@ -43,7 +45,8 @@ def test_the_record_is_the_devices_own_and_nothing_else_changes(told: list[dict[
 def test_no_more_memory_is_needed_and_no_event_is_made_in_steady_state(told: list[dict[str, Any]], way: str) -> None:
     """In peak, in what is held on to, and in events beyond those that torch and the loop make themselves."""
     for rank in told:
-        assert rank[way]["use"] == rank["off"]["use"]
+        for what, without in rank["off"]["use"].items():
+            assert rank[way]["use"][what] <= without, what
 
 
 def scene(told: list[dict[str, Any]], name: str, way: str) -> list[Any]:
@@ -93,7 +96,8 @@ def test_what_waits_on_the_host_is_waited_for_by_its_caller_only(told: list[dict
 def test_handles_that_nobody_waits_for_keep_nothing(told: list[dict[str, Any]], way: str) -> None:
     for rank in scene(told, "half_precision_hook", way):
         early, late = rank["live"]
-        assert late == early
+        # Whether the device has already passed the last one when it is first asked is a matter of speed.
+        assert late - early < HELD_STEPS * GRAIN_BYTES
         assert rank["value"] == 3
 
 
