@@ -3,9 +3,9 @@
 Regime: launches on this machine's CPU, two gloo ranks with real computation on the emulated fabric, 30 steps, 4 of them
 warm-up. Each regime of `whatif_plan` has a base, launched again between its interventions (base a b base c d base);
 predictions are made from the records of the base before and behind an intervention, and their mean, which a drift of
-the machine moves less than either, is held to the record of the launch in which the change was really made. Records
-stay in FOLDER: a second call goes on where the first was cut off, `--evaluate` launches nothing, `--minutes` ends
-launching in time.
+the machine moves less than either, is held to the record of the launch in which the change was really made. With
+`--rounds 2` everything is launched twice, and means are held to means. Records stay in FOLDER: a second call goes on
+where the first was cut off, `--evaluate` launches nothing, `--minutes` ends launching in time.
 
 Beside it two naive answers from the same record, given the exact factor by which the network's times change and, for a
 straggler, its lateness times the number of collectives:
@@ -43,7 +43,7 @@ from aorta.errors import AortaError
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.records.reader import read_rank
 from benchmarks.plans import say
-from benchmarks.whatif_plan import COMMON, RANKS, REGIMES, Intervention, Regime
+from benchmarks.whatif_plan import COMMON, RANKS, REGIMES, Regime
 from benchmarks.whatif_table import DATA, Row, figures_of, quantile, table, targets
 from tests.runs import job
 
@@ -63,10 +63,10 @@ class Measured:
     fabric: EmulatedFabric
 
 
-def launch_all(folder: Path, regimes: Sequence[Regime], until_s: float) -> bool:
+def launch_all(folder: Path, regimes: Sequence[Regime], rounds: int, until_s: float) -> bool:
     """Make the launches that are missing; False when time was up before the last."""
     for regime in regimes:
-        for name, intervention in regime.launches():
+        for name, intervention in regime.launches(rounds):
             place = folder / regime.folder / name
             words = [*COMMON, *regime.words, *(intervention.words if intervention else ())]
             if (place / DONE).exists() and json.loads((place / DONE).read_text()) == words:
@@ -136,20 +136,22 @@ def program(place: Path) -> whatif.RunProgram:
     return whatif.read_program(place)
 
 
-def row(folder: Path, regime: Regime, number: int, intervention: Intervention) -> Row | None:
-    """Predict one intervention from the base before and the one behind it, and hold the mean of both to its launch;
-    None where a launch is missing.
+def row(folder: Path, regime: Regime, number: int, rounds: int) -> Row | None:
+    """Predict an intervention from the bases before and behind each of its launches, and hold the mean of all to the
+    mean of those launches; None where a launch is missing.
     """
-    real_place = folder / regime.folder / f"{number:02}"
-    places = [folder / regime.folder / name for name in regime.bases_of(number)]
-    if not all((place / DONE).exists() for place in (real_place, *places)):
+    intervention, root = regime.interventions[number], folder / regime.folder
+    launches = [(root / name, [root / base for base in bases]) for name, bases in regime.launches_of(number, rounds)]
+    if not all((place / DONE).exists() for made, bases in launches for place in (made, *bases)):
         return None
-    bases, real = [measured(place) for place in places], measured(real_place)
-    base_ms = _mean([base.step_ms for base in bases])
-    told = [naive(base, real) for base in bases]
+    places = [base for _, bases in launches for base in bases]
+    real = [measured(made) for made, _ in launches]
+    base_ms = _mean([measured(place).step_ms for place in places])
+    told = [naive(measured(base), measured(made)) for made, bases in launches for base in bases]
     naive_ms = {name: _mean([each[name] for each in told]) for name in told[0]}
-    common = (regime.name, intervention.family, intervention.name, base_ms, real.step_ms, real.ratio)
-    known = (*common, real.backend_limited, naive_ms)
+    real_ms, real_ratio = _mean([each.step_ms for each in real]), _mean([each.ratio for each in real])
+    common = (regime.name, intervention.family, intervention.name, base_ms, real_ms, real_ratio)
+    known = (*common, _mean([each.backend_limited for each in real]), naive_ms)
     try:
         found = [whatif.predict(program(place), whatif.parse_changes(intervention.changes)) for place in places]
     except AortaError as refused:
@@ -163,22 +165,22 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
 
-def rows(folder: Path, regimes: Sequence[Regime]) -> Iterator[Row]:
+def rows(folder: Path, regimes: Sequence[Regime], rounds: int) -> Iterator[Row]:
     """Every intervention whose launches are there."""
     for regime in regimes:
-        for number, intervention in enumerate(regime.interventions):
-            found = row(folder, regime, number, intervention)
+        for number in range(len(regime.interventions)):
+            found = row(folder, regime, number, rounds)
             if found is not None:
                 yield found
 
 
-def noise(folder: Path, regimes: Sequence[Regime]) -> dict[str, Any]:
+def noise(folder: Path, regimes: Sequence[Regime], rounds: int) -> dict[str, Any]:
     """The launches of the bases: how far a step time is from that of the launch of the same base before it, which no
     prediction could tell, and for which part of their collectives the backend was the limit.
     """
     apart, limited = [], []
     for regime in regimes:
-        places = [folder / regime.folder / name for name, change in regime.launches() if change is None]
+        places = [folder / regime.folder / name for name, change in regime.launches(rounds) if change is None]
         bases = [measured(place) for place in places if (place / DONE).exists()]
         limited += [base.backend_limited for base in bases]
         apart += [abs(after.step_ms / before.step_ms - 1) for before, after in pairwise(bases)]
@@ -200,13 +202,14 @@ def main() -> int:
         "--regime", action="append", default=[], metavar="TEXT", help="only regimes with this in a name"
     )
     parser.add_argument("--write", action="store_true", help=f"keep the figures in benchmarks/data/{DATA.name}")
+    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="launches of each change (default 1)")
     words = parser.parse_args()
     regimes = [each for each in REGIMES if not words.regime or any(text in each.name for text in words.regime)]
     begun_s = time.monotonic()
-    complete = words.evaluate or launch_all(words.folder, regimes, begun_s + words.minutes * 60)
-    found = list(rows(words.folder, regimes))
-    figures = figures_of(found, noise(words.folder, regimes))
-    figures["complete"] = complete
+    complete = words.evaluate or launch_all(words.folder, regimes, words.rounds, begun_s + words.minutes * 60)
+    found = list(rows(words.folder, regimes, words.rounds))
+    figures = figures_of(found, noise(words.folder, regimes, words.rounds))
+    figures |= {"complete": complete, "rounds": words.rounds}
     if words.write:
         DATA.write_text(json.dumps(figures, indent=1) + "\n")
     print(table(found))  # noqa: T201

@@ -18,6 +18,10 @@ COMMON = (
     "fabric=emulated",
     "fabric.inter_latency_us=50",
 )
+SMALL_US = 2500.0
+"""Latency of the base where many collectives are small: gloo itself takes up to that long for them, and a network that
+is faster than the backend is none that a replay could know.
+"""
 MEASURED = ("faster", "slower", "one kind", "straggler", "straggler and network")
 """Families that the targets of median and 95th percentile are about."""
 APART = ("free", "buckets", "overlap", "prefetch")
@@ -51,17 +55,22 @@ class Regime:
         """Its name as that of a folder, without what Hydra would take for a list."""
         return self.name.replace(",", "").replace(" ", "-")
 
-    def launches(self) -> Iterator[tuple[str, Intervention | None]]:
-        """Folder and intervention (None: the base) of each launch, in order: base a b base c d base."""
-        for number, intervention in enumerate(self.interventions):
+    def launches(self, rounds: int) -> Iterator[tuple[str, Intervention | None]]:
+        """Folder and intervention (None: the base) of each launch, in order: base a b base c d base, and again."""
+        for number, intervention in enumerate(self.interventions * rounds):
             if number % 2 == 0:
-                yield self.bases_of(number)[0], None
+                yield _base(number // 2), None
             yield f"{number:02}", intervention
-        yield self.bases_of(number)[1], None
+        yield _base(number // 2 + 1), None
 
-    def bases_of(self, number: int) -> tuple[str, str]:
-        """The launches of the base before and behind an intervention."""
-        return f"base{number // 2:02}", f"base{number // 2 + 1:02}"
+    def launches_of(self, intervention: int, rounds: int) -> Iterator[tuple[str, tuple[str, str]]]:
+        """Each launch of an intervention, with those of the base before and behind it."""
+        for number in range(intervention, rounds * len(self.interventions), len(self.interventions)):
+            yield f"{number:02}", (_base(number // 2), _base(number // 2 + 1))
+
+
+def _base(number: int) -> str:
+    return f"base{number:02}"
 
 
 def bandwidth(base: float, factor: float) -> Intervention:
@@ -69,9 +78,9 @@ def bandwidth(base: float, factor: float) -> Intervention:
     return Intervention(family, (_bandwidth(base * factor),), (f"network.bandwidth=x{factor:g}",))
 
 
-def latency(microseconds: float) -> Intervention:
-    family = "slower" if microseconds > 50 else "faster"
-    return Intervention(family, (f"fabric.inter_latency_us={microseconds:g}",), (f"network.latency={microseconds:g}",))
+def latency(microseconds: float, base: float = 50) -> Intervention:
+    family = "slower" if microseconds > base else "faster"
+    return Intervention(family, (_latency(microseconds),), (f"network.latency={microseconds:g}",))
 
 
 def slow(factor: float, change: str, *words: str) -> Intervention:
@@ -90,7 +99,7 @@ def together(*several: Intervention) -> Intervention:
 
 def free(base: float) -> Intervention:
     """As fast as the emulation goes: what is left is the backend's own time."""
-    return Intervention("free", (_bandwidth(base * 1e6), "fabric.inter_latency_us=0"), ("comm=free",))
+    return Intervention("free", (_bandwidth(base * 1e6), _latency(0)), ("comm=free",))
 
 
 def buckets(mib: float) -> Intervention:
@@ -116,6 +125,10 @@ def world(ranks: int, seed: int) -> Intervention:
 
 def _bandwidth(gb_per_s: float) -> str:
     return f"fabric.inter_bandwidth_gb_per_s={gb_per_s:.6g}"
+
+
+def _latency(microseconds: float) -> str:
+    return f"fabric.inter_latency_us={microseconds:g}"
 
 
 def _straggler(rank: int, ms: float) -> tuple[str, ...]:
@@ -171,14 +184,14 @@ REGIMES = (
     ),
     Regime(
         "fsdp",
-        ("parallel=fsdp", _bandwidth(0.035)),
+        ("parallel=fsdp", _bandwidth(0.035), _latency(SMALL_US)),
         (
             bandwidth(0.035, 3),
             bandwidth(0.035, 1.6),
             bandwidth(0.035, 0.7),
             slow(1.8, "comm.kind.allgather", "fabric.slow_kind=allgather"),
             straggler(1, 3),
-            latency(1500),
+            latency(4500, SMALL_US),
             slow(2, "comm.kind.reducescatter", "fabric.slow_kind=reducescatter"),
             prefetch(2),
             together(straggler(0, 2), bandwidth(0.035, 2)),
@@ -189,7 +202,7 @@ REGIMES = (
     ),
     Regime(
         "fsdp, straggler",
-        ("parallel=fsdp", _bandwidth(0.05), *_straggler(0, 4)),
+        ("parallel=fsdp", _bandwidth(0.05), _latency(SMALL_US), *_straggler(0, 4)),
         (
             straggler(0, 0, 4),
             together(straggler(0, 0, 4), bandwidth(0.05, 0.6)),
@@ -201,28 +214,28 @@ REGIMES = (
     ),
     Regime(
         "tp",
-        ("parallel=tp", _bandwidth(0.04), "fabric.inter_latency_us=300"),
+        ("parallel=tp", _bandwidth(0.04), _latency(SMALL_US)),
         (
             bandwidth(0.04, 2),
             bandwidth(0.04, 0.5),
-            latency(1500),
+            latency(4500, SMALL_US),
             straggler(1, 2),
             bandwidth(0.04, 0.7),
-            latency(50),
+            latency(1700, SMALL_US),
             straggler(0, 4),
             bandwidth(0.04, 0.4),
             together(straggler(1, 1), bandwidth(0.04, 0.6)),
-            latency(800),
+            latency(3500, SMALL_US),
         ),
     ),
     Regime(
         "ddp, larger worlds",
-        ("parallel=ddp", _bandwidth(0.07), "fabric.inter_latency_us=20"),
+        ("parallel=ddp", _bandwidth(0.07), _latency(20)),
         (world(8, 1), world(64, 2), world(512, 3)),
     ),
     Regime(
         "fsdp, larger worlds",
-        ("parallel=fsdp", _bandwidth(0.07), "fabric.inter_latency_us=20"),
+        ("parallel=fsdp", _bandwidth(0.07), _latency(20)),
         (world(8, 4), world(64, 5), world(512, 6)),
     ),
 )
