@@ -164,7 +164,7 @@ class CollectiveEntry(msgspec.Struct):
 
 
 class GainEntry(msgspec.Struct):
-    """A change, and by how much a step would be shorter; `sure`: its whole interval is a gain."""
+    """A change, and by how much a step would be shorter; `sure`: its whole interval is a gain; `sentence` says it."""
 
     change: str
     words: str
@@ -174,6 +174,7 @@ class GainEntry(msgspec.Struct):
     share: float
     sure: bool
     notes: list[str]
+    sentence: str
 
 
 class MarginalEntry(msgspec.Struct):

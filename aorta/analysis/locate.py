@@ -28,7 +28,7 @@ def is_location(word: str, here: Path, root: Path) -> bool:
     """Whether an argument names files rather than a label: it has a separator, a wildcard or a scheme, or something of
     that name is in `here` and no run has this label. So `cuda` means the run labelled `cuda`, whatever else is there.
     """
-    if any(mark in word for mark in ("/", "\\", "*", "?", "[", "::")):
+    if any(mark in word for mark in ("/", "\\", "*", "?", "[", "::", "!")):
         return True
     # Path.exists raises an error for a word too long to be a name.
     there = bool(word) and os.path.exists(here / word)  # noqa: PTH110

@@ -59,7 +59,7 @@ def _replayed(run: Run) -> dict[str, Any]:
         "level": LEVEL,
         "step_ms": parts.step_ms,
         "check": base.identity.sentence(),
-        "gains": [{**asdict(each), "sure": each.sure, "notes": list(each.notes)} for each in found.of],
+        "gains": [each.as_json() for each in found.of],
         "marginals": [asdict(each) for each in shown],
         "bounds": [asdict(each) for each in parts.bounds],
         "notes": list(parts.notes),

@@ -62,11 +62,15 @@ class Archives:
             self._temporary.pop().cleanup()
 
     def folder_of(self, location: str | Path) -> str | Path:
-        """The folder with the content of an archive of run folders; any other location unchanged.
+        """The folder with the content of an archive of run folders; any other location unchanged. `ARCHIVE!FOLDER`, as
+        `as_given` names it, is one folder of an archive.
 
         Raises:
-            InputError: it is damaged, too large, or has a member that is a link or lies outside of it.
+            InputError: it is damaged, too large, has no such folder, or a member that is a link or lies outside of it.
         """
+        archive, inside, name = str(location).rpartition("!")
+        if inside and Path(archive).is_file() and not Path(location).exists():
+            return self._inside(archive, name)
         if is_url(str(location)) or not Path(location).is_file():
             return location
         with opened(str(location)) as stream:
@@ -81,6 +85,14 @@ class Archives:
             return location
         self._folders[str(folder)] = str(location)
         return _below(folder)
+
+    def _inside(self, archive: str, name: str) -> Path:
+        self.folder_of(archive)
+        for folder, location in self._folders.items():
+            found = Path(folder, name)
+            if location == archive and found.is_dir() and found.resolve().is_relative_to(folder):
+                return found
+        raise InputError(f"{archive}!{name}: the archive has no folder {name!r}")
 
     def as_given(self, value: Any) -> Any:
         """The same text, list or mapping, with `ARCHIVE!` in place of a temporary folder."""

@@ -31,9 +31,7 @@ def gain_block(label: str, found: Mapping[str, Any], style: Style = PLAIN) -> st
 
 def gain_line(gain: Mapping[str, Any]) -> str:
     """One change: by how much, and how sure."""
-    sure = "sure" if gain["sure"] else "not sure: it may gain nothing"
-    notes = "".join(f" (note: {note})" for note in gain["notes"])
-    return f"{gain['words']}: {gain['gain_ms']:.3f} ms a step ({gain['share']:.1%}), {_interval(gain)}, {sure}{notes}"
+    return "".join([gain["sentence"], *(f" (note: {note})" for note in gain["notes"])])
 
 
 def _row(found: Mapping[str, Any]) -> str:

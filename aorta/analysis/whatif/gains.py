@@ -55,12 +55,16 @@ class Gain:
         return self.low_ms > 0
 
     def sentence(self) -> str:
-        """In words, with how to ask for more."""
-        sure = "" if self.sure else "; it may as well gain nothing"
+        """By how much, and how sure."""
+        sure = "sure" if self.sure else "not sure: it may gain nothing"
         return (
-            f"{self.words}: {self.gain_ms:.2f} ms a step ({self.share:.1%}), between {self.low_ms:.2f} and "
-            f"{self.high_ms:.2f}{sure}   --set {self.change}" + "".join(f"\n     note: {note}" for note in self.notes)
+            f"{self.words}: {self.gain_ms:.3f} ms a step ({self.share:.1%}), "
+            f"{self.low_ms:.3f} to {self.high_ms:.3f} ms, {sure}"
         )
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON values, in a stable order."""
+        return {**asdict(self), "sure": self.sure, "notes": list(self.notes), "sentence": self.sentence()}
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ class Gains:
         """Plain JSON values, in a stable order."""
         return {
             "step_ms": self.step_ms,
-            "gains": [{**asdict(each), "sure": each.sure, "sentence": each.sentence()} for each in self.of],
+            "gains": [each.as_json() for each in self.of],
             "flags": list(self.flags),
         }
 

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from aorta.analysis.load.archives import Archives
 from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.record_columns import FORMAT
 from aorta.analysis.locate import is_location, locate
@@ -44,8 +45,14 @@ _ROWS = 8
 def main(arguments: Sequence[str]) -> int:
     """Run `aorta whatif`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = parser().parse_args(arguments)
+    if options.overwrite and not (options.timeline or options.inductor_profile):
+        raise InputError("--overwrite: there is no file to replace; it goes with --timeline and --inductor-profile")
+    with Archives() as archives, archives.named():
+        return _answered(archives.folder_of(_folder(options.run)), options)
+
+
+def _answered(folder: str | Path, options: argparse.Namespace) -> int:
     changes = _changes(options)
-    folder = _folder(options.run)
     if options.inductor_profile is not None:
         to_stdout(_inductor_profile(folder, options))
         return EXIT_OK
@@ -164,7 +171,11 @@ def _metric(name: str, value: Value, base: float | None, unit: str) -> str:
 def gain_lines(found: Gains) -> list[str]:
     """The largest gains in words."""
     lines = [f"a step takes {found.step_ms:.2f} ms; what would gain most:"]
-    lines += [f"  {number}. {each.sentence()}" for number, each in enumerate(found.of, start=1)]
+    for number, each in enumerate(found.of, start=1):
+        lines += [
+            f"  {number}. {each.sentence()}   --set {each.change}",
+            *(f"     note: {note}" for note in each.notes),
+        ]
     return (
         lines
         if found.of
@@ -214,7 +225,9 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 done, 2 bad input, or no prediction is possible. A change is one of: "
         + "; ".join(forms()),
     )
-    words.add_argument("run", metavar="LABEL|DIR", help="the run: its label, its folder, or that of its traces")
+    words.add_argument(
+        "run", metavar="LABEL|DIR", help="the run: its label, its folder or an archive of it, or its traces"
+    )
     words.add_argument(
         "--set",
         action="append",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import shlex
 import subprocess
 import tarfile
 import tempfile
@@ -18,8 +19,11 @@ import aorta.analysis
 from aorta.analysis.load import archives as module
 from aorta.analysis.load.archives import Archives
 from aorta.analysis.report.report_command import overlap_report
+from aorta.analysis.whatif import whatif_command
 from aorta.errors import InputError
 from tests.analysis.builders import simulated_run, strict_json
+from tests.analysis.whatif.simulated_job import Job
+from tests.analysis.whatif.simulated_record import record
 
 
 @pytest.fixture
@@ -56,6 +60,24 @@ PACKED: dict[str, Callable[[Path, Path], Path]] = {
 def report(words: list[str], output: Path) -> dict:
     assert overlap_report([*words, "--no-html", "--output", str(output)]) == 0
     return strict_json(output / "summary.json")
+
+
+def test_what_a_report_says_to_ask_can_be_asked_of_the_archive(
+    tmp_path: Path, temporary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(Job("ddp", ranks=2, steps=12), tmp_path / "run")
+    archive = tar(tmp_path / "run.tar.gz", tmp_path / "run", "run")
+    told = report(["--log-dir", str(archive), "--label", "x"], tmp_path / "packed")["datasets"]["x"]["what_if"]
+    program, command, *words = shlex.split(told["command"])
+    assert (program, command, words[0]) == ("aorta", "whatif", f"{archive}!run")
+    capsys.readouterr()
+    assert whatif_command.main(words) == 0
+    assert f"with {told['gains'][0]['change']}:" in capsys.readouterr().out
+    assert whatif_command.main([str(archive)]) == 0
+    assert told["gains"][0]["words"] in capsys.readouterr().out
+    assert whatif_command.main([f"{archive}!other"]) == 2
+    assert "run.tar.gz!other: the archive has no folder 'other'" in capsys.readouterr().err
+    assert not any(temporary.iterdir())
 
 
 @pytest.mark.spec("D42")

@@ -48,7 +48,7 @@ def test_values_are_those_of_whatif(runs: Path, compared: Report) -> None:
     assert found["reason"] is None
     assert found["steps"] == len(program.steps)
     assert found["check"] == base.identity.sentence()
-    assert found["gains"] == [{**asdict(each), "sure": each.sure, "notes": list(each.notes)} for each in gains(base).of]
+    assert found["gains"] == [each.as_json() for each in gains(base).of]
     assert found["gains"][0]["gain_ms"] > 0
     assert found["bounds"] == [asdict(each) for each in parts.bounds]
     assert found["marginals"][0] == asdict(parts.of[0])

@@ -86,6 +86,8 @@ def test_what_a_strategy_does_not_have_cannot_be_changed(runs: Path, capsys: pyt
     assert "a change is given twice" in capsys.readouterr().err
     assert main([str(runs / "ddp"), "--step", "999"]) == 2
     assert "are replayed" in capsys.readouterr().err
+    assert main([str(runs / "ddp"), "--overwrite"]) == 2
+    assert "no file to replace" in capsys.readouterr().err
 
 
 def edited(folder: Path, run: Path, edit: object) -> Path:
