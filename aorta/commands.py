@@ -86,6 +86,11 @@ COMMANDS: Final[dict[str, Command]] = {
         "propose faster settings from a replay, launch the best against the base, recommend one",
         "--output artifacts/tune parallel=ddp training.max_steps=40",
     ),
+    "study": Command(
+        "aorta.experiments.study_command:main",
+        "launch every combination of settings and environment variables against one base, recommend one",
+        "--output artifacts/study env.OMP_NUM_THREADS=1,2 parallel.bucket_cap_mb=1,25 training.max_steps=40",
+    ),
     "sweep": Command(
         "aorta.experiments.sweep_command:main",
         "a table and heat maps of a sweep that `aorta train -m` made",

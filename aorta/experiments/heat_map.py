@@ -38,11 +38,13 @@ class HeatCell:
         value: the median over the jobs that have one.
         jobs: how many those are.
         why: what to write where there is no value.
+        below: a second line below the value.
     """
 
     value: float | None
     jobs: int
     why: str | None
+    below: str | None = None
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ def draw(grid: HeatGrid, title: str, path: Path) -> str | None:
     colors = matplotlib.colormaps[f"{_COLORS}_r" if metric.better == "lower" else _COLORS]
     low, high = min(known), max(known)
     scale = matplotlib.colors.Normalize(low, high if high > low else low + 1e-12)
-    figure = new_figure(max(4.5, 1.1 * len(grid.x) + 2.6), max(3.2, 0.62 * len(grid.y) + 1.9))
+    width = 1.9 if any(cell.below for line in grid.cells for cell in line) else 1.1
+    figure = new_figure(max(4.5, width * len(grid.x) + 2.6), max(3.2, 0.62 * len(grid.y) + 1.9))
     axes = figure.subplots()
     for row, line in enumerate(grid.cells):
         for column, cell in enumerate(line):
@@ -130,6 +133,7 @@ def draw(grid: HeatGrid, title: str, path: Path) -> str | None:
                 axes.add_patch(Rectangle(corner, 1, 1, facecolor=color, lw=0))
                 text, ink = TEXT.number(cell.value, metric.unit, fewer=1), text_on(to_hex(color))
                 text += f"\n{cell.jobs} jobs" if cell.jobs > 1 else ""
+                text += f"\n{cell.below}" if cell.below else ""
                 box = None
             axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=9, bbox=box)
     for row in range(1, len(grid.y)):  # hatched cells have no edge of their own

@@ -8,10 +8,10 @@ Must not touch the disk, or start anything.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from aorta.distributed.redaction import HIDDEN, SECRET, hide
 from aorta.installation import training_program
@@ -155,6 +155,31 @@ class Plan:
             "folder": str(self.folder),
             "sides": {side.name: side.as_json() for side in self.sides},
         }
+
+
+class Setting(Protocol):
+    """What a candidate changes in the base: words for train.py, and variables."""
+
+    @property
+    def overrides(self) -> tuple[str, ...]: ...
+
+    @property
+    def environment(self) -> Mapping[str, str]: ...
+
+
+def with_candidates(base: Plan, output: Path, settings: Sequence[Setting]) -> Plan:
+    """A plan of the base alone and a candidate for each setting, in turn: `reference`, `candidate-1`, ..."""
+    (reference,) = base.sides
+    sides = [
+        replace(
+            reference,
+            name=f"{CANDIDATE}-{number}",
+            words=(*reference.words, *one.overrides),
+            environment={**reference.environment, **one.environment},
+        )
+        for number, one in enumerate(settings, start=1)
+    ]
+    return replace(base, output=output, sides=(reference, *sides))
 
 
 def _output_word(folder: Path) -> str:

@@ -10,17 +10,18 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.distributed.redaction import hide, shown_variables
-from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, RunIncomplete
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, InputError, RunIncomplete
 from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, SIDES, Plan, PlannedLaunch
 
 REPORT_DIR: Final = "report"
+_PASSED_ON: Final = ("plan", "launches", "nproc_per_node", "torchrun", "seed", "timeout_s")
 _DESCRIPTION: Final = """\
 Independent launches of train.py, in the order A B B A A B B A ..., each in a folder of its own.
 
@@ -110,6 +111,40 @@ def parse_mixed(words: argparse.ArgumentParser, arguments: Sequence[str]) -> arg
     options = words.parse_intermixed_args(arguments[:split])
     options.words += arguments[split + 1 :]
     return options
+
+
+def add_base_arguments(words: argparse.ArgumentParser) -> None:
+    """The options of commands that find their candidates themselves, for `base_plan`."""
+    words.add_argument("--plan", metavar="FILE", help="YAML of the base as for aorta ab, without sides")
+    words.add_argument("--launches", type=int, metavar="N", help="launches per side; 5 unless the file says otherwise")
+    words.add_argument("--nproc_per_node", "--nproc-per-node", type=int, metavar="N", help="ranks of a launch; 2")
+    words.add_argument("--torchrun", metavar="ARGUMENTS", help="more arguments for torchrun")
+    words.add_argument("--seed", type=int, metavar="N", help="training.seed of every launch")
+    words.add_argument("--timeout-s", type=float, metavar="S", help="a launch that lasts longer is ended, and failed")
+
+
+def base_plan(
+    options: argparse.Namespace, words: Sequence[str], whose: str, environment: Mapping[str, str] | None = None
+) -> Plan:
+    """The base alone, as `aorta ab` would read it.
+
+    Args:
+        options: of `add_base_arguments`, and `output`.
+        words: for train.py. `whose`: the command that finds the candidates. `environment`: variables of all launches.
+
+    Raises:
+        ConfigError: the plan cannot be run. InputError: it has a second side.
+    """
+    from aorta.experiments.plan_options import read_plan
+
+    given = [
+        f"--{name.replace('_', '-')}={value}" for name in _PASSED_ON if (value := getattr(options, name)) is not None
+    ]
+    given += [f"--env={name}={value}" for name, value in (environment or {}).items()]
+    plan = read_plan(parse([f"--output={options.output}", *given, "--", *words]), Path.cwd())
+    if plan.aa or len(plan.sides) > 1:
+        raise InputError(f"--plan {options.plan}: the candidates are what {whose} makes; leave the sides out")
+    return plan
 
 
 def launch_line(plan: Plan, launch: PlannedLaunch) -> str:

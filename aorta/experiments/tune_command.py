@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, InputError, RunIncomplete
 from aorta.experiments import plan_command
-from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan
+from aorta.experiments.launch_plan import REFERENCE, Plan, with_candidates
 
 if TYPE_CHECKING:
     from aorta.experiments.tune_proposals import Proposal
@@ -31,7 +31,6 @@ LAUNCHES_DIR: Final = "launches"
 TRY: Final = 2
 """Candidates of the replay that are launched: with 5 launches a side and the base's record 16 launches, a fifth of the
 80 that the grid of DDP takes (its 15 settings and the base)."""
-_PASSED_ON: Final = ("plan", "launches", "nproc_per_node", "torchrun", "seed", "timeout_s")
 _DESCRIPTION: Final = """\
 Propose bucket size, prefetching and overlap from the replay of a base run, launch
 the best few against the base in turn, and recommend one that the comparison calls
@@ -82,12 +81,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="X",
         help="part of the step that a gain must exceed, predicted and measured; %(default)s",
     )
-    words.add_argument("--plan", metavar="FILE", help="YAML of the base as for aorta ab, without sides")
-    words.add_argument("--launches", type=int, metavar="N", help="launches per side; 5 unless the file says otherwise")
-    words.add_argument("--nproc_per_node", "--nproc-per-node", type=int, metavar="N", help="ranks of a launch; 2")
-    words.add_argument("--torchrun", metavar="ARGUMENTS", help="more arguments for torchrun")
-    words.add_argument("--seed", type=int, metavar="N", help="training.seed of every launch")
-    words.add_argument("--timeout-s", type=float, metavar="S", help="a launch that lasts longer is ended, and failed")
+    plan_command.add_base_arguments(words)
     words.add_argument("--dry-run", action="store_true", help="print proposals and launches, and stop")
     words.add_argument("--json", action="store_true", help="print what tune.json holds")
     return words
@@ -109,35 +103,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def base_plan(options: argparse.Namespace) -> Plan:
-    """The base alone, as `aorta ab` would read it.
-
-    Raises:
-        ConfigError: the plan cannot be run. InputError: it has a second side.
-    """
-    from aorta.experiments.plan_options import read_plan
-
-    given = [
-        f"--{name.replace('_', '-')}={value}" for name in _PASSED_ON if (value := getattr(options, name)) is not None
-    ]
-    plan = read_plan(plan_command.parse([f"--output={options.output}", *given, "--", *options.words]), Path.cwd())
-    if plan.aa or len(plan.sides) > 1:
-        raise InputError(f"--plan {options.plan}: the candidates are what aorta tune looks for; leave the sides out")
-    return plan
+    """The base alone. Raises as `plan_command.base_plan`."""
+    return plan_command.base_plan(options, options.words, "aorta tune")
 
 
 def plan_of(base: Plan, tried: Sequence[Proposal]) -> Plan:
-    """The base and every candidate, in turn: `reference`, `candidate-1`, ..."""
-    (reference,) = base.sides
-    sides = [
-        replace(
-            reference,
-            name=f"{CANDIDATE}-{number}",
-            words=(*reference.words, *one.overrides),
-            environment={**reference.environment, **one.environment},
-        )
-        for number, one in enumerate(tried, start=1)
-    ]
-    return replace(base, output=base.output / LAUNCHES_DIR, sides=(reference, *sides))
+    """The base and every candidate, in turn."""
+    return with_candidates(base, base.output / LAUNCHES_DIR, tried)
 
 
 def _tune(options: argparse.Namespace) -> int:
@@ -151,7 +123,7 @@ def _tune(options: argparse.Namespace) -> int:
         raise InputError("--try 0: without --env there is no candidate")
     rules(most, options.margin)  # a margin that cannot be
     plan = base_plan(options)
-    check_launches(plan.launches, most)
+    check_launches(plan.launches, most, "--try and --env")
 
     recorded, stopped = _recorded(options, plan)
     if recorded is None:

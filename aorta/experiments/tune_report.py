@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -81,7 +81,7 @@ class Tuning:
                 {
                     **one.as_json(),
                     "side": sides.get(id(one)),
-                    "comparison": _comparison(self.comparisons.get(sides.get(id(one), ""))),
+                    "comparison": comparison_json(self.comparisons.get(sides.get(id(one), ""))),
                 }
                 for one in self.proposals
             ],
@@ -98,7 +98,7 @@ class Tuning:
 
     def proposals_text(self) -> str:
         """The proposals as predicted."""
-        return _filled(self._proposal_lines())
+        return filled(self._proposal_lines())
 
     def _proposal_lines(self) -> Iterator[str]:
         if self.base is not None:
@@ -112,13 +112,8 @@ class Tuning:
         """The end of the command: a table, what was not launched, the notes, the recommendation."""
         lines = [*self._table(), *self._not_launched()]
         lines += [f"note: {note}" for note in self._notes()]
-        details = []
-        if self.comparisons:
-            side = self.chosen or next(iter(self.comparisons))
-            reference, candidate = (str(shown_path(plan.output / name)) for name in (REFERENCE, side))
-            command = shlex.join(["aorta", "report", f"--{REFERENCE}", reference, f"--{CANDIDATE}", candidate])
-            details = [f"details: {command}"]  # to be copied: in one line
-        return "\n".join([_filled(lines), *details, "", *self._end()])
+        more = [details(plan.output, self.chosen or next(iter(self.comparisons)))] if self.comparisons else []
+        return "\n".join([filled(lines), *more, "", *self._end()])
 
     def _table(self) -> Iterator[str]:
         if not self.comparisons:
@@ -130,7 +125,7 @@ class Tuning:
         for side, found in self.comparisons.items():
             step = step_of(found)
             effect = step["effect"]
-            delta = f"{TEXT.effect(effect['value'], effect['kind'])} {_between(effect)}"
+            delta = f"{TEXT.effect(effect['value'], effect['kind'])} {between(effect)}"
             rows.append(
                 (
                     _label(self.sides[side]),
@@ -140,9 +135,7 @@ class Tuning:
                     found["verdict"],
                 )
             )
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        for row in rows:
-            yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        yield from columns(rows)
         for side, found in self.comparisons.items():
             yield f"{_label(self.sides[side])}: {found['verdict']}, {found['verdict_reason']}"
 
@@ -168,13 +161,27 @@ class Tuning:
         change = TEXT.effect(step["effect"]["value"], step["effect"]["kind"])
         yield f"recommendation: {self.sides[self.chosen].name}"
         yield textwrap.fill(
-            f"  step time {change} {_between(step['effect'])}; {self.reason}",
+            f"  step time {change} {between(step['effect'])}; {self.reason}",
             LEAST_WIDTH,
             subsequent_indent="  ",
         )
 
 
-def _filled(lines: Iterable[str]) -> str:
+def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows of a table, indented, each column as wide as its widest cell."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def details(plan_folder: Path, side: str) -> str:
+    """The command that compares a side with the base, to be copied: in one line."""
+    reference, candidate = (str(shown_path(plan_folder / name)) for name in (REFERENCE, side))
+    command = shlex.join(["aorta", "report", f"--{REFERENCE}", reference, f"--{CANDIDATE}", candidate])
+    return f"details: {command}"
+
+
+def filled(lines: Iterable[str]) -> str:
     """Lines no wider than a terminal; the table, whose rows are indented, stays as it is."""
     return "\n".join(
         line if line.startswith("  ") else textwrap.fill(line, LEAST_WIDTH, subsequent_indent="  ") for line in lines
@@ -190,14 +197,16 @@ def _predicted(one: Proposal) -> str:
     return "no prediction" if step is None else f"{step.value:.2f} ({step.low:.2f} to {step.high:.2f})"
 
 
-def _between(effect: Mapping[str, Any]) -> str:
+def between(effect: Mapping[str, Any]) -> str:
+    """The interval of an effect, in brackets; nothing without one."""
     if effect["low"] is None or effect["high"] is None:
         return ""
     low, high = (TEXT.effect(effect[end], effect["kind"]) for end in ("low", "high"))
     return f"({low} to {high})"
 
 
-def _comparison(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def comparison_json(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A comparison without its metrics, but for those of step time and overlap."""
     if found is None:
         return None
     metrics = {name: found["metrics"][name] for name in ("job_step_ms", "overlap_ratio") if name in found["metrics"]}

@@ -1,4 +1,4 @@
-"""Whether `aorta tune` recommends a setting: the verdicts of the comparison, one for each candidate that was launched.
+"""Which of several candidates `aorta tune` and `aorta study` recommend: the verdicts of the comparison, one for each.
 
 With several candidates the chance that one of them looks better grows; so each is judged at `rules(...)`, whose level
 is shared among them (Bonferroni, which holds however the candidates depend on each other; here all share the base's
@@ -32,8 +32,11 @@ def rules(candidates: int, margin: float) -> Rules:
     return Rules(primary=JOB_STEP, alpha=ALPHA / max(candidates, 1), margin=margin)
 
 
-def check_launches(launches: int, candidates: int) -> None:
+def check_launches(launches: int, candidates: int, asked_by: str) -> None:
     """Refuse launches that could come to no verdict, before any is made.
+
+    Args:
+        asked_by: what the candidates come from, in words.
 
     Raises:
         InputError: names how many are needed.
@@ -41,7 +44,7 @@ def check_launches(launches: int, candidates: int) -> None:
     least = least_launches(ALPHA / max(candidates, 1))
     if launches < least:
         raise InputError(
-            f"--launches {launches}: with {candidates} candidate{'s' if candidates > 1 else ''} (--try and --env) no "
+            f"--launches {launches}: with {candidates} candidate{'s' if candidates > 1 else ''} ({asked_by}) no "
             f"verdict is possible from fewer than {least} a side; give more launches, or fewer candidates"
         )
 

@@ -22,9 +22,11 @@ from aorta.config.train_cli import main
 from aorta.experiments import demo, optuna_sweeper
 from aorta.experiments import gather_nodes as gather
 from aorta.experiments import plan_command as plans
+from aorta.experiments import study_command as study
 from aorta.experiments import sweep_command as sweep
 from aorta.experiments import tune_command as tune
 from aorta.experiments.plan_options import read_plan
+from aorta.experiments.study_cells import preset, read_words
 from aorta.gpu_check import check_command as gpu_check
 from aorta.gpu_check.case import chosen
 from tests.docs.pages import PAGES, ROOT, fenced, name
@@ -103,6 +105,12 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
         case ["aorta", "tune", *rest]:
             base = tune.base_plan(tune.parse(rest))
             compose(base.words_of(base.sides[0]), tmp_path, monkeypatch)
+        case ["aorta", "study", *rest]:
+            options = plans.parse_mixed(study.parser(), rest)
+            asked = read_words([*preset(options.preset), *options.words])
+            base = plans.base_plan(options, asked.words, "aorta study", asked.environment)
+            for cell in asked.cells():
+                compose([*base.words_of(base.sides[0]), *cell.overrides], tmp_path, monkeypatch)
         case ["aorta", "whatif", *rest]:
             parse_changes(whatif.parser().parse_args(rest).set or ())
         case ["sbatch", *rest]:

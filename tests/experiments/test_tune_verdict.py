@@ -84,6 +84,6 @@ def test_no_recommendation_says_why() -> None:
 
 @pytest.mark.parametrize(("candidates", "least"), [(1, 4), (2, 5), (6, 5), (7, 6)])
 def test_launches_that_can_reach_no_verdict_are_refused(candidates: int, least: int) -> None:
-    check_launches(least, candidates)
+    check_launches(least, candidates, "--try")
     with pytest.raises(InputError, match=f"fewer than {least} a side"):
-        check_launches(least - 1, candidates)
+        check_launches(least - 1, candidates, "--try")

@@ -1,0 +1,106 @@
+"""The command `aorta study`: every combination of some values launched against one base in turn, and the best judged.
+
+    OUT/launches/    the plan of the base and the cells, in turn
+    OUT/study.json   every cell with its comparison; the recommended one, or why there is none
+    OUT/study.csv    a row a cell
+    OUT/heat.png     step time over two keys, where two are varied
+
+Must not recommend what the comparison did not call an improvement, or load pandas or start a process before the words
+are known to be good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+from collections.abc import Sequence
+from typing import Final
+
+from aorta.command_line import command, to_stderr, to_stdout
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
+from aorta.experiments import plan_command
+from aorta.experiments.launch_plan import REFERENCE, with_candidates
+
+LAUNCHES_DIR: Final = "launches"
+_DESCRIPTION: Final = """\
+Launch every combination of the values given against one base, in turn, and say
+which is better than the base. A key or an environment variable (env.NAME) with
+several values is varied; words with one value belong to every launch, the base's
+too. The base has none of the varied words."""
+_EXAMPLES: Final = """\
+Examples
+  six cells, 5 launches each, and as many of the base:
+    aorta study --output artifacts/threads env.OMP_NUM_THREADS=1,2 \\
+        parallel.bucket_cap_mb=1,5,25 parallel=ddp training.max_steps=40
+  a preset (channels-threads, queues-rocm, queues-cuda, buckets, prefetch):
+    aorta study --output artifacts/queues --preset queues-rocm training.max_steps=40
+  see the launches, start none:
+    aorta study --output artifacts/queues --preset queues-rocm --dry-run
+
+The same command again does what is missing. Exit codes: 0 done, with or without a
+recommendation, 1 the plan cannot be run, 2 an argument or input is wrong,
+5 launches are missing, 128 + n stopped by signal n. docs/studies.md"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments that the command takes, up to `--`."""
+    words = argparse.ArgumentParser(
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    words.add_argument(
+        "words", nargs="*", metavar="KEY=VALUE[,VALUE...]", help="for train.py, or env.NAME=...; after -- also options"
+    )
+    words.add_argument("--output", metavar="DIR", required=True, help="folder of the launches and of what they came to")
+    words.add_argument("--preset", metavar="NAME", help="words by name; words given replace those of their key")
+    words.add_argument(
+        "--margin", type=float, default=0.02, metavar="X", help="part of the step a gain must exceed; %(default)s"
+    )
+    plan_command.add_base_arguments(words)
+    words.add_argument("--dry-run", action="store_true", help="print the launches, and stop")
+    words.add_argument("--json", action="store_true", help="print what study.json holds")
+    return words
+
+
+@command()
+def main(arguments: Sequence[str]) -> int:
+    """Run `aorta study`; returns its exit code (argparse itself ends with 0 or 2)."""
+    options = plan_command.parse_mixed(parser(), arguments)
+    try:
+        return _study(options)
+    except KeyboardInterrupt:  # nothing runs: a launch that did has made it a stop of the plan
+        return SIGNAL_EXIT_BASE + signal.SIGINT
+
+
+def _study(options: argparse.Namespace) -> int:
+    from aorta.experiments.study_cells import preset, read_words
+    from aorta.experiments.tune_verdict import check_launches, compared, recommended, rules
+
+    asked = read_words([*preset(options.preset), *options.words])
+    cells = asked.cells()
+    judged_by = rules(len(cells), options.margin)  # a margin that cannot be
+    base = plan_command.base_plan(options, asked.words, "aorta study", asked.environment)
+    check_launches(base.launches, len(cells), "every combination of the values")
+    plan = with_candidates(base, base.output / LAUNCHES_DIR, cells)
+    for note in asked.notes:
+        to_stderr(f"note: {note}")
+    if options.dry_run:
+        for launch in plan.order():
+            to_stdout(plan_command.launch_line(plan, launch))
+        return EXIT_OK
+    to_stderr(f"{len(cells)} cells against the base, {plan.launches} launches each")
+    stopped = plan_command.launch_all(plan)
+    if stopped is not None:
+        return stopped
+    folders = {side.name: plan.output / side.name for side in plan.sides}
+    comparisons = compared(folders.pop(REFERENCE), folders, judged_by)
+    chosen, reason = recommended(comparisons)
+    from aorta.experiments.study_report import Study
+
+    study = Study(asked, cells, judged_by, plan.launches, comparisons, chosen, reason)
+    written = study.write(base.output)
+    to_stdout(json.dumps(study.as_json(), indent=2) if options.json else study.text(written, plan.output))
+    return EXIT_OK
