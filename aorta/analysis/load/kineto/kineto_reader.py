@@ -110,6 +110,8 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
         dtype=collectives.dtype,
         step=step_of(rank, start, marks),
         name=table.name,
+        launch_ns=np.where(table.launch_ns == NULL, NULL, table.launch_ns + base),
+        origin=table.origin,
         names=table.names,
         groups=collectives.groups.strings,
         dtypes=collectives.dtypes.strings,
@@ -132,6 +134,7 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
         notes=tuple(notes),
         copies_observed=on_device,
         unseen=unknown(len(columns.copies) - counters["comm_copies"], columns.symmetric),
+        gemms=columns.links.gemms(),
     )
 
 
@@ -154,6 +157,8 @@ def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColum
         cls=cls,
         bytes=device["bytes"],
         name=device["name"],
+        launch_ns=columns.links.launches(device["correlation"]),
+        origin=device["origin"],
         names=names,
     )
     collectives = CollectiveColumns.empty(len(table))
