@@ -53,13 +53,15 @@ class Gemm(NamedTuple):
 @dataclass(frozen=True)
 class Gemms:
     """The products of a trace. `origin` (ascending, each once) is the `Intervals.origin` of the rows that a product
-    ran as, `shape` an index into `shapes`. `unknown` products have no shape in the trace.
+    ran as, `shape` an index into `shapes`. `unknown` products have no shape in the trace. `lasted_ns`: how long each
+    ran, where a CPU ran it: its operator, whose parts are rows of other names. None: its rows tell.
     """
 
     origin: Int64
     shape: Int64
     shapes: tuple[Gemm, ...]
     unknown: int
+    lasted_ns: Int64 | None = None
 
 
 @lru_cache(maxsize=4096)

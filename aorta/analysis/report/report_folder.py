@@ -27,6 +27,7 @@ from aorta.analysis.report.charts.side_by_side import FILE as SIDE_BY_SIDE_FILE
 from aorta.analysis.report.charts.side_by_side import draw_side_by_side
 from aorta.analysis.report.gain_text import gain_block
 from aorta.analysis.report.html import PAGE_FILE, why_no_page, write_page
+from aorta.analysis.report.kernel_text import kernel_block
 from aorta.analysis.report.report_tables import remove_tables, write_tables
 from aorta.analysis.report.terminal_text import (
     comparison_details,
@@ -185,6 +186,7 @@ def _text(
     if comparison is not None:
         blocks += [verdict_block(comparison, style), comparison_table(comparison, style)]
     blocks += [gain_block(label, entry["what_if"], style) for label, entry in entries.items()]
+    blocks += [kernel_block(label, entry["traces"], style) for label, entry in entries.items() if "traces" in entry]
     if comparison is not None:
         blocks.append(style.bold("Details"))
     blocks += [health_block(subject.dataset, entries[label]) for label, subject in subjects.items()]

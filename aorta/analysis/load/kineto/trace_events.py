@@ -38,7 +38,7 @@ from aorta.analysis.load.kineto.event_structs import (
     Event,
     Number,
 )
-from aorta.analysis.load.kineto.kernel_links import KernelLinks, correlations, external_ids
+from aorta.analysis.load.kineto.kernel_links import KernelLinks, correlation_of, external_of, links_of
 from aorta.analysis.load.step_markers import MARK
 from aorta.timeline.arrays import Int64
 
@@ -154,7 +154,7 @@ class EventColumns:
         if labels:
             self._label_rows(*self._usable(labels, times[3]))
         if calls:
-            self.links.add_calls(calls, begun[0], begun[1].tolist())
+            self.links.add_calls(calls, *begun)
         self.links.add_products([event for event in host if event.name in GEMM_OPERATORS and event.cat in OPERATORS])
         if self.host_work:
             self._of_host_work += self.counters - before
@@ -200,6 +200,7 @@ class EventColumns:
             for event, code in zip(events, names, strict=True)
         ]
         texts = [bytes(event.args) for event in events]
+        links = links_of(texts)
         sizes = [NULL] * len(events)
         linked = [cls == copy or b"xternal id" in text for cls, text in zip(classes, texts, strict=True)]
         self.counters["kernels_unlinked"] += linked.count(False)
@@ -232,8 +233,8 @@ class EventColumns:
             stream=streams,
             bytes=sizes,
             cls=classes,
-            origin=external_ids(texts),
-            correlation=correlations(texts),
+            origin=[external_of(each) for each in links],
+            correlation=[correlation_of(each) for each in links],
         )
 
     def parameters(self) -> dict[int, Arguments]:
@@ -262,8 +263,8 @@ class EventColumns:
                 self.operator_arguments[at] = _arguments(event.args)
         products = [at for at, event in enumerate(events) if event.name in GEMM_OPERATORS]
         origin = [NULL] * len(events)
-        for at, external in zip(products, external_ids([bytes(events[at].args) for at in products]), strict=True):
-            origin[at] = external
+        for at, links in zip(products, links_of([events[at].args for at in products]), strict=True):
+            origin[at] = external_of(links)
         self._host_rows(self.operators, events, start, length, origin=origin)
 
     def _label_rows(self, events: list[Any], start: Int64, length: Int64) -> None:
