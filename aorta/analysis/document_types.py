@@ -290,7 +290,7 @@ class SlowdownEntry(msgspec.Struct):
 
 
 class KernelEntries(msgspec.Struct):
-    """The kernels of traces; `reasons`: kind of rows -> why a trace has none."""
+    """The kernels of traces; `reasons`: kind of rows -> what traces lack of them."""
 
     by_name: list[KernelTotalEntry]
     by_shape: list[GemmEntry]

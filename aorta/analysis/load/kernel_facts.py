@@ -33,7 +33,9 @@ NO_KERNELS: Final = "records of AORTA 2025 name ranges, no kernels"
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """Of one trace. `reasons`: kind of rows -> why there are none. `left_out`: kind -> rows beyond `SHOWN_ROWS`."""
+    """Of one trace. `reasons`: kind of rows -> what the trace lacks of them. `left_out`: kind -> rows beyond
+    `SHOWN_ROWS`.
+    """
 
     totals: tuple[KernelTotal, ...]
     gemms: tuple[GemmRate, ...]
@@ -69,7 +71,7 @@ def kernel_facts(trace: Trace) -> KernelFacts:
 
 def as_json(facts: Iterable[KernelFacts]) -> dict[str, Any]:
     """The kernels of all traces, in the form of `summary.json`. `by_name` and `by_shape` are `totals` and `gemms` of
-    all devices together, without rank and device. `reasons` has a list for each kind of rows that some trace lacks.
+    all devices together, without rank and device. `reasons`: kind of rows -> what traces lack of them.
     """
     facts = list(facts)
     totals, gemms = [row for each in facts for row in each.totals], [row for each in facts for row in each.gemms]

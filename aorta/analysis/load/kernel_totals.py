@@ -20,14 +20,14 @@ from aorta.timeline import arrays
 from aorta.timeline.arrays import Int64
 
 _KERNELS: Final = (IntervalClass.COMPUTE, IntervalClass.COMM, IntervalClass.COPY)
-NO_SHAPES: Final = "{format} does not write shapes: record with torch.profiler and record_shapes=True"
-NO_PRODUCTS: Final = "no matrix product among the host's operators"
-UNSHAPED: Final = "{count} matrix products without Input Dims: record with record_shapes=True"
-UNLINKED: Final = "no kernel is linked to one of the {count} matrix products with a shape"
-NO_STREAMS: Final = "the work of a CPU runs on threads, which nothing launches"
-NO_COUNTERS: Final = "no hardware counters beside the kernels: rocprofv3 --pmc writes <pid>_counter_collection.csv"
+NO_SHAPES: Final = "unknown: {format} does not write shapes: record with torch.profiler and record_shapes=True"
+NO_PRODUCTS: Final = "none among the host's operators"
+UNSHAPED: Final = "{count} without Input Dims of two factors: record with record_shapes=True"
+UNLINKED: Final = "{count} of known shape without a kernel in the trace"
+NO_STREAMS: Final = "none: the work of a CPU runs on threads, which nothing launches"
+NO_COUNTERS: Final = "none beside the kernels: rocprofv3 --pmc writes <pid>_counter_collection.csv"
 COUNTERS_UNJOINED: Final = "no value of a hardware counter has the dispatch id of a kernel"
-NO_LAUNCHES: Final = "the trace does not say when a kernel of this stream was launched"
+NO_LAUNCHES: Final = "no launch of its kernels is known"
 
 
 @dataclass(frozen=True)
@@ -134,23 +134,30 @@ def kernel_totals(table: Intervals) -> list[KernelTotal]:
 
 
 def gemm_rates(trace: Trace) -> tuple[list[GemmRate], str | None]:
-    """Matrix products by shape, the largest total of a device first; and why there are none."""
+    """Matrix products by shape, the largest total of a device first; and what is missing of them."""
     gemms = trace.gemms
     if gemms is None:
         return [], NO_SHAPES.format(format=trace.format)
-    if not len(gemms.origin):
-        return [], UNSHAPED.format(count=gemms.unknown) if gemms.unknown else NO_PRODUCTS
+    if not len(gemms.origin) + gemms.unknown:
+        return [], NO_PRODUCTS
+    missing = [UNSHAPED.format(count=gemms.unknown)] if gemms.unknown else []
     if gemms.lasted_ns is not None:
         own = trace.ranks[0]
-        return _rates(None if own == NULL else own, None, gemms, gemms.shape, gemms.lasted_ns), None
+        return _rates(None if own == NULL else own, None, gemms, gemms.shape, gemms.lasted_ns), "; ".join(
+            missing
+        ) or None
     found: list[GemmRate] = []
+    linked = 0
     for rank, device, here in _devices(trace.intervals):
         rows = here.take((here.cls == IntervalClass.COMPUTE) & np.isin(here.origin, gemms.origin))
         origin, product = np.unique(rows.origin, return_inverse=True)
         lasted = np.zeros(len(origin), np.int64)
         np.add.at(lasted, product, rows.end_ns - rows.start_ns)
+        linked += len(origin)
         found += _rates(rank, device, gemms, gemms.shape[np.searchsorted(gemms.origin, origin)], lasted)
-    return found, None if found else UNLINKED.format(count=len(gemms.origin))
+    if linked < len(gemms.origin):
+        missing.append(UNLINKED.format(count=len(gemms.origin) - linked))
+    return found, "; ".join(missing) or None
 
 
 def _rates(rank: int | None, device: int | None, gemms: Gemms, shape: Int64, lasted: Int64) -> list[GemmRate]:
@@ -171,7 +178,7 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGaps], str | None]:
         on_stream = here.take(here.stream != NULL)
         rows = [_gaps(rank, device, stream, on_stream.take(own)) for (stream,), own in _groups(on_stream.stream)]
         found += sorted(rows, key=lambda row: (-row.busy_ms, row.stream))
-    return found, None if found else "the trace names no streams"
+    return found, None if found else "none: the trace names no streams"
 
 
 def counter_means(trace: Trace) -> tuple[list[CounterMean], str | None]:

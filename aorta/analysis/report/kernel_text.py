@@ -12,14 +12,16 @@ from aorta.analysis.formatting import TEXT
 from aorta.analysis.report.metric_table import wrapped
 from aorta.terminal_style import PLAIN, Style
 
-SHOWN: Final = 5
+SHOWN: Final = 3
 _LEAST_NAME: Final = 24
-_KIND: Final = {"gemms": "no matrix products", "gaps": "no launch gaps", "counters": "no hardware counters"}
+_KIND: Final = {"gemms": "matrix products", "gaps": "gaps", "counters": "hardware counters"}
 
 
-def kernel_block(label: str, traces: Mapping[str, Any], style: Style = PLAIN, shown: int = SHOWN) -> str:
+def kernel_block(
+    label: str, traces: Mapping[str, Any], style: Style = PLAIN, shown: int = SHOWN, more: str = ""
+) -> str:
     """The kernels with the largest totals, what communication slows down most, matrix products, gaps and counters;
-    what a trace does not hold with the reason.
+    what a trace does not hold with the reason. `more`: a command that shows more.
     """
     found, width = traces["kernels"], style.width
     if not found["by_name"]:
@@ -31,7 +33,7 @@ def kernel_block(label: str, traces: Mapping[str, Any], style: Style = PLAIN, sh
     compared = [row for row in traces["slowdowns"] if row["mean_ratio"] is not None]
     if compared:
         lines.append("  beside communication against alone, ratio of means with its 95 % interval:")
-        lines += [_slowdown(row, width) for row in compared[:shown]]
+        lines += [line for row in compared[:shown] for line in _slowdown(row, width)]
         lines += _more(compared, shown, "kernels that can be compared")
     elif traces["slowdowns"]:
         lines.append(f"  no kernel can be compared with itself beside communication: {_why_not(traces['slowdowns'])}")
@@ -44,7 +46,7 @@ def kernel_block(label: str, traces: Mapping[str, Any], style: Style = PLAIN, sh
     lines += _more(found["counters"], shown, "counters of kernels")
     lines += [f"  {_KIND[kind]}: {'; '.join(why)}" for kind, why in found["reasons"].items() if kind in _KIND]
     lines += [f"  {count} rows of {kind} are not kept" for kind, count in found["left_out"].items()]
-    return wrapped(lines, width)
+    return wrapped(lines, width) + (f"\n  more of them: {more}" if more else "")  # to be copied: in one line
 
 
 def shortened(name: str, width: int) -> str:
@@ -70,13 +72,13 @@ def _total(row: Mapping[str, Any], width: int) -> str:
     return head + shortened(row["name"], max(_LEAST_NAME, width - len(head)))
 
 
-def _slowdown(row: Mapping[str, Any], width: int) -> str:
-    head = (
+def _slowdown(row: Mapping[str, Any], width: int) -> tuple[str, str]:
+    told = (
         f"    x{row['mean_ratio']:.3f} [{row['mean_ratio_low']:.3f}, {row['mean_ratio_high']:.3f}] "
         f"{row['alone_count']} alone {row['alone_mean_ms']:.3f} ms, {row['overlapped_count']} beside "
-        f"{row['overlapped_mean_ms']:.3f} ms, {place_of(row)}: "
+        f"{row['overlapped_mean_ms']:.3f} ms, {place_of(row)}"
     )
-    return head + shortened(row["name"], max(_LEAST_NAME, width - len(head)))
+    return told, f"      {shortened(row['name'], width - 6)}"
 
 
 def _gemm(row: Mapping[str, Any]) -> str:
@@ -95,16 +97,18 @@ def shape_of(row: Mapping[str, Any]) -> str:
 
 
 def _gap(row: Mapping[str, Any]) -> str:
-    told = (
-        f"launch-bound not known: {row['reason']}"
-        if row["launch_bound"] is None
-        else f"launch-bound {row['launch_bound']} of {row['gaps_known']} with a known launch, "
-        f"{TEXT.number(row['launch_bound_ms'], 'ms')} ms"
-    )
-    return (
-        f"  {place_of(row)}, stream {row['stream']}: {row['kernels']} kernels in "
-        f"{TEXT.number(row['busy_ms'], 'ms')} ms, {row['gaps']} gaps of {TEXT.number(row['gap_ms'], 'ms')} ms; {told}"
-    )
+    told = f"{row['gaps']} gaps of {TEXT.number(row['gap_ms'], 'ms')} ms"
+    if not row["gaps"]:
+        told = "no gaps"
+    elif row["launch_bound"] is None:
+        told += f"; launch-bound not known: {row['reason']}"
+    else:
+        told += (
+            f"; launch-bound {row['launch_bound']} of {row['gaps_known']} with a known launch, "
+            f"{TEXT.number(row['launch_bound_ms'], 'ms')} ms"
+        )
+    busy = TEXT.number(row["busy_ms"], "ms")
+    return f"  {place_of(row)}, stream {row['stream']}: {row['kernels']} kernels in {busy} ms, {told}"
 
 
 def _counter(row: Mapping[str, Any], width: int) -> str:

@@ -15,12 +15,13 @@ from aorta.analysis.report.kernel_text import place_of, shape_of, shortened
 
 SHOWN: Final = 40
 """Rows of a table; all are in `summary.json`, and `aorta kernels` writes them as tables."""
-_NAME: Final = 72
+_NAME: Final = 60
+_NO_BREAK: Final = "\u00a0"
 _KIND: Final = {
-    "totals": "No kernels",
-    "gemms": "No matrix products",
-    "gaps": "No launch gaps",
-    "counters": "No hardware counters",
+    "totals": "Kernels",
+    "gemms": "Matrix products",
+    "gaps": "Gaps",
+    "counters": "Hardware counters",
 }
 
 
@@ -84,11 +85,18 @@ def _ratio(key: str) -> Callable[[Mapping[str, Any]], Cell]:
     return lambda row: value(row[key], "ratio", row["reason"])
 
 
+def _interval(row: Mapping[str, Any]) -> Cell:
+    low, high = row["mean_ratio_low"], row["mean_ratio_high"]
+    if low is None:
+        return Cell(PAGE.unknown, None, row["reason"])
+    return Cell(f"{PAGE.number(low, 'ratio')} to {PAGE.number(high, 'ratio')}", low)
+
+
 def _plain(key: str) -> Callable[[Mapping[str, Any]], Cell]:
     return lambda row: Cell(PAGE.unknown if row[key] is None else f"{row[key]:,.6g}", row[key])
 
 
-_PLACE: Final = (Column("of"), lambda row: word(place_of(row)))
+_PLACE: Final = (Column("of"), lambda row: word(place_of(row).replace(" ", _NO_BREAK)))
 _KERNEL: Final = (Column("kernel"), _name)
 _MEAN: Final = (Column("mean, ms", True), _ms("mean_ms"))
 _STD: Final = (Column("± ms", True, "sample standard deviation"), _ms("std_ms"))
@@ -105,13 +113,12 @@ _TOTALS: Final[_Cells] = (
 _SLOWDOWNS: Final[_Cells] = (
     _KERNEL,
     _PLACE,
-    (Column("alone", True, "kernels during which nothing communicated"), _count("alone_count")),
-    (Column("beside", True, "kernels of which at least half ran beside communication"), _count("overlapped_count")),
-    (Column("mean alone, ms", True), _ms("alone_mean_ms")),
-    (Column("mean beside, ms", True), _ms("overlapped_mean_ms")),
+    (Column("n alone", True, "kernels during which nothing communicated"), _count("alone_count")),
+    (Column("n beside", True, "kernels of which at least half ran beside communication"), _count("overlapped_count")),
+    (Column("alone, ms", True, "mean"), _ms("alone_mean_ms")),
+    (Column("beside, ms", True, "mean"), _ms("overlapped_mean_ms")),
     (Column("ratio", True, "mean beside / mean alone"), _ratio("mean_ratio")),
-    (Column("from", True, "of the 95 % interval"), _ratio("mean_ratio_low")),
-    (Column("to", True), _ratio("mean_ratio_high")),
+    (Column("95 % interval", True, "of the ratio"), _interval),
     (Column("excess, ms", True, "what the kernels beside took beyond the median of those alone"), _ms("excess_ms")),
 )
 _GEMMS: Final[_Cells] = (
