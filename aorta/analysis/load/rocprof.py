@@ -186,7 +186,10 @@ def _kernel_rows(
     codes = np.array([*map(names, kernels.names), NULL], dtype=np.int32)
     # Handle 0 means "no stream known" (rocprofv3 before streams were traced, and null streams): use the queue then.
     stream = kernels.stream if (kernels.stream > 0).any() else kernels.queue
-    launched = look_up(kernels.correlation, launches.correlation, launches.start_ns)
+    launched = np.full(len(kernels.start_ns), NULL, np.int64)
+    for ids in (kernels.correlation, *kernels.parents):  # 0: of no call
+        found_at = look_up(ids, launches.correlation, launches.start_ns)
+        launched = np.where((launched == NULL) & (ids > 0), found_at, launched)
     table = intervals(
         start_ns=kernels.start_ns,
         end_ns=kernels.end_ns,
@@ -195,7 +198,7 @@ def _kernel_rows(
         cls=cls,
         kind=kind,
         name=codes[kernels.name],
-        launch_ns=np.where(kernels.correlation <= 0, NULL, launched),  # 0: the kernel belongs to no call
+        launch_ns=launched,
         origin=kernels.dispatch,
         names=names.strings,
     )
