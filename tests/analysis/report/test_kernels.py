@@ -1,4 +1,4 @@
-"""Kernels of traces in a report and from `aorta kernels`: text, page, tables and schema, of traces with known answers."""
+"""Kernels of traces in a report and from `aorta kernels`: text, page, tables and schema; answers are known."""
 
 from __future__ import annotations
 
