@@ -101,6 +101,11 @@ COMMANDS: Final[dict[str, Command]] = {
         "the intervals of traces as a table",
         "cuda_traces --format csv",
     ),
+    "kernels": Command(
+        "aorta.analysis.report.kernels_command:main",
+        "kernels of traces by time, slowed down by communication, matrix products, launch gaps",
+        "cuda_traces --output kernels",
+    ),
     "merge": Command(
         "aorta.analysis.merge.merge_command:merge_traces",
         "traces of several ranks as one file for Perfetto, on one clock",

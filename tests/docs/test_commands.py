@@ -14,6 +14,7 @@ from torch.distributed.run import get_args_parser
 from aorta import train_command
 from aorta.analysis.load.export_command import parser as trace_words
 from aorta.analysis.merge import merge_command as merge
+from aorta.analysis.report import kernels_command as kernels
 from aorta.analysis.report.report_command import parser
 from aorta.analysis.rpc import rpc_command as rpc
 from aorta.analysis.whatif import parse_changes
@@ -90,6 +91,8 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
             assert len(options.log_dir) == len(options.label)
         case ["python", "analysis/trace_tables.py", *rest] | ["aorta", "traces", *rest]:
             trace_words().parse_args(rest)
+        case ["aorta", "kernels", *rest]:
+            kernels.parser().parse_args(rest)
         case ["python", "analysis/merge_traces.py", *rest] | ["aorta", "merge", *rest]:
             merge.parser().parse_args(rest)
         case ["python", "analysis/rpc_report.py", *rest] | ["aorta", "rpc", *rest]:

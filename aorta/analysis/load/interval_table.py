@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from aorta.analysis.load.gemm_shapes import Gemms
 from aorta.analysis.tables import UNKNOWN
 from aorta.records.schema import DeviceSample
 from aorta.timeline.arrays import Int64, Spans
@@ -53,6 +54,8 @@ _TYPES: Final[dict[str, type[np.signedinteger[Any]]]] = {
     "end_ns": np.int64,
     "step": np.int64,
     "name": np.int32,
+    "launch_ns": np.int64,
+    "origin": np.int64,
 }
 COLUMNS: Final = tuple(_TYPES)
 
@@ -89,6 +92,9 @@ class Intervals:
         dtype: code into `dtypes`.
         step: the window in which the interval starts, or `NULL` outside all windows.
         name: code into `names`.
+        launch_ns: when the host began the call that launched it, on the clock of the rows, or `NULL`.
+        origin: what the source knows it by elsewhere, or `NULL`: Kineto's `External id` of the host operator,
+            rocprofv3's dispatch id. `Trace.gemms` and `Trace.hardware_counters` refer to it.
     """
 
     rank: NDArray[np.int32]
@@ -104,6 +110,8 @@ class Intervals:
     end_ns: Int64
     step: Int64
     name: NDArray[np.int32]
+    launch_ns: Int64
+    origin: Int64
     names: tuple[str, ...]
     groups: tuple[str, ...]
     dtypes: tuple[str, ...]
@@ -232,6 +240,18 @@ class StatedSteps:
 
 
 @dataclass(frozen=True)
+class CounterValues:
+    """Hardware counters of kernels, one element per value: `origin` as in `Intervals`, `counter` an index into
+    `names`.
+    """
+
+    origin: Int64
+    counter: Int64
+    value: NDArray[np.float64]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Trace:
     """One source after it was read.
 
@@ -253,6 +273,8 @@ class Trace:
             issued.
         aux_observed: whether the source would show auxiliary work if there were any.
         stated: what the source says of its steps, where it says anything.
+        gemms: matrix products of the host's operators; None where the format never has them.
+        hardware_counters: of kernels; None where the source has none.
     """
 
     path: str
@@ -276,3 +298,5 @@ class Trace:
     end_source: Literal["trace", "launch"] = "trace"
     aux_observed: bool = False
     stated: StatedSteps | None = None
+    gemms: Gemms | None = None
+    hardware_counters: CounterValues | None = None

@@ -15,12 +15,15 @@ import numpy as np
 from aorta.analysis.load.covered_time import covered_ns, places
 from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals
 from aorta.timeline import arrays
-from aorta.timeline.arrays import Spans
+from aorta.timeline.arrays import Int64, Spans
 
 FEWEST: Final = 6
 """Fewest kernels on either side. From 6 on, the range of a sample contains the true median with 95 % confidence (1 -
 2^(1-n), the sign test).
 """
+_LEVEL: Final = 0.95
+_LARGEST_REACH: Final = 300.0
+"""Of a logarithm: keeps the upper end finite where a few kernels differ by everything."""
 _HALF: Final = 2
 """A kernel is `overlapped` if communication covers at least half of it, `alone` if it covers none, else neither."""
 
@@ -28,7 +31,8 @@ _HALF: Final = 2
 @dataclass(frozen=True)
 class Slowdown:
     """One kernel name on one device. `slowdown` is overlapped median / alone median - 1; `excess_ms` is what the
-    overlapped kernels together took beyond the median of those alone. Where they are None, `reason` says why.
+    overlapped kernels together took beyond the median of those alone. `mean_ratio` is overlapped mean / alone mean,
+    from `mean_ratio_low` to `mean_ratio_high` (`ratio_of_means`). Where they are None, `reason` says why.
     """
 
     rank: int | None
@@ -41,6 +45,11 @@ class Slowdown:
     overlapped_median_ms: float | None
     slowdown: float | None
     excess_ms: float | None
+    alone_mean_ms: float | None
+    overlapped_mean_ms: float | None
+    mean_ratio: float | None
+    mean_ratio_low: float | None
+    mean_ratio_high: float | None
     reason: str | None
 
 
@@ -74,7 +83,9 @@ def _of_place(rank: int, device: int, kernels: Intervals, comm: Spans) -> list[S
         free, busy = length[rows[alone[rows]]], length[rows[overlapped[rows]]]
         partly = len(rows) - len(free) - len(busy)
         medians = [float(np.median(side)) / 1e6 if len(side) else None for side in (free, busy)]
+        means = [float(np.mean(side)) / 1e6 if len(side) else None for side in (free, busy)]
         reason = _why_not(len(free), len(busy), medians[0], bool(len(comm.start)))
+        of_means, low, high = (None, None, None) if reason else ratio_of_means(free, busy)
         ratio = None if reason or not medians[0] or medians[1] is None else medians[1] / medians[0] - 1
         found.append(
             Slowdown(
@@ -88,10 +99,35 @@ def _of_place(rank: int, device: int, kernels: Intervals, comm: Spans) -> list[S
                 overlapped_median_ms=medians[1],
                 slowdown=ratio,
                 excess_ms=None if ratio is None else float(busy.sum()) / 1e6 - len(busy) * float(np.median(free)) / 1e6,
+                alone_mean_ms=means[0],
+                overlapped_mean_ms=means[1],
+                mean_ratio=of_means,
+                mean_ratio_low=low,
+                mean_ratio_high=high,
                 reason=reason,
             )
         )
     return found
+
+
+def ratio_of_means(alone: Int64, overlapped: Int64) -> tuple[float, float, float]:
+    """Overlapped mean / alone mean and its 95 % interval, of at least two lengths above 0 on each side.
+
+    By the delta method the logarithm of a ratio of means has the variance s1^2 / (n1 m1^2) + s2^2 / (n2 m2^2) (Casella
+    and Berger, Statistical Inference, 5.5.4); the quantile is Student's t with the degrees of freedom of Welch and
+    Satterthwaite. Kernels count as independent of each other.
+    """
+    from scipy.special import stdtrit
+
+    ratio = float(overlapped.mean() / alone.mean())
+    counts = np.array([len(alone), len(overlapped)])
+    parts = np.array([side.var(ddof=1) / side.mean() ** 2 for side in (alone, overlapped)]) / counts
+    total = float(parts.sum())
+    if not total:
+        return ratio, ratio, ratio
+    freedom = total**2 / float((parts**2 / (counts - 1)).sum())
+    reach = float(stdtrit(freedom, 1 - (1 - _LEVEL) / 2)) * total**0.5
+    return ratio, ratio * float(np.exp(-reach)), ratio * float(np.exp(min(reach, _LARGEST_REACH)))
 
 
 def _why_not(alone: int, overlapped: int, alone_median: float | None, any_comm: bool) -> str | None:

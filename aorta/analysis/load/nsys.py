@@ -133,13 +133,18 @@ class _Export:
         # The path names one rank, so it cannot identify several processes of one file.
         placed = place(Process(path="" if several else self._name, pid=pid, host=self._host()), self._headers)
         notes = [note if not several else f"{where}{note}" for note in placed.notes]
-        rows = concatenate([self._kernels(kernels), copies])
-        rows = replace(rows, start_ns=rows.start_ns + self._epoch, end_ns=rows.end_ns + self._epoch)
+        launched = self._launches(kernels, calls)
+        rows = concatenate([self._kernels(kernels, launched), copies])
+        rows = replace(
+            rows,
+            start_ns=rows.start_ns + self._epoch,
+            end_ns=rows.end_ns + self._epoch,
+            launch_ns=np.where(rows.launch_ns == NULL, NULL, rows.launch_ns + self._epoch),
+        )
         check_instants(self._name, "NVTX range", ranges["start"], ranges["end"])
         steps, step_notes = step_windows(texts, ranges["start"] + self._epoch, ranges["end"] + self._epoch, placed.rank)
         rank = np.full(len(rows), placed.rank, np.int32)
         rows = replace(rows, rank=rank, step=step_of(rank, rows.start_ns, steps))
-        launched = self._launches(kernels, calls)
         unlinked = int((launched == NULL).sum()) if len(calls["start"]) else 0
         has_comm = bool((rows.cls == IntervalClass.COMM).any())
         notes += [*step_notes, *self._ran_later(rows, launched, steps, where)]
@@ -161,7 +166,7 @@ class _Export:
             copies_observed=_MEMCPY in self._db.tables or _MEMSET in self._db.tables,
         )
 
-    def _kernels(self, rows: dict[str, Int64]) -> Intervals:
+    def _kernels(self, rows: dict[str, Int64], launched: Int64) -> Intervals:
         """Kernel rows, with the demangled name, else the mangled, else the short one."""
         code = rows["demangledName"]
         for other in ("mangledName", "shortName"):
@@ -178,6 +183,7 @@ class _Export:
             cls=classes[where],
             kind=kinds[where],
             name=where,
+            launch_ns=launched,
             names=names.strings,
         )
 

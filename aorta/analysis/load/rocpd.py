@@ -19,7 +19,17 @@ from aorta.analysis.load.interval_table import NULL, Interner, Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.rank_inference import Process, place
 from aorta.analysis.load.rccl_order import Calls
-from aorta.analysis.load.rocprof import MARKERS, NO_KERNELS, RCCL_API, Copies, Kernels, Marks, trace_of
+from aorta.analysis.load.rocprof import (
+    HIP_API,
+    MARKERS,
+    NO_KERNELS,
+    RCCL_API,
+    Copies,
+    Kernels,
+    Launches,
+    Marks,
+    trace_of,
+)
 from aorta.analysis.load.sqlite_files import Database, database, look_up
 from aorta.errors import InputError
 from aorta.records.schema import Header
@@ -129,7 +139,7 @@ class _Session:
             ),
             self._headers,
         )
-        calls, marks = self._regions(regions)
+        calls, launches, marks = self._regions(regions)
         return trace_of(
             FORMAT,
             where,
@@ -139,6 +149,7 @@ class _Session:
             calls,
             marks,
             self._classifier,
+            launches=launches,
             host=host,
             copies_observed=bool(len(copies["start"])),
         )
@@ -175,11 +186,15 @@ class _Session:
             names=names.strings,
         )
 
-    def _regions(self, rows: dict[str, Int64]) -> tuple[Calls, Marks]:
-        """API calls and markers, which share a table. The text of a marker is in its event, or is the region's name."""
+    def _regions(self, rows: dict[str, Int64]) -> tuple[Calls, Launches, Marks]:
+        """Calls of RCCL and HIP, and markers, which share a table. The text of a marker is in its event, or is the
+        region's name.
+        """
         category = self._event(rows, "category_id")
         named = {ident: self._strings.get(ident, "") for ident in np.unique(category).tolist()}
         rccl = np.flatnonzero(np.isin(category, [ident for ident, text in named.items() if text == RCCL_API]))
+        hip = np.isin(category, [ident for ident, text in named.items() if text.startswith(HIP_API)])
+        launches = Launches(self._event(rows, "stack_id")[hip], rows["start"][hip])
         marked = np.flatnonzero(np.isin(category, [ident for ident, text in named.items() if text in _MARKED]))
         messages = self._messages(set(rows["event_id"][marked].tolist()))
         texts = [
@@ -193,7 +208,7 @@ class _Session:
             rows["end"][rccl],
             [self._strings.get(ident, "") for ident in rows["name_id"][rccl].tolist()],
         )
-        return calls, Marks(rows["start"][marked], rows["end"][marked], texts)
+        return calls, launches, Marks(rows["start"][marked], rows["end"][marked], texts)
 
     def _messages(self, events: set[int]) -> dict[int, str]:
         """`message` in the `extdata` of the markers' events."""

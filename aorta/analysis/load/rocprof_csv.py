@@ -9,6 +9,7 @@ together. Columns are found by name, whatever their capitals. Must not: find a c
 from __future__ import annotations
 
 import csv
+import math
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +19,21 @@ from typing import IO, Final
 
 import numpy as np
 
-from aorta.analysis.load.interval_table import NULL, Interner, Trace
+from aorta.analysis.load.interval_table import NULL, CounterValues, Interner, Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.rank_inference import Process, place
 from aorta.analysis.load.rccl_order import Calls
-from aorta.analysis.load.rocprof import MARKERS, NO_KERNELS, RCCL_API, Copies, Kernels, Marks, trace_of
+from aorta.analysis.load.rocprof import (
+    HIP_API,
+    MARKERS,
+    NO_KERNELS,
+    RCCL_API,
+    Copies,
+    Kernels,
+    Launches,
+    Marks,
+    trace_of,
+)
 from aorta.errors import InputError
 from aorta.records.schema import Header
 from aorta.timeline.arrays import Int64
@@ -33,12 +44,15 @@ STEMS: Final = (
     "memory_copy_trace",
     "rccl_api_trace",
     "marker_api_trace",
+    "hip_api_trace",
+    "counter_collection",
 )
 """Ends of the names of the files that one process writes and this reader uses."""
 _LONGEST_FIELD: Final = 1 << 20
 """Demangled kernel names reach tens of thousands of characters."""
 _LONGEST_LINE: Final = 4 << 20
 _KERNEL: Final = ("kernel_name", "agent_id", "start_timestamp", "end_timestamp")
+_COUNTER: Final = ("dispatch_id", "kernel_name", "counter_name", "counter_value")
 _COPY: Final = ("direction", "start_timestamp", "end_timestamp")
 _API: Final = ("domain", "function", "start_timestamp", "end_timestamp")
 _AGENT: Final = re.compile(r"^(?:[A-Za-z]+ )?(\d{1,9})$")
@@ -71,6 +85,9 @@ class _Process:
     copies: _Rows = field(default_factory=lambda: _Rows("device", "stream", "start", "end", "name"))
     calls: _Rows = field(default_factory=lambda: _Rows("thread", "correlation", "start", "end", "name"))
     marks: _Rows = field(default_factory=lambda: _Rows("start", "end", "name"))
+    launches: _Rows = field(default_factory=lambda: _Rows("correlation", "start"))
+    counters: _Rows = field(default_factory=lambda: _Rows("dispatch", "kernel", "counter"))
+    counter_values: array[float] = field(default_factory=lambda: array("d"))
     pids: set[int] = field(default_factory=set)
     names: Interner = field(default_factory=Interner)
 
@@ -156,6 +173,8 @@ def _trace(
         ),
         Marks(marks["start"], marks["end"], [names[code] for code in marks.columns["name"]]),
         classifier,
+        launches=Launches(process.launches["correlation"], process.launches["start"]),
+        counters=_joined(process, where, notes),
         copies_observed=has_copies,
         notes=notes,
     )
@@ -166,7 +185,7 @@ def _read_file(path: str, stream: IO[bytes], processes: dict[str, _Process]) -> 
     lines = _lines(path, stream)
     _, head = next(lines, (1, []))
     columns = {name.strip().lower(): at for at, name in enumerate(head)}
-    kinds = ((_KERNEL, _add_kernel), (_COPY, _add_copy), (_API, _add_call))
+    kinds = ((_COUNTER, _add_counter), (_KERNEL, _add_kernel), (_COPY, _add_copy), (_API, _add_call))
     fitting = [kind for kind in kinds if all(name in columns for name in kind[0])]
     if not fitting:
         raise InputError(
@@ -201,6 +220,16 @@ class _Cells:
         if len(text) <= 20 and text.removeprefix("-").isdecimal() and text.isascii() and -(2**63) <= int(text) < 2**63:
             return int(text)
         raise self.error(column, "an integer of 64 bits is needed")
+
+    def real(self, column: str) -> float:
+        """A finite number."""
+        try:
+            found = float(self.text(column))
+        except ValueError:
+            found = math.nan
+        if not math.isfinite(found):
+            raise self.error(column, "a finite number is needed")
+        return found
 
     def agent(self, column: str) -> int:
         """The number in "Agent 4", "GPU 0" or "4"."""
@@ -243,17 +272,57 @@ def _add_copy(process: _Process, cells: _Cells) -> None:
     )
 
 
+def _add_counter(process: _Process, cells: _Cells) -> None:
+    value = cells.real("counter_value")
+    process.counters.add(
+        cells.number("dispatch_id", needed=True),
+        process.names(cells.text("kernel_name")),
+        process.names(cells.text("counter_name")),
+    )
+    process.counter_values.append(value)
+
+
+def _joined(process: _Process, where: str, notes: list[str]) -> CounterValues | None:
+    """The counters of kernels of this process: a value belongs to the kernel of its dispatch id, if that has its name
+    (a file of another run numbers other kernels). Values of one counter and dispatch, one of each of its instances,
+    are added up, as rocprofv3 does itself.
+    """
+    dispatch, kernel, counter = (process.counters[name] for name in ("dispatch", "kernel", "counter"))
+    if not len(dispatch):
+        return None
+    known = {*zip(process.kernels.columns["dispatch"], process.kernels.columns["name"], strict=True)}
+    sums: dict[tuple[int, int], float] = {}
+    strays = 0
+    for at, pair in enumerate(zip(dispatch.tolist(), kernel.tolist(), strict=True)):
+        if pair in known:
+            key = pair[0], int(counter[at])
+            sums[key] = sums.get(key, 0.0) + process.counter_values[at]
+        else:
+            strays += 1
+    if strays:
+        notes.append(f"{where}: {strays} values of hardware counters belong to no kernel of this trace; left out")
+    codes = list(dict.fromkeys(code for _, code in sums))
+    return CounterValues(
+        np.array([origin for origin, _ in sums], np.int64),
+        np.array([codes.index(code) for _, code in sums], np.int64),
+        np.array([*sums.values()], np.float64),
+        tuple(process.names.strings[code] for code in codes),
+    )
+
+
 def _add_call(process: _Process, cells: _Cells) -> None:
     domain = cells.text("domain")
     pid = cells.number("process_id")
     if pid != NULL:
         process.pids.add(pid)
     start, end = cells.number("start_timestamp", needed=True), cells.number("end_timestamp", needed=True)
-    name = process.names(cells.text("function"))
     if domain == RCCL_API:
+        name = process.names(cells.text("function"))
         process.calls.add(cells.number("thread_id"), cells.number("correlation_id"), start, end, name)
+    elif domain.startswith(HIP_API):
+        process.launches.add(cells.number("correlation_id"), start)
     elif domain in MARKERS:
-        process.marks.add(start, end, name)
+        process.marks.add(start, end, process.names(cells.text("function")))
 
 
 def _lines(path: str, stream: IO[bytes]) -> Iterator[tuple[int, list[str]]]:

@@ -16,7 +16,17 @@ from aorta.analysis.load.interval_table import NULL, Interner, Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.rank_inference import Process, place
 from aorta.analysis.load.rccl_order import Calls
-from aorta.analysis.load.rocprof import MARKERS, NO_KERNELS, RCCL_API, Copies, Kernels, Marks, trace_of
+from aorta.analysis.load.rocprof import (
+    HIP_API,
+    MARKERS,
+    NO_KERNELS,
+    RCCL_API,
+    Copies,
+    Kernels,
+    Launches,
+    Marks,
+    trace_of,
+)
 from aorta.errors import InputError
 from aorta.records.schema import Header
 from aorta.timeline.arrays import Int64
@@ -76,6 +86,7 @@ class _Records(msgspec.Struct):
     kernel_dispatch: list[_Kernel] = []
     memory_copy: list[_Copy] = []
     rccl_api: list[_Call] = []
+    hip_api: list[_Call] = []
     marker_api: list[_Call] = []
 
 
@@ -193,6 +204,7 @@ def _trace(process: _Process, path: str, classifier: NameClassifier, headers: Se
     texts = {text.key: text.value for text in process.strings.marker_api}
     marks = [row for row in records.marker_api if name(row)[0] in MARKERS]
     calls = [row for row in records.rccl_api if name(row)[0] == RCCL_API]
+    hip = [row for row in records.hip_api if name(row)[0].startswith(HIP_API)]
     return trace_of(
         FORMAT,
         path,
@@ -212,6 +224,10 @@ def _trace(process: _Process, path: str, classifier: NameClassifier, headers: Se
             texts=[texts.get(row.correlation_id.internal, "") for row in marks],
         ),
         classifier,
+        launches=Launches(
+            correlation=_column([row.correlation_id.internal for row in hip]),
+            start_ns=_column([row.start_timestamp for row in hip]),
+        ),
         host=host,
         copies_observed=bool(records.memory_copy),
     )

@@ -17,6 +17,7 @@ from aorta.analysis.load.collective_costs import CostPart, parts_of
 from aorta.analysis.load.collective_order import MOST_COUNTED, order_identifies, ordinals
 from aorta.analysis.load.device_timelines import DeviceTimeline, device_timelines
 from aorta.analysis.load.interval_table import IntervalClass, StatedSteps, Trace
+from aorta.analysis.load.kernel_facts import KernelFacts, kernel_facts
 from aorta.analysis.load.kernel_slowdown import Slowdown, slowdowns
 from aorta.analysis.load.trace_files import TraceFiles, read_unit
 from aorta.analysis.load.trace_health import TraceFacts, facts_of, usable
@@ -124,6 +125,7 @@ class UnitTables:
     slowdowns: tuple[Slowdown, ...]
     slowdowns_left_out: int
     """Beyond the first `SHOWN_SLOWDOWNS` of each trace."""
+    kernels: tuple[KernelFacts, ...]
 
 
 def read_trace_tables(unit: TraceFiles) -> UnitTables:
@@ -136,18 +138,20 @@ def read_trace_tables(unit: TraceFiles) -> UnitTables:
     facts: list[TraceFacts] = []
     parts: list[CostPart] = []
     slow: list[Slowdown] = []
+    kernels: list[KernelFacts] = []
     left_out = 0
     for place, trace in enumerate(read_unit(unit)):
         facts.append(facts_of(trace))
         clean = usable(trace)
         devices += [_device(clean, timeline, place) for timeline in device_timelines(clean)]
+        kernels.append(kernel_facts(clean))
         if clean.compute_unseen:
             continue  # without computation in the table, hidden communication and slowdowns cannot be computed
         parts += parts_of(clean)
         of_trace = slowdowns(clean.intervals)
         slow += of_trace[:SHOWN_SLOWDOWNS]
         left_out += len(of_trace[SHOWN_SLOWDOWNS:])
-    return UnitTables(tuple(devices), tuple(facts), tuple(parts), tuple(slow), left_out)
+    return UnitTables(tuple(devices), tuple(facts), tuple(parts), tuple(slow), left_out, tuple(kernels))
 
 
 def _device(trace: Trace, timeline: DeviceTimeline, place: int) -> DeviceTables:

@@ -15,6 +15,7 @@ import msgspec
 from aorta.analysis.health import Health
 from aorta.analysis.load.collective_costs import CostPart, costs
 from aorta.analysis.load.engines import Engine, Local, progress
+from aorta.analysis.load.kernel_facts import KernelFacts, as_json
 from aorta.analysis.load.kernel_slowdown import Slowdown, largest_first
 from aorta.analysis.load.rank_inference import headers_near
 from aorta.analysis.load.trace_files import find_units
@@ -29,7 +30,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
 
     Returns:
         A run whose `ranks` hold the busiest device of each trace. Its `extras` hold what a report shows of traces only:
-        each device measured as one window, costs of collectives, slowdown of kernels.
+        each device measured as one window, costs of collectives, kernels and their slowdown.
 
     Raises:
         InputError: nothing there can be read.
@@ -40,6 +41,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
     parts: list[CostPart] = []
     slow: list[Slowdown] = []
     slow_left_out = 0
+    kernels: list[KernelFacts] = []
     with progress(len(units), f"reading {location}") as tick:
         for unit, result in enumerate((engine or Local()).map(read_trace_tables, units)):
             tick()
@@ -51,6 +53,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
             facts += result.facts
             parts += result.parts
             slow += result.slowdowns
+            kernels += result.kernels
             slow_left_out += result.slowdowns_left_out
             found += [_Found(unit, device) for device in result.devices]
     if not found:
@@ -69,10 +72,14 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
         if place in chosen:
             ranks[number] = _as_rank(device.tables, number, world)
         wholes[number] = device.whole
-    return Run(location, ranks, None, _health(ranks, health, left_out, said, world), _extras(wholes, parts, slow))
+    return Run(
+        location, ranks, None, _health(ranks, health, left_out, said, world), _extras(wholes, parts, slow, kernels)
+    )
 
 
-def _extras(wholes: Mapping[int, Whole], parts: Sequence[CostPart], slow: Sequence[Slowdown]) -> dict[str, Any]:
+def _extras(
+    wholes: Mapping[int, Whole], parts: Sequence[CostPart], slow: Sequence[Slowdown], kernels: Sequence[KernelFacts]
+) -> dict[str, Any]:
     return {
         "traces": {
             "whole": {
@@ -86,6 +93,7 @@ def _extras(wholes: Mapping[int, Whole], parts: Sequence[CostPart], slow: Sequen
             },
             "costs": [msgspec.to_builtins(cost, str_keys=True) for cost in costs(parts)],
             "slowdowns": [msgspec.to_builtins(slowdown) for slowdown in sorted(slow, key=largest_first)],
+            "kernels": as_json(kernels),
         }
     }
 

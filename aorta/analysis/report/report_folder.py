@@ -9,6 +9,7 @@ Must not leave a picture or a table of an earlier report beside the numbers of t
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from aorta.analysis.report.charts.side_by_side import FILE as SIDE_BY_SIDE_FILE
 from aorta.analysis.report.charts.side_by_side import draw_side_by_side
 from aorta.analysis.report.gain_text import gain_block
 from aorta.analysis.report.html import PAGE_FILE, why_no_page, write_page
+from aorta.analysis.report.kernel_text import kernel_block
 from aorta.analysis.report.report_tables import remove_tables, write_tables
 from aorta.analysis.report.terminal_text import (
     comparison_details,
@@ -185,6 +187,11 @@ def _text(
     if comparison is not None:
         blocks += [verdict_block(comparison, style), comparison_table(comparison, style)]
     blocks += [gain_block(label, entry["what_if"], style) for label, entry in entries.items()]
+    blocks += [
+        kernel_block(label, entry["traces"], style, more=f"aorta kernels {shlex.quote(entry['source']['path'])}")
+        for label, entry in entries.items()
+        if "traces" in entry
+    ]
     if comparison is not None:
         blocks.append(style.bold("Details"))
     blocks += [health_block(subject.dataset, entries[label]) for label, subject in subjects.items()]

@@ -5,8 +5,10 @@ The process used GPU 1 (agent handle 7002, node 5), two streams, and took two st
     step 10: [1000, 2000)   gemm [1100, 1500) on stream 1, RCCL [1400, 1800) on stream 2, copy of 4096 B [1850, 1900)
     step 11: [2000, 3000)   gemm [2100, 2300) on stream 1, RCCL [2200, 2500) on stream 2
 
-The first RCCL kernel is an all-reduce, the second a reduce-scatter: only the API calls tell, as the kernel is generic.
-The fill kernel [1910, 1930) is a copy by its name. Overlap: step 10 hides 100 of 400, step 11 100 of 300.
+HIP calls launched each of them; those of the fill (1905) and of the second gemm (1950) began after all before it on the
+stream had ended. The first RCCL kernel is an all-reduce, the second a reduce-scatter: only the API calls tell, as the
+kernel is generic. The fill kernel [1910, 1930) is a copy by its name. Overlap: step 10 hides 100 of 400, step 11 100 of
+300.
 """
 
 from __future__ import annotations
@@ -39,13 +41,23 @@ CALLS = (
     ("ncclGetVersion", 1330, 1331, 190),
     ("ncclReduceScatter", 2150, 2160, 105),
 )
+HIP_CALLS = (
+    ("hipLaunchKernel", 1000, 1010, 101),
+    ("hipExtLaunchKernel", 1310, 1318, 102),
+    ("hipLaunchKernel", 1905, 1908, 103),
+    ("hipLaunchKernel", 1950, 1960, 104),
+    ("hipExtLaunchKernel", 2152, 2158, 105),
+    ("hipStreamSynchronize", 2400, 2600, 191),
+)
 MARKS = (("iteration#10", 1000, 2000, 200), ("iteration#11", 2000, 3000, 201), ("forward", 1000, 1200, 202))
 COPIES = (("MEMORY_COPY_HOST_TO_DEVICE", 1850, 1900, 4096),)
 
-KINDS = ["NONE", "MARKER_CORE_RANGE_API", "RCCL_API", "MEMORY_COPY", "KERNEL_DISPATCH"]
+HIP = "HIP_RUNTIME_API_EXT"
+KINDS = ["NONE", "MARKER_CORE_RANGE_API", "RCCL_API", "MEMORY_COPY", "KERNEL_DISPATCH", HIP]
 OPERATIONS = {
     "MARKER_CORE_RANGE_API": ["roctxMarkA", "roctxThreadRangeA"],
     "RCCL_API": ["ncclAllGather", "ncclAllReduce", "ncclReduceScatter", "ncclGetVersion"],
+    HIP: ["hipLaunchKernel", "hipExtLaunchKernel", "hipStreamSynchronize"],
     "MEMORY_COPY": ["MEMORY_COPY_NONE", "MEMORY_COPY_HOST_TO_DEVICE"],
 }
 
@@ -114,6 +126,7 @@ def as_json(pid: int = 4242) -> dict[str, Any]:
                 }
                 for _, start, end, size in COPIES
             ],
+            "hip_api": [api(HIP, name, start, end, ident) for name, start, end, ident in HIP_CALLS],
             "rccl_api": [api("RCCL_API", name, start, end, ident) for name, start, end, ident in CALLS],
             "marker_api": [
                 api("MARKER_CORE_RANGE_API", "roctxThreadRangeA", start, end, ident) for _, start, end, ident in MARKS
@@ -181,11 +194,13 @@ def as_csv(variant: str) -> dict[str, bytes]:
     )
     header = "Domain,Function,Process_Id,Thread_Id,Correlation_Id,Start_Timestamp,End_Timestamp"
     calls = table(header, [["RCCL_API", name, 4242, 900, i, BASE + a, BASE + b] for name, a, b, i in CALLS])
+    hip = table(header, [[HIP, name, 4242, 900, i, BASE + a, BASE + b] for name, a, b, i in HIP_CALLS])
     marks = table(header, [[domain, text, 4242, 900, i, BASE + a, BASE + b] for text, a, b, i in MARKS])
     return {
         "4242_kernel_trace.csv": kernels,
         "4242_memory_copy_trace.csv": copies,
         "4242_rccl_api_trace.csv": calls,
+        "4242_hip_api_trace.csv": hip,
         "4242_marker_api_trace.csv": marks,
     }
 
@@ -265,8 +280,9 @@ def write_rocpd(path: Path, environment: dict[str, str] | None = None, version: 
             size=size,
             stream_id=1,
         )
-    for name, start, end, ident in CALLS:
-        event = put("rocpd_event", category_id=string("RCCL_API"), stack_id=ident, correlation_id=0)
+    named = [("RCCL_API", call) for call in CALLS] + [(HIP, call) for call in HIP_CALLS]
+    for category, (name, start, end, ident) in named:
+        event = put("rocpd_event", category_id=string(category), stack_id=ident, correlation_id=0)
         put(
             "rocpd_region",
             pid=process,

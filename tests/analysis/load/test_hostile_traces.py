@@ -23,6 +23,7 @@ from aorta.analysis.load.aorta_2025 import read_aorta_2025
 from aorta.analysis.load.device_timelines import device_timelines
 from aorta.analysis.load.interval_table import Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
+from aorta.analysis.load.kernel_facts import kernel_facts
 from aorta.analysis.load.nsys import read_nsys
 from aorta.analysis.load.rocpd import read_rocpd
 from aorta.analysis.load.rocprof_csv import read_csv
@@ -56,6 +57,7 @@ def measure(traces: list[Trace]) -> None:
     """All that is done to a trace afterwards; a damaged one must survive it."""
     for trace in traces:
         facts_of(trace)
+        kernel_facts(usable(trace))
         for timeline in device_timelines(usable(trace)):
             timeline.measure(timeline.whole)
 

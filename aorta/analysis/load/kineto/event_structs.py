@@ -33,6 +33,18 @@ class _Digits(msgspec.Struct, gc=False):
     args: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class _Call(msgspec.Struct, gc=False):
+    ph: str | None = None
+    ts: Number = None
+    args: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _DigitCall(msgspec.Struct, gc=False):
+    ph: str | None = None
+    ts: msgspec.Raw = msgspec.Raw(b"null")
+    args: msgspec.Raw = msgspec.Raw(b"null")
+
+
 class _Skipped(msgspec.Struct, gc=False):
     pass
 
@@ -58,16 +70,19 @@ HOST: Final = OPERATORS | {"user_annotation", "collective_comm"}
 """`gpu_user_annotation` is not among them: it is a copy, on the device's row, of a range of the host. It carries a
 stream, but is no work (W13).
 """
+CALLS: Final = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime"})
+"""Calls of the host that launch kernels and copies, which have the same `correlation`."""
 _OTHERS: Final = (
     *("ac2g", "fwdbwd", "gpu_user_annotation", "python_function", "cpu_instant_event", "overhead", "Trace"),
-    *("cuda_runtime", "cuda_driver", "cuda_sync", "cuda_profiler_range", "Runtime", "hip_runtime"),
+    *("cuda_sync", "cuda_profiler_range"),
     *("xpu_runtime", "xpu_driver", "mtia_runtime", "privateuse1_runtime", "privateuse1_driver"),
 )
 """Categories that make up most of a trace and are never read. One that is missing here costs time, and nothing else."""
 
 
-def _by_category(base: type[msgspec.Struct]) -> msgspec.json.Decoder[list[Any]]:
+def _by_category(base: type[msgspec.Struct], call: type[msgspec.Struct]) -> msgspec.json.Decoder[list[Any]]:
     read = [_of_category(category, base) for category in sorted(DEVICE | HOST)]
+    read += [_of_category(category, call) for category in sorted(CALLS)]
     skipped = [_of_category(category, _Skipped) for category in _OTHERS]
     return msgspec.json.Decoder(list[Union[tuple(read + skipped)]])  # type: ignore[misc]  # noqa: UP007
 
@@ -79,8 +94,8 @@ def _of_category(category: str, base: type[msgspec.Struct]) -> type[msgspec.Stru
 
 EVENTS: Final = msgspec.json.Decoder(list[Event])
 DIGIT_EVENTS: Final = msgspec.json.Decoder(list[DigitEvent])
-EVENTS_BY_CATEGORY: Final = _by_category(_Timed)
-DIGIT_EVENTS_BY_CATEGORY: Final = _by_category(_Digits)
+EVENTS_BY_CATEGORY: Final = _by_category(_Timed, _Call)
+DIGIT_EVENTS_BY_CATEGORY: Final = _by_category(_Digits, _DigitCall)
 """Decode the same events faster: those of other categories are skipped without being decoded. These two decoders refuse
 an unknown category, and an event without one.
 """

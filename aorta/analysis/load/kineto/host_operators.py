@@ -63,6 +63,7 @@ def host_intervals(
         end_ns=np.concatenate((labels.end[communication], operators.end[leaves])),
         stream=np.concatenate((labels["thread"][communication], operators["thread"][leaves])),
         name=np.concatenate((labels["name"][communication], operators["name"][leaves])),
+        origin=np.concatenate((np.full(len(communication), NULL, np.int64), operators["origin"][leaves])),
         cls=np.repeat([int(IntervalClass.COMM), int(IntervalClass.COMPUTE)], [len(communication), int(leaves.sum())]),
         names=names,
     )

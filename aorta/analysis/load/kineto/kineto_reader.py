@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from aorta.analysis.load.chrome_json import EventArray
+from aorta.analysis.load.gemm_shapes import Gemms
 from aorta.analysis.load.interval_table import (
     NO_WINDOWS,
     NULL,
@@ -33,6 +35,7 @@ from aorta.analysis.load.kineto.metadata import Metadata, metadata_of
 from aorta.analysis.load.kineto.trace_events import EventColumns, Rows, external_id
 from aorta.analysis.load.microseconds import LARGEST_NS
 from aorta.analysis.load.rank_inference import Process, place
+from aorta.analysis.load.sqlite_files import look_up
 from aorta.analysis.load.step_markers import MARKS
 from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
@@ -110,6 +113,8 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
         dtype=collectives.dtype,
         step=step_of(rank, start, marks),
         name=table.name,
+        launch_ns=np.where(table.launch_ns == NULL, NULL, table.launch_ns + base),
+        origin=table.origin,
         names=table.names,
         groups=collectives.groups.strings,
         dtypes=collectives.dtypes.strings,
@@ -132,6 +137,7 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
         notes=tuple(notes),
         copies_observed=on_device,
         unseen=unknown(len(columns.copies) - counters["comm_copies"], columns.symmetric),
+        gemms=_gemms(columns, on_device),
     )
 
 
@@ -154,6 +160,8 @@ def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColum
         cls=cls,
         bytes=device["bytes"],
         name=device["name"],
+        launch_ns=columns.links.launches(device["correlation"]),
+        origin=device["origin"],
         names=names,
     )
     collectives = CollectiveColumns.empty(len(table))
@@ -174,6 +182,15 @@ def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColum
     # One collective may be many copies: none of them has all its bytes, and they share its sequence number.
     collectives.seq[moved] = collectives.bytes[moved] = NULL
     return table, collectives
+
+
+def _gemms(columns: EventColumns, on_device: bool) -> Gemms:
+    gemms, operators = columns.links.gemms(), columns.operators
+    if on_device:
+        return gemms
+    lasted = look_up(gemms.origin, operators["origin"], operators.end - operators.start)
+    known = lasted != NULL
+    return replace(gemms, origin=gemms.origin[known], shape=gemms.shape[known], lasted_ns=lasted[known])
 
 
 def _base(starts: Int64, metadata: Metadata, path: str) -> tuple[int, Clock]:

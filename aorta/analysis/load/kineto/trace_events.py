@@ -19,10 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.analysis.load import microseconds
+from aorta.analysis.load.gemm_shapes import GEMM_OPERATORS
 from aorta.analysis.load.interval_table import NULL, Interner, IntervalClass
 from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.kineto.engine_copies import SYMMETRIC, between_devices
 from aorta.analysis.load.kineto.event_structs import (
+    CALLS,
     COPIES,
     DEVICE,
     DIGIT_EVENTS,
@@ -36,6 +38,7 @@ from aorta.analysis.load.kineto.event_structs import (
     Event,
     Number,
 )
+from aorta.analysis.load.kineto.kernel_links import KernelLinks, correlation_of, external_of, links_of
 from aorta.analysis.load.step_markers import MARK
 from aorta.timeline.arrays import Int64
 
@@ -97,6 +100,7 @@ class EventColumns:
         self.classes = array("b")
         self.device, self.operators, self.labels, self.marks = Rows(), Rows(), Rows(), Rows()
         self.mark_kinds = Interner()
+        self.links = KernelLinks()
         self._parameter_texts: list[bytes] = []
         self.linked: dict[int, Arguments] = {}
         self.copies: dict[int, Arguments | int] = {}
@@ -131,8 +135,10 @@ class EventColumns:
         by_role = self._by_role(work, host)
         marks, labels = by_role["mark"], by_role["label"]
         operators = [event for event in by_role["operator"] if event.cat in OPERATORS]
+        calls: list[Any] = [event for event in events if event.cat in CALLS and event.ph == "X"]
+        begun = self._instants([call.ts for call in calls])
         times = [each for rows in (work, marks, operators, labels) if (each := self._times(rows)) is not None]
-        if len(times) < 4:  # decode again with digits; earlier pieces lost none
+        if len(times) < 4 or begun is None:  # decode again with digits; earlier pieces lost none
             self.exact = True
             self.take(self.decode(self._text))
             return
@@ -147,6 +153,9 @@ class EventColumns:
             self._operator_rows(*self._usable(operators, times[2]))
         if labels:
             self._label_rows(*self._usable(labels, times[3]))
+        if calls:
+            self.links.add_calls(calls, *begun)
+        self.links.add_products([event for event in host if event.name in GEMM_OPERATORS and event.cat in OPERATORS])
         if self.host_work:
             self._of_host_work += self.counters - before
 
@@ -191,6 +200,7 @@ class EventColumns:
             for event, code in zip(events, names, strict=True)
         ]
         texts = [bytes(event.args) for event in events]
+        links = links_of(texts)
         sizes = [NULL] * len(events)
         linked = [cls == copy or b"xternal id" in text for cls, text in zip(classes, texts, strict=True)]
         self.counters["kernels_unlinked"] += linked.count(False)
@@ -215,7 +225,17 @@ class EventColumns:
                 arguments = _arguments(texts[at])
                 devices[at] = integer(arguments.device) if devices[at] == NULL else devices[at]
                 streams[at] = integer(arguments.stream) if streams[at] == NULL else streams[at]
-        self.device.add(start, length, name=names, device=devices, stream=streams, bytes=sizes, cls=classes)
+        self.device.add(
+            start,
+            length,
+            name=names,
+            device=devices,
+            stream=streams,
+            bytes=sizes,
+            cls=classes,
+            origin=[external_of(each) for each in links],
+            correlation=[correlation_of(each) for each in links],
+        )
 
     def parameters(self) -> dict[int, Arguments]:
         """Arguments of `record_param_comms`, by the id that they share with the kernels they launched."""
@@ -241,7 +261,11 @@ class EventColumns:
         for at, event in enumerate(events, start=first):
             if event.name.startswith("c10d::"):
                 self.operator_arguments[at] = _arguments(event.args)
-        self._host_rows(self.operators, events, start, length)
+        products = [at for at, event in enumerate(events) if event.name in GEMM_OPERATORS]
+        origin = [NULL] * len(events)
+        for at, links in zip(products, links_of([events[at].args for at in products]), strict=True):
+            origin[at] = external_of(links)
+        self._host_rows(self.operators, events, start, length, origin=origin)
 
     def _label_rows(self, events: list[Any], start: Int64, length: Int64) -> None:
         first = len(self.labels["name"])
@@ -249,26 +273,27 @@ class EventColumns:
             self.label_arguments[at] = _arguments(event.args)
         self._host_rows(self.labels, events, start, length)
 
-    def _host_rows(self, rows: Rows, events: list[Any], start: Int64, length: Int64) -> None:
+    def _host_rows(self, rows: Rows, events: list[Any], start: Int64, length: Int64, **columns: list[int]) -> None:
         code_of = {name: self._name(name) for name in dict.fromkeys([event.name for event in events])}
         rows.add(
             start,
             length,
             name=[code_of[event.name] for event in events],
             thread=_integers([event.tid for event in events]),
+            **columns,
         )
 
     def _times(self, events: list[Any]) -> _Times | None:
         """Times of events; None where decoding lost digits of one."""
-        if self.exact:
-            start, starts = microseconds.of_texts([event.ts for event in events])
-            length, lengths = microseconds.of_texts([event.dur for event in events])
-            return start, length, starts & lengths
-        begun = microseconds.of_numbers([event.ts for event in events])
-        lasted = microseconds.of_numbers([event.dur for event in events])
+        begun = self._instants([event.ts for event in events])
+        lasted = self._instants([event.dur for event in events])
         if begun is None or lasted is None:
             return None
         return begun[0], lasted[0], begun[1] & lasted[1]
+
+    def _instants(self, values: list[Any]) -> tuple[Int64, NDArray[np.bool_]] | None:
+        """Nanoseconds, and which of them are known; None where decoding lost digits of one."""
+        return microseconds.of_texts(values) if self.exact else microseconds.of_numbers(values)
 
     def _usable(self, events: list[Any], times: _Times) -> tuple[list[Any], Int64, Int64]:
         """The events with usable times, with their starts and lengths in ns. The others are counted (W16)."""

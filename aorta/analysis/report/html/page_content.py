@@ -19,6 +19,7 @@ from aorta.analysis.report.html.bokeh_chart import Chart
 from aorta.analysis.report.html.comm_charts import comm_charts, kinds_drawn
 from aorta.analysis.report.html.compare_charts import breakdown_chart, effect_charts, launch_charts
 from aorta.analysis.report.html.gain_tables import page_gains
+from aorta.analysis.report.html.kernel_tables import page_kernels
 from aorta.analysis.report.html.run_provenance import environment_of, health_of, left_out, of_launches
 from aorta.analysis.report.html.step_charts import MAPPED, map_charts, step_charts
 from aorta.analysis.report.html.step_curves import Series
@@ -94,6 +95,7 @@ def page_html(
         "pairs": page_tables.pairs_table(comparison) if comparison else None,
         "differences": page_tables.differences_table(comparison) if comparison else None,
         "left_out": left_out(comparison),
+        "kernels": [made for label, entry in entries.items() if (made := page_kernels(label, entry.get("traces")))],
         "health": [named(health_of(dataset, entries[label])) for label, dataset in datasets.items()],
         "environment": named(environment_of(datasets)),
         "definitions": page_tables.definitions_table(definitions),

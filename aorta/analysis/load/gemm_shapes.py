@@ -1,0 +1,105 @@
+"""Reads the shapes of matrix products from the arguments that the profiler writes of torch's operators.
+
+A product of [B, M, K] and [B, K, N] has 2 x B x M x N x K floating point operations: a multiplication and an addition
+for each of the B x M x N x K pairs of elements (what torch.utils.flop_counter counts). Must not: guess a shape that the
+trace does not hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from aorta.analysis.load.dtypes import known_dtype
+from aorta.timeline.arrays import Int64
+
+_FACTORS: Final = {
+    "aten::mm": 0,
+    "aten::bmm": 0,
+    "aten::_int_mm": 0,
+    "aten::_scaled_mm": 0,
+    "aten::addmm": 1,
+    "aten::baddbmm": 1,
+    "aten::_addmm_activation": 1,
+}
+"""Operator -> place of its first factor among its inputs (native_functions.yaml of torch); the second follows."""
+GEMM_OPERATORS: Final = frozenset(_FACTORS)
+_DIMS: Final = msgspec.json.Decoder(list[Any])
+_TYPES: Final = msgspec.json.Decoder(list[str])
+_LARGEST: Final = 2**31
+"""No dimension of a tensor that fits into a device is larger; it also keeps the operations of a product exact."""
+
+
+class Gemm(NamedTuple):
+    """One shape of a product: `batch` times [m, k] by [k, n]. `dtype` is that of the first factor."""
+
+    operator: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    dtype: str | None
+
+    @property
+    def flops(self) -> int:
+        """Floating point operations of one product."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+
+@dataclass(frozen=True)
+class Gemms:
+    """The products of a trace. `origin` (ascending, each once) is the `Intervals.origin` of the rows that a product
+    ran as, `shape` an index into `shapes`. `unknown` products have no shape in the trace. `lasted_ns`: how long each
+    ran, where a CPU ran it: its operator, whose parts are rows of other names. None: its rows tell.
+    """
+
+    origin: Int64
+    shape: Int64
+    shapes: tuple[Gemm, ...]
+    unknown: int
+    lasted_ns: Int64 | None = None
+
+
+@lru_cache(maxsize=4096)
+def gemm_of(operator: str, dims: bytes, types: bytes) -> Gemm | None:
+    """The shape of one product, or None where the arguments do not say it.
+
+    Args:
+        dims: `Input Dims` as JSON. types: `Input type` as JSON.
+    """
+    first = _FACTORS[operator]
+    try:
+        factors = _DIMS.decode(dims)[first : first + 2]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if len(factors) != 2 or not all(isinstance(factor, list) and len(factor) in (2, 3) for factor in factors):
+        return None
+    (*batch, m, k), (*other, rows, n) = factors
+    sizes = (*batch, m, k, n)
+    if rows != k or batch != other or not all(type(size) is int and 0 < size < _LARGEST for size in sizes):
+        return None
+    return Gemm(operator, batch[0] if batch else 1, m, n, k, _dtype(types, first))
+
+
+def _dtype(types: bytes, first: int) -> str | None:
+    try:
+        names = _TYPES.decode(types)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return known_dtype(names[first])[0] if first < len(names) else None
+
+
+def gemms_of(found: dict[int, Gemm | None]) -> Gemms:
+    """The products of a trace by their origin."""
+    shaped = {origin: gemm for origin, gemm in sorted(found.items()) if gemm is not None}
+    code = {gemm: place for place, gemm in enumerate(dict.fromkeys(shaped.values()))}
+    return Gemms(
+        np.fromiter(shaped, np.int64, len(shaped)),
+        np.fromiter((code[gemm] for gemm in shaped.values()), np.int64, len(shaped)),
+        tuple(code),
+        len(found) - len(shaped),
+    )

@@ -1,0 +1,269 @@
+"""Sums up kernels: by name, matrix products by shape, the gaps between them on a stream, and their hardware counters.
+
+Takes the interval table of one trace, gives rows per rank and device (W15: devices are never merged). What a trace does
+not hold is an empty list with a reason, or None inside a row. Must not: invent a shape, a launch or a counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.analysis.load.covered_time import covered_ns, places
+from aorta.analysis.load.gemm_shapes import Gemms
+from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace
+from aorta.timeline import arrays
+from aorta.timeline.arrays import Int64
+
+_KERNELS: Final = (IntervalClass.COMPUTE, IntervalClass.COMM, IntervalClass.COPY)
+NO_SHAPES: Final = "unknown: {format} does not write shapes: record with torch.profiler and record_shapes=True"
+NO_PRODUCTS: Final = "none among the host's operators"
+UNSHAPED: Final = "{count} without Input Dims of two factors: record with record_shapes=True"
+UNLINKED: Final = "{count} of known shape without a kernel in the trace"
+NO_STREAMS: Final = "none: the work of a CPU runs on threads, which nothing launches"
+NO_COUNTERS: Final = "none beside the kernels: rocprofv3 --pmc writes <pid>_counter_collection.csv"
+COUNTERS_UNJOINED: Final = "no value of a hardware counter has the dispatch id of a kernel"
+NO_LAUNCHES: Final = "no launch of its kernels is known"
+
+
+@dataclass(frozen=True)
+class KernelTotal:
+    """The kernels of one name on one device; also copies, and on a CPU operators. `std_ms` is the sample standard
+    deviation, None of a single one. `share` is of the summed time of all kernels on the device, which may run at the
+    same time: shares add up to 1.
+    """
+
+    rank: int | None
+    device: int | None
+    name: str
+    cls: str
+    count: int
+    total_ms: float
+    mean_ms: float
+    std_ms: float | None
+    min_ms: float
+    max_ms: float
+    share: float
+
+
+@dataclass(frozen=True)
+class GemmRate:
+    """The matrix products of one shape on one device. A product lasts as long as the kernels of its operator together;
+    `tflops` is 2 x batch x m x n x k / `mean_ms`, in 1e12 operations per second.
+    """
+
+    rank: int | None
+    device: int | None
+    operator: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    dtype: str | None
+    count: int
+    total_ms: float
+    mean_ms: float
+    std_ms: float | None
+    tflops: float | None
+
+
+@dataclass(frozen=True)
+class StreamGaps:
+    """The time on one stream between its kernels, copies included. `gaps_known` of the `gaps` end with a kernel whose
+    launch is known; of those `launch_bound` ended with a kernel whose launch call began after the kernel before it had
+    ended: the device waited for the host. `launch_bound_ms` is the whole length of these gaps.
+    """
+
+    rank: int | None
+    device: int | None
+    stream: int
+    kernels: int
+    busy_ms: float
+    gaps: int
+    gap_ms: float
+    gaps_known: int
+    launch_bound: int | None
+    launch_bound_ms: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class CounterMean:
+    """A hardware counter of the kernels of one name on one device: the mean over those that have it, in the counter's
+    own unit. `comm_share` is the share of these kernels' time during which communication ran; None of communication
+    itself, and where communication was not fully observed.
+    """
+
+    rank: int | None
+    device: int | None
+    name: str
+    counter: str
+    count: int
+    mean: float
+    min: float
+    max: float
+    comm_share: float | None
+
+
+def kernel_totals(table: Intervals) -> list[KernelTotal]:
+    """All kernels, copies and communication, the largest total of a device first."""
+    found = []
+    for rank, device, here in _devices(table):
+        length = here.end_ns - here.start_ns
+        total = float(length.sum())
+        rows = [
+            KernelTotal(
+                rank=rank,
+                device=device,
+                name=here.names[name] if name != NULL else "",
+                cls=IntervalClass(cls).name.lower(),
+                count=len(own),
+                share=float(length[own].sum()) / total if total else 0.0,
+                **_times(length[own]),
+                min_ms=float(length[own].min()) / 1e6,
+                max_ms=float(length[own].max()) / 1e6,
+            )
+            for (name, cls), own in _groups(here.name, here.cls)
+        ]
+        found += sorted(rows, key=lambda row: (-row.total_ms, row.name))
+    return found
+
+
+def gemm_rates(trace: Trace) -> tuple[list[GemmRate], str | None]:
+    """Matrix products by shape, the largest total of a device first; and what is missing of them."""
+    gemms = trace.gemms
+    if gemms is None:
+        return [], NO_SHAPES.format(format=trace.format)
+    if not len(gemms.origin) + gemms.unknown:
+        return [], NO_PRODUCTS
+    missing = [UNSHAPED.format(count=gemms.unknown)] if gemms.unknown else []
+    if gemms.lasted_ns is not None:
+        own = trace.ranks[0]
+        return _rates(None if own == NULL else own, None, gemms, gemms.shape, gemms.lasted_ns), "; ".join(
+            missing
+        ) or None
+    found: list[GemmRate] = []
+    linked = 0
+    for rank, device, here in _devices(trace.intervals):
+        rows = here.take((here.cls == IntervalClass.COMPUTE) & np.isin(here.origin, gemms.origin))
+        origin, product = np.unique(rows.origin, return_inverse=True)
+        lasted = np.zeros(len(origin), np.int64)
+        np.add.at(lasted, product, rows.end_ns - rows.start_ns)
+        linked += len(origin)
+        found += _rates(rank, device, gemms, gemms.shape[np.searchsorted(gemms.origin, origin)], lasted)
+    if linked < len(gemms.origin):
+        missing.append(UNLINKED.format(count=len(gemms.origin) - linked))
+    return found, "; ".join(missing) or None
+
+
+def _rates(rank: int | None, device: int | None, gemms: Gemms, shape: Int64, lasted: Int64) -> list[GemmRate]:
+    found = []
+    for (code,), own in _groups(shape):
+        gemm, times = gemms.shapes[code], _times(lasted[own])
+        rate = gemm.flops * len(own) / (times["total_ms"] * 1e9) if times["total_ms"] else None
+        found.append(GemmRate(rank, device, *gemm, count=len(own), **times, tflops=rate))
+    return sorted(found, key=lambda row: -row.total_ms)
+
+
+def stream_gaps(trace: Trace) -> tuple[list[StreamGaps], str | None]:
+    """The gaps of every stream, the busiest stream of a device first; and why there are none."""
+    if trace.platform == "cpu":
+        return [], NO_STREAMS
+    found: list[StreamGaps] = []
+    for rank, device, here in _devices(trace.intervals):
+        on_stream = here.take(here.stream != NULL)
+        rows = [_gaps(rank, device, stream, on_stream.take(own)) for (stream,), own in _groups(on_stream.stream)]
+        found += sorted(rows, key=lambda row: (-row.busy_ms, row.stream))
+    return found, None if found else "none: the trace names no streams"
+
+
+def counter_means(trace: Trace) -> tuple[list[CounterMean], str | None]:
+    """Hardware counters by kernel name, by total time of the kernels; and why there are none."""
+    counters = trace.hardware_counters
+    if counters is None:
+        return [], NO_COUNTERS
+    order = np.argsort(counters.origin, kind="stable")
+    origin, counter, value = counters.origin[order], counters.counter[order], counters.value[order]
+    found: list[CounterMean] = []
+    for rank, device, here in _devices(trace.intervals):
+        comm = arrays.merge(here.take(here.cls == IntervalClass.COMM).spans)
+        length, hidden = here.end_ns - here.start_ns, covered_ns(here.spans, comm)
+        first, last = np.searchsorted(origin, here.origin), np.searchsorted(origin, here.origin, side="right")
+        last = np.where(here.origin == NULL, first, last)
+        row = np.repeat(np.arange(len(here)), last - first)
+        at = np.concatenate([np.zeros(0, np.int64), *map(np.arange, first[last > first], last[last > first])])
+        rows = []
+        for (name, code), own in _groups(here.name[row], counter[at]):
+            values, kernels = value[at[own]], np.unique(row[own])
+            lasted = int(length[kernels].sum())
+            of_comm = bool((here.cls[kernels] == IntervalClass.COMM).any())
+            made = CounterMean(
+                rank=rank,
+                device=device,
+                name=here.names[name] if name != NULL else "",
+                counter=counters.names[code],
+                count=len(values),
+                mean=float(values.mean()),
+                min=float(values.min()),
+                max=float(values.max()),
+                comm_share=None if of_comm or not lasted or trace.unseen else float(hidden[kernels].sum()) / lasted,
+            )
+            rows.append((-lasted, made))
+        found += [made for _, made in sorted(rows, key=lambda each: (each[0], each[1].name, each[1].counter))]
+    return found, None if found else COUNTERS_UNJOINED
+
+
+def _devices(table: Intervals) -> Iterator[tuple[int | None, int | None, Intervals]]:
+    """Rank, device and kernels of each device."""
+    table = table.take(np.isin(table.cls, _KERNELS))
+    for rank, device, rows in places(table):
+        yield None if rank == NULL else rank, None if device == NULL else device, table.take(rows)
+
+
+def _groups(*columns: NDArray[Any]) -> Iterator[tuple[tuple[int, ...], Int64]]:
+    """Each distinct set of values with the indices of its rows."""
+    if not len(columns[0]):
+        return
+    values = np.stack([column.astype(np.int64) for column in columns], axis=1)
+    distinct, code = np.unique(values, axis=0, return_inverse=True)
+    code = code.reshape(-1)
+    order = np.argsort(code, kind="stable")
+    ends = np.cumsum(np.bincount(code, minlength=len(distinct)))
+    for key, own in zip(distinct.tolist(), np.split(order, ends[:-1]), strict=True):
+        yield tuple(key), own
+
+
+def _times(length: Int64) -> dict[str, Any]:
+    return {
+        "total_ms": float(length.sum()) / 1e6,
+        "mean_ms": float(length.mean()) / 1e6,
+        "std_ms": float(length.std(ddof=1)) / 1e6 if len(length) > 1 else None,
+    }
+
+
+def _gaps(rank: int | None, device: int | None, stream: int, rows: Intervals) -> StreamGaps:
+    order = np.argsort(rows.start_ns, kind="stable")
+    start, end, launch = rows.start_ns[order], rows.end_ns[order], rows.launch_ns[order]
+    before = np.maximum.accumulate(end)[:-1]  # rows of one queue may overlap
+    gap = np.maximum(start[1:] - before, 0)
+    between = gap > 0
+    known = between & (launch[1:] != NULL)
+    bound = known & (launch[1:] > before)
+    told = bool(known.any()) or not between.any()
+    return StreamGaps(
+        rank=rank,
+        device=device,
+        stream=stream,
+        kernels=len(start),
+        busy_ms=float(end.max() - start[0] - gap.sum()) / 1e6,
+        gaps=int(between.sum()),
+        gap_ms=float(gap.sum()) / 1e6,
+        gaps_known=int(known.sum()),
+        launch_bound=int(bound.sum()) if told else None,
+        launch_bound_ms=float(gap[bound].sum()) / 1e6 if told else None,
+        reason=None if told else NO_LAUNCHES,
+    )

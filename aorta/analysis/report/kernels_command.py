@@ -1,0 +1,135 @@
+"""The command `aorta kernels`: the kernels of traces on the terminal, and as tables.
+
+Must not import pandas before the arguments are known to be good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from aorta.analysis.load.engines import Local
+from aorta.analysis.load.kernel_totals import CounterMean, GemmRate, KernelTotal, StreamGaps
+from aorta.analysis.report.kernel_text import kernel_block
+from aorta.analysis.table_files import FORMATS, check_format, write_table
+from aorta.command_line import command, to_stdout
+from aorta.errors import EXIT_OK, InputError
+from aorta.records.whole_files import whole_file
+from aorta.terminal_style import style_of
+
+TOP: Final = 15
+_COMPARED: Final = (
+    *("alone_count", "overlapped_count", "partly_count", "alone_mean_ms", "overlapped_mean_ms", "mean_ratio"),
+    *("mean_ratio_low", "mean_ratio_high", "alone_median_ms", "overlapped_median_ms", "slowdown", "excess_ms"),
+)
+_NOT_COMPARED: Final = {
+    "comm": "communication is not compared with itself",
+    "copy": "copies are not compared",
+    "compute": "not among the kernels that were compared",
+}
+
+
+def _columns(row: type) -> tuple[str, ...]:
+    return tuple(row.__dataclass_fields__)  # type: ignore[attr-defined]
+
+
+COLUMNS: Final = {
+    "kernels": (*_columns(KernelTotal), *_COMPARED, "slowdown_reason"),
+    "gemms": _columns(GemmRate),
+    "gaps": _columns(StreamGaps),
+    "counters": _columns(CounterMean),
+}
+"""Table -> its columns."""
+_WHOLE: Final = frozenset(
+    {"rank", "device", "stream", "count", "kernels", "gaps", "gaps_known", "launch_bound", "batch", "m", "n", "k"}
+    | {"alone_count", "overlapped_count", "partly_count"}
+)
+_WORDS: Final = frozenset({"name", "cls", "operator", "dtype", "counter", "reason", "slowdown_reason"})
+
+
+@command()
+def main(arguments: Sequence[str]) -> int:
+    """Run `aorta kernels`; returns its exit code (argparse itself ends with 0 or 2)."""
+    options = parser().parse_args(arguments)
+    if options.top < 1:
+        raise InputError(f"--top {options.top}: at least 1")
+    if options.jobs is not None and options.jobs < 1:
+        raise InputError(f"--jobs {options.jobs}: at least 1")
+    check_format(options.format)
+    from aorta.analysis.load.traces import load_traces
+
+    run = load_traces(options.traces, Local(options.jobs), options.comm_pattern)
+    traces = run.extras["traces"]
+    blocks = [kernel_block(options.traces, traces, style_of(sys.stdout), options.top)]
+    blocks.append("\n".join(f"  ! {note}" for note in run.health.notes()))
+    if options.output is not None:
+        blocks.append("\n".join(_write(traces, Path(options.output), options.format)))
+    to_stdout("\n".join(filter(None, blocks)))
+    return EXIT_OK
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments that the command takes."""
+    parser = argparse.ArgumentParser(
+        description="Kernels by total time, what communication slows down, matrix products with their rates, gaps "
+        "between kernels, and hardware counters (docs/traces.md).",
+        epilog="Exit codes: 0 done, 2 bad input.",
+    )
+    parser.add_argument("traces", metavar="TRACES", help="a file, folder, glob or URL")
+    parser.add_argument(
+        "--top", type=int, default=TOP, metavar="N", help="rows of each kind to print; default: %(default)s"
+    )
+    parser.add_argument("--output", metavar="DIR", help=f"write {', '.join(COLUMNS)} as tables there")
+    parser.add_argument("--format", choices=FORMATS, default="csv", help="parquet needs pyarrow; default: csv")
+    parser.add_argument(
+        "--comm-pattern",
+        action="append",
+        default=[],
+        metavar="REGEX",
+        help="kernels whose names match are communication too; repeatable, unanchored, case ignored",
+    )
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes that read; default: one a core")
+    return parser
+
+
+def _write(traces: Mapping[str, Any], output: Path, form: str) -> list[str]:
+    """Write every table, one without rows too; returns a line for each.
+
+    Raises:
+        InputError: `output` cannot be written.
+    """
+    import pandas as pd
+
+    found = traces["kernels"]
+    tables = {"kernels": kernel_rows(traces)} | {name: found[name] for name in ("gemms", "gaps", "counters")}
+    lines = []
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for name, rows in tables.items():
+            path = output / f"{name}.{form}"
+            frame = pd.DataFrame(rows, columns=list(COLUMNS[name]))
+            with whole_file(path) as part:
+                write_table([frame.astype({column: _kind(column) for column in frame.columns})], part)
+            lines.append(f"{path}: {len(rows)} rows")
+    except OSError as error:
+        raise InputError(f"{error.filename or output}: cannot be written: {error.strerror or error}") from error
+    return lines
+
+
+def kernel_rows(traces: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The totals of each device, each with its slowdown or why there is none."""
+    slowdowns = {(row["rank"], row["device"], row["name"]): row for row in traces["slowdowns"]}
+    rows = []
+    for total in traces["kernels"]["totals"]:
+        found = slowdowns.get((total["rank"], total["device"], total["name"])) if total["cls"] == "compute" else None
+        told = {key: found[key] for key in _COMPARED} if found else {}
+        why = found["reason"] if found else _NOT_COMPARED[total["cls"]]
+        rows.append({**total, **told, "slowdown_reason": why})
+    return rows
+
+
+def _kind(column: str) -> str:
+    return "string" if column in _WORDS else "Int64" if column in _WHOLE else "float64"

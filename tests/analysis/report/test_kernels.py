@@ -1,0 +1,168 @@
+"""Kernels of traces in a report and from `aorta kernels`: text, page, tables and schema; answers are known."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from aorta.analysis.document_types import CounterEntry, GemmEntry, KernelTotalEntry, SlowdownEntry, StreamGapsEntry
+from aorta.analysis.json_schemas import json_schema
+from aorta.analysis.load.kernel_slowdown import Slowdown
+from aorta.analysis.load.kernel_totals import CounterMean, GemmRate, KernelTotal, StreamGaps
+from aorta.analysis.report.kernel_text import kernel_block, shortened
+from aorta.analysis.report.kernels_command import COLUMNS, main
+from aorta.analysis.report.report_folder import write_report
+from tests.analysis.load.kineto_files import ALLREDUCE, document, event, kernel
+
+GEMM = "nvjet_hsh_192x192_64x4"
+FLOPS = 2 * 8192 * 4096 * 4096
+
+
+def products(rank: int) -> list[dict[str, Any]]:
+    """Twelve products, six alone (100 us) and six beside an all-reduce (150 us); the
+    second and the first of the latter are launched late (after gaps of 100 and 900 us).
+    """
+    events = [kernel(ALLREDUCE, 2000, 2000, stream=20, External_id=99)]
+    for at in range(12):
+        start, length = (200 * at, 100) if at < 6 else (2000 + 200 * at - 1200, 150)
+        launched = start - 10 if at == 1 else start - 150
+        dims = [[8192, 4096], [4096, 4096]]
+        arguments = {"External id": at + 1, "Input Dims": dims, "Input type": ["c10::BFloat16"] * 2}
+        events += [
+            event("cpu_op", "aten::mm", launched - 1, 5, 1, 1, **arguments),
+            event("cuda_runtime", "cudaLaunchKernel", launched, 2, 1, 1, correlation=at + 500),
+            kernel(GEMM, start, length, External_id=at + 1, correlation=at + 500),
+        ]
+    return events
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("traces")
+    for rank in range(2):
+        facts = {"backend": "nccl", "rank": rank, "world_size": 2}
+        text = json.dumps(document(products(rank), distributedInfo=facts))
+        (folder / f"rank{rank}.json").write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(traces: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str]:
+    out = tmp_path_factory.mktemp("report")
+    return write_report({"two": traces}, out), (out / "report.html").read_text()
+
+
+def test_the_command_prints_every_kind_and_writes_tables(
+    traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(traces), "--jobs", "1", "--output", str(tmp_path / "out")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for words in (
+        f"24 3.000 0.125 0.026 42.9 % compute {GEMM}",
+        f"x1.500 [1.500, 1.500] 6 alone 0.100 ms, 6 beside 0.150 ms, rank 0, device 0 {GEMM}",
+        "24 bfloat16 [8192, 4096] x [4096, 4096]: mean 0.125 ± 0.026 ms, "
+        f"{FLOPS / 125e-6 / 1e12:.3f} TFLOP/s (aten::mm)",
+        "rank 1, device 0, stream 7: 12 kernels in 1.500 ms, 11 gaps of 1.650 ms; launch-bound 2 of 11 with a known "
+        "launch, 1.000 ms",
+        "hardware counters: none beside the kernels",
+    ):
+        assert words in said
+    tables = {}
+    for name, columns in COLUMNS.items():
+        with (tmp_path / "out" / f"{name}.csv").open() as file:
+            head, *tables[name] = csv.reader(file)
+        assert tuple(head) == columns
+    kernels = [dict(zip(COLUMNS["kernels"], each, strict=True)) for each in tables["kernels"]]
+    gemm = next(each for each in kernels if (each["rank"], each["name"]) == ("0", GEMM))
+    assert (gemm["cls"], gemm["count"], gemm["total_ms"], gemm["alone_count"]) == ("compute", "12", "1.5", "6")
+    assert (gemm["mean_ratio"], gemm["mean_ratio_low"], gemm["slowdown_reason"]) == ("1.5", "1.5", "")
+    comm = next(each for each in kernels if each["cls"] == "comm")
+    assert (comm["mean_ratio"], comm["slowdown_reason"]) == ("", "communication is not compared with itself")
+    assert [len(tables[name]) for name in ("gemms", "gaps", "counters")] == [2, 4, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "nowhere: No such file or directory"),
+        ([".", "--top", "0"], "--top 0: at least 1"),
+        ([".", "--jobs", "0"], "--jobs 0: at least 1"),
+        (["."], "nothing that can be read as a trace"),
+        (["{traces}", "--output", "taken/below"], "taken/below: cannot be written"),
+    ],
+)
+def test_bad_input_ends_with_2_and_one_message(
+    arguments: list[str],
+    said: str,
+    traces: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").write_text("a file")
+    assert main([word.format(traces=traces) for word in arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_report_has_them_in_its_text_with_the_command_that_shows_more(report: tuple[Any, str]) -> None:
+    made, _ = report
+    assert f"compute  {GEMM}" in made.text
+    assert f"more of them: aorta kernels {made.summary['datasets']['two']['source']['path']}" in made.text
+
+
+def test_the_page_has_a_section_with_a_table_of_each_kind_there_is(report: tuple[Any, str]) -> None:
+    _, page = report
+    section = page[page.index('<section id="kernels"') :].partition("</section>")[0]
+    for key in ("kernels", "slowdowns", "gemms", "gaps"):
+        assert f'id="table-{key}-two"' in section
+    assert "table-counters" not in section
+    for words in (GEMM, "1.5000 to 1.5000", f"{FLOPS / 125e-6 / 1e12:,.6g}", "Hardware counters: none beside"):
+        assert words in section
+
+
+def test_a_page_of_records_has_no_such_section(tmp_path: Path) -> None:
+    write_report({"sample": Path(__file__).parents[2] / "samples" / "two_gloo_ranks"}, tmp_path)
+    assert 'id="kernels"' not in (tmp_path / "report.html").read_text()
+
+
+def test_the_summary_of_traces_fits_its_schema_which_notices_damage(report: tuple[Any, str]) -> None:
+    summary = json.loads(json.dumps(report[0].summary))
+    schema = Draft202012Validator(json_schema("summary"))
+    schema.validate(summary)
+    summary["datasets"]["two"]["traces"]["kernels"]["gemms"][0]["tflops"] = "many"
+    assert not schema.is_valid(summary)
+
+
+@pytest.mark.parametrize(
+    ("entry", "row"),
+    [
+        (KernelTotalEntry, KernelTotal),
+        (GemmEntry, GemmRate),
+        (StreamGapsEntry, StreamGaps),
+        (CounterEntry, CounterMean),
+        (SlowdownEntry, Slowdown),
+    ],
+)
+def test_documents_have_the_columns_of_the_rows(entry: type, row: type) -> None:
+    assert [*entry.__annotations__] == [*row.__annotations__]
+
+
+def test_names_are_one_line_that_a_terminal_only_prints() -> None:
+    assert shortened("a\x1b[31m\nb", 40) == "a?[31m?b"
+    assert shortened("", 10) == "(no name)"
+    long = shortened("void kernel<" + "x" * 500 + ">(end)", 40)
+    assert len(long) == 40
+    assert long.startswith("void kernel<")
+    assert long.endswith(">(end)")
+
+
+def test_without_kernels_the_block_says_why() -> None:
+    kernels = {"by_name": [], "reasons": {"totals": ["records of AORTA 2025 name ranges, no kernels"]}}
+    block = kernel_block("old", {"kernels": kernels, "slowdowns": []})
+    assert block == "old: no kernels: records of AORTA 2025 name ranges, no kernels"
