@@ -49,7 +49,7 @@ class SpreadModel:
         if config.compile.enabled:
             for _, block in blocks:
                 _compile(block, config.compile)
-        over_ranks = spread(whole, blocks, whole.tensor_parallel_parts(), config, device)
+        over_ranks = spread(whole, blocks, whole.tensor_parallel_parts(), whole.experts(), config, device)
         torch.manual_seed(config.training.seed + 1 + over_ranks.data_rank)
         return cls(whole, blocks, over_ranks)
 

@@ -64,6 +64,18 @@ class Model(nn.Module, ABC):
         """
         yield from ()
 
+    def experts(self) -> Iterator[nn.Module]:
+        """Modules called with [experts, capacity, width] whose every parameter counts experts in its first dimension:
+        several ranks can have some each. Empty by default.
+        """
+        yield from ()
+
+    def expert_tokens(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Of each block with experts, its name and [experts + 1] int64 on the device: the tokens that its router sent
+        to each expert since this was last asked, and behind them how many found no room. Empty by default.
+        """
+        yield from ()
+
 
 class Task(Protocol):
     """A workload, ready to be built."""

@@ -17,6 +17,7 @@ from aorta.config.schema import (
     DType,
     EmulatedFabric,
     Gpt,
+    Moe,
     NoParallel,
     Precision,
     Profiling,
@@ -48,6 +49,8 @@ def workload_rules(config: Config) -> Iterator[str]:
         yield from _ranking_rules(config.workload)
     if isinstance(config.workload, Gpt):
         yield from _gpt_rules(config.workload)
+    if isinstance(config.workload, Moe):
+        yield from _moe_rules(config, config.workload)
     if isinstance(config.workload, Resnet18):
         yield from _resnet18_rules(config, config.workload)
     if isinstance(config.workload, Rpc):
@@ -115,6 +118,27 @@ def _gpt_rules(workload: Gpt) -> Iterator[str]:
         yield (
             f"workload.num_kv_heads={dims.num_kv_heads}: must divide workload.num_heads={dims.num_heads}: each head of "
             "keys and values serves as many heads of queries"
+        )
+
+
+def _moe_rules(config: Config, workload: Moe) -> Iterator[str]:
+    counts = {name: getattr(workload, name) for name in ("num_experts", "top_k", "expert_interval")}
+    yield from at_least(1, {f"workload.{name}": value for name, value in counts.items()})
+    if workload.top_k > workload.num_experts >= 1:
+        yield f"workload.top_k={workload.top_k}: must not exceed workload.num_experts={workload.num_experts}"
+    if not 0 < workload.capacity_factor < math.inf:
+        yield f"workload.capacity_factor={workload.capacity_factor}: must be greater than 0 and finite"
+    if not 0 <= workload.balance_weight < math.inf:
+        yield f"workload.balance_weight={workload.balance_weight}: must be at least 0 and finite"
+    if workload.hot_expert is not None and not 0 <= workload.hot_expert < workload.num_experts:
+        yield (
+            f"workload.hot_expert={workload.hot_expert}: must be from 0 to {workload.num_experts - 1}, as there are "
+            f"{workload.num_experts} experts (workload.num_experts), or null"
+        )
+    if config.training.mixed_precision is Precision.fp16:
+        yield (
+            "training.mixed_precision=fp16: workload=moe adds the gradient of its load-balancing loss behind the "
+            "scaled loss, so that the two would not fit; use bf16"
         )
 
 
