@@ -18,7 +18,7 @@ from torch.nn.functional import silu
 
 from aorta.config.decoder_sizes import Dimensions
 from aorta.config.schema import Moe as Settings
-from aorta.workload.gpt import DecoderLayer, FeedForward, Gpt
+from aorta.workload.gpt import FeedForward, Gpt
 
 HOT = 8.0
 """Added to the router's logit of `workload.hot_expert`: before training has changed the others, which are near 0,
@@ -137,6 +137,9 @@ class Moe(Gpt):
             return MixtureOfExperts(dims, settings, settings.balance_weight / micro_batches)
 
         super().__init__(dims, feed_forward)
+        found = ((index, layer.get_submodule("feed_forward")) for index, layer in self.layers.items())
+        # In a tuple, where nn.Module does not look for children; a strategy may wrap the layers in others.
+        self._found = tuple((index, mixture) for index, mixture in found if isinstance(mixture, MixtureOfExperts))
 
     def experts(self) -> Iterator[nn.Module]:
         """Those of each layer."""
@@ -150,10 +153,9 @@ class Moe(Gpt):
                 yield name, sent
 
     def _mixtures(self) -> Iterator[tuple[str, MixtureOfExperts]]:
-        for index, layer in self.layers.items():
-            assert isinstance(layer, DecoderLayer)
-            if isinstance(layer.feed_forward, MixtureOfExperts):
-                yield f"layers.{index}", layer.feed_forward
+        for index, mixture in self._found:
+            if index in self.layers:  # and not dropped, as in a stage of a pipeline
+                yield f"layers.{index}", mixture
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:
