@@ -19,6 +19,7 @@ import pandas as pd
 from aorta.analysis.baselines import compute_slowdown, overlap_efficiency
 from aorta.analysis.collective_metrics import CollectiveMetrics, collective_metrics
 from aorta.analysis.devices import JOINED_ON, devices_entry, samples_frame
+from aorta.analysis.expert_load import expert_entry
 from aorta.analysis.frames import metric_names, null_reasons, step_column, steps_frame
 from aorta.analysis.metrics import JOB_STEP, RATIO_PARTS, in_order
 from aorta.analysis.stall_cutoffs import cutoff_entry
@@ -102,7 +103,9 @@ def aggregate(dataset: LabelledRun) -> dict[str, Any]:
     if not entry["count"]:
         return entry
     found = dataset.collectives
-    return {**entry, "collectives": found.collectives, "stragglers": found.stragglers}
+    experts = expert_entry(dataset.run)
+    of_experts = {} if experts is None else {"experts": experts}
+    return {**entry, "collectives": found.collectives, "stragglers": found.stragglers, **of_experts}
 
 
 def step_entry(dataset: LabelledRun) -> dict[str, Any]:

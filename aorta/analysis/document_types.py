@@ -327,6 +327,7 @@ class DatasetEntry(msgspec.Struct):
     metrics: dict[str, Described] | UnsetType = UNSET
     collectives: list[CollectiveEntry] | UnsetType = UNSET
     stragglers: list[dict[str, Any]] | UnsetType = UNSET
+    experts: dict[str, Any] | UnsetType = UNSET
     stall_cutoff: dict[str, Any] | UnsetType | None = UNSET
     launches: int | UnsetType = UNSET
     representative: str | UnsetType = UNSET

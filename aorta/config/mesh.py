@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aorta.config.schema import FSDPTP, HSDP, TP, Config, Ranking
+from aorta.config.decoder_sizes import SIZES, dimensions_of
+from aorta.config.schema import EP, FSDPTP, HSDP, TP, Config, Gpt, Moe, Ranking, Workload
 
 
 def data_parallel_size(config: Config, world_size: int) -> int:
@@ -27,6 +28,9 @@ def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
     """
     parallel = config.parallel
     match parallel:
+        case EP():
+            yield from _expert_rules(config.workload, world_size)
+            return
         case HSDP(replicas=parts):
             key, what = "parallel.replicas", "copies of the model of equal size"
         case FSDPTP(tp_size=parts):
@@ -44,10 +48,32 @@ def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
             f"(torchrun --nproc_per_node), or set {key} to a divisor of {world_size}"
         )
         return
-    if isinstance(parallel, TP | FSDPTP) and isinstance(config.workload, Ranking):
-        for name, what in (("num_heads", "attention heads"), ("mlp_hidden_dim", "hidden units")):
-            if (value := getattr(config.workload, name)) % parts:
+    if isinstance(parallel, TP | FSDPTP):
+        for name, what, value in _split_by_tensor_parallelism(config.workload):
+            if value % parts:
                 yield (
                     f"workload.{name}={value}: {parts} ranks compute a layer together "
                     f"(parallel={parallel.strategy}), so the {what} must be a multiple of {parts}"
                 )
+
+
+def _split_by_tensor_parallelism(workload: Workload) -> Iterator[tuple[str, str, int]]:
+    """Name, meaning and value of each dimension that has to divide into as many parts as there are ranks."""
+    match workload:
+        case Ranking() as shape:
+            yield "num_heads", "attention heads", shape.num_heads
+            yield "mlp_hidden_dim", "hidden units", shape.mlp_hidden_dim
+        case Gpt() if workload.size in SIZES:
+            dims = dimensions_of(workload)
+            yield "num_heads", "attention heads", dims.num_heads
+            yield "num_kv_heads", "heads of keys and values", dims.num_kv_heads
+            if not isinstance(workload, Moe) or workload.expert_interval > 1:  # experts are not split by hidden units
+                yield "mlp_hidden_dim", "hidden units", dims.mlp_hidden_dim
+
+
+def _expert_rules(workload: Workload, parts: int) -> Iterator[str]:
+    if isinstance(workload, Moe) and workload.num_experts % parts:
+        yield (
+            f"workload.num_experts={workload.num_experts}: {parts} ranks share the experts (parallel=ep), so their "
+            f"number must be a multiple of {parts}"
+        )

@@ -26,13 +26,14 @@ from aorta.config.groups.loop import (
     Scheduler,
     Training,
 )
-from aorta.config.groups.parallel import DDP, FSDP, FSDP1, FSDPTP, HSDP, TP, NoParallel, Parallel
+from aorta.config.groups.parallel import DDP, EP, FSDP, FSDP1, FSDPTP, HSDP, TP, NoParallel, Parallel
 from aorta.config.groups.profiling import PRESETS, Naming, Profiling
 from aorta.config.groups.telemetry import Devices, Loggers, Telemetry
-from aorta.config.groups.workload import Ranking, Resnet18, Rpc, Workload
+from aorta.config.groups.workload import Gpt, Moe, Ranking, Resnet18, Rpc, Workload
 
 __all__ = [
     "DDP",
+    "EP",
     "FSDP",
     "FSDP1",
     "FSDPTP",
@@ -52,9 +53,11 @@ __all__ = [
     "Devices",
     "EmulatedFabric",
     "Fabric",
+    "Gpt",
     "Instrument",
     "Loggers",
     "Mode",
+    "Moe",
     "Naming",
     "NoParallel",
     "Optimizer",
@@ -98,7 +101,7 @@ class Config:
 
 
 GROUPS: dict[str, dict[str, type[Any]]] = {
-    "workload": {"ranking": Ranking, "resnet18": Resnet18, "rpc": Rpc},
+    "workload": {"ranking": Ranking, "resnet18": Resnet18, "gpt": Gpt, "moe": Moe, "rpc": Rpc},
     "parallel": {
         "none": NoParallel,
         "ddp": DDP,
@@ -107,6 +110,7 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
         "hsdp": HSDP,
         "tp": TP,
         "fsdp_tp": FSDPTP,
+        "ep": EP,
     },
     "profiling": dict(PRESETS),
     "fabric": {"none": Fabric, "emulated": EmulatedFabric},

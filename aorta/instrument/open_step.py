@@ -13,7 +13,7 @@ from aorta.instrument.compute_ranges import Range
 from aorta.instrument.event_clock import Mark
 from aorta.instrument.gradient_order import ReadyGradient
 from aorta.instrument.in_flight import InFlight
-from aorta.instrument.loss_scalars import Scalar
+from aorta.instrument.loss_scalars import Counts, Scalar
 from aorta.instrument.user_marks import MarksOfStep
 from aorta.instrument.waits import Name, Waited
 from aorta.records.schema import Phase
@@ -80,6 +80,7 @@ class OpenStep:
     aux: list[Range] = field(default_factory=list)
     loss: Scalar | None = None
     grad_norm: Scalar | None = None
+    experts: list[tuple[str, Counts]] = field(default_factory=list)
     tell: Callable[[], Told] | None = None
     user_marks: MarksOfStep | None = None
 

@@ -29,6 +29,7 @@ from aorta.records.schema import (
     Collective,
     ComputeRange,
     Coverage,
+    ExpertTokens,
     Stall,
     StallCause,
     Step,
@@ -175,6 +176,7 @@ class StepBuilder:
             waits=msgspec.UNSET if step.unseen is not None else wait_rows(found, start_ns),
             ready=self._ready_rows(step, rows, start_ns) or msgspec.UNSET,
             gradient_order=gradient_rows(step.gradients, compute) or msgspec.UNSET,
+            experts=_expert_rows(step) or msgspec.UNSET,
         )
         return line if step.user_marks is None else _with_user_marks(line, step.user_marks)
 
@@ -317,6 +319,11 @@ class StepBuilder:
         else:
             self._clock.release(mark)
         return value
+
+
+def _expert_rows(step: OpenStep) -> list[ExpertTokens]:
+    read = [(block, counts.read()) for block, counts in step.experts]
+    return [ExpertTokens(block, numbers[:-1], numbers[-1]) for block, numbers in read]
 
 
 def _with_user_marks(line: Step, marks: MarksOfStep) -> Step:

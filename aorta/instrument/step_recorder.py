@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Protocol
@@ -17,7 +17,7 @@ from aorta.instrument.compute_ranges import Range
 from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.gradient_order import GradientOrder
 from aorta.instrument.in_flight import InFlight
-from aorta.instrument.loss_scalars import Scalar
+from aorta.instrument.loss_scalars import Counts, Scalar
 from aorta.instrument.open_step import OpenStep, StepFacts, Told
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.user_marks import UserMarks
@@ -241,6 +241,13 @@ class StepRecorder:
         step.loss, step.grad_norm = loss or step.loss, grad_norm or step.grad_norm
         if lr is not None:
             step.facts = replace(step.facts, lr=lr)
+
+    def note_experts(self, tokens: Iterable[tuple[str, Counts]]) -> None:
+        """Record, for each block with experts, the tokens sent to each one and behind them those dropped; read when the
+        step is.
+        """
+        if self._current is not None:
+            self._current.experts += tokens
 
     def _forget(self, *marks: Mark | None) -> None:
         """Drop marks taken outside a step, or in one that is not recorded."""

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from aorta.config.schema import DDP, Precision
-from aorta.parallel.plan import Spread, autocast
+from aorta.parallel.plan import Spread, autocast, mesh_of
 
 MIB = 1 << 20
 _TORCH_BUCKET_MB = 25.0
@@ -21,7 +21,12 @@ _BUCKETS_WANTED = 8
 
 
 def spread(model: nn.Module, settings: DDP, precision: Precision, device: torch.device) -> Spread:
-    """Wrap `model`; with `overlap=false` the same buckets are reduced after backward has computed everything."""
+    """Wrap `model`; with `overlap=false` the same buckets are reduced after backward has computed everything.
+
+    Parameters that are distributed over a mesh already are left alone.
+    """
+    own = [name for name, parameter in model.named_parameters() if mesh_of(parameter) is not None]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, own)  # type: ignore[no-untyped-call]
     bucket_cap_mb = settings.bucket_cap_mb or default_bucket_mb(model)
     wrapped = DistributedDataParallel(
         model,
@@ -47,7 +52,8 @@ def default_bucket_mb(model: nn.Module) -> float:
 
     A single bucket could not overlap with anything, and a small model fills only one of torch's size.
     """
-    size = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    reduced = (p for p in model.parameters() if p.requires_grad and mesh_of(p) is None)
+    size = sum(p.numel() * p.element_size() for p in reduced)
     return min(_TORCH_BUCKET_MB, max(size / MIB / _BUCKETS_WANTED, 1 / 16))
 
 

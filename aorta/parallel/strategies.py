@@ -10,20 +10,32 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from aorta.config.schema import DDP, FSDP, FSDP1, FSDPTP, HSDP, TP, Config, NoParallel
+from aorta.config.schema import DDP, EP, FSDP, FSDP1, FSDPTP, HSDP, TP, Config, NoParallel
 from aorta.errors import ConfigError
 from aorta.parallel.plan import Blocks, Parts, Spread, autocast
 
 
-def spread(model: nn.Module, blocks: Blocks, parts: Iterable[Parts], config: Config, device: torch.device) -> Spread:
+def spread(
+    model: nn.Module,
+    blocks: Blocks,
+    parts: Iterable[Parts],
+    experts: Iterable[nn.Module],
+    config: Config,
+    device: torch.device,
+) -> Spread:
     """Distribute `model` as `config.parallel` says; needs an initialised process group.
 
     Args:
         blocks: the modules that are sharded one by one, in the order they run.
         parts: the modules that several ranks can compute together, each with its layers.
+        experts: the modules whose parameters count experts in their first dimension.
     """
     precision = config.training.mixed_precision
     match config.parallel:
+        case EP() as settings:
+            from aorta.parallel import expert
+
+            return expert.spread(model, experts, settings, precision, device)
         case DDP() as settings:
             from aorta.parallel import ddp
 

@@ -138,6 +138,16 @@ class Gradient(msgspec.Struct, array_like=True, frozen=True, gc=False):
     part: float | None = None
 
 
+class ExpertTokens(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What the router of one block did with this rank's tokens in a step: how many it sent to each expert, whether or
+    not they found room there, and how many in all found none.
+    """
+
+    block: str
+    tokens: list[Integer]
+    dropped: Integer
+
+
 class AuxRange(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Work that is neither compute nor communication: data, clipping, optimizer, loss read."""
 
@@ -215,6 +225,7 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "waits": Wait.__struct_fields__,
     "ready": BucketReady.__struct_fields__,
     "gradient_order": Gradient.__struct_fields__,
+    "experts": ExpertTokens.__struct_fields__,
 }
 
 
@@ -267,7 +278,8 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     only in the first step written after a sample; those of rocm-smi only where its words were asked for, begun at
     `rocm_smi_t_ns`. `ranges` and `counters` stand only where the caller recorded any. `waits`: in order of time; absent
     where waits are not known. `ready` stands where collectives were held back. `gradient_order`, once a run: every
-    parameter of a DDP model, in the order in which its gradients became ready in this step.
+    parameter of a DDP model, in the order in which its gradients became ready in this step. `experts`: of models
+    that have them, in the steps in which the loss was read.
     """
 
     rank: Integer
@@ -301,6 +313,7 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     waits: list[Wait] | msgspec.UnsetType = msgspec.UNSET
     ready: list[BucketReady] | msgspec.UnsetType = msgspec.UNSET
     gradient_order: list[Gradient] | msgspec.UnsetType = msgspec.UNSET
+    experts: list[ExpertTokens] | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_t_ns: Integer | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_output: str | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_exit_code: Integer | msgspec.UnsetType = msgspec.UNSET

@@ -6,7 +6,7 @@ Each part has its own range. Must not read anything from the device: the recorde
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 
 from aorta.config.schema import Compile, Config
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.loss_scalars import Scalar
+from aorta.instrument.loss_scalars import Counts, Scalar
 from aorta.instrument.open_step import StepFacts
 from aorta.parallel.plan import Blocks, Spread
 from aorta.parallel.strategies import spread
@@ -49,7 +49,7 @@ class SpreadModel:
         if config.compile.enabled:
             for _, block in blocks:
                 _compile(block, config.compile)
-        over_ranks = spread(whole, blocks, whole.tensor_parallel_parts(), config, device)
+        over_ranks = spread(whole, blocks, whole.tensor_parallel_parts(), whole.experts(), config, device)
         torch.manual_seed(config.training.seed + 1 + over_ranks.data_rank)
         return cls(whole, blocks, over_ranks)
 
@@ -60,12 +60,14 @@ class TrainStep:
 
     Attributes:
         model: distributed over ranks.
+        expert_tokens: as `Model.expert_tokens`.
         loss: of the model's output and a batch's target.
         config: of the run.
         device: of this rank.
     """
 
     model: Spread
+    expert_tokens: Callable[[], Iterable[tuple[str, torch.Tensor]]]
     loss: nn.Module
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LambdaLR
@@ -87,7 +89,9 @@ class TrainStep:
             model.spread.tell_ready(instrument.recorder.on_bucket_ready)
         optimizer = make_optimizer(model.whole.parameters(), task)
         schedule, scaler = make_schedule(optimizer, config), make_scaler(model.spread, config, device)
-        return cls(model.spread, loss, optimizer, schedule, scaler, instrument, config, device)
+        return cls(
+            model.spread, model.whole.expert_tokens, loss, optimizer, schedule, scaler, instrument, config, device
+        )
 
     def run(self, batches: Iterator[Batch], facts: StepFacts) -> None:
         """Train on the next `gradient_accumulation` micro-batches, as one recorded step."""
@@ -115,9 +119,11 @@ class TrainStep:
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
+        sent = list(self.expert_tokens())  # those of this step alone, also where they are not recorded
         if self.device.type == "cpu" or (global_step + 1) % self.config.training.log_interval == 0:
             with recorder.aux("loss_read"):
                 recorder.note(Scalar(torch.stack(losses).sum()), None if grad_norm is None else Scalar(grad_norm))
+                recorder.note_experts((block, Counts(tokens)) for block, tokens in sent)
 
     def _gradients(self, batches: Iterator[Batch]) -> list[torch.Tensor]:
         recorder, count = self.instrument.recorder, self.config.training.gradient_accumulation

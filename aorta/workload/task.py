@@ -12,6 +12,8 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import nn
 
+from aorta.config.schema import Optimizer
+
 Groups: TypeAlias = Iterable[Mapping[str, Any]]
 """Parameter groups as `torch.optim` takes them."""
 
@@ -62,6 +64,18 @@ class Model(nn.Module, ABC):
         """
         yield from ()
 
+    def experts(self) -> Iterator[nn.Module]:
+        """Modules called with [experts, capacity, width] whose every parameter counts experts in its first dimension:
+        several ranks can have some each. Empty by default.
+        """
+        yield from ()
+
+    def expert_tokens(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Of each block with experts, its name and [experts + 1] int64 on the device: the tokens that its router sent
+        to each expert since this was last asked, and behind them how many found no room. Empty by default.
+        """
+        yield from ()
+
 
 class Task(Protocol):
     """A workload, ready to be built."""
@@ -81,3 +95,14 @@ class Task(Protocol):
     def batches(self, rank: int, world_size: int, device: torch.device) -> Batches:
         """The batches of part `rank` of `world_size`: ranks that compute a layer together share a part."""
         ...
+
+
+def adamw(groups: Groups, settings: Optimizer) -> torch.optim.AdamW:
+    """AdamW with the configured rates."""
+    return torch.optim.AdamW(
+        (dict(group) for group in groups),
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+    )

@@ -1,7 +1,7 @@
 """Several ranks train on the simulated device in each mode, with collectives that really take long.
 
-Enters: a folder, the strategies, how many steps. Leaves: `rank_<r>.json`: strategy -> mode and tap -> losses, gradient
-norms, peak bytes, what the host waited for. Run by `test_training`.
+Enters: a folder, the strategies (with words that one needs behind it), how many steps. Leaves: `rank_<r>.json`:
+strategy -> mode and tap -> losses, gradient norms, peak bytes, what the host waited for. Run by `test_training`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def main() -> None:
     with process_group(topology, device, 300):
         told = {
             strategy: {
-                arm: trained((f"parallel={strategy}", *words), topology, device, steps) for arm, words in ARMS.items()
+                arm: trained((*f"parallel={strategy}".split(), *words), topology, device, steps)
+                for arm, words in ARMS.items()
             }
             for strategy in strategies
         }

@@ -24,6 +24,7 @@ PLACES = {
     "`waits` row": schema.Wait,
     "`ready` row": schema.BucketReady,
     "`gradient_order` row": schema.Gradient,
+    "`experts` row": schema.ExpertTokens,
     "device telemetry object": schema.DeviceTelemetry,
     "stall cut-off object": schema.StallCutoff,
     "`coverage` object": schema.Coverage,

@@ -27,6 +27,7 @@ from aorta.analysis.load.record_lines import (
     check_user_marks,
     check_waits,
     decode,
+    experts_of,
     gradients_of,
 )
 from aorta.analysis.tables import (
@@ -39,6 +40,7 @@ from aorta.analysis.tables import (
     CollectiveName,
     Collectives,
     CoverageFacts,
+    ExpertLoad,
     Floats,
     Ints,
     IsolatedSteps,
@@ -49,14 +51,7 @@ from aorta.analysis.tables import (
 )
 from aorta.errors import InputError
 from aorta.records.reader import Problems, no_footer, raw_lines, read_header, second_header
-from aorta.records.schema import (
-    Anchor,
-    Coverage,
-    DeviceTelemetry,
-    Footer,
-    Gradient,
-    Header,
-)
+from aorta.records.schema import Anchor, Coverage, DeviceTelemetry, Footer, Gradient, Header
 
 FORMAT: Final = "aorta"
 """`Source.format` of AORTA's own records."""
@@ -144,6 +139,7 @@ class _Columns:
     sample_lines: array[int] = field(default_factory=lambda: array("q"))
     mark_lines: array[int] = field(default_factory=lambda: array("q"))
     gradient_order: tuple[Gradient, ...] = ()
+    expert_load: ExpertLoad = field(default_factory=lambda: ExpertLoad())
     row_total: int = 0
     blocks: list[tuple[Ints, Floats, Ints, list[tuple[tuple[str, ...], list[int], Floats]]]] = field(
         default_factory=list
@@ -165,6 +161,7 @@ class _Columns:
             check_user_marks(bytes(line.ranges), bytes(line.counters))
         if line.waits or line.ready:
             check_waits(bytes(line.waits), bytes(line.ready))
+        experts = experts_of(bytes(line.experts)) if line.experts else []
         gradient_order = gradients_of(bytes(line.gradient_order)) if line.gradient_order else ()
         if line.device:
             check_samples(bytes(line.device))
@@ -181,6 +178,8 @@ class _Columns:
         if line.ranges or line.counters:
             self.mark_lines.append(offset)
         self.gradient_order = self.gradient_order or gradient_order
+        if experts and not line.warmup:
+            self.expert_load.add(experts)
         names = tuple(line.overlap)
         places, values = self.metrics_by_names.get(names) or self._new_names(number, names)
         places.append(len(self.scalars))
@@ -276,6 +275,7 @@ class _Columns:
             ),
             isolated=self._isolated(),
             gradient_order=self.gradient_order,
+            expert_load=self.expert_load,
             covered=_coverage_facts(steps, collectives),
             problems=tuple(said),
         )

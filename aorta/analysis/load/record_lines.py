@@ -19,6 +19,7 @@ from aorta.records.schema import (
     CounterValue,
     DeviceSample,
     EndSource,
+    ExpertTokens,
     Footer,
     Gradient,
     Integer,
@@ -78,7 +79,8 @@ class LeanStep(msgspec.Struct, tag_field="record", tag="step", gc=False):
     waits: msgspec.Raw = msgspec.Raw(b"")
     ready: msgspec.Raw = msgspec.Raw(b"")
     gradient_order: msgspec.Raw = msgspec.Raw(b"")
-    """Empty, as the two above: this step does not have it."""
+    experts: msgspec.Raw = msgspec.Raw(b"")
+    """Empty, as the ones above: this step does not have it."""
     rocm_smi_t_ns: Integer | None = None
     """None: this line has no words of rocm-smi."""
     rocm_smi_output: str = ""
@@ -92,6 +94,7 @@ _RANGES: Final = msgspec.json.Decoder(list[UserRange])
 _COUNTERS: Final = msgspec.json.Decoder(list[CounterValue])
 _WAITS: Final = msgspec.json.Decoder(list[Wait])
 _READY: Final = msgspec.json.Decoder(list[BucketReady])
+_EXPERTS: Final = msgspec.json.Decoder(list[ExpertTokens])
 _GRADIENTS: Final = msgspec.json.Decoder(list[Gradient])
 _DECODER: Final[msgspec.json.Decoder[LeanStep | Anchor | Footer]] = msgspec.json.Decoder(LeanStep | Anchor | Footer)
 """A union, so that a line without `record` is refused: with a single type, msgspec accepts a missing tag."""
@@ -169,6 +172,18 @@ def gradients_of(text: bytes) -> tuple[Gradient, ...]:
     """
     try:
         return tuple(_GRADIENTS.decode(text))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"not a line of this schema ({error})") from error
+
+
+def experts_of(text: bytes) -> list[ExpertTokens]:
+    """The `experts` field of a step.
+
+    Raises:
+        ValueError: it violates the schema.
+    """
+    try:
+        return _EXPERTS.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not a line of this schema ({error})") from error
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 from aorta.analysis.cautions import cautions
 from aorta.analysis.compare.inputs import Subject, read_subjects
 from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.expert_load import expert_sentences
 from aorta.analysis.load.archives import Archives
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.report.brief_text import brief_text
@@ -115,7 +116,7 @@ def write_report(
 
 
 def _notes(subject: Subject, entry: Mapping[str, Any]) -> list[str]:
-    return [*subject.dataset.run.health.notes(), *cautions(entry)]
+    return [*subject.dataset.run.health.notes(), *cautions(entry), *expert_sentences(entry)]
 
 
 def _files(

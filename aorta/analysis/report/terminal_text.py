@@ -13,6 +13,7 @@ from typing import Any, Final
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.cautions import cautions
 from aorta.analysis.devices import device_line, device_notes
+from aorta.analysis.expert_load import expert_sentences
 from aorta.analysis.formatting import TEXT, json_text
 from aorta.analysis.metrics import JOB_STEP, metric_named
 from aorta.analysis.report.html import PAGE_FILE
@@ -90,6 +91,7 @@ def health_block(dataset: LabelledRun, entry: Mapping[str, Any]) -> str:
         *cautions(entry),
         *device_notes(entry["devices"]),
         *sentences(entry.get("stragglers", ())),
+        *expert_sentences(entry),
     )
     lines += [f"  ! {note}" for note in found]
     return wrapped(lines)

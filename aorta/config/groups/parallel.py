@@ -102,3 +102,12 @@ class FSDPTP(FSDP):
     strategy: str = "fsdp_tp"
     # ranks that compute a layer together; the world is a multiple of it
     tp_size: int = 2
+
+
+@dataclass
+class EP(DDP):
+    """Expert parallelism: the experts of a layer are split over all ranks, and tokens go to them and back by
+    all-to-all; the rest of the model is DistributedDataParallel's.
+    """
+
+    strategy: str = "ep"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aorta.config.rules.bounds import at_least
-from aorta.config.schema import FSDP, FSDP1, FSDPTP, TP, Config, Precision
+from aorta.config.schema import EP, FSDP, FSDP1, FSDPTP, TP, Config, Moe, Precision
 
 
 def parallel_rules(config: Config) -> Iterator[str]:
@@ -26,6 +26,11 @@ def parallel_rules(config: Config) -> Iterator[str]:
         yield (
             f"training.mixed_precision=fp16: parallel={config.parallel.strategy} keeps parameters on several meshes, "
             "and torch's gradient scaler looks for overflow on one only, so ranks would disagree about a step; use bf16"
+        )
+    if isinstance(config.parallel, EP) and not isinstance(config.workload, Moe):
+        yield (
+            f"parallel={config.parallel.strategy}: workload={config.workload.name} has no experts that ranks could "
+            "share; use workload=moe, or parallel=ddp"
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from aorta.config.decoder_sizes import SIZES, dimensions_of
 from aorta.config.rules.bounds import at_least
 from aorta.config.schema import (
     DDP,
@@ -15,6 +16,8 @@ from aorta.config.schema import (
     Devices,
     DType,
     EmulatedFabric,
+    Gpt,
+    Moe,
     NoParallel,
     Precision,
     Profiling,
@@ -44,6 +47,10 @@ def workload_rules(config: Config) -> Iterator[str]:
     """One message per broken rule."""
     if isinstance(config.workload, Ranking):
         yield from _ranking_rules(config.workload)
+    if isinstance(config.workload, Gpt):
+        yield from _gpt_rules(config.workload)
+    if isinstance(config.workload, Moe):
+        yield from _moe_rules(config, config.workload)
     if isinstance(config.workload, Resnet18):
         yield from _resnet18_rules(config, config.workload)
     if isinstance(config.workload, Rpc):
@@ -91,6 +98,48 @@ def _ranking_rules(workload: Ranking) -> Iterator[str]:
         yield f"workload.model_dim={workload.model_dim}: must be a multiple of workload.num_heads={workload.num_heads}"
     if not 0 <= workload.dropout < 1:
         yield f"workload.dropout={workload.dropout}: must be in [0, 1)"
+
+
+def _gpt_rules(workload: Gpt) -> Iterator[str]:
+    if workload.size not in SIZES:
+        yield f"workload.size={workload.size!r}: must be one of {', '.join(SIZES)}"
+        return
+    dims = dimensions_of(workload)
+    too_small = list(at_least(1, {f"workload.{name}": value for name, value in dims._asdict().items()}))
+    yield from too_small
+    if too_small:
+        return
+    if dims.model_dim % dims.num_heads or dims.model_dim // dims.num_heads % 2:
+        yield (
+            f"workload.model_dim={dims.model_dim}: must be an even multiple of workload.num_heads={dims.num_heads}: "
+            "rotary positions turn the numbers of a head in pairs"
+        )
+    if dims.num_heads % dims.num_kv_heads:
+        yield (
+            f"workload.num_kv_heads={dims.num_kv_heads}: must divide workload.num_heads={dims.num_heads}: each head of "
+            "keys and values serves as many heads of queries"
+        )
+
+
+def _moe_rules(config: Config, workload: Moe) -> Iterator[str]:
+    counts = {name: getattr(workload, name) for name in ("num_experts", "top_k", "expert_interval")}
+    yield from at_least(1, {f"workload.{name}": value for name, value in counts.items()})
+    if workload.top_k > workload.num_experts >= 1:
+        yield f"workload.top_k={workload.top_k}: must not exceed workload.num_experts={workload.num_experts}"
+    if not 0 < workload.capacity_factor < math.inf:
+        yield f"workload.capacity_factor={workload.capacity_factor}: must be greater than 0 and finite"
+    if not 0 <= workload.balance_weight < math.inf:
+        yield f"workload.balance_weight={workload.balance_weight}: must be at least 0 and finite"
+    if workload.hot_expert is not None and not 0 <= workload.hot_expert < workload.num_experts:
+        yield (
+            f"workload.hot_expert={workload.hot_expert}: must be from 0 to {workload.num_experts - 1}, as there are "
+            f"{workload.num_experts} experts (workload.num_experts), or null"
+        )
+    if config.training.mixed_precision is Precision.fp16:
+        yield (
+            "training.mixed_precision=fp16: workload=moe adds the gradient of its load-balancing loss behind the "
+            "scaled loss, so that the two would not fit; use bf16"
+        )
 
 
 def _resnet18_rules(config: Config, workload: Resnet18) -> Iterator[str]:

@@ -103,7 +103,7 @@ def test_the_lean_step_is_the_step_of_the_schema() -> None:
     required = [field.name for field in whole if field.required]
     assert [field.name for field in lean if field.required] == required
     words = {field.name for field in whole if field.name.startswith("rocm_smi_")}
-    known = {"waits", "ready", "gradient_order"}
+    known = {"waits", "ready", "gradient_order", "experts"}
     optional = {"phase", "reasons", "device", "ranges", "counters", *known, *words}
     assert {field.name for field in lean} - set(required) == optional
     assert LeanStep.__struct_config__.tag == Step.__struct_config__.tag
@@ -144,6 +144,9 @@ def test_broken_ranges_and_counters_cost_their_line_and_no_other(tmp_path: Path,
         {"ready": [["w", 0, "soon"]]},
         {"gradient_order": [["block"]]},
         {"gradient_order": [["block", "large"]]},
+        {"experts": [["block", 4, 0]]},
+        {"experts": [["block", [1, "two"], 0]]},
+        {"experts": [["block", [1, 2], 2**63]]},
         {"collectives": [["allreduce", "w", 0, 1, None, 0, 0, 1, "emulated", "late"]]},
         {"collectives": [["allreduce", "w", 0, 1, None, 0, 0, 1, "emulated", 2**63]]},
     ],

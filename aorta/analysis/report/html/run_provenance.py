@@ -11,6 +11,7 @@ from typing import Any, Final
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.cautions import cautions
 from aorta.analysis.devices import device_line, device_notes
+from aorta.analysis.expert_load import expert_sentences
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.load.manifest import config_of, flatten
 from aorta.analysis.report.html.page_tables import facts_table
@@ -37,6 +38,7 @@ def health_of(dataset: LabelledRun, entry: Mapping[str, Any]) -> dict[str, Any]:
         *cautions(entry),
         *device_notes(entry["devices"]),
         *sentences(entry.get("stragglers", ())),
+        *expert_sentences(entry),
     ]
     if "reason" in entry:
         notes.insert(0, f"nothing to measure: {entry['reason']}")

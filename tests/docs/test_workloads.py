@@ -1,0 +1,37 @@
+"""docs/workloads.md is what `python -m tests.workload_table` makes of the configuration and of what tests train."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import workload_table
+from tests.docs.pages import ROOT
+from tests.runner.test_every_strategy import CASES
+
+
+def test_the_page_is_current() -> None:
+    written = (ROOT / "docs" / "workloads.md").read_text()
+    assert written == workload_table.page(), "run: python -m tests.workload_table > docs/workloads.md"
+
+
+def test_what_it_says_is_trained_is_trained() -> None:
+    assert workload_table.TRAINED["ranking"] == set(CASES)
+    assert {name: ranks for name, (ranks, _) in CASES.items()}.items() <= workload_table.RANKS.items()
+
+
+@pytest.mark.parametrize(
+    ("trained", "told"),
+    [
+        (
+            {"none", "ddp", "fsdp"},
+            "parallel=fsdp: a test trains it, but it is refused: parallel=fsdp: workload",
+        ),
+        ({"none"}, "workload=resnet18 parallel=ddp: it is taken, but no test trains it"),
+    ],
+)
+def test_a_combination_that_is_not_as_it_says_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, trained: set[str], told: str
+) -> None:
+    monkeypatch.setitem(workload_table.TRAINED, "resnet18", trained)
+    with pytest.raises(ValueError, match=told):
+        workload_table.cells(["resnet18"])

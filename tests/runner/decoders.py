@@ -1,0 +1,66 @@
+"""Run on every rank: decoders on strategies, each from the same seed in every mode, in one launch.
+
+Arguments: a folder, then names of `tests.trained_ways`. Leaves `rank_<r>.json`: name -> mode -> losses, gradient norms,
+a digest of the parameters, coverage, tokens of experts, kinds of the collectives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import Topology, read_topology
+from aorta.parallel.plan import local_part
+from aorta.records.schema import Step
+from tests.loop import Loop
+from tests.runner.modes import MODES
+from tests.trained_ways import DECODERS, TINY
+
+STEPS = 3
+
+
+def main(folder: str, *names: str) -> None:
+    """Train."""
+    topology, device = read_topology(), torch.device("cpu")
+    ways = [way for way in DECODERS if way.name in names]
+    with process_group(topology, device, 120.0):
+        told = {way.name: {mode: trained(way.words, mode, topology, device) for mode in MODES} for way in ways}
+    Path(folder, f"rank_{topology.rank}.json").write_text(json.dumps(told))
+
+
+def trained(words: tuple[str, ...], mode: str, topology: Topology, device: torch.device) -> dict[str, Any]:
+    """One run in one mode; on a CPU `dedicated` has the compiled tap, `observe` the one in Python."""
+    lines: list[Step] = []
+    own = (f"instrument.mode={mode}", f"instrument.native={mode == 'dedicated'}", "training.gradient_accumulation=2")
+    loop = Loop((*TINY, *words, *own, "training.device=cpu"), topology, device, lines.append)
+    for _ in range(STEPS):
+        loop.step()
+    loop.finish()
+    return {
+        "losses": [line.loss for line in lines],
+        "grad_norms": [line.grad_norm for line in lines],
+        "parameters": digest(loop.model),
+        "coverage": [msgspec.to_builtins(line.coverage) for line in lines],
+        "experts": [msgspec.to_builtins(line.experts or []) for line in lines],
+        "collectives": dict(Counter(row.kind for line in lines for row in line.collectives)),
+        "blocks": sorted({span.block for line in lines for span in line.compute}),
+    }
+
+
+def digest(model: nn.Module) -> str:
+    """Of every parameter's part on this rank, to the last bit."""
+    parts = [local_part(parameter.detach()).numpy().tobytes() for parameter in model.parameters()]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,73 @@
+"""`workload=gpt` and `workload=moe` on every strategy that takes them, on two and four gloo ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runner.decoders import STEPS
+from tests.runs import program, succeeded
+from tests.trained_ways import DECODERS, Way
+
+pytestmark = pytest.mark.dist
+EXPERTS, TOP_K, TOKENS = 8, 2, 4 * 8 * 2
+"""Of a rank in a step: batch x positions x micro-batches."""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Of each way what each rank saw, by mode; one launch for two ranks and one for four."""
+    found = {}
+    for ranks in (2, 4):
+        folder: Path = tmp_path_factory.mktemp("decoders")
+        ways = [way.name for way in DECODERS if way.ranks == ranks]
+        succeeded(program("tests.runner.decoders", str(folder), *ways, ranks=ranks))
+        by_rank = [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(ranks)]
+        found.update({name: [of_rank[name] for of_rank in by_rank] for name in ways})
+    return found
+
+
+every_way = pytest.mark.parametrize("way", DECODERS, ids=lambda way: way.name)
+
+
+@pytest.mark.spec("D7")
+@every_way
+def test_every_mode_trains_alike_to_the_last_bit_and_sees_everything(told: dict[str, Any], way: Way) -> None:
+    for rank in told[way.name]:
+        off = rank["off"]
+        assert len(off["losses"]) == STEPS
+        assert None not in off["losses"]
+        for mode, found in rank.items():
+            assert {key: found[key] for key in ("losses", "grad_norms", "parameters", "experts")} == {
+                key: off[key] for key in ("losses", "grad_norms", "parameters", "experts")
+            }, mode
+            if mode == "off":
+                continue
+            assert all(coverage["complete"] for coverage in found["coverage"]), (mode, found["coverage"])
+            assert found["blocks"] == ["embed", "head", "layers.0", "layers.1", "loss", "norm"]
+
+
+SAMPLES_OF_DDP = [way for way in DECODERS if way.strategy in ("fsdp1", "fsdp", "ep")]
+
+
+@pytest.mark.parametrize("way", SAMPLES_OF_DDP, ids=lambda way: way.name)
+def test_what_trains_on_the_samples_of_ddp_trains_like_it(told: dict[str, Any], way: Way) -> None:
+    """Losses of each rank and gradient norms: a sum that is a mean, or an expert counted twice, would be far off."""
+    reference = told[f"{way.workload}-ddp"]
+    for at, rank in enumerate(told[way.name]):
+        assert rank["off"]["losses"] == pytest.approx(reference[at]["off"]["losses"], rel=1e-5)
+        assert rank["off"]["grad_norms"] == pytest.approx(reference[at]["off"]["grad_norms"], rel=1e-4)
+
+
+def test_experts_on_other_ranks_see_every_token_once(told: dict[str, Any]) -> None:
+    for ranks in (told["moe-ep"], told["moe-ddp"]):
+        for rank in ranks:
+            for rows in rank["dedicated"]["experts"]:
+                assert [row[0] for row in rows] == ["layers.0", "layers.1"]
+                assert all(len(row[1]) == EXPERTS and sum(row[1]) == TOP_K * TOKENS for row in rows)
+    # Two all-to-alls a layer and micro-batch in forward, two in backward.
+    assert told["moe-ep"][0]["dedicated"]["collectives"]["alltoall"] == STEPS * 2 * 2 * (2 + 2)
+    assert "alltoall" not in told["moe-ddp"][0]["dedicated"]["collectives"]

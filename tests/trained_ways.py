@@ -1,0 +1,50 @@
+"""Which workload trains with which strategy: on how many ranks the tests train it, and why the others are refused.
+
+`DECODERS` are trained by `tests/runner/test_decoders.py` on gloo and by `tests/device_path/test_overlap.py` on the
+simulated device; the docs' table is made from them (`tests.workload_table`). Must not import torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+RANKS: Final = {"none": 2, "ddp": 2, "fsdp1": 2, "fsdp": 2, "tp": 2, "ep": 2, "hsdp": 4, "fsdp_tp": 4}
+"""Strategy -> the ranks of its tests: two for one dimension, four for two."""
+TINY: Final = (
+    "training.batch_size=4",
+    "dataset.num_samples=256",
+    "dataset.sequence_length=8",
+    "workload.num_layers=2",
+    "workload.model_dim=64",
+    "workload.mlp_hidden_dim=128",
+    "workload.vocab_size=200",
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A decoder on a strategy."""
+
+    workload: str
+    strategy: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload}-{self.strategy}"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (f"workload={self.workload}", f"parallel={self.strategy}")
+
+    @property
+    def ranks(self) -> int:
+        return RANKS[self.strategy]
+
+
+DECODERS: Final = [
+    Way(workload, strategy)
+    for workload in ("gpt", "moe")
+    for strategy in RANKS
+    if (workload, strategy) != ("gpt", "ep")
+]
