@@ -7,18 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aorta.config.schema import FSDPTP, HSDP, TP, Config, Ranking
+from aorta.config.schema import FSDPTP, HSDP, PP, TP, Config, Ranking
 
 
 def data_parallel_size(config: Config, world_size: int) -> int:
-    """How many different batches are trained on at once: ranks that compute a layer together share one."""
+    """How many different batches are trained on at once: ranks that compute one together share it."""
     match config.parallel:
-        case TP():
+        case TP() | PP():
             return 1
         case FSDPTP(tp_size=tp_size):
             return world_size // tp_size
         case _:
             return world_size
+
+
+def pipeline_stages(parallel: PP, rank: int, world_size: int) -> list[int]:
+    """The stages that a rank computes: every `world_size`th; where the schedule is V-shaped the second counts from the
+    end.
+    """
+    if parallel.schedule == "zbv_zero_bubble":
+        return [rank, 2 * world_size - 1 - rank]
+    return [rank + turn * world_size for turn in range(parallel.stages_per_rank)]
 
 
 def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
@@ -33,6 +42,9 @@ def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
             key, what = "parallel.tp_size", "groups that compute a layer together"
         case TP():
             key, what, parts = "parallel=tp", "", world_size
+        case PP():
+            yield from _pipeline_rules(config, parallel, world_size)
+            return
         case _:
             return
     if parts < 1:
@@ -51,3 +63,24 @@ def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
                     f"workload.{name}={value}: {parts} ranks compute a layer together "
                     f"(parallel={parallel.strategy}), so the {what} must be a multiple of {parts}"
                 )
+
+
+def _pipeline_rules(config: Config, parallel: PP, world_size: int) -> Iterator[str]:
+    stages = world_size * max(parallel.stages_per_rank, 1)
+    layers = getattr(config.workload, "num_layers", None)
+    if layers is not None and layers < stages:
+        yield (
+            f"workload.num_layers={layers}: {world_size} rank(s) with parallel.stages_per_rank="
+            f"{parallel.stages_per_rank} make {stages} stages, and each needs a layer; use {stages} layers or more, "
+            "or fewer ranks"
+        )
+    if parallel.schedule == "1f1b" and parallel.microbatches < world_size:
+        yield (
+            f"parallel.microbatches={parallel.microbatches}: parallel.schedule=1f1b needs as many micro-batches as "
+            f"stages ({world_size}) or more; raise it, or use parallel.schedule=gpipe"
+        )
+    if "interleaved" in parallel.schedule and parallel.microbatches % max(parallel.microbatches // world_size, 1):
+        yield (
+            f"parallel.microbatches={parallel.microbatches}: parallel.schedule={parallel.schedule} runs them in rounds "
+            f"of one for each of the {world_size} ranks; use a multiple of {world_size}"
+        )

@@ -26,7 +26,7 @@ from aorta.config.groups.loop import (
     Scheduler,
     Training,
 )
-from aorta.config.groups.parallel import DDP, FSDP, FSDP1, FSDPTP, HSDP, TP, NoParallel, Parallel
+from aorta.config.groups.parallel import DDP, FSDP, FSDP1, FSDPTP, HSDP, PP, TP, NoParallel, Parallel
 from aorta.config.groups.profiling import PRESETS, Naming, Profiling
 from aorta.config.groups.telemetry import Devices, Loggers, Telemetry
 from aorta.config.groups.workload import Ranking, Resnet18, Rpc, Workload
@@ -39,6 +39,7 @@ __all__ = [
     "GROUPS",
     "HSDP",
     "NAMES",
+    "PP",
     "TP",
     "Algorithm",
     "BackwardPrefetch",
@@ -107,6 +108,7 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
         "hsdp": HSDP,
         "tp": TP,
         "fsdp_tp": FSDPTP,
+        "pp": PP,
     },
     "profiling": dict(PRESETS),
     "fabric": {"none": Fabric, "emulated": EmulatedFabric},
