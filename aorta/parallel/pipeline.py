@@ -5,7 +5,8 @@ torch.distributed.pipelining runs the schedules. Must not know which layers a mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -70,17 +71,21 @@ class Pipeline:
 
     Attributes:
         stages: of all ranks.
-        group: process group between the stages.
+        group, group_name: process group between the stages.
+        around_weights: called with a name and "backward", gives the context of a pass that computes gradients of
+            weights alone: no hook of a module tells when it runs.
     """
 
     def __init__(self, model: nn.Module, settings: PP, device: torch.device, arithmetic: Any) -> None:
         self._model, self._settings, self._arithmetic = model, settings, arithmetic
         stages = model.get_submodule("stages")
         assert isinstance(stages, nn.ModuleDict)
-        self.group = dist.group.WORLD
+        assert dist.group.WORLD is not None
+        self.group, self.group_name = dist.group.WORLD, dist.group.WORLD.group_name
+        self.around_weights: Callable[[str, str], AbstractContextManager[None]] = lambda _block, _phase: nullcontext()
         self.stages = dist.get_world_size() * settings.stages_per_rank
         self._stages = [
-            PipelineStage(_cast(stage, arithmetic), int(index), self.stages, device, group=self.group)
+            _Stage(self, _cast(stage, arithmetic), int(index), self.stages, device, group=self.group)
             for index, stage in stages.items()
         ]
         self._schedule: PipelineScheduleSingle | PipelineScheduleMulti | None = None
@@ -128,6 +133,22 @@ class Pipeline:
         made: Any = schedule(own, n_microbatches=self._settings.microbatches, loss_fn=in_precision)
         assert isinstance(made, PipelineScheduleSingle | PipelineScheduleMulti)
         return made
+
+
+class _Stage(PipelineStage):
+    """A stage that says when it computes gradients of weights alone."""
+
+    def __init__(self, pipeline: Pipeline, module: nn.Module, *place: Any, **more: Any) -> None:
+        super().__init__(module, *place, **more)
+        self._pipeline = pipeline
+
+    def backward_weight_one_chunk(self, *args: Any, **more: Any) -> None:
+        """As torch's; the first stage runs a whole backward pass here, which the hooks of its blocks see."""
+        if self.is_first:
+            super().backward_weight_one_chunk(*args, **more)
+            return
+        with self._pipeline.around_weights(f"stage.{self.stage_index}, weights", "backward"):
+            super().backward_weight_one_chunk(*args, **more)
 
 
 def _cast(stage: nn.Module, arithmetic: Any) -> nn.Module:

@@ -7,6 +7,7 @@ Each part has its own range. Must not read anything from the device: the recorde
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -84,8 +85,10 @@ class TrainStep:
         loss = task.loss()
         instrument.watch([*model.blocks, ("loss", loss)])
         instrument.watch_backward(loss)
-        for stage in model.spread.pipeline.modules if model.spread.pipeline is not None else ():
-            instrument.watch_backward(stage)  # where the loss is another rank's
+        if model.spread.pipeline is not None:
+            model.spread.pipeline.around_weights = instrument.recorder.computes
+            for stage in model.spread.pipeline.modules:
+                instrument.watch_backward(stage)  # where the loss is another rank's
         instrument.watch_gradients(model.spread.module)
         if model.spread.tell_ready is not None:
             model.spread.tell_ready(instrument.recorder.on_bucket_ready)
@@ -114,7 +117,10 @@ class TrainStep:
             with recorder.aux("clip"):
                 self.scaler.unscale_(self.optimizer)
                 own = self.model.clip
-                grad_norm = clip(self.model.module, max_norm) if own is None else own(max_norm)
+                # The stages that are done wait for the others where the norm is exchanged.
+                pipeline = self.model.pipeline
+                with nullcontext() if pipeline is None else recorder.pipeline(pipeline.group_name):
+                    grad_norm = clip(self.model.module, max_norm) if own is None else own(max_norm)
         with recorder.aux("optimizer"):
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -130,7 +136,8 @@ class TrainStep:
         assert pipeline is not None
         with recorder.aux("data"):
             batch = next(batches)
-        loss = pipeline.step(batch.inputs, batch.target, self.loss)
+        with recorder.pipeline(pipeline.group_name):
+            loss = pipeline.step(batch.inputs, batch.target, self.loss)
         return [] if loss is None else [loss]
 
     def _gradients(self, batches: Iterator[Batch]) -> list[torch.Tensor]:
