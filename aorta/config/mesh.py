@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aorta.config.schema import FSDPTP, HSDP, PP, TP, Config, Ranking
+from aorta.config.decoder_sizes import SIZES, dimensions_of
+from aorta.config.schema import FSDPTP, HSDP, PP, TP, Config, Gpt, Ranking, Workload
 
 
 def data_parallel_size(config: Config, world_size: int) -> int:
@@ -56,9 +57,9 @@ def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
             f"(torchrun --nproc_per_node), or set {key} to a divisor of {world_size}"
         )
         return
-    if isinstance(parallel, TP | FSDPTP) and isinstance(config.workload, Ranking):
-        for name, what in (("num_heads", "attention heads"), ("mlp_hidden_dim", "hidden units")):
-            if (value := getattr(config.workload, name)) % parts:
+    if isinstance(parallel, TP | FSDPTP):
+        for name, what, value in _split_by_tensor_parallelism(config.workload):
+            if value % parts:
                 yield (
                     f"workload.{name}={value}: {parts} ranks compute a layer together "
                     f"(parallel={parallel.strategy}), so the {what} must be a multiple of {parts}"
@@ -67,7 +68,7 @@ def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
 
 def _pipeline_rules(config: Config, parallel: PP, world_size: int) -> Iterator[str]:
     stages = world_size * max(parallel.stages_per_rank, 1)
-    layers = getattr(config.workload, "num_layers", None)
+    layers = _layers(config.workload)
     if layers is not None and layers < stages:
         yield (
             f"workload.num_layers={layers}: {world_size} rank(s) with parallel.stages_per_rank="
@@ -84,3 +85,27 @@ def _pipeline_rules(config: Config, parallel: PP, world_size: int) -> Iterator[s
             f"parallel.microbatches={parallel.microbatches}: parallel.schedule={parallel.schedule} runs them in rounds "
             f"of one for each of the {world_size} ranks; use a multiple of {world_size}"
         )
+
+
+def _split_by_tensor_parallelism(workload: Workload) -> Iterator[tuple[str, str, int]]:
+    """Name, meaning and value of each dimension that has to divide into as many parts as there are ranks."""
+    match workload:
+        case Ranking() as shape:
+            yield "num_heads", "attention heads", shape.num_heads
+            yield "mlp_hidden_dim", "hidden units", shape.mlp_hidden_dim
+        case Gpt() if workload.size in SIZES:
+            dims = dimensions_of(workload)
+            yield "num_heads", "attention heads", dims.num_heads
+            yield "num_kv_heads", "heads of keys and values", dims.num_kv_heads
+            yield "mlp_hidden_dim", "hidden units", dims.mlp_hidden_dim
+
+
+def _layers(workload: Workload) -> int | None:
+    """How many there are to cut into stages; None where a rule of the workload refuses it anyway."""
+    match workload:
+        case Ranking() as shape:
+            return shape.num_layers
+        case Gpt() if workload.size in SIZES:
+            return dimensions_of(workload).num_layers
+        case _:
+            return None

@@ -81,7 +81,7 @@ DEAD: dict[str, str] = {
     "fsdp.param_init_device": "parameters are made on the CPU from training.seed and moved",
     "distributed.overlap_reduce_scatter": "instrument.mode=dedicated puts every collective on a stream of its own",
     "distributed.overlap_clone_for_reduce_scatter": "tensors are kept alive until the collective has ended; no clone",
-    "optimizer.name": "workload=ranking trains with AdamW, workload=resnet18 with SGD",
+    "optimizer.name": "workload=resnet18 trains with SGD, the others with AdamW",
     "model.dense_dim": "dense features are projected straight to workload.model_dim",
     "dataset.dense_dim": "dense features are projected straight to workload.model_dim",
     "logging.level": "the log file of each rank always holds everything",

@@ -1,20 +1,23 @@
-"""Synthetic ranking data: generated once from a seed, the same on every rank, never the bottleneck.
+"""Synthetic data: generated once from a seed, the same on every rank, never the bottleneck.
 
-Batches of `(dense, categorical, relevance)` come in an order that depends only on the seed, so a run resumed at step k
-gets what the uninterrupted run would have got. Must not use global random state.
+Batches come in an order that depends only on the seed, so a run resumed at step k gets what the uninterrupted run would
+have got. Must not use global random state.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from aorta.config.schema import Config, Ranking
+
+B = TypeVar("B", bound=tuple[Any, ...])
+"""A named tuple of tensors, whose first dimension counts samples."""
 
 
 class TensorBatch(NamedTuple):
@@ -35,8 +38,26 @@ class TensorBatch(NamedTuple):
         return self.relevance
 
 
-class SyntheticRanking(TorchDataset[TensorBatch]):
-    """All samples in memory; indexed by a tensor of sample numbers. Relevance is a hidden function of the features,
+class InMemory(TorchDataset[B]):
+    """All samples in memory; indexed by a tensor of sample numbers."""
+
+    def __init__(self, samples: B) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples[0])
+
+    def __getitem__(self, indices: torch.Tensor) -> B:
+        return self.map(self.samples, lambda tensor: tensor[indices])
+
+    @staticmethod
+    def map(batch: B, change: Callable[[torch.Tensor], torch.Tensor]) -> B:
+        """A batch of the same kind with every tensor changed."""
+        return type(batch)(*(change(tensor) for tensor in batch))
+
+
+class SyntheticRanking(InMemory[TensorBatch]):
+    """Slates of items; indexed by a tensor of sample numbers. Relevance is a hidden function of the features,
     so there is something to learn.
     """
 
@@ -53,37 +74,36 @@ class SyntheticRanking(TorchDataset[TensorBatch]):
         teacher = torch.randn(shape.dense_features, generator=generator)
         popularity = torch.randn(shape.vocab_size, generator=generator)
         relevance = dense @ teacher + popularity[categorical.long()].mean(dim=-1)
-        self.samples = TensorBatch(dense.to(device), categorical.to(device), relevance.to(device))
-
-    def __len__(self) -> int:
-        return len(self.samples.dense)
-
-    def __getitem__(self, indices: torch.Tensor) -> TensorBatch:
-        return TensorBatch(*(tensor[indices] for tensor in self.samples))
+        super().__init__(TensorBatch(dense.to(device), categorical.to(device), relevance.to(device)))
 
 
-class TensorBatches:
+def home_of(config: Config, device: torch.device) -> torch.device:
+    """Where the data of a training on `device` is kept."""
+    return device if config.dataset.on_device else torch.device("cpu")
+
+
+class TensorBatches(Generic[B]):
     """A rank's batches, epoch by epoch; a last part that does not fill a step is left out.
 
     Args:
         config: sizes and seeds.
-        shape: of the model.
+        data: all samples, on the device that `home_of` says.
         device: of the training.
         rank, world_size: which part of every batch is wanted, and of how many.
     """
 
-    def __init__(self, config: Config, shape: Ranking, rank: int, world_size: int, device: torch.device) -> None:
+    def __init__(self, config: Config, data: InMemory[B], rank: int, world_size: int, device: torch.device) -> None:
         self._training, self._loader = config.training, config.dataloader
         self._on_device = config.dataset.on_device
         self._rank, self._world_size, self._device = rank, world_size, device
-        self._data = SyntheticRanking(config, shape, device if self._on_device else torch.device("cpu"))
+        self._data = data
         self._per_step = self._training.batch_size * self._training.gradient_accumulation * world_size
         self.steps_per_epoch = len(self._data) // self._per_step
 
-    def epoch(self, epoch: int, first_step: int) -> Iterator[TensorBatch]:
+    def epoch(self, epoch: int, first_step: int) -> Iterator[B]:
         """Micro-batches of one epoch from its `first_step` on; `gradient_accumulation` of them make a step."""
         generator = torch.Generator().manual_seed(self._training.seed + epoch)
-        order = torch.randperm(len(self._data), generator=generator).to(self._data.samples.dense.device)
+        order = torch.randperm(len(self._data), generator=generator).to(self._data.samples[0].device)
         mine = [self._indices(order, step, micro) for step, micro in self._places(first_step)]
         if self._on_device:
             yield from (self._data[indices] for indices in mine)
@@ -96,9 +116,9 @@ class TensorBatches:
             pin_memory=self._loader.pin_memory,
         )
         for batch in loader:
-            yield TensorBatch(*(tensor.to(self._device, non_blocking=True) for tensor in batch))
+            yield self._data.map(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
 
-    def for_ever(self) -> Iterator[TensorBatch]:
+    def for_ever(self) -> Iterator[B]:
         """Micro-batches of one epoch after the other, from the very first on."""
         for epoch in itertools.count():
             yield from self.epoch(epoch, 0)

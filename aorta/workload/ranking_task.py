@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 
 from aorta.config.schema import Config, Ranking
-from aorta.workload.data import TensorBatches
+from aorta.workload.data import SyntheticRanking, TensorBatch, TensorBatches, home_of
 from aorta.workload.ranking import ListwiseLoss, RankingTransformer
-from aorta.workload.task import Groups
+from aorta.workload.task import Groups, adamw
 
 
 class RankingTask:
@@ -29,15 +29,9 @@ class RankingTask:
 
     def optimizer(self, groups: Groups) -> torch.optim.AdamW:
         """AdamW with the configured rates."""
-        settings = self._config.optimizer
-        return torch.optim.AdamW(
-            (dict(group) for group in groups),
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-        )
+        return adamw(groups, self._config.optimizer)
 
-    def batches(self, rank: int, world_size: int, device: torch.device) -> TensorBatches:
+    def batches(self, rank: int, world_size: int, device: torch.device) -> TensorBatches[TensorBatch]:
         """Parts of one data set, shuffled alike on every rank."""
-        return TensorBatches(self._config, self._shape, rank, world_size, device)
+        data = SyntheticRanking(self._config, self._shape, home_of(self._config, device))
+        return TensorBatches(self._config, data, rank, world_size, device)

@@ -12,6 +12,8 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import nn
 
+from aorta.config.schema import Optimizer
+
 Groups: TypeAlias = Iterable[Mapping[str, Any]]
 """Parameter groups as `torch.optim` takes them."""
 
@@ -106,3 +108,14 @@ class Task(Protocol):
     def batches(self, rank: int, world_size: int, device: torch.device) -> Batches:
         """The batches of part `rank` of `world_size`: ranks that compute a layer together share a part."""
         ...
+
+
+def adamw(groups: Groups, settings: Optimizer) -> torch.optim.AdamW:
+    """AdamW with the configured rates."""
+    return torch.optim.AdamW(
+        (dict(group) for group in groups),
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+    )

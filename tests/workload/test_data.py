@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aorta.config.schema import Config, Dataset, Ranking, Training
-from aorta.workload.data import SyntheticRanking, TensorBatches
+from aorta.workload.data import SyntheticRanking, TensorBatch, TensorBatches
 
 CPU = torch.device("cpu")
 SHAPE = Ranking(vocab_size=50, categorical_features=3, dense_features=5)
@@ -20,8 +20,8 @@ def config(**training: int) -> Config:
     )
 
 
-def batches(rank: int, world_size: int, settings: Config) -> TensorBatches:
-    return TensorBatches(settings, SHAPE, rank, world_size, CPU)
+def batches(rank: int, world_size: int, settings: Config) -> TensorBatches[TensorBatch]:
+    return TensorBatches(settings, SyntheticRanking(settings, SHAPE, CPU), rank, world_size, CPU)
 
 
 def test_shapes_types_and_ranges() -> None:

@@ -62,6 +62,29 @@ class Resnet18(Workload):
 
 
 @dataclass
+class Gpt(Workload):
+    """A decoder of language models on synthetic tokens: RMSNorm, rotary positions, causal attention with grouped heads,
+    SwiGLU. A size gives every dimension; those that are set replace the size's.
+    """
+
+    name: str = "gpt"
+    # parameters, about: 10m, 100m, 350m, 1b, 3b or 7b
+    size: str = "10m"
+    # decoder layers
+    num_layers: int | None = None
+    # width of the hidden states
+    model_dim: int | None = None
+    # attention heads
+    num_heads: int | None = None
+    # heads of keys and values; each serves num_heads / num_kv_heads heads of queries
+    num_kv_heads: int | None = None
+    # width of the feed-forward part
+    mlp_hidden_dim: int | None = None
+    # tokens that there are
+    vocab_size: int | None = None
+
+
+@dataclass
 class Rpc(Workload):
     """Calls through torch.distributed.rpc: rank 0 drives, the others serve, so two processes are the least; `parallel`,
     `optimizer` and the like have no meaning here.

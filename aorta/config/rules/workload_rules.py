@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from aorta.config.decoder_sizes import SIZES, dimensions_of
 from aorta.config.rules.bounds import at_least
 from aorta.config.schema import (
     DDP,
@@ -15,6 +16,7 @@ from aorta.config.schema import (
     Devices,
     DType,
     EmulatedFabric,
+    Gpt,
     NoParallel,
     Precision,
     Profiling,
@@ -44,6 +46,8 @@ def workload_rules(config: Config) -> Iterator[str]:
     """One message per broken rule."""
     if isinstance(config.workload, Ranking):
         yield from _ranking_rules(config.workload)
+    if isinstance(config.workload, Gpt):
+        yield from _gpt_rules(config.workload)
     if isinstance(config.workload, Resnet18):
         yield from _resnet18_rules(config, config.workload)
     if isinstance(config.workload, Rpc):
@@ -91,6 +95,27 @@ def _ranking_rules(workload: Ranking) -> Iterator[str]:
         yield f"workload.model_dim={workload.model_dim}: must be a multiple of workload.num_heads={workload.num_heads}"
     if not 0 <= workload.dropout < 1:
         yield f"workload.dropout={workload.dropout}: must be in [0, 1)"
+
+
+def _gpt_rules(workload: Gpt) -> Iterator[str]:
+    if workload.size not in SIZES:
+        yield f"workload.size={workload.size!r}: must be one of {', '.join(SIZES)}"
+        return
+    dims = dimensions_of(workload)
+    too_small = list(at_least(1, {f"workload.{name}": value for name, value in dims._asdict().items()}))
+    yield from too_small
+    if too_small:
+        return
+    if dims.model_dim % dims.num_heads or dims.model_dim // dims.num_heads % 2:
+        yield (
+            f"workload.model_dim={dims.model_dim}: must be an even multiple of workload.num_heads={dims.num_heads}: "
+            "rotary positions turn the numbers of a head in pairs"
+        )
+    if dims.num_heads % dims.num_kv_heads:
+        yield (
+            f"workload.num_kv_heads={dims.num_kv_heads}: must divide workload.num_heads={dims.num_heads}: each head of "
+            "keys and values serves as many heads of queries"
+        )
 
 
 def _resnet18_rules(config: Config, workload: Resnet18) -> Iterator[str]:

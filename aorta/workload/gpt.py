@@ -1,0 +1,173 @@
+"""A decoder of language models: embedding, pre-norm layers of causal attention and SwiGLU, norm, head.
+
+`tokens` [batch, positions] int -> `logits` [batch, positions, vocabulary]. RMSNorm: Zhang and Sennrich, arXiv
+1910.07467. Rotary positions: Su et al., arXiv 2104.09864. SwiGLU: Shazeer, arXiv 2002.05202. Grouped heads: Ainslie et
+al., arXiv 2305.13245. A stage of a pipeline is the same module with some of the parts (`keep`). Must not know how the
+model is distributed over ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
+
+from aorta.config.decoder_sizes import Dimensions
+from aorta.workload.task import Model, layers_of
+
+ROTARY_BASE = 10_000.0
+NORM_EPS = 1e-5
+INITIAL_STD = 0.02
+"""Of GPT-2 (Radford et al., 2019), whose projections into the residual path are smaller by sqrt(2 x layers)."""
+
+
+def rotated(heads_BHSE: torch.Tensor, positions_S: torch.Tensor) -> torch.Tensor:  # noqa: N803
+    """Queries or keys with each pair (i, i + half) turned by the position times base^(-i / half), in float32."""
+    half = heads_BHSE.shape[-1] // 2
+    exponents = torch.arange(half, device=positions_S.device, dtype=torch.float32) / half
+    angles_SE = positions_S.float().unsqueeze(-1) * ROTARY_BASE**-exponents  # noqa: N806
+    cos, sin = angles_SE.cos(), angles_SE.sin()
+    first, second = heads_BHSE.float().chunk(2, dim=-1)
+    turned = torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+    return turned.to(heads_BHSE.dtype)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with as many heads as the projections yield on this rank."""
+
+    def __init__(self, dims: Dimensions) -> None:
+        super().__init__()
+        of_keys = dims.num_kv_heads * dims.head_dim
+        self.wq = nn.Linear(dims.model_dim, dims.model_dim, bias=False)
+        self.wk = nn.Linear(dims.model_dim, of_keys, bias=False)
+        self.wv = nn.Linear(dims.model_dim, of_keys, bias=False)
+        self.wo = nn.Linear(dims.model_dim, dims.model_dim, bias=False)
+        self._head_dim = dims.head_dim
+        self._grouped = dims.num_kv_heads != dims.num_heads
+
+    def forward(self, hidden_BSD: torch.Tensor, positions_S: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        query, key, value = (
+            project(hidden_BSD).unflatten(-1, (-1, self._head_dim)).transpose(1, 2)
+            for project in (self.wq, self.wk, self.wv)
+        )
+        query, key = rotated(query, positions_S), rotated(key, positions_S)
+        heads_BHSE = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self._grouped)  # noqa: N806
+        out: torch.Tensor = self.wo(heads_BHSE.transpose(1, 2).flatten(2))
+        return out
+
+
+class FeedForward(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, dims: Dimensions) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(dims.model_dim, dims.mlp_hidden_dim, bias=False)
+        self.w3 = nn.Linear(dims.model_dim, dims.mlp_hidden_dim, bias=False)
+        self.w2 = nn.Linear(dims.mlp_hidden_dim, dims.model_dim, bias=False)
+
+    def forward(self, hidden_BSD: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        out: torch.Tensor = self.w2(silu(self.w1(hidden_BSD)) * self.w3(hidden_BSD))
+        return out
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward, each behind a norm and on a residual path."""
+
+    def __init__(self, dims: Dimensions, feed_forward: nn.Module) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(dims.model_dim, eps=NORM_EPS)
+        self.attention = Attention(dims)
+        self.feed_forward_norm = nn.RMSNorm(dims.model_dim, eps=NORM_EPS)
+        self.feed_forward = feed_forward
+
+    def forward(self, hidden_BSD: torch.Tensor, positions_S: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        hidden_BSD = hidden_BSD + self.attention(self.attention_norm(hidden_BSD), positions_S)  # noqa: N806
+        out: torch.Tensor = hidden_BSD + self.feed_forward(self.feed_forward_norm(hidden_BSD))
+        return out
+
+
+class Gpt(Model):
+    """`embed`, `layers` (keyed by the index of the layer, as a string), `norm` and `head`; the first and the last two
+    are None in a stage of a pipeline that has not got them.
+
+    Args:
+        dims: of the whole decoder.
+        feed_forward: makes the feed-forward part of the layer with this index.
+    """
+
+    def __init__(self, dims: Dimensions, feed_forward: Callable[[int], nn.Module] | None = None) -> None:
+        super().__init__()
+        make = feed_forward or (lambda _index: FeedForward(dims))
+        self.embed: nn.Embedding | None = nn.Embedding(dims.vocab_size, dims.model_dim)
+        self.layers = nn.ModuleDict({str(index): DecoderLayer(dims, make(index)) for index in range(dims.num_layers)})
+        self.norm: nn.RMSNorm | None = nn.RMSNorm(dims.model_dim, eps=NORM_EPS)
+        self.head: nn.Linear | None = nn.Linear(dims.model_dim, dims.vocab_size, bias=False)
+        into_residual = INITIAL_STD / math.sqrt(2 * dims.num_layers)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=into_residual if name.endswith(_INTO_RESIDUAL) else INITIAL_STD)
+
+    def keep(self, layers: range) -> None:
+        """Drop every other layer; the embedding stays with the first one, norm and head with the last one."""
+        last = max(map(int, self.layers))
+        for name in list(self.layers):
+            if int(name) not in layers:
+                del self.layers[name]
+        if 0 not in layers:
+            self.embed = None
+        if last not in layers:
+            self.norm = self.head = None
+
+    def pipeline_stage(self, index: int, count: int) -> Gpt:
+        """An even share of the layers, with the embedding in the first stage, norm and head in the last."""
+        stage = self.__class__.__new__(self.__class__)
+        Model.__init__(stage)
+        stage.embed, stage.norm, stage.head = self.embed, self.norm, self.head
+        stage.layers = nn.ModuleDict(self.layers.items())
+        stage.keep(layers_of(index, count, len(self.layers)))
+        return stage
+
+    def forward(self, tokens_BS: torch.Tensor, positions_S: torch.Tensor | None = None) -> torch.Tensor:  # noqa: N803
+        """Logits of tokens; without `embed` the input is hidden states [batch, positions, width], without `head` the
+        output is. `positions_S`: where the positions do not count from 0, as on a rank that has a part of a sequence.
+        """
+        if positions_S is None:
+            positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)  # noqa: N806
+        hidden = tokens_BS if self.embed is None else self.embed(tokens_BS)
+        for layer in self.layers.values():
+            hidden = layer(hidden, positions_S)
+        if self.norm is not None:
+            hidden = self.norm(hidden)
+        return hidden if self.head is None else self.head(hidden)
+
+    def tensor_parallel_parts(self) -> Iterator[tuple[nn.Module, dict[str, str]]]:
+        """Attention by its heads, feed-forward by its hidden units."""
+        for layer in self.layers.values():
+            assert isinstance(layer, DecoderLayer)
+            yield layer.attention, {"wq": "columns", "wk": "columns", "wv": "columns", "wo": "rows"}
+            if isinstance(layer.feed_forward, FeedForward):
+                yield layer.feed_forward, {"w1": "columns", "w3": "columns", "w2": "rows"}
+
+    def blocks(self) -> Iterator[tuple[str, nn.Module]]:
+        """`embed`, `layers.0` and so on, `norm`, `head`: those that this stage has."""
+        if self.embed is not None:
+            yield "embed", self.embed
+        for index, layer in self.layers.items():
+            yield f"layers.{index}", layer
+        if self.norm is not None:
+            yield "norm", self.norm
+        if self.head is not None:
+            yield "head", self.head
+
+
+_INTO_RESIDUAL = ("wo.weight", "w2.weight", "w2")
+
+
+class NextTokenLoss(nn.Module):
+    """Mean cross-entropy of the logits [batch, positions, vocabulary] against the tokens that follow, in float32."""
+
+    def forward(self, logits_BSV: torch.Tensor, following_BS: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        return cross_entropy(logits_BSV.flatten(0, 1).float(), following_BS.flatten().long())
