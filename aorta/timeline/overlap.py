@@ -231,9 +231,22 @@ def measure_window(
     stalls: Iterable[Interval] = (),
     aux: Iterable[Interval] = (),
     copy: Iterable[Interval] | None = None,
+    pipeline: Iterable[Interval] | None = None,
+    bubbles: Iterable[Interval] | None = None,
 ) -> Overlap:
     """Measure one window of a live step, including its segments. Arguments and errors as for `measure_lanes`."""
-    return measure_lanes(PAIRS, window, compute=compute, comm=comm, stalls=stalls, aux=aux, copy=copy, tiled=True)[0]
+    return measure_lanes(
+        PAIRS,
+        window,
+        compute=compute,
+        comm=comm,
+        stalls=stalls,
+        aux=aux,
+        copy=copy,
+        pipeline=pipeline,
+        bubbles=bubbles,
+        tiled=True,
+    )[0]
 
 
 def exposure(

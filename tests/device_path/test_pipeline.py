@@ -1,5 +1,7 @@
-"""Bubbles of a pipeline against the formulas of its schedules, on the simulated device: stages are equal by construction
-and transfers take a ten-thousandth of a layer, so each rank waits for as long as the schedule says.
+"""Bubbles of a pipeline against the formulas of its schedules, on the simulated device.
+
+Stages are equal by construction, and transfers take a ten-thousandth of a layer, so each rank waits for as long as the
+schedule says.
 """
 
 from __future__ import annotations
