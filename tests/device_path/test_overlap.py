@@ -48,7 +48,7 @@ class Way:
 
 
 WAYS = [
-    *(Way(strategy, mode, tap) for strategy, mode, tap in product(("ddp", "fsdp1", "fsdp", "tp", "pp"), MODES, TAPS)),
+    *(Way(strategy, mode, tap) for strategy, mode, tap in product(("ddp", "fsdp1", "fsdp", "tp"), MODES, TAPS)),
     *(Way(strategy, mode, "compiled", accumulation=2) for strategy, mode in product(("ddp", "fsdp1", "fsdp"), MODES)),
     *(Way(strategy, mode, tap, ranks=4) for strategy, mode, tap in product(("hsdp", "fsdp_tp"), MODES, TAPS)),
 ]
