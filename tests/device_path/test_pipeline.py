@@ -57,10 +57,8 @@ CASES = [
     Case(2, 4, "dedicated", "gpipe"),
     Case(2, 4, "dedicated", "interleaved_1f1b", 2),
 ]
-SLOW = [
-    Case(2, 4, mode, tap=tap, transfer=(90_000, 0.5))
-    for mode, tap in (("dedicated", "compiled"), ("observe", "python"))
-]
+WAYS = (("dedicated", "compiled"), ("observe", "python"))
+SLOW = [Case(2, 4, mode, tap=tap, transfer=(90_000, 0.5)) for mode, tap in WAYS]
 """Transfers take a part of a layer: a bubble contains them."""
 ROUNDING_NS = 100
 """Of some ten marks a step."""
