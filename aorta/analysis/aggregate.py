@@ -28,6 +28,8 @@ from aorta.analysis.tables import Floats, Ints, Run
 
 NOTHING_USED: Final = "no step is left after warm-up"
 NO_RANK: Final = "no rank is known: which steps belong to one job step is not known either"
+NO_PIPELINE: Final = "the record has no pipeline of stages"
+NO_PIPELINE_METRICS: Final = frozenset({"bubble_ms", "bubble_share"})
 _MEANS: Final = {
     "mean_loss": "loss",
     "mean_overlap_ms": "compute_comm_ms",
@@ -160,6 +162,8 @@ def _metrics(dataset: LabelledRun) -> dict[str, Any]:
     for ratio in RATIO_PARTS.keys() & entries.keys():
         entries[ratio] |= ratio_of_sums(dataset, ratio)
     entries |= single_values(dataset.run)
+    for name in NO_PIPELINE_METRICS - entries.keys():
+        entries[name] = describe([], None, {NO_PIPELINE: 1})
     times, _, reason = by_step(dataset, JOB_STEP)
     entries[JOB_STEP] = describe(times, None, None if reason is None else {reason: 1})
     return {name: entries[name] for name in in_order(set(entries))}

@@ -20,6 +20,7 @@ RATIO_PARTS: Final[dict[str, tuple[str, str]]] = {
     "overlap_ratio": ("compute_comm_ms", "comm_ms"),
     "overlap_over_compute": ("compute_comm_ms", "compute_ms"),
     "exposed_share": ("exposed_comm_ms", "window_ms"),
+    "bubble_share": ("bubble_ms", "pipeline_ms"),
 }
 """Ratio -> the milliseconds it divides, so that it can also be computed from sums over steps."""
 
@@ -63,6 +64,9 @@ _STEP_METRICS: Final = (
     Metric("copy_ms", "ms", None, "union of memory copies and fills"),
     Metric("aux_ms", "ms", None, "union of optimizer, clipping, loss read, data"),
     Metric("idle_ms", "ms", "lower", "window minus the union of everything"),
+    Metric("bubble_share", "ratio", "lower", "bubble_ms / pipeline_ms: share of the time in the pipeline"),
+    Metric("bubble_ms", "ms", "lower", "in the pipeline: waiting for another stage, without computing"),
+    Metric("pipeline_ms", "ms", "lower", "micro-batches in the pipeline, and the exchange of its gradient norm"),
     Metric(
         "overlap_efficiency",
         "ratio",

@@ -8,18 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aorta.config.decoder_sizes import SIZES, dimensions_of
-from aorta.config.schema import EP, FSDPTP, HSDP, TP, Config, Gpt, Moe, Ranking, Workload
+from aorta.config.schema import EP, FSDPTP, HSDP, PP, TP, Config, Gpt, Moe, Ranking, Workload
 
 
 def data_parallel_size(config: Config, world_size: int) -> int:
-    """How many different batches are trained on at once: ranks that compute a layer together share one."""
+    """How many different batches are trained on at once: ranks that compute one together share it."""
     match config.parallel:
-        case TP():
+        case TP() | PP():
             return 1
         case FSDPTP(tp_size=tp_size):
             return world_size // tp_size
         case _:
             return world_size
+
+
+def pipeline_stages(parallel: PP, rank: int, world_size: int) -> list[int]:
+    """The stages that a rank computes: every `world_size`th; where the schedule is V-shaped the second counts from the
+    end.
+    """
+    if parallel.schedule == "zbv_zero_bubble":
+        return [rank, 2 * world_size - 1 - rank]
+    return [rank + turn * world_size for turn in range(parallel.stages_per_rank)]
 
 
 def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
@@ -37,6 +46,9 @@ def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
             key, what = "parallel.tp_size", "groups that compute a layer together"
         case TP():
             key, what, parts = "parallel=tp", "", world_size
+        case PP():
+            yield from _pipeline_rules(config, parallel, world_size)
+            return
         case _:
             return
     if parts < 1:
@@ -55,6 +67,27 @@ def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
                     f"workload.{name}={value}: {parts} ranks compute a layer together "
                     f"(parallel={parallel.strategy}), so the {what} must be a multiple of {parts}"
                 )
+
+
+def _pipeline_rules(config: Config, parallel: PP, world_size: int) -> Iterator[str]:
+    stages = world_size * max(parallel.stages_per_rank, 1)
+    layers = _layers(config.workload)
+    if layers is not None and layers < stages:
+        yield (
+            f"workload.num_layers={layers}: {world_size} rank(s) with parallel.stages_per_rank="
+            f"{parallel.stages_per_rank} make {stages} stages, and each needs a layer; use {stages} layers or more, "
+            "or fewer ranks"
+        )
+    if parallel.schedule == "1f1b" and parallel.microbatches < world_size:
+        yield (
+            f"parallel.microbatches={parallel.microbatches}: parallel.schedule=1f1b needs as many micro-batches as "
+            f"stages ({world_size}) or more; raise it, or use parallel.schedule=gpipe"
+        )
+    if "interleaved" in parallel.schedule and parallel.microbatches % max(parallel.microbatches // world_size, 1):
+        yield (
+            f"parallel.microbatches={parallel.microbatches}: parallel.schedule={parallel.schedule} runs them in rounds "
+            f"of one for each of the {world_size} ranks; use a multiple of {world_size}"
+        )
 
 
 def _split_by_tensor_parallelism(workload: Workload) -> Iterator[tuple[str, str, int]]:
@@ -77,3 +110,14 @@ def _expert_rules(workload: Workload, parts: int) -> Iterator[str]:
             f"workload.num_experts={workload.num_experts}: {parts} ranks share the experts (parallel=ep), so their "
             f"number must be a multiple of {parts}"
         )
+
+
+def _layers(workload: Workload) -> int | None:
+    """How many there are to cut into stages; None where a rule of the workload refuses it anyway."""
+    match workload:
+        case Ranking() as shape:
+            return shape.num_layers
+        case Gpt() if workload.size in SIZES:
+            return dimensions_of(workload).num_layers
+        case _:
+            return None

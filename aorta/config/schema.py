@@ -26,7 +26,7 @@ from aorta.config.groups.loop import (
     Scheduler,
     Training,
 )
-from aorta.config.groups.parallel import DDP, EP, FSDP, FSDP1, FSDPTP, HSDP, TP, NoParallel, Parallel
+from aorta.config.groups.parallel import DDP, EP, FSDP, FSDP1, FSDPTP, HSDP, PP, TP, NoParallel, Parallel
 from aorta.config.groups.profiling import PRESETS, Naming, Profiling
 from aorta.config.groups.telemetry import Devices, Loggers, Telemetry
 from aorta.config.groups.workload import Gpt, Moe, Ranking, Resnet18, Rpc, Workload
@@ -40,6 +40,7 @@ __all__ = [
     "GROUPS",
     "HSDP",
     "NAMES",
+    "PP",
     "TP",
     "Algorithm",
     "BackwardPrefetch",
@@ -111,6 +112,7 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
         "tp": TP,
         "fsdp_tp": FSDPTP,
         "ep": EP,
+        "pp": PP,
     },
     "profiling": dict(PRESETS),
     "fabric": {"none": Fabric, "emulated": EmulatedFabric},

@@ -218,7 +218,9 @@ class Coalescing:
         on_end: Callable[[dist.ProcessGroup, Callable[[], Work | None]], Work | None],
     ) -> None:
         start, end = dist.ProcessGroup._start_coalescing, dist.ProcessGroup._end_coalescing
-        self._originals: dict[str, Any] = {"_start_coalescing": start, "_end_coalescing": end}
+        # As they stand in the class: what the class gives when asked is a function that no longer binds its group.
+        own = vars(dist.ProcessGroup)
+        self._originals: dict[str, Any] = {name: own[name] for name in ("_start_coalescing", "_end_coalescing")}
 
         def start_coalescing(group: dist.ProcessGroup, *args: Any) -> None:
             start(group, *args)

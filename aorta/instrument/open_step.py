@@ -57,7 +57,8 @@ class OpenStep:
     `unseen` says why the step is not observed, if it is not. `tell` returns the events recorded by compiled code, if
     any. `stalls`: those that no wait for a collective made. `stream_waits`: of the compute stream for another one, and
     the collectives that this one had joined. `ready`: of buckets that are reduced later, with their bytes. `calls`:
-    times round the calls of backends that may have been stalls.
+    times round the calls of backends that may have been stalls. `pipeline`: time among the stages of a pipeline, each
+    range with the name of their process group as its block.
     """
 
     facts: StepFacts
@@ -78,6 +79,7 @@ class OpenStep:
     compute: list[Range] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     aux: list[Range] = field(default_factory=list)
+    pipeline: list[Range] = field(default_factory=list)
     loss: Scalar | None = None
     grad_norm: Scalar | None = None
     experts: list[tuple[str, Counts]] = field(default_factory=list)
@@ -96,7 +98,7 @@ class OpenStep:
         for begin, end, _ in self.stream_waits:
             yield from (begin, end)
         yield from (mark for mark, _ in self.ready)
-        for span in (*self.compute, *self.aux):
+        for span in (*self.compute, *self.aux, *self.pipeline):
             yield from (span.start, span.end)
 
     def hear(self) -> None:

@@ -37,6 +37,8 @@ from aorta.records.schema import (
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import AT_CUTOFFS, PAIRS, Algebra, Unseen, measure_lanes
 
+_NOT_READ = "not read in this step: see training.log_interval, or recording.note"
+_NOT_THIS_STAGE = "known on the rank with the last stage of the pipeline only, in steps of training.log_interval"
 _NO_TRAINING = "a comm_only step trains nothing"
 
 
@@ -100,6 +102,8 @@ class StepBuilder:
             blocked = algebra.union([blocked, algebra.intersect(algebra.lane(maybe, window), everywhere)])
         computing = [(low, high) for _, _, low, high in compute]
         stalls = self._with_calls(blocked, step.calls, window)
+        stages = self._ranges(step.pipeline)
+        groups = {group for group, *_ in stages}
         overlap, _ = measure_lanes(
             algebra,
             window,
@@ -107,6 +111,8 @@ class StepBuilder:
             comm=comm,
             stalls=stalls,
             aux=[(low, high) for _, _, low, high in aux],
+            pipeline=[(low, high) for _, _, low, high in stages] if stages else None,
+            bubbles=[span for name, span in found if name.group in groups] if stages else None,
             tiled=True,
         )
         coverage = self._coverage(step, rows)
@@ -128,7 +134,7 @@ class StepBuilder:
         loss = step.loss.read() if step.loss else None
         grad_norm = step.grad_norm.read() if step.grad_norm else None
         for name, value, why in (
-            ("loss", loss, "not read in this step: see training.log_interval, or recording.note"),
+            ("loss", loss, _NOT_THIS_STAGE if stages else _NOT_READ),
             ("grad_norm", grad_norm, "not computed or not read in this step"),
             ("lr", step.facts.lr, "unknown: the loop is not AORTA's; see recording.note"),
         ):

@@ -55,21 +55,21 @@ class QuietInterceptor(Protocol):
         """Stop recording, and discard the events since `begin`."""
 
 
-class _Aux:
-    """A range of work that is neither compute nor communication, in the step that was running when it began."""
+class _Bracket:
+    """A range that is noted in `rows` of the step that was running when it began; None: there was none."""
 
-    __slots__ = ("_clock", "_name", "_span", "_step")
+    __slots__ = ("_clock", "_name", "_phase", "_rows", "_span")
 
-    def __init__(self, clock: EventClock, step: OpenStep | None, name: str) -> None:
-        self._clock, self._step, self._name = clock, step, name
+    def __init__(self, clock: EventClock, rows: list[Range] | None, name: str, phase: str) -> None:
+        self._clock, self._rows, self._name, self._phase = clock, rows, name, phase
 
     def __enter__(self) -> None:
-        if self._step is not None:
-            self._span = Range(self._name, "aux", self._clock.mark())
-            self._step.aux.append(self._span)
+        if self._rows is not None:
+            self._span = Range(self._name, self._phase, self._clock.mark())
+            self._rows.append(self._span)
 
     def __exit__(self, *_how: object) -> None:
-        if self._step is not None:
+        if self._rows is not None:
             self._span.end = self._clock.mark()
 
 
@@ -167,7 +167,19 @@ class StepRecorder:
 
     def aux(self, name: str) -> AbstractContextManager[None]:
         """A `with` block of work that is neither compute nor communication."""
-        return _Aux(self._clock, self._current, name)
+        return _Bracket(self._clock, None if self._current is None else self._current.aux, name, "aux")
+
+    def pipeline(self, group: str) -> AbstractContextManager[None]:
+        """A `with` block in which the stages of a pipeline work on a step; what is waited for in their process group
+        is a bubble.
+        """
+        return _Bracket(self._clock, None if self._current is None else self._current.pipeline, group, "pipeline")
+
+    def computes(self, block: str, phase: str) -> AbstractContextManager[None]:
+        """A `with` block of computation that no hook of a module brackets."""
+        # Unobserved steps have no such ranges: with the instrument off nothing is recorded.
+        rows = None if self._current is None or self.unseen is not None else self._current.compute
+        return _Bracket(self._clock, rows, block, phase)
 
     def on_issue(self, issued: InFlight) -> None:
         """A collective is about to be issued."""

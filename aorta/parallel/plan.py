@@ -19,6 +19,8 @@ from aorta.config.schema import Precision
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from aorta.parallel.pipeline import Pipeline
+
 DTYPES = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
@@ -47,6 +49,7 @@ class Spread:
         facts: effective settings, for the manifest.
         tell_ready: where gradients are reduced later than they could be: takes a function that is called with the bytes
             of each bucket when it is ready.
+        pipeline: where ranks compute different layers: runs all micro-batches of a step, in place of calling `module`.
     """
 
     module: nn.Module
@@ -59,6 +62,7 @@ class Spread:
     streams: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     tell_ready: Callable[[Callable[[int], None]], None] | None = None
+    pipeline: Pipeline | None = None
 
 
 def autocast(precision: Precision, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:

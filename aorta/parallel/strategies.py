@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from aorta.config.schema import DDP, EP, FSDP, FSDP1, FSDPTP, HSDP, TP, Config, NoParallel
+from aorta.config.schema import DDP, EP, FSDP, FSDP1, FSDPTP, HSDP, PP, TP, Config, NoParallel
 from aorta.errors import ConfigError
 from aorta.parallel.plan import Blocks, Parts, Spread, autocast
 
@@ -60,6 +60,10 @@ def spread(
             from aorta.parallel import meshes
 
             return meshes.tensor_parallel(model, parts, precision, device)
+        case PP() as settings:
+            from aorta.parallel import pipeline
+
+            return pipeline.spread(model, settings, precision, device)
         case NoParallel():
             return Spread(model, arithmetic=autocast(precision, device))
         case other:

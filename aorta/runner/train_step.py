@@ -7,19 +7,22 @@ Each part has its own range. Must not read anything from the device: the recorde
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from aorta.config.schema import Compile, Config
+from aorta.config.mesh import pipeline_stages
+from aorta.config.schema import PP, Compile, Config
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.loss_scalars import Counts, Scalar
 from aorta.instrument.open_step import StepFacts
 from aorta.parallel.plan import Blocks, Spread
 from aorta.parallel.strategies import spread
 from aorta.runner.optimization import clip, make_optimizer, make_scaler, make_schedule
-from aorta.workload.task import Batch, Model, Task
+from aorta.workload.task import Batch, Model, Stages, Task
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class SpreadModel:
     """A workload's model, distributed over ranks, before training.
 
     Attributes:
-        whole: as the workload built it, on the device.
+        whole: as the workload built it, on the device; of a pipeline this rank's stages.
         blocks: its parts that are bracketed, in the order they run.
         spread: distributed over the ranks by the strategy.
     """
@@ -44,7 +47,7 @@ class SpreadModel:
         between ranks, except where they compute a layer together.
         """
         torch.manual_seed(config.training.seed)
-        whole = task.model().to(device)
+        whole = _own_part(task.model(), config).to(device)
         blocks = list(whole.blocks())
         if config.compile.enabled:
             for _, block in blocks:
@@ -84,6 +87,10 @@ class TrainStep:
         loss = task.loss()
         instrument.watch([*model.blocks, ("loss", loss)])
         instrument.watch_backward(loss)
+        if model.spread.pipeline is not None:
+            model.spread.pipeline.around_weights = instrument.recorder.computes
+            for stage in model.spread.pipeline.modules:
+                instrument.watch_backward(stage)  # where the loss is another rank's
         instrument.watch_gradients(model.spread.module)
         if model.spread.tell_ready is not None:
             model.spread.tell_ready(instrument.recorder.on_bucket_ready)
@@ -107,14 +114,17 @@ class TrainStep:
 
     def _update(self, batches: Iterator[Batch], global_step: int) -> None:
         recorder = self.instrument.recorder
-        losses = self._gradients(batches)
+        losses = self._gradients(batches) if self.model.pipeline is None else self._pipelined(batches)
         grad_norm = None
         max_norm = self.config.training.grad_clip_norm
         if max_norm is not None:
             with recorder.aux("clip"):
                 self.scaler.unscale_(self.optimizer)
                 own = self.model.clip
-                grad_norm = clip(self.model.module, max_norm) if own is None else own(max_norm)
+                # The stages that are done wait for the others where the norm is exchanged.
+                pipeline = self.model.pipeline
+                with nullcontext() if pipeline is None else recorder.pipeline(pipeline.group_name):
+                    grad_norm = clip(self.model.module, max_norm) if own is None else own(max_norm)
         with recorder.aux("optimizer"):
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -122,8 +132,19 @@ class TrainStep:
         sent = list(self.expert_tokens())  # those of this step alone, also where they are not recorded
         if self.device.type == "cpu" or (global_step + 1) % self.config.training.log_interval == 0:
             with recorder.aux("loss_read"):
-                recorder.note(Scalar(torch.stack(losses).sum()), None if grad_norm is None else Scalar(grad_norm))
+                loss = Scalar(torch.stack(losses).sum()) if losses else None
+                recorder.note(loss, None if grad_norm is None else Scalar(grad_norm))
                 recorder.note_experts((block, Counts(tokens)) for block, tokens in sent)
+
+    def _pipelined(self, batches: Iterator[Batch]) -> list[torch.Tensor]:
+        """The loss of the step, on the rank that has it."""
+        recorder, pipeline = self.instrument.recorder, self.model.pipeline
+        assert pipeline is not None
+        with recorder.aux("data"):
+            batch = next(batches)
+        with recorder.pipeline(pipeline.group_name):
+            loss = pipeline.step(batch.inputs, batch.target, self.loss)
+        return [] if loss is None else [loss]
 
     def _gradients(self, batches: Iterator[Batch]) -> list[torch.Tensor]:
         recorder, count = self.instrument.recorder, self.config.training.gradient_accumulation
@@ -141,6 +162,15 @@ class TrainStep:
                 scaled.backward()
             losses.append(loss.detach())
         return losses
+
+
+def _own_part(whole: Model, config: Config) -> Model:
+    """The stages of `whole` that this rank computes; all of it where it is no pipeline."""
+    if not isinstance(config.parallel, PP):
+        return whole
+    ranks = dist.get_world_size()
+    mine = pipeline_stages(config.parallel, dist.get_rank(), ranks)
+    return Stages({index: whole.pipeline_stage(index, ranks * config.parallel.stages_per_rank) for index in mine})
 
 
 def _compile(block: nn.Module, settings: Compile) -> None:

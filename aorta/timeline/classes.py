@@ -10,6 +10,7 @@ from typing import Final
 COMPUTE: Final = "compute"
 COPY: Final = "copy"
 AUX: Final = "aux"
+BUBBLE: Final = "bubble"
 
 KINDS: Final = (
     "allreduce",
@@ -34,10 +35,10 @@ counts it. AORTA's own records always know the kind.
 LOCKSTEP: Final = frozenset({"allreduce", "reducescatter", "allgather", "alltoall", "barrier"})
 """Kinds that end on no rank before every rank has started."""
 
-LANES: Final = (COMPUTE, *KINDS, COPY, AUX)
+LANES: Final = (COMPUTE, *KINDS, COPY, AUX, BUBBLE)
 """Lanes of a timeline. The position is the bit in the `lanes` mask of an active segment."""
 
-NOT_COMMUNICATION: Final = frozenset({COMPUTE, COPY, AUX})
+NOT_COMMUNICATION: Final = frozenset({COMPUTE, COPY, AUX, BUBBLE})
 """Lanes of a timeline that are not a kind of collective."""
 
 ALWAYS_SHOWN: Final = (COMPUTE, "allreduce", "reducescatter", AUX)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from aorta.timeline import intervals
-from aorta.timeline.classes import ALWAYS_SHOWN, AUX, COMPUTE, COPY, KINDS, LANES, UNKNOWN_KIND
+from aorta.timeline.classes import ALWAYS_SHOWN, AUX, BUBBLE, COMPUTE, COPY, KINDS, LANES, UNKNOWN_KIND
 from aorta.timeline.intervals import Interval, Tile
 
 NS_PER_MS = 1_000_000
@@ -72,7 +72,7 @@ class Unseen:
 @dataclass(frozen=True)
 class Overlap:
     """Measures of one window in integer nanoseconds (docs/measuring.md, section 1); `copy_ns`, `aux_ns` and
-    `stall_ns` are None where they were not observed.
+    `stall_ns` are None where they were not observed, `pipeline_ns` and `bubble_ns` where there is no pipeline.
     """
 
     window_ns: int
@@ -85,6 +85,8 @@ class Overlap:
     stall_ns: int | None
     kinds: Mapping[str, KindOverlap] = field(default_factory=dict)
     unknown_kind_ns: int = 0
+    pipeline_ns: int | None = None
+    bubble_ns: int | None = None
     tiles: Sequence[Tile] = ()
 
     @property
@@ -112,9 +114,15 @@ class Overlap:
         """Exposed communication over the window; None for an empty window."""
         return self.exposed_ns / self.window_ns if self.window_ns else None
 
+    @property
+    def bubble_share(self) -> float | None:
+        """Bubbles over the time in the pipeline; None without a pipeline."""
+        return self.bubble_ns / self.pipeline_ns if self.pipeline_ns and self.bubble_ns is not None else None
+
     def per_stream_ms(self, unseen: Unseen | None = None) -> dict[str, float | None]:
         """Union milliseconds per lane; `ALWAYS_SHOWN` lanes are present even at 0, others only when they were used."""
         lengths = {COMPUTE: self.compute_ns, COPY: self.copy_ns or 0, AUX: self.aux_ns or 0}
+        lengths[BUBBLE] = self.bubble_ns or 0
         lengths |= {kind: part.total_ns for kind, part in self.kinds.items()}
         unknown = set(KINDS) if unseen is not None or self.unknown_kind_ns else set[str]()
         if unseen is not None and unseen.compute:
@@ -145,6 +153,10 @@ class Overlap:
             "overlap_over_compute": self.overlap_over_compute,
             "exposed_share": self.exposed_share,
         }
+        if self.pipeline_ns is not None:
+            values["pipeline_ms"] = self.pipeline_ns / NS_PER_MS
+            values["bubble_ms"] = _ms(self.bubble_ns)
+            values["bubble_share"] = self.bubble_share
         of_all_kinds = set(values)
         for kind in KINDS:
             part = self.kinds.get(kind, KindOverlap(0, 0))
@@ -157,7 +169,7 @@ class Overlap:
         reasons = {name: reason for name, reason in _NOT_OBSERVED.items() if values[name] is None}
         reasons |= dict.fromkeys(bounds, OF_UNKNOWN_KIND)
         if unseen is not None:
-            known = {"window_ms", "copy_ms", "aux_ms"} | (set() if unseen.compute else {"compute_ms"})
+            known = {"window_ms", "copy_ms", "aux_ms", "pipeline_ms"} | (set() if unseen.compute else {"compute_ms"})
             unknown = [name for name in values if name not in known]
             return values | dict.fromkeys(unknown), reasons | dict.fromkeys(unknown, unseen.reason)
         if values["overlap_ratio"] is None:
@@ -166,6 +178,8 @@ class Overlap:
             reasons["overlap_over_compute"] = "no compute in this window"
         if values["exposed_share"] is None:
             reasons["exposed_share"] = "the window is empty"
+        if values.get("bubble_share", 0) is None:
+            reasons["bubble_share"] = "no time in the pipeline in this window"
         return values, reasons
 
     def concurrency(self) -> dict[str, float]:
@@ -174,7 +188,7 @@ class Overlap:
         lanes_ns += sum(part.total_ns for part in self.kinds.values())
         return {
             "mean": lanes_ns / self.window_ns if self.window_ns else 0.0,
-            "max": float(max((lanes.bit_count() for lanes in {lanes for _, _, lanes in self.tiles}), default=0)),
+            "max": float(max((_active(lanes) for lanes in {lanes for _, _, lanes in self.tiles}), default=0)),
         }
 
 
@@ -217,9 +231,22 @@ def measure_window(
     stalls: Iterable[Interval] = (),
     aux: Iterable[Interval] = (),
     copy: Iterable[Interval] | None = None,
+    pipeline: Iterable[Interval] | None = None,
+    bubbles: Iterable[Interval] | None = None,
 ) -> Overlap:
     """Measure one window of a live step, including its segments. Arguments and errors as for `measure_lanes`."""
-    return measure_lanes(PAIRS, window, compute=compute, comm=comm, stalls=stalls, aux=aux, copy=copy, tiled=True)[0]
+    return measure_lanes(
+        PAIRS,
+        window,
+        compute=compute,
+        comm=comm,
+        stalls=stalls,
+        aux=aux,
+        copy=copy,
+        pipeline=pipeline,
+        bubbles=bubbles,
+        tiled=True,
+    )[0]
 
 
 def exposure(
@@ -247,6 +274,8 @@ def measure_lanes(
     stalls: Raw | None = None,
     aux: Raw | None = None,
     copy: Raw | None = None,
+    pipeline: Raw | None = None,
+    bubbles: Raw | None = None,
     tiled: bool = False,
 ) -> tuple[Overlap, dict[str, Merged]]:
     """Measure one window: the definition. Also returns the lanes as they were measured, by name.
@@ -260,6 +289,8 @@ def measure_lanes(
         stalls: when the compute stream (on a CPU the training thread) was blocked on a collective.
         aux: optimizer, clipping, reading the loss, data.
         copy: memory copies and fills. Each of these three is None where it is not observed.
+        pipeline: when micro-batches ran through the stages of a pipeline; None where there is none.
+        bubbles: when the rank waited there for another stage; what was computed meanwhile is no bubble.
         tiled: include the segments of the window, which cost as much as everything else.
 
     Raises:
@@ -281,9 +312,13 @@ def measure_lanes(
     lanes[AUX] = _working(algebra, window, aux, stalls)
     if of_unknown_kind is not None:
         lanes[UNKNOWN_KIND] = lane(of_unknown_kind)
+    if pipeline is not None:
+        lanes[BUBBLE] = algebra.subtract(algebra.intersect(lane(bubbles), lane(pipeline)), lanes[COMPUTE])
 
     communication = algebra.union([lanes[name] for name in (*comm, UNKNOWN_KIND) if name in lanes])
     everything = algebra.union([communication, lanes[COMPUTE], lanes[COPY], lanes[AUX]])
+    if BUBBLE in lanes:
+        everything = algebra.union([everything, lanes[BUBBLE]])
     total, common = algebra.measure, algebra.intersect
     measured = Overlap(
         window_ns=length,
@@ -296,9 +331,16 @@ def measure_lanes(
         stall_ns=None if stalls is None else total(lane(stalls)),
         kinds={kind: KindOverlap(total(lanes[kind]), total(common(lanes[kind], lanes[COMPUTE]))) for kind in comm},
         unknown_kind_ns=total(lanes[UNKNOWN_KIND]) if UNKNOWN_KIND in lanes else 0,
+        pipeline_ns=None if pipeline is None else total(lane(pipeline)),
+        bubble_ns=total(lanes[BUBBLE]) if BUBBLE in lanes else None,
         tiles=algebra.tile(window, {_BIT[name]: lanes[name] for name in lanes.keys() & _BIT}) if tiled else (),
     )
     return measured, lanes
+
+
+def _active(lanes: int) -> int:
+    """How many lanes of a mask do something; in a bubble nothing is done."""
+    return (lanes & ~(1 << _BIT[BUBBLE])).bit_count()
 
 
 def _ms(length_ns: int | None) -> float | None:

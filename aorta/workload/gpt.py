@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 
 from aorta.config.decoder_sizes import Dimensions
-from aorta.workload.task import Model
+from aorta.workload.task import Model, layers_of
 
 ROTARY_BASE = 10_000.0
 NORM_EPS = 1e-5
@@ -120,6 +120,15 @@ class Gpt(Model):
             self.embed = None
         if last not in layers:
             self.norm = self.head = None
+
+    def pipeline_stage(self, index: int, count: int) -> Gpt:
+        """An even share of the layers, with the embedding in the first stage, norm and head in the last."""
+        stage = self.__class__.__new__(self.__class__)
+        Model.__init__(stage)
+        stage.embed, stage.norm, stage.head = self.embed, self.norm, self.head
+        stage.layers = nn.ModuleDict(dict(self.layers.items()))
+        stage.keep(layers_of(index, count, len(self.layers)))
+        return stage
 
     def forward(self, tokens_BS: torch.Tensor, positions_S: torch.Tensor | None = None) -> torch.Tensor:  # noqa: N803
         """Logits of tokens; without `embed` the input is hidden states [batch, positions, width], without `head` the

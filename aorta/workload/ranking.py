@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from aorta.config.schema import Ranking
-from aorta.workload.task import Model
+from aorta.workload.task import Model, layers_of
 
 
 class Embedding(nn.Module):
@@ -112,32 +112,46 @@ class RankingTransformer(Model):
 
     def __init__(self, shape: Ranking) -> None:
         super().__init__()
-        self.embedding = Embedding(shape)
-        self.encoder = nn.ModuleList(EncoderLayer(shape) for _ in range(shape.num_layers))
-        self.scorer = Scorer(shape)
+        self.embedding: Embedding | None = Embedding(shape)
+        self.encoder = nn.ModuleDict({str(index): EncoderLayer(shape) for index in range(shape.num_layers)})
+        self.scorer: Scorer | None = Scorer(shape)
 
-    def forward(self, dense_BSF: torch.Tensor, categorical_BSK: torch.Tensor) -> torch.Tensor:  # noqa: N803
-        items_BSD = self.embedding(dense_BSF, categorical_BSK)  # noqa: N806
-        for layer in self.encoder:
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Scores of `dense` and `categorical`; as a stage of a pipeline, whatever the stage before it gave."""
+        items_BSD = inputs[0] if self.embedding is None else self.embedding(*inputs)  # noqa: N806
+        for layer in self.encoder.values():
             items_BSD = layer(items_BSD)  # noqa: N806
-        scores: torch.Tensor = self.scorer(items_BSD)
+        scores: torch.Tensor = items_BSD if self.scorer is None else self.scorer(items_BSD)
         return scores
+
+    def pipeline_stage(self, index: int, count: int) -> RankingTransformer:
+        """An even share of the encoder's layers, the embedding before the first, the scorer behind the last."""
+        stage = RankingTransformer.__new__(RankingTransformer)
+        Model.__init__(stage)
+        stage.embedding = self.embedding if index == 0 else None
+        stage.encoder = nn.ModuleDict(
+            {str(at): self.encoder[str(at)] for at in layers_of(index, count, len(self.encoder))}
+        )
+        stage.scorer = self.scorer if index == count - 1 else None
+        return stage
 
     def tensor_parallel_parts(self) -> Iterator[tuple[nn.Module, dict[str, str]]]:
         """Modules that several ranks can compute together, each with its layers: `columns` are split by output (each
         rank has some heads or hidden units), `rows` sum over the parts.
         """
-        for layer in self.encoder:
+        for layer in self.encoder.values():
             assert isinstance(layer, EncoderLayer)
             yield layer.attention, {"query": "columns", "key": "columns", "value": "columns", "out": "rows"}
             yield layer.feed_forward, {"up": "columns", "down": "rows"}
 
     def blocks(self) -> Iterator[tuple[str, nn.Module]]:
         """The blocks that are sharded, compiled and timed one by one, in the order they run."""
-        yield "embedding", self.embedding
-        for index, layer in enumerate(self.encoder):
+        if self.embedding is not None:
+            yield "embedding", self.embedding
+        for index, layer in self.encoder.items():
             yield f"encoder.{index}", layer
-        yield "scorer", self.scorer
+        if self.scorer is not None:
+            yield "scorer", self.scorer
 
 
 class ListwiseLoss(nn.Module):

@@ -76,6 +76,31 @@ class Model(nn.Module, ABC):
         """
         yield from ()
 
+    def pipeline_stage(self, index: int, count: int) -> Model:
+        """The part of this model that stage `index` of `count` computes, made of its own modules: an even share of the
+        layers (`layers_of`), in the first stage behind what takes the inputs, in the last before what gives the output.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be cut into stages")
+
+
+class Stages(Model):
+    """Some stages of a model, by their number: what one rank of a pipeline has of it. Not called as a whole."""
+
+    def __init__(self, stages: Mapping[int, Model]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleDict({str(index): stage for index, stage in stages.items()})
+
+    def blocks(self) -> Iterator[tuple[str, nn.Module]]:
+        """Those of each stage."""
+        for stage in self.stages.values():
+            assert isinstance(stage, Model)
+            yield from stage.blocks()
+
+
+def layers_of(stage: int, stages: int, layers: int) -> range:
+    """The layers of one stage: an even share, the earlier stages having one less where it does not come out."""
+    return range(layers * stage // stages, layers * (stage + 1) // stages)
+
 
 class Task(Protocol):
     """A workload, ready to be built."""

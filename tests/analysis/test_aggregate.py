@@ -108,6 +108,12 @@ def test_baselines_that_were_not_run_are_null_with_the_reason(known: dict[str, A
         assert known["metrics"][name]["reason"] == "no isolated baseline in this run"
 
 
+def test_a_run_without_a_pipeline_has_null_bubbles_with_the_reason(known: dict[str, Any]) -> None:
+    for name in ("bubble_ms", "bubble_share"):
+        assert known["metrics"][name]["median"] is None
+        assert known["metrics"][name]["reason"] == "the record has no pipeline of stages"
+
+
 def test_null_steps_are_counted_with_their_reasons(tmp_path: Path) -> None:
     quiet, unseen = "no communication in this window", "2 of 3 collectives seen"
     blind = dict.fromkeys(metrics(10, 8, 4, 2)) | {"window_ms": 10.0, "compute_ms": 8.0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, STEP_METRIC_NAMES
-from aorta.timeline.classes import AUX, COMPUTE, COPY, KINDS
+from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, KINDS
 from aorta.timeline.overlap import AT_CUTOFFS, measure_window
 from tests.docs.pages import ROOT, code, first_column, section
 
@@ -17,7 +17,9 @@ def documented(*headings: str) -> set[str]:
 
 
 def test_the_record_s_metrics() -> None:
-    everything = measure_window((0, 10), compute=[(0, 5)], comm={kind: [(3, 8)] for kind in KINDS})
+    everything = measure_window(
+        (0, 10), compute=[(0, 5)], comm={kind: [(3, 8)] for kind in KINDS}, pipeline=[(0, 9)], bubbles=[(5, 8)]
+    )
     assert documented("In the record, and in the report") == {*everything.metrics()[0], *AT_CUTOFFS}
 
 
@@ -31,5 +33,5 @@ def test_the_collectives_metrics() -> None:
 
 def test_classes_and_kinds() -> None:
     text = section(PAGE, "The window")
-    assert all(f"**{kind}**" in text for kind in (COMPUTE, COPY, AUX))
+    assert all(f"**{kind}**" in text for kind in (COMPUTE, COPY, AUX, BUBBLE))
     assert all(f"`{kind}`" in text for kind in KINDS)

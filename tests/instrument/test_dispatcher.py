@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from aorta.errors import InstrumentError
 from aorta.instrument.cpu_interceptor import CpuInterceptor
-from aorta.instrument.dispatcher import DispatcherHook, all_groups, issued_by
+from aorta.instrument.dispatcher import Coalescing, DispatcherHook, all_groups, issued_by
 from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.native.build import load
@@ -238,3 +238,11 @@ def test_a_devices_wait_is_repeated_for_every_stream_that_asks() -> None:
     timed.wait()
     timed.wait()
     assert calls == [True, True]
+
+
+def test_batches_of_sends_and_receives_are_as_before_once_nobody_looks() -> None:
+    """Their methods bind the group again: a function of the class would be called without it."""
+    before = {name: vars(dist.ProcessGroup)[name] for name in ("_start_coalescing", "_end_coalescing")}
+    Coalescing(lambda _group: None, lambda _group, launch: launch()).close()
+    for name, method in before.items():
+        assert vars(dist.ProcessGroup)[name] is method

@@ -247,7 +247,38 @@ def test_an_unknown_kind_is_refused_by_name():
         measure_window((0, 1), compute=[], comm={"all_reduce": [(0, 1)]})
 
 
+def test_bubbles_are_waits_within_the_pipeline_without_what_was_computed():
+    measured = measure_window(
+        (0, 100),
+        compute=[(10, 30), (50, 70)],
+        comm={"recv": [(0, 10), (30, 45), (75, 90)]},
+        stalls=[(0, 10), (30, 45), (75, 90)],
+        pipeline=[(0, 80)],
+        bubbles=[(0, 12), (30, 55), (75, 90)],
+    )
+    # Ten before computing, twenty between (longer than the receive itself), and five before the pipeline is left.
+    assert (measured.pipeline_ns, measured.bubble_ns, measured.bubble_share) == (80, 35, 35 / 80)
+    # A bubble is not idle: idle are 70 to 75 and 90 to 100.
+    assert measured.idle_ns == 15
+    assert measured.per_stream_ms()["bubble"] == 35e-6
+    assert measured.concurrency()["max"] == 1  # in a bubble nothing is done
+    assert [segment for segment in measured.segments if segment.lanes == BIT["bubble"]] == [(45, 50, BIT["bubble"])]
+
+
+def test_without_a_pipeline_there_is_no_word_of_bubbles():
+    measured = measure_window((0, 10), compute=[(0, 5)], comm={"recv": [(3, 8)]})
+    assert not [name for name in measured.metrics()[0] if "bubble" in name or "pipeline" in name]
+    assert "bubble" not in measured.per_stream_ms()
+
+
+def test_a_pipeline_that_was_not_fully_seen_has_null_bubbles_with_the_reason():
+    measured = measure_window((0, 10), compute=[(0, 5)], comm={}, pipeline=[(0, 9)], bubbles=[(5, 8)])
+    values, reasons = measured.metrics(Unseen("why"))
+    assert (values["pipeline_ms"], values["bubble_ms"], values["bubble_share"]) == (9e-6, None, None)
+    assert reasons["bubble_ms"] == reasons["bubble_share"] == "why"
+
+
 def test_the_lanes_of_a_record_never_change_their_bits():
     # The bit positions are the file format: a new kind goes to the end, and the schema version rises.
     kinds = "allreduce reducescatter allgather broadcast alltoall reduce gather scatter send recv barrier"
-    assert ("compute", *kinds.split(), "copy", "aux") == LANES
+    assert ("compute", *kinds.split(), "copy", "aux", "bubble") == LANES

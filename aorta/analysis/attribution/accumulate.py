@@ -47,7 +47,7 @@ def _take(found: RankTotals, step: StepRows, rows: list[CollectiveSpan], sizes: 
     for piece in assigned(lanes.exposed, rows):
         row = piece.row
         order = min(row.order, ORDER_LIMIT)
-        for part, spans in parts(piece):
+        for part, spans in parts(piece, step.bubbles):
             for tile, length in overlaid(tiles, spans):
                 phase, block = tile.region(row.kind)
                 key = ExposedKey(row.kind, row.group, sizes.get(row.group), row.bytes, order, phase, block, part)

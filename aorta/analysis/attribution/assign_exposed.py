@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from aorta.analysis.attribution.keys import TRANSFER, UNKNOWN_PART, WAIT
+from aorta.analysis.attribution.keys import BUBBLE_PART, TRANSFER, UNKNOWN_PART, WAIT
 from aorta.timeline.intervals import Interval, intersect, subtract
 
 
@@ -64,15 +64,19 @@ def assigned(exposed: Sequence[Interval], rows: Sequence[CollectiveSpan]) -> Ite
                 break
 
 
-def parts(piece: AssignedTime) -> Iterator[tuple[str, list[Interval]]]:
-    """Split exposed time into waiting and transfer. A rank that arrives early waits first, for
-    `CollectiveSpan.wait_ns`.
+def parts(piece: AssignedTime, bubbles: Sequence[Interval] = ()) -> Iterator[tuple[str, list[Interval]]]:
+    """Split exposed time into bubbles of a pipeline (merged), and the rest into waiting and transfer. A rank that
+    arrives early waits first, for `CollectiveSpan.wait_ns`.
     """
-    row = piece.row
+    row, rest = piece.row, piece.spans
+    if bubbles and (inside := intersect(rest, bubbles)):
+        yield BUBBLE_PART, inside
+        rest = subtract(rest, inside)
     if row.wait_ns < 0:
-        yield UNKNOWN_PART, piece.spans
+        if rest:
+            yield UNKNOWN_PART, rest
         return
     waiting = [(row.start, row.start + row.wait_ns)] if row.wait_ns else []
-    for name, spans in ((WAIT, intersect(piece.spans, waiting)), (TRANSFER, subtract(piece.spans, waiting))):
+    for name, spans in ((WAIT, intersect(rest, waiting)), (TRANSFER, subtract(rest, waiting))):
         if spans:
             yield name, spans

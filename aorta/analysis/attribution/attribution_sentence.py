@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from aorta.analysis.attribution.breakdown import Means
-from aorta.analysis.attribution.keys import TRANSFER, UNKNOWN_PART, WAIT, ExposedKey, Region
+from aorta.analysis.attribution.keys import BUBBLE_PART, TRANSFER, UNKNOWN_PART, WAIT, ExposedKey, Region
 from aorta.analysis.attribution.part_names import collective_name, place_name
 from aorta.analysis.formatting import rough_ms, rough_percent
 
@@ -160,7 +160,11 @@ def _part(means: Means, chosen: Sequence[_Chosen]) -> str:
     part, share = _largest(_differences(means, chosen, lambda key: key.part), means.difference_ms)
     if part == UNKNOWN_PART or share < _MOST:
         return "; whether that is waiting or transfer is unknown" if part == UNKNOWN_PART else ""
-    said = {WAIT: "waiting for peers, not transfer", TRANSFER: "transfer, not waiting for peers"}[part]
+    said = {
+        WAIT: "waiting for peers, not transfer",
+        TRANSFER: "transfer, not waiting for peers",
+        BUBBLE_PART: "bubbles of the pipeline: waiting for another stage",
+    }[part]
     return f"; {'it' if share >= 0.95 else f'{rough_percent(share)} of it'} is {said}"
 
 

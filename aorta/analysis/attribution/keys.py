@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 WAIT: Final = "wait"
 TRANSFER: Final = "transfer"
+BUBBLE_PART: Final = "bubble"
 UNKNOWN_PART: Final = "unknown"
 UNEXPLAINED: Final = "untold"
 """Stands in place of a kind: exposed communication that the record counts but none of its rows covers."""

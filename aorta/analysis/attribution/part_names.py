@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from aorta.analysis.attribution.keys import TRANSFER, UNEXPLAINED, UNKNOWN_PART, WAIT, ExposedKey, Region
+from aorta.analysis.attribution.keys import BUBBLE_PART, TRANSFER, UNEXPLAINED, UNKNOWN_PART, WAIT, ExposedKey, Region
 from aorta.analysis.formatting import TEXT
 
 PARTS: Final = {
     WAIT: "waiting for peers",
     TRANSFER: "transfer",
+    BUBBLE_PART: "bubbles of the pipeline",
     UNKNOWN_PART: "waiting or transfer, which of them is unknown",
 }
 UNTOLD_WHAT: Final = "communication that no row of the record covers"

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from aorta.analysis.attribution.assign_exposed import CollectiveSpan
 from aorta.analysis.attribution.keys import Region
 from aorta.analysis.tables import NO_TIME, UNKNOWN, Floats, Ints, RankTables
+from aorta.timeline.classes import BUBBLE
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import NS_PER_MS
 
@@ -64,6 +65,7 @@ class StepRows:
     compute: list[Interval]
     stalls: list[Interval]
     regions: list[tuple[int, int, Region]]
+    bubbles: list[Interval] = field(default_factory=list)
 
 
 def steps_of(given: RankInput) -> Iterator[StepRows]:
@@ -91,6 +93,7 @@ def steps_of(given: RankInput) -> Iterator[StepRows]:
             compute=[(zero + start, zero + end) for start, end in inside.computing()],
             stalls=[(zero + part.start_ns, zero + part.end_ns) for part in inside.stalls or ()],
             regions=[*blocks, *beside],
+            bubbles=[(zero + start, zero + end) for start, end in inside.lane(BUBBLE)],
         )
 
 

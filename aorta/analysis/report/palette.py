@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from aorta.timeline.classes import AUX, COMPUTE, COPY
+from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY
 
 
 class Shade(NamedTuple):
@@ -82,7 +82,7 @@ GRID: Final = SURFACES["grid"].light
 BAND: Final = SURFACES["band"].light
 
 _KINDS: Final = ("allreduce", "reducescatter", "allgather", "alltoall")
-_LANES: Final = {COMPUTE: "compute", COPY: "other-work", AUX: "other-work"}
+_LANES: Final = {COMPUTE: "compute", COPY: "other-work", AUX: "other-work", BUBBLE: "idle"}
 
 
 def light(name: str) -> str:

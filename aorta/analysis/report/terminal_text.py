@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
 from aorta.analysis.cautions import cautions
 from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.expert_load import expert_sentences
@@ -130,7 +130,8 @@ def dataset_table(label: str, entry: Mapping[str, Any]) -> str:
         if values.get("ratio_of_sums") is not None:
             rows.append(_columns(_POOLED, [TEXT.number(values["ratio_of_sums"], "ratio")]))
     rows += _zeros("0 throughout", zeros) + _collective_rows(entry.get("collectives", ()))
-    return "\n".join([*rows, *_nulls({name: values["reason"] for name, values in metrics.items()})])
+    reasons = {name: values["reason"] for name, values in metrics.items() if values["reason"] != NO_PIPELINE}
+    return "\n".join([*rows, *_nulls(reasons)])
 
 
 def comparison_table(comparison: Mapping[str, Any], style: Style = PLAIN) -> str:

@@ -111,3 +111,18 @@ class EP(DDP):
     """
 
     strategy: str = "ep"
+
+
+@dataclass
+class PP(Parallel):
+    """Pipeline parallelism: each rank computes some of the layers, on all samples; micro-batches follow each other
+    through the ranks.
+    """
+
+    strategy: str = "pp"
+    # gpipe, 1f1b, interleaved_1f1b, interleaved_zero_bubble or zbv_zero_bubble, as torch.distributed.pipelining runs it
+    schedule: str = "1f1b"
+    # parts of a batch that follow each other through the pipeline; training.batch_size is a multiple of it
+    microbatches: int = 4
+    # stages that a rank computes: 1 with gpipe and 1f1b, 2 with zbv_zero_bubble, 2 or more with the interleaved ones
+    stages_per_rank: int = 1

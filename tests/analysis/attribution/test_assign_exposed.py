@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.analysis.attribution.assign_exposed import CollectiveSpan, assigned, parts
-from aorta.analysis.attribution.keys import NOWHERE, TRANSFER, UNKNOWN_PART, WAIT, Region
+from aorta.analysis.attribution.keys import BUBBLE_PART, NOWHERE, TRANSFER, UNKNOWN_PART, WAIT, Region
 from aorta.analysis.attribution.step_regions import overlaid, tiled
 from aorta.timeline.intervals import merge
 from aorta.timeline.overlap import Exposure, exposure, measure_window
@@ -105,6 +105,18 @@ def test_a_rank_that_did_not_wait_only_transfers():
 def test_a_rank_waits_first_and_transfers_then():
     (piece,) = assigned([(5, 40)], [row(0, 40, wait=12)])
     assert dict(parts(piece)) == {WAIT: [(5, 12)], TRANSFER: [(12, 40)]}
+
+
+def test_what_lies_in_a_bubble_is_one_and_the_rest_is_split_as_ever():
+    (piece,) = assigned([(5, 40)], [row(5, 40, kind="recv")])
+    assert dict(parts(piece, [(0, 30)])) == {BUBBLE_PART: [(5, 30)], UNKNOWN_PART: [(30, 40)]}
+    assert dict(parts(piece, [(0, 50)])) == {BUBBLE_PART: [(5, 40)]}
+    (known,) = assigned([(5, 40)], [row(5, 40, wait=7)])
+    assert dict(parts(known, [(30, 35)])) == {
+        BUBBLE_PART: [(30, 35)],
+        WAIT: [(5, 12)],
+        TRANSFER: [(12, 30), (35, 40)],
+    }
 
 
 # --- where in the step

@@ -27,6 +27,7 @@ _TITLES = {
     "allgather": "all-gather",
     "alltoall": "all-to-all",
     "aux": "optimizer, data",
+    "bubble": "bubbles",
 }
 
 

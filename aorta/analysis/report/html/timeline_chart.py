@@ -16,6 +16,7 @@ from bokeh.models import ColumnDataSource, FixedTicker, Range1d, TapTool
 from aorta.analysis.report.html.bokeh_chart import FONT, Chart, hover, new_chart
 from aorta.analysis.report.html.timeline_data import (
     BLOCKED,
+    BUBBLES,
     COPIES,
     EXPOSED,
     NAMED,
@@ -24,7 +25,7 @@ from aorta.analysis.report.html.timeline_data import (
     lane_order,
 )
 from aorta.analysis.report.palette import INK, PAPER, lane_color, light, phase_color
-from aorta.timeline.classes import COMPUTE
+from aorta.timeline.classes import BUBBLE, COMPUTE
 
 _DRAWN: Final = ("top", "bottom", "left", "right", "color")
 _TOLD: Final = ("rank", "what", "begin", "took", "more", "instance")
@@ -38,6 +39,8 @@ def color_of(kind: str, lane: str) -> str:
         return INK
     if kind in (EXPOSED, NAMED):
         return light("exposed" if kind == EXPOSED else "named")
+    if lane == BUBBLES:
+        return lane_color(BUBBLE)
     if lane in (OTHER_WORK, COPIES):
         return light("other-work")
     return phase_color(kind) if lane == COMPUTE else lane_color(kind)

@@ -19,7 +19,7 @@ from aorta.analysis.frames import collectives_frame
 from aorta.analysis.report.chosen_steps import ChosenStep, chosen_steps
 from aorta.analysis.tables import StepIntervals
 from aorta.errors import InputError
-from aorta.timeline.classes import AUX, COMPUTE, COPY, NOT_COMMUNICATION
+from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, NOT_COMMUNICATION
 from aorta.timeline.overlap import NS_PER_MS
 
 BLOCKED: Final = "blocked on a collective"
@@ -27,6 +27,7 @@ OTHER_WORK: Final = "optimizer, data"
 COPIES: Final = "copies"
 NAMED: Final = "named in the loop"
 EXPOSED: Final = "exposed communication"
+BUBBLES: Final = "bubbles of the pipeline"
 _GROUP_LANES: Final = 12
 """With more process groups than this, a lane is a kind of collective instead of a group."""
 RANK_STEP_SPANS: Final = 3_000
@@ -100,9 +101,9 @@ class _Table:
 
 def lane_order(name: str) -> tuple[int, list[tuple[int, str]]]:
     """Computation first, what is exposed and the rest last; groups between them, `group 9` before `group 10`."""
-    last = {COMPUTE: 0, EXPOSED: 2, OTHER_WORK: 3, COPIES: 4, NAMED: 5}
+    last = {COMPUTE: 0, EXPOSED: 2, BUBBLES: 3, OTHER_WORK: 4, COPIES: 5, NAMED: 6}
     parts = re.findall(r"\d+|\D+", name)
-    return last.get(name, 6 if name.startswith(NAMED) else 1), [
+    return last.get(name, 7 if name.startswith(NAMED) else 1), [
         (int(part), "") if part.isdecimal() else (-1, part) for part in parts
     ]
 
@@ -220,6 +221,7 @@ def _all(step: StepIntervals, rows: list[Any], *, by_group: bool) -> Iterator[_S
             yield from _segments(name, lanes[name])
     for start, end in step.exposed():
         yield _span(EXPOSED, EXPOSED, EXPOSED, start, end)
+    yield from _segments(BUBBLES, lanes.get(BUBBLE, ()))
     if step.aux:
         for work in step.aux:
             yield _span(OTHER_WORK, work.name, work.name, work.start_ns, work.end_ns)

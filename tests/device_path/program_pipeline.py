@@ -1,0 +1,77 @@
+"""Several ranks train in a pipeline on the simulated device, in virtual time, with equal stages and cheap transfers.
+
+Takes a folder and the cases as JSON: name -> words of train.py, and how long a transfer takes (fixed ns, ns per byte).
+Writes `rank_<r>.json`: name -> of each step its metrics, the device's own lengths, and whether everything was seen. Run
+by `test_pipeline`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import Topology, read_topology
+from aorta.records.schema import Step
+from tests.device_path.program_overlap import SHAPE, one_clock
+from tests.device_path.witness import clipped, length, truth_of
+from tests.loop import Loop
+from tests.simulated import device as simulated
+
+LAYER_NS = 1_000_000
+"""Of one layer forward, and of one backward. Nothing else takes time, so stages with as many layers are equal."""
+WARM_UP, STEPS = 3, 3
+
+
+def main() -> None:
+    """Every case, one after another."""
+    folder, cases = Path(sys.argv[1]), json.loads(sys.argv[2])
+    topology = read_topology()
+    device = torch.device("cuda", topology.local_rank)
+    torch.cuda.set_device(device)
+    one_clock()
+    with process_group(topology, device, 300):
+        told = {name: seen(*case, topology, device) for name, case in cases.items()}
+    (folder / f"rank_{topology.rank}.json").write_text(json.dumps(told))
+
+
+def seen(
+    words: list[str], transfer: tuple[int, float], topology: Topology, device: torch.device
+) -> list[dict[str, Any]]:
+    """Each step of a case after the warm-up."""
+    once = dict.fromkeys(("aten::gelu", "aten::gelu_backward"), (LAYER_NS, 0.0))  # one of each in a layer
+    simulated.lengths(**dict.fromkeys(simulated.CLASSES, (0, 0.0)), operators=once)
+    simulated.costs(launch_ns=0)
+    simulated.collective_lengths(default=(transfer[0], transfer[1]))
+    lines: list[Step] = []
+    one = Loop((*SHAPE, *words), topology, device, lines.append)
+    for _ in range(WARM_UP):
+        one.step()
+    torch.accelerator.synchronize()
+    simulated.reset()
+    for _ in range(STEPS):
+        one.step()
+    one.finish()
+    simulated.no_races()
+    rows, waits, stream = simulated.timeline(), simulated.waits(), torch.cuda.current_stream().stream_id
+    still = [(wait.begin_ns, wait.end_ns) for wait in waits if (wait.device, wait.stream) == (device.index, stream)]
+    return [
+        {
+            "overlap": line.overlap,
+            "truth": asdict(truth_of((line.start_mono_ns, line.end_mono_ns), rows, waits, stream, device.index)),
+            "coverage": line.coverage.complete,
+            "kinds": [row.kind for row in line.collectives],
+            "still_ns": length(clipped(still, (line.start_mono_ns, line.end_mono_ns))),
+            "lanes_ms": line.per_stream_ms,
+        }
+        for line in lines[WARM_UP:]
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Bubbles of a pipeline against the formulas of its schedules, on the simulated device.
+
+Stages are equal by construction, and transfers take a ten-thousandth of a layer, so each rank waits for as long as the
+schedule says.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.device_path.launch import on_devices
+from tests.simulated.programs import needs_device
+
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+
+
+class Case(NamedTuple):
+    """A pipeline of `ranks` with `stages` a rank, each of one layer of two; `share` is what its schedule promises."""
+
+    ranks: int
+    micro_batches: int
+    mode: str
+    schedule: str = "1f1b"
+    stages: int = 1
+    tap: str = "compiled"
+    transfer: tuple[int, float] = (100, 0.0)
+
+    @property
+    def name(self) -> str:
+        return f"{self.schedule}-{self.ranks}x{self.micro_batches}-{self.mode}-{self.tap}-{self.transfer[0]}"
+
+    @property
+    def words(self) -> list[str]:
+        return [
+            "workload.num_layers=4",
+            "parallel=pp",
+            f"parallel.schedule={self.schedule}",
+            f"parallel.microbatches={self.micro_batches}",
+            f"parallel.stages_per_rank={self.stages}",
+            f"training.batch_size={self.micro_batches}",
+            f"instrument.mode={self.mode}",
+            f"instrument.native={str(self.tap == 'compiled').lower()}",
+        ]
+
+    @property
+    def share(self) -> float:
+        return (self.ranks - 1) / (self.stages * self.micro_batches + self.ranks - 1)
+
+
+CASES = [
+    *(Case(ranks, count, "observe") for ranks, count in ((2, 4), (4, 4), (4, 8))),
+    *(Case(ranks, count, "dedicated") for ranks, count in ((2, 4), (4, 8))),
+    Case(2, 4, "dedicated", "gpipe"),
+    Case(2, 4, "dedicated", "interleaved_1f1b", 2),
+]
+WAYS = (("dedicated", "compiled"), ("observe", "python"))
+SLOW = [Case(2, 4, mode, tap=tap, transfer=(90_000, 0.5)) for mode, tap in WAYS]
+"""Transfers take a part of a layer: a bubble contains them."""
+ROUNDING_NS = 100
+"""Of some ten marks a step."""
+ZERO_BUBBLE = Case(2, 4, "dedicated", "zbv_zero_bubble", 2)
+EVERY = (*CASES, *SLOW, ZERO_BUBBLE)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[dict[str, Any]]]]:
+    """Of each case the steps of each rank; one launch for two ranks and one for four."""
+    found: dict[str, list[list[dict[str, Any]]]] = {}
+    for ranks in (2, 4):
+        cases = {case.name: (case.words, case.transfer) for case in EVERY if case.ranks == ranks}
+        folder = Path(tmp_path_factory.mktemp("pipeline"))
+        by_rank = on_devices("tests.device_path.program_pipeline", folder, json.dumps(cases), ranks=ranks)
+        found |= {name: [of_rank[name] for of_rank in by_rank] for name in cases}
+    return found
+
+
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+@every_case
+def test_the_bubble_share_of_every_rank_is_that_of_the_schedule(told: dict[str, Any], case: Case) -> None:
+    for steps in told[case.name]:
+        for step in steps:
+            assert step["overlap"]["bubble_share"] == pytest.approx(case.share, rel=0.01)
+
+
+@every_case
+def test_bubbles_and_computation_are_the_whole_time_in_the_pipeline(told: dict[str, Any], case: Case) -> None:
+    """Nothing is left to idle time, and nothing counts twice."""
+    for steps in told[case.name]:
+        for step in steps:
+            overlap = step["overlap"]
+            assert overlap["bubble_ms"] + overlap["compute_ms"] == pytest.approx(overlap["pipeline_ms"], rel=1e-3)
+            assert overlap["idle_ms"] == pytest.approx(0, abs=1e-3)
+            assert step["lanes_ms"]["bubble"] == overlap["bubble_ms"]
+
+
+@every_case
+def test_every_transfer_between_stages_is_seen(told: dict[str, Any], case: Case) -> None:
+    """A rank at an end of the pipeline has one neighbour, one in the middle two; with two stages a rank all are in the
+    middle but for the first and the last stage. One all-reduce exchanges the norm of the gradients.
+    """
+    last = case.ranks * case.stages - 1
+    for rank, steps in enumerate(told[case.name]):
+        mine = [rank + turn * case.ranks for turn in range(case.stages)]
+        boundaries = sum((stage > 0) + (stage < last) for stage in mine)
+        for step in steps:
+            assert step["coverage"]
+            assert sorted(step["kinds"]) == sorted(
+                [*(("send", "recv") * (boundaries * case.micro_batches)), "allreduce"]
+            )
+
+
+def test_a_bubble_is_when_the_computing_stream_stands_still(told: dict[str, Any]) -> None:
+    """In dedicated mode, where no transfer runs on that stream itself."""
+    for case in EVERY:
+        if case.mode == "dedicated":
+            for steps in told[case.name]:
+                for step in steps:
+                    assert step["overlap"]["bubble_ms"] * 1e6 == pytest.approx(step["still_ns"], abs=ROUNDING_NS)
+
+
+def test_a_zero_bubble_schedule_waits_less_than_1f1b(told: dict[str, Any]) -> None:
+    plain = Case(2, 4, "dedicated")
+    for steps, usual in zip(told[ZERO_BUBBLE.name], told[plain.name], strict=True):
+        for step, other in zip(steps, usual, strict=True):
+            assert step["coverage"]
+            assert step["overlap"]["bubble_share"] < 0.6 * other["overlap"]["bubble_share"]
+            assert step["overlap"]["bubble_ms"] + step["overlap"]["compute_ms"] == pytest.approx(
+                step["overlap"]["pipeline_ms"], rel=1e-3
+            )
+
+
+@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
+def test_ratio_and_lengths_are_the_devices_own(told: dict[str, Any], case: Case) -> None:
+    for steps in told[case.name]:
+        for step in steps:
+            overlap, truth = step["overlap"], step["truth"]
+            lengths = {
+                "compute_ms": truth["compute_ns"],
+                "comm_ms": truth["comm_ns"],
+                "compute_comm_ms": truth["hidden_ns"],
+                "exposed_comm_ms": truth["comm_ns"] - truth["hidden_ns"],
+            }
+            for metric, length_ns in lengths.items():
+                assert overlap[metric] * 1e6 == pytest.approx(length_ns, abs=ROUNDING_NS), metric
+            assert overlap["overlap_ratio"] == pytest.approx(truth["hidden_ns"] / truth["comm_ns"], abs=1e-3)
