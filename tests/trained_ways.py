@@ -1,7 +1,8 @@
 """Which workload trains with which strategy: on how many ranks the tests train it, and why the others are refused.
 
-`DECODERS` are trained by `tests/runner/test_decoders.py` on gloo and by `tests/device_path/test_overlap.py` on the
-simulated device; the docs' table is made from them (`tests.workload_table`). Must not import torch.
+`DECODERS` (all but pipelines: `tests/runner/test_pipeline.py`) are trained by `tests/runner/test_decoders.py` on gloo
+and by `tests/device_path/test_overlap.py` on the simulated device; the docs' table is made from them
+(`tests.workload_table`). Must not import torch.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-RANKS: Final = {"none": 2, "ddp": 2, "fsdp1": 2, "fsdp": 2, "tp": 2, "ep": 2, "hsdp": 4, "fsdp_tp": 4}
+RANKS: Final = {"none": 2, "ddp": 2, "fsdp1": 2, "fsdp": 2, "tp": 2, "ep": 2, "pp": 2, "hsdp": 4, "fsdp_tp": 4}
 """Strategy -> the ranks of its tests: two for one dimension, four for two."""
 TINY: Final = (
     "training.batch_size=4",
@@ -46,5 +47,5 @@ DECODERS: Final = [
     Way(workload, strategy)
     for workload in ("gpt", "moe")
     for strategy in RANKS
-    if (workload, strategy) != ("gpt", "ep")
+    if strategy != "pp" and (workload, strategy) != ("gpt", "ep")
 ]

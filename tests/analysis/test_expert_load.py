@@ -63,6 +63,11 @@ def test_the_mesh_says_which_ranks_compute_it(
     assert words in expert_sentences(found)[0]
 
 
+@pytest.mark.parametrize("tokens", [[50, 50, 200], [15, 15, 70]])
+def test_twice_the_mean_is_enough_and_so_are_a_hundred_tokens_an_expert(tmp_path: Path, tokens: list[int]) -> None:
+    assert entry(tmp_path, [ExpertTokens("layers.0", tokens, 0)])["experts"]["named"]
+
+
 @pytest.mark.parametrize(
     ("tokens", "reason"),
     [

@@ -20,29 +20,30 @@ SIZES = (
     "dataset.sequence_length=8",
     "scheduler.warmup_steps=1",
     "telemetry.warmup_steps=1",
-    "workload=gpt",
     "workload.num_layers=4",
     "workload.model_dim=32",
     "workload.num_heads=4",
-    "workload.num_kv_heads=2",
     "workload.mlp_hidden_dim=64",
     "workload.vocab_size=100",
 )
+GPT = ("workload=gpt", "workload.num_kv_heads=2")
 CASES = {
-    "1f1b": (2, ("parallel.microbatches=4",)),
-    "gpipe": (2, ("parallel.schedule=gpipe", "parallel.microbatches=2")),
-    "zbv_zero_bubble": (2, ("parallel.schedule=zbv_zero_bubble", "parallel.stages_per_rank=2")),
-    "1f1b-four": (4, ("parallel.microbatches=4",)),
+    "1f1b": (2, (*GPT, "parallel.microbatches=4")),
+    "gpipe": (2, (*GPT, "parallel.schedule=gpipe", "parallel.microbatches=2")),
+    "zbv_zero_bubble": (2, (*GPT, "parallel.schedule=zbv_zero_bubble", "parallel.stages_per_rank=2")),
+    "1f1b-four": (4, (*GPT, "parallel.microbatches=4")),
+    "ranking": (2, ("workload=ranking", "workload.dropout=0")),
 }
 every_case = pytest.mark.parametrize("name", CASES)
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model and samples on one rank."""
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same models and samples on one rank."""
     folder = Path(tmp_path_factory.mktemp("alone"))
-    train(folder, *SIZES, "parallel=none", ranks=1)
-    return folder
+    for name, words in (("gpt", GPT), ("ranking", CASES["ranking"][1])):
+        train(folder / name, *SIZES, *words, "parallel=none", ranks=1)
+    return {name: folder / ("ranking" if name == "ranking" else "gpt") for name in CASES}
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +62,11 @@ def rank_with_the_loss(name: str) -> int:
 
 
 @every_case
-def test_a_pipeline_trains_like_one_rank(trained: dict[str, Path], alone: Path, name: str) -> None:
+def test_a_pipeline_trains_like_one_rank(trained: dict[str, Path], alone: dict[str, Path], name: str) -> None:
     """The same loss, and the same norm of the gradients of all stages together, on every rank."""
-    expected = [step.grad_norm for step in record(alone).steps]
+    expected = [step.grad_norm for step in record(alone[name]).steps]
     folder = trained[name] / "dedicated"
-    assert losses(folder, rank_with_the_loss(name)) == pytest.approx(losses(alone), rel=1e-5)
+    assert losses(folder, rank_with_the_loss(name)) == pytest.approx(losses(alone[name]), rel=1e-5)
     for rank in range(CASES[name][0]):
         assert [step.grad_norm for step in record(folder, rank).steps] == pytest.approx(expected, rel=1e-4)
 

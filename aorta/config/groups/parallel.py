@@ -107,7 +107,8 @@ class FSDPTP(FSDP):
 @dataclass
 class EP(DDP):
     """Expert parallelism: the experts of a layer are split over all ranks, and tokens go to them and back by
-    all-to-all; the rest of the model is DistributedDataParallel's.
+    all-to-all; the rest of the model is DistributedDataParallel's. What computes waits for each all-to-all at once;
+    `overlap` and the other fields are about DistributedDataParallel's all-reduces.
     """
 
     strategy: str = "ep"

@@ -31,6 +31,11 @@ def parallel_rules(config: Config) -> Iterator[str]:
             f"training.mixed_precision=fp16: parallel={config.parallel.strategy} keeps parameters on several meshes, "
             "and torch's gradient scaler looks for overflow on one only, so ranks would disagree about a step; use bf16"
         )
+    if isinstance(config.parallel, EP) and config.compile.enabled:
+        yield (
+            f"compile.enabled=true: torch.compile does not trace the exchange of tokens of parallel="
+            f"{config.parallel.strategy}; set it to false, or use parallel=ddp"
+        )
     if isinstance(config.parallel, EP) and not isinstance(config.workload, Moe):
         yield (
             f"parallel={config.parallel.strategy}: workload={config.workload.name} has no experts that ranks could "

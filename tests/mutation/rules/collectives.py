@@ -10,6 +10,7 @@ _MATCHING = ("tests/analysis/test_matching.py",)
 _ACROSS = ("tests/analysis/test_collective_metrics.py",)
 _STRAGGLER = ("tests/analysis/test_straggler.py",)
 _AGGREGATE = ("tests/analysis/test_aggregate.py",)
+_EXPERTS = ("tests/analysis/test_expert_load.py",)
 _BASELINES = ("tests/analysis/test_baselines.py",)
 
 COLLECTIVES: Final = (
@@ -179,6 +180,19 @@ COLLECTIVES: Final = (
             '"transfer_is_upper_bound": "wait" in counted.sources',
             '"transfer_is_upper_bound": False',
         ),
+    ),
+    *rules(
+        "aorta.analysis.expert_load",
+        _EXPERTS,
+        ("twice the mean of its block is not hot", '["times_mean"] < HOT_TIMES:', '["times_mean"] <= HOT_TIMES:'),
+        ("any expert is hot", "HOT_TIMES: Final = 2.0", "HOT_TIMES: Final = 1.4"),
+        ("a hundred tokens are few", '["mean_tokens"] < MIN_TOKENS:', '["mean_tokens"] <= MIN_TOKENS:'),
+        ("an expert is on one rank of a mesh of two dimensions", "run.source.world_size, parts)", "owner + 1, parts)"),
+    ),
+    *rules(
+        "aorta.analysis.load.record_columns",
+        _EXPERTS,
+        ("tokens of the warm-up count", "if experts and not line.warmup:", "if experts:"),
     ),
     *rules(
         "aorta.analysis.straggler",
