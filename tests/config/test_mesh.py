@@ -47,7 +47,8 @@ BROKEN = [
     (4, "parallel=pp parallel.microbatches=2", r"parallel\.microbatches=2: .*=1f1b needs .*\(4\) or more"),
     (2, "parallel=pp training.gradient_accumulation=2", r"training\.gradient_accumulation=2: with parallel=pp"),
     (2, "parallel=pp training.mixed_precision=fp16", r"training\.mixed_precision=fp16: .*parallel=pp.*use bf16"),
-    (2, "parallel=pp baseline.enabled=true", r"baseline=true: a stage cannot compute alone"),
+    (2, "parallel=pp baseline.enabled=true", r"baseline\.enabled=true: a stage cannot compute alone"),
+    (2, "parallel=pp training.checkpoint_interval=2", r"training\.checkpoint_interval=2: .*parallel=pp.*null"),
     (2, "parallel=pp workload=resnet18", r"parallel=pp: workload=resnet18 has no layers .*use workload=gpt"),
     (4, "parallel=tp dataset.num_samples=7", r"needs 8 \(8 per micro-batch x 1 x 4 ranks, 4 ranks sharing a batch\)"),
 ]
