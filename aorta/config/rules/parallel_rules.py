@@ -88,8 +88,8 @@ def _pipeline_rules(config: Config, parallel: PP) -> Iterator[str]:
         )
     if training.checkpoint_interval is not None:
         yield (
-            f"training.checkpoint_interval={training.checkpoint_interval}: torch's checkpoints do not give every stage of "
-            "parallel=pp its own optimizer state back; set it to null"
+            f"training.checkpoint_interval={training.checkpoint_interval}: torch's checkpoints do not give every "
+            "stage of parallel=pp its own optimizer state back; set it to null"
         )
     if config.baseline.enabled:
         yield "baseline.enabled=true: a stage cannot compute alone, without what its neighbours send; leave it out"
