@@ -101,8 +101,13 @@ def _pipeline_rules(config: Config, parallel: PP) -> Iterator[str]:
             "training.mixed_precision=fp16: torch's gradient scaler looks for overflow on one rank only, so the "
             "stages of parallel=pp would disagree about a step; use bf16"
         )
+    if training.checkpoint_interval is not None:
+        yield (
+            f"training.checkpoint_interval={training.checkpoint_interval}: torch's checkpoints do not give every "
+            "stage of parallel=pp its own optimizer state back; set it to null"
+        )
     if config.baseline.enabled:
-        yield "baseline=true: a stage cannot compute alone, without what its neighbours send; leave it out"
+        yield "baseline.enabled=true: a stage cannot compute alone, without what its neighbours send; leave it out"
     if config.compile.enabled and "zero_bubble" in parallel.schedule:
         yield (
             f"compile.enabled=true: parallel.schedule={parallel.schedule} splits backward passes, which torch.compile "

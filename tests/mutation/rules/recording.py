@@ -201,14 +201,14 @@ RECORDING: Final = (
         ),
         (
             "tensor parallelism has a batch a rank",
-            "        case TP():\n            return 1\n",
-            "        case TP():\n            return world_size\n",
+            "        case TP() | PP():\n            return 1\n",
+            "        case TP() | PP():\n            return world_size\n",
         ),
         ("any number of ranks fills the mesh", "    if world_size % parts:\n", "    if False:\n"),
         (
             "layers need not divide",
-            "            if (value := getattr(config.workload, name)) % parts:\n",
-            "            if (value := getattr(config.workload, name)) < parts:\n",
+            "            if value % parts:\n",
+            "            if value < parts:\n",
         ),
     ),
     *rules(

@@ -121,7 +121,7 @@ TIMELINE: Final = (
             "(self.copy_ns or 0) + (self.aux_ns or 0)\n        lanes_ns +=",
             "(self.aux_ns or 0)\n        lanes_ns +=",
         ),
-        ("the most lanes at once are the least", "float(max((lanes.bit_count()", "float(min((lanes.bit_count()"),
+        ("the most lanes at once are the least", "float(max((_active(", "float(min((_active("),
         (
             "stalls count as computing",
             "return ran if stalls is None else algebra.subtract(ran, algebra.lane(stalls, window))",
@@ -141,6 +141,21 @@ TIMELINE: Final = (
             "the optimizer is idle time",
             "algebra.union([communication, lanes[COMPUTE], lanes[COPY], lanes[AUX]])",
             "algebra.union([communication, lanes[COMPUTE], lanes[COPY]])",
+        ),
+        (
+            "a bubble is idle time",
+            "algebra.union([everything, lanes[BUBBLE]])",
+            "algebra.union([everything])",
+        ),
+        (
+            "what is computed in a bubble is one",
+            "algebra.subtract(algebra.intersect(lane(bubbles), lane(pipeline)), lanes[COMPUTE])",
+            "algebra.intersect(lane(bubbles), lane(pipeline))",
+        ),
+        (
+            "waits outside of the pipeline are bubbles",
+            "algebra.subtract(algebra.intersect(lane(bubbles), lane(pipeline)), lanes[COMPUTE])",
+            "algebra.subtract(lane(bubbles), lanes[COMPUTE])",
         ),
         (
             "copies that were not observed are 0",

@@ -41,8 +41,8 @@ TRACES: Final = (
         ),
         (
             "an unknown wait is transfer",
-            "        yield UNKNOWN_PART, piece.spans\n",
-            "        yield TRANSFER, piece.spans\n",
+            "            yield UNKNOWN_PART, rest\n",
+            "            yield TRANSFER, rest\n",
         ),
         ("a wait of 0 is not known", "    if row.wait_ns < 0:\n", "    if row.wait_ns <= 0:\n"),
     ),
