@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from aorta.instrument.compute_ranges import Range
+from aorta.instrument.copies import Copied
 from aorta.instrument.event_clock import Mark
 from aorta.instrument.gradient_order import ReadyGradient
 from aorta.instrument.in_flight import InFlight
@@ -48,6 +49,7 @@ class Told:
     tails: list[tuple[Mark, Mark]] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
     calls: list[Interval] = field(default_factory=list)
+    copies: list[Copied] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -57,13 +59,15 @@ class OpenStep:
     `unseen` says why the step is not observed, if it is not. `tell` returns the events recorded by compiled code, if
     any. `stalls`: those that no wait for a collective made. `stream_waits`: of the compute stream for another one, and
     the collectives that this one had joined. `ready`: of buckets that are reduced later, with their bytes. `calls`:
-    times round the calls of backends that may have been stalls.
+    times round the calls of backends that may have been stalls. `no_copies`: why copies are not looked at, if they are
+    not.
     """
 
     facts: StepFacts
     start: Mark
     issued_before: dict[int, int | None]
     unseen: Unseen | None = None
+    no_copies: str | None = None
     end: Mark | None = None
     captured: int = 0
     issued_after: dict[int, int | None] = field(default_factory=dict)
@@ -78,6 +82,7 @@ class OpenStep:
     compute: list[Range] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     aux: list[Range] = field(default_factory=list)
+    copies: list[Copied] = field(default_factory=list)
     loss: Scalar | None = None
     grad_norm: Scalar | None = None
     tell: Callable[[], Told] | None = None
@@ -95,7 +100,7 @@ class OpenStep:
         for begin, end, _ in self.stream_waits:
             yield from (begin, end)
         yield from (mark for mark, _ in self.ready)
-        for span in (*self.compute, *self.aux):
+        for span in (*self.compute, *self.aux, *self.copies):
             yield from (span.start, span.end)
 
     def hear(self) -> None:
@@ -108,3 +113,4 @@ class OpenStep:
             self.tails += told.tails
             self.compute += told.ranges
             self.calls += told.calls
+            self.copies += told.copies

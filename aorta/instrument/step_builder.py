@@ -28,6 +28,7 @@ from aorta.records.schema import (
     ClockReading,
     Collective,
     ComputeRange,
+    Copy,
     Coverage,
     Stall,
     StallCause,
@@ -69,6 +70,7 @@ class StepBuilder:
         self._lanes: dict[str, GlooWorkers] = {}
         self._communicators: dict[str, tuple[int | None, int, int]] = {}
         self._spilling: list[tuple[str, Interval]] = []
+        self._copying: list[Interval] = []
 
     def line(self, step: OpenStep) -> Step:
         """The step's line; its marks are returned to the clock."""
@@ -80,6 +82,7 @@ class StepBuilder:
         comm = self._communication(rows, window)
         compute = [*self._ranges(step.compute), *step.passes]
         aux = self._ranges(step.aux)
+        copies, copying, no_copies = self._copies(step, window)
         algebra = self._algebra
         waits = [(wait, span) for wait in step.waits if (span := self._span(wait.begin, wait.end)) is not None]
         stream_waits = [
@@ -106,6 +109,7 @@ class StepBuilder:
             comm=comm,
             stalls=stalls,
             aux=[(low, high) for _, _, low, high in aux],
+            copy=copying,
             tiled=True,
         )
         coverage = self._coverage(step, rows)
@@ -113,6 +117,8 @@ class StepBuilder:
         if unseen is None and not coverage.complete:
             unseen = Unseen(f"incomplete coverage: {coverage.reason}")
         metrics, reasons = overlap.metrics(unseen)
+        if no_copies is not None:
+            reasons["copy_ms"] = no_copies
         for name, factor in AT_CUTOFFS.items() if self._stall_cutoff_ns is not None else ():
             if (why := reasons.get("overlap_ratio")) is not None:
                 metrics[name], reasons[name] = None, why
@@ -175,6 +181,7 @@ class StepBuilder:
             waits=msgspec.UNSET if step.unseen is not None else wait_rows(found, start_ns),
             ready=self._ready_rows(step, rows, start_ns) or msgspec.UNSET,
             gradient_order=gradient_rows(step.gradients, compute) or msgspec.UNSET,
+            copies=msgspec.UNSET if copies is None else copies,
         )
         return line if step.user_marks is None else _with_user_marks(line, step.user_marks)
 
@@ -266,6 +273,35 @@ class StepBuilder:
         for kind, span in spans:
             comm.setdefault(kind, []).append(span)
         return comm
+
+    def _copies(self, step: OpenStep, window: Interval) -> tuple[list[Copy] | None, list[Interval] | None, str | None]:
+        """The rows of the step's copies, the intervals of copies that touch this window, including those that began in
+        an earlier step, and why these are not known; None where they are not, or for a reason that there is not.
+        """
+        read = [(copied, self._read(copied.start), self._read(copied.end)) for copied in step.copies]
+        no_copies = step.no_copies if step.unseen is None else step.unseen.reason
+        if no_copies is not None:
+            self._copying = []
+            return None, None, no_copies
+        timed = [(low, high) for _, low, high in read if low is not None and high is not None]
+        spans = [*self._copying, *timed]
+        self._copying = [span for span in spans if span[1] > window[1]]
+        origin_ns = window[0]
+        rows = [
+            Copy(
+                copied.direction,
+                copied.bytes,
+                None if low is None else low - origin_ns,
+                None if high is None else high - origin_ns,
+            )
+            for copied, low, high in read
+        ]
+        if step.captured:
+            return rows, None, "a CUDA graph was captured, whose replays do not show their copies"
+        if untimed := len(read) - len(timed):
+            why = f"{untimed} of {len(read)} copies were issued on another device's stream, or had not ended"
+            return rows, None, f"{why} when their step was written"
+        return rows, spans, None
 
     def _coverage(self, step: OpenStep, rows: list[Collective]) -> Coverage:
         # Collectives that the backend does not count itself are left out of the comparison.
