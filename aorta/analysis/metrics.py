@@ -60,7 +60,11 @@ _STEP_METRICS: Final = (
     Metric("compute_comm_ms", "ms", None, "hidden communication: intersection of comm and compute"),
     Metric("exposed_comm_ms", "ms", "lower", "comm_ms - compute_comm_ms"),
     Metric("compute_stall_ms", "ms", "lower", "the compute stream (CPU: the training thread) blocked on a collective"),
-    Metric("copy_ms", "ms", None, "union of memory copies and fills"),
+    Metric("copy_ms", "ms", None, "union of memory copies (in traces: and fills)"),
+    Metric("h2d_gb_per_s", "GB/s", "higher", "bytes from host to device / union of the copies, GB = 1e9 bytes"),
+    Metric("d2h_gb_per_s", "GB/s", "higher", "bytes from device to host / union of the copies"),
+    Metric("d2d_gb_per_s", "GB/s", "higher", "bytes copied within a device (each once) / union of the copies"),
+    Metric("p2p_gb_per_s", "GB/s", "higher", "bytes from one device to another / union of the copies"),
     Metric("aux_ms", "ms", None, "union of optimizer, clipping, loss read, data"),
     Metric("idle_ms", "ms", "lower", "window minus the union of everything"),
     Metric(

@@ -55,6 +55,8 @@ class CopyWatch:
         copy, scalar = torch.ops.aten.copy_.default, torch.ops.aten._local_scalar_dense.default
 
         def copied(keyset: Any, self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+            if not isinstance(src, torch.Tensor):  # of a number's tensor a kernel in Python gets the number
+                return copy.redispatch(keyset & after, self, _as_tensor(src), non_blocking)  # type: ignore[no-any-return]
             return timed(src, self, lambda: copy.redispatch(keyset & after, self, src, non_blocking))
 
         def read(keyset: Any, self: torch.Tensor) -> Any:
@@ -104,6 +106,12 @@ class CopyWatch:
         """By its keys: a tensor that only pretends to be on a device has no memory there."""
         on_device = tensor.device.type == self._device.type and tensor.layout == torch.strided
         return on_device and torch._C._dispatch_keys(tensor).has(self._memory)
+
+
+def _as_tensor(number: complex) -> torch.Tensor:
+    """As torch makes a tensor of a number: in the widest type of its kind."""
+    widest = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+    return torch.scalar_tensor(number, dtype=widest[type(number)])
 
 
 def moves_bytes_only(source: torch.Tensor, into: torch.Tensor) -> bool:

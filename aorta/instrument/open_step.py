@@ -19,7 +19,7 @@ from aorta.instrument.user_marks import MarksOfStep
 from aorta.instrument.waits import Name, Waited
 from aorta.records.schema import Phase
 from aorta.timeline.intervals import Interval
-from aorta.timeline.overlap import Unseen
+from aorta.timeline.overlap import NO_COPIES, Unseen
 
 Pass: TypeAlias = tuple[str, str, int, int]
 """A range whose marks have been read: (block, phase, start_ns, end_ns), in nanoseconds of the clock."""
@@ -67,7 +67,7 @@ class OpenStep:
     start: Mark
     issued_before: dict[int, int | None]
     unseen: Unseen | None = None
-    no_copies: str | None = None
+    no_copies: str | None = NO_COPIES
     end: Mark | None = None
     captured: int = 0
     issued_after: dict[int, int | None] = field(default_factory=dict)

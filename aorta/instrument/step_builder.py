@@ -35,7 +35,7 @@ from aorta.records.schema import (
     Step,
 )
 from aorta.timeline.intervals import Interval
-from aorta.timeline.overlap import AT_CUTOFFS, PAIRS, Algebra, Unseen, measure_lanes
+from aorta.timeline.overlap import AT_CUTOFFS, PAIRS, Algebra, Unseen, copy_rates, measure_lanes
 
 _NO_TRAINING = "a comm_only step trains nothing"
 
@@ -119,6 +119,11 @@ class StepBuilder:
         metrics, reasons = overlap.metrics(unseen)
         if no_copies is not None:
             reasons["copy_ms"] = no_copies
+        metrics |= copy_rates(
+            (row.direction, row.bytes, (row.start_ns, row.end_ns))
+            for row in copies or ()
+            if row.start_ns is not None and row.end_ns is not None
+        )
         for name, factor in AT_CUTOFFS.items() if self._stall_cutoff_ns is not None else ():
             if (why := reasons.get("overlap_ratio")) is not None:
                 metrics[name], reasons[name] = None, why

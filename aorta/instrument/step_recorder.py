@@ -24,7 +24,7 @@ from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.user_marks import UserMarks
 from aorta.instrument.waits import Name, Waited
 from aorta.records.schema import Step
-from aorta.timeline.overlap import Unseen
+from aorta.timeline.overlap import NO_COPIES, Unseen
 
 MAX_STEPS_LATE = 8
 """How many steps may stay unread because a collective has not ended; after that, coverage reports it as missing."""
@@ -107,7 +107,7 @@ class StepRecorder:
         self._current: OpenStep | None = None
         self._unread: deque[OpenStep] = deque()
         self.unseen: Unseen | None = None
-        self.no_copies: str | None = None
+        self.no_copies: str | None = NO_COPIES
         self.quiet_interceptor: QuietInterceptor | None = None
         self.on_begin: Callable[[], None] = lambda: None
         self.gradients: GradientOrder | None = None
@@ -286,7 +286,7 @@ class StepRecorder:
             self._write(self._unread.popleft())
 
     def _readable(self, step: OpenStep, *, late: bool) -> bool:
-        """Whether the step, its collectives and its copies have ended on the device; `late`: no longer wait for those."""
+        """Whether the step, its collectives and copies have ended on the device; `late`: no longer wait for these."""
         step.hear()
         if not self._happened(step.end):
             return False
