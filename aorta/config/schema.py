@@ -29,7 +29,7 @@ from aorta.config.groups.loop import (
 from aorta.config.groups.parallel import DDP, FSDP, FSDP1, FSDPTP, HSDP, TP, NoParallel, Parallel
 from aorta.config.groups.profiling import PRESETS, Naming, Profiling
 from aorta.config.groups.telemetry import Devices, Loggers, Telemetry
-from aorta.config.groups.workload import Ranking, Resnet18, Rpc, Workload
+from aorta.config.groups.workload import CopyOverlap, Ranking, Resnet18, Rpc, Workload
 
 __all__ = [
     "DDP",
@@ -46,6 +46,7 @@ __all__ = [
     "Clock",
     "Compile",
     "Config",
+    "CopyOverlap",
     "DType",
     "Dataloader",
     "Dataset",
@@ -98,7 +99,7 @@ class Config:
 
 
 GROUPS: dict[str, dict[str, type[Any]]] = {
-    "workload": {"ranking": Ranking, "resnet18": Resnet18, "rpc": Rpc},
+    "workload": {"ranking": Ranking, "resnet18": Resnet18, "rpc": Rpc, "copy_overlap": CopyOverlap},
     "parallel": {
         "none": NoParallel,
         "ddp": DDP,
