@@ -12,6 +12,7 @@ import logging
 import math
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ import torch
 from aorta.config.resolve import Resolved
 from aorta.config.rules.workload_rules import COPIES_NEED_DEVICE
 from aorta.config.schema import CopyOverlap
+from aorta.distributed import cuda
 from aorta.distributed.output_folder import prepare, write_whole
 from aorta.distributed.peers import Peers
 from aorta.distributed.provenance import Asked, rank_facts
@@ -38,6 +40,10 @@ VERSION: Final = 1
 MOST_COPIES: Final = 1000
 """In one measurement, however short they are; more would measure how fast the host launches them."""
 _DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CYCLES_PER_S: Final = 2e9
+"""At most, of a device's clock."""
+HELD_UP: Final = 2.0
+"""Times as long as the host took to launch a measurement's work, the device is kept busy before the next one."""
 Work = Callable[[], object]
 
 
@@ -148,11 +154,14 @@ def ways(size_bytes: int, device: torch.device) -> list[tuple[str, str, Work]]:
 
 
 class _Bench:
-    """Times work on two streams of one device, in milliseconds; the median of some repeats, after one to warm up."""
+    """Times work on two streams of one device, in milliseconds; the median of some repeats, after one to warm up, which
+    also tells how long the host takes to launch it.
+    """
 
     def __init__(self, device: torch.device, compute: Work, repeats: int) -> None:
         self._device, self._compute, self._repeats = device, compute, repeats
         self._main, self._side = torch.accelerator.current_stream(device), torch.Stream(device)
+        self._issued_s = 0.0
 
     def alone(self, work: Work) -> float:
         """The length of `work` by itself."""
@@ -171,12 +180,16 @@ class _Bench:
         """The length of each, from one event before all of them, and of all."""
         start, ends = self._event(), [self._event() for _ in work]
         torch.accelerator.synchronize(self._device)
+        if self._device.type == cuda.TYPE:  # all is queued before the first of it runs, as fast as the host may launch
+            cuda.spin(math.ceil(HELD_UP * self._issued_s * CYCLES_PER_S))
+        begun_s = time.perf_counter()
         start.record(self._main)
         for (stream, run), end in zip(work, ends, strict=True):
             start.wait(stream)
             with stream:
                 run()
             end.record(stream)
+        self._issued_s = time.perf_counter() - begun_s
         torch.accelerator.synchronize(self._device)
         lengths = [float(start.elapsed_time(end)) for end in ends]
         return *lengths, max(lengths)
