@@ -44,8 +44,8 @@ def disagreements(lines: Sequence[Step], device: int, launches: Sequence[Expecte
         truth = truth_of((line.start_mono_ns, line.end_mono_ns), rows, waits, compute, device)
         wrong += [f"step {line.step}: {one}" for one in _of_lengths(line, truth)]
     left = {name: len(some) for name, some in kernels.items() if some}
-    if copies:
-        wrong.append(f"the device made {len(copies)} copies that no record has")
+    if missed := [row for row in copies if lines and row.start_ns < lines[-1].end_mono_ns]:  # values are read later
+        wrong.append(f"the device made copies that no record has: {missed}")
     return [*wrong, *([f"the device ran what no record has: {left}"] if left else [])]
 
 
