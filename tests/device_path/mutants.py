@@ -298,10 +298,10 @@ MUTANTS = (
     ),
     # --- copies ---
     Mutant(
-        "a copy ends when it is issued",
+        "a copy ends when it begins",
         COPIES,
-        "        try:\n            return original()\n        finally:\n            end = self._mark() if here else None\n",
-        "        end = self._mark() if here else None\n        try:\n            return original()\n        finally:\n",
+        "            end = self._mark() if here else None\n",
+        "            end = start\n",
     ),
     Mutant(
         "a kernel that converts counts as a copy",
