@@ -18,6 +18,7 @@ from tests.simulated import device as simulated
 Expected = tuple[str, str, tuple[str, ...]]
 """A kernel's name, its group's, and the kinds of its rows in a record."""
 _NAMES = {"h2d": "memcpy_h2d", "d2h": "memcpy_d2h", "d2d": "aten::copy_", "p2p": "aten::copy_"}
+RATE = 0.02
 ROUNDING_NS = 1
 """Of a length in milliseconds as a float."""
 
@@ -72,7 +73,8 @@ def _of_copies(line: Step, copies: list[Any]) -> list[str]:
     """Takes the device's own copies in the order of their issue, which is that of the record."""
     if not isinstance(line.copies, list):
         return ["copies were not looked at"]
-    wrong = []
+    wrong: list[str] = []
+    moved: dict[str, list[Any]] = {}
     for number, row in enumerate(line.copies):
         if not copies:
             return [*wrong, f"copy {number} is none of the device's"]
@@ -80,6 +82,11 @@ def _of_copies(line: Step, copies: list[Any]) -> list[str]:
         said = (_NAMES[row.direction], row.bytes, row.start_ns, row.end_ns)
         if said != (own.name, own.bytes, own.start_ns - origin_ns, own.end_ns - origin_ns):
             wrong.append(f"copy {number}: {said} in place of {own}, from {origin_ns}")
+        moved.setdefault(row.direction, []).append(own)
+    for direction, rows in moved.items():  # none of a direction at the same time as another
+        rate = sum(own.bytes for own in rows) / sum(own.end_ns - own.start_ns for own in rows)
+        if abs((line.overlap[f"{direction}_gb_per_s"] or 0) / rate - 1) > RATE:
+            wrong.append(f"{direction}: {line.overlap[f'{direction}_gb_per_s']} GB/s, the device's is {rate}")
     return wrong
 
 
