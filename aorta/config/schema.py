@@ -29,7 +29,7 @@ from aorta.config.groups.loop import (
 from aorta.config.groups.parallel import DDP, EP, FSDP, FSDP1, FSDPTP, HSDP, PP, TP, NoParallel, Parallel
 from aorta.config.groups.profiling import PRESETS, Naming, Profiling
 from aorta.config.groups.telemetry import Devices, Loggers, Telemetry
-from aorta.config.groups.workload import Gpt, Moe, Ranking, Resnet18, Rpc, Workload
+from aorta.config.groups.workload import CopyOverlap, Gpt, Moe, Ranking, Resnet18, Rpc, Workload
 
 __all__ = [
     "DDP",
@@ -48,6 +48,7 @@ __all__ = [
     "Clock",
     "Compile",
     "Config",
+    "CopyOverlap",
     "DType",
     "Dataloader",
     "Dataset",
@@ -102,7 +103,14 @@ class Config:
 
 
 GROUPS: dict[str, dict[str, type[Any]]] = {
-    "workload": {"ranking": Ranking, "resnet18": Resnet18, "gpt": Gpt, "moe": Moe, "rpc": Rpc},
+    "workload": {
+        "ranking": Ranking,
+        "resnet18": Resnet18,
+        "gpt": Gpt,
+        "moe": Moe,
+        "rpc": Rpc,
+        "copy_overlap": CopyOverlap,
+    },
     "parallel": {
         "none": NoParallel,
         "ddp": DDP,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from aorta.instrument.backward_end import BackwardEnds
 from aorta.instrument.compute_ranges import BlockRanges
+from aorta.instrument.copies import INSTEAD, ON_A_CPU, CopyWatch
 from aorta.instrument.cpu_interceptor import CpuInterceptor
 from aorta.instrument.device_interceptor import DeviceInterceptor
 from aorta.instrument.device_streams import DeviceStreams
@@ -117,6 +119,7 @@ class Instrumentation:
         else:
             self._ranges = BlockRanges(clock, self.recorder.on_range)
             self._endings = BackwardEnds(clock, self._ranges.backward_ran, self.recorder.on_backward_tail)
+        self.recorder.no_copies = ON_A_CPU if device.type == "cpu" else None
         self._seam: Looking | None = None
         self._switch_interval_s = sys.getswitchinterval()
         if self._tap is None:
@@ -164,9 +167,11 @@ class Instrumentation:
         assert self._seam is not None  # mode=off intercepts nothing
         self._seam.close()
         self._seam = DispatcherHook(OPERATORS, self._device, handler, self.recorder.on_captured)
+        no_copies, self.recorder.no_copies = self.recorder.no_copies, self.recorder.no_copies or INSTEAD
         try:
             yield
         finally:
+            self.recorder.no_copies = no_copies
             self._seam.close()
             self._seam = self._opened()
 
@@ -257,6 +262,7 @@ class Instrumentation:
             recorder.on_stream_wait,
             DeviceStreams(device, stream_priority),
             device,
+            copies=partial(CopyWatch, device, clock.mark, recorder.on_copy, recorder.is_open),
             dedicated=dedicated,
             links=links,
             device_link=None if fabric is None else DeviceLink(fabric, [device], StreamSleep(device)),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from aorta.instrument.compute_ranges import Range
+from aorta.instrument.copies import Copied
 from aorta.instrument.event_clock import Mark
 from aorta.instrument.gradient_order import ReadyGradient
 from aorta.instrument.in_flight import InFlight
@@ -18,7 +19,7 @@ from aorta.instrument.user_marks import MarksOfStep
 from aorta.instrument.waits import Name, Waited
 from aorta.records.schema import Phase
 from aorta.timeline.intervals import Interval
-from aorta.timeline.overlap import Unseen
+from aorta.timeline.overlap import NO_COPIES, Unseen
 
 Pass: TypeAlias = tuple[str, str, int, int]
 """A range whose marks have been read: (block, phase, start_ns, end_ns), in nanoseconds of the clock."""
@@ -48,6 +49,7 @@ class Told:
     tails: list[tuple[Mark, Mark]] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
     calls: list[Interval] = field(default_factory=list)
+    copies: list[Copied] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -58,13 +60,14 @@ class OpenStep:
     any. `stalls`: those that no wait for a collective made. `stream_waits`: of the compute stream for another one, and
     the collectives that this one had joined. `ready`: of buckets that are reduced later, with their bytes. `calls`:
     times round the calls of backends that may have been stalls. `pipeline`: time among the stages of a pipeline, each
-    range with the name of their process group as its block.
+    range with the name of their process group as its block. `no_copies`: why copies are not looked at, if they are not.
     """
 
     facts: StepFacts
     start: Mark
     issued_before: dict[int, int | None]
     unseen: Unseen | None = None
+    no_copies: str | None = NO_COPIES
     end: Mark | None = None
     captured: int = 0
     issued_after: dict[int, int | None] = field(default_factory=dict)
@@ -80,6 +83,7 @@ class OpenStep:
     passes: list[Pass] = field(default_factory=list)
     aux: list[Range] = field(default_factory=list)
     pipeline: list[Range] = field(default_factory=list)
+    copies: list[Copied] = field(default_factory=list)
     loss: Scalar | None = None
     grad_norm: Scalar | None = None
     experts: list[tuple[str, Counts]] = field(default_factory=list)
@@ -100,6 +104,8 @@ class OpenStep:
         yield from (mark for mark, _ in self.ready)
         for span in (*self.compute, *self.aux, *self.pipeline):
             yield from (span.start, span.end)
+        for copy in self.copies:
+            yield from (copy.start, copy.end)
 
     def hear(self) -> None:
         """Add the events recorded by compiled code."""
@@ -111,3 +117,4 @@ class OpenStep:
             self.tails += told.tails
             self.compute += told.ranges
             self.calls += told.calls
+            self.copies += told.copies

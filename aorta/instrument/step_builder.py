@@ -28,6 +28,7 @@ from aorta.records.schema import (
     ClockReading,
     Collective,
     ComputeRange,
+    Copy,
     Coverage,
     ExpertTokens,
     Stall,
@@ -35,7 +36,7 @@ from aorta.records.schema import (
     Step,
 )
 from aorta.timeline.intervals import Interval
-from aorta.timeline.overlap import AT_CUTOFFS, PAIRS, Algebra, Unseen, measure_lanes
+from aorta.timeline.overlap import AT_CUTOFFS, PAIRS, Algebra, Unseen, copy_rates, measure_lanes
 
 _NOT_READ = "not read in this step: see training.log_interval, or recording.note"
 _NOT_THIS_STAGE = "known on the rank with the last stage of the pipeline only, in steps of training.log_interval"
@@ -72,6 +73,7 @@ class StepBuilder:
         self._lanes: dict[str, GlooWorkers] = {}
         self._communicators: dict[str, tuple[int | None, int, int]] = {}
         self._spilling: list[tuple[str, Interval]] = []
+        self._copying: list[Interval] = []
 
     def line(self, step: OpenStep) -> Step:
         """The step's line; its marks are returned to the clock."""
@@ -83,6 +85,7 @@ class StepBuilder:
         comm = self._communication(rows, window)
         compute = [*self._ranges(step.compute), *step.passes]
         aux = self._ranges(step.aux)
+        copies, copying, no_copies = self._copies(step, window)
         algebra = self._algebra
         waits = [(wait, span) for wait in step.waits if (span := self._span(wait.begin, wait.end)) is not None]
         stream_waits = [
@@ -113,6 +116,7 @@ class StepBuilder:
             aux=[(low, high) for _, _, low, high in aux],
             pipeline=[(low, high) for _, _, low, high in stages] if stages else None,
             bubbles=[span for name, span in found if name.group in groups] if stages else None,
+            copy=copying,
             tiled=True,
         )
         coverage = self._coverage(step, rows)
@@ -120,6 +124,13 @@ class StepBuilder:
         if unseen is None and not coverage.complete:
             unseen = Unseen(f"incomplete coverage: {coverage.reason}")
         metrics, reasons = overlap.metrics(unseen)
+        if no_copies is not None:
+            reasons["copy_ms"] = no_copies
+        metrics |= copy_rates(
+            (row.direction, row.bytes, (row.start_ns, row.end_ns))
+            for row in copies or ()
+            if row.start_ns is not None and row.end_ns is not None
+        )
         for name, factor in AT_CUTOFFS.items() if self._stall_cutoff_ns is not None else ():
             if (why := reasons.get("overlap_ratio")) is not None:
                 metrics[name], reasons[name] = None, why
@@ -183,6 +194,7 @@ class StepBuilder:
             ready=self._ready_rows(step, rows, start_ns) or msgspec.UNSET,
             gradient_order=gradient_rows(step.gradients, compute) or msgspec.UNSET,
             experts=_expert_rows(step) or msgspec.UNSET,
+            copies=msgspec.UNSET if copies is None else copies,
         )
         return line if step.user_marks is None else _with_user_marks(line, step.user_marks)
 
@@ -274,6 +286,35 @@ class StepBuilder:
         for kind, span in spans:
             comm.setdefault(kind, []).append(span)
         return comm
+
+    def _copies(self, step: OpenStep, window: Interval) -> tuple[list[Copy] | None, list[Interval] | None, str | None]:
+        """The rows of the step's copies, the intervals of copies that touch this window, including those that began in
+        an earlier step, and why these are not known; None where they are not, or for a reason that there is not.
+        """
+        read = [(copied, self._read(copied.start), self._read(copied.end)) for copied in step.copies]
+        no_copies = step.no_copies if step.unseen is None else step.unseen.reason
+        if no_copies is not None:
+            self._copying = []
+            return None, None, no_copies
+        timed = [(low, high) for _, low, high in read if low is not None and high is not None]
+        spans = [*self._copying, *timed]
+        self._copying = [span for span in spans if span[1] > window[1]]
+        origin_ns = window[0]
+        rows = [
+            Copy(
+                copied.direction,
+                copied.bytes,
+                None if low is None else low - origin_ns,
+                None if high is None else high - origin_ns,
+            )
+            for copied, low, high in read
+        ]
+        if step.captured:
+            return rows, None, "a CUDA graph was captured, whose replays do not show their copies"
+        if untimed := len(read) - len(timed):
+            why = f"{untimed} of {len(read)} copies were issued on another device's stream, or had not ended"
+            return rows, None, f"{why} when their step was written"
+        return rows, spans, None
 
     def _coverage(self, step: OpenStep, rows: list[Collective]) -> Coverage:
         # Collectives that the backend does not count itself are left out of the comparison.

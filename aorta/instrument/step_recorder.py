@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from aorta.instrument.compute_ranges import Range
+from aorta.instrument.copies import Copied
 from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.gradient_order import GradientOrder
 from aorta.instrument.in_flight import InFlight
@@ -23,7 +24,7 @@ from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.user_marks import UserMarks
 from aorta.instrument.waits import Name, Waited
 from aorta.records.schema import Step
-from aorta.timeline.overlap import Unseen
+from aorta.timeline.overlap import NO_COPIES, Unseen
 
 MAX_STEPS_LATE = 8
 """How many steps may stay unread because a collective has not ended; after that, coverage reports it as missing."""
@@ -85,6 +86,7 @@ class StepRecorder:
 
     Attributes:
         unseen: why steps that begin now are not observed; None when they are.
+        no_copies: why the copies of steps that begin now are not looked at; None when they are.
         on_begin: called when a step begins, on the training thread and stream.
         quiet_interceptor: compiled interceptor, if any; its events are fetched when the step is read.
         gradients: notes the order of a DDP model's gradients until a step has it; then None.
@@ -105,6 +107,7 @@ class StepRecorder:
         self._current: OpenStep | None = None
         self._unread: deque[OpenStep] = deque()
         self.unseen: Unseen | None = None
+        self.no_copies: str | None = NO_COPIES
         self.quiet_interceptor: QuietInterceptor | None = None
         self.on_begin: Callable[[], None] = lambda: None
         self.gradients: GradientOrder | None = None
@@ -129,7 +132,7 @@ class StepRecorder:
         self.abandon()
         self._clock.new_epoch()
         self.on_begin()
-        begun = OpenStep(facts, self._clock.mark(), self._issued_by_backends(), self.unseen)
+        begun = OpenStep(facts, self._clock.mark(), self._issued_by_backends(), self.unseen, self.no_copies)
         if self.quiet_interceptor is not None:
             self.quiet_interceptor.begin()
         self._current = begun
@@ -214,6 +217,17 @@ class StepRecorder:
         else:
             self._forget(begin, end)
 
+    def on_copy(self, copied: Copied) -> None:
+        """A copy was issued."""
+        if self._current is not None:
+            self._current.copies.append(copied)
+        else:
+            self._forget(copied.start, copied.end)
+
+    def is_open(self) -> bool:
+        """Whether a step is being recorded."""
+        return self._current is not None
+
     def on_bucket_ready(self, size_bytes: int) -> None:
         """The gradients of a bucket are ready, which is reduced later."""
         if self._current is not None and self.unseen is None:
@@ -291,13 +305,14 @@ class StepRecorder:
             self._write(self._unread.popleft())
 
     def _readable(self, step: OpenStep, *, late: bool) -> bool:
-        """Whether the step and its collectives have ended on the device; `late`: no longer wait for the collectives."""
+        """Whether the step, its collectives and copies have ended on the device; `late`: no longer wait for these."""
         step.hear()
         if not self._happened(step.end):
             return False
         ended = True
         for issued in step.collectives:  # query all, so that each end is known as early as possible
             ended &= issued.look() and self._happened(issued.end)
+        ended &= all(copied.end is None or self._happened(copied.end) for copied in step.copies)
         return ended or late
 
     def _happened(self, mark: Mark | None) -> bool:

@@ -35,6 +35,8 @@ Phase: TypeAlias = Literal["train", "compute_only", "comm_only"]
 """What a step is part of: the training, or one of the isolated baselines behind it (docs/measuring.md, R10)."""
 StallCause: TypeAlias = Literal["wait", "hand_over"]
 """Why the training thread stood: it waited for a collective, or a backend's call that hands one over took long."""
+CopyDirection: TypeAlias = Literal["h2d", "d2h", "d2d", "p2p"]
+"""Host to device, device to host, within a device, from one device to another."""
 EndSource: TypeAlias = Literal["event", "future", "wait", "emulated"]
 """How a collective's end was learnt: a device event, the backend's completion callback, or the caller's own wait
 (an upper bound: gloo's reduce-scatter offers nothing else). `emulated`: the emulated fabric set it; on that fabric
@@ -156,6 +158,17 @@ class AuxRange(msgspec.Struct, array_like=True, frozen=True, gc=False):
     end_ns: Integer
 
 
+class Copy(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One copy of `bytes` (those written) between host and device, between devices or within one, on the stream it was
+    issued on. Null times: it could not be timed, `reasons` of its line says why.
+    """
+
+    direction: CopyDirection
+    bytes: Integer
+    start_ns: Integer | None
+    end_ns: Integer | None
+
+
 class UserRange(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A range that the caller named. It stands in the step that ended first after it, so it may begin before that step
     (negative offsets). `thread`: 0 is the one that records; `depth`: ranges of its thread round it. Times are the
@@ -218,6 +231,7 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "compute": ComputeRange.__struct_fields__,
     "stalls": Stall.__struct_fields__,
     "aux": AuxRange.__struct_fields__,
+    "copies": Copy.__struct_fields__,
     "active_segments": ActiveSegment.__struct_fields__,
     "device": DeviceSample.__struct_fields__,
     "ranges": UserRange.__struct_fields__,
@@ -279,7 +293,8 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     `rocm_smi_t_ns`. `ranges` and `counters` stand only where the caller recorded any. `waits`: in order of time; absent
     where waits are not known. `ready` stands where collectives were held back. `gradient_order`, once a run: every
     parameter of a DDP model, in the order in which its gradients became ready in this step. `experts`: of models
-    that have them, in the steps in which the loss was read.
+    that have them, in the steps in which the loss was read. `copies`: in the order of their issue; absent where copies
+    were not looked at.
     """
 
     rank: Integer
@@ -314,6 +329,7 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     ready: list[BucketReady] | msgspec.UnsetType = msgspec.UNSET
     gradient_order: list[Gradient] | msgspec.UnsetType = msgspec.UNSET
     experts: list[ExpertTokens] | msgspec.UnsetType = msgspec.UNSET
+    copies: list[Copy] | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_t_ns: Integer | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_output: str | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_exit_code: Integer | msgspec.UnsetType = msgspec.UNSET

@@ -26,8 +26,9 @@ Raw = TypeVar("Raw")
 Merged = TypeVar("Merged")
 
 
+NO_COPIES = "memory copies were not observed"
 _NOT_OBSERVED = {
-    "copy_ms": "memory copies were not observed",
+    "copy_ms": NO_COPIES,
     "aux_ms": "optimizer, clipping, loss read and data were not recorded apart from the rest",
     "compute_stall_ms": "when the compute stream stood blocked on a collective was not observed",
 }
@@ -247,6 +248,20 @@ def measure_window(
         bubbles=bubbles,
         tiled=True,
     )[0]
+
+
+def copy_rates(copies: Iterable[tuple[str, int, Interval]]) -> dict[str, float]:
+    """`<direction>_gb_per_s` of the copies issued in a step, each with its direction, bytes and times: all bytes of a
+    direction over the union of its copies, GB = 1e9 bytes. Copies that end in a later step count in full; a direction
+    without any, or too short for the clock, has none.
+    """
+    moved: dict[str, tuple[list[int], list[Interval]]] = {}
+    for direction, size_bytes, span in copies:
+        sizes, spans = moved.setdefault(direction, ([], []))
+        sizes.append(size_bytes)
+        spans.append(span)
+    lengths = {direction: intervals.measure(intervals.merge(spans)) for direction, (_, spans) in moved.items()}
+    return {f"{name}_gb_per_s": sum(moved[name][0]) / length_ns for name, length_ns in lengths.items() if length_ns}
 
 
 def exposure(

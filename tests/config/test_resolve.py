@@ -220,3 +220,16 @@ def test_a_number_from_the_environment():
     assert environment_number("X", 3, {"X": "5"}) == 5
     with pytest.raises(ConfigError, match=r"environment variable X='5\.0': must be a whole number"):
         environment_number("X", 3, {"X": "5.0"})
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("training.device=cpu", "on a CPU the threads that compute also copy"),
+        ("workload.sizes_bytes=[6]", r"workload\.sizes_bytes=\[6\]: multiples of 4"),
+        ("workload.repeats=0", r"workload\.repeats"),
+    ],
+)
+def test_copies_beside_computation_are_refused_where_they_cannot_be_measured(composed, word, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve(composed("workload=copy_overlap", word))

@@ -65,6 +65,7 @@ def seen(case: Case, topology: Topology, device: torch.device) -> list[dict[str,
     """Each step of a case after the warm-up: the record's numbers, the device's, and both of every collective."""
     # Only the mathematics of blocks takes time: what else runs on the computing stream is no computation of the model.
     simulated.lengths(**dict.fromkeys(simulated.CLASSES, (0, 0.0)), operators=dict.fromkeys(MATH, (23_000, 0.0)))
+    simulated.lengths(copy_h2d=(2_000, 1_000.0), copy_d2h=(3_000, 1_000.0))
     simulated.costs(launch_ns=0)
     simulated.collective_lengths(default=(90_000, 0.5))
     lines: list[Step] = []

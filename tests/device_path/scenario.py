@@ -109,6 +109,8 @@ class Rig:
     def __post_init__(self) -> None:
         self.comm = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
         self.model = nn.Sequential(Block(self.device), Block(self.device))
+        self.state, self.late_state = (torch.empty(ELEMENTS, pin_memory=True) for _ in range(2))
+        self.weights = self.tensor(1)
         self.input = torch.full((WIDTH, WIDTH), self.rank + 1.0, device=self.device)
         for parameter in self.model.parameters():
             parameter.register_post_accumulate_grad_hook(self._reduce)  # type: ignore[no-untyped-call]
@@ -365,6 +367,38 @@ def another_group(rig: Rig) -> list[torch.Tensor]:
     return [x - 3, y - 3]
 
 
+def offloaded(rig: Rig) -> list[torch.Tensor]:
+    """An optimizer's state in page-locked memory: there and back on a stream of the strategy's, beside computation."""
+    compute = torch.cuda.current_stream()
+    gradient = rig.tensor(rig.rank + 1)
+    rig.comm.wait_stream(compute)
+    with torch.cuda.stream(rig.comm):
+        rig.state.copy_(gradient, non_blocking=True)
+        gradient.record_stream(rig.comm)
+    rig.work()
+    with torch.cuda.stream(rig.comm):
+        back = rig.state.to(rig.device, non_blocking=True)
+    compute.wait_stream(rig.comm)
+    back.record_stream(compute)
+    return [back - (rig.rank + 1)]
+
+
+def left_to_run(rig: Rig) -> list[torch.Tensor]:
+    """A copy that the next step may find still running, issued behind a kernel."""
+    rig.comm.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(rig.comm):
+        torch.cuda._sleep(50_000)  # type: ignore[no-untyped-call]
+        rig.late_state.copy_(rig.weights, non_blocking=True)
+    return []
+
+
+def within_the_device(rig: Rig) -> list[torch.Tensor]:
+    """Bytes that move, beside a conversion and a transposition, which are kernels."""
+    x = rig.tensor(3)
+    rows = x.view(64, -1)
+    return [x.clone() - 3, x.to(torch.float64) - 3, rows.t().contiguous() - 3]
+
+
 Part = Callable[[Rig], list[torch.Tensor]]
 ALLREDUCE = Launch("allreduce", 0, ("allreduce",))
 ALLGATHER = Launch("allgather", 0, ("allgather",))
@@ -394,7 +428,10 @@ def parts(rank: int) -> list[tuple[Part, tuple[Launch, ...]]]:
         (lambda rig: coalesced(rig, asynchronous=False, fast=True), (GATHERED,)),
         (lambda rig: coalesced(rig, asynchronous=True, fast=True), (GATHERED,)),
         (another_group, (ALLREDUCE, Launch("allreduce", 1, ("allreduce",)))),
+        (offloaded, ()),
+        (within_the_device, ()),
         (waited_much_later, (Launch("allreduce", 2, ("allreduce",)),)),
+        (left_to_run, ()),
     ]
 
 
@@ -404,6 +441,8 @@ def lengths() -> None:
     simulated.costs(launch_ns=0)
     classes = dict.fromkeys(simulated.CLASSES, (0, 0.0))
     simulated.lengths(**classes, operators={"aten::mm": (40_000, 0.0)})
+    # Another bandwidth in each direction: 16 KiB in 36, 48 and 6 us.
+    simulated.lengths(copy_h2d=(4_000, 2_000.0), copy_d2h=(16_000, 2_000.0), copy_d2d=(2_000, 250.0))
     simulated.collective_lengths(default=(90_000, 0.5), send=(60_000, 0.5), recv=(60_000, 0.5))
 
 

@@ -103,6 +103,7 @@ def test_ratio_and_lengths_are_the_devices_own(told: dict[str, Any], way: Way) -
                 "compute_comm_ms": truth["hidden_ns"],
                 "exposed_comm_ms": truth["comm_ns"] - truth["hidden_ns"],
                 "compute_stall_ms": truth["stall_ns"],
+                "copy_ms": truth["copy_ns"],
             }
             for metric, length_ns in lengths.items():
                 assert overlap[metric] * 1e6 == pytest.approx(length_ns, abs=LENGTH_NS), metric
@@ -120,3 +121,4 @@ def test_the_answer_is_no_trivial_one(told: dict[str, Any], way: Way) -> None:
             else:
                 assert (0.05 if way.strategy == "ep" else 0.1) < step["truth"]["ratio"] < 0.95
             assert step["truth"]["stall_ns"] > 0
+            assert step["truth"]["copy_ns"] > 0  # the batch, and the loss

@@ -21,6 +21,7 @@ class Truth:
     comm_ns: int
     hidden_ns: int
     stall_ns: int
+    copy_ns: int
 
     @property
     def ratio(self) -> float | None:
@@ -44,6 +45,7 @@ def truth_of(window: Interval, rows: Sequence[Any], waits: Sequence[Any], comput
         comm_ns=length(comm),
         hidden_ns=length(common(comm, compute)),
         stall_ns=length(common(clipped([*still, *own], window), comm)),
+        copy_ns=length(clipped(((row.start_ns, row.end_ns) for row in here if row.kind == "copy"), window)),
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 
 from aorta.instrument.compute_ranges import Range
+from aorta.instrument.copies import ON_A_CPU, Copied
 from aorta.instrument.loss_scalars import Scalar
+from aorta.timeline.overlap import NO_COPIES
 from tests.instrument.steps import MS, Rig
 
 
@@ -169,3 +172,45 @@ def test_every_null_has_its_reason(rig: Rig) -> None:
     nulls = {name for name, value in line.overlap.items() if value is None}
     assert nulls == {"overlap_ratio", "overlap_over_compute", "copy_ms"}
     assert nulls | {"loss", "grad_norm"} == line.reasons.keys()
+
+
+def test_copies_are_a_union_and_reach_into_the_next_step(rig: Rig) -> None:
+    rig.recorder.no_copies = None
+    with rig.step(0, 10):
+        rig.recorder.on_copy(Copied("h2d", 3_000_000, rig.clock.at(1), rig.clock.at(4)))
+        rig.recorder.on_copy(Copied("d2h", 8_000_000, rig.clock.at(3), rig.clock.at(11)))
+    with rig.step(10, 20):
+        pass
+    with rig.step(20, 30):
+        pass
+    first, second, third = rig.lines
+    assert [line.overlap["copy_ms"] for line in rig.lines] == [9, 1, 0]
+    assert [list(row) for row in msgspec.to_builtins(first.copies)] == [
+        ["h2d", 3_000_000, 1 * MS, 4 * MS],
+        ["d2h", 8_000_000, 3 * MS, 11 * MS],
+    ]
+    assert (first.overlap["h2d_gb_per_s"], first.overlap["d2h_gb_per_s"]) == (1, 1)
+    assert second.copies == third.copies == []
+    assert "h2d_gb_per_s" not in second.overlap
+    assert first.per_stream_ms["copy"] == 9
+
+
+def test_a_copy_that_cannot_be_timed_makes_the_time_unknown(rig: Rig) -> None:
+    rig.recorder.no_copies = None
+    with rig.step(0, 10):
+        rig.recorder.on_copy(Copied("h2d", 100, rig.clock.at(1), rig.clock.at(4)))
+        rig.recorder.on_copy(Copied("p2p", 100, None, None))
+    (line,) = rig.lines
+    assert line.overlap["copy_ms"] is None
+    assert line.reasons["copy_ms"].startswith("1 of 2 copies were issued on another device's stream")
+    assert len(line.copies) == 2
+
+
+@pytest.mark.parametrize("reason", [NO_COPIES, ON_A_CPU])
+def test_copies_that_are_not_looked_at_are_unknown_and_why_is_said(rig: Rig, reason: str) -> None:
+    rig.recorder.no_copies = reason
+    with rig.step(0, 10):
+        pass
+    (line,) = rig.lines
+    assert line.copies is msgspec.UNSET
+    assert (line.overlap["copy_ms"], line.reasons["copy_ms"]) == (None, reason)

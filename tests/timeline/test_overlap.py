@@ -9,7 +9,7 @@ from hypothesis import given
 
 from aorta.errors import IntervalError
 from aorta.timeline.classes import ALWAYS_SHOWN, AUX, COMPUTE, COPY, LANES
-from aorta.timeline.overlap import Segment, Unseen, measure_window
+from aorta.timeline.overlap import Segment, Unseen, copy_rates, measure_window
 from tests.strategies import bases, collectives, interval_lists, intervals
 
 BIT = {lane: 1 << bit for bit, lane in enumerate(LANES)}
@@ -240,6 +240,12 @@ def test_copies_nobody_looked_for_are_unknown_not_zero():
     assert values["copy_ms"] is None
     assert reasons["copy_ms"] == "memory copies were not observed"
     assert "copy" not in measured.per_stream_ms()
+
+
+def test_a_rate_is_all_bytes_of_a_direction_over_the_union_of_its_copies():
+    copies = [("h2d", 6_000, (0, 2_000)), ("h2d", 6_000, (1_000, 4_000)), ("d2h", 500, (0, 1_000)), ("d2d", 4, (7, 7))]
+    assert copy_rates(copies) == {"h2d_gb_per_s": 3.0, "d2h_gb_per_s": 0.5}
+    assert copy_rates([]) == {}
 
 
 def test_an_unknown_kind_is_refused_by_name():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
@@ -124,3 +124,23 @@ class Rpc(Workload):
     tensor_size: int = 64
     # seconds after which a call, or a worker that gives no sign, counts as lost
     timeout_s: float = 60.0
+
+
+@dataclass
+class CopyOverlap(Workload):
+    """Matrix multiplications beside copies, by a kernel and by a copy engine, of several sizes: the bandwidth that each
+    copy reaches alone and together with them, and what it costs them. One process and an accelerator; trains nothing,
+    so `parallel`, `optimizer` and the like have no meaning here.
+    """
+
+    name: str = "copy_overlap"
+    # bytes of one copy; each is measured
+    sizes_bytes: list[int] = field(default_factory=lambda: [65_536, 1_048_576, 16_777_216, 268_435_456])
+    # side of the square matrices
+    matrix_size: int = 4096
+    # multiplications beside which copies run
+    multiplications: int = 20
+    # measurements of which the median is taken
+    repeats: int = 10
+    # type of the matrices: fp32, bf16 or fp16
+    dtype: DType = DType.bf16

@@ -13,6 +13,7 @@ from aorta.config.rules.bounds import at_least
 from aorta.config.schema import (
     DDP,
     Config,
+    CopyOverlap,
     Devices,
     DType,
     EmulatedFabric,
@@ -28,6 +29,11 @@ from aorta.config.schema import (
 
 _RESNET18_STRIDE = 32
 """Downsampling of the image per side at the last stage: halved five times."""
+
+COPIES_NEED_DEVICE = (
+    "workload=copy_overlap compares streams of an accelerator, and on a CPU the threads that compute also copy; run it "
+    "where there is one, with training.device=auto (workload=ranking measures overlap with communication on a CPU too)"
+)
 
 _NOT_IN_RPC = (
     "ranks",
@@ -56,6 +62,8 @@ def workload_rules(config: Config) -> Iterator[str]:
     if isinstance(config.workload, Rpc):
         yield from _rpc_rules(config.workload)
         yield from _rpc_refusals(config)
+    if isinstance(config.workload, CopyOverlap):
+        yield from _copy_overlap_rules(config, config.workload)
 
 
 def workload_notes(config: Config) -> Iterator[str]:
@@ -161,6 +169,15 @@ def _resnet18_rules(config: Config, workload: Resnet18) -> Iterator[str]:
             f"parallel={config.parallel.strategy}: workload=resnet18 cannot be sharded or split: its first and last "
             "layers lie at the root of the model; use parallel=ddp or parallel=none"
         )
+
+
+def _copy_overlap_rules(config: Config, workload: CopyOverlap) -> Iterator[str]:
+    counts = ("matrix_size", "multiplications", "repeats")
+    yield from at_least(1, {f"workload.{name}": getattr(workload, name) for name in counts})
+    if not workload.sizes_bytes or not all(size >= 4 and size % 4 == 0 for size in workload.sizes_bytes):
+        yield f"workload.sizes_bytes={list(workload.sizes_bytes)}: multiples of 4 from 4 on, at least one"
+    if config.training.device == "cpu":
+        yield f"training.device=cpu: {COPIES_NEED_DEVICE}"
 
 
 def _rpc_refusals(config: Config) -> Iterator[str]:

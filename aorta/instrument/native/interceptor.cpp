@@ -23,6 +23,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
+#include "copies.hpp"
 #include "device.hpp"
 #include "hooks.hpp"
 #include "intervals.hpp"
@@ -147,13 +148,19 @@ class Tap : public std::enable_shared_from_this<Tap> {
             operators_[index].first.c_str(),
             torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(shared_from_this(), index)));
       }
+      if (device_) {
+        copies_.emplace(aorta::copies_watched(device_, step_));
+      }
     } catch (...) {
-      library_.reset();
+      close();
       throw;
     }
   }
 
-  void close() { library_.reset(); }
+  void close() {
+    copies_.reset();
+    library_.reset();
+  }
 
   const std::shared_ptr<Step>& step() const { return step_; }
   std::shared_ptr<DeviceClock> clock() const { return device_ ? device_->shared_clock() : nullptr; }
@@ -187,6 +194,10 @@ class Tap : public std::enable_shared_from_this<Tap> {
     for (const aorta::Waited& wait : noted.waits) {
       device_->clock().release(wait.begin);
       device_->clock().release(wait.end);
+    }
+    for (const aorta::Copied& copy : noted.copies) {
+      device_->clock().release(copy.start);
+      device_->clock().release(copy.end);
     }
   }
 
@@ -513,6 +524,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   std::unordered_map<std::string, std::shared_ptr<Counts>> counts_;
   std::mutex counts_mutex_;
   std::optional<torch::Library> library_;
+  std::optional<torch::Library> copies_;  // of aten's operators that copy
 };
 
 void Kernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from aorta.instrument.copies import DIRECTIONS, Copied
 from aorta.instrument.cpu_interceptor import dtype_name, group_seen
 from aorta.instrument.dispatcher import Looking, check_torch, counts_point_to_point
 from aorta.instrument.in_flight import Group, InFlight
@@ -92,7 +93,7 @@ class NativeCpuInterceptor:
         self.end()
 
     def _told(self, noted: Any, passes: Any) -> Told:
-        rows, calls, waits = noted.rows()
+        rows, calls, waits, copies = noted.rows()
         collectives, operators = [], self._operators
         for number, group, seq, size, dtype, issue_ns, waiters, end_ns, source, by_future in rows:
             operator = operators[number]
@@ -107,11 +108,15 @@ class NativeCpuInterceptor:
                 issued.number, issued.counted = None, self._counts_point_to_point[group]
             collectives.append(issued)
         waited = [Waited(self._name(*wait[:3]), *wait[3:]) for wait in waits]
-        return self._with_passes(Told(collectives, waited, calls=calls), passes)
+        return self._with_passes(Told(collectives, waited, calls=calls, copies=self._copied(copies)), passes)
 
     def _name(self, operator: int, group: str, seq: int) -> Name:
         kind = self._operators[operator]
         return Name(group, seq, kind.kind if kind.point_to_point else None)
+
+    @staticmethod
+    def _copied(copies: list[tuple[int, int, int, int]]) -> list[Copied]:
+        return [Copied(DIRECTIONS[number], size, start or None, end or None) for number, size, start, end in copies]
 
     def _with_passes(self, told: Told, noted: Any) -> Told:
         passes, tails = self.ranges.told(noted)

@@ -22,7 +22,8 @@
 namespace aorta {
 
 // (operator, group, seq, bytes, dtype, issue_ns, waiters, end_ns, source, by future) of each collective; (begin, end) of
-// each long call of a backend; (operator, group, seq, begin, end, blocked, over) of each wait; in nanoseconds, or marks.
+// each long call of a backend; (operator, group, seq, begin, end, blocked, over) of each wait; (direction, bytes, start, end) of
+// each copy; in nanoseconds, or marks.
 // An end that is not known yet is None, and the source is the object that will know it. For a collective on a device the
 // end is None, and the source (start mark, end mark, launch, has its own communicator).
 inline py::tuple rows_of(const Noted& noted) {
@@ -55,7 +56,12 @@ inline py::tuple rows_of(const Noted& noted) {
     waits[at] = py::make_tuple(
         wait.of.op, named(wait.of.group), wait.of.seq, wait.begin, wait.end, wait.blocked, wait.over);
   }
-  return py::make_tuple(rows, noted.calls, waits);
+  py::list copies(noted.copies.size());
+  for (size_t at = 0; at < noted.copies.size(); ++at) {
+    const Copied& copy = noted.copies[at];
+    copies[at] = py::make_tuple(static_cast<int64_t>(copy.direction), copy.bytes, copy.start, copy.end);
+  }
+  return py::make_tuple(rows, noted.calls, waits, copies);
 }
 
 // (block, backward, start, end) of each pass that ended (on a device, of every pass), and (begin, end) of the

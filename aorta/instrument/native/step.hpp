@@ -119,11 +119,23 @@ struct Waited {
   bool over;
 };
 
+// From where to where a copy moved bytes; numbers as `copies.DIRECTIONS` has them.
+enum class Direction : int64_t { H2D = 0, D2H = 1, D2D = 2, P2P = 3 };
+
+// One copy between two marks (0: none could be taken).
+struct Copied {
+  Direction direction;
+  int64_t bytes;
+  int64_t start;
+  int64_t end;
+};
+
 // The events of one finished step. `calls`: of the backend, those that took long.
 struct Noted {
   std::vector<Collective> collectives;
   Stretches calls;
   std::vector<Waited> waits;
+  std::vector<Copied> copies;
 };
 
 // The events of one step. Written from any thread; between two steps nothing is recorded.
@@ -168,6 +180,15 @@ class Step {
     if (open_) {
       noted_.waits.push_back(std::move(waited));
     }
+  }
+
+  // Whether it was recorded.
+  bool copy(const Copied& copied) {
+    const std::lock_guard<std::mutex> held(mutex_);
+    if (open_) {
+      noted_.copies.push_back(copied);
+    }
+    return open_;
   }
 
   // The caller continued at `at_ns` because collectives were over: those that are ended by then.

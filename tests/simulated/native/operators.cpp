@@ -385,6 +385,14 @@ void copy_between_devices(at::Tensor& self, const at::Tensor& source) {
   to.wait(from.record());
 }
 
+// Whether a copy within the device only moves bytes.
+bool bytes_only(const at::Tensor& self, const at::Tensor& source) {
+  return self.dtype() == source.dtype() && self.is_conj() == source.is_conj() && self.is_neg() == source.is_neg() &&
+         self.sizes() == source.sizes() &&
+         ((self.is_contiguous() && source.is_contiguous()) ||
+          (self.strides() == source.strides() && self.is_non_overlapping_and_dense()));
+}
+
 at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   if (self.is_same(source) || self.numel() == 0) return self;
   if (self.is_cuda() && source.is_cuda() && self.device() != source.device()) {
@@ -405,7 +413,9 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) 
   const auto to = to_host ? held(self) : host_alias(self);
   auto move = [to, from] { to.copy_(from.expand_as(to)); };
   const bool waits = to_host ? !(non_blocking && pinned) : from_host && !non_blocking;
-  if (waits) {
+  if (!to_host && !from_host && !bytes_only(self, source)) {  // a kernel converts or rearranges, as on CUDA
+    launch("op", "elementwise", name, bytes_of(self), touched, move);
+  } else if (waits) {
     launch_and_wait(kind, name, to_host ? "copy to the host" : "copy from the host", bytes_of(self), touched, move);
   } else {
     launch("copy", kind, name, bytes_of(self), touched, move);

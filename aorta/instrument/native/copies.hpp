@@ -1,0 +1,133 @@
+// Copies of a step between host and device, between devices and within one, marked where the dispatcher sees them.
+//
+// The same as `aorta/instrument/copies.py` does, where the rules are explained. Must not change an order; make the host
+// wait for a device; touch a Python object; be on the path of a collective.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_local_scalar_dense_ops.h>
+#include <ATen/ops/copy_ops.h>
+#include <c10/core/TensorOptions.h>
+#include <torch/library.h>
+
+#include "device.hpp"
+#include "step.hpp"
+
+namespace aorta {
+
+class Copies {
+ public:
+  Copies(std::shared_ptr<Device> device, std::shared_ptr<Step> step)
+      : device_(std::move(device)),
+        step_(std::move(step)),
+        own_(device_->clock().device()),
+        memory_(c10::toBackendComponent(c10::computeDispatchKey(std::nullopt, std::nullopt, own_))) {}
+
+  // Runs `original`, the copy of `from` into `into` (none: into a value of the host), between two marks if it is one.
+  template <class Original>
+  decltype(auto) timed(const at::Tensor& from, const at::Tensor* into, const Original& original) {
+    const std::optional<Direction> direction = step_->is_open() ? direction_of(from, into) : std::nullopt;
+    if (!direction || is_capturing(device_->current())) {
+      return original();
+    }
+    const auto index = from.device().type() == own_.type() ? from.device().index() : into->device().index();
+    // It is issued on the current stream of its source's device; no mark can be taken on a device not this rank's.
+    Timed row{*this, {*direction, bytes_of(from, into), NO_MARK, NO_MARK}, index == own_.index()};
+    return original();
+  }
+
+ private:
+  struct Timed {
+    Timed(Copies& copies, Copied copied, bool here) : copies(copies), copied(copied), here(here) {
+      if (here) {
+        this->copied.start = copies.device_->clock().mark();
+      }
+    }
+    ~Timed() {
+      if (here) {
+        copied.end = copies.device_->clock().mark();
+      }
+      if (!copies.step_->copy(copied)) {
+        copies.device_->clock().release(copied.start);
+        copies.device_->clock().release(copied.end);
+      }
+    }
+    Copies& copies;
+    Copied copied;
+    const bool here;
+  };
+
+  bool on_device(const at::Tensor& tensor) const {
+    // By its keys: a tensor that only pretends to be on a device has no memory there.
+    return tensor.device().type() == own_.type() && tensor.key_set().has_backend(memory_);
+  }
+
+  std::optional<Direction> direction_of(const at::Tensor& from, const at::Tensor* into) const {
+    if (!from.defined() || (into != nullptr && !into->defined())) {
+      return std::nullopt;
+    }
+    const bool there = on_device(from), here = into != nullptr && on_device(*into);
+    if (bytes_of(from, into) == 0 || !(there || here)) {
+      return std::nullopt;
+    }
+    if (there && here) {
+      if (from.device() != into->device()) {
+        return Direction::P2P;
+      }
+      return moves_bytes_only(from, *into) ? std::optional(Direction::D2D) : std::nullopt;
+    }
+    const bool with_host = into == nullptr || (there ? *into : from).is_cpu();
+    return !with_host ? std::nullopt : std::optional(there ? Direction::D2H : Direction::H2D);
+  }
+
+  // Else a kernel converts or rearranges, which is computation (ATen/native/cuda/Copy.cu, `memcpy_eligible`).
+  static bool moves_bytes_only(const at::Tensor& from, const at::Tensor& into) {
+    return from.dtype() == into.dtype() && from.is_conj() == into.is_conj() && from.is_neg() == into.is_neg() &&
+           from.layout() == c10::kStrided && into.layout() == c10::kStrided && from.sizes() == into.sizes() &&
+           !from.is_same(into) &&
+           ((from.is_contiguous() && into.is_contiguous()) ||
+            (from.strides() == into.strides() && from.is_non_overlapping_and_dense()));
+  }
+
+  static int64_t bytes_of(const at::Tensor& from, const at::Tensor* into) {
+    const at::Tensor& moved = into == nullptr ? from : *into;
+    return moved.layout() == c10::kStrided ? moved.numel() * static_cast<int64_t>(moved.element_size()) : 0;
+  }
+
+  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<Step> step_;
+  const c10::Device own_;
+  const c10::BackendComponent memory_;
+};
+
+constexpr c10::DispatchKeySet AFTER_BACKEND_SELECT(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
+
+// Copies are marked for as long as the returned object lives.
+inline torch::Library copies_watched(const std::shared_ptr<Device>& device, const std::shared_ptr<Step>& step) {
+  torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
+  const auto copies = std::make_shared<Copies>(device, step);
+  // The kernels may be removed while one runs: each call holds on to what it needs.
+  const auto copy = [copies](c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& source, bool non_blocking)
+      -> at::Tensor& {
+    const auto held = copies;
+    return held->timed(source, &self, [&]() -> at::Tensor& {
+      return at::_ops::copy_::redispatch(keys & AFTER_BACKEND_SELECT, self, source, non_blocking);
+    });
+  };
+  library.impl("copy_", copy);
+  // `item()`: a value for the host, which waits for it.
+  library.impl("_local_scalar_dense", [copies](c10::DispatchKeySet keys, const at::Tensor& self) {
+    const auto held = copies;
+    return held->timed(
+        self, nullptr, [&] { return at::_ops::_local_scalar_dense::redispatch(keys & AFTER_BACKEND_SELECT, self); });
+  });
+  return library;
+}
+
+}  // namespace aorta
