@@ -29,7 +29,7 @@ from aorta.config.groups.loop import (
 from aorta.config.groups.parallel import DDP, FSDP, FSDP1, FSDPTP, HSDP, TP, NoParallel, Parallel
 from aorta.config.groups.profiling import PRESETS, Naming, Profiling
 from aorta.config.groups.telemetry import Devices, Loggers, Telemetry
-from aorta.config.groups.workload import Ranking, Resnet18, Rpc, Workload
+from aorta.config.groups.workload import Ranking, Resnet18, Rpc, Streams, Workload
 
 __all__ = [
     "DDP",
@@ -67,6 +67,7 @@ __all__ = [
     "Scheduler",
     "Sharding",
     "Sharing",
+    "Streams",
     "Telemetry",
     "Training",
     "Wording",
@@ -98,7 +99,7 @@ class Config:
 
 
 GROUPS: dict[str, dict[str, type[Any]]] = {
-    "workload": {"ranking": Ranking, "resnet18": Resnet18, "rpc": Rpc},
+    "workload": {"ranking": Ranking, "resnet18": Resnet18, "rpc": Rpc, "streams": Streams},
     "parallel": {
         "none": NoParallel,
         "ddp": DDP,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-from aorta.config.groups.choices import DType
+from aorta.config.groups.choices import DType, StreamPattern
 
 
 @dataclass
@@ -80,3 +80,24 @@ class Rpc(Workload):
     tensor_size: int = 64
     # seconds after which a call, or a worker that gives no sign, counts as lost
     timeout_s: float = 60.0
+
+
+@dataclass
+class Streams(Workload):
+    """Patterns of kernels on 1 to 64 streams: how many run at once, and how many hardware queues there are. Trains
+    nothing, and needs a CUDA or HIP device; `parallel`, `optimizer` and the like have no meaning here.
+    """
+
+    name: str = "streams"
+    # numbers of streams that each pattern is run on, from 1 to 64
+    streams: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64])
+    # which patterns; none: all (docs/streams.md lists them)
+    patterns: list[StreamPattern] = field(default_factory=list)
+    # microseconds that a kernel of one block computes
+    kernel_us: float = 100.0
+    # side of the matrices that are multiplied
+    matrix_size: int = 512
+    # bytes of a copy, and of an all-reduce
+    transfer_bytes: int = 4_194_304
+    # more streams that gain less than this share of the throughput gain nothing
+    knee_tolerance: float = 0.05
