@@ -152,10 +152,9 @@ class _Bench:
         )
 
     def _place(self, pattern: Pattern, stream: int) -> int:
-        """Among all streams: those of normal priority come first, then the urgent ones in their order."""
-        if not pattern.urgent(stream):
-            return stream
-        return len(self._normal) + sum(map(pattern.urgent, range(stream)))
+        """Among all streams: those of normal priority come first, then the urgent ones, both in their order."""
+        urgent_before = sum(map(pattern.urgent, range(stream)))
+        return len(self._normal) + urgent_before if pattern.urgent(stream) else stream - urgent_before
 
 
 def _shared(places: Sequence[int], queue_of: dict[int, int]) -> list[list[int]]:
