@@ -20,8 +20,8 @@ class StreamsPoint(msgspec.Struct, frozen=True):
     length of their union), `most_at_once` the maximum. `serial_ns` and `elapsed_ns` are the times of the same kernels
     on one stream and on `streams`, from the first begin to the last end; `gain` is their quotient, the throughput
     against one stream. `issued_in_time`: everything was issued before the first kernel could begin; else the host was
-    too slow, and less than the device can do was seen. `shared_queues`: places of this point's streams, grouped by the hardware
-    queue, where a queue has more than one.
+    too slow, and less than the device can do was seen. `shared_queues`: places of this point's streams,
+    grouped by the hardware queue, where a queue has more than one.
     """
 
     streams: int

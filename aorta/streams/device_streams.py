@@ -33,7 +33,7 @@ def _own(module: Any, device: torch.device, priority: int, pooled: int) -> torch
     runtime = module.cudart()
     if priority != 0 or not hasattr(runtime, "cudaStreamCreate"):
         raise ConfigError(
-            f"workload.streams: torch has {pooled} streams of priority {priority} on {device}, and no more can be made; "
+            f"workload.streams: torch has {pooled} streams of priority {priority} on {device}, no more can be made; "
             f"ask for at most {pooled}, or leave the pattern `priorities` out (workload.patterns=[independent,...])"
         )
     handle = ctypes.c_void_p()

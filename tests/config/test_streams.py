@@ -31,6 +31,6 @@ def test_what_it_cannot_do_is_refused(composed, word, message):
 
 def test_a_machine_without_a_device_is_refused_with_why_and_what_to_use(composed, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
-    with pytest.raises(ConfigError, match="torch sees no accelerator: .* workload=ranking trains") as refused:
+    with pytest.raises(ConfigError, match=r"torch sees no accelerator: .* workload=ranking trains") as refused:
         train_command.run(resolve(composed("workload=streams")))
     assert refused.value.exit_code == 1
