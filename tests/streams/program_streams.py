@@ -14,7 +14,8 @@ from aorta import train_command
 from tests.simulated import device as simulated
 
 KERNEL_NS = 100_000
-STREAMS = "[1,2,4,8,64]"
+STREAMS = {4: "[1,2,4,8,64]", 8: "[1,2,4,8,16]"}
+"""By limit of hardware queues."""
 
 
 def main() -> None:
@@ -30,7 +31,13 @@ def main() -> None:
     for limit in limits:
         simulated.hardware_queues(limit)
         where = f"training.output_dir={folder / str(limit)}"
-        words = ["workload=streams", f"workload.streams={STREAMS}", "training.device=cuda", "parallel=none", where]
+        words = [
+            "workload=streams",
+            f"workload.streams={STREAMS[limit]}",
+            "training.device=cuda",
+            "parallel=none",
+            where,
+        ]
         try:
             train_command.main(words)
         except SystemExit as ended:
