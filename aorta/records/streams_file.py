@@ -11,6 +11,8 @@ import msgspec
 
 STREAMS_FILE: Final = "streams.json"
 STREAMS_VERSION: Final = 1
+QUEUE_VARIABLES: Final = ("GPU_MAX_HW_QUEUES", "CUDA_DEVICE_MAX_CONNECTIONS")
+"""They bound the hardware queues, of HIP and of CUDA."""
 
 
 class StreamsPoint(msgspec.Struct, frozen=True):

@@ -98,8 +98,8 @@ def _ping_pong(streams: int) -> list[Kernel]:
 
 def _pipeline(streams: int) -> list[Kernel]:
     """Stage s is stream s; a micro-batch goes to the next stage when the one before has finished it. With m
-    micro-batches the ideal gain of s stages is m s / (m + s - 1) (GPipe, arXiv:1811.06965:
-    its bubble).
+    micro-batches the ideal gain of s stages is m s / (m + s - 1): its bubble is (s - 1) / (m + s - 1) of
+    the time (GPipe, arXiv:1811.06965).
     """
     return [
         Kernel(stage, after=(batch * streams + stage - 1,) if stage else ())

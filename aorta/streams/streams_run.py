@@ -26,6 +26,7 @@ from aorta.distributed.provenance import Asked, rank_facts
 from aorta.distributed.topology import Topology
 from aorta.errors import ConfigError
 from aorta.records.streams_file import (
+    QUEUE_VARIABLES,
     STREAMS_FILE,
     STREAMS_VERSION,
     StreamsFile,
@@ -45,7 +46,6 @@ from aorta.streams.streams_table import table
 from aorta.terminal_style import style_of
 
 _log = logging.getLogger(__name__)
-_QUEUE_VARIABLES = ("GPU_MAX_HW_QUEUES", "CUDA_DEVICE_MAX_CONNECTIONS")
 _URGENT = -1
 """High priority, which CUDA and HIP both have."""
 
@@ -112,7 +112,7 @@ class _Bench:
         return StreamsRank(
             rank=self._topology.rank,
             device=device_name(self._device),
-            environment={name: os.environ[name] for name in _QUEUE_VARIABLES if name in os.environ},
+            environment={name: os.environ[name] for name in QUEUE_VARIABLES if name in os.environ},
             queues=[own for queue in queues if (own := [place for place in queue if place < normal])],
             patterns=patterns,
         )

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aorta.records.streams_file import StreamsPattern, StreamsRank
+from aorta.records.streams_file import QUEUE_VARIABLES, StreamsPattern, StreamsRank
 from aorta.terminal_style import Style
+
+_CELL = 5
 
 
 def table(report: StreamsRank, knee_tolerance: float, style: Style) -> str:
@@ -19,31 +21,31 @@ def table(report: StreamsRank, knee_tolerance: float, style: Style) -> str:
 def _lines(report: StreamsRank, knee_tolerance: float, style: Style) -> Iterator[str]:
     counts = sorted({point.streams for pattern in report.patterns for point in pattern.points})
     width = max(len(pattern.name) for pattern in report.patterns)
-    cell = max(5, *(len(str(n)) for n in counts)) if counts else 5
-    variables = ", ".join(f"{name}={value}" for name, value in report.environment.items()) or "no limit of queues set"
-    yield f"{report.device}: throughput against one stream, by number of streams ({variables})"
-    yield f"{'streams':<{width}} " + " ".join(f"{n:>{cell}} " for n in counts) + "   knee"
+    variables = ", ".join(f"{name} {report.environment.get(name, 'not set')}" for name in QUEUE_VARIABLES)
+    yield f"rank {report.rank}, {report.device}; {variables}"
+    yield "throughput against one stream, by number of streams:"
+    yield f"{'streams':<{width}} " + " ".join(f"{n:>{_CELL}} " for n in counts) + "   knee  at once there: mean, most"
     for pattern in report.patterns:
-        yield _row(pattern, counts, width, cell, style)
-    yield (
-        f"* the knee: more streams gain less than {knee_tolerance:.0%}; ! the host issued too late, the device can "
-        "do more"
-    )
+        yield _row(pattern, counts, width, style)
+    yield f"* the knee: more streams gain at most {knee_tolerance:.0%}"
+    if not all(point.issued_in_time for pattern in report.patterns for point in pattern.points):
+        yield "! the host issued too late, the device can do more"
     yield from _queues(report, style)
 
 
-def _row(pattern: StreamsPattern, counts: list[int], width: int, cell: int, style: Style) -> str:
+def _row(pattern: StreamsPattern, counts: list[int], width: int, style: Style) -> str:
     if pattern.skipped is not None:
         return f"{pattern.name:<{width}} {style.faint('skipped: ' + pattern.skipped)}"
     by_count = {point.streams: point for point in pattern.points}
     cells = []
     for count in counts:
-        point = by_count.get(count)
-        text = f"{'-' if point is None else format(point.gain, '.2f'):>{cell}}"
-        at_knee = count == pattern.knee_streams
-        mark = "!" if point is not None and not point.issued_in_time else "*" if at_knee else " "
-        cells.append(style.bold(text + mark) if at_knee else text + mark)
-    return f"{pattern.name:<{width}} {' '.join(cells)}   {style.bold(format(pattern.knee_streams, '>4'))}"
+        point, at_knee = by_count[count], count == pattern.knee_streams
+        text = f"{point.gain:>{_CELL}.2f}" + ("!" if not point.issued_in_time else "*" if at_knee else " ")
+        cells.append(style.bold(text) if at_knee else text)
+    assert pattern.knee_streams is not None  # only what was skipped has none
+    there = by_count[pattern.knee_streams]
+    knee = style.bold(f"{pattern.knee_streams:>4}")
+    return f"{pattern.name:<{width}} {' '.join(cells)}   {knee} {there.concurrency:>21.2f}{there.most_at_once:>6}"
 
 
 def _queues(report: StreamsRank, style: Style) -> Iterator[str]:

@@ -115,5 +115,5 @@ def test_every_pattern_runs_on_both_ranks_and_the_table_marks_the_knee(done: Don
         assert [pattern.name for pattern in rank.patterns] == names
         assert all([point.streams for point in pattern.points] == list(STREAMS[4]) for pattern in rank.patterns)
     (row, *_) = [line.split() for line in done.text.splitlines() if line.startswith("independent ")]
-    assert row == ["independent", "1.00", "2.00", "4.00*", "4.00", "4.00", "4"]
+    assert row == ["independent", "1.00", "2.00", "4.00*", "4.00", "4.00", "4", "4.00", "4"]
     assert "hardware queues: 4 for 64 streams; these streams share one:" in done.text
