@@ -17,6 +17,7 @@ from aorta.errors import ConfigError
         ("workload.streams=[1,65]", r"workload.streams=\[1, 65\]: numbers from 1 to 64"),
         ("workload.streams=[2,4]", "must have 1, which the others are compared with"),
         ("workload.kernel_us=0", "workload.kernel_us=0.0: must be greater than 0"),
+        ("workload.repeats=0", "workload.repeats=0: must be at least 1"),
         ("workload.knee_tolerance=1", "must be in"),
         ("baseline.enabled=true", "has no training steps to isolate"),
         ("fabric=emulated", "use fabric=none"),

@@ -34,6 +34,7 @@ def main() -> None:
         words = [
             "workload=streams",
             f"workload.streams={STREAMS[limit]}",
+            "workload.repeats=1",
             "training.device=cuda",
             "parallel=none",
             where,

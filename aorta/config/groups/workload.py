@@ -99,5 +99,7 @@ class Streams(Workload):
     matrix_size: int = 512
     # bytes of a copy, and of an all-reduce
     transfer_bytes: int = 4_194_304
+    # how often each point is measured; the median counts
+    repeats: int = 5
     # more streams that gain less than this share of the throughput gain nothing
     knee_tolerance: float = 0.05

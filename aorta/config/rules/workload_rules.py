@@ -153,7 +153,9 @@ def _streams_rules(config: Config, workload: Streams) -> Iterator[str]:
         yield f"workload.streams={list(workload.streams)}: must have 1, which the others are compared with"
     if not 0 < workload.kernel_us <= 1e6:
         yield f"workload.kernel_us={workload.kernel_us}: must be greater than 0 and at most 1000000"
-    yield from at_least(1, {f"workload.{name}": getattr(workload, name) for name in ("matrix_size", "transfer_bytes")})
+    yield from at_least(
+        1, {f"workload.{name}": getattr(workload, name) for name in ("matrix_size", "transfer_bytes", "repeats")}
+    )
     if not 0 <= workload.knee_tolerance < 1:
         yield f"workload.knee_tolerance={workload.knee_tolerance}: must be in [0, 1)"
     if config.training.device == "cpu":
