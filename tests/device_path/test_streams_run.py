@@ -25,7 +25,7 @@ class Done:
 
     def __init__(self, folder: Path) -> None:
         own = environment(PYTHONPATH=environment()["PYTHONPATH"], AORTA_SIMULATED_DEVICES="2")
-        words = ("tests.streams.program_streams", str(folder), *map(str, LIMITS))
+        words = ("tests.device_path.program_streams", str(folder), *map(str, LIMITS))
         ended = succeeded(forked(*words, ranks=2, environment=own, timeout_s=HANGS_S))
         self.text = ended.stdout
         self.files = {
