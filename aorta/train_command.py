@@ -14,7 +14,7 @@ from aorta.command_line import command
 from aorta.config import CONFIG_DIR
 from aorta.config.multirun import JobLauncher
 from aorta.config.resolve import Resolved
-from aorta.config.schema import CopyOverlap, Rpc
+from aorta.config.schema import CopyOverlap, Rpc, Streams
 from aorta.config.train_cli import main as compose
 from aorta.errors import ConfigError
 from aorta.installation import checkout, training_program
@@ -45,6 +45,10 @@ def run(resolved: Resolved) -> int:
         from aorta.runner.copy_overlap import run_copy_overlap
 
         return run_copy_overlap(resolved)
+    if isinstance(resolved.config.workload, Streams):
+        from aorta.streams.streams_run import run_streams
+
+        return run_streams(resolved)
     from aorta.runner.train import run_training
 
     return run_training(resolved)

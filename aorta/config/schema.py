@@ -29,7 +29,7 @@ from aorta.config.groups.loop import (
 from aorta.config.groups.parallel import DDP, EP, FSDP, FSDP1, FSDPTP, HSDP, PP, TP, NoParallel, Parallel
 from aorta.config.groups.profiling import PRESETS, Naming, Profiling
 from aorta.config.groups.telemetry import Devices, Loggers, Telemetry
-from aorta.config.groups.workload import CopyOverlap, Gpt, Moe, Ranking, Resnet18, Rpc, Workload
+from aorta.config.groups.workload import CopyOverlap, Gpt, Moe, Ranking, Resnet18, Rpc, Streams, Workload
 
 __all__ = [
     "DDP",
@@ -72,6 +72,7 @@ __all__ = [
     "Scheduler",
     "Sharding",
     "Sharing",
+    "Streams",
     "Telemetry",
     "Training",
     "Wording",
@@ -110,6 +111,7 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
         "moe": Moe,
         "rpc": Rpc,
         "copy_overlap": CopyOverlap,
+        "streams": Streams,
     },
     "parallel": {
         "none": NoParallel,

@@ -32,6 +32,7 @@ from aorta.records.run_files import (
     WANDB_DIR,
     read_manifest,
 )
+from aorta.records.streams_file import STREAMS_FILE
 from aorta.records.whole_files import whole_file
 
 LOG_DIR = "logs"
@@ -153,7 +154,7 @@ def _earlier_manifest(path: Path) -> dict[str, Any]:
 
 
 def _ours(path: Path, stays: Collection[str]) -> Iterator[Path]:
-    files = (MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE, COPY_OVERLAP_FILE)
+    files = (MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE, COPY_OVERLAP_FILE, STREAMS_FILE)
     names = (*files, LOG_DIR, TRACE_DIR, CHECKPOINT_DIR, TENSORBOARD_DIR, WANDB_DIR)
     for pattern in (RANK_FILE_GLOB, PROMETHEUS_FILE.format(name="*")):
         yield from path.glob(pattern)

@@ -52,7 +52,8 @@ class Wait(NamedTuple):
     on_stream: int
     on_row: int
     """`Row.id` of the last row of that stream before the event; -1: none."""
-    why: Literal["event", "communicator"]
+    why: Literal["event", "communicator", "queue"]
+    """queue: another stream's work was before it in the hardware queue that both share."""
 
 
 class Side(NamedTuple):
@@ -150,6 +151,15 @@ def real_delays(
 def pool_streams(number: int) -> None:
     """How many streams of a priority there are before the first comes again (32, as CUDA's pool has)."""
     _numbers(pool_streams=number)
+
+
+def hardware_queues(number: int) -> None:
+    """How many hardware queues a device has for each priority of streams (0: no limit); waits for all streams.
+
+    Streams come to queues in turn, at their first use from now on, and what streams of one queue do runs in the order
+    of issue (native/streams.cpp has the rule and its source).
+    """
+    load.native().set_hardware_queues(number)
 
 
 def polling_orders(on: bool) -> None:

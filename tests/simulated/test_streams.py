@@ -270,3 +270,33 @@ def test_the_clocks_of_the_host_are_the_virtual_one(origin: int) -> None:
     assert time.perf_counter_ns() == time.clock_gettime_ns(time.CLOCK_MONOTONIC) == device.host_ns()
     read = ctypes.CFUNCTYPE(ctypes.c_int64)(device.host_clock_address())
     assert read() == device.host_ns()
+
+
+def test_streams_of_one_hardware_queue_run_in_the_order_of_issue(origin: int) -> None:
+    device.pool_streams(32)
+    sides = [torch.cuda.Stream() for _ in range(3)]
+    device.hardware_queues(2)  # the first stream and the third are dealt the first queue
+    for side in sides:
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(50 * US)
+    urgent = torch.cuda.Stream(priority=-1)  # another priority has queues of its own
+    with torch.cuda.stream(urgent):
+        torch.cuda._sleep(50 * US)
+    found = {stream: (start, end) for stream, _, start, end in spans(origin)}
+    first, second, third = (found[side.stream_id] for side in sides)
+    assert (first, second, third, found[urgent.stream_id]) == ((0, 50), (0, 50), (50, 100), (0, 50))
+    (wait,) = device.waits()
+    assert (wait.stream, wait.on_stream, wait.why) == (sides[2].stream_id, sides[0].stream_id, "queue")
+
+
+def test_a_wait_in_a_hardware_queue_holds_up_the_other_streams_on_it(origin: int) -> None:
+    waiting, other, elsewhere = (torch.cuda.Stream() for _ in range(3))
+    done = torch.cuda.Event()
+    with torch.cuda.stream(elsewhere):
+        torch.cuda._sleep(70 * US)
+        done.record()
+    device.hardware_queues(1)
+    waiting.wait_event(done)
+    with torch.cuda.stream(other):
+        torch.cuda._sleep(10 * US)
+    assert spans(origin)[-1] == (other.stream_id, "sleep", 70, 80)

@@ -65,3 +65,22 @@ class DType(Enum):
     fp32 = "fp32"
     bf16 = "bf16"
     fp16 = "fp16"
+
+
+class StreamPattern(Enum):
+    """Patterns of `workload=streams`; `aorta.streams.patterns` declares each."""
+
+    independent = "independent"
+    depth_first = "depth_first"
+    chained = "chained"
+    fan_in = "fan_in"
+    fan_out = "fan_out"
+    fork_join = "fork_join"
+    ping_pong = "ping_pong"
+    pipeline = "pipeline"
+    moe_bursts = "moe_bursts"
+    small_kernel_storm = "small_kernel_storm"
+    unbalanced = "unbalanced"
+    priorities = "priorities"
+    copies_beside_gemm = "copies_beside_gemm"
+    allreduce_beside_gemm = "allreduce_beside_gemm"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-from aorta.config.groups.choices import DType
+from aorta.config.groups.choices import DType, StreamPattern
 
 
 @dataclass
@@ -144,3 +144,26 @@ class CopyOverlap(Workload):
     repeats: int = 10
     # type of the matrices: fp32, bf16 or fp16
     dtype: DType = DType.bf16
+
+
+@dataclass
+class Streams(Workload):
+    """Patterns of kernels on 1 to 64 streams: how many run at once, and how many hardware queues there are. Trains
+    nothing, and needs a CUDA or HIP device; `parallel`, `optimizer` and the like have no meaning here.
+    """
+
+    name: str = "streams"
+    # numbers of streams that each pattern is run on, from 1 to 64
+    streams: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64])
+    # which patterns; none: all (docs/streams.md lists them)
+    patterns: list[StreamPattern] = field(default_factory=list)
+    # microseconds that a kernel of one block computes
+    kernel_us: float = 100.0
+    # side of the matrices that are multiplied
+    matrix_size: int = 512
+    # bytes of a copy, and of an all-reduce
+    transfer_bytes: int = 4_194_304
+    # how often each point is measured; the median counts
+    repeats: int = 5
+    # more streams that gain less than this share of the throughput gain nothing
+    knee_tolerance: float = 0.05

@@ -25,6 +25,7 @@ from aorta.config.schema import (
     Ranking,
     Resnet18,
     Rpc,
+    Streams,
 )
 
 _RESNET18_STRIDE = 32
@@ -33,6 +34,11 @@ _RESNET18_STRIDE = 32
 COPIES_NEED_DEVICE = (
     "workload=copy_overlap compares streams of an accelerator, and on a CPU the threads that compute also copy; run it "
     "where there is one, with training.device=auto (workload=ranking measures overlap with communication on a CPU too)"
+)
+MOST_STREAMS = 64
+STREAMS_NEED_DEVICE = (
+    "workload=streams times kernels on streams of a CUDA or HIP device, and a CPU has no streams; run it on a machine "
+    "with such a device and training.device=auto (here, workload=ranking trains and measures overlap on the CPU)"
 )
 
 _NOT_IN_RPC = (
@@ -64,6 +70,8 @@ def workload_rules(config: Config) -> Iterator[str]:
         yield from _rpc_refusals(config)
     if isinstance(config.workload, CopyOverlap):
         yield from _copy_overlap_rules(config, config.workload)
+    if isinstance(config.workload, Streams):
+        yield from _streams_rules(config, config.workload)
 
 
 def workload_notes(config: Config) -> Iterator[str]:
@@ -201,3 +209,25 @@ def _rpc_rules(workload: Rpc) -> Iterator[str]:
         distinct = False
     if not distinct:
         yield f"workload.worker_name={workload.worker_name!r}: a name with {{rank}} or {{number}} in it, no other {{}}"
+
+
+def _streams_rules(config: Config, workload: Streams) -> Iterator[str]:
+    if not workload.streams or not all(1 <= number <= MOST_STREAMS for number in workload.streams):
+        yield f"workload.streams={list(workload.streams)}: numbers from 1 to {MOST_STREAMS}, at least one"
+    if 1 not in workload.streams:
+        yield f"workload.streams={list(workload.streams)}: must have 1, which the others are compared with"
+    if not 0 < workload.kernel_us <= 1e6:
+        yield f"workload.kernel_us={workload.kernel_us}: must be greater than 0 and at most 1000000"
+    yield from at_least(
+        1, {f"workload.{name}": getattr(workload, name) for name in ("matrix_size", "transfer_bytes", "repeats")}
+    )
+    if not 0 <= workload.knee_tolerance < 1:
+        yield f"workload.knee_tolerance={workload.knee_tolerance}: must be in [0, 1)"
+    if config.training.device == "cpu":
+        yield f"training.device=cpu: {STREAMS_NEED_DEVICE}"
+    if config.baseline.enabled:
+        yield "baseline=true: workload=streams has no training steps to isolate; leave it out"
+    if isinstance(config.fabric, EmulatedFabric):
+        yield "fabric=emulated: delays collectives of a training, and workload=streams is none; use fabric=none"
+    if config.profiling.enabled:
+        yield "profiling.enabled=true: workload=streams takes no traces; leave it out"

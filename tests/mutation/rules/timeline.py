@@ -238,4 +238,12 @@ TIMELINE: Final = (
         ),
         equivalent="a merged lane does not begin and end in one moment, so the lanes of neighbouring tiles always differ",
     ),
+    *rules(
+        "aorta.streams.concurrency",
+        ("tests/streams/test_concurrency.py",),
+        ("idle time counts as time in which kernels ran", "measure(merge(kernels))", "elapsed_ns(kernels)"),
+        ("kernels that abut count as running at once", "max(end - RESOLUTION_NS, begin + 1)", "end"),
+        ("a knee is the number of the highest gain", "gains[n] * (1 + tolerance)", "gains[n]"),
+        ("a dip is a knee", "for m in ordered if m > n)", "for m in ordered[ordered.index(n) + 1 :][:1])"),
+    ),
 )

@@ -59,7 +59,11 @@ py::dict side_of(const sim::RaceSide& side) {
 }
 
 void define_settings(py::module_& m) {
-  m.def("default_settings", &sim::default_settings);
+  m.def("default_settings", [] {
+    sim::default_settings();
+    sim::set_hardware_queues(0);
+  }, Unlocked());
+  m.def("set_hardware_queues", &sim::set_hardware_queues, Unlocked());
   m.def("set_class_length", [](const std::string& name, int64_t fixed_ns, double ns_per_kib) {
     sim::settings()->classes[name] = {fixed_ns, ns_per_kib};
   });

@@ -43,6 +43,17 @@ Streams& all_streams() {
   return *kept;
 }
 
+// Which stream goes to which hardware queue. With issue_mutex().
+struct Dealing {
+  int64_t number = 0;  // counts the calls of set_hardware_queues
+  size_t limit = 0;
+  std::map<std::pair<int, int>, std::deque<HardwareQueue>> queues;  // by device and priority
+};
+Dealing& dealing() {
+  static auto* kept = new Dealing;
+  return *kept;
+}
+
 // With the lock of all_streams().
 Stream* made(int device, int priority) {
   auto& all = all_streams();
@@ -163,6 +174,49 @@ void Stream::push(Task task) {
     if (task.kind == Task::Kind::Kernel) into->tasks_.push_back(std::move(task));
     return;
   }
+  auto* queue = task.kind == Task::Kind::Housekeeping ? nullptr : hardware_queue();
+  if (queue == nullptr) return enqueue(std::move(task));
+  const auto issue_ns = task.issue_ns;
+  if (queue->last != nullptr && queue->last->stream != this) {
+    Task behind{Task::Kind::Wait, issue_ns, {}, nullptr, queue->last};
+    behind.why = "queue";
+    enqueue(std::move(behind));
+  }
+  enqueue(std::move(task));
+  queue->last = std::make_shared<Moment>();
+  queue->last->stream = this;
+  enqueue({Task::Kind::Record, issue_ns, {}, nullptr, queue->last});
+}
+
+// As ROCm's runtime deals them out (ROCm/clr, rocclr/device/rocm/rocdevice.cpp, acquireQueue and getQueueFromPool): at its
+// first use a stream gets a queue of its own while there are fewer of its priority than GPU_MAX_HW_QUEUES, and then the
+// one with the fewest streams, the first of several. So streams come to queues in turn. Kernels, copies, events and
+// waits of streams on one queue are packets in it, in the order of issue. CUDA_DEVICE_MAX_CONNECTIONS bounds the same
+// for CUDA; how its driver deals streams out is not published.
+HardwareQueue* Stream::hardware_queue() {
+  auto& dealt = dealing();
+  if (dealt.limit == 0) return nullptr;
+  if (dealt_ != dealt.number) {
+    dealt_ = dealt.number;
+    auto& queues = dealt.queues[{device, priority}];
+    if (queues.size() < dealt.limit) queues.emplace_back();
+    const auto fewest = [](const HardwareQueue& one, const HardwareQueue& other) { return one.streams < other.streams; };
+    hardware_queue_ = &*std::min_element(queues.begin(), queues.end(), fewest);
+    ++hardware_queue_->streams;
+  }
+  return hardware_queue_;
+}
+
+void set_hardware_queues(int64_t number) {
+  for (auto* stream : streams_of(-1)) stream->drain();
+  std::lock_guard<std::mutex> issuing(issue_mutex());
+  auto& dealt = dealing();
+  ++dealt.number;
+  dealt.limit = static_cast<size_t>(number);
+  dealt.queues.clear();
+}
+
+void Stream::enqueue(Task task) {
   {
     std::lock_guard<std::mutex> held(mutex_);
     if (!served_) {  // at the first task and not before: a process that has only loaded this can be forked

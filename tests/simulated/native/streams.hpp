@@ -68,8 +68,17 @@ struct BlockedRow {
   int64_t begin_ns, end_ns;
   int on_device;
   int64_t on_stream, on_row;
-  std::string why;  // event, or communicator: the one before it was still busy
+  std::string why;  // event; communicator: the one before it was still busy; queue: the hardware queue was
 };
+
+// What is issued to a hardware queue runs in the order of issue, whatever stream it comes from (streams.cpp has the
+// rule and its source).
+struct HardwareQueue {
+  int streams = 0;
+  SharedMoment last;  // the end of what was issued to it last
+};
+// How many a device has for each priority; 0: as many as streams. Streams are dealt out to queues anew.
+void set_hardware_queues(int64_t number);
 
 // The work of a task: told its start, it says its end. May throw: the next synchronisation of the host reports it.
 using Run = std::function<int64_t(int64_t start_ns)>;
@@ -118,7 +127,9 @@ class Stream {
     std::string words() const;
   };
   friend class Graph;
-  void push(Task task);
+  void push(Task task);  // with issue_mutex(), but for housekeeping
+  void enqueue(Task task);
+  HardwareQueue* hardware_queue();  // null: no limit is set
   void serve();
   void execute(Task& task);
   void wait_for_room();
@@ -134,6 +145,8 @@ class Stream {
   std::atomic<int64_t> kernels_{0};
   VectorClock clock_;
   uint64_t host_version_ = 0;
+  HardwareQueue* hardware_queue_ = nullptr;
+  int64_t dealt_ = -1;  // in which dealing of streams to queues it got it
 };
 
 // ---- which streams there are ----------------------------------------------------------------------------------------

@@ -1,0 +1,169 @@
+"""A run of `workload=streams`: every pattern on every number of streams, `streams.json`, and a table on the terminal.
+
+Must not compute numbers (`concurrency`), or issue kernels (`issue`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+from aorta.config.resolve import Resolved
+from aorta.config.rules.workload_rules import STREAMS_NEED_DEVICE
+from aorta.config.schema import Streams
+from aorta.distributed import cuda
+from aorta.distributed.accelerator import default_backend, device_name
+from aorta.distributed.output_folder import prepare, write_whole
+from aorta.distributed.peers import Peers
+from aorta.distributed.provenance import Asked, rank_facts
+from aorta.distributed.topology import Topology
+from aorta.errors import ConfigError
+from aorta.records.streams_file import (
+    QUEUE_VARIABLES,
+    STREAMS_FILE,
+    STREAMS_VERSION,
+    StreamsFile,
+    StreamsPattern,
+    StreamsPoint,
+    StreamsRank,
+)
+from aorta.runner.logs import log_to
+from aorta.runner.rank_process import run_rank
+from aorta.runner.recorded_run import RunSite, measured_clocks, publish_manifest
+from aorta.streams.concurrency import concurrency, elapsed_ns, knee, most_at_once
+from aorta.streams.device_streams import distinct_streams
+from aorta.streams.issue import Issuer, Timed
+from aorta.streams.patterns import PATTERNS, Kernel, Pattern
+from aorta.streams.queues import shared_queues
+from aorta.streams.streams_table import table
+from aorta.terminal_style import style_of
+
+_log = logging.getLogger(__name__)
+_URGENT = -1
+"""High priority, which CUDA and HIP both have."""
+
+
+def run_streams(resolved: Resolved) -> int:
+    """Run it, and return the process's exit code.
+
+    Raises:
+        ConfigError: there is no CUDA or HIP device.
+    """
+    there = torch.accelerator.current_accelerator(check_available=True)
+    if there is None or there.type != cuda.TYPE:
+        seen = "torch sees no accelerator" if there is None else f"torch sees {there.type}"
+        raise ConfigError(f"training.device={resolved.config.training.device}, and {seen}: {STREAMS_NEED_DEVICE}")
+    return run_rank(resolved, _run, leave_together=True)
+
+
+def _run(resolved: Resolved, topology: Topology, device: torch.device, peers: Peers) -> signal.Signals | None:
+    config = resolved.config
+    settings = config.workload
+    assert isinstance(settings, Streams)  # the caller checked it
+    base = Path(config.training.output_dir) / (config.label or "")
+    folder = prepare(base, topology, peers, overwrite=config.training.overwrite, resuming=False)
+    with log_to(folder.log(topology.rank)):
+        site = RunSite(folder, topology, device, peers)
+        clocks = measured_clocks(config.clock, site)
+        ranks = peers.gather("facts", rank_facts(topology, device))
+        asked = Asked(config.label, resolved.plain, resolved.manifest_hash)
+        publish_manifest(site, asked, clocks, ranks, default_backend(device), {})
+        result = _Bench(settings, topology, device, peers).result()
+        clocks.at_end()
+        gathered = peers.gather("streams", msgspec.to_builtins(result))
+        if topology.rank == 0:
+            results = msgspec.convert(gathered, list[StreamsRank])
+            whole = StreamsFile(STREAMS_VERSION, round(settings.kernel_us * 1e3), settings.knee_tolerance, results)
+            write_whole(folder.path / STREAMS_FILE, msgspec.json.format(msgspec.json.encode(whole), indent=1))
+            for one in results:
+                sys.stdout.write(f"{table(one, settings.knee_tolerance, style_of(sys.stdout))}\n")
+            sys.stdout.flush()
+            _log.info("written: %s", folder.path / STREAMS_FILE)
+    return None
+
+
+class _Bench:
+    """All patterns on one rank's device."""
+
+    def __init__(self, settings: Streams, topology: Topology, device: torch.device, peers: Peers) -> None:
+        self._settings, self._topology, self._device, self._peers = settings, topology, device, peers
+        self._issuer = Issuer(device, settings, with_peers=topology.world_size > 1)
+        chosen = [one.name for one in settings.patterns]
+        self._patterns = {name: one for name, one in PATTERNS.items() if not chosen or name in chosen}
+        self._counts = sorted(set(settings.streams))
+        most = self._counts[-1]
+        self._normal = distinct_streams(device, most, 0)
+        urgent = max(sum(one.urgent(stream) for stream in range(most)) for one in self._patterns.values())
+        self._urgent = distinct_streams(device, urgent, _URGENT)
+
+    def result(self) -> StreamsRank:
+        # First of all, in the order of the streams: a stream may get its queue at its first use.
+        queues = shared_queues(self._issuer, [*self._normal, *self._urgent])
+        queue_of = {place: number for number, queue in enumerate(queues) for place in queue}
+        patterns = [self._pattern(name, pattern, queue_of) for name, pattern in self._patterns.items()]
+        normal = len(self._normal)
+        return StreamsRank(
+            rank=self._topology.rank,
+            device=device_name(self._device),
+            environment={name: os.environ[name] for name in QUEUE_VARIABLES if name in os.environ},
+            queues=[own for queue in queues if (own := [place for place in queue if place < normal])],
+            patterns=patterns,
+        )
+
+    def _pattern(self, name: str, pattern: Pattern, queue_of: dict[int, int]) -> StreamsPattern:
+        size = self._topology.world_size
+        if size < pattern.ranks:
+            missing = f"needs {pattern.ranks} ranks, and this run has {size}; start it with --nproc_per_node 2"
+            return StreamsPattern(name, pattern.says, [], skipped=missing)
+        points = [self._point(name, pattern, streams, queue_of) for streams in self._counts]
+        gains = {point.streams: point.gain for point in points}
+        return StreamsPattern(name, pattern.says, points, knee(gains, self._settings.knee_tolerance))
+
+    def _point(self, name: str, pattern: Pattern, streams: int, queue_of: dict[int, int]) -> StreamsPoint:
+        kernels = pattern.kernels(streams)
+        places = [self._place(pattern, stream) for stream in range(streams)]
+        everything = [*self._normal, *self._urgent]
+
+        def spread(kernel: Kernel) -> torch.Stream:
+            return everything[places[kernel.stream]]
+
+        self._issuer.run(kernels, spread)  # warms up
+        self._peers.gather(f"point/{name}/{streams}", True)
+        serial = self._typical(kernels, lambda _kernel: everything[0])
+        timed = self._typical(kernels, spread)
+        serial_ns, spread_ns = elapsed_ns(serial.kernels), elapsed_ns(timed.kernels)
+        return StreamsPoint(
+            streams=streams,
+            kernels=len(kernels),
+            concurrency=concurrency(timed.kernels),
+            most_at_once=most_at_once(timed.kernels),
+            serial_ns=serial_ns,
+            elapsed_ns=spread_ns,
+            gain=serial_ns / spread_ns,
+            issued_in_time=timed.issued_in_time,
+            shared_queues=_shared(places, queue_of),
+        )
+
+    def _typical(self, kernels: Sequence[Kernel], stream_of: Callable[[Kernel], torch.Stream]) -> Timed:
+        """Of all repetitions the one of median length: one alone may have met something else on the device."""
+        runs = [self._issuer.run(kernels, stream_of) for _ in range(self._settings.repeats)]
+        return sorted(runs, key=lambda run: elapsed_ns(run.kernels))[len(runs) // 2]
+
+    def _place(self, pattern: Pattern, stream: int) -> int:
+        """Among all streams: those of normal priority come first, then the urgent ones, both in their order."""
+        urgent_before = sum(map(pattern.urgent, range(stream)))
+        return len(self._normal) + urgent_before if pattern.urgent(stream) else stream - urgent_before
+
+
+def _shared(places: Sequence[int], queue_of: dict[int, int]) -> list[list[int]]:
+    by_queue: dict[int, list[int]] = {}
+    for stream, place in enumerate(places):
+        by_queue.setdefault(queue_of[place], []).append(stream)
+    return [streams for streams in by_queue.values() if len(streams) > 1]
