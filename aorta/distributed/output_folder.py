@@ -153,8 +153,8 @@ def _earlier_manifest(path: Path) -> dict[str, Any]:
 
 
 def _ours(path: Path, stays: Collection[str]) -> Iterator[Path]:
-    names = (MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE, LOG_DIR, TRACE_DIR, CHECKPOINT_DIR, TENSORBOARD_DIR, WANDB_DIR)
-    names = (*names, COPY_OVERLAP_FILE)
+    files = (MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE, COPY_OVERLAP_FILE)
+    names = (*files, LOG_DIR, TRACE_DIR, CHECKPOINT_DIR, TENSORBOARD_DIR, WANDB_DIR)
     for pattern in (RANK_FILE_GLOB, PROMETHEUS_FILE.format(name="*")):
         yield from path.glob(pattern)
     yield from (path / name for name in names if name not in stays and (path / name).exists())

@@ -100,8 +100,10 @@ class OpenStep:
         for begin, end, _ in self.stream_waits:
             yield from (begin, end)
         yield from (mark for mark, _ in self.ready)
-        for span in (*self.compute, *self.aux, *self.copies):
+        for span in (*self.compute, *self.aux):
             yield from (span.start, span.end)
+        for copied in self.copies:
+            yield from (copied.start, copied.end)
 
     def hear(self) -> None:
         """Add the events recorded by compiled code."""
