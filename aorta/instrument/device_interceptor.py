@@ -19,7 +19,6 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from aorta.instrument.copies import CopyWatch
 from aorta.instrument.cpu_interceptor import CpuInterceptor
 from aorta.instrument.device_streams import DeviceStreams, StreamWaits
 from aorta.instrument.dispatcher import (
@@ -65,7 +64,6 @@ class DeviceInterceptor(CpuInterceptor):
     Args:
         on_stream_wait: called with two marks between which the compute stream may have been waiting for another one,
             and the collectives that this stream had joined.
-        copies: makes what watches copies, while collectives are intercepted.
         dedicated: run collectives on AORTA's own stream of their group; otherwise leave them on the backend's, and let
             that stream only wait, for the timing. Sends and receives are never moved: one side stream per group would
             serialise those of opposite directions, and two ranks would wait for each other.
@@ -82,13 +80,12 @@ class DeviceInterceptor(CpuInterceptor):
         streams: DeviceStreams,
         device: torch.device,
         *,
-        copies: Callable[[], CopyWatch],
         dedicated: bool,
         links: HostLinks | None = None,
         device_link: DeviceLink | None = None,
     ) -> None:
         super().__init__(clock, groups, on_issue, on_wait, links)
-        self._on_stream_wait, self._device, self._copies = on_stream_wait, device, copies
+        self._on_stream_wait, self._device = on_stream_wait, device
         self._order = StreamOrder()
         self._streams, self._dedicated, self._device_link = streams, dedicated, device_link
         self._held: deque[InFlight] = deque()
@@ -100,7 +97,7 @@ class DeviceInterceptor(CpuInterceptor):
         seam = super().open(device, on_captured)
         coalescing = Coalescing(self._batch_begins, self._batch_ends)
         waits = StreamWaits(device, self._streams, self.clock.mark, self._on_stream_wait, self._order)
-        return Watches(seam, coalescing, waits, self._copies())
+        return Watches(seam, coalescing, waits)
 
     def begin(self) -> None:
         self._streams.compute = self._streams.current()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from aorta.instrument.backward_end import BackwardEnds
 from aorta.instrument.compute_ranges import BlockRanges
-from aorta.instrument.copies import INSTEAD, ON_A_CPU, CopyWatch
+from aorta.instrument.copies import FROM_PYTHON, INSTEAD, ON_A_CPU
 from aorta.instrument.cpu_interceptor import CpuInterceptor
 from aorta.instrument.device_interceptor import DeviceInterceptor
 from aorta.instrument.device_streams import DeviceStreams
@@ -119,7 +118,7 @@ class Instrumentation:
         else:
             self._ranges = BlockRanges(clock, self.recorder.on_range)
             self._endings = BackwardEnds(clock, self._ranges.backward_ran, self.recorder.on_backward_tail)
-        self.recorder.no_copies = ON_A_CPU if device.type == "cpu" else None
+        self.recorder.no_copies = ON_A_CPU if device.type == "cpu" else None if module else FROM_PYTHON
         self._seam: Looking | None = None
         self._switch_interval_s = sys.getswitchinterval()
         if self._tap is None:
@@ -262,7 +261,6 @@ class Instrumentation:
             recorder.on_stream_wait,
             DeviceStreams(device, stream_priority),
             device,
-            copies=partial(CopyWatch, device, clock.mark, recorder.on_copy, recorder.is_open),
             dedicated=dedicated,
             links=links,
             device_link=None if fabric is None else DeviceLink(fabric, [device], StreamSleep(device)),

@@ -104,8 +104,8 @@ class OpenStep:
         yield from (mark for mark, _ in self.ready)
         for span in (*self.compute, *self.aux, *self.pipeline):
             yield from (span.start, span.end)
-        for copy in self.copies:
-            yield from (copy.start, copy.end)
+        for copied in self.copies:
+            yield from (copied.start, copied.end)
 
     def hear(self) -> None:
         """Add the events recorded by compiled code."""

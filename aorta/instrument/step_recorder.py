@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Protocol
 
 from aorta.instrument.compute_ranges import Range
-from aorta.instrument.copies import Copied
 from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.gradient_order import GradientOrder
 from aorta.instrument.in_flight import InFlight
@@ -216,17 +215,6 @@ class StepRecorder:
             self._current.stream_waits.append((begin, end, joined))
         else:
             self._forget(begin, end)
-
-    def on_copy(self, copied: Copied) -> None:
-        """A copy was issued."""
-        if self._current is not None:
-            self._current.copies.append(copied)
-        else:
-            self._forget(copied.start, copied.end)
-
-    def is_open(self) -> bool:
-        """Whether a step is being recorded."""
-        return self._current is not None
 
     def on_bucket_ready(self, size_bytes: int) -> None:
         """The gradients of a bucket are ready, which is reduced later."""

@@ -23,7 +23,6 @@ PACKAGE = "aorta.instrument"
 KEPT = f"{PACKAGE}.native"
 """Compiled code is loaded once a process."""
 DEVICE, STREAMS = f"{PACKAGE}.device_interceptor", f"{PACKAGE}.device_streams"
-COPIES = f"{PACKAGE}.copies"
 CLOCK, WORKS = f"{PACKAGE}.event_clock", f"{PACKAGE}.timed_work"
 READING, RECORDER = f"{PACKAGE}.step_builder", f"{PACKAGE}.step_recorder"
 Seen = Literal["loop", "use"]
@@ -295,25 +294,6 @@ MUTANTS = (
         "        self._pool.append(self.event)\n",
         "        pass\n",
         seen="use",
-    ),
-    # --- copies ---
-    Mutant(
-        "a copy ends when it begins",
-        COPIES,
-        "            end = self._mark() if here else None\n",
-        "            end = start\n",
-    ),
-    Mutant(
-        "a kernel that converts counts as a copy",
-        COPIES,
-        'return "d2d" if moves_bytes_only(source, into) else None',
-        'return "d2d"',
-    ),
-    Mutant(
-        "what is copied beyond the end of a step is lost",
-        READING,
-        "        self._copying = [span for span in spans if span[1] > window[1]]\n",
-        "",
     ),
     Mutant(
         "reading waits for the device",

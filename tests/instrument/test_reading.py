@@ -177,8 +177,8 @@ def test_every_null_has_its_reason(rig: Rig) -> None:
 def test_copies_are_a_union_and_reach_into_the_next_step(rig: Rig) -> None:
     rig.recorder.no_copies = None
     with rig.step(0, 10):
-        rig.recorder.on_copy(Copied("h2d", 3_000_000, rig.clock.at(1), rig.clock.at(4)))
-        rig.recorder.on_copy(Copied("d2h", 8_000_000, rig.clock.at(3), rig.clock.at(11)))
+        rig.recorder._current.copies.append(Copied("h2d", 3_000_000, rig.clock.at(1), rig.clock.at(4)))
+        rig.recorder._current.copies.append(Copied("d2h", 8_000_000, rig.clock.at(3), rig.clock.at(11)))
     with rig.step(10, 20):
         pass
     with rig.step(20, 30):
@@ -198,8 +198,8 @@ def test_copies_are_a_union_and_reach_into_the_next_step(rig: Rig) -> None:
 def test_a_copy_that_cannot_be_timed_makes_the_time_unknown(rig: Rig) -> None:
     rig.recorder.no_copies = None
     with rig.step(0, 10):
-        rig.recorder.on_copy(Copied("h2d", 100, rig.clock.at(1), rig.clock.at(4)))
-        rig.recorder.on_copy(Copied("p2p", 100, None, None))
+        rig.recorder._current.copies.append(Copied("h2d", 100, rig.clock.at(1), rig.clock.at(4)))
+        rig.recorder._current.copies.append(Copied("p2p", 100, None, None))
     (line,) = rig.lines
     assert line.overlap["copy_ms"] is None
     assert line.reasons["copy_ms"].startswith("1 of 2 copies were issued on another device's stream")

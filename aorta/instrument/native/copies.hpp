@@ -1,6 +1,6 @@
 // Copies of a step between host and device, between devices and within one, marked where the dispatcher sees them.
 //
-// The same as `aorta/instrument/copies.py` does, where the rules are explained. Must not change an order; make the host
+// What counts as a copy: docs/metrics.md. Must not change an order; make the host
 // wait for a device; touch a Python object; be on the path of a collective.
 
 #pragma once
