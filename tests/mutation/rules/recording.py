@@ -207,8 +207,8 @@ RECORDING: Final = (
         ("any number of ranks fills the mesh", "    if world_size % parts:\n", "    if False:\n"),
         (
             "layers need not divide",
-            "            if (value := getattr(config.workload, name)) % parts:\n",
-            "            if (value := getattr(config.workload, name)) < parts:\n",
+            "            if value % parts:\n",
+            "            if value % 1:\n",
         ),
     ),
     *rules(
