@@ -208,7 +208,7 @@ RECORDING: Final = (
         (
             "layers need not divide",
             "            if value % parts:\n",
-            "            if value % 1:\n",
+            "            if value < parts:\n",
         ),
     ),
     *rules(
