@@ -126,7 +126,7 @@ class Gpt(Model):
         stage = self.__class__.__new__(self.__class__)
         Model.__init__(stage)
         stage.embed, stage.norm, stage.head = self.embed, self.norm, self.head
-        stage.layers = nn.ModuleDict(self.layers.items())
+        stage.layers = nn.ModuleDict(dict(self.layers.items()))
         stage.keep(layers_of(index, count, len(self.layers)))
         return stage
 
