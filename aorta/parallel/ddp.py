@@ -26,7 +26,8 @@ def spread(model: nn.Module, settings: DDP, precision: Precision, device: torch.
     Parameters that are distributed over a mesh already are left alone.
     """
     own = [name for name, parameter in model.named_parameters() if mesh_of(parameter) is not None]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, own)  # type: ignore[no-untyped-call]
+    if own:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, own)  # type: ignore[no-untyped-call]
     bucket_cap_mb = settings.bucket_cap_mb or default_bucket_mb(model)
     wrapped = DistributedDataParallel(
         model,

@@ -25,6 +25,7 @@ PLACES = {
     "`ready` row": schema.BucketReady,
     "`gradient_order` row": schema.Gradient,
     "`experts` row": schema.ExpertTokens,
+    "`copies` row": schema.Copy,
     "device telemetry object": schema.DeviceTelemetry,
     "stall cut-off object": schema.StallCutoff,
     "`coverage` object": schema.Coverage,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, STEP_METRIC_NAMES
+from aorta.records.schema import CopyDirection
 from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, KINDS
-from aorta.timeline.overlap import AT_CUTOFFS, measure_window
+from aorta.timeline.overlap import AT_CUTOFFS, copy_rates, measure_window
 from tests.docs.pages import ROOT, code, first_column, section
 
 PAGE = ROOT / "docs" / "metrics.md"
@@ -20,7 +23,8 @@ def test_the_record_s_metrics() -> None:
     everything = measure_window(
         (0, 10), compute=[(0, 5)], comm={kind: [(3, 8)] for kind in KINDS}, pipeline=[(0, 9)], bubbles=[(5, 8)]
     )
-    assert documented("In the record, and in the report") == {*everything.metrics()[0], *AT_CUTOFFS}
+    rates = copy_rates((direction, 1, (0, 1)) for direction in get_args(CopyDirection))
+    assert documented("In the record, and in the report") == {*everything.metrics()[0], *AT_CUTOFFS, *rates}
 
 
 def test_the_report_s_metrics() -> None:
