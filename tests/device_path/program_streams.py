@@ -28,7 +28,7 @@ def main() -> None:
     simulated.lengths(operators={"aten::mm": (KERNEL_NS, 0.0), "memcpy_h2d": (KERNEL_NS, 0.0)})
     simulated.collective_lengths(default=(KERNEL_NS, 0.0))
     simulated.hardware_queues(limit)
-    # One run a point: each is as long as the other in virtual time.
+    # In virtual time every repetition of a point is as long as the first.
     where = (f"training.output_dir={folder}", f"workload.streams={STREAMS[limit]}", "workload.repeats=1")
     sys.exit(train_command.main(["workload=streams", "training.device=cuda", "parallel=none", *where]))
 
