@@ -1,14 +1,18 @@
 // Copies of a step between host and device, between devices and within one, marked where the dispatcher sees them.
 //
-// What counts as a copy: docs/metrics.md. Must not change an order; make the host
-// wait for a device; touch a Python object; be on the path of a collective.
+// What counts as a copy: docs/metrics.md. Must not change an order, make the host wait for a device, touch a Python
+// object, or be on the path of a collective.
 
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_local_scalar_dense_ops.h>
@@ -108,26 +112,77 @@ class Copies {
 
 constexpr c10::DispatchKeySet AFTER_BACKEND_SELECT(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
 
-// Copies are marked for as long as the returned object lives.
-inline torch::Library copies_watched(const std::shared_ptr<Device>& device, const std::shared_ptr<Step>& step) {
-  torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
-  const auto copies = std::make_shared<Copies>(device, step);
-  // The kernels may be removed while one runs: each call holds on to what it needs.
-  const auto copy = [copies](c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& source, bool non_blocking)
-      -> at::Tensor& {
-    const auto held = copies;
-    return held->timed(source, &self, [&]() -> at::Tensor& {
-      return at::_ops::copy_::redispatch(keys & AFTER_BACKEND_SELECT, self, source, non_blocking);
-    });
+// Who looks at copies: the last one that began to. The kernels below stay in the dispatcher for the life of the process,
+// since to remove one while another thread is about to call it would free what it calls.
+class CopyWatchers {
+ public:
+  static CopyWatchers& all() {
+    static auto* watchers = new CopyWatchers;  // leaked: threads that copy outlive static destructors
+    return *watchers;
+  }
+
+  void add(std::shared_ptr<Copies> copies) {
+    const std::lock_guard<std::mutex> held(mutex_);
+    watching_.push_back(std::move(copies));
+    any_.store(true, std::memory_order_release);
+  }
+
+  void remove(const std::shared_ptr<Copies>& copies) {
+    const std::lock_guard<std::mutex> held(mutex_);
+    watching_.erase(std::remove(watching_.begin(), watching_.end(), copies), watching_.end());
+    any_.store(!watching_.empty(), std::memory_order_release);
+  }
+
+  std::shared_ptr<Copies> last() {
+    if (!any_.load(std::memory_order_acquire)) {
+      return nullptr;
+    }
+    const std::lock_guard<std::mutex> held(mutex_);
+    return watching_.empty() ? nullptr : watching_.back();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<Copies>> watching_;
+  std::atomic<bool> any_{false};
+};
+
+inline at::Tensor& watched_copy(
+    c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  const auto original = [&]() -> at::Tensor& {
+    return at::_ops::copy_::redispatch(keys & AFTER_BACKEND_SELECT, self, source, non_blocking);
   };
-  library.impl("copy_", copy);
-  // `item()`: a value for the host, which waits for it.
-  library.impl("_local_scalar_dense", [copies](c10::DispatchKeySet keys, const at::Tensor& self) {
-    const auto held = copies;
-    return held->timed(
-        self, nullptr, [&] { return at::_ops::_local_scalar_dense::redispatch(keys & AFTER_BACKEND_SELECT, self); });
-  });
-  return library;
+  const auto copies = CopyWatchers::all().last();
+  return copies ? copies->timed(source, &self, original) : original();
 }
+
+// `item()`: a value for the host, which waits for it.
+inline at::Scalar watched_scalar(c10::DispatchKeySet keys, const at::Tensor& self) {
+  const auto original = [&] { return at::_ops::_local_scalar_dense::redispatch(keys & AFTER_BACKEND_SELECT, self); };
+  const auto copies = CopyWatchers::all().last();
+  return copies ? copies->timed(self, nullptr, original) : original();
+}
+
+// Copies are marked for as long as the object lives.
+class CopiesWatched {
+ public:
+  CopiesWatched(const std::shared_ptr<Device>& device, const std::shared_ptr<Step>& step)
+      : copies_(std::make_shared<Copies>(device, step)) {
+    static std::once_flag once;
+    std::call_once(once, [] {
+      static auto* library =
+          new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
+      library->impl("copy_", TORCH_FN(watched_copy));
+      library->impl("_local_scalar_dense", TORCH_FN(watched_scalar));
+    });
+    CopyWatchers::all().add(copies_);
+  }
+  ~CopiesWatched() { CopyWatchers::all().remove(copies_); }
+  CopiesWatched(const CopiesWatched&) = delete;
+  CopiesWatched& operator=(const CopiesWatched&) = delete;
+
+ private:
+  const std::shared_ptr<Copies> copies_;
+};
 
 }  // namespace aorta

@@ -149,7 +149,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
             torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(shared_from_this(), index)));
       }
       if (device_) {
-        copies_.emplace(aorta::copies_watched(device_, step_));
+        copies_.emplace(device_, step_);
       }
     } catch (...) {
       close();
@@ -524,7 +524,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   std::unordered_map<std::string, std::shared_ptr<Counts>> counts_;
   std::mutex counts_mutex_;
   std::optional<torch::Library> library_;
-  std::optional<torch::Library> copies_;  // of aten's operators that copy
+  std::optional<aorta::CopiesWatched> copies_;
 };
 
 void Kernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
