@@ -23,6 +23,7 @@ from tests.runs import HANGS_S
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
 CPU = torch.device("cpu")
+GLOO_LETS_GO_S = 0.005
 
 
 class Watched:
@@ -203,12 +204,14 @@ def test_a_handle_that_nobody_in_python_has_lets_go_of_its_outputs_when_it_has_c
     tensor = torch.ones(1)
     before = tensor._use_count()
     _handle(kept, tensor)
+    time.sleep(GLOO_LETS_GO_S)
     held_by_one = tensor._use_count() - before
     assert held_by_one > 0
     mine = _handle(kept, tensor)
     deadline = time.monotonic() + HANGS_S
     while tensor._use_count() - before > held_by_one and time.monotonic() < deadline:
-        mine = _handle(kept, tensor)  # looks at those before it, which gloo's thread may hold a little longer
+        mine = _handle(kept, tensor)  # looks at those before it
+        time.sleep(GLOO_LETS_GO_S)  # its thread may hold on to a collective a little longer than until it has completed
     assert tensor._use_count() - before <= held_by_one
     for _ in range(3):
         _handle(kept, tensor)
