@@ -31,35 +31,40 @@ class Variable:
     choices: tuple[str, ...] = ()
     least: int = 0
     most: int | None = None
+    excludes: bool = False
+    """Whether `^` before a choice allows all others."""
 
     @property
     def allowed(self) -> str:
         """Its values in words."""
         if self.choices:
-            return " or ".join((", ".join(self.choices[:-1]), self.choices[-1]))
+            named = " or ".join((", ".join(self.choices[:-1]), self.choices[-1]))
+            return f"{named}; with ^ before it all others" if self.excludes else named
         return f"a whole number from {self.least}" + ("" if self.most is None else f" to {self.most}")
 
     def takes(self, value: str) -> bool:
         """Whether a value is one of those."""
         if self.choices:
-            return value.upper() in {choice.upper() for choice in self.choices}
+            named = value.removeprefix("^") if self.excludes else value
+            return named.upper() in {choice.upper() for choice in self.choices}
         number = int(value) if re.fullmatch(r"[0-9]{1,18}", value) else -1
         return self.least <= number and (self.most is None or number <= self.most)
 
 
 _VARIABLES: Final = (
-    Variable("NCCL_MIN_NCHANNELS", "least channels, each a block of the GPU, of a collective", least=1, most=64),
-    Variable("NCCL_MAX_NCHANNELS", "most channels, each a block of the GPU, of a collective", least=1, most=64),
-    Variable("NCCL_MIN_CTAS", "least blocks (CTAs) of a collective", least=1, most=64),
-    Variable("NCCL_MAX_CTAS", "most blocks (CTAs) of a collective", least=1, most=64),
+    Variable("NCCL_MIN_NCHANNELS", "least channels, each a block of the GPU, of a collective", least=1),
+    Variable("NCCL_MAX_NCHANNELS", "most channels, each a block of the GPU, of a collective", least=1),
+    Variable("NCCL_MIN_CTAS", "least blocks (CTAs) of a collective", least=1),
+    Variable("NCCL_MAX_CTAS", "most blocks (CTAs) of a collective", least=1),
     Variable("NCCL_NTHREADS", "threads of each block", ("64", "128", "256", "512")),
     Variable("NCCL_BUFFSIZE", "bytes of the buffer between two GPUs; 4194304 by default", least=1),
     Variable(
         "NCCL_ALGO",
         "the only algorithm that may be used",
         ("Ring", "Tree", "CollnetDirect", "CollnetChain", "NVLS", "NVLSTree", "PAT"),
+        excludes=True,
     ),
-    Variable("NCCL_PROTO", "the only protocol that may be used", ("LL", "LL128", "Simple")),
+    Variable("NCCL_PROTO", "the only protocol that may be used", ("LL", "LL128", "Simple"), excludes=True),
     Variable("NCCL_CGA_CLUSTER_SIZE", "blocks of a thread block cluster", least=0, most=8),
     Variable("NCCL_P2P_DISABLE", "1: no direct access between GPUs", _FLAG),
     Variable("NCCL_P2P_LEVEL", "farthest GPUs that access each other directly", _DISTANCES),
@@ -69,7 +74,7 @@ _VARIABLES: Final = (
     Variable("NCCL_CROSS_NIC", "1: a ring may change network cards between nodes; 2: where it helps", ("0", "1", "2")),
     Variable("NCCL_SOCKET_NTHREADS", "threads of a connection over sockets", least=1, most=16),
     Variable("NCCL_NSOCKS_PERTHREAD", "sockets of each such thread", least=1),
-    Variable("NCCL_CUMEM_ENABLE", "1: buffers from CUDA's virtual memory functions", _FLAG),
+    Variable("NCCL_CUMEM_ENABLE", "1: buffers from CUDA's virtual memory; -2: where supported", ("0", "1", "-2")),
     Variable("TORCH_NCCL_HIGH_PRIORITY", "1: collectives on streams of high priority", _FLAG),
     Variable("TORCH_NCCL_AVOID_RECORD_STREAMS", "1: tensors are kept by handles, not marked in the allocator", _FLAG),
     Variable("RCCL_MSCCL_ENABLE", "1: algorithms of MSCCL where it has one", _FLAG),

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Final
 
 from aorta.distributed.known_variables import check_variable
-from aorta.distributed.redaction import shown_variables
+from aorta.distributed.redaction import HIDDEN, SECRET, shown_variables
 from aorta.errors import InputError
 
 VARIABLE: Final = "env."
@@ -45,6 +45,11 @@ class Cell:
         """Its variables."""
         named = {key: value for key, value in self.values.items() if key.startswith(VARIABLE)}
         return {key.removeprefix(VARIABLE): value for key, value in named.items()}
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """Its values as they may be shown."""
+        return {key: HIDDEN if SECRET.search(key) else value for key, value in self.values.items()}
 
     @property
     def name(self) -> str:
@@ -96,6 +101,7 @@ def read_words(words: Sequence[str]) -> StudyWords:
     given: dict[str, tuple[str, tuple[str, ...]]] = {}
     for word in words:
         key, equals, _ = word.partition("=")
+        key = key.lstrip("+")
         if key.startswith(VARIABLE) and not equals:
             raise InputError(f"{word}: expected {VARIABLE}NAME=VALUE or {VARIABLE}NAME=VALUE,VALUE,...")
         given[key] = (word, _values(word))
@@ -131,7 +137,7 @@ def read_words(words: Sequence[str]) -> StudyWords:
 
 def _values(word: str) -> tuple[str, ...]:
     """The values of a word, as they were written; one where it varies nothing."""
-    key, _, text = word.partition("=")
+    key, _, text = word.lstrip("+").partition("=")
     if key.startswith(VARIABLE):
         values = tuple(text.split(","))
         if not all(values):
@@ -142,11 +148,11 @@ def _values(word: str) -> tuple[str, ...]:
 
     try:
         override = OverridesParser.create().parse_override(word)
+        if not override.is_sweep_override():
+            return (text,)
+        return tuple(str(value) for value in override.sweep_string_iterator())
     except HydraException as error:
-        raise InputError(f"{word}: {str(error).splitlines()[0]}") from None
-    if not override.is_sweep_override():
-        return (text,)
-    return tuple(str(value) for value in override.sweep_string_iterator())
+        raise InputError(f"{word}: {str(error).splitlines()[0]}; give its values one by one") from None
 
 
 def _refuse_other_work(key: str, values: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ import argparse
 import json
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from aorta.command_line import command, to_stderr, to_stdout
@@ -25,9 +26,10 @@ from aorta.experiments.launch_plan import REFERENCE, with_candidates
 LAUNCHES_DIR: Final = "launches"
 _DESCRIPTION: Final = """\
 Launch every combination of the values given against one base, in turn, and say
-which is better than the base. A key or an environment variable (env.NAME) with
-several values is varied; words with one value belong to every launch, the base's
-too. The base has none of the varied words."""
+which is better than the base: 5 launches each, or more where a verdict on so many
+cells takes more. A key or an environment variable (env.NAME) with several values is
+varied; words with one value belong to every launch, the base's too. The base has
+none of the varied words."""
 _EXAMPLES: Final = """\
 Examples
   six cells, 5 launches each, and as many of the base:
@@ -76,6 +78,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _study(options: argparse.Namespace) -> int:
+    from aorta.analysis.compare.verdict import least_launches
     from aorta.experiments.study_cells import preset, read_words
     from aorta.experiments.tune_verdict import check_launches, compared, recommended, rules
 
@@ -83,6 +86,8 @@ def _study(options: argparse.Namespace) -> int:
     cells = asked.cells()
     judged_by = rules(len(cells), options.margin)  # a margin that cannot be
     base = plan_command.base_plan(options, asked.words, "aorta study", asked.environment)
+    if options.launches is None and options.plan is None:  # as many as a verdict on so many cells takes
+        base = replace(base, launches=max(base.launches, least_launches(judged_by.alpha)))
     check_launches(base.launches, len(cells), "every combination of the values")
     plan = with_candidates(base, base.output / LAUNCHES_DIR, cells)
     for note in asked.notes:

@@ -74,7 +74,7 @@ class Study:
         return {
             "study_version": STUDY_VERSION,
             "aorta_version": aorta.__version__,
-            "varied": {key: list(values) for key, values in self.asked.varied.items()},
+            "varied": {key: list(dict.fromkeys(cell.shown[key] for cell in self.cells)) for key in self.asked.varied},
             "words": list(self.asked.words),
             "environment": _hidden(self.asked.environment),
             "alpha": ALPHA,
@@ -130,7 +130,7 @@ class Study:
             numbers = [step["reference"], step["candidate"], effect["value"], effect["low"], effect["high"]]
             numbers.append(step["p"])
             shown = ["" if number is None else repr(number) for number in numbers]
-            writer.writerow([side, *cell.values.values(), *shown, found["verdict"]])
+            writer.writerow([side, *cell.shown.values(), *shown, found["verdict"]])
         return out.getvalue()
 
     def write(self, folder: Path) -> list[str]:
@@ -150,6 +150,9 @@ class Study:
 
     def _draw(self, path: Path) -> str:
         """Draw the heat map, or say why there is none."""
+        if any(cell.shown != cell.values for cell in self.cells):
+            path.unlink(missing_ok=True)
+            return "no heat map: its axes would show values that look like secrets"
         if len(self.asked.varied) != 2:
             path.unlink(missing_ok=True)
             return f"no heat map: it takes two keys, {len(self.asked.varied)} varied"

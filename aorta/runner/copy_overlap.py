@@ -42,6 +42,8 @@ MOST_COPIES: Final = 1000
 _DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CYCLES_PER_S: Final = 2e9
 """At most, of a device's clock."""
+LONGEST_HELD_UP_S: Final = 1.0
+"""A full launch queue holds the host up for as long: more would not help, and grow without end."""
 HELD_UP: Final = 2.0
 """Times as long as the host took to launch a measurement's work, the device is kept busy before the next one."""
 Work = Callable[[], object]
@@ -181,7 +183,7 @@ class _Bench:
         start, ends = self._event(), [self._event() for _ in work]
         torch.accelerator.synchronize(self._device)
         if self._device.type == cuda.TYPE:  # all is queued before the first of it runs, as fast as the host may launch
-            cuda.spin(math.ceil(HELD_UP * self._issued_s * CYCLES_PER_S))
+            cuda.spin(math.ceil(min(HELD_UP * self._issued_s, LONGEST_HELD_UP_S) * CYCLES_PER_S))
         begun_s = time.perf_counter()
         start.record(self._main)
         for (stream, run), end in zip(work, ends, strict=True):

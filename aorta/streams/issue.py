@@ -37,6 +37,10 @@ class Timed:
     issued_in_time: bool
 
 
+_LONGEST_GATE_NS = 1e9
+"""A full launch queue holds the host up for as long as the gate: a longer gate would not help, and grow without end."""
+
+
 class Issuer:
     """Issues kernels to one device, the current one.
 
@@ -76,7 +80,7 @@ class Issuer:
     def _attempt(self, kernels: Sequence[Kernel], streams: Sequence[torch.Stream], margin: float) -> Timed:
         clock = self._clock
         clock.new_epoch()
-        self._spin(_FIRST_GATE_NS + margin * self._issue_ns_a_kernel * len(kernels))
+        self._spin(min(_FIRST_GATE_NS + margin * self._issue_ns_a_kernel * len(kernels), _LONGEST_GATE_NS))
         gate = clock.mark()
         opened = self._event()
         for stream in dict.fromkeys(streams):

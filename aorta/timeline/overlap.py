@@ -126,6 +126,8 @@ class Overlap:
         lengths[BUBBLE] = self.bubble_ns or 0
         lengths |= {kind: part.total_ns for kind, part in self.kinds.items()}
         unknown = set(KINDS) if unseen is not None or self.unknown_kind_ns else set[str]()
+        if unseen is not None:
+            unknown.add(BUBBLE)
         if unseen is not None and unseen.compute:
             unknown.add(COMPUTE)
         return {

@@ -48,7 +48,12 @@ def test_a_comma_inside_a_list_or_a_quote_varies_nothing() -> None:
         (["env.OMP_NUM_THREADS"], "expected env.NAME=VALUE"),
         (["env.OMP_NUM_THREADS=1,1"], "a value is given twice"),
         (["env.OMP_NUM_THREADS=0,1"], "OMP_NUM_THREADS=0: threads of an operator on the CPU; a whole number from 1"),
-        (["env.NCCL_PROTO=LL,fast"], "NCCL_PROTO=fast: the only protocol that may be used; LL, LL128 or Simple"),
+        (
+            ["env.NCCL_PROTO=LL,fast"],
+            "NCCL_PROTO=fast: the only protocol that may be used; LL, LL128 or Simple;",
+        ),
+        (["parallel.bucket_cap_mb=interval(1,2)"], "give its values one by one"),
+        (["+workload.num_layers=2,4"], "its cells would do other work than the base"),
         (["env.A-B=1,2"], "'A-B': not the name of an environment variable"),
         (["training.batch_size=8,16"], "aorta train -m training.batch_size=8,16"),
         (["workload.num_layers=2,4"], "its cells would do other work than the base"),
@@ -82,6 +87,8 @@ def test_variables_take_what_their_page_says() -> None:
     with pytest.raises(InputError, match="a whole number from 1 to 32"):
         check_variable("CUDA_DEVICE_MAX_CONNECTIONS", "33")
     assert check_variable("NCCL_ALGO", "ring") is None
+    assert check_variable("NCCL_ALGO", "^Tree") is None
+    assert check_variable("NCCL_MIN_NCHANNELS", "112") is None
     for known in KNOWN_VARIABLES.values():
         assert known.takes(known.choices[0] if known.choices else str(known.least))
         assert not known.takes("-1")
@@ -145,6 +152,20 @@ def test_launches_that_can_reach_no_verdict_are_refused_before_the_first(
     assert study_command.main([*study, "--launches", "4"]) == 2
     assert "with 4 candidates (every combination of the values) no verdict is possible" in capsys.readouterr().err
     assert bench.launched == []
+
+
+def test_so_many_cells_are_launched_as_often_as_a_verdict_takes(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert study_command.main(["--output", "study", "--preset", "prefetch", "--dry-run"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 10 * 6
+    assert bench.calls == []
+
+
+def test_values_that_look_like_secrets_are_hidden() -> None:
+    (first, *_) = read_words(["env.MY_TOKEN=a,b"]).cells()
+    assert first.shown == {"env.MY_TOKEN": "..."}
+    assert first.name == "MY_TOKEN=..."
 
 
 def test_a_dry_run_prints_every_launch_with_its_variables(

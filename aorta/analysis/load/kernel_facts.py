@@ -63,10 +63,18 @@ def kernel_facts(trace: Trace) -> KernelFacts:
         "counters": counter_means(trace),
     }
     return KernelFacts(
-        **{kind: tuple(rows[:SHOWN_ROWS]) for kind, (rows, _) in found.items()},
+        **{kind: _longest(rows) for kind, (rows, _) in found.items()},
         reasons={kind: reason for kind, (_, reason) in found.items() if reason is not None},
         left_out={kind: len(rows) - SHOWN_ROWS for kind, (rows, _) in found.items() if len(rows) > SHOWN_ROWS},
     )
+
+
+def _longest(rows: Sequence[Any]) -> tuple[Any, ...]:
+    """The rows that are kept, in their order: of all devices those of most time; of rows without a time the first."""
+    if len(rows) <= SHOWN_ROWS or not hasattr(rows[0], "total_ms"):
+        return tuple(rows[:SHOWN_ROWS])
+    least = sorted((row.total_ms for row in rows), reverse=True)[SHOWN_ROWS - 1]
+    return tuple(row for row in rows if row.total_ms >= least)[:SHOWN_ROWS]
 
 
 def as_json(facts: Iterable[KernelFacts]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ _ISOLATED: Final = ("phase", "warmup", "wall_ns", "reason", "coverage")
 BLOCK_STEPS: Final = 256
 """Steps held as Python objects before they become columns."""
 METRIC_LIMIT: Final = 512
-"""Metrics a record may name. This AORTA writes 50 at most; a record that names a new one in each step would exhaust
+"""Metrics a record may name. This AORTA writes 54 at most; a record that names a new one in each step would exhaust
 memory.
 """
 _scalars_of = attrgetter(*_SCALARS)
