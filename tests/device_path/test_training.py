@@ -15,8 +15,6 @@ STRATEGIES = {2: ("ddp", "fsdp1", "fsdp", "tp", "ep workload=moe", "pp"), 4: ("h
 STEPS = "3"
 STEADY_STEPS = 225
 """Between two looks of `program_steady`."""
-FEW = 32
-"""Events by which the pool may grow when steps are read later than before, as a busy machine makes them."""
 STEADY = (
     "parallel=ddp instrument.mode=dedicated",
     "parallel=fsdp instrument.mode=dedicated",
@@ -79,6 +77,7 @@ def test_nothing_grows_over_five_hundred_steps(steady: list[dict[str, Any]], cas
         # One block a step would be as much; whether the last tensors are still held is a matter of speed.
         assert max(middle["live_bytes"], late["live_bytes"]) - early["live_bytes"] < STEADY_STEPS * GRAIN_BYTES
         assert early["streams"] == middle["streams"] == late["streams"]
-        # What torch makes for itself in a step it makes in every step; one more a collective would be hundreds.
-        assert late["events"] - middle["events"] <= middle["events"] - early["events"] + FEW
+        # What torch makes for itself in a step it makes in every step, and the pool grows by some when steps are read
+        # later than before, as a busy machine makes them; one more a step would be as many as there are steps.
+        assert late["events"] - middle["events"] < middle["events"] - early["events"] + STEADY_STEPS
         assert late["unread"] <= 16
