@@ -39,6 +39,11 @@ def _hidden(word: str) -> str:
     return word
 
 
+def shown_values(values: Mapping[str, str]) -> dict[str, str]:
+    """Values by name, in their order; those whose names look like secrets are hidden."""
+    return {name: HIDDEN if SECRET.search(name) else value for name, value in values.items()}
+
+
 def shown_variables(environment: Mapping[str, str]) -> list[str]:
-    """NAME=VALUE of variables; values whose names look like secrets are hidden."""
-    return [f"{name}={HIDDEN if SECRET.search(name) else value}" for name, value in environment.items()]
+    """The same as NAME=VALUE."""
+    return [f"{name}={value}" for name, value in shown_values(environment).items()]

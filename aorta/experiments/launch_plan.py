@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from aorta.distributed.redaction import HIDDEN, SECRET, hide
+from aorta.distributed.redaction import hide, shown_values
 from aorta.installation import training_program
 
 REFERENCE: Final = "reference"
@@ -58,9 +58,7 @@ class Side:
             "words": hide(self.words),
             "python": self.python if self.uses_python else None,
             "launcher": hide(self.launcher),
-            "environment": {
-                name: HIDDEN if SECRET.search(name) else value for name, value in sorted(self.environment.items())
-            },
+            "environment": shown_values(dict(sorted(self.environment.items()))),
             "tree": self.tree,
         }
 

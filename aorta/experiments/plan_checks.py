@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from aorta.distributed.recorded_environment import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES
-from aorta.distributed.redaction import HIDDEN, SECRET, hide
+from aorta.distributed.redaction import hide, shown_values
 from aorta.errors import ConfigError
 from aorta.experiments.launch_plan import Plan, Side
 from aorta.experiments.process import launch_environment
@@ -43,11 +43,12 @@ def inherited() -> dict[str, str]:
     """Variables of the caller that change a measurement and go to every launch: a plan taken up again in another shell
     would otherwise mix two environments (W18).
     """
-    return {
-        name: HIDDEN if SECRET.search(name) else value
+    recorded = {
+        name: value
         for name, value in sorted(os.environ.items())
         if name.startswith(ENVIRONMENT_PREFIXES) or name in ENVIRONMENT_NAMES
     }
+    return shown_values(recorded)
 
 
 def check_words(plan: Plan) -> None:

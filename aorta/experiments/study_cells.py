@@ -13,7 +13,7 @@ from itertools import product
 from typing import Final
 
 from aorta.distributed.known_variables import check_variable
-from aorta.distributed.redaction import HIDDEN, SECRET, shown_variables
+from aorta.distributed.redaction import shown_values, shown_variables
 from aorta.errors import InputError
 
 VARIABLE: Final = "env."
@@ -30,7 +30,7 @@ PRESETS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class StudyCell:
     """One combination. `overrides` are words for train.py, `environment` variables of its launches."""
 
     values: Mapping[str, str]
@@ -49,7 +49,7 @@ class Cell:
     @property
     def shown(self) -> dict[str, str]:
         """Its values as they may be shown."""
-        return {key: HIDDEN if SECRET.search(key) else value for key, value in self.values.items()}
+        return shown_values(self.values)
 
     @property
     def name(self) -> str:
@@ -73,9 +73,9 @@ class StudyWords:
     environment: Mapping[str, str]
     notes: tuple[str, ...]
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[StudyCell]:
         """Every combination; the last key varies fastest."""
-        return [Cell(dict(zip(self.varied, values, strict=True))) for values in product(*self.varied.values())]
+        return [StudyCell(dict(zip(self.varied, values, strict=True))) for values in product(*self.varied.values())]
 
 
 def preset(name: str | None) -> tuple[str, ...]:

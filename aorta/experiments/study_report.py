@@ -20,10 +20,10 @@ from aorta.analysis.compare.verdict_rules import Rules
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.metrics import JOB_STEP
 from aorta.command_line import shown_path
-from aorta.distributed.redaction import shown_variables
+from aorta.distributed.redaction import shown_values
 from aorta.errors import InputError
 from aorta.experiments.launch_plan import CANDIDATE
-from aorta.experiments.study_cells import Cell, StudyWords
+from aorta.experiments.study_cells import StudyCell, StudyWords
 from aorta.experiments.tune_report import between, columns, comparison_json, details, filled
 from aorta.experiments.tune_verdict import ALPHA, step_of
 from aorta.records.whole_files import whole_file
@@ -45,14 +45,14 @@ class Study:
     """
 
     asked: StudyWords
-    cells: Sequence[Cell]
+    cells: Sequence[StudyCell]
     judged_by: Rules
     launches: int
     comparisons: Mapping[str, Mapping[str, Any]]
     chosen: str | None
     reason: str
 
-    def sides(self) -> Iterator[tuple[str, Cell, Mapping[str, Any]]]:
+    def sides(self) -> Iterator[tuple[str, StudyCell, Mapping[str, Any]]]:
         """Side, cell and comparison of each."""
         for number, cell in enumerate(self.cells, start=1):
             side = f"{CANDIDATE}-{number}"
@@ -65,7 +65,7 @@ class Study:
                 "side": side,
                 "name": cell.name,
                 "overrides": list(cell.overrides),
-                "environment": _hidden(cell.environment),
+                "environment": shown_values(cell.environment),
                 "comparison": comparison_json(found),
             }
             for side, cell, found in self.sides()
@@ -76,7 +76,7 @@ class Study:
             "aorta_version": aorta.__version__,
             "varied": {key: list(dict.fromkeys(cell.shown[key] for cell in self.cells)) for key in self.asked.varied},
             "words": list(self.asked.words),
-            "environment": _hidden(self.asked.environment),
+            "environment": shown_values(self.asked.environment),
             "alpha": ALPHA,
             "alpha_per_cell": self.judged_by.alpha,
             "margin": self.judged_by.margin,
@@ -177,8 +177,3 @@ def _number(value: float | None) -> str:
 def _overlap(found: Mapping[str, Any], side: str) -> str:
     value = found["metrics"].get("overlap_ratio", {}).get(side)
     return "-" if value is None else f"{value:.3f}"
-
-
-def _hidden(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables as they may be shown."""
-    return dict(word.partition("=")[::2] for word in shown_variables(environment))

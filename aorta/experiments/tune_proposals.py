@@ -21,6 +21,7 @@ from aorta.analysis.load.records import load_run
 from aorta.analysis.whatif import Prediction, Value, parse_changes, program_of
 from aorta.analysis.whatif.fsdp_prefetch import SHARDED
 from aorta.analysis.whatif.prediction import Base, base_of, predict_from
+from aorta.distributed.known_variables import check_variable
 from aorta.distributed.redaction import shown_variables
 from aorta.errors import InputError
 
@@ -201,7 +202,7 @@ def of_environment(texts: Sequence[str]) -> list[Proposal]:
     """One proposal for each value of `NAME=VALUE,VALUE,...`; the replay knows nothing of any.
 
     Raises:
-        InputError: a text has another form, or asks for the same twice.
+        InputError: a text has another form, asks for the same twice, or a known variable does not take its value.
     """
     found: list[Proposal] = []
     for text in texts:
@@ -209,6 +210,7 @@ def of_environment(texts: Sequence[str]) -> list[Proposal]:
         if not equals or not name or not all(values.split(",")):
             raise InputError(f"--env {text}: expected NAME=VALUE or NAME=VALUE,VALUE,...")
         for value in values.split(","):
+            check_variable(name, value)
             one = Proposal(environment={name: value})
             if one in found:
                 raise InputError(f"--env {text}: {name}={value} is asked for twice")
