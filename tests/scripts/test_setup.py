@@ -113,7 +113,7 @@ def test_an_unknown_argument_is_refused(sh):
 
 MAIN = "not gpu and not simulated and not alone and not slow"
 ALONE = ["alone and not gpu and not simulated and not slow", "-n", "0"]
-TWO_AT_A_TIME = ["-m", "pytest", "-n", "2", "--dist", "loadfile", "-m"]
+TWO_AT_A_TIME = ["-m", "tests.run_again", "-n", "2", "--dist", "loadfile", "-m"]
 
 
 def compiler(sh, why_not=""):
