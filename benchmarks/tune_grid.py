@@ -113,7 +113,7 @@ def main() -> int:
     words = [*WORDS, *SMALL] if quick else [*WORDS]
     launches, per_setting = (4, 1) if quick else (asked.launches, asked.launches)
     options, values = ["--launches", str(launches)], "1" if quick else "1,2"
-    found = tuned(asked.folder / "tune", [*options, *(["--try", "1"] if quick else [])], words)
+    found = tuned(asked.folder / "tune", options, words)
     figures = against_grid(asked.folder / "grid", per_setting, words, found)
     wrong = 0
     for number in range(asked.aa):

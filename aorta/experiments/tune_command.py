@@ -1,6 +1,7 @@
 """The command `aorta tune`: settings that the replay of a base run predicts to be faster, launched against the base.
 
     OUT/base/       a plan of one launch, from whose record is predicted; not with --from
+    OUT/refine-1/   the same of the setting predicted to be best: its neighbours are predicted again, from its record
     OUT/launches/   the plan of the base and the candidates, in turn
     OUT/tune.json   proposals, comparisons, the recommendation or why there is none
 
@@ -23,28 +24,32 @@ from aorta.experiments import plan_command
 from aorta.experiments.launch_plan import REFERENCE, Plan, with_candidates
 
 if TYPE_CHECKING:
-    from aorta.experiments.tune_proposals import Proposal
+    from aorta.analysis.whatif.prediction import Base
+    from aorta.experiments.tune_proposals import Proposal, Refined
 
 TUNE_FILE: Final = "tune.json"
 BASE_DIR: Final = "base"
 LAUNCHES_DIR: Final = "launches"
-TRY: Final = 2
-"""Candidates of the replay that are launched: with 5 launches a side and the base's record 16 launches, a fifth of the
-80 that the grid of DDP takes (its 15 settings and the base)."""
+REFINE_DIR: Final = "refine-{}"
+TRY: Final = 1
+REFINE: Final = 2
+"""With 5 launches a side and the base's record 13 launches at most: less than a fifth of the 80 that the grid of DDP
+takes (its 15 settings and the base)."""
 _DESCRIPTION: Final = """\
 Propose bucket size, prefetching and overlap from the replay of a base run, launch
-the best few against the base in turn, and recommend one that the comparison calls
-an improvement of step time; otherwise say why there is none."""
+the best once and predict its neighbours from that, launch the best then against the
+base in turn, and recommend it if the comparison calls it an improvement of step
+time; otherwise say why nothing is recommended."""
 _EXAMPLES: Final = """\
 Examples
-  launch the base once, predict, then launch base and the best 2, 5 times each:
+  launch the base once, predict, refine, launch base and the best 5 times each:
     aorta tune --output artifacts/tune parallel=ddp training.max_steps=40
   predict from a run that is there, given the words it was launched with:
     aorta tune --output artifacts/tune-cuda --from artifacts/cuda \\
         parallel=ddp training.max_steps=40
   variables, which no replay knows: each value is a candidate
-    aorta tune --output artifacts/tune-env --try 1 --env NCCL_ALGO=Ring,Tree \\
-        training.max_steps=40
+    aorta tune --output artifacts/tune-env --env NCCL_ALGO=Ring,Tree \\
+        parallel=ddp training.max_steps=40
   see the proposals, launch nothing:
     aorta tune --output artifacts/tune --from artifacts/cuda --dry-run
 
@@ -66,6 +71,13 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--from", dest="recorded", metavar="RUN", help="predict from this run: its label or folder")
     words.add_argument(
         "--try", dest="tries", type=_count, default=TRY, metavar="N", help="predictions launched; %(default)s"
+    )
+    words.add_argument(
+        "--refine",
+        type=_count,
+        default=REFINE,
+        metavar="N",
+        help="times that the best prediction is launched once, to predict its neighbours from; at most %(default)s",
     )
     words.add_argument(
         "--env",
@@ -113,7 +125,7 @@ def plan_of(base: Plan, tried: Sequence[Proposal]) -> Plan:
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from aorta.experiments.tune_proposals import TRIED, best, of_environment, read_base
+    from aorta.experiments.tune_proposals import TRIED, Refined, best, of_environment, read_base
     from aorta.experiments.tune_report import Tuning
     from aorta.experiments.tune_verdict import check_launches, compared, recommended, rules, unlike
 
@@ -129,11 +141,17 @@ def _tune(options: argparse.Namespace) -> int:
     if recorded is None:
         return EXIT_OK if stopped is None else stopped
     base, found = read_base(recorded)
-    proposals = [*best(found, options.tries, options.margin), *variables]
+    refined = Refined(found)
+    if base is not None and options.tries:
+        stopped = _refine(options, plan, base, refined)
+        if stopped is not None:
+            return stopped
+    proposals = [*best(refined.proposals, options.tries, options.margin), *variables]
     tried = [one for one in proposals if one.why == TRIED]
     whole = plan_of(plan, tried)
     judged_by = rules(len(tried), options.margin)
-    tuning = Tuning(recorded, base, proposals, judged_by, plan.launches, 0 if options.recorded else 1)
+    recordings = len(refined.launched) + (0 if options.recorded else 1)
+    tuning = Tuning(recorded, base, proposals, judged_by, plan.launches, recordings, notes=refined.notes)
     if options.dry_run:
         to_stdout(json.dumps(tuning.as_json(), indent=2) if options.json else tuning.proposals_text())
         if not options.json and tried:
@@ -164,11 +182,9 @@ def _recorded(options: argparse.Namespace, plan: Plan) -> tuple[Path | None, int
         here, word = Path.cwd(), options.recorded
         root = checkout() or here
         return (Path(word) if is_location(word, here, root) else locate([word], here, root)[word]), None
-    from aorta.experiments.plan_folder import run_of
-
     once = replace(plan, output=plan.output / BASE_DIR, launches=1)
-    folder = once.run_folder(next(once.order()))
-    if options.dry_run and run_of(folder)[0] is None:
+    folder, stopped = _launched_once(once, dry_run=options.dry_run)
+    if folder is None and stopped is None:
         if options.json:
             raise InputError(
                 f"--dry-run --json: {once.output} has no record of the base yet, so there are no proposals; launch "
@@ -176,9 +192,48 @@ def _recorded(options: argparse.Namespace, plan: Plan) -> tuple[Path | None, int
             )
         _print_launches(once)
         to_stdout("what is launched next depends on the record of this launch")
-        return None, None
-    stopped = None if options.dry_run else plan_command.launch_all(once)
+    return folder, stopped
+
+
+def _launched_once(once: Plan, *, dry_run: bool) -> tuple[Path | None, int | None]:
+    """The run folder of a plan of one launch, which is made where it is not there; None where it was stopped, with the
+    exit code, and where nothing may be launched.
+    """
+    from aorta.experiments.plan_folder import run_of
+
+    folder = once.run_folder(next(once.order()))
+    if dry_run:
+        return (folder if run_of(folder)[0] is not None else None), None
+    stopped = plan_command.launch_all(once)
     return (folder, None) if stopped is None else (None, stopped)
+
+
+def _refine(options: argparse.Namespace, plan: Plan, base: Base, refined: Refined) -> int | None:
+    """Launch the setting that is predicted to be best, and predict its neighbours from its record, until the best one
+    is known from its own; returns how the command ends where that was stopped.
+    """
+    from aorta.experiments.tune_proposals import leader, predicted_again, replay_of
+
+    for number in range(1, options.refine + 1):
+        best = leader(refined.proposals, options.margin)
+        if best is None or best.changes in refined.launched:
+            return None
+        source = REFINE_DIR.format(number)
+        once = plan_of(plan, [best])
+        once = replace(once, output=plan.output / source, sides=once.sides[1:], launches=1)
+        folder, stopped = _launched_once(once, dry_run=options.dry_run)
+        if folder is None:
+            if stopped is None:
+                refined.notes.append(f"before that {best.name} is launched once, and its neighbours predicted anew")
+            return stopped
+        refined.launched.append(best.changes)
+        try:
+            there = replay_of(folder)
+        except InputError as refused:
+            refined.notes.append(f"{source}: its neighbours are not predicted anew: {refused}")
+            return None
+        refined.proposals = predicted_again(there, best, refined.proposals, base.identity.replayed_ms, source)
+    return None
 
 
 def _print_launches(plan: Plan) -> None:

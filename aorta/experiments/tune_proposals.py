@@ -2,7 +2,8 @@
 
     cells = grid("ddp", overlap=True, gradient_bytes=4 << 20)
     proposals = predicted(base, cells)
-    chosen = best(proposals, count=2, threshold=0.02)
+    proposals = predicted_again(there, proposals[0], proposals, base.identity.replayed_ms, "refine-1")
+    chosen = best(proposals, count=1, threshold=0.02)
 
 A setting is written as changes of a what-if, and `overrides` says which keys of the configuration make them. Must not
 launch anything, or recommend: a prediction alone is no reason to (docs/tune.md).
@@ -40,6 +41,7 @@ DEEPEST: Final = 4
 """Blocks gathered ahead at most: each holds the parameters of a block on every rank."""
 
 TRIED: Final = "tried"
+BASE: Final = "base"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Proposal:
         environment: variables in place of changes.
         step_ms: the predicted job step, median and interval; None without a prediction.
         gain: part of the base's step that is predicted to be saved.
+        source: the run predicted from: "base", or the refinement whose setting is nearer to this one.
         why: `TRIED`, or why it is not launched.
         flags: what the prediction does not know.
     """
@@ -59,6 +62,7 @@ class Proposal:
     environment: Mapping[str, str] = field(default_factory=dict)
     step_ms: Value | None = None
     gain: float | None = None
+    source: str = BASE
     why: str = TRIED
     flags: tuple[str, ...] = ()
 
@@ -81,10 +85,25 @@ class Proposal:
             "environment": shown_variables(self.environment),
             "predicted_step_ms": None if self.step_ms is None else asdict(self.step_ms),
             "predicted_gain": self.gain,
+            "predicted_from": None if self.step_ms is None else self.source,
             "tried": self.why == TRIED,
             "reason": None if self.why == TRIED else self.why,
             "flags": list(self.flags),
         }
+
+
+@dataclass
+class Refined:
+    """Proposals, and how they came to be better than from the record of the base alone.
+
+    Attributes:
+        launched: settings of which there is a record, in the order in which they were predicted to be best.
+        notes: what could not be done.
+    """
+
+    proposals: list[Proposal]
+    launched: list[tuple[str, ...]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def overrides(changes: Sequence[str]) -> tuple[str, ...]:
@@ -146,27 +165,65 @@ def read_base(folder: Path) -> tuple[Base | None, list[Proposal]]:
     return base, predicted(base, grid(strategy, overlap=overlap, gradient_bytes=size))
 
 
+def replay_of(folder: Path) -> Base:
+    """The replay of a run. Raises InputError where it cannot be read, or predicted from."""
+    return base_of(program_of(load_run(folder)))
+
+
 def _sharded() -> str:
     return ", ".join(SHARDED)
 
 
-def predicted(base: Base, cells: Sequence[Sequence[str]]) -> list[Proposal]:
-    """What the replay says of each setting, or why it says nothing; the shortest step first."""
+def predicted(
+    base: Base, cells: Sequence[Sequence[str]], made: Sequence[str] = (), base_ms: float | None = None
+) -> list[Proposal]:
+    """What the replay says of each setting, or why it says nothing; the shortest step first.
+
+    Args:
+        made: changes that the run predicted from has already; each setting has them too, or others in their place.
+        base_ms: step time that gains are a part of; None: that of the run predicted from.
+    """
     found: list[Proposal] = []
     seen: dict[tuple[object, ...], tuple[str, ...]] = {}
-    for changes in cells:
-        made = Proposal(tuple(changes))
+    for cell in cells:
+        one = Proposal(tuple(cell))
         try:
-            prediction = predict_from(base, parse_changes(made.changes))
+            prediction = predict_from(base, parse_changes([change for change in cell if change not in made]))
         except InputError as refused:
-            found.append(replace(made, why=f"not predicted: {refused}"))
+            found.append(replace(one, why=f"not predicted: {refused}"))
             continue
         step = prediction.job_step_ms
-        gain = 1 - step.value / base.identity.replayed_ms
-        twin = seen.setdefault(_outcome(prediction), made.changes)
-        why = TRIED if twin == made.changes else f"to the replay the same as {' '.join(twin)}"
-        found.append(replace(made, step_ms=step, gain=gain, why=why, flags=prediction.flags))
+        gain = 1 - step.value / (base_ms or base.identity.replayed_ms)
+        twin = seen.setdefault(_outcome(prediction), one.changes)
+        why = TRIED if twin == one.changes else f"to the replay the same as {' '.join(twin)}"
+        found.append(replace(one, step_ms=step, gain=gain, why=why, flags=prediction.flags))
     return sorted(found, key=_rank)
+
+
+def predicted_again(
+    there: Base, made: Proposal, proposals: Sequence[Proposal], base_ms: float, source: str
+) -> list[Proposal]:
+    """The same proposals, the setting that was made and its neighbours first and predicted anew, from its record.
+
+    A neighbour has what the setting changes, to whatever value, and perhaps more; whether there is overlap is the same.
+    The less there is to change, the smaller the error of a prediction: docs/what-if.md has both.
+
+    Args:
+        there: the replay of a run that has the setting `made`.
+        base_ms: step time of the base as replayed.
+        source: the name of that run.
+    """
+    near = [one for one in proposals if one.changes and _near(made.changes, one.changes)]
+    anew = predicted(there, [one.changes for one in near], made.changes, base_ms)
+    return [*(replace(one, source=source) for one in anew), *(one for one in proposals if one not in near)]
+
+
+def _near(made: Sequence[str], changes: Sequence[str]) -> bool:
+    targets = {change.partition("=")[0] for change in changes}
+    return all(
+        change in changes or (change.partition("=")[0] in targets and not change.startswith("overlap="))
+        for change in made
+    )
 
 
 def _outcome(prediction: Prediction) -> tuple[object, ...]:
@@ -178,6 +235,11 @@ def _outcome(prediction: Prediction) -> tuple[object, ...]:
 def _rank(proposal: Proposal) -> tuple[float, int]:
     """Shortest predicted step first; of equal ones the one that changes less."""
     return (math.inf if proposal.step_ms is None else proposal.step_ms.value), len(proposal.changes)
+
+
+def leader(proposals: Sequence[Proposal], threshold: float) -> Proposal | None:
+    """The one that would be launched first."""
+    return next((one for one in best(proposals, 1, threshold) if one.why == TRIED and one.gain is not None), None)
 
 
 def best(proposals: Sequence[Proposal], count: int, threshold: float) -> list[Proposal]:

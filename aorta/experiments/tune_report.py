@@ -39,7 +39,7 @@ class Tuning:
         base: it, replayed; None: it could not be.
         judged_by: the rules for each candidate.
         launches: of each side.
-        recordings: launches made to have a record: 1, or 0 with --from.
+        recordings: launches made to have a record: of the base, but with --from, and of settings to refine from.
         comparisons: side -> comparison; chosen: the recommended side.
     """
 
@@ -104,9 +104,10 @@ class Tuning:
         if self.base is not None:
             yield f"check: {self.base.identity.sentence()}"
         for side, one in self.sides.items():
-            predicted = "not predicted" if one.step_ms is None else f"predicted {_predicted(one)} ms"
+            predicted = "not predicted" if one.step_ms is None else f"predicted {_predicted(one)} ms from {one.source}"
             yield f"{side}: {one.name}, {predicted}"
         yield from self._not_launched()
+        yield from (f"note: {note}" for note in self._notes())
 
     def text(self, plan: Plan) -> str:
         """The end of the command: a table, what was not launched, the notes, the recommendation."""
@@ -137,7 +138,9 @@ class Tuning:
             )
         yield from columns(rows)
         for side, found in self.comparisons.items():
-            yield f"{_label(self.sides[side])}: {found['verdict']}, {found['verdict_reason']}"
+            one = self.sides[side]
+            source = "" if one.step_ms is None else f"; predicted from the record in {one.source}/"
+            yield f"{_label(one)}: {found['verdict']}, {found['verdict_reason']}{source}"
 
     def _not_launched(self) -> Iterator[str]:
         reasons: dict[str, list[str]] = {}

@@ -18,10 +18,13 @@ from aorta.experiments.tune_proposals import (
     best,
     bucket_caps,
     grid,
+    leader,
     of_environment,
     overrides,
     predicted,
+    predicted_again,
     read_base,
+    replay_of,
 )
 from tests.analysis.whatif.simulated_job import MODEL, Job
 from tests.analysis.whatif.simulated_record import record, truth
@@ -107,6 +110,68 @@ def test_settings_that_are_one_to_the_replay_are_launched_once(runs: Path) -> No
     assert [each.why for each in predicted(base, cells)] == [TRIED, "to the replay the same as buckets.mb=512"]
 
 
+def test_neighbours_of_a_setting_that_was_launched_are_predicted_from_its_record(runs: Path, tmp_path: Path) -> None:
+    base, found = read_base(runs / "ddp")
+    assert base is not None
+    first = leader(found, 0.02)
+    assert first is not None
+    record(replace(DDP, bucket_bytes=_bucket(first)), tmp_path / "launched")
+    anew = predicted_again(replay_of(tmp_path / "launched"), first, found, base.identity.replayed_ms, "refine-1")
+    assert {one.changes for one in anew} == {one.changes for one in found}
+    near, far = (
+        [one for one in anew if one.source == "refine-1"],
+        [one for one in anew if one.source == "base"],
+    )
+    assert anew == [*near, *far]
+    assert {one.changes for one in near} >= {(f"buckets.mb={cap:g}",) for cap in bucket_caps(GRADIENTS)}
+    assert [one for one in found if one in far] == far
+    before = {one.changes: one for one in found}
+    worst = {"base": 0.0, "refine-1": 0.0}
+    for one in near:
+        if len(one.changes) == 1 and one.step_ms is not None:
+            really = truth(replace(DDP, bucket_bytes=_bucket(one))).step_ms
+            assert one.gain == pytest.approx(1 - one.step_ms.value / base.identity.replayed_ms)
+            for each in (before[one.changes], one):
+                assert each.step_ms is not None
+                worst[each.source] = max(worst[each.source], abs(each.step_ms.value / really - 1))
+    assert worst["refine-1"] <= 0.01
+    assert worst["refine-1"] <= worst["base"]
+
+
+def _bucket(one: Proposal) -> int:
+    (change,) = one.changes
+    return round(float(change.removeprefix("buckets.mb=")) * MIB)
+
+
+@pytest.mark.parametrize(
+    ("made", "near"),
+    [
+        (("overlap=on",), [("overlap=on",), ("overlap=on", "buckets.mb=1"), ("overlap=on", "buckets.mb=2")]),
+        (("overlap=on", "buckets.mb=1"), [("overlap=on", "buckets.mb=1"), ("overlap=on", "buckets.mb=2")]),
+        (
+            ("buckets.mb=2",),
+            [
+                *(("buckets.mb=1",), ("buckets.mb=2",)),
+                *(("overlap=on", "buckets.mb=1"), ("overlap=on", "buckets.mb=2")),
+            ],
+        ),
+    ],
+)
+def test_a_neighbour_has_what_was_launched_or_another_value_of_it(
+    runs: Path, made: tuple[str, ...], near: list[tuple[str, ...]]
+) -> None:
+    cells = [
+        *(("buckets.mb=1",), ("buckets.mb=2",), ("overlap=on",)),
+        *(("overlap=on", "buckets.mb=1"), ("overlap=on", "buckets.mb=2")),
+    ]
+    there = replay_of(runs / "ddp")
+    anew = predicted_again(there, Proposal(made), [Proposal(cell) for cell in cells], 100.0, "refine-1")
+    assert sorted(one.changes for one in anew if one.source == "refine-1") == sorted(near)
+    itself = next(one for one in anew if one.changes == made)
+    assert itself.step_ms is not None
+    assert itself.step_ms.value == pytest.approx(there.identity.replayed_ms)
+
+
 def test_a_setting_that_cannot_be_predicted_says_why(runs: Path) -> None:
     base = base_of(read_program(runs / "ddp"))
     silent = replace(base, program=replace(base.program, facts=replace(base.program.facts, gradient_order=())))
@@ -146,7 +211,10 @@ def test_the_plan_has_the_base_and_every_candidate_in_turn(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--launches", "4"], "--launches 4: with 2 candidates (--try and --env) no verdict is possible from fewer"),
+        (
+            ["--launches", "4", "--try", "2"],
+            "--launches 4: with 2 candidates (--try and --env) no verdict is possible from fewer",
+        ),
         (["--try", "0"], "--try 0: without --env there is no candidate"),
         (["--env", "A"], "--env A: expected NAME=VALUE"),
         (["--env", "A=1,"], "--env A=1,: expected NAME=VALUE"),
@@ -167,11 +235,13 @@ def test_proposals_without_a_launch(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["--output", "t", "--from", str(runs / "ddp"), "--try", "1", "--env", "A=1", "--dry-run", "parallel=ddp"]
+    words = ["--output", "t", "--from", str(runs / "ddp"), "--env", "A=1", "--dry-run", "parallel=ddp"]
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "candidate-1: parallel.bucket_cap_mb=" in said
     assert "candidate-2: A=1, not predicted" in said
+    assert "ms from base" in said
+    assert "is launched once, and its neighbours predicted anew" in " ".join(said.split())
     assert sum(line.startswith("candidate-2/") for line in said.splitlines()) == 5
     assert main([*words, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
