@@ -10,7 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-RANKS: Final = {"none": 2, "ddp": 2, "fsdp1": 2, "fsdp": 2, "tp": 2, "ep": 2, "pp": 2, "hsdp": 4, "fsdp_tp": 4}
+RANKS: Final = {
+    **dict.fromkeys(("none", "ddp", "fsdp1", "fsdp", "tp", "ep", "pp", "cp"), 2),
+    **dict.fromkeys(("hsdp", "fsdp_tp", "fsdp_cp"), 4),
+}
 """Strategy -> the ranks of its tests: two for one dimension, four for two."""
 TINY: Final = (
     "training.batch_size=4",

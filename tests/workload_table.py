@@ -62,8 +62,8 @@ loss (`workload.balance_weight`) acts in backward and is not part of the loss th
 
 With `parallel=ep` each rank keeps `num_experts` / ranks experts of every layer, and tokens go there and back by
 all-to-all: two in forward and two in backward for each layer with experts. It trains as `ddp` does, and its drops
-are those of `ddp`. The other strategies treat experts as any layer: copied (`none`, `ddp`, `tp`) or sharded
-(`fsdp`, `fsdp1`, `hsdp`, `fsdp_tp`). Expert parallelism together with FSDP is not there.
+are those of `ddp`. The other strategies treat experts as any layer: copied (`none`, `ddp`, `tp`, `cp`) or sharded
+(`fsdp`, `fsdp1`, `hsdp`, `fsdp_tp`, `fsdp_cp`). Expert parallelism together with FSDP is not there.
 
 Every step in which the loss is read records what each router sent to each expert (`experts` in the
 [record](../artifacts/README.md)). The report adds this up over ranks, and names an expert that is sent twice the
@@ -78,6 +78,27 @@ aorta report artifacts/hot
 
 The report says: expert 5 of layers.0 is hot ... computed by rank 1. As room is fixed, a hot expert costs dropped
 tokens, not time.
+"""
+
+
+SEQUENCES: Final = """\
+## Split sequences: `parallel=cp`, `parallel=fsdp_cp`
+
+With `parallel=cp` all ranks train on the same batch, and each has a part of every sequence: of twice as many chunks as
+there are ranks the r-th from the front and the r-th from the end, so that causal attention is as much work on each.
+Only attention looks at other positions. Each layer all-gathers keys and values in forward, in one collective, and
+reduce-scatters their gradients in backward; what computes waits for both at once. The model is copied, and its
+gradients are averaged by `ddp`. With `parallel=fsdp_cp` as many ranks as `parallel.cp_size` says share sequences, those
+that follow one another, and FSDP2 shards the model over all ranks: one device mesh of `shard` x `context`, and its
+flattened form.
+
+The mean of the ranks' losses is the loss of one rank with whole sequences, and the gradients are its gradients, to the
+rounding (`tests/parallel/test_context.py`, in float64). A rank shows the loss of its own positions. Experts of
+`workload=moe` have room for a rank's own tokens, so there, as with `ddp`, what is dropped depends on the ranks.
+
+torch's own `context_parallel` is not used: it replaces attention kernels that a CPU has not got. Keys and values are
+whole in each layer until its backward pass, and so is the mask of a chunk: memory for attention grows with the
+sequence, not with a rank's part of it.
 """
 
 
@@ -127,7 +148,9 @@ def page() -> str:
     sizes += [
         [f"`{name}`", f"{parameter_count(dims):,}", *(f"{each:,}" for each in dims)] for name, dims in SIZES.items()
     ]
-    return "\n".join([INTRODUCTION, *markdown(rows), "", *reasons(table), DECODER, *markdown(sizes), EXPERTS])
+    return "\n".join(
+        [INTRODUCTION, *markdown(rows), "", *reasons(table), DECODER, *markdown(sizes), EXPERTS, SEQUENCES]
+    )
 
 
 def reasons(table: dict[str, dict[str, str | int]]) -> Iterator[str]:

@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aorta.config.decoder_sizes import SIZES, dimensions_of
-from aorta.config.schema import EP, FSDPTP, HSDP, PP, TP, Config, Gpt, Moe, Ranking, Workload
+from aorta.config.schema import CP, EP, FSDPCP, FSDPTP, HSDP, PP, TP, Config, Gpt, Moe, Ranking, Workload
 
 
 def data_parallel_size(config: Config, world_size: int) -> int:
     """How many different batches are trained on at once: ranks that compute one together share it."""
     match config.parallel:
-        case TP() | PP():
+        case TP() | PP() | CP():
             return 1
         case FSDPTP(tp_size=tp_size):
             return world_size // tp_size
+        case FSDPCP(cp_size=cp_size):
+            return world_size // cp_size
         case _:
             return world_size
 
@@ -44,6 +46,10 @@ def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
             key, what = "parallel.replicas", "copies of the model of equal size"
         case FSDPTP(tp_size=parts):
             key, what = "parallel.tp_size", "groups that compute a layer together"
+        case FSDPCP(cp_size=parts):
+            key, what = "parallel.cp_size", "groups that share sequences"
+        case CP():
+            key, what, parts = "parallel=cp", "", world_size
         case TP():
             key, what, parts = "parallel=tp", "", world_size
         case PP():
@@ -60,6 +66,13 @@ def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
             f"(torchrun --nproc_per_node), or set {key} to a divisor of {world_size}"
         )
         return
+    if isinstance(parallel, CP | FSDPCP) and isinstance(config.workload, Gpt):
+        length = config.dataset.sequence_length
+        if length % (2 * parts):
+            yield (
+                f"dataset.sequence_length={length}: {parts} ranks share each sequence (parallel={parallel.strategy}), "
+                f"with two chunks each and all of one length, so it must be a multiple of {2 * parts}"
+            )
     if isinstance(parallel, TP | FSDPTP):
         for name, what, value in _split_by_tensor_parallelism(config.workload):
             if value % parts:

@@ -26,16 +26,18 @@ from aorta.config.groups.loop import (
     Scheduler,
     Training,
 )
-from aorta.config.groups.parallel import DDP, EP, FSDP, FSDP1, FSDPTP, HSDP, PP, TP, NoParallel, Parallel
+from aorta.config.groups.parallel import CP, DDP, EP, FSDP, FSDP1, FSDPCP, FSDPTP, HSDP, PP, TP, NoParallel, Parallel
 from aorta.config.groups.profiling import PRESETS, Naming, Profiling
 from aorta.config.groups.telemetry import Devices, Loggers, Telemetry
 from aorta.config.groups.workload import CopyOverlap, Gpt, Moe, Ranking, Resnet18, Rpc, Streams, Workload
 
 __all__ = [
+    "CP",
     "DDP",
     "EP",
     "FSDP",
     "FSDP1",
+    "FSDPCP",
     "FSDPTP",
     "GROUPS",
     "HSDP",
@@ -123,6 +125,8 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
         "fsdp_tp": FSDPTP,
         "ep": EP,
         "pp": PP,
+        "cp": CP,
+        "fsdp_cp": FSDPCP,
     },
     "profiling": dict(PRESETS),
     "fabric": {"none": Fabric, "emulated": EmulatedFabric},

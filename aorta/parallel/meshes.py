@@ -1,19 +1,21 @@
-"""Strategies on a device mesh: FSDP2 in one dimension, hybrid sharding, and tensor parallelism.
+"""Strategies on a device mesh: FSDP2 in one dimension, hybrid sharding, tensor parallelism, FSDP2 with split sequences.
 
-Each gives a `Spread` whose facts name the mesh. Must not decide how a block is sharded or split (`fsdp`, `tensor`).
+Each gives a `Spread` whose facts name the mesh. Must not decide how a block is sharded or split (`fsdp`, `tensor`,
+`context`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from aorta.config.schema import FSDP, FSDPTP, HSDP, Precision
-from aorta.parallel import fsdp, tensor
+from aorta.config.schema import FSDP, FSDPCP, FSDPTP, HSDP, Precision
+from aorta.parallel import context, fsdp, tensor
 from aorta.parallel.plan import Blocks, Parts, Spread, autocast
 
 
@@ -41,6 +43,23 @@ def sharded_tensor_parallel(
     mesh = _mesh(device, shard=dist.get_world_size() // settings.tp_size, tensor=settings.tp_size)
     tensor.split(parts, mesh["tensor"])
     return fsdp.spread(model, blocks, settings, precision, device, mesh["shard"], _facts(mesh))
+
+
+def sharded_context_parallel(
+    model: nn.Module,
+    blocks: Blocks,
+    attentions: Iterable[nn.Module],
+    settings: FSDPCP,
+    precision: Precision,
+    device: torch.device,
+) -> Spread:
+    """Split sequences over `cp_size` consecutive ranks, and shard the model over all: each has gradients of its own."""
+    mesh = _mesh(device, shard=dist.get_world_size() // settings.cp_size, context=settings.cp_size)
+    context.split(attentions, mesh["context"])
+    every = mesh._flatten("shard_context")
+    sharded = fsdp.spread(model, blocks, settings, precision, device, every, _facts(mesh))
+    data_rank, data_size = mesh.get_local_rank("shard"), mesh["shard"].size()
+    return replace(sharded, data_rank=data_rank, data_size=data_size, cut=context.cut(mesh["context"]))
 
 
 def tensor_parallel(model: nn.Module, parts: Iterable[Parts], precision: Precision, device: torch.device) -> Spread:

@@ -29,6 +29,10 @@ DTYPES = {
 Blocks = Sequence[tuple[str, nn.Module]]
 Parts: TypeAlias = tuple[nn.Module, Mapping[str, str]]
 """A module and how each of its layers is split: `columns` (by output) or `rows` (by input; the outputs are summed)."""
+Inputs: TypeAlias = tuple[torch.Tensor, ...]
+"""Positional arguments of a model."""
+Cut: TypeAlias = Callable[[Inputs, torch.Tensor], tuple[Inputs, torch.Tensor]]
+"""The inputs and the target of a batch -> those that this rank computes with."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Spread:
         arithmetic: context of forward and loss (autocast, where the strategy does not cast by itself).
         data_rank, data_size: which part of every batch this rank trains on, and of how many; ranks that compute a layer
             together train on the same part. By default every rank has its own.
+        cut: where ranks share each sample: what this one has of that part.
         clip: scales gradients to a maximum global norm, and returns the norm before; None: the runner's function, which
             counts gradients on a mesh once, and assumes all others to be whole on every rank.
         scaler: of the loss, for fp16.
@@ -57,6 +62,7 @@ class Spread:
     arithmetic: Callable[[], AbstractContextManager[Any]] = nullcontext
     data_rank: int = field(default_factory=dist.get_rank)
     data_size: int = field(default_factory=dist.get_world_size)
+    cut: Cut = lambda inputs, target: (inputs, target)
     clip: Callable[[float], torch.Tensor] | None = None
     scaler: type[torch.amp.GradScaler] = torch.amp.GradScaler
     streams: int = 0

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from aorta.config.schema import DDP, EP, FSDP, FSDP1, FSDPTP, HSDP, PP, TP, Config, NoParallel
+from aorta.config.schema import CP, DDP, EP, FSDP, FSDP1, FSDPCP, FSDPTP, HSDP, PP, TP, Config, NoParallel
 from aorta.errors import ConfigError
 from aorta.parallel.plan import Blocks, Parts, Spread, autocast
 
@@ -20,6 +20,7 @@ def spread(
     blocks: Blocks,
     parts: Iterable[Parts],
     experts: Iterable[nn.Module],
+    attentions: Iterable[nn.Module],
     config: Config,
     device: torch.device,
 ) -> Spread:
@@ -29,6 +30,7 @@ def spread(
         blocks: the modules that are sharded one by one, in the order they run.
         parts: the modules that several ranks can compute together, each with its layers.
         experts: the modules whose parameters count experts in their first dimension.
+        attentions: the modules that look at other positions of a sequence than their own.
     """
     precision = config.training.mixed_precision
     match config.parallel:
@@ -36,6 +38,10 @@ def spread(
             from aorta.parallel import expert
 
             return expert.spread(model, experts, settings, precision, device)
+        case CP() as settings:
+            from aorta.parallel import context
+
+            return context.spread(model, attentions, settings, precision, device)
         case DDP() as settings:
             from aorta.parallel import ddp
 
@@ -52,6 +58,10 @@ def spread(
             from aorta.parallel import meshes
 
             return meshes.sharded_tensor_parallel(model, blocks, parts, settings, precision, device)
+        case FSDPCP() as settings:
+            from aorta.parallel import meshes
+
+            return meshes.sharded_context_parallel(model, blocks, attentions, settings, precision, device)
         case FSDP() as settings:
             from aorta.parallel import meshes
 

@@ -52,7 +52,15 @@ class SpreadModel:
         if config.compile.enabled:
             for _, block in blocks:
                 _compile(block, config.compile)
-        over_ranks = spread(whole, blocks, whole.tensor_parallel_parts(), whole.experts(), config, device)
+        over_ranks = spread(
+            whole,
+            blocks,
+            whole.tensor_parallel_parts(),
+            whole.experts(),
+            whole.causal_attentions(),
+            config,
+            device,
+        )
         torch.manual_seed(config.training.seed + 1 + over_ranks.data_rank)
         return cls(whole, blocks, over_ranks)
 
@@ -152,12 +160,13 @@ class TrainStep:
         for micro in range(count):
             with recorder.aux("data"):
                 batch = next(batches)
+                inputs, target = self.model.cut(batch.inputs, batch.target)
             with self.model.micro_batch(micro == count - 1):
                 with self.model.arithmetic():
-                    output = self.model.module(*batch.inputs)
+                    output = self.model.module(*inputs)
                     # A view, so that the end of the loss's backward is marked before FSDP gathers the last block again:
                     # both hook this tensor, and hooks of one tensor run in the order of registration.
-                    loss = self.loss(output.view_as(output), batch.target) / count
+                    loss = self.loss(output.view_as(output), target) / count
                 scaled = self.scaler.scale(loss)
                 scaled.backward()
             losses.append(loss.detach())

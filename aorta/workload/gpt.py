@@ -35,6 +35,27 @@ def rotated(heads_BHSE: torch.Tensor, positions_S: torch.Tensor) -> torch.Tensor
     return turned.to(heads_BHSE.dtype)
 
 
+class CausalAttention(nn.Module):
+    """Each query sees the key of its own position and those before it. Queries are [batch, heads, positions, width];
+    keys and values have as many heads or fewer, and as many positions or more: then the queries are those of the last.
+    """
+
+    def forward(self, query_BHSE: torch.Tensor, key_BGTE: torch.Tensor, value_BGTE: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        grouped = query_BHSE.shape[1] != key_BGTE.shape[1]
+        queries, keys = query_BHSE.shape[2], key_BGTE.shape[2]
+        if queries == keys:
+            return scaled_dot_product_attention(query_BHSE, key_BGTE, value_BGTE, is_causal=True, enable_gqa=grouped)
+        # `is_causal` would take the queries for those of the first positions, and torch's `causal_lower_right`
+        # fails its tests on ROCm (pytorch#118641). Fused kernels of accelerators that take a mask do not group heads.
+        visible_ST = torch.ones(queries, keys, dtype=torch.bool, device=query_BHSE.device).tril(keys - queries)  # noqa: N806
+        if grouped:
+            times = query_BHSE.shape[1] // key_BGTE.shape[1]
+            key_BGTE, value_BGTE = (  # noqa: N806
+                each.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2) for each in (key_BGTE, value_BGTE)
+            )
+        return scaled_dot_product_attention(query_BHSE, key_BGTE, value_BGTE, attn_mask=visible_ST)
+
+
 class Attention(nn.Module):
     """Causal self-attention with as many heads as the projections yield on this rank."""
 
@@ -45,8 +66,8 @@ class Attention(nn.Module):
         self.wk = nn.Linear(dims.model_dim, of_keys, bias=False)
         self.wv = nn.Linear(dims.model_dim, of_keys, bias=False)
         self.wo = nn.Linear(dims.model_dim, dims.model_dim, bias=False)
+        self.core = CausalAttention()
         self._head_dim = dims.head_dim
-        self._grouped = dims.num_kv_heads != dims.num_heads
 
     def forward(self, hidden_BSD: torch.Tensor, positions_S: torch.Tensor) -> torch.Tensor:  # noqa: N803
         query, key, value = (
@@ -54,7 +75,7 @@ class Attention(nn.Module):
             for project in (self.wq, self.wk, self.wv)
         )
         query, key = rotated(query, positions_S), rotated(key, positions_S)
-        heads_BHSE = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self._grouped)  # noqa: N806
+        heads_BHSE = self.core(query, key, value)  # noqa: N806
         out: torch.Tensor = self.wo(heads_BHSE.transpose(1, 2).flatten(2))
         return out
 
@@ -150,6 +171,12 @@ class Gpt(Model):
             yield layer.attention, {"wq": "columns", "wk": "columns", "wv": "columns", "wo": "rows"}
             if isinstance(layer.feed_forward, FeedForward):
                 yield layer.feed_forward, {"w1": "columns", "w3": "columns", "w2": "rows"}
+
+    def causal_attentions(self) -> Iterator[nn.Module]:
+        """That of each layer."""
+        for layer in self.layers.values():
+            assert isinstance(layer, DecoderLayer)
+            yield layer.attention.core
 
     def blocks(self) -> Iterator[tuple[str, nn.Module]]:
         """`embed`, `layers.0` and so on, `norm`, `head`: those that this stage has."""

@@ -64,6 +64,14 @@ class Model(nn.Module, ABC):
         """
         yield from ()
 
+    def causal_attentions(self) -> Iterator[nn.Module]:
+        """Modules called with queries, keys and values [batch, heads, positions, width], the only ones that look at
+        positions other than their own; where there are more keys than queries, the queries are those of the last ones.
+        A model that has any takes inputs [batch, positions], and behind them the positions themselves: several ranks
+        can have a part of each sequence. Empty by default.
+        """
+        yield from ()
+
     def experts(self) -> Iterator[nn.Module]:
         """Modules called with [experts, capacity, width] whose every parameter counts experts in its first dimension:
         several ranks can have some each. Empty by default.

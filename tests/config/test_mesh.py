@@ -51,6 +51,13 @@ BROKEN = [
     (2, "parallel=pp training.checkpoint_interval=2", r"training\.checkpoint_interval=2: .*parallel=pp.*null"),
     (2, "parallel=pp workload=resnet18", r"parallel=pp: workload=resnet18 has no layers .*use workload=gpt"),
     (2, "parallel=pp workload=moe", r"workload=moe counts and balances .*use workload=gpt, or parallel=ep"),
+    (2, "parallel=cp workload=gpt dataset.sequence_length=30", r"sequence_length=30: 2 ranks share .*multiple of 4"),
+    (4, "parallel=cp workload=gpt dataset.sequence_length=20", r"sequence_length=20: 4 ranks share .*multiple of 8"),
+    (4, "parallel=fsdp_cp workload=moe dataset.sequence_length=6", r"sequence_length=6: 2 ranks share .*multiple of 4"),
+    (3, "parallel=fsdp_cp workload=gpt", r"parallel\.cp_size=2: 3 rank\(s\) cannot form groups that share sequences"),
+    (4, "parallel=fsdp_cp workload=gpt parallel.cp_size=0", r"parallel\.cp_size=0: must be at least 1"),
+    (2, "parallel=cp", r"parallel=cp: workload=ranking has no causal attention .*workload=gpt, or parallel=ddp"),
+    (2, "parallel=fsdp_cp workload=resnet18", r"parallel=fsdp_cp: workload=resnet18 has no causal attention"),
     (4, "parallel=tp dataset.num_samples=7", r"needs 8 \(8 per micro-batch x 1 x 4 ranks, 4 ranks sharing a batch\)"),
 ]
 
@@ -73,6 +80,9 @@ def test_what_does_not_fit_is_refused_with_the_reason(composed, monkeypatch, wor
         (4, "parallel=fsdp_tp", 2),
         (4, "parallel=fsdp_tp parallel.tp_size=4", 1),
         (6, "parallel=fsdp_tp", 3),
+        (4, "parallel=cp workload=gpt", 1),
+        (4, "parallel=fsdp_cp workload=gpt", 2),
+        (8, "parallel=fsdp_cp parallel.cp_size=4 workload=moe", 2),
     ],
 )
 def test_ranks_that_share_layers_share_a_batch(composed, monkeypatch, world_size, words, size):

@@ -54,6 +54,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "fsdp1": ("parallel=fsdp1",),
     "fsdp": ("parallel=fsdp", "fabric=emulated", "fabric.inter_bandwidth_gb_per_s=1"),
     "tp-compiled": ("parallel=tp", *COMPILED),
+    "cp": ("parallel=cp", "workload=gpt"),
     "hsdp": ("parallel=hsdp",),
     "fsdp_tp": ("parallel=fsdp_tp",),
 }

@@ -62,6 +62,33 @@ def test_what_trains_on_the_samples_of_ddp_trains_like_it(told: dict[str, Any], 
         assert rank["off"]["grad_norms"] == pytest.approx(reference[at]["off"]["grad_norms"], rel=1e-4)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one rank saw that trained on its own."""
+    folder: Path = tmp_path_factory.mktemp("alone")
+    succeeded(program("tests.runner.decoders", str(folder), "gpt-none", ranks=1))
+    found: dict[str, Any] = json.loads((folder / "rank_0.json").read_text())["gpt-none"]["off"]
+    return found
+
+
+def test_ranks_that_share_sequences_train_like_one_that_has_them(told: dict[str, Any], alone: dict[str, Any]) -> None:
+    """The mean of their losses is its loss, and the gradients have its norm."""
+    pairs = [(told["gpt-cp"], alone)]
+    pairs += [(told["gpt-fsdp_cp"][2 * at : 2 * at + 2], one["off"]) for at, one in enumerate(told["gpt-ddp"])]
+    for sharing, expected in pairs:
+        losses = [rank["off"]["losses"] for rank in sharing]
+        assert losses[0] != losses[1]
+        means = [sum(values) / len(values) for values in zip(*losses, strict=True)]
+        assert means == pytest.approx(expected["losses"], rel=1e-5)
+        for rank in sharing:
+            assert rank["off"]["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-4)
+
+
+def test_attention_gathers_and_scatters_once_a_layer_and_micro_batch(told: dict[str, Any]) -> None:
+    kinds = told["gpt-cp"][0]["dedicated"]["collectives"]
+    assert kinds["allgather"] == kinds["reducescatter"] == STEPS * 2 * 2
+
+
 def test_experts_on_other_ranks_see_every_token_once(told: dict[str, Any]) -> None:
     for ranks in (told["moe-ep"], told["moe-ddp"]):
         for rank in ranks:

@@ -115,6 +115,25 @@ class EP(DDP):
 
 
 @dataclass
+class CP(DDP):
+    """Context parallelism: each rank has a part of every sequence, and attention gathers the keys and values of all;
+    the model is DistributedDataParallel's. What computes waits at once for each all-gather, and in backward for each
+    reduce-scatter; `overlap` and the other fields are about DistributedDataParallel's all-reduces.
+    """
+
+    strategy: str = "cp"
+
+
+@dataclass
+class FSDPCP(FSDP):
+    """Context parallelism within groups of ranks, FSDP2 over all ranks."""
+
+    strategy: str = "fsdp_cp"
+    # ranks that share a sequence; the world is a multiple of it
+    cp_size: int = 2
+
+
+@dataclass
 class PP(Parallel):
     """Pipeline parallelism: each rank computes some of the layers, on all samples; micro-batches follow each other
     through the ranks.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from aorta.config.rules.bounds import at_least
-from aorta.config.schema import EP, FSDP, FSDP1, FSDPTP, PP, TP, Config, Moe, Precision
+from aorta.config.schema import CP, EP, FSDP, FSDP1, FSDPCP, FSDPTP, PP, TP, Config, Gpt, Moe, Precision
 
 
 def parallel_rules(config: Config) -> Iterator[str]:
@@ -40,6 +40,11 @@ def parallel_rules(config: Config) -> Iterator[str]:
         yield (
             f"parallel={config.parallel.strategy}: workload={config.workload.name} has no experts that ranks could "
             "share; use workload=moe, or parallel=ddp"
+        )
+    if isinstance(config.parallel, CP | FSDPCP) and not isinstance(config.workload, Gpt):
+        yield (
+            f"parallel={config.parallel.strategy}: workload={config.workload.name} has no causal attention over "
+            f"sequences that ranks could share; use workload=gpt, or parallel=ddp"
         )
 
 

@@ -201,15 +201,43 @@ RECORDING: Final = (
         ),
         (
             "tensor parallelism has a batch a rank",
-            "        case TP() | PP():\n            return 1\n",
-            "        case TP() | PP():\n            return world_size\n",
+            "        case TP() | PP() | CP():\n            return 1\n",
+            "        case TP() | PP() | CP():\n            return world_size\n",
         ),
+        (
+            "ranks that share sequences have batches of their own",
+            "            return world_size // cp_size\n",
+            "            return world_size\n",
+        ),
+        ("sequences need not divide", "        if length % (2 * parts):\n", "        if length < 2 * parts:\n"),
+        ("each rank has one chunk", "        if length % (2 * parts):\n", "        if length % parts:\n"),
         ("any number of ranks fills the mesh", "    if world_size % parts:\n", "    if False:\n"),
         (
             "layers need not divide",
             "            if value % parts:\n",
             "            if value < parts:\n",
         ),
+    ),
+    *rules(
+        "aorta.parallel.context",
+        ("tests/parallel/test_context.py",),
+        (
+            "the second chunk is the next one",
+            "(chunks[rank], chunks[-1 - rank])",
+            "(chunks[2 * rank], chunks[2 * rank + 1])",
+        ),
+        ("late chunks are in the order of the ranks", "*reversed(late.unbind())", "*late.unbind()"),
+        ("a chunk sees what is behind it", "[(index + 1) * chunks[0]", "[(index + 2) * chunks[0]"),
+        (
+            "positions count from 0 on every rank",
+            "own_chunks(positions_S, 0, rank, ranks)), own",
+            "positions_S[: len(positions_S) // ranks]), own",
+        ),
+    ),
+    *rules(
+        "aorta.workload.gpt",
+        ("tests/workload/test_gpt.py",),
+        ("fewer queries are those of the first positions", ".tril(keys - queries)", ".tril(0)"),
     ),
     *rules(
         "aorta.config.rank_words",
