@@ -10,8 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-RANKS: Final = {"none": 2, "ddp": 2, "fsdp1": 2, "fsdp": 2, "tp": 2, "ep": 2, "pp": 2, "hsdp": 4, "fsdp_tp": 4}
+RANKS: Final = {
+    "none": 2,
+    "ddp": 2,
+    "fsdp1": 2,
+    "fsdp": 2,
+    "tp": 2,
+    "ep": 2,
+    "pp": 2,
+    "hsdp": 4,
+    "fsdp_tp": 4,
+    "fsdp_ep": 4,
+    "fsdp_pp": 4,
+}
 """Strategy -> the ranks of its tests: two for one dimension, four for two."""
+PIPELINES: Final = ("pp", "fsdp_pp")
+OF_EXPERTS: Final = ("ep", "fsdp_ep")
 TINY: Final = (
     "training.batch_size=4",
     "dataset.num_samples=256",
@@ -47,5 +61,5 @@ DECODERS: Final = [
     Way(workload, strategy)
     for workload in ("gpt", "moe")
     for strategy in RANKS
-    if strategy != "pp" and (workload, strategy) != ("gpt", "ep")
+    if strategy not in PIPELINES and not (workload == "gpt" and strategy in OF_EXPERTS)
 ]

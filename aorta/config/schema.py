@@ -26,7 +26,20 @@ from aorta.config.groups.loop import (
     Scheduler,
     Training,
 )
-from aorta.config.groups.parallel import DDP, EP, FSDP, FSDP1, FSDPTP, HSDP, PP, TP, NoParallel, Parallel
+from aorta.config.groups.parallel import (
+    DDP,
+    EP,
+    FSDP,
+    FSDP1,
+    FSDPEP,
+    FSDPPP,
+    FSDPTP,
+    HSDP,
+    PP,
+    TP,
+    NoParallel,
+    Parallel,
+)
 from aorta.config.groups.profiling import PRESETS, Naming, Profiling
 from aorta.config.groups.telemetry import Devices, Loggers, Telemetry
 from aorta.config.groups.workload import CopyOverlap, Gpt, Moe, Ranking, Resnet18, Rpc, Streams, Workload
@@ -36,6 +49,8 @@ __all__ = [
     "EP",
     "FSDP",
     "FSDP1",
+    "FSDPEP",
+    "FSDPPP",
     "FSDPTP",
     "GROUPS",
     "HSDP",
@@ -122,7 +137,9 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
         "tp": TP,
         "fsdp_tp": FSDPTP,
         "ep": EP,
+        "fsdp_ep": FSDPEP,
         "pp": PP,
+        "fsdp_pp": FSDPPP,
     },
     "profiling": dict(PRESETS),
     "fabric": {"none": Fabric, "emulated": EmulatedFabric},

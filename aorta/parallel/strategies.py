@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from aorta.config.schema import DDP, EP, FSDP, FSDP1, FSDPTP, HSDP, PP, TP, Config, NoParallel
+from aorta.config.schema import DDP, EP, FSDP, FSDP1, FSDPEP, FSDPPP, FSDPTP, HSDP, PP, TP, Config, NoParallel
 from aorta.errors import ConfigError
 from aorta.parallel.plan import Blocks, Parts, Spread, autocast
 
@@ -52,6 +53,14 @@ def spread(
             from aorta.parallel import meshes
 
             return meshes.sharded_tensor_parallel(model, blocks, parts, settings, precision, device)
+        case FSDPEP() as settings:
+            from aorta.parallel import meshes
+
+            return meshes.sharded_expert_parallel(model, blocks, experts, settings, precision, device)
+        case FSDPPP() as settings:
+            from aorta.parallel import meshes
+
+            return meshes.sharded_pipelines(model, blocks, settings, precision, device)
         case FSDP() as settings:
             from aorta.parallel import meshes
 
@@ -63,7 +72,8 @@ def spread(
         case PP() as settings:
             from aorta.parallel import pipeline
 
-            return pipeline.spread(model, settings, precision, device)
+            assert dist.group.WORLD is not None
+            return pipeline.spread(model, settings, autocast(precision, device), device, dist.group.WORLD)
         case NoParallel():
             return Spread(model, arithmetic=autocast(precision, device))
         case other:
