@@ -12,9 +12,11 @@ from typing import Final
 
 RANKS: Final = {
     **dict.fromkeys(("none", "ddp", "fsdp1", "fsdp", "tp", "ep", "pp", "cp"), 2),
-    **dict.fromkeys(("hsdp", "fsdp_tp", "fsdp_cp"), 4),
+    **dict.fromkeys(("hsdp", "fsdp_tp", "fsdp_ep", "fsdp_pp", "fsdp_cp"), 4),
 }
 """Strategy -> the ranks of its tests: two for one dimension, four for two."""
+PIPELINES: Final = ("pp", "fsdp_pp")
+OF_EXPERTS: Final = ("ep", "fsdp_ep")
 TINY: Final = (
     "training.batch_size=4",
     "dataset.num_samples=256",
@@ -50,5 +52,5 @@ DECODERS: Final = [
     Way(workload, strategy)
     for workload in ("gpt", "moe")
     for strategy in RANKS
-    if strategy != "pp" and (workload, strategy) != ("gpt", "ep")
+    if strategy not in PIPELINES and not (workload == "gpt" and strategy in OF_EXPERTS)
 ]

@@ -8,12 +8,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aorta.config.decoder_sizes import SIZES, dimensions_of
-from aorta.config.schema import CP, EP, FSDPCP, FSDPTP, HSDP, PP, TP, Config, Gpt, Moe, Ranking, Workload
+from aorta.config.schema import (
+    CP,
+    EP,
+    FSDPCP,
+    FSDPEP,
+    FSDPPP,
+    FSDPTP,
+    HSDP,
+    PP,
+    TP,
+    Config,
+    Gpt,
+    Moe,
+    Ranking,
+    Workload,
+)
 
 
 def data_parallel_size(config: Config, world_size: int) -> int:
     """How many different batches are trained on at once: ranks that compute one together share it."""
     match config.parallel:
+        case FSDPPP(pp_size=pp_size):
+            return world_size // pp_size
         case TP() | PP() | CP():
             return 1
         case FSDPTP(tp_size=tp_size):
@@ -24,13 +41,20 @@ def data_parallel_size(config: Config, world_size: int) -> int:
             return world_size
 
 
+def pipeline_ranks(parallel: PP, world_size: int) -> int:
+    """How many ranks one pipeline has."""
+    return parallel.pp_size if isinstance(parallel, FSDPPP) else world_size
+
+
 def pipeline_stages(parallel: PP, rank: int, world_size: int) -> list[int]:
-    """The stages that a rank computes: every `world_size`th; where the schedule is V-shaped the second counts from the
-    end.
+    """The stages that a rank computes: of P ranks of a pipeline every Pth; where the schedule is V-shaped the second
+    counts from the end. Ranks that follow one another have the same stages of pipelines beside each other.
     """
+    ranks = pipeline_ranks(parallel, world_size)
+    place = rank // (world_size // ranks)
     if parallel.schedule == "zbv_zero_bubble":
-        return [rank, 2 * world_size - 1 - rank]
-    return [rank + turn * world_size for turn in range(parallel.stages_per_rank)]
+        return [place, 2 * ranks - 1 - place]
+    return [place + turn * ranks for turn in range(parallel.stages_per_rank)]
 
 
 def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
@@ -40,8 +64,10 @@ def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
     parallel = config.parallel
     match parallel:
         case EP():
-            yield from _expert_rules(config.workload, world_size)
+            yield from _expert_rules(config.workload, parallel.strategy, world_size)
             return
+        case FSDPEP(ep_size=parts):
+            key, what = "parallel.ep_size", "groups that share the experts"
         case HSDP(replicas=parts):
             key, what = "parallel.replicas", "copies of the model of equal size"
         case FSDPTP(tp_size=parts):
@@ -52,6 +78,8 @@ def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
             key, what, parts = "parallel=cp", "", world_size
         case TP():
             key, what, parts = "parallel=tp", "", world_size
+        case FSDPPP(pp_size=parts):
+            key, what = "parallel.pp_size", "pipelines of equal length"
         case PP():
             yield from _pipeline_rules(config, parallel, world_size)
             return
@@ -73,6 +101,10 @@ def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
                 f"dataset.sequence_length={length}: {parts} ranks share each sequence (parallel={parallel.strategy}), "
                 f"with two chunks each and all of one length, so it must be a multiple of {2 * parts}"
             )
+    if isinstance(parallel, FSDPEP):
+        yield from _expert_rules(config.workload, parallel.strategy, parts)
+    if isinstance(parallel, FSDPPP):
+        yield from _pipeline_rules(config, parallel, parts)
     if isinstance(parallel, TP | FSDPTP):
         for name, what, value in _split_by_tensor_parallelism(config.workload):
             if value % parts:
@@ -82,24 +114,24 @@ def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
                 )
 
 
-def _pipeline_rules(config: Config, parallel: PP, world_size: int) -> Iterator[str]:
-    stages = world_size * max(parallel.stages_per_rank, 1)
+def _pipeline_rules(config: Config, parallel: PP, ranks: int) -> Iterator[str]:
+    stages = ranks * max(parallel.stages_per_rank, 1)
     layers = _layers(config.workload)
     if layers is not None and layers < stages:
         yield (
-            f"workload.num_layers={layers}: {world_size} rank(s) with parallel.stages_per_rank="
+            f"workload.num_layers={layers}: {ranks} rank(s) with parallel.stages_per_rank="
             f"{parallel.stages_per_rank} make {stages} stages, and each needs a layer; use {stages} layers or more, "
             "or fewer ranks"
         )
-    if parallel.schedule == "1f1b" and parallel.microbatches < world_size:
+    if parallel.schedule == "1f1b" and parallel.microbatches < ranks:
         yield (
             f"parallel.microbatches={parallel.microbatches}: parallel.schedule=1f1b needs as many micro-batches as "
-            f"stages ({world_size}) or more; raise it, or use parallel.schedule=gpipe"
+            f"stages ({ranks}) or more; raise it, or use parallel.schedule=gpipe"
         )
-    if "interleaved" in parallel.schedule and parallel.microbatches % max(parallel.microbatches // world_size, 1):
+    if "interleaved" in parallel.schedule and parallel.microbatches % max(parallel.microbatches // ranks, 1):
         yield (
             f"parallel.microbatches={parallel.microbatches}: parallel.schedule={parallel.schedule} runs them in rounds "
-            f"of one for each of the {world_size} ranks; use a multiple of {world_size}"
+            f"of one for each of the {ranks} ranks; use a multiple of {ranks}"
         )
 
 
@@ -117,11 +149,11 @@ def _split_by_tensor_parallelism(workload: Workload) -> Iterator[tuple[str, str,
                 yield "mlp_hidden_dim", "hidden units", dims.mlp_hidden_dim
 
 
-def _expert_rules(workload: Workload, parts: int) -> Iterator[str]:
+def _expert_rules(workload: Workload, strategy: str, parts: int) -> Iterator[str]:
     if isinstance(workload, Moe) and workload.num_experts % parts:
         yield (
-            f"workload.num_experts={workload.num_experts}: {parts} ranks share the experts (parallel=ep), so their "
-            f"number must be a multiple of {parts}"
+            f"workload.num_experts={workload.num_experts}: {parts} ranks share the experts (parallel={strategy}), so "
+            f"their number must be a multiple of {parts}"
         )
 
 

@@ -26,7 +26,22 @@ from aorta.config.groups.loop import (
     Scheduler,
     Training,
 )
-from aorta.config.groups.parallel import CP, DDP, EP, FSDP, FSDP1, FSDPCP, FSDPTP, HSDP, PP, TP, NoParallel, Parallel
+from aorta.config.groups.parallel import (
+    CP,
+    DDP,
+    EP,
+    FSDP,
+    FSDP1,
+    FSDPCP,
+    FSDPEP,
+    FSDPPP,
+    FSDPTP,
+    HSDP,
+    PP,
+    TP,
+    NoParallel,
+    Parallel,
+)
 from aorta.config.groups.profiling import PRESETS, Naming, Profiling
 from aorta.config.groups.telemetry import Devices, Loggers, Telemetry
 from aorta.config.groups.workload import CopyOverlap, Gpt, Moe, Ranking, Resnet18, Rpc, Streams, Workload
@@ -38,6 +53,8 @@ __all__ = [
     "FSDP",
     "FSDP1",
     "FSDPCP",
+    "FSDPEP",
+    "FSDPPP",
     "FSDPTP",
     "GROUPS",
     "HSDP",
@@ -124,7 +141,9 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
         "tp": TP,
         "fsdp_tp": FSDPTP,
         "ep": EP,
+        "fsdp_ep": FSDPEP,
         "pp": PP,
+        "fsdp_pp": FSDPPP,
         "cp": CP,
         "fsdp_cp": FSDPCP,
     },

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 from aorta.config.schema import FSDP, Precision
-from aorta.parallel.plan import DTYPES, Blocks, Spread
+from aorta.parallel.plan import DTYPES, Blocks, Spread, local_part
 
 # torch 2.13 renamed it; both take the same arguments.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -23,6 +25,26 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 STREAMS = 3
 """Streams that FSDP2 opens on an accelerator: copying into an all-gather, the all-gather, the reduce-scatter; its
 all-reduce between copies has one more (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, FSDPCommContext)."""
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Modules inside of blocks whose parameters other ranks have too, as experts, but not all.
+
+    Attributes:
+        modules: each within one block.
+        mesh: 1-D, over which they are sharded.
+        summed: gradients of how many ranks are added up in the end, of which they have to be the mean.
+    """
+
+    modules: Sequence[nn.Module]
+    mesh: DeviceMesh
+    summed: int
+
+    def within(self, block: nn.Module) -> list[nn.Module]:
+        """Those inside of `block`."""
+        inside = {id(module) for module in block.modules()}
+        return [module for module in self.modules if id(module) in inside]
 
 
 def spread(
@@ -33,30 +55,14 @@ def spread(
     device: torch.device,
     mesh: DeviceMesh,
     facts: Mapping[str, object],
+    apart: Apart | None = None,
 ) -> Spread:
     """Shard `model` over the last dimension of `mesh`; with two dimensions, the first one holds replicas.
 
     With `overlap=false` nothing is prefetched, all-gathers are waited for where they are needed, and each
     reduce-scatter is waited for before the next block computes.
     """
-    param_dtype = None if precision is Precision.none else DTYPES[precision.value]
-    reduce_dtype = None if settings.reduce_dtype is None else DTYPES[settings.reduce_dtype.value]
-    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
-    for _, block in blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=settings.reshard_after_forward, mp_policy=policy)
-    root = fully_shard(model, mesh=mesh, reshard_after_forward=settings.reshard_after_forward, mp_policy=policy)
-    sharded = [block for _, block in blocks if isinstance(block, FSDPModule)]  # all: fully_shard changed their class
-    if settings.overlap:
-        prefetch(sharded, settings.forward_prefetch, settings.backward_prefetch)
-        # On an accelerator FSDP overlaps through its own streams. A CPU has none, and only an asynchronous all-gather
-        # can overlap with compute.
-        root._set_unshard_async_op(device.type == "cpu")
-    else:
-        prefetch(sharded, 0, 0)
-        for module in (*sharded, root):
-            module.set_custom_reduce_scatter(WaitedReduceScatter(device))  # type: ignore[arg-type]  # same shape
-            if mesh.ndim > 1 and device.type != "cpu":
-                module.set_all_reduce_hook(_wait_for_all_reduce(device))
+    root = shard(model, blocks, settings, precision, device, mesh, apart)
     return Spread(
         model,
         micro_batch=lambda last: _sync_gradients(root, last),
@@ -65,21 +71,88 @@ def spread(
         streams=STREAMS + mesh.ndim - 1,
         facts={
             **facts,
-            "overlap": settings.overlap,
-            "sharded_blocks": [name for name, _ in blocks],
-            "param_dtype": None if param_dtype is None else str(param_dtype),
-            "reduce_dtype": None if reduce_dtype is None else str(reduce_dtype),
+            **facts_of(blocks, settings, precision),
         },
     )
 
 
-def prefetch(sharded: Sequence[FSDPModule], forward: int, backward: int) -> None:
-    """Gather the next `forward` (`backward`) blocks while one computes; 0 gathers each only when it is needed."""
-    for index, block in enumerate(sharded):
-        block.set_modules_to_forward_prefetch(list(sharded[index + 1 : index + 1 + forward]))
-        before = list(reversed(sharded[max(index - backward, 0) : index]))
-        # By default FSDP prefetches one block; given the current block, which is already gathered, none.
+def facts_of(blocks: Blocks, settings: FSDP, precision: Precision) -> dict[str, object]:
+    """The effective settings of sharding, for the manifest."""
+    policy = _policy(settings, precision)
+    return {
+        "overlap": settings.overlap,
+        "sharded_blocks": [name for name, _ in blocks],
+        "param_dtype": None if policy.param_dtype is None else str(policy.param_dtype),
+        "reduce_dtype": None if policy.reduce_dtype is None else str(policy.reduce_dtype),
+    }
+
+
+def shard(
+    model: nn.Module,
+    blocks: Blocks,
+    settings: FSDP,
+    precision: Precision,
+    device: torch.device,
+    mesh: DeviceMesh,
+    apart: Apart | None = None,
+) -> FSDPModule:
+    """Shard `blocks` one by one and with the root what is left of `model`, as `spread` says; returns the root."""
+    policy, reshard = _policy(settings, precision), settings.reshard_after_forward
+    units: list[list[FSDPModule]] = []
+    for _, block in blocks:
+        inner = [] if apart is None else [_shard_apart(each, apart, reshard, policy) for each in apart.within(block)]
+        units.append([fully_shard(block, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy), *inner])
+    root = fully_shard(model, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+    if settings.overlap:
+        prefetch(units, settings.forward_prefetch, settings.backward_prefetch)
+        # On an accelerator FSDP overlaps through its own streams. A CPU has none, and only an asynchronous all-gather
+        # can overlap with compute.
+        root._set_unshard_async_op(device.type == "cpu")
+    else:
+        prefetch(units, 0, 0)
+        for module in (*(each for unit in units for each in unit), root):
+            module.set_custom_reduce_scatter(WaitedReduceScatter(device))  # type: ignore[arg-type]  # same shape
+            if mesh.ndim > 1 and device.type != "cpu":
+                module.set_all_reduce_hook(_wait_for_all_reduce(device))
+    return root
+
+
+def _shard_apart(module: nn.Module, apart: Apart, reshard: bool, policy: MixedPrecisionPolicy) -> FSDPModule:
+    ranks = apart.mesh.size()
+
+    def placement(parameter: nn.Parameter) -> Shard:
+        # By whole experts; where there are too few of them, or they do not divide, each one is cut.
+        here = local_part(parameter)
+        return Shard(1 if here.shape[0] % ranks and here.shape[1] % ranks == 0 else 0)
+
+    sharded = fully_shard(
+        module, mesh=apart.mesh, reshard_after_forward=reshard, mp_policy=policy, shard_placement_fn=placement
+    )
+    sharded.set_gradient_divide_factor(float(apart.summed))
+    # Otherwise FSDP asks for a reduction that multiplies first, which only NCCL and RCCL have.
+    sharded.set_force_sum_reduction_for_comms(True)
+    return sharded
+
+
+def _policy(settings: FSDP, precision: Precision) -> MixedPrecisionPolicy:
+    return MixedPrecisionPolicy(
+        param_dtype=None if precision is Precision.none else DTYPES[precision.value],
+        reduce_dtype=None if settings.reduce_dtype is None else DTYPES[settings.reduce_dtype.value],
+    )
+
+
+def prefetch(units: Sequence[Sequence[FSDPModule]], forward: int, backward: int) -> None:
+    """Gather the next `forward` (`backward`) units while one computes; 0 gathers each only when it is needed. A unit is
+    a block and what is sharded apart inside it: these are gathered with it.
+    """
+    for index, (block, *inner) in enumerate(units):
+        after = [each for unit in units[index + 1 : index + 1 + forward] for each in unit]
+        block.set_modules_to_forward_prefetch(after)
+        before = [each for unit in reversed(units[max(index - backward, 0) : index]) for each in unit]
+        # By default FSDP prefetches one module; given the current one, which is already gathered, none.
         block.set_modules_to_backward_prefetch(before or [block])
+        for module in inner:
+            module.set_modules_to_backward_prefetch([module])
 
 
 class WaitedReduceScatter:

@@ -1,12 +1,14 @@
-"""Strategies on a device mesh: FSDP2 in one dimension, hybrid sharding, tensor parallelism, FSDP2 with split sequences.
+"""Strategies on a device mesh: FSDP2 alone, as hybrid sharding, and beside tensor, expert, pipeline and context
+parallelism.
 
 Each gives a `Spread` whose facts name the mesh. Must not decide how a block is sharded or split (`fsdp`, `tensor`,
-`context`).
+`expert`, `context`), or how stages are run (`pipeline`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -14,8 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from aorta.config.schema import FSDP, FSDPCP, FSDPTP, HSDP, Precision
-from aorta.parallel import context, fsdp, tensor
+from aorta.config.schema import FSDP, FSDPCP, FSDPEP, FSDPPP, FSDPTP, HSDP, Precision
+from aorta.parallel import context, expert, fsdp, tensor
 from aorta.parallel.plan import Blocks, Parts, Spread, autocast
 
 
@@ -60,6 +62,53 @@ def sharded_context_parallel(
     sharded = fsdp.spread(model, blocks, settings, precision, device, every, _facts(mesh))
     data_rank, data_size = mesh.get_local_rank("shard"), mesh["shard"].size()
     return replace(sharded, data_rank=data_rank, data_size=data_size, cut=context.cut(mesh["context"]))
+
+
+def sharded_expert_parallel(
+    model: nn.Module,
+    blocks: Blocks,
+    experts: Iterable[nn.Module],
+    settings: FSDPEP,
+    precision: Precision,
+    device: torch.device,
+) -> Spread:
+    """Split `experts` over `ep_size` consecutive ranks, and shard each rank's part over the others; shard the rest of
+    `model` over all ranks.
+    """
+    ranks, found = dist.get_world_size(), list(experts)
+    mesh = _mesh(device, data=ranks // settings.ep_size, expert=settings.ep_size)
+    for module in found:
+        expert.split(module, mesh["expert"])
+    apart = fsdp.Apart(found, mesh["data"], summed=ranks)
+    everyone = mesh._flatten("shard")
+    return fsdp.spread(model, blocks, settings, precision, device, everyone, _facts(mesh), apart)
+
+
+def sharded_pipelines(
+    model: nn.Module, blocks: Blocks, settings: FSDPPP, precision: Precision, device: torch.device
+) -> Spread:
+    """Run pipelines of `pp_size` ranks beside each other, each on batches of its own, and shard every stage over the
+    ranks that have it, which follow one another.
+
+    Args:
+        model: this rank's stages, by their number, in its `stages`.
+    """
+    from aorta.parallel import pipeline  # no other strategy here needs torch's schedules
+
+    mesh = _mesh(device, pipeline=settings.pp_size, data=dist.get_world_size() // settings.pp_size)
+    for stage in pipeline.stages_of(model).values():
+        within = {id(module) for module in stage.modules()}
+        own = [(name, block) for name, block in blocks if id(block) in within]
+        fsdp.shard(stage, own, settings, precision, device, mesh["data"])
+    # FSDP casts by itself: no autocast.
+    whole = pipeline.spread(model, settings, nullcontext, device, mesh.get_group("pipeline"))
+    return replace(
+        whole,
+        data_rank=mesh.get_local_rank("data"),
+        data_size=mesh["data"].size(),
+        streams=fsdp.STREAMS * settings.stages_per_rank,  # each stage is a root of its own
+        facts={**_facts(mesh), **whole.facts, **fsdp.facts_of(blocks, settings, precision)},
+    )
 
 
 def tensor_parallel(model: nn.Module, parts: Iterable[Parts], precision: Precision, device: torch.device) -> Spread:

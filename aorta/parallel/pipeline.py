@@ -15,8 +15,8 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
 
-from aorta.config.schema import PP, Precision
-from aorta.parallel.plan import Spread, autocast
+from aorta.config.schema import PP
+from aorta.parallel.plan import Spread, whole_norm
 
 TORCH_NAMES: Final = {
     "gpipe": "GPipe",
@@ -28,14 +28,20 @@ TORCH_NAMES: Final = {
 """`parallel.schedule` -> its name in torch."""
 
 
-def spread(model: nn.Module, settings: PP, precision: Precision, device: torch.device) -> Spread:
-    """Run the stages of all ranks as one pipeline; every rank is given the same batches.
+def spread(
+    model: nn.Module,
+    settings: PP,
+    arithmetic: Callable[[], AbstractContextManager[Any]],
+    device: torch.device,
+    group: dist.ProcessGroup,
+) -> Spread:
+    """Run the stages of the ranks of `group` as one pipeline; all of them are given the same batches.
 
     Args:
         model: this rank's stages, by their number, in its `stages`.
+        arithmetic: context of every forward pass and of the loss.
     """
-    arithmetic = autocast(precision, device)
-    pipeline = Pipeline(model, settings, device, arithmetic)
+    pipeline = Pipeline(model, settings, device, arithmetic, group)
     return Spread(
         model,
         arithmetic=arithmetic,
@@ -48,9 +54,16 @@ def spread(model: nn.Module, settings: PP, precision: Precision, device: torch.d
             "stages": pipeline.stages,
             "stages_per_rank": settings.stages_per_rank,
             "microbatches": settings.microbatches,
-            "ideal_bubble_share": ideal_bubble_share(settings, dist.get_world_size()),
+            "ideal_bubble_share": ideal_bubble_share(settings, group.size()),
         },
     )
+
+
+def stages_of(model: nn.Module) -> nn.ModuleDict:
+    """A rank's stages by their number."""
+    stages = model.get_submodule("stages")
+    assert isinstance(stages, nn.ModuleDict)
+    return stages
 
 
 def ideal_bubble_share(settings: PP, ranks: int) -> float | None:
@@ -70,23 +83,22 @@ class Pipeline:
     """Runs a step's micro-batches through the stages.
 
     Attributes:
-        stages: of all ranks.
+        stages: of all its ranks.
         group, group_name: process group between the stages.
         around_weights: called with a name and "backward", gives the context of a pass that computes gradients of
             weights alone: no hook of a module tells when it runs.
     """
 
-    def __init__(self, model: nn.Module, settings: PP, device: torch.device, arithmetic: Any) -> None:
+    def __init__(
+        self, model: nn.Module, settings: PP, device: torch.device, arithmetic: Any, group: dist.ProcessGroup
+    ) -> None:
         self._model, self._settings, self._arithmetic = model, settings, arithmetic
-        stages = model.get_submodule("stages")
-        assert isinstance(stages, nn.ModuleDict)
-        assert dist.group.WORLD is not None
-        self.group, self.group_name = dist.group.WORLD, dist.group.WORLD.group_name
+        self.group, self.group_name = group, group.group_name
         self.around_weights: Callable[[str, str], AbstractContextManager[None]] = lambda _block, _phase: nullcontext()
-        self.stages = dist.get_world_size() * settings.stages_per_rank
+        self.stages = group.size() * settings.stages_per_rank
         self._stages = [
             _Stage(self, _cast(stage, arithmetic), int(index), self.stages, device, group=self.group)
-            for index, stage in stages.items()
+            for index, stage in stages_of(model).items()
         ]
         self._schedule: PipelineScheduleSingle | PipelineScheduleMulti | None = None
 
@@ -113,10 +125,11 @@ class Pipeline:
     def clip(self, max_norm: float) -> torch.Tensor:
         """Scale the gradients of all stages to a global norm of at most `max_norm`; returns the norm before.
 
-        Each stage has parameters of its own, so the global norm is the root of the sum of squares over the ranks.
+        Each stage has parameters of its own, so the global norm is the root of the sum of squares over the ranks of the
+        pipeline; where ranks share a stage, its norm is that of all of them.
         """
         held = [parameter for parameter in self._model.parameters() if parameter.grad is not None]
-        square = nn.utils.get_total_norm([p.grad for p in held if p.grad is not None]).square()
+        square = whole_norm(nn.utils.get_total_norm([p.grad for p in held if p.grad is not None])).square()
         dist.all_reduce(square, group=self.group)
         norm = square.sqrt()
         nn.utils.clip_grads_with_norm_(held, max_norm, norm)

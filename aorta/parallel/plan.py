@@ -86,6 +86,22 @@ def mesh_of(tensor: torch.Tensor) -> DeviceMesh | None:
     return mesh
 
 
+def whole_norm(norm: torch.Tensor) -> torch.Tensor:
+    """A norm of gradients over all ranks of their mesh, reduced over one dimension after another, which a DTensor does
+    not do without a warning; that of ordinary gradients as it is.
+    """
+    if mesh_of(norm) is None:
+        return norm
+    from torch.distributed.tensor import DTensor, Replicate
+
+    assert isinstance(norm, DTensor)
+    placements = list(norm.placements)
+    for dimension in reversed(range(len(placements))):
+        placements[dimension] = Replicate()
+        norm = norm.redistribute(placements=placements)
+    return norm.to_local()
+
+
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a tensor that may be distributed over ranks; shares its memory."""
     if mesh_of(tensor) is None:

@@ -8,9 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from aorta.config.schema import CP, DDP, EP, FSDP, FSDP1, FSDPCP, FSDPTP, HSDP, PP, TP, Config, NoParallel
+from aorta.config.schema import (
+    CP,
+    DDP,
+    EP,
+    FSDP,
+    FSDP1,
+    FSDPCP,
+    FSDPEP,
+    FSDPPP,
+    FSDPTP,
+    HSDP,
+    PP,
+    TP,
+    Config,
+    NoParallel,
+)
 from aorta.errors import ConfigError
 from aorta.parallel.plan import Blocks, Parts, Spread, autocast
 
@@ -62,6 +78,14 @@ def spread(
             from aorta.parallel import meshes
 
             return meshes.sharded_context_parallel(model, blocks, attentions, settings, precision, device)
+        case FSDPEP() as settings:
+            from aorta.parallel import meshes
+
+            return meshes.sharded_expert_parallel(model, blocks, experts, settings, precision, device)
+        case FSDPPP() as settings:
+            from aorta.parallel import meshes
+
+            return meshes.sharded_pipelines(model, blocks, settings, precision, device)
         case FSDP() as settings:
             from aorta.parallel import meshes
 
@@ -73,7 +97,8 @@ def spread(
         case PP() as settings:
             from aorta.parallel import pipeline
 
-            return pipeline.spread(model, settings, precision, device)
+            assert dist.group.WORLD is not None
+            return pipeline.spread(model, settings, autocast(precision, device), device, dist.group.WORLD)
         case NoParallel():
             return Spread(model, arithmetic=autocast(precision, device))
         case other:

@@ -22,6 +22,7 @@ from torch import nn
 from aorta.distributed.accelerator import random_states, set_random_states
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.records.untrusted_files import open_regular
+from aorta.workload.task import Stages
 
 _NAME = re.compile(r"^step_(\d+)$")
 
@@ -78,9 +79,12 @@ class Checkpoints:
         return next(self.module.parameters()).device
 
     def _state(self) -> dict[str, Any]:
-        from torch.distributed.checkpoint.state_dict import get_state_dict
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
-        model, optimizer = get_state_dict(self.module, self.optimizer)
+        # Stages of a pipeline have optimizers over different parameters, whose groups would all be group 0 of the
+        # checkpoint: only by the names of their parameters are they told apart.
+        options = StateDictOptions(flatten_optimizer_state_dict=isinstance(self.module, Stages))
+        model, optimizer = get_state_dict(self.module, self.optimizer, options=options)
         return {
             "model": model,
             "optimizer": optimizer,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from aorta.config.schema import Config, Precision
-from aorta.parallel.plan import Spread, mesh_of
+from aorta.parallel.plan import Spread, mesh_of, whole_norm
 from aorta.workload.task import Task
 
 
@@ -59,24 +59,8 @@ def clip(module: nn.Module, max_norm: float) -> torch.Tensor:
     every rank. The global norm is the root of the sum of squares over meshes.
     """
     groups = by_mesh(p for p in module.parameters() if p.grad is not None)
-    norms = [_whole(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
+    norms = [whole_norm(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
     norm = nn.utils.get_total_norm(norms) if len(norms) > 1 else norms[0]
     for group in groups:
         nn.utils.clip_grads_with_norm_(group, max_norm, norm)
     return norm
-
-
-def _whole(norm: torch.Tensor) -> torch.Tensor:
-    """The norm over all ranks, reduced over one dimension after another, which a DTensor does not do without a
-    warning.
-    """
-    if mesh_of(norm) is None:
-        return norm
-    from torch.distributed.tensor import DTensor, Replicate
-
-    assert isinstance(norm, DTensor)
-    placements = list(norm.placements)
-    for dimension in reversed(range(len(placements))):
-        placements[dimension] = Replicate()
-        norm = norm.redistribute(placements=placements)
-    return norm.to_local()

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from aorta.config.mesh import pipeline_stages
+from aorta.config.mesh import pipeline_ranks, pipeline_stages
 from aorta.config.schema import PP, Compile, Config
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.loss_scalars import Counts, Scalar
@@ -179,7 +179,8 @@ def _own_part(whole: Model, config: Config) -> Model:
         return whole
     ranks = dist.get_world_size()
     mine = pipeline_stages(config.parallel, dist.get_rank(), ranks)
-    return Stages({index: whole.pipeline_stage(index, ranks * config.parallel.stages_per_rank) for index in mine})
+    count = pipeline_ranks(config.parallel, ranks) * config.parallel.stages_per_rank
+    return Stages({index: whole.pipeline_stage(index, count) for index in mine})
 
 
 def _compile(block: nn.Module, settings: Compile) -> None:

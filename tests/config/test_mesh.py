@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aorta.config.mesh import data_parallel_size
+from aorta.config.mesh import data_parallel_size, pipeline_stages
 from aorta.config.resolve import resolve, steps_planned
+from aorta.config.schema import FSDPPP, PP
 from aorta.errors import ConfigError
 
 BROKEN = [
@@ -48,7 +49,6 @@ BROKEN = [
     (2, "parallel=pp training.gradient_accumulation=2", r"training\.gradient_accumulation=2: with parallel=pp"),
     (2, "parallel=pp training.mixed_precision=fp16", r"training\.mixed_precision=fp16: .*parallel=pp.*use bf16"),
     (2, "parallel=pp baseline.enabled=true", r"baseline\.enabled=true: a stage cannot compute alone"),
-    (2, "parallel=pp training.checkpoint_interval=2", r"training\.checkpoint_interval=2: .*parallel=pp.*null"),
     (2, "parallel=pp workload=resnet18", r"parallel=pp: workload=resnet18 has no layers .*use workload=gpt"),
     (2, "parallel=pp workload=moe", r"workload=moe counts and balances .*use workload=gpt, or parallel=ep"),
     (2, "parallel=cp workload=gpt dataset.sequence_length=30", r"sequence_length=30: 2 ranks share .*multiple of 4"),
@@ -58,6 +58,17 @@ BROKEN = [
     (4, "parallel=fsdp_cp workload=gpt parallel.cp_size=0", r"parallel\.cp_size=0: must be at least 1"),
     (2, "parallel=cp", r"parallel=cp: workload=ranking has no causal attention .*workload=gpt, or parallel=ddp"),
     (2, "parallel=fsdp_cp workload=resnet18", r"parallel=fsdp_cp: workload=resnet18 has no causal attention"),
+    (3, "parallel=fsdp_ep workload=moe", r"parallel\.ep_size=2: 3 rank\(s\) cannot form groups that share the experts"),
+    (4, "parallel=fsdp_ep workload=moe parallel.ep_size=0", r"parallel\.ep_size=0: must be at least 1"),
+    (4, "parallel=fsdp_ep workload=moe workload.num_experts=9", r"num_experts=9: 2 ranks .*parallel=fsdp_ep.*of 2"),
+    (4, "parallel=fsdp_ep workload=gpt", r"parallel=fsdp_ep: workload=gpt has no experts .*use workload=moe"),
+    (4, "parallel=fsdp_ep workload=moe compile.enabled=true", r"compile\.enabled=true: .*tokens of parallel=fsdp_ep"),
+    (4, "parallel=fsdp_pp parallel.pp_size=3", r"parallel\.pp_size=3: 4 rank\(s\) cannot form pipelines"),
+    (4, "parallel=fsdp_pp workload.num_layers=1", r"num_layers=1: 2 rank\(s\) .* make 2 stages.*2 layers or more"),
+    (8, "parallel=fsdp_pp parallel.pp_size=4 parallel.microbatches=2", r"microbatches=2: .*1f1b needs .*\(4\)"),
+    (4, "parallel=fsdp_pp training.gradient_accumulation=2", r"gradient_accumulation=2: with parallel=fsdp_pp"),
+    (4, "parallel=fsdp_pp training.mixed_precision=fp16", r"mixed_precision=fp16: .*parallel=fsdp_pp.*use bf16"),
+    (4, "parallel=fsdp_pp workload=moe", r"parallel=fsdp_pp: workload=moe counts and balances"),
     (4, "parallel=tp dataset.num_samples=7", r"needs 8 \(8 per micro-batch x 1 x 4 ranks, 4 ranks sharing a batch\)"),
 ]
 
@@ -77,6 +88,8 @@ def test_what_does_not_fit_is_refused_with_the_reason(composed, monkeypatch, wor
         (4, "parallel=hsdp", 4),
         (4, "parallel=tp", 1),
         (4, "parallel=pp", 1),
+        (4, "parallel=fsdp_pp", 2),
+        (4, "parallel=fsdp_ep workload=moe", 4),
         (4, "parallel=fsdp_tp", 2),
         (4, "parallel=fsdp_tp parallel.tp_size=4", 1),
         (6, "parallel=fsdp_tp", 3),
@@ -90,3 +103,18 @@ def test_ranks_that_share_layers_share_a_batch(composed, monkeypatch, world_size
     config = resolve(composed(*words.split(), "training.max_steps=null", "dataset.num_samples=240")).config
     assert data_parallel_size(config, world_size) == size
     assert steps_planned(config, world_size) == 240 // (8 * size)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "world_size", "stages"),
+    [
+        (PP(), 2, [[0], [1]]),
+        (PP(stages_per_rank=2), 2, [[0, 2], [1, 3]]),
+        (PP(schedule="zbv_zero_bubble", stages_per_rank=2), 2, [[0, 3], [1, 2]]),
+        (FSDPPP(), 4, [[0], [0], [1], [1]]),
+        (FSDPPP(stages_per_rank=2), 4, [[0, 2], [0, 2], [1, 3], [1, 3]]),
+        (FSDPPP(pp_size=3), 6, [[0], [0], [1], [1], [2], [2]]),
+    ],
+)
+def test_ranks_that_follow_one_another_have_the_stages_of_pipelines_beside_each_other(parallel, world_size, stages):
+    assert [pipeline_stages(parallel, rank, world_size) for rank in range(world_size)] == stages

@@ -44,7 +44,8 @@ def seen(
     words: list[str], transfer: tuple[int, float], topology: Topology, device: torch.device
 ) -> list[dict[str, Any]]:
     """Each step of a case after the warm-up."""
-    once = dict.fromkeys(("aten::gelu", "aten::gelu_backward"), (LAYER_NS, 0.0))  # one of each in a layer
+    # One of either in a layer, of the ranking model and of the decoder.
+    once = dict.fromkeys(("aten::gelu", "aten::gelu_backward", "aten::silu", "aten::silu_backward"), (LAYER_NS, 0.0))
     simulated.lengths(**dict.fromkeys(simulated.CLASSES, (0, 0.0)), operators=once)
     simulated.costs(launch_ns=0)
     simulated.collective_lengths(default=(transfer[0], transfer[1]))

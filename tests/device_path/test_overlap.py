@@ -16,7 +16,7 @@ import pytest
 
 from tests.device_path.launch import on_devices
 from tests.simulated.programs import needs_device
-from tests.trained_ways import DECODERS
+from tests.trained_ways import DECODERS, OF_EXPERTS
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
 RATIO, LENGTH_NS = 1e-9, 1
@@ -58,7 +58,7 @@ WAYS = [
     *(
         Way(way.strategy, mode, "compiled", ranks=way.ranks, workload=way.workload)
         for way, mode in product(DECODERS, MODES)
-        if way.strategy == "ep" or (way.strategy != "none" and mode == "dedicated")
+        if way.strategy in OF_EXPERTS or (way.strategy != "none" and mode == "dedicated")
     ),
 ]
 
@@ -122,6 +122,6 @@ def test_the_answer_is_no_trivial_one(told: dict[str, Any], way: Way) -> None:
             if way.strategy == "tp":
                 assert step["truth"]["ratio"] == 0
             else:
-                assert (0.05 if way.strategy == "ep" else 0.1) < step["truth"]["ratio"] < 0.95
+                assert (0.05 if way.strategy in OF_EXPERTS else 0.1) < step["truth"]["ratio"] < 0.95
             assert step["truth"]["stall_ns"] > 0
             assert step["truth"]["copy_ns"] > 0  # the batch, and the loss

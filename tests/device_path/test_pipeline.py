@@ -7,6 +7,7 @@ schedule says.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,9 @@ pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
 
 
 class Case(NamedTuple):
-    """A pipeline of `ranks` with `stages` a rank, each of one layer of two; `share` is what its schedule promises."""
+    """A pipeline of `ranks` with `stages` a rank, each of one layer of two; `share` is what its schedule promises.
+    `beside`: so many pipelines, each stage sharded over the ranks that have it.
+    """
 
     ranks: int
     micro_batches: int
@@ -28,16 +31,24 @@ class Case(NamedTuple):
     stages: int = 1
     tap: str = "compiled"
     transfer: tuple[int, float] = (100, 0.0)
+    workload: str = "ranking"
+    beside: int = 1
+
+    @property
+    def strategy(self) -> str:
+        return "pp" if self.beside == 1 else "fsdp_pp"
 
     @property
     def name(self) -> str:
-        return f"{self.schedule}-{self.ranks}x{self.micro_batches}-{self.mode}-{self.tap}-{self.transfer[0]}"
+        what = f"{self.workload}-{self.strategy}-{self.schedule}-{self.ranks}x{self.micro_batches}"
+        return f"{what}-{self.mode}-{self.tap}-{self.transfer[0]}"
 
     @property
     def words(self) -> list[str]:
         return [
+            f"workload={self.workload}",
             "workload.num_layers=4",
-            "parallel=pp",
+            f"parallel={self.strategy}",
             f"parallel.schedule={self.schedule}",
             f"parallel.microbatches={self.micro_batches}",
             f"parallel.stages_per_rank={self.stages}",
@@ -56,6 +67,7 @@ CASES = [
     *(Case(ranks, count, "dedicated") for ranks, count in ((2, 4), (4, 8))),
     Case(2, 4, "dedicated", "gpipe"),
     Case(2, 4, "dedicated", "interleaved_1f1b", 2),
+    *(Case(2, 4, mode, workload="gpt") for mode in ("observe", "dedicated")),
 ]
 WAYS = (("dedicated", "compiled"), ("observe", "python"))
 SLOW = [Case(2, 4, mode, tap=tap, transfer=(90_000, 0.5)) for mode, tap in WAYS]
@@ -63,7 +75,12 @@ SLOW = [Case(2, 4, mode, tap=tap, transfer=(90_000, 0.5)) for mode, tap in WAYS]
 ROUNDING_NS = 100
 """Of some ten marks a step."""
 ZERO_BUBBLE = Case(2, 4, "dedicated", "zbv_zero_bubble", 2)
-EVERY = (*CASES, *SLOW, ZERO_BUBBLE)
+BESIDE = [
+    *(Case(2, 4, mode, workload=name, beside=2) for mode in ("observe", "dedicated") for name in ("ranking", "gpt")),
+    Case(2, 4, "dedicated", "interleaved_1f1b", 2, beside=2),
+    Case(2, 4, "dedicated", transfer=(90_000, 0.5), beside=2),
+]
+EVERY = (*CASES, *SLOW, ZERO_BUBBLE, *BESIDE)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +88,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[dict[s
     """Of each case the steps of each rank; one launch for two ranks and one for four."""
     found: dict[str, list[list[dict[str, Any]]]] = {}
     for ranks in (2, 4):
-        cases = {case.name: (case.words, case.transfer) for case in EVERY if case.ranks == ranks}
+        cases = {case.name: (case.words, case.transfer) for case in EVERY if case.ranks * case.beside == ranks}
         folder = Path(tmp_path_factory.mktemp("pipeline"))
         by_rank = on_devices("tests.device_path.program_pipeline", folder, json.dumps(cases), ranks=ranks)
         found |= {name: [of_rank[name] for of_rank in by_rank] for name in cases}
@@ -115,10 +132,26 @@ def test_every_transfer_between_stages_is_seen(told: dict[str, Any], case: Case)
             )
 
 
+@pytest.mark.parametrize("case", BESIDE, ids=lambda case: case.name)
+def test_pipelines_beside_each_other_have_the_bubbles_of_one(told: dict[str, Any], case: Case) -> None:
+    """Gathering parameters and scattering gradients is communication, and no bubble."""
+    alone = next(each for each in CASES if (each.ranks, each.micro_batches, each.schedule) == case[:2] + case[3:4])
+    for rank, steps in enumerate(told[case.name]):
+        for step in steps:
+            assert step["coverage"]
+            kinds = Counter(step["kinds"])
+            assert kinds["allgather"] > 0
+            assert kinds["reducescatter"] > 0
+            one = Counter(told[alone.name][rank // case.beside][0]["kinds"])
+            assert {kind: kinds[kind] for kind in ("send", "recv")} == {kind: one[kind] for kind in ("send", "recv")}
+            if case.transfer == alone.transfer:
+                assert step["overlap"]["bubble_share"] == pytest.approx(case.share, rel=0.01)
+
+
 def test_a_bubble_is_when_the_computing_stream_stands_still(told: dict[str, Any]) -> None:
     """In dedicated mode, where no transfer runs on that stream itself."""
     for case in EVERY:
-        if case.mode == "dedicated":
+        if case.mode == "dedicated" and case.beside == 1:  # FSDP's collectives stop that stream too
             for steps in told[case.name]:
                 for step in steps:
                     assert step["overlap"]["bubble_ms"] * 1e6 == pytest.approx(step["still_ns"], abs=ROUNDING_NS)

@@ -85,6 +85,8 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
                 assert (ROOT / options.training_script).is_file()
                 return
             assert options.training_script == "train.py"
+            if options.nproc_per_node.isdigit():  # a mesh has to be filled
+                monkeypatch.setenv("WORLD_SIZE", options.nproc_per_node)
             compose(options.training_script_args, tmp_path, monkeypatch)
         case ["python", "analysis/overlap_report.py", *rest] | ["aorta", "report", *rest]:
             options = parser().parse_intermixed_args(rest)

@@ -8,6 +8,7 @@ from tests import workload_table
 from tests.docs.pages import ROOT
 from tests.runner.test_every_strategy import CASES
 from tests.runner.test_pipeline import CASES as PIPELINES
+from tests.trained_ways import PIPELINES as STRATEGIES
 
 
 def test_the_page_is_current() -> None:
@@ -16,9 +17,10 @@ def test_the_page_is_current() -> None:
 
 
 def test_what_it_says_is_trained_is_trained() -> None:
-    in_pipelines = {words[0].partition("=")[2] for _, words in PIPELINES.values()}
-    assert in_pipelines == {name for name, strategies in workload_table.TRAINED.items() if "pp" in strategies}
-    assert workload_table.TRAINED["ranking"] == {*CASES, "pp"}
+    for strategy in STRATEGIES:
+        in_pipelines = {case.workload for case in PIPELINES.values() if case.strategy == strategy}
+        assert in_pipelines == {name for name, strategies in workload_table.TRAINED.items() if strategy in strategies}
+    assert workload_table.TRAINED["ranking"] == {*CASES, *STRATEGIES}
     assert {name: ranks for name, (ranks, _) in CASES.items()}.items() <= workload_table.RANKS.items()
 
 

@@ -33,9 +33,17 @@ class Noted:
 )
 def test_prefetch(ahead: int, behind: int, forward: list[list[int]], backward: list[list[int]]) -> None:
     blocks = [Noted() for _ in range(4)]
-    prefetch(blocks, ahead, behind)  # type: ignore[arg-type]
+    prefetch([[block] for block in blocks], ahead, behind)  # type: ignore[list-item]
     assert [[blocks.index(b) for b in block.forward] for block in blocks] == forward
     assert [[blocks.index(b) for b in block.backward] for block in blocks] == backward
+
+
+def test_what_is_sharded_apart_inside_a_block_is_gathered_with_it() -> None:
+    first, second, experts, third = (Noted() for _ in range(4))
+    prefetch([[first], [second, experts], [third]], 1, 1)  # type: ignore[list-item]
+    assert first.forward == [second, experts]
+    assert third.backward == [second, experts]
+    assert (experts.forward, experts.backward) == ([], [experts])
 
 
 def test_bucket_size_follows_the_model_up_to_torchs_own() -> None:

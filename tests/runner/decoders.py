@@ -1,7 +1,8 @@
 """Run on every rank: decoders on strategies, each from the same seed in every mode, in one launch.
 
 Arguments: a folder, then names of `tests.trained_ways`. Leaves `rank_<r>.json`: name -> mode -> losses, gradient norms,
-a digest of the parameters, coverage, tokens of experts, kinds of the collectives.
+a digest of the parameters, coverage, tokens of experts, kinds of the collectives and their groups; and of those in
+`KEPT` `<name>.pt`, every parameter as a whole after the training without the instrument.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import Topology, read_topology
@@ -23,9 +25,10 @@ from aorta.parallel.plan import local_part
 from aorta.records.schema import Step
 from tests.loop import Loop
 from tests.runner.modes import MODES
-from tests.trained_ways import DECODERS, TINY
+from tests.trained_ways import DECODERS, TINY, Way
 
 STEPS = 3
+KEPT = ("moe-ddp", "moe-fsdp_ep")
 
 
 def main(folder: str, *names: str) -> None:
@@ -33,18 +36,22 @@ def main(folder: str, *names: str) -> None:
     topology, device = read_topology(), torch.device("cpu")
     ways = [way for way in DECODERS if way.name in names]
     with process_group(topology, device, 120.0):
-        told = {way.name: {mode: trained(way.words, mode, topology, device) for mode in MODES} for way in ways}
+        told = {way.name: {mode: trained(way, mode, topology, device, folder) for mode in MODES} for way in ways}
     Path(folder, f"rank_{topology.rank}.json").write_text(json.dumps(told))
 
 
-def trained(words: tuple[str, ...], mode: str, topology: Topology, device: torch.device) -> dict[str, Any]:
+def trained(way: Way, mode: str, topology: Topology, device: torch.device, folder: str) -> dict[str, Any]:
     """One run in one mode; on a CPU `dedicated` has the compiled tap, `observe` the one in Python."""
     lines: list[Step] = []
     own = (f"instrument.mode={mode}", f"instrument.native={mode == 'dedicated'}", "training.gradient_accumulation=2")
-    loop = Loop((*TINY, *words, *own, "training.device=cpu"), topology, device, lines.append)
+    loop = Loop((*TINY, *way.words, *own, "training.device=cpu"), topology, device, lines.append)
     for _ in range(STEPS):
         loop.step()
     loop.finish()
+    if way.name in KEPT and mode == "off":
+        whole = {name.removeprefix("module."): full(p.detach()) for name, p in loop.model.named_parameters()}
+        if topology.rank == 0:
+            torch.save(whole, Path(folder, f"{way.name}.pt"))
     return {
         "losses": [line.loss for line in lines],
         "grad_norms": [line.grad_norm for line in lines],
@@ -52,8 +59,14 @@ def trained(words: tuple[str, ...], mode: str, topology: Topology, device: torch
         "coverage": [msgspec.to_builtins(line.coverage) for line in lines],
         "experts": [msgspec.to_builtins(line.experts or []) for line in lines],
         "collectives": dict(Counter(row.kind for line in lines for row in line.collectives)),
+        "groups": {name: group.ranks for name, group in loop.instrument.groups.items()},
         "blocks": sorted({span.block for line in lines for span in line.compute}),
     }
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor that may be distributed over ranks; collective."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
 
 
 def digest(model: nn.Module) -> str:

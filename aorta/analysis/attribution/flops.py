@@ -38,6 +38,8 @@ def flops_per_rank_step(manifest: Manifest | None) -> tuple[float | None, str | 
     strategy = parallel.get("strategy") if isinstance(parallel, Mapping) else None
     if strategy in ("tp", "fsdp_tp"):
         return None, f"parallel={strategy}: ranks share a layer, and how much of it each computes is not counted"
+    if strategy in ("pp", "fsdp_pp"):
+        return None, f"parallel={strategy}: ranks compute different layers, and which each computes is not counted"
     try:
         return _ranking(config), None
     except (KeyError, TypeError) as error:

@@ -134,6 +134,17 @@ class FSDPCP(FSDP):
 
 
 @dataclass
+class FSDPEP(FSDP):
+    """Expert parallelism within groups of ranks, FSDP2 over all of them: the experts of a layer are split over the
+    ranks of a group and sharded over the groups, the rest of the model is sharded over all ranks.
+    """
+
+    strategy: str = "fsdp_ep"
+    # ranks that share the experts of a layer; the world is a multiple of it
+    ep_size: int = 2
+
+
+@dataclass
 class PP(Parallel):
     """Pipeline parallelism: each rank computes some of the layers, on all samples; micro-batches follow each other
     through the ranks.
@@ -146,3 +157,14 @@ class PP(Parallel):
     microbatches: int = 4
     # stages that a rank computes: 1 with gpipe and 1f1b, 2 with zbv_zero_bubble, 2 or more with the interleaved ones
     stages_per_rank: int = 1
+
+
+@dataclass
+class FSDPPP(FSDP, PP):
+    """Several pipelines on batches of their own, FSDP2 between the ranks that have the same stages."""
+
+    strategy: str = "fsdp_pp"
+    # free gathered parameters after each forward pass of a micro-batch and gather them again; false gathers once a step
+    reshard_after_forward: bool = False
+    # ranks of one pipeline; the world is a multiple of it
+    pp_size: int = 2

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from aorta.config.rules.bounds import at_least
-from aorta.config.schema import CP, EP, FSDP, FSDP1, FSDPCP, FSDPTP, PP, TP, Config, Gpt, Moe, Precision
+from aorta.config.schema import CP, EP, FSDP, FSDP1, FSDPCP, FSDPEP, FSDPTP, PP, TP, Config, Gpt, Moe, Precision
 
 
 def parallel_rules(config: Config) -> Iterator[str]:
@@ -31,12 +31,12 @@ def parallel_rules(config: Config) -> Iterator[str]:
             f"training.mixed_precision=fp16: parallel={config.parallel.strategy} keeps parameters on several meshes, "
             "and torch's gradient scaler looks for overflow on one only, so ranks would disagree about a step; use bf16"
         )
-    if isinstance(config.parallel, EP) and config.compile.enabled:
+    if isinstance(config.parallel, EP | FSDPEP) and config.compile.enabled:
         yield (
             f"compile.enabled=true: torch.compile does not trace the exchange of tokens of parallel="
             f"{config.parallel.strategy}; set it to false, or use parallel=ddp"
         )
-    if isinstance(config.parallel, EP) and not isinstance(config.workload, Moe):
+    if isinstance(config.parallel, EP | FSDPEP) and not isinstance(config.workload, Moe):
         yield (
             f"parallel={config.parallel.strategy}: workload={config.workload.name} has no experts that ranks could "
             "share; use workload=moe, or parallel=ddp"
@@ -88,28 +88,24 @@ def _pipeline_rules(config: Config, parallel: PP) -> Iterator[str]:
         )
     if not hasattr(config.workload, "num_layers"):
         yield (
-            f"parallel=pp: workload={config.workload.name} has no layers that can be cut into stages; use "
-            "workload=gpt, or parallel=ddp"
+            f"parallel={parallel.strategy}: workload={config.workload.name} has no layers that can be cut into stages; "
+            "use workload=gpt, or parallel=ddp"
         )
     if isinstance(config.workload, Moe):
         yield (
-            "parallel=pp: workload=moe counts and balances the tokens of its experts over whole batches, which a stage "
-            "does not see; use workload=gpt, or parallel=ep"
+            f"parallel={parallel.strategy}: workload=moe counts and balances the tokens of its experts over whole "
+            "batches, which a stage does not see; use workload=gpt, or parallel=ep"
         )
     if training.gradient_accumulation != 1:
         yield (
-            f"training.gradient_accumulation={training.gradient_accumulation}: with parallel=pp the micro-batches of "
-            "the pipeline are the accumulation; raise training.batch_size and parallel.microbatches instead"
+            f"training.gradient_accumulation={training.gradient_accumulation}: with parallel={parallel.strategy} the "
+            "micro-batches of the pipeline are the accumulation; raise training.batch_size and parallel.microbatches "
+            "instead"
         )
     if training.mixed_precision is Precision.fp16:
         yield (
             "training.mixed_precision=fp16: torch's gradient scaler looks for overflow on one rank only, so the "
-            "stages of parallel=pp would disagree about a step; use bf16"
-        )
-    if training.checkpoint_interval is not None:
-        yield (
-            f"training.checkpoint_interval={training.checkpoint_interval}: torch's checkpoints do not give every "
-            "stage of parallel=pp its own optimizer state back; set it to null"
+            f"stages of parallel={parallel.strategy} would disagree about a step; use bf16"
         )
     if config.baseline.enabled:
         yield "baseline.enabled=true: a stage cannot compute alone, without what its neighbours send; leave it out"

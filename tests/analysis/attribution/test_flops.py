@@ -53,6 +53,7 @@ def test_a_plan_that_knows_its_work_is_believed() -> None:
         ({}, "does not count the FLOPs of workload None"),
         (manifest(workload={"name": "resnet18"}), "does not count the FLOPs of workload 'resnet18'"),
         (manifest(parallel={"strategy": "tp"}), "ranks share a layer"),
+        (manifest(parallel={"strategy": "pp"}), "ranks compute different layers"),
         (manifest(training={}), "lacks a size that the count needs"),
     ],
 )
