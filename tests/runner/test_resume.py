@@ -11,20 +11,22 @@ from tests.runs import record, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 # Dropout and the schedule go on too, and the optimizer's moments are those of a sharded model.
-WORDS = (*TINY, "training.max_steps=6", "training.checkpoint_interval=3", "workload.dropout=0.1", "training.epochs=2")
+WORDS = (*TINY, "training.max_steps=6", "training.checkpoint_interval=3", "training.epochs=2")
 CASES = [
-    pytest.param("tp", 2, id="tp"),
-    pytest.param("hsdp", 4, id="hsdp"),
-    pytest.param("fsdp_tp", 4, id="fsdp_tp"),
+    pytest.param("tp", "workload.dropout=0.1", 2, id="tp"),
+    pytest.param("hsdp", "workload.dropout=0.1", 4, id="hsdp"),
+    pytest.param("fsdp_tp", "workload.dropout=0.1", 4, id="fsdp_tp"),
+    pytest.param("fsdp_cp", "workload=gpt", 4, id="fsdp_cp"),
 ]
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), CASES)
-def test_a_resumed_run_continues_bit_identically(tmp_path: Path, strategy: str, ranks: int) -> None:
-    train(tmp_path, *WORDS, f"parallel={strategy}", ranks=ranks)
+@pytest.mark.parametrize(("strategy", "workload", "ranks"), CASES)
+def test_a_resumed_run_continues_bit_identically(tmp_path: Path, strategy: str, workload: str, ranks: int) -> None:
+    words = (*WORDS, f"parallel={strategy}", workload)
+    train(tmp_path, *words, ranks=ranks)
     whole = [record(tmp_path, rank).steps for rank in range(ranks)]
     assert [step.global_step for step in whole[0]] == list(range(6))
-    train(tmp_path, *WORDS, f"parallel={strategy}", "training.start_step=3", ranks=ranks)
+    train(tmp_path, *words, "training.start_step=3", ranks=ranks)
     for rank in range(ranks):
         resumed = record(tmp_path, rank)
         assert resumed.header.start_step == 3
