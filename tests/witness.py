@@ -12,7 +12,9 @@ KINDS = {
     "c10d::allreduce_": "allreduce",
     "c10d::_allgather_base_": "allgather",
     "c10d::allgather_": "allgather",
+    "c10d::allgather_into_tensor_coalesced_": "allgather",
     "c10d::_reduce_scatter_base_": "reducescatter",
+    "c10d::reduce_scatter_tensor_coalesced_": "reducescatter",
     "c10d::broadcast_": "broadcast",
 }
 FULL_ARRAY = {"allreduce": 0, "allgather": 0, "reducescatter": 1, "broadcast": 0}

@@ -45,6 +45,8 @@ SLOW = {
     "fsdp1-compiled": (2, ("parallel=fsdp1", "compile")),
     "hsdp-compiled": (4, ("parallel=hsdp", "compile")),
     "fsdp_tp-compiled": (4, ("parallel=fsdp_tp", "compile")),
+    "cp-compiled": (2, ("workload=gpt", "parallel=cp", "compile")),
+    "fsdp_cp-compiled": (4, ("workload=gpt", "parallel=fsdp_cp", "compile")),
 }
 
 

@@ -18,6 +18,7 @@ CASES = {
     "tp": (2, (DROPOUT,)),
     "hsdp": (4, (DROPOUT,)),
     "fsdp_tp": (4, (DROPOUT,)),
+    "fsdp_cp": (4, ("workload=gpt",)),
     # One expert on a rank: each is cut between the groups.
     "fsdp_ep": (4, ("workload=moe", "workload.num_experts=2")),
     "pp": (2, (DROPOUT, ONE_BATCH)),
