@@ -211,7 +211,7 @@ class KernelTotalEntry(msgspec.Struct):
     rank: int | None
     device: int | None
     name: str
-    cls: Literal["compute", "comm", "copy"]
+    cls: Literal["compute", "comm", "copy", "unknown"]
     count: int
     total_ms: float
     mean_ms: float
@@ -256,7 +256,7 @@ class StreamGapsEntry(msgspec.Struct):
 
 
 class CounterEntry(msgspec.Struct):
-    """A hardware counter of kernels of one name."""
+    """A hardware counter of kernels of one name; `derived_from` the raw ones, or null where the tool gave it."""
 
     rank: int | None
     device: int | None
@@ -267,6 +267,7 @@ class CounterEntry(msgspec.Struct):
     min: float
     max: float
     comm_share: float | None
+    derived_from: str | None
 
 
 class SlowdownEntry(msgspec.Struct):

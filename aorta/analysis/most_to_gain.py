@@ -64,7 +64,7 @@ def _replayed(run: Run) -> dict[str, Any]:
         "bounds": [asdict(each) for each in parts.bounds],
         "notes": list(parts.notes),
         "flags": list(found.flags),
-        "command": f"{ask} --set {first}",
+        "command": f"{ask} --set {shlex.quote(first)}",
     }
 
 

@@ -10,7 +10,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -50,22 +50,12 @@ are missing, 128 + n stopped by signal n; with --report otherwise the report's o
 
 def parser() -> argparse.ArgumentParser:
     """The arguments that the command takes, up to `--`."""
-    words = argparse.ArgumentParser(
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    words = command_parser(_DESCRIPTION, _EXAMPLES)
     words.add_argument(
         "words", nargs="*", metavar="OVERRIDE", help="for train.py, on both sides; after -- also options"
     )
-    words.add_argument("--plan", metavar="FILE", help="YAML with the same keys; options here win, overrides are added")
     words.add_argument("--output", metavar="DIR", help="folder of the plan")
-    words.add_argument("--launches", type=int, metavar="N", help="launches per side; 5 unless the file says otherwise")
-    words.add_argument("--nproc_per_node", "--nproc-per-node", type=int, metavar="N", help="ranks of a launch; 2")
-    words.add_argument("--torchrun", metavar="ARGUMENTS", help="more arguments for torchrun, as '--max-restarts 0'")
-    words.add_argument("--seed", type=int, metavar="N", help="training.seed of every launch")
-    words.add_argument("--timeout-s", type=float, metavar="S", help="a launch that lasts longer is ended, and failed")
+    add_plan_arguments(words, "YAML with the same keys; options here win, overrides are added")
     words.add_argument("--aa", action="store_true", help="both sides are the reference: publish the noise floor")
     words.add_argument("--report", action="store_true", help="compare at the end; the report's exit code is passed on")
     words.add_argument("--dry-run", action="store_true", help="print the launches and stop")
@@ -113,14 +103,48 @@ def parse_mixed(words: argparse.ArgumentParser, arguments: Sequence[str]) -> arg
     return options
 
 
-def add_base_arguments(words: argparse.ArgumentParser) -> None:
-    """The options of commands that find their candidates themselves, for `base_plan`."""
-    words.add_argument("--plan", metavar="FILE", help="YAML of the base as for aorta ab, without sides")
+def command_parser(description: str, examples: str) -> argparse.ArgumentParser:
+    """Of a command that launches plans; the texts are printed as they stand."""
+    return argparse.ArgumentParser(
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def add_plan_arguments(words: argparse.ArgumentParser, plan_help: str) -> None:
+    """How launches are made, for `read_plan`. `plan_help`: what the file of `--plan` has."""
+    words.add_argument("--plan", metavar="FILE", help=plan_help)
     words.add_argument("--launches", type=int, metavar="N", help="launches per side; 5 unless the file says otherwise")
     words.add_argument("--nproc_per_node", "--nproc-per-node", type=int, metavar="N", help="ranks of a launch; 2")
-    words.add_argument("--torchrun", metavar="ARGUMENTS", help="more arguments for torchrun")
+    words.add_argument("--torchrun", metavar="ARGUMENTS", help="more arguments for torchrun, as '--max-restarts 0'")
     words.add_argument("--seed", type=int, metavar="N", help="training.seed of every launch")
     words.add_argument("--timeout-s", type=float, metavar="S", help="a launch that lasts longer is ended, and failed")
+
+
+def add_search_arguments(words: argparse.ArgumentParser, file: str) -> None:
+    """Options of commands that find their candidates themselves, those for `base_plan` among them.
+
+    Args:
+        file: what the command leaves, printed by `--json`.
+    """
+    words.add_argument(
+        "--margin", type=float, default=0.02, metavar="X", help="part of the step that a gain must exceed; %(default)s"
+    )
+    add_plan_arguments(words, "YAML of the base as for aorta ab, without sides")
+    words.add_argument("--dry-run", action="store_true", help="print what would be launched, and stop")
+    words.add_argument("--json", action="store_true", help=f"print what {file} holds")
+
+
+def interruptible(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """The exit code of a command, also where ctrl-C finds it before the first launch or after the last: during one it
+    is a stop of the plan.
+    """
+    try:
+        return run(options)
+    except KeyboardInterrupt:
+        return SIGNAL_EXIT_BASE + signal.SIGINT
 
 
 def base_plan(
@@ -129,7 +153,7 @@ def base_plan(
     """The base alone, as `aorta ab` would read it.
 
     Args:
-        options: of `add_base_arguments`, and `output`.
+        options: of `add_plan_arguments`, and `output`.
         words: for train.py. `whose`: the command that finds the candidates. `environment`: variables of all launches.
 
     Raises:
@@ -153,21 +177,26 @@ def launch_line(plan: Plan, launch: PlannedLaunch) -> str:
     return f"{launch.name}: {shlex.join(words)}"
 
 
+def print_launches(plan: Plan) -> None:
+    """Every launch, as `launch_line` has it."""
+    for launch in plan.order():
+        to_stdout(launch_line(plan, launch))
+
+
 @command()
 def main(arguments: Sequence[str]) -> int:
     """Carry out a plan; returns the exit code (argparse itself ends with 0 or 2)."""
-    options = parse(arguments)
-    try:
-        from aorta.experiments.plan_options import read_plan
+    return interruptible(_ab, parse(arguments))
 
-        plan = read_plan(options, Path.cwd())
-        if options.dry_run:
-            for launch in plan.order():
-                to_stdout(launch_line(plan, launch))
-            return EXIT_OK
-        return _carry_out(plan, report=options.report)
-    except KeyboardInterrupt:  # before the first launch, or after the last: nothing runs
-        return SIGNAL_EXIT_BASE + signal.SIGINT
+
+def _ab(options: argparse.Namespace) -> int:
+    from aorta.experiments.plan_options import read_plan
+
+    plan = read_plan(options, Path.cwd())
+    if options.dry_run:
+        print_launches(plan)
+        return EXIT_OK
+    return _carry_out(plan, report=options.report)
 
 
 def launch_all(plan: Plan) -> int | None:

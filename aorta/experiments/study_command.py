@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from aorta.command_line import command, to_stderr, to_stdout
-from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
+from aorta.errors import EXIT_OK
 from aorta.experiments import plan_command
 from aorta.experiments.launch_plan import REFERENCE, with_candidates
 
@@ -47,34 +46,20 @@ recommendation, 1 the plan cannot be run, 2 an argument or input is wrong,
 
 def parser() -> argparse.ArgumentParser:
     """The arguments that the command takes, up to `--`."""
-    words = argparse.ArgumentParser(
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    words = plan_command.command_parser(_DESCRIPTION, _EXAMPLES)
     words.add_argument(
         "words", nargs="*", metavar="KEY=VALUE[,VALUE...]", help="for train.py, or env.NAME=...; after -- also options"
     )
     words.add_argument("--output", metavar="DIR", required=True, help="folder of the launches and of what they came to")
     words.add_argument("--preset", metavar="NAME", help="words by name; words given replace those of their key")
-    words.add_argument(
-        "--margin", type=float, default=0.02, metavar="X", help="part of the step a gain must exceed; %(default)s"
-    )
-    plan_command.add_base_arguments(words)
-    words.add_argument("--dry-run", action="store_true", help="print the launches, and stop")
-    words.add_argument("--json", action="store_true", help="print what study.json holds")
+    plan_command.add_search_arguments(words, "study.json")
     return words
 
 
 @command()
 def main(arguments: Sequence[str]) -> int:
     """Run `aorta study`; returns its exit code (argparse itself ends with 0 or 2)."""
-    options = plan_command.parse_mixed(parser(), arguments)
-    try:
-        return _study(options)
-    except KeyboardInterrupt:  # nothing runs: a launch that did has made it a stop of the plan
-        return SIGNAL_EXIT_BASE + signal.SIGINT
+    return plan_command.interruptible(_study, plan_command.parse_mixed(parser(), arguments))
 
 
 def _study(options: argparse.Namespace) -> int:
@@ -93,8 +78,7 @@ def _study(options: argparse.Namespace) -> int:
     for note in asked.notes:
         to_stderr(f"note: {note}")
     if options.dry_run:
-        for launch in plan.order():
-            to_stdout(plan_command.launch_line(plan, launch))
+        plan_command.print_launches(plan)
         return EXIT_OK
     to_stderr(f"{len(cells)} cells against the base, {plan.launches} launches each")
     stopped = plan_command.launch_all(plan)

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aorta.command_line import command, to_stderr, to_stdout
-from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, InputError, RunIncomplete
+from aorta.errors import EXIT_OK, InputError, RunIncomplete
 from aorta.experiments import plan_command
 from aorta.experiments.launch_plan import REFERENCE, Plan, with_candidates
 
@@ -60,12 +59,7 @@ recommendation, 1 the plan cannot be run, 2 an argument or input is wrong,
 
 def parser() -> argparse.ArgumentParser:
     """The arguments that the command takes, up to `--`."""
-    words = argparse.ArgumentParser(
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    words = plan_command.command_parser(_DESCRIPTION, _EXAMPLES)
     words.add_argument("words", nargs="*", metavar="OVERRIDE", help="of the base, for train.py; after -- also options")
     words.add_argument("--output", metavar="DIR", required=True, help="folder of the base run, the launches, tune.json")
     words.add_argument("--from", dest="recorded", metavar="RUN", help="predict from this run: its label or folder")
@@ -86,16 +80,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE,...",
         help="a variable; each value is a candidate, launched beside the --try; repeatable",
     )
-    words.add_argument(
-        "--margin",
-        type=float,
-        default=0.02,
-        metavar="X",
-        help="part of the step that a gain must exceed, predicted and measured; %(default)s",
-    )
-    plan_command.add_base_arguments(words)
-    words.add_argument("--dry-run", action="store_true", help="print proposals and launches, and stop")
-    words.add_argument("--json", action="store_true", help="print what tune.json holds")
+    plan_command.add_search_arguments(words, "tune.json")
     return words
 
 
@@ -107,11 +92,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 @command()
 def main(arguments: Sequence[str]) -> int:
     """Run `aorta tune`; returns its exit code (argparse itself ends with 0 or 2)."""
-    options = parse(arguments)
-    try:
-        return _tune(options)
-    except KeyboardInterrupt:  # nothing runs: a launch that did has made it a stop of the plan
-        return SIGNAL_EXIT_BASE + signal.SIGINT
+    return plan_command.interruptible(_tune, parse(arguments))
 
 
 def base_plan(options: argparse.Namespace) -> Plan:
@@ -155,7 +136,7 @@ def _tune(options: argparse.Namespace) -> int:
     if options.dry_run:
         to_stdout(json.dumps(tuning.as_json(), indent=2) if options.json else tuning.proposals_text())
         if not options.json and tried:
-            _print_launches(whole)
+            plan_command.print_launches(whole)
         return EXIT_OK
     if tried:
         to_stderr(
@@ -190,7 +171,7 @@ def _recorded(options: argparse.Namespace, plan: Plan) -> tuple[Path | None, int
                 f"--dry-run --json: {once.output} has no record of the base yet, so there are no proposals; launch "
                 "without --dry-run, or name a run with --from"
             )
-        _print_launches(once)
+        plan_command.print_launches(once)
         to_stdout("what is launched next depends on the record of this launch")
     return folder, stopped
 
@@ -234,11 +215,6 @@ def _refine(options: argparse.Namespace, plan: Plan, base: Base, refined: Refine
             return None
         refined.proposals = predicted_again(there, best, refined.proposals, base.identity.replayed_ms, source)
     return None
-
-
-def _print_launches(plan: Plan) -> None:
-    for launch in plan.order():
-        to_stdout(plan_command.launch_line(plan, launch))
 
 
 def _write(path: Path, content: object) -> None:

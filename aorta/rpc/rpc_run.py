@@ -14,7 +14,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import msgspec
 import torch
@@ -22,9 +21,8 @@ import torch.distributed.rpc as rpc
 
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Rpc
-from aorta.distributed.output_folder import RunFolder, prepare, write_whole
+from aorta.distributed.output_folder import RunFolder, write_whole
 from aorta.distributed.peers import Peers
-from aorta.distributed.provenance import Asked, rank_facts
 from aorta.distributed.stop_agreement import stop_on_signals
 from aorta.distributed.topology import Topology, read_topology
 from aorta.errors import ConfigError
@@ -35,9 +33,8 @@ from aorta.rpc.coordination import DRIVER, Coordination
 from aorta.rpc.driver import Driver
 from aorta.rpc.tracer import TracedRpc
 from aorta.rpc.worker_window import OPTIONS, WorkerWindow
-from aorta.runner.logs import log_to
 from aorta.runner.rank_process import run_rank
-from aorta.runner.recorded_run import RunSite, measured_clocks, publish_manifest
+from aorta.runner.recorded_run import untrained_run
 
 _log = logging.getLogger(__name__)
 _WORD_S = 3.0
@@ -111,21 +108,13 @@ class RpcRun:
 
     def run(self) -> signal.Signals | None:
         """Run all windows; returns the signal that ended them early."""
-        base = Path(self.config.training.output_dir) / (self.config.label or "")
-        folder = prepare(base, self.topology, self.peers, overwrite=self.config.training.overwrite, resuming=False)
-        with log_to(folder.log(self.rank)):
-            if self.rank == DRIVER:
-                for note in self.resolved.notes:
-                    _log.warning(note)
-                if self.profiled != self.config.profiling.enabled:
-                    _log.warning(NO_EXPORT)
-            site = RunSite(folder, self.topology, self.device, self.peers)
-            clocks = measured_clocks(self.config.clock, site)
+        plan = {"workers": self.names, "driver": self.names[DRIVER]}
+        place = self.topology, self.device, self.peers
+        with untrained_run(self.resolved, *place, "tensorpipe", plan) as (site, clocks, _):
+            if self.rank == DRIVER and self.profiled != self.config.profiling.enabled:
+                _log.warning(NO_EXPORT)
+            folder = site.folder
             self._metadata = trace_metadata(clocks.result, self.rank)
-            ranks = self.peers.gather("facts", rank_facts(self.topology, self.device))
-            asked = Asked(self.config.label, self.resolved.plain, self.resolved.manifest_hash)
-            plan = {"workers": self.names, "driver": self.names[DRIVER]}
-            publish_manifest(site, asked, clocks, ranks, "tensorpipe", plan)
             self._write_facts(folder, ended=False)
             with suppress(Stopped), self._workers(), TracedRpc() as traced:
                 self._run_windows(traced, folder)

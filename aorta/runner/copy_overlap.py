@@ -2,8 +2,9 @@
 
     measured(settings, device) -> one `SizeResult` a size: bandwidth of each way to copy, slow-down of the computation
 
-A kernel that copies takes compute units from the multiplications, a copy engine only memory bandwidth. Must not share a
-rule with the instrument: it times whole batches of work with events of its own, and may wait for the device.
+A kernel that copies takes compute units from the multiplications, a copy engine only memory bandwidth; which of them
+serves a copy call is the driver's choice. Must not share a rule with the instrument: it times whole batches of work
+with events of its own, and may wait for the device.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
@@ -26,14 +26,13 @@ from aorta.config.resolve import Resolved
 from aorta.config.rules.workload_rules import COPIES_NEED_DEVICE
 from aorta.config.schema import CopyOverlap
 from aorta.distributed import cuda
-from aorta.distributed.output_folder import prepare, write_whole
+from aorta.distributed.output_folder import write_whole
 from aorta.distributed.peers import Peers
-from aorta.distributed.provenance import Asked, rank_facts
 from aorta.distributed.topology import Topology, read_topology
 from aorta.errors import ConfigError
 from aorta.records.run_files import COPY_OVERLAP_FILE
 from aorta.runner.rank_process import run_rank
-from aorta.runner.recorded_run import RunSite, measured_clocks, publish_manifest
+from aorta.runner.recorded_run import untrained_run
 
 _log = logging.getLogger(__name__)
 VERSION: Final = 1
@@ -51,9 +50,10 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class WayResult:
-    """One way to copy, medians. `by`: what moves the bytes, `kernel` or `copy_engine`; bandwidths in GB = 1e9 bytes a
-    second, each byte counted once; `together`: beside the multiplications, as long as these run or a copy longer.
-    `compute_slowdown`: their time together / alone - 1; `overlap_efficiency`: (Tc + Tm - T) / min(Tc, Tm).
+    """One way to copy, medians. `by`: what was asked for, a `kernel` that copies or a copy call (`memcpy`), which the
+    driver may give to a copy engine or to a kernel of its own; bandwidths in GB = 1e9 bytes a second, each byte counted
+    once; `together`: beside the multiplications, as long as these run or a copy longer. `compute_slowdown`: their time
+    together / alone - 1; `overlap_efficiency`: (Tc + Tm - T) / min(Tc, Tm).
     """
 
     way: str
@@ -95,24 +95,21 @@ def _run(resolved: Resolved, topology: Topology, device: torch.device, peers: Pe
     assert isinstance(config.workload, CopyOverlap)  # the caller checked it
     if device.type == "cpu":
         raise ConfigError(f"this machine has no accelerator that torch sees: {COPIES_NEED_DEVICE}")
-    base = Path(config.training.output_dir) / (config.label or "")
-    folder = prepare(base, topology, peers, overwrite=config.training.overwrite, resuming=False)
-    site = RunSite(folder, topology, device, peers)
-    clocks = measured_clocks(config.clock, site)
-    facts = peers.gather("facts", rank_facts(topology, device))
-    asked = Asked(config.label, resolved.plain, resolved.manifest_hash)
-    publish_manifest(site, asked, clocks, facts, None, {})
-    results = measured(config.workload, device)
-    document = {
-        "version": VERSION,
-        "run_id": folder.run_id,
-        "device": facts[0],
-        "settings": resolved.plain["workload"],
-        "sizes": [asdict(one) for one in results],
-    }
-    write_whole(folder.path / COPY_OVERLAP_FILE, msgspec.json.format(msgspec.json.encode(document)) + b"\n")
-    sys.stdout.write("\n".join(table(results)) + "\n")
-    _log.info("written to %s", folder.path / COPY_OVERLAP_FILE)
+    with untrained_run(resolved, topology, device, peers, None, {}) as (site, clocks, facts):
+        results = measured(config.workload, device)
+        clocks.at_end()
+        document = {
+            "version": VERSION,
+            "run_id": site.folder.run_id,
+            "device": facts[0],
+            "settings": resolved.plain["workload"],
+            "sizes": [asdict(one) for one in results],
+        }
+        path = site.folder.path / COPY_OVERLAP_FILE
+        write_whole(path, msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+        sys.stdout.write("\n".join(table(results)) + "\n")
+        sys.stdout.flush()
+        _log.info("written: %s", path)
     return None
 
 
@@ -127,7 +124,7 @@ def measured(settings: CopyOverlap, device: torch.device) -> list[SizeResult]:
         for _ in range(settings.multiplications):
             torch.mm(left, right, out=product)
 
-    bench = _Bench(device, compute, settings.repeats)
+    bench = _TwoStreams(device, compute, settings.repeats)
     alone_ms = bench.alone(compute)
     return [
         SizeResult(size, [_measured(bench, alone_ms, name, by, copy, size) for name, by, copy in ways(size, device)])
@@ -136,26 +133,26 @@ def measured(settings: CopyOverlap, device: torch.device) -> list[SizeResult]:
 
 
 def ways(size_bytes: int, device: torch.device) -> list[tuple[str, str, Work]]:
-    """Name, what moves the bytes, and one copy, for each way that this machine has."""
+    """Name, what is asked to copy (`WayResult.by`), and one copy, for each way that this machine has."""
     elements = size_bytes // 4
     here, there = (torch.ones(elements, device=device) for _ in range(2))
     host = torch.ones(elements, pin_memory=True)
     found: list[tuple[str, str, Work]] = [
         ("d2d", "kernel", lambda: torch.mul(here, 1.0, out=there)),
-        ("d2d", "copy_engine", lambda: there.copy_(here, non_blocking=True)),
-        ("h2d", "copy_engine", lambda: there.copy_(host, non_blocking=True)),
-        ("d2h", "copy_engine", lambda: host.copy_(here, non_blocking=True)),
+        ("d2d", "memcpy", lambda: there.copy_(here, non_blocking=True)),
+        ("h2d", "memcpy", lambda: there.copy_(host, non_blocking=True)),
+        ("d2h", "memcpy", lambda: host.copy_(here, non_blocking=True)),
     ]
     if torch.accelerator.device_count() > 1:
         peer = torch.device(
             device.type, (torch.accelerator.current_device_index() + 1) % torch.accelerator.device_count()
         )
         away = torch.ones(elements, device=peer)
-        found.append(("p2p", "copy_engine", lambda: away.copy_(here, non_blocking=True)))
+        found.append(("p2p", "memcpy", lambda: away.copy_(here, non_blocking=True)))
     return found
 
 
-class _Bench:
+class _TwoStreams:
     """Times work on two streams of one device, in milliseconds; the median of some repeats, after one to warm up, which
     also tells how long the host takes to launch it.
     """
@@ -200,7 +197,7 @@ class _Bench:
         return torch.Event(self._device, enable_timing=True)
 
 
-def _measured(bench: _Bench, compute_ms: float, way: str, by: str, copy: Work, size_bytes: int) -> WayResult:
+def _measured(bench: _TwoStreams, compute_ms: float, way: str, by: str, copy: Work, size_bytes: int) -> WayResult:
     """Copies for about as long as the multiplications take."""
     count = max(1, min(MOST_COPIES, math.ceil(compute_ms / max(bench.alone(copy), 1e-6))))
 

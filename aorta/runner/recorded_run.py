@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import torch
 
+from aorta.config.resolve import Resolved
 from aorta.config.schema import Clock, Mode, Telemetry
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.device_metrics.device_identity import identify
@@ -28,7 +29,7 @@ from aorta.device_metrics.source_choice import open_source
 from aorta.distributed.accelerator import device_name
 from aorta.distributed.clock_measurement import ClockSynchronisation
 from aorta.distributed.environment_checks import Knob, cores, knobs_found, one_rank, too_many_ranks
-from aorta.distributed.output_folder import RunFolder, write_manifest
+from aorta.distributed.output_folder import RunFolder, prepare, write_manifest
 from aorta.distributed.peers import Peers
 from aorta.distributed.provenance import Asked, build_manifest, rank_facts
 from aorta.distributed.topology import Topology, default_label, platform_of
@@ -54,6 +55,7 @@ from aorta.records.schema import (
     Timer,
 )
 from aorta.runner.live_loggers import LiveLoggers
+from aorta.runner.logs import log_to
 from aorta.runner.rank_record import RankRecordWriter
 
 _log = logging.getLogger(__name__)
@@ -237,6 +239,35 @@ def publish_manifest(
         except OSError as problem:
             error = f"cannot write {site.folder.path / MANIFEST_FILE}: {problem.strerror or problem}"
     site.peers.agree("manifest", error)
+
+
+@contextmanager
+def untrained_run(
+    resolved: Resolved,
+    topology: Topology,
+    device: torch.device,
+    peers: Peers,
+    backend: str | None,
+    plan: Mapping[str, Any],
+) -> Iterator[tuple[RunSite, ClockSynchronisation, list[dict[str, Any]]]]:
+    """The run of a workload that trains nothing: a fresh folder with its manifest, clocks, and a log while it is open;
+    collective. Gives the place, the clocks, which the caller measures again at its end, and `rank_facts` of all ranks.
+
+    Raises:
+        ConfigError: the folder holds a run already. PeerFailed: a rank did not take part.
+    """
+    config = resolved.config
+    base = Path(config.training.output_dir) / (config.label or "")
+    folder = prepare(base, topology, peers, overwrite=config.training.overwrite, resuming=False)
+    with log_to(folder.log(topology.rank)):
+        for note in resolved.notes if topology.rank == 0 else ():
+            _log.warning(note)
+        site = RunSite(folder, topology, device, peers)
+        clocks = measured_clocks(config.clock, site)
+        ranks = peers.gather("facts", rank_facts(topology, device))
+        asked = Asked(config.label, resolved.plain, resolved.manifest_hash)
+        publish_manifest(site, asked, clocks, ranks, backend, plan)
+        yield site, clocks, ranks
 
 
 def header_of(

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 import torch
@@ -20,9 +19,8 @@ from aorta.config.rules.workload_rules import STREAMS_NEED_DEVICE
 from aorta.config.schema import Streams
 from aorta.distributed import cuda
 from aorta.distributed.accelerator import default_backend, device_name
-from aorta.distributed.output_folder import prepare, write_whole
+from aorta.distributed.output_folder import write_whole
 from aorta.distributed.peers import Peers
-from aorta.distributed.provenance import Asked, rank_facts
 from aorta.distributed.topology import Topology
 from aorta.errors import ConfigError
 from aorta.records.streams_file import (
@@ -34,9 +32,8 @@ from aorta.records.streams_file import (
     StreamsPoint,
     StreamsRank,
 )
-from aorta.runner.logs import log_to
 from aorta.runner.rank_process import run_rank
-from aorta.runner.recorded_run import RunSite, measured_clocks, publish_manifest
+from aorta.runner.recorded_run import untrained_run
 from aorta.streams.concurrency import concurrency, elapsed_ns, knee, most_at_once
 from aorta.streams.device_streams import distinct_streams
 from aorta.streams.issue import Issuer, Timed
@@ -64,32 +61,25 @@ def run_streams(resolved: Resolved) -> int:
 
 
 def _run(resolved: Resolved, topology: Topology, device: torch.device, peers: Peers) -> signal.Signals | None:
-    config = resolved.config
-    settings = config.workload
+    settings = resolved.config.workload
     assert isinstance(settings, Streams)  # the caller checked it
-    base = Path(config.training.output_dir) / (config.label or "")
-    folder = prepare(base, topology, peers, overwrite=config.training.overwrite, resuming=False)
-    with log_to(folder.log(topology.rank)):
-        site = RunSite(folder, topology, device, peers)
-        clocks = measured_clocks(config.clock, site)
-        ranks = peers.gather("facts", rank_facts(topology, device))
-        asked = Asked(config.label, resolved.plain, resolved.manifest_hash)
-        publish_manifest(site, asked, clocks, ranks, default_backend(device), {})
-        result = _Bench(settings, topology, device, peers).result()
+    with untrained_run(resolved, topology, device, peers, default_backend(device), {}) as (site, clocks, _ranks):
+        result = _PatternRuns(settings, topology, device, peers).result()
         clocks.at_end()
         gathered = peers.gather("streams", msgspec.to_builtins(result))
         if topology.rank == 0:
             results = msgspec.convert(gathered, list[StreamsRank])
             whole = StreamsFile(STREAMS_VERSION, round(settings.kernel_us * 1e3), settings.knee_tolerance, results)
-            write_whole(folder.path / STREAMS_FILE, msgspec.json.format(msgspec.json.encode(whole), indent=1))
+            path = site.folder.path / STREAMS_FILE
+            write_whole(path, msgspec.json.format(msgspec.json.encode(whole), indent=1))
             for one in results:
                 sys.stdout.write(f"{table(one, settings.knee_tolerance, style_of(sys.stdout))}\n")
             sys.stdout.flush()
-            _log.info("written: %s", folder.path / STREAMS_FILE)
+            _log.info("written: %s", path)
     return None
 
 
-class _Bench:
+class _PatternRuns:
     """All patterns on one rank's device."""
 
     def __init__(self, settings: Streams, topology: Topology, device: torch.device, peers: Peers) -> None:

@@ -305,7 +305,7 @@ def measure_lanes(
             there is any, the milliseconds of kinds are null.
         stalls: when the compute stream (on a CPU the training thread) was blocked on a collective.
         aux: optimizer, clipping, reading the loss, data.
-        copy: memory copies and fills. Each of these three is None where it is not observed.
+        copy: memory copies; of a trace that has them, fills too. Each of these three is None where it is not observed.
         pipeline: when micro-batches ran through the stages of a pipeline; None where there is none.
         bubbles: when the rank waited there for another stage; what was computed meanwhile is no bubble.
         tiled: include the segments of the window, which cost as much as everything else.

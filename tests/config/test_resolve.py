@@ -228,6 +228,9 @@ def test_a_number_from_the_environment():
         ("training.device=cpu", "on a CPU the threads that compute also copy"),
         ("workload.sizes_bytes=[6]", r"workload\.sizes_bytes=\[6\]: multiples of 4"),
         ("workload.repeats=0", r"workload\.repeats"),
+        ("baseline.enabled=true", "baseline=true: workload=copy_overlap has no training steps to isolate"),
+        ("fabric=emulated", "fabric=emulated: .* workload=copy_overlap is none; use fabric=none"),
+        ("profiling.enabled=true", "profiling.enabled=true: workload=copy_overlap takes no traces"),
     ],
 )
 def test_copies_beside_computation_are_refused_where_they_cannot_be_measured(composed, word, message):

@@ -18,7 +18,8 @@ from aorta.distributed.topology import read_topology
 from aorta.instrument.instrumentation import Instrumentation
 from tests.device_path.mutants import MUTANTS, Mutant, mutated
 from tests.device_path.program_overlap import one_clock
-from tests.device_path.scenario import Groups, Shape, Use, groups, run, use
+from tests.device_path.rig import Groups, groups
+from tests.device_path.scenario import Shape, Use, run, use
 
 NONE = "the code as it is"
 

@@ -17,7 +17,8 @@ from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology
 from aorta.records.schema import InstrumentMode
 from tests.device_path.program_overlap import one_clock
-from tests.device_path.scenario import groups, run, use
+from tests.device_path.rig import groups
+from tests.device_path.scenario import run, use
 from tests.device_path.scenes import play
 
 WAYS: tuple[tuple[InstrumentMode, bool], ...] = (

@@ -29,7 +29,8 @@ from aorta.instrument.native.native_device_interceptor import NativeDeviceClock
 from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import InstrumentMode, Step
-from tests.device_path.scenario import ELEMENTS, Block, Groups, caught_up, lengths
+from tests.device_path.rig import ELEMENTS, Block, Groups, lengths
+from tests.device_path.scenario import caught_up
 from tests.simulated import device as simulated
 from tests.simulated.load import native as simulator
 

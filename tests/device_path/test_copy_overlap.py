@@ -36,7 +36,7 @@ def test_bandwidths_and_lengths_are_those_of_the_device() -> None:
             assert one.compute_slowdown == pytest.approx(0, abs=0.001)  # this device's streams do not contend
             assert one.overlap_efficiency == pytest.approx(1, abs=0.001)
             assert one.copies == max(1, -(-5 * MM_NS // round(size.size_bytes / 1024 * ns_per_kib)))
-        assert by_way.keys() >= {("d2d", "kernel"), *((way, "copy_engine") for way in NS_PER_KIB)}
+        assert by_way.keys() >= {("d2d", "kernel"), *((way, "memcpy") for way in NS_PER_KIB)}
     lines = table(results)
     assert len(lines) == 1 + sum(len(one.ways) for one in results)
     assert "65,536" in lines[1]

@@ -28,7 +28,9 @@ NULL: Final = UNKNOWN
 
 
 class IntervalClass(IntEnum):
-    """What an interval is. Rows of class `UNKNOWN` are counted in the health of a result and in no metric."""
+    """What an interval is. Rows of class `UNKNOWN` are counted in the health of a result and among the kernels, and
+    in no metric.
+    """
 
     COMPUTE = 0
     COMM = 1
@@ -242,13 +244,15 @@ class StatedSteps:
 @dataclass(frozen=True)
 class CounterValues:
     """Hardware counters of kernels, one element per value: `origin` as in `Intervals`, `counter` an index into
-    `names`.
+    `names`. `derived_from`: counter that AORTA derived -> the raw ones. `missing`: what could not be derived, and why.
     """
 
     origin: Int64
     counter: Int64
     value: NDArray[np.float64]
     names: tuple[str, ...]
+    derived_from: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

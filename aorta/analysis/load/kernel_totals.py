@@ -19,7 +19,7 @@ from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, T
 from aorta.timeline import arrays
 from aorta.timeline.arrays import Int64
 
-_KERNELS: Final = (IntervalClass.COMPUTE, IntervalClass.COMM, IntervalClass.COPY)
+_KERNELS: Final = (IntervalClass.COMPUTE, IntervalClass.COMM, IntervalClass.COPY, IntervalClass.UNKNOWN)
 NO_SHAPES: Final = "unknown: {format} does not write shapes: record with torch.profiler and record_shapes=True"
 NO_PRODUCTS: Final = "none among the host's operators"
 UNSHAPED: Final = "{count} without Input Dims of two factors: record with record_shapes=True"
@@ -95,7 +95,8 @@ class StreamGaps:
 class CounterMean:
     """A hardware counter of the kernels of one name on one device: the mean over those that have it, in the counter's
     own unit. `comm_share` is the share of these kernels' time during which communication ran; None of communication
-    itself, and where communication was not fully observed.
+    itself, and where communication was not fully observed. `derived_from`: the raw counters it was derived from
+    (`derived_counters`); None where the tool gave it.
     """
 
     rank: int | None
@@ -107,10 +108,11 @@ class CounterMean:
     min: float
     max: float
     comm_share: float | None
+    derived_from: str | None
 
 
 def kernel_totals(table: Intervals) -> list[KernelTotal]:
-    """All kernels, copies and communication, the largest total of a device first."""
+    """All kernels, copies and communication, those of unknown class too, the largest total of a device first."""
     found = []
     for rank, device, here in _devices(table):
         length = here.end_ns - here.start_ns
@@ -182,7 +184,7 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGaps], str | None]:
 
 
 def counter_means(trace: Trace) -> tuple[list[CounterMean], str | None]:
-    """Hardware counters by kernel name, by total time of the kernels; and why there are none."""
+    """Hardware counters by kernel name, by total time of the kernels; and why there are none, or not all."""
     counters = trace.hardware_counters
     if counters is None:
         return [], NO_COUNTERS
@@ -211,10 +213,11 @@ def counter_means(trace: Trace) -> tuple[list[CounterMean], str | None]:
                 min=float(values.min()),
                 max=float(values.max()),
                 comm_share=None if of_comm or not lasted or trace.unseen else float(hidden[kernels].sum()) / lasted,
+                derived_from=counters.derived_from.get(counters.names[code]),
             )
             rows.append((-lasted, made))
         found += [made for _, made in sorted(rows, key=lambda each: (each[0], each[1].name, each[1].counter))]
-    return found, None if found else COUNTERS_UNJOINED
+    return found, ("; ".join(counters.missing) or None) if found else COUNTERS_UNJOINED
 
 
 def _devices(table: Intervals) -> Iterator[tuple[int | None, int | None, Intervals]]:

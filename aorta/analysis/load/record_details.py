@@ -14,7 +14,8 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from aorta.analysis.tables import Ints, LaneSegment, StepIntervals, UserMarksOfStep
+from aorta.analysis.step_intervals import LaneSegment, StepIntervals, UserMarksOfStep
+from aorta.analysis.tables import Ints
 from aorta.device_metrics.rocm_smi_output import read_words
 from aorta.errors import InputError
 from aorta.records.reader import LINE_LIMIT
@@ -93,7 +94,7 @@ def mono_ns(t_ns: int, t_start_ns: int, start_mono_ns: int) -> int:
 
 @dataclass(frozen=True)
 class RecordDetails:
-    """`tables.Details` of a record: reads the lines of its file again, by their offsets."""
+    """`step_intervals.Details` of a record: reads the lines of its file again, by their offsets."""
 
     path: Path
     lanes: tuple[str, ...]

@@ -19,6 +19,7 @@ from typing import IO, Final
 
 import numpy as np
 
+from aorta.analysis.load.derived_counters import Agent, with_derived
 from aorta.analysis.load.interval_table import NULL, CounterValues, Interner, Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.rank_inference import Process, place
@@ -46,6 +47,7 @@ STEMS: Final = (
     "marker_api_trace",
     "hip_api_trace",
     "counter_collection",
+    "agent_info",
 )
 """Ends of the names of the files that one process writes and this reader uses."""
 _LONGEST_FIELD: Final = 1 << 20
@@ -53,6 +55,7 @@ _LONGEST_FIELD: Final = 1 << 20
 _LONGEST_LINE: Final = 4 << 20
 _KERNEL: Final = ("kernel_name", "agent_id", "start_timestamp", "end_timestamp")
 _COUNTER: Final = ("dispatch_id", "kernel_name", "counter_name", "counter_value")
+_AGENT_INFO: Final = ("agent_type", "logical_node_id")
 _COPY: Final = ("direction", "start_timestamp", "end_timestamp")
 _API: Final = ("domain", "function", "start_timestamp", "end_timestamp")
 _AGENT: Final = re.compile(r"^(?:[A-Za-z]+ )?(\d{1,9})$")
@@ -88,6 +91,7 @@ class _Process:
     launches: _Rows = field(default_factory=lambda: _Rows("correlation", "start"))
     counters: _Rows = field(default_factory=lambda: _Rows("dispatch", "kernel", "counter"))
     counter_values: array[float] = field(default_factory=lambda: array("d"))
+    gpus: list[Agent] = field(default_factory=list)
     pids: set[int] = field(default_factory=set)
     names: Interner = field(default_factory=Interner)
 
@@ -185,7 +189,13 @@ def _read_file(path: str, stream: IO[bytes], processes: dict[str, _Process]) -> 
     lines = _lines(path, stream)
     _, head = next(lines, (1, []))
     columns = {name.strip().lower(): at for at, name in enumerate(head)}
-    kinds = ((_COUNTER, _add_counter), (_KERNEL, _add_kernel), (_COPY, _add_copy), (_API, _add_call))
+    kinds = (
+        (_COUNTER, _add_counter),
+        (_KERNEL, _add_kernel),
+        (_COPY, _add_copy),
+        (_API, _add_call),
+        (_AGENT_INFO, _add_agent),
+    )
     fitting = [kind for kind in kinds if all(name in columns for name in kind[0])]
     if not fitting:
         raise InputError(
@@ -302,11 +312,25 @@ def _joined(process: _Process, where: str, notes: list[str]) -> CounterValues | 
     if strays:
         notes.append(f"{where}: {strays} values of hardware counters belong to no kernel of this trace; left out")
     codes = list(dict.fromkeys(code for _, code in sums))
-    return CounterValues(
+    joined = CounterValues(
         np.array([origin for origin, _ in sums], np.int64),
         np.array([codes.index(code) for _, code in sums], np.int64),
         np.array([*sums.values()], np.float64),
         tuple(process.names.strings[code] for code in codes),
+    )
+    return with_derived(joined, process.gpus)
+
+
+def _add_agent(process: _Process, cells: _Cells) -> None:
+    if cells.text("agent_type").upper() != "GPU":
+        return
+    simds, per_cu, xccs = (cells.number(name) for name in ("simd_count", "simd_per_cu", "num_xcc"))
+    process.gpus.append(
+        Agent(
+            name=cells.text("name"),
+            xccs=xccs if xccs > 0 else None,
+            cus=simds / per_cu if simds > 0 and per_cu > 0 else None,
+        )
     )
 
 

@@ -21,6 +21,7 @@ from aorta.analysis.load.kernel_facts import KernelFacts, kernel_facts
 from aorta.analysis.load.kernel_slowdown import Slowdown, slowdowns
 from aorta.analysis.load.trace_files import TraceFiles, read_unit
 from aorta.analysis.load.trace_health import TraceFacts, facts_of, usable
+from aorta.analysis.step_intervals import LaneSegment, StepIntervals, UserMarksOfStep
 from aorta.analysis.tables import (
     KIND_METRICS,
     KINDS_KNOWN,
@@ -31,12 +32,9 @@ from aorta.analysis.tables import (
     Collectives,
     CoverageFacts,
     Floats,
-    LaneSegment,
     RankTables,
     Source,
-    StepIntervals,
     Steps,
-    UserMarksOfStep,
     Whole,
     of_unused_kind,
 )

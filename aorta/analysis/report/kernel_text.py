@@ -113,9 +113,10 @@ def _gap(row: Mapping[str, Any]) -> str:
 
 def _counter(row: Mapping[str, Any], width: int) -> str:
     share = "" if row["comm_share"] is None else f", {TEXT.percent(row['comm_share'])} beside communication"
+    derived = "" if row["derived_from"] is None else " (derived)"
     head = (
-        f"  {shortened(row['counter'], 32)} {row['mean']:.6g} ({row['min']:.6g} to {row['max']:.6g}) of {row['count']}"
-        f"{share}: "
+        f"  {shortened(row['counter'], 32)}{derived} {row['mean']:.6g} ({row['min']:.6g} to {row['max']:.6g}) of "
+        f"{row['count']}{share}: "
     )
     return head + shortened(row["name"], max(_LEAST_NAME, width - len(head)))
 

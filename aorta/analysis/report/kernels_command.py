@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aorta.analysis.load.engines import Local
-from aorta.analysis.load.kernel_totals import CounterMean, GemmRate, KernelTotal, StreamGaps
+from aorta.analysis.report.kernel_frames import KERNEL_TABLES, kernel_frames
 from aorta.analysis.report.kernel_text import kernel_block
 from aorta.analysis.table_files import FORMATS, check_format, write_table
 from aorta.command_line import command, to_stdout
@@ -21,33 +21,6 @@ from aorta.records.whole_files import whole_file
 from aorta.terminal_style import style_of
 
 TOP: Final = 15
-_COMPARED: Final = (
-    *("alone_count", "overlapped_count", "partly_count", "alone_mean_ms", "overlapped_mean_ms", "mean_ratio"),
-    *("mean_ratio_low", "mean_ratio_high", "alone_median_ms", "overlapped_median_ms", "slowdown", "excess_ms"),
-)
-_NOT_COMPARED: Final = {
-    "comm": "communication is not compared with itself",
-    "copy": "copies are not compared",
-    "compute": "not among the kernels that were compared",
-}
-
-
-def _columns(row: type) -> tuple[str, ...]:
-    return tuple(row.__dataclass_fields__)  # type: ignore[attr-defined]
-
-
-COLUMNS: Final = {
-    "kernels": (*_columns(KernelTotal), *_COMPARED, "slowdown_reason"),
-    "gemms": _columns(GemmRate),
-    "gaps": _columns(StreamGaps),
-    "counters": _columns(CounterMean),
-}
-"""Table -> its columns."""
-_WHOLE: Final = frozenset(
-    {"rank", "device", "stream", "count", "kernels", "gaps", "gaps_known", "launch_bound", "batch", "m", "n", "k"}
-    | {"alone_count", "overlapped_count", "partly_count"}
-)
-_WORDS: Final = frozenset({"name", "cls", "operator", "dtype", "counter", "reason", "slowdown_reason"})
 
 
 @command()
@@ -82,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--top", type=int, default=TOP, metavar="N", help="rows of each kind to print; default: %(default)s"
     )
-    parser.add_argument("--output", metavar="DIR", help=f"write {', '.join(COLUMNS)} as tables there")
+    parser.add_argument("--output", metavar="DIR", help=f"write {', '.join(KERNEL_TABLES)} as tables there")
     parser.add_argument("--format", choices=FORMATS, default="csv", help="parquet needs pyarrow; default: csv")
     parser.add_argument(
         "--comm-pattern",
@@ -101,35 +74,14 @@ def _write(traces: Mapping[str, Any], output: Path, form: str) -> list[str]:
     Raises:
         InputError: `output` cannot be written.
     """
-    import pandas as pd
-
-    found = traces["kernels"]
-    tables = {"kernels": kernel_rows(traces)} | {name: found[name] for name in ("gemms", "gaps", "counters")}
     lines = []
     try:
         output.mkdir(parents=True, exist_ok=True)
-        for name, rows in tables.items():
+        for name, frame in kernel_frames(traces).items():
             path = output / f"{name}.{form}"
-            frame = pd.DataFrame(rows, columns=list(COLUMNS[name]))
             with whole_file(path) as part:
-                write_table([frame.astype({column: _kind(column) for column in frame.columns})], part)
-            lines.append(f"{path}: {len(rows)} rows")
+                write_table([frame], part)
+            lines.append(f"{path}: {len(frame)} rows")
     except OSError as error:
         raise InputError(f"{error.filename or output}: cannot be written: {error.strerror or error}") from error
     return lines
-
-
-def kernel_rows(traces: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The totals of each device, each with its slowdown or why there is none."""
-    slowdowns = {(row["rank"], row["device"], row["name"]): row for row in traces["slowdowns"]}
-    rows = []
-    for total in traces["kernels"]["totals"]:
-        found = slowdowns.get((total["rank"], total["device"], total["name"])) if total["cls"] == "compute" else None
-        told = {key: found[key] for key in _COMPARED} if found else {}
-        why = found["reason"] if found else _NOT_COMPARED[total["cls"]]
-        rows.append({**total, **told, "slowdown_reason": why})
-    return rows
-
-
-def _kind(column: str) -> str:
-    return "string" if column in _WORDS else "Int64" if column in _WHOLE else "float64"

@@ -145,8 +145,8 @@ def parser() -> argparse.ArgumentParser:
         "--tables",
         choices=FORMATS,
         metavar="FORMAT",
-        help=f"write tables of steps, collectives and metrics too ({', '.join(FORMATS)}), to tables/ in the output "
-        "folder; parquet needs pyarrow",
+        help=f"write tables of steps, collectives, metrics and kernels of traces too ({', '.join(FORMATS)}), "
+        "to tables/ in the output folder; parquet needs pyarrow",
     )
     parser.add_argument(
         "--log",

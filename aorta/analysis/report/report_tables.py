@@ -1,10 +1,12 @@
-"""The tables of a report as files: steps, collectives and metrics of every dataset, for spreadsheets and data frames.
+"""The tables of a report as files: steps, collectives and metrics of every dataset, and the kernels of traces, for
+spreadsheets and data frames.
 
     write_tables(subjects, summary, Path("reports/a/tables"), "csv")
 
 One row a step, a rank and a launch; one row a collective and a rank; one row a metric of a dataset, and of the
-comparison. Every file always has the same columns (artifacts/README.md); what a source does not have is missing. Must
-not: compute a value that `frames` or the summary does not have, or hold more than one launch.
+comparison; of traces one row a kernel, a matrix product, a stream or a counter on a device. Every file always has the
+same columns (artifacts/README.md); what a source does not have is missing. Must not: compute a value that `frames` or
+the summary does not have, or hold more than one launch.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ from aorta.analysis.devices import STEP_COLUMNS as DEVICE_COLUMNS
 from aorta.analysis.frames import FRAME_ROWS, STEP_COLUMNS, STEP_MS, iter_collectives
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import METRICS_OF_STEPS
+from aorta.analysis.report.kernel_frames import KERNEL_TABLES, kernel_frames
 from aorta.analysis.table_files import FORMATS, write_table
 from aorta.analysis.tables import Run
 from aorta.records.whole_files import whole_file
 
-TABLES: Final = ("steps", "collectives", "metrics", "comparison")
+TABLES: Final = ("steps", "collectives", "metrics", "comparison", *KERNEL_TABLES)
 STEPS: Final = ("label", "launch", *STEP_COLUMNS, STEP_MS, *METRICS_OF_STEPS, *DEVICE_COLUMNS)
 COLLECTIVES: Final = (
     *("label", "launch", "rank", "global_step", "warmup", "kind", "group", "group_size", "seq", "instance"),
@@ -57,7 +60,8 @@ _UNKNOWN_IS_NEGATIVE: Final = ("rank", "seq", "bytes")
 def write_tables(
     subjects: Mapping[str, Subject], summary: Mapping[str, Any], folder: Path, form: str, engine: Engine | None = None
 ) -> list[Path]:
-    """Write `steps`, `collectives`, `metrics` and, where two were compared, `comparison`; each whole or not at all.
+    """Write `steps`, `collectives`, `metrics`, where two were compared `comparison`, and where there are traces those
+    of `KERNEL_TABLES`, with a column `label` before the others; each whole or not at all.
 
     Args:
         form: of `table_files.FORMATS`.
@@ -76,6 +80,7 @@ def write_tables(
     if compared is not None:
         rows = _comparison_rows(compared)
         tables["comparison"] = iter([_typed(pd.DataFrame(rows, columns=list(COMPARISON)))])
+    tables |= _kernels(summary)
     written: list[Path] = []
     for name, frames in tables.items():
         path = folder / f"{name}.{form}"
@@ -83,6 +88,16 @@ def write_tables(
             write_table(frames, part)
         written.append(path)
     return written
+
+
+def _kernels(summary: Mapping[str, Any]) -> dict[str, Iterator[pd.DataFrame]]:
+    """The kernel tables of all datasets that are traces; none where no dataset is."""
+    found = {label: each["traces"] for label, each in summary["datasets"].items() if "traces" in each}
+    made = {label: kernel_frames(traces) for label, traces in found.items()}
+    for label, frames in made.items():
+        for frame in frames.values():
+            frame.insert(0, "label", pd.Series(label, index=frame.index, dtype="string"))
+    return {name: iter([frames[name] for frames in made.values()]) for name in KERNEL_TABLES} if made else {}
 
 
 def remove_tables(folder: Path, but: Collection[Path] = ()) -> None:

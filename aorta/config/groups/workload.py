@@ -128,9 +128,9 @@ class Rpc(Workload):
 
 @dataclass
 class CopyOverlap(Workload):
-    """Matrix multiplications beside copies, by a kernel and by a copy engine, of several sizes: the bandwidth that each
-    copy reaches alone and together with them, and what it costs them. One process and an accelerator; trains nothing,
-    so `parallel`, `optimizer` and the like have no meaning here.
+    """Matrix multiplications beside copies, by a kernel and by copy calls (memcpy, which the driver may give to a copy
+    engine), of several sizes: the bandwidth that each copy reaches alone and together with them, and what it costs
+    them. One process and an accelerator; trains nothing, so `parallel`, `optimizer` and the like have no meaning here.
     """
 
     name: str = "copy_overlap"

@@ -66,12 +66,13 @@ def workload_rules(config: Config) -> Iterator[str]:
     if isinstance(config.workload, Resnet18):
         yield from _resnet18_rules(config, config.workload)
     if isinstance(config.workload, Rpc):
-        yield from _rpc_rules(config.workload)
-        yield from _rpc_refusals(config)
+        yield from _rpc_rules(config, config.workload)
     if isinstance(config.workload, CopyOverlap):
         yield from _copy_overlap_rules(config, config.workload)
     if isinstance(config.workload, Streams):
         yield from _streams_rules(config, config.workload)
+    if isinstance(config.workload, Rpc | CopyOverlap | Streams):
+        yield from _trains_nothing(config, config.workload)
 
 
 def workload_notes(config: Config) -> Iterator[str]:
@@ -188,17 +189,18 @@ def _copy_overlap_rules(config: Config, workload: CopyOverlap) -> Iterator[str]:
         yield f"training.device=cpu: {COPIES_NEED_DEVICE}"
 
 
-def _rpc_refusals(config: Config) -> Iterator[str]:
-    """Requested features that an RPC run cannot provide, and must therefore refuse."""
+def _trains_nothing(config: Config, workload: Rpc | CopyOverlap | Streams) -> Iterator[str]:
+    """What belongs to a training was asked of a workload that trains nothing."""
+    this = f"workload={workload.name}"
     if config.baseline.enabled:
-        yield "baseline=true: workload=rpc has no training steps to isolate; leave it out"
+        yield f"baseline=true: {this} has no training steps to isolate; leave it out"
     if isinstance(config.fabric, EmulatedFabric):
-        yield "fabric=emulated: delays collectives, and workload=rpc has none; use fabric=none"
-    if config.profiling.remote_root is not None:
-        yield f"profiling.remote_root={config.profiling.remote_root!r}: workload=rpc uploads nothing; set it to null"
+        yield f"fabric=emulated: delays collectives of a training, and {this} is none; use fabric=none"
+    if config.profiling.enabled and not isinstance(workload, Rpc):  # whose workers profile their calls
+        yield f"profiling.enabled=true: {this} takes no traces; leave it out"
 
 
-def _rpc_rules(workload: Rpc) -> Iterator[str]:
+def _rpc_rules(config: Config, workload: Rpc) -> Iterator[str]:
     names = ("num_worker_threads", "windows", "calls", "tensor_size")
     yield from at_least(1, {f"workload.{name}": getattr(workload, name) for name in names})
     if not 0 < workload.timeout_s < math.inf:
@@ -209,6 +211,8 @@ def _rpc_rules(workload: Rpc) -> Iterator[str]:
         distinct = False
     if not distinct:
         yield f"workload.worker_name={workload.worker_name!r}: a name with {{rank}} or {{number}} in it, no other {{}}"
+    if config.profiling.remote_root is not None:
+        yield f"profiling.remote_root={config.profiling.remote_root!r}: workload=rpc uploads nothing; set it to null"
 
 
 def _streams_rules(config: Config, workload: Streams) -> Iterator[str]:
@@ -225,9 +229,3 @@ def _streams_rules(config: Config, workload: Streams) -> Iterator[str]:
         yield f"workload.knee_tolerance={workload.knee_tolerance}: must be in [0, 1)"
     if config.training.device == "cpu":
         yield f"training.device=cpu: {STREAMS_NEED_DEVICE}"
-    if config.baseline.enabled:
-        yield "baseline=true: workload=streams has no training steps to isolate; leave it out"
-    if isinstance(config.fabric, EmulatedFabric):
-        yield "fabric=emulated: delays collectives of a training, and workload=streams is none; use fabric=none"
-    if config.profiling.enabled:
-        yield "profiling.enabled=true: workload=streams takes no traces; leave it out"

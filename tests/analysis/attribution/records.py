@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
@@ -83,3 +87,14 @@ def dataset(
     if manifest:
         write_manifest(folder, run_id=f"run-{folder.name}", world_size=len(ranks))
     return LabelledRun(label, load_run(folder))
+
+
+def exact(found: dict[str, Any]) -> None:
+    """Every way of breaking down adds up to the whole, in nanoseconds, and in milliseconds to rounding."""
+    assert json.loads(json.dumps(found, allow_nan=False)) == found  # plain JSON values, as summary.json holds them
+    for name, rows in found["dimensions"].items():
+        for side in ("reference", "candidate"):
+            assert sum(row[f"{side}_ns"] for row in rows) == found[side]["exposed_comm_ns"], name
+        assert sum(row["difference_ms"] for row in rows) == pytest.approx(found["difference_ms"], abs=1e-9)
+        if found["difference_ms"]:
+            assert sum(row["share"] for row in rows) == pytest.approx(1)

@@ -55,18 +55,19 @@ def test_kernels_are_summed_by_name_on_each_device_with_their_share_of_its_kerne
         row(COMM, 2 * MS, 10 * MS, name="nccl", kind="allreduce"),
         row(COPY, 20 * MS, 24 * MS, name="memcpy"),
         row(AUX, 0, 90 * MS, name="named by the caller"),
-        row(UNKNOWN, 0, 90 * MS, name=""),
+        row(UNKNOWN, 30 * MS, 46 * MS, name=""),
         row(COMPUTE, 0, 5 * MS, name="gemm", device=1),
     ]
     totals = kernel_totals(trace(rows).intervals)
-    assert [each.name for each in totals] == ["nccl", "gemm", "memcpy", "gemm"]
+    assert [each.name for each in totals] == ["", "nccl", "gemm", "memcpy", "gemm"]
     found = {(each.device, each.name): each for each in totals}
     told = found[0, "gemm"]
     assert (told.rank, told.cls, told.count, told.total_ms, told.mean_ms) == (0, "compute", 2, 4.0, 2.0)
     assert told.std_ms == pytest.approx(2**0.5)
-    assert (told.min_ms, told.max_ms, told.share) == (1.0, 3.0, 0.25)
-    assert (found[0, "nccl"].cls, found[0, "nccl"].share, found[0, "nccl"].std_ms) == ("comm", 0.5, None)
-    assert (found[0, "memcpy"].cls, found[0, "memcpy"].share) == ("copy", 0.25)
+    assert (told.min_ms, told.max_ms, told.share) == (1.0, 3.0, 0.125)
+    assert (found[0, "nccl"].cls, found[0, "nccl"].share, found[0, "nccl"].std_ms) == ("comm", 0.25, None)
+    assert (found[0, "memcpy"].cls, found[0, "memcpy"].share) == ("copy", 0.125)
+    assert (found[0, ""].cls, found[0, ""].total_ms, found[0, ""].share) == ("unknown", 16.0, 0.5)
     assert (found[1, "gemm"].count, found[1, "gemm"].share) == (1, 1.0)
 
 

@@ -199,7 +199,7 @@ def test_processes_of_a_converted_csv_are_told_apart_by_their_guid() -> None:
 
 def test_files_of_one_process_are_found_by_their_names() -> None:
     assert set(siblings("run/4242_rccl_api_trace.csv")) == {
-        f"run/{name}" for name in (*as_csv("direct"), "4242_counter_collection.csv")
+        f"run/{name}" for name in (*as_csv("direct"), "4242_counter_collection.csv", "4242_agent_info.csv")
     }
     assert siblings("run/other.csv") == ("run/other.csv",)
 

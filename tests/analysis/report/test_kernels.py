@@ -14,8 +14,9 @@ from aorta.analysis.document_types import CounterEntry, GemmEntry, KernelTotalEn
 from aorta.analysis.json_schemas import json_schema
 from aorta.analysis.load.kernel_slowdown import Slowdown
 from aorta.analysis.load.kernel_totals import CounterMean, GemmRate, KernelTotal, StreamGaps
+from aorta.analysis.report.kernel_frames import KERNEL_TABLES
 from aorta.analysis.report.kernel_text import kernel_block, shortened
-from aorta.analysis.report.kernels_command import COLUMNS, main
+from aorta.analysis.report.kernels_command import main
 from aorta.analysis.report.report_folder import write_report
 from tests.analysis.load.kineto_files import ALLREDUCE, document, event, kernel
 
@@ -73,17 +74,29 @@ def test_the_command_prints_every_kind_and_writes_tables(
     ):
         assert words in said
     tables = {}
-    for name, columns in COLUMNS.items():
+    for name, columns in KERNEL_TABLES.items():
         with (tmp_path / "out" / f"{name}.csv").open() as file:
             head, *tables[name] = csv.reader(file)
         assert tuple(head) == columns
-    kernels = [dict(zip(COLUMNS["kernels"], each, strict=True)) for each in tables["kernels"]]
+    kernels = [dict(zip(KERNEL_TABLES["kernels"], each, strict=True)) for each in tables["kernels"]]
     gemm = next(each for each in kernels if (each["rank"], each["name"]) == ("0", GEMM))
     assert (gemm["cls"], gemm["count"], gemm["total_ms"], gemm["alone_count"]) == ("compute", "12", "1.5", "6")
     assert (gemm["mean_ratio"], gemm["mean_ratio_low"], gemm["slowdown_reason"]) == ("1.5", "1.5", "")
     comm = next(each for each in kernels if each["cls"] == "comm")
     assert (comm["mean_ratio"], comm["slowdown_reason"]) == ("", "communication is not compared with itself")
     assert [len(tables[name]) for name in ("gemms", "gaps", "counters")] == [2, 4, 0]
+
+
+def test_a_report_writes_the_same_tables_with_the_label_first(
+    traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(traces), "--jobs", "1", "--output", str(tmp_path / "command")]) == 0
+    write_report({"two": traces}, tmp_path / "report", html=False, tables="csv")
+    for name in KERNEL_TABLES:
+        with (tmp_path / "command" / f"{name}.csv").open() as file:
+            head, *rows = csv.reader(file)
+        with (tmp_path / "report" / "tables" / f"{name}.csv").open() as file:
+            assert list(csv.reader(file)) == [["label", *head], *(["two", *row] for row in rows)]
 
 
 @pytest.mark.parametrize(

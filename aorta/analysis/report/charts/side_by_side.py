@@ -21,7 +21,8 @@ from aorta.analysis.attribution.typical_step import TypicalStep, typical_step
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.report.charts.style import new_figure, save, tidy
 from aorta.analysis.report.palette import INK, PAPER, lane_color, light, phase_color, text_on
-from aorta.analysis.tables import NO_TIME, Collectives, StepIntervals
+from aorta.analysis.step_intervals import StepIntervals
+from aorta.analysis.tables import NO_TIME, Collectives
 from aorta.errors import InputError
 from aorta.timeline.intervals import Interval, clip, measure, merge
 from aorta.timeline.overlap import NS_PER_MS, exposure

@@ -148,6 +148,7 @@ _COUNTERS: Final[_Cells] = (
     _KERNEL,
     _PLACE,
     (Column("counter"), lambda row: word(shortened(row["counter"], _NAME))),
+    (Column("derived from"), lambda row: word(row["derived_from"] or "")),
     (Column("kernels", True), _count("count")),
     (Column("mean", True), _plain("mean")),
     (Column("min", True), _plain("min")),

@@ -17,7 +17,7 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.frames import collectives_frame
 from aorta.analysis.report.chosen_steps import ChosenStep, chosen_steps
-from aorta.analysis.tables import StepIntervals
+from aorta.analysis.step_intervals import StepIntervals
 from aorta.errors import InputError
 from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, NOT_COMMUNICATION
 from aorta.timeline.overlap import NS_PER_MS
