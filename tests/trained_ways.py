@@ -30,18 +30,19 @@ TINY: Final = (
 
 @dataclass(frozen=True)
 class Way:
-    """A decoder on a strategy."""
+    """A decoder on a strategy; `more` words for `train.py`."""
 
     workload: str
     strategy: str
+    more: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        return f"{self.workload}-{self.strategy}"
+        return "-".join((self.workload, self.strategy, *self.more))
 
     @property
     def words(self) -> tuple[str, ...]:
-        return (f"workload={self.workload}", f"parallel={self.strategy}")
+        return (f"workload={self.workload}", f"parallel={self.strategy}", *self.more)
 
     @property
     def ranks(self) -> int:

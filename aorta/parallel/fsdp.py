@@ -129,8 +129,9 @@ def _shard_apart(module: nn.Module, apart: Apart, reshard: bool, policy: MixedPr
         module, mesh=apart.mesh, reshard_after_forward=reshard, mp_policy=policy, shard_placement_fn=placement
     )
     sharded.set_gradient_divide_factor(float(apart.summed))
-    # Otherwise FSDP asks for a reduction that multiplies first, which only NCCL and RCCL have.
-    sharded.set_force_sum_reduction_for_comms(True)
+    # Otherwise FSDP asks for a reduction that multiplies first, which only NCCL and RCCL have. With one rank, where
+    # nothing is reduced, it divides anyway, and with this would do so twice.
+    sharded.set_force_sum_reduction_for_comms(ranks > 1)
     return sharded
 
 

@@ -1,8 +1,8 @@
 """Run on every rank: decoders on strategies, each from the same seed in every mode, in one launch.
 
-Arguments: a folder, then names of `tests.trained_ways`. Leaves `rank_<r>.json`: name -> mode -> losses, gradient norms,
-a digest of the parameters, coverage, tokens of experts, kinds of the collectives and their groups; and of those in
-`KEPT` `<name>.pt`, every parameter as a whole after the training without the instrument.
+Arguments: a folder, then names of `WAYS`. Leaves `rank_<r>.json`: name -> mode -> losses, gradient norms, a digest of
+the parameters, coverage, tokens of experts, kinds of the collectives and their groups; and of those with shared experts
+and their references `<name>.pt`, every parameter as a whole after the training without the instrument.
 """
 
 from __future__ import annotations
@@ -28,13 +28,21 @@ from tests.runner.modes import MODES
 from tests.trained_ways import DECODERS, TINY, Way
 
 STEPS = 3
-KEPT = ("moe-ddp", "moe-fsdp_ep")
+SHARED_EXPERTS = [
+    Way("moe", "fsdp_ep"),
+    Way("moe", "fsdp_ep", ("parallel.ep_size=4",)),  # nothing left to shard
+    Way("moe", "fsdp_ep", ("parallel.ep_size=1",)),  # nothing to share
+    Way("moe", "fsdp_ep", ("workload.num_experts=2", "parallel.overlap=false")),  # one on a rank: each is cut
+]
+REFERENCES = [Way("moe", "ddp"), Way("moe", "ddp", ("workload.num_experts=2",))]
+"""Of the same samples, on four ranks too."""
+WAYS = list(dict.fromkeys((*DECODERS, *SHARED_EXPERTS, *REFERENCES)))
 
 
 def main(folder: str, *names: str) -> None:
     """Train."""
     topology, device = read_topology(), torch.device("cpu")
-    ways = [way for way in DECODERS if way.name in names]
+    ways = [way for way in WAYS if way.name in names]
     with process_group(topology, device, 120.0):
         told = {way.name: {mode: trained(way, mode, topology, device, folder) for mode in MODES} for way in ways}
     Path(folder, f"rank_{topology.rank}.json").write_text(json.dumps(told))
@@ -48,7 +56,7 @@ def trained(way: Way, mode: str, topology: Topology, device: torch.device, folde
     for _ in range(STEPS):
         loop.step()
     loop.finish()
-    if way.name in KEPT and mode == "off":
+    if way in (*SHARED_EXPERTS, *REFERENCES) and mode == "off":
         whole = {name.removeprefix("module."): full(p.detach()) for name, p in loop.model.named_parameters()}
         if topology.rank == 0:
             torch.save(whole, Path(folder, f"{way.name}.pt"))

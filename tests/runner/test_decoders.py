@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runner.decoders import STEPS
+from tests.runner.decoders import REFERENCES, SHARED_EXPERTS, STEPS
 from tests.runs import program, succeeded
 from tests.trained_ways import DECODERS, Way
 
@@ -18,8 +18,9 @@ EXPERTS, TOP_K, TOKENS = 8, 2, 4 * 8 * 2
 """Of a rank in a step: batch x positions x micro-batches."""
 
 
-DDP_OF_FOUR = "moe-ddp-four"
-"""`moe-ddp` on four ranks, beside which others on four are held."""
+def of_four(name: str) -> str:
+    """What a way that is trained on two ranks is called where it was trained on four."""
+    return f"{name} of four"
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +29,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     found = {}
     for ranks in (2, 4):
         found[ranks] = folder = Path(tmp_path_factory.mktemp("decoders"))
-        ways = [way.name for way in DECODERS if way.ranks == ranks] + ["moe-ddp"] * (ranks == 4)
-        succeeded(program("tests.runner.decoders", str(folder), *ways, ranks=ranks))
+        ways = [way for way in DECODERS if way.ranks == ranks]
+        ways += [*SHARED_EXPERTS[1:], *REFERENCES] if ranks == 4 else []
+        succeeded(program("tests.runner.decoders", str(folder), *(way.name for way in ways), ranks=ranks))
     return found
 
 
@@ -40,12 +42,11 @@ def told(folders: dict[int, Path]) -> dict[str, list[dict[str, Any]]]:
     for ranks, folder in folders.items():
         by_rank = [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(ranks)]
         for name in by_rank[0]:
-            kept = DDP_OF_FOUR if (name, ranks) == ("moe-ddp", 4) else name
-            found[kept] = [of_rank[name] for of_rank in by_rank]
+            found[of_four(name) if name in found else name] = [of_rank[name] for of_rank in by_rank]
     return found
 
 
-every_way = pytest.mark.parametrize("way", DECODERS, ids=lambda way: way.name)
+every_way = pytest.mark.parametrize("way", [*DECODERS, *SHARED_EXPERTS[1:]], ids=lambda way: way.name)
 
 
 @pytest.mark.spec("D7")
@@ -65,13 +66,13 @@ def test_every_mode_trains_alike_to_the_last_bit_and_sees_everything(told: dict[
             assert found["blocks"] == ["embed", "head", "layers.0", "layers.1", "loss", "norm"]
 
 
-SAMPLES_OF_DDP = [way for way in DECODERS if way.strategy in ("fsdp1", "fsdp", "ep", "fsdp_ep")]
+SAMPLES_OF_DDP = [way for way in DECODERS if way.strategy in ("fsdp1", "fsdp", "ep")]
 
 
 @pytest.mark.parametrize("way", SAMPLES_OF_DDP, ids=lambda way: way.name)
 def test_what_trains_on_the_samples_of_ddp_trains_like_it(told: dict[str, Any], way: Way) -> None:
     """Losses of each rank and gradient norms: a sum that is a mean, or an expert counted twice, would be far off."""
-    reference = told[DDP_OF_FOUR if way.ranks == 4 else f"{way.workload}-ddp"]
+    reference = told[f"{way.workload}-ddp"]
     for at, rank in enumerate(told[way.name]):
         assert rank["off"]["losses"] == pytest.approx(reference[at]["off"]["losses"], rel=1e-5)
         assert rank["off"]["grad_norms"] == pytest.approx(reference[at]["off"]["grad_norms"], rel=1e-4)
@@ -115,19 +116,24 @@ def test_experts_on_other_ranks_see_every_token_once(told: dict[str, Any]) -> No
     assert "alltoall" not in told["moe-ddp"][0]["dedicated"]["collectives"]
 
 
-def test_sharded_experts_end_with_the_parameters_of_ddp(folders: dict[int, Path]) -> None:
-    """Every element: a gradient scaled wrongly moves AdamW's small steps little, but not so little."""
-    expected, found = (torch.load(folders[4] / f"moe-{name}.pt", weights_only=True) for name in ("ddp", "fsdp_ep"))
+@pytest.mark.parametrize("way", SHARED_EXPERTS, ids=lambda way: way.name)
+def test_sharded_experts_train_like_ddp(told: dict[str, Any], folders: dict[int, Path], way: Way) -> None:
+    """Losses and norms of every rank; and at the end every element of every parameter."""
+    plain = REFERENCES["workload.num_experts=2" in way.more]
+    reference = told[of_four(plain.name) if plain in DECODERS else plain.name]
+    for rank, other in zip(told[way.name], reference, strict=True):
+        assert rank["off"]["losses"] == pytest.approx(other["off"]["losses"], rel=1e-5)
+        assert rank["off"]["grad_norms"] == pytest.approx(other["off"]["grad_norms"], rel=1e-5)
+        assert rank["dedicated"]["experts"] == other["dedicated"]["experts"]
+    expected, found = (torch.load(folders[4] / f"{one.name}.pt", weights_only=True) for one in (plain, way))
     assert found.keys() == expected.keys()
     for name, parameter in expected.items():
         torch.testing.assert_close(found[name], parameter, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_sharded_experts_travel_within_their_group_and_are_gathered_between_the_groups(told: dict[str, Any]) -> None:
-    ranks, of_ddp = told["moe-fsdp_ep"], told[DDP_OF_FOUR]
-    for rank, (found, reference) in enumerate(zip(ranks, of_ddp, strict=True)):
+    for rank, found in enumerate(told["moe-fsdp_ep"]):
         seen = found["dedicated"]
-        assert seen["experts"] == reference["dedicated"]["experts"]
         assert seen["collectives"]["alltoall"] == STEPS * 2 * 2 * (2 + 2)
         of_experts, between = [2 * (rank // 2), 2 * (rank // 2) + 1], [rank % 2, rank % 2 + 2]
         assert sorted(seen["groups"].values()) == sorted([[0, 1, 2, 3], of_experts, between])
