@@ -97,7 +97,15 @@ def _is_speaker(folder: Path, key: str, rank: int, asked: Sequence[int]) -> bool
 
 def _ranks(folder: Path, key: str, state: str) -> set[int]:
     """Ranks that met an error and are still to be named (`rank`), or have been (`said`)."""
-    return {int(path.name.rpartition("-")[2]) for path in folder.glob(f"{key}-{state}-*")}
+    return {int(path.name.rpartition("-")[2]) for path in _files(folder, f"{key}-{state}-*")}
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """Files of the meeting; none where the last rank has just taken the folder away."""
+    try:
+        return list(folder.glob(pattern))
+    except FileNotFoundError:  # between two looks of `glob`
+        return []
 
 
 def _mark_said(folder: Path, key: str, ranks: Iterable[int]) -> None:
@@ -166,7 +174,7 @@ def _leave(folder: Path) -> None:
     """The last rank takes the folder away: nobody waits to be named."""
     if _ranks(folder, "*", "rank"):
         return
-    for path in folder.glob("*-said-*"):
+    for path in _files(folder, "*-said-*"):
         path.unlink(missing_ok=True)
     with suppress(OSError):
         folder.rmdir()

@@ -6,8 +6,11 @@ of the real launcher only.
 
 from __future__ import annotations
 
+import random
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -92,6 +95,17 @@ def succeeded(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedPro
     """The same; fails the test, with all that was said, unless the exit code is 0."""
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def free_port() -> int:
+    """A TCP port that is free, for a program that has to be told one before it listens. It is below those that Linux
+    gives to whoever asks for any, so that nobody is given it in between.
+    """
+    for port in random.SystemRandom().sample(range(10_000, 30_000), 100):
+        with suppress(OSError), socket.socket() as tried:
+            tried.bind(("", port))
+            return port
+    raise AssertionError("100 ports are in use")
 
 
 def record(folder: Path, rank: int = 0) -> RankRecord:

@@ -11,7 +11,7 @@ import pytest
 from aorta import commands
 from aorta.command_line import command
 from aorta.errors import AortaError, GateFailed, Inconclusive, InputError, RunIncomplete, ToolMissing
-from tests.runs import ROOT
+from tests.runs import HANGS_S, ROOT
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_exit_code_survives_a_stderr_that_cannot_be_written_to() -> None:
         "@command()\ndef main():\n    raise InputError('x')\n"
         "os.close(2); os.open('/dev/full', os.O_WRONLY)\nsys.exit(main())"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 2
+    assert subprocess.run([sys.executable, "-c", code], timeout=HANGS_S, check=False).returncode == 2
 
 
 @pytest.mark.parametrize("program", ["train.py", "analysis/overlap_report.py"])

@@ -20,8 +20,11 @@ from tests.runs import HANGS_S, ROOT, SMALL, environment, finished, job
 
 MEET = """
 import os, sys, time
+from aorta import rank_errors
 from aorta.command_line import command
 from aorta.errors import ConfigError, PeerFailed
+
+rank_errors.GRACE_S, rank_errors._SPEAKER_S = 120.0, 240.0  # a rank that is held up is waited for
 
 @command()
 def main(text: str, of_a_peer: str) -> int:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.experiments.test_process import gone
 from tests.ranks import forked
-from tests.runs import environment, program, succeeded
+from tests.runs import HANGS_S, environment, program, succeeded
 
 pytestmark = pytest.mark.dist
 
@@ -47,14 +47,14 @@ def run(folder: Path, text: str, *words: str, ranks: int = 2, **limits: float) -
     """`text` as a script in `folder`."""
     script = folder / "script.py"
     script.write_text(BEGINNING + text)
-    return forked(script, *words, ranks=ranks, environment=environment(), **({"timeout_s": 60.0} | limits))
+    return forked(script, *words, ranks=ranks, environment=environment(), **({"timeout_s": HANGS_S} | limits))
 
 
 def lives(pid: int) -> bool:
     """Whether it runs; its parent, the server, may not have collected it yet."""
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # before it was opened, or before it was read
         return False
 
 
@@ -94,7 +94,7 @@ def test_a_launch_that_takes_too_long_leaves_nobody_and_says_what_it_said(tmp_pa
     began = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired) as late:
         run(tmp_path, "signal.signal(15, signal.SIG_IGN)\nhang()", timeout_s=10)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 300  # far less than the ranks would live
     pids = late.value.output.split()
     assert len(pids) == 2
     assert pids[0] in late.value.__notes__[0]

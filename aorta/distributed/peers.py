@@ -88,7 +88,9 @@ class Peers:
         told: dict[int, str] = {}
         deadline = time.monotonic() + grace_s
         try:
-            while silent and time.monotonic() < deadline:
+            over = False
+            while silent and not over:
+                over = time.monotonic() >= deadline  # before the look: the last one is behind the deadline
                 for rank in sorted(silent):
                     if self.store.check([f"failure/{rank}"]):
                         silent.discard(rank)

@@ -62,10 +62,12 @@ class Coordination:
         """Wait until all `ranks` have confirmed `key`, at most `limit_s`; returns those that have not."""
         waiting, deadline = list(ranks), time.monotonic() + limit_s
         with suppress(RuntimeError, OSError):  # the store is gone, and nobody else can be heard
-            while waiting := [rank for rank in waiting if not self._store.check([f"rpc/{key}/{rank}"])]:
-                if time.monotonic() > deadline:
-                    break
-                time.sleep(_CONFIRMED_POLL_S)
+            over = False
+            while waiting and not over:
+                over = time.monotonic() > deadline  # before the look: the last one is behind the deadline
+                waiting = [rank for rank in waiting if not self._store.check([f"rpc/{key}/{rank}"])]
+                if waiting:
+                    time.sleep(_CONFIRMED_POLL_S)
         return waiting
 
     @contextmanager

@@ -367,7 +367,7 @@ def test_looking_and_erring_load_neither_torch_nor_pandas(words, code, tmp_path)
         env={name: value for name, value in os.environ.items() if name != "WORLD_SIZE"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     seen, modules = json.loads(done.stdout.splitlines()[-1])
     assert seen == code, done.stderr

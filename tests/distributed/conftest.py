@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology
+from tests.runs import HANGS_S
 
 
 def place(rank: int = 0, world_size: int = 1, *, per_node: int | None = None, **facts: Any) -> Topology:
@@ -49,7 +50,7 @@ class World:
         for rank in ranks:
             rank.start()
         for rank in ranks:
-            rank.join(timeout=60)
+            rank.join(timeout=HANGS_S)
             assert not rank.is_alive(), f"{rank.name} hangs"
         return outcomes
 

@@ -84,8 +84,8 @@ def test_the_file_holds_what_was_measured_and_what_follows_from_it(world, tmp_pa
 
 @pytest.mark.spec("C15")
 def test_a_rank_that_is_gone_at_the_end_keeps_its_offset_and_has_no_bound(world, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_COMES_S", 2.0)
-    monkeypatch.setattr(module, "_ANSWERS_S", 5.0)
+    monkeypatch.setattr(module, "_COMES_S", 5.0)
+    monkeypatch.setattr(module, "_ANSWERS_S", 60.0)
     run = RunFolder(tmp_path, "run", 0)
 
     def work(peers):

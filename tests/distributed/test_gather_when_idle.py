@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -78,9 +79,15 @@ def test_alone_there_is_nobody_to_wait_for():
     assert gather_when_idle(peers, "key", busy, lambda: left[0], beat_s=0.001) == [0]
 
 
-def test_waiting_costs_one_question_a_beat_however_many_ranks_there_are():
+def test_waiting_costs_one_question_a_beat_however_many_ranks_there_are(monkeypatch):
     ranks, beats = 16, 50
-    store, asked = dist.HashStore(), []
+    store, asked, now = dist.HashStore(), [], [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr("aorta.distributed.gather_when_idle.time", clock)
 
     class Counting:
         """As the store, with the questions counted; the others are done after so many."""

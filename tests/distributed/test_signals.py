@@ -13,6 +13,7 @@ import torch.distributed as dist
 from aorta.distributed import stop_agreement
 from aorta.distributed.stop_agreement import StopAgreement, stop_on_signals
 from tests.distributed.conftest import DeadStore
+from tests.runs import HANGS_S
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
 
@@ -23,7 +24,8 @@ def alone():
 
 
 @pytest.mark.parametrize("number", [TERM, INT])
-def test_a_signal_stops_after_the_step_and_a_repetition_is_ignored(alone, number):
+def test_a_signal_stops_after_the_step_and_a_repetition_is_ignored(alone, number, monkeypatch):
+    monkeypatch.setattr(stop_agreement, "_IMPATIENCE_S", HANGS_S)  # however long this process is held up
     before = [signal.getsignal(each) for each in (TERM, INT)]
     with stop_on_signals(alone) as signals:
         assert signals.received is None

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.runs import free_port
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sinfo", "scancel", "salloc")
 NODES = ("aorta0", "aorta1")
 CONF = """\
@@ -78,7 +80,7 @@ def cluster(environment: dict[str, str]) -> Iterator[Cluster]:
     """Start it, wait until both nodes are idle; afterwards stop everything and remove the folder."""
     folder = Path(tempfile.mkdtemp(prefix="aorta-slurm-", dir="/tmp"))  # a socket's path must be short
     names = {"host": socket.gethostname(), "user": getpass.getuser(), "folder": folder, "nodes": NODES}
-    (folder / "slurm.conf").write_text(CONF.format(ports=_free_ports(3), **names))
+    (folder / "slurm.conf").write_text(CONF.format(ports=[free_port() for _ in range(3)], **names))
     (folder / "munge.key").write_bytes(os.urandom(1024))
     (folder / "munge.key").chmod(0o400)
     (folder / "state").mkdir()
@@ -130,14 +132,3 @@ def _until(condition, made: Cluster, daemons: list[subprocess.Popen[bytes]], wha
         assert not ended, f"{ended} ended\n{made.logs()}"
         time.sleep(0.1)
     raise AssertionError(f"{what} did not come up\n{made.logs()}")
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

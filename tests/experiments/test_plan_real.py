@@ -10,7 +10,7 @@ import pytest
 
 from aorta.analysis.load.records import load_run
 from aorta.experiments.plan_journal import read_events
-from tests.runs import ROOT, SMALL, environment
+from tests.runs import HANGS_S, ROOT, SMALL, environment
 
 pytestmark = pytest.mark.dist
 
@@ -24,7 +24,7 @@ def test_a_plan_of_one_launch_a_side(tmp_path: Path) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS_S,
     )
     assert done.returncode == 0, done.stderr
     plan = tmp_path / "a plan"

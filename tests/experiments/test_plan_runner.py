@@ -19,7 +19,7 @@ from aorta.experiments import plan_command, plan_folder
 from aorta.experiments.process_mark import MARK
 from aorta.installation import commit_of
 from tests.experiments.conftest import Bench
-from tests.runs import ROOT
+from tests.runs import HANGS_S, ROOT
 
 AB = ("--launches", "2", "--reference", "a=1", "--candidate", "a=2", "s=1")
 ORDER = ["reference/00", "candidate/00", "candidate/01", "reference/01"]
@@ -354,7 +354,7 @@ def test_help_is_quick_and_shows_the_examples(bench: Bench) -> None:
         "heavy = {'torch', 'pandas', 'matplotlib', 'numpy', 'omegaconf', 'psutil', 'tqdm'} & set(sys.modules)\n"
         "sys.exit(', '.join(sorted(heavy)) or 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S)
     assert (done.returncode, done.stderr) == (0, "")
     for words in ("two configurations", "two interpreters", "--aa --launches 8", "repeats of one configuration"):
         assert words in done.stdout
@@ -363,7 +363,7 @@ def test_help_is_quick_and_shows_the_examples(bench: Bench) -> None:
 def test_the_script_is_the_same_door(bench: Bench, tmp_path: Path) -> None:
     words = ["--output", "plan", "--python", str(bench.python), *AB, "--dry-run"]
     done = subprocess.run(
-        ["bash", str(ROOT / "scripts" / "ab.sh"), *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        ["bash", str(ROOT / "scripts" / "ab.sh"), *words], cwd=tmp_path, capture_output=True, text=True, timeout=HANGS_S
     )
     assert (done.returncode, done.stdout) == (0, bench(*AB, "--dry-run")[1])
 
@@ -379,7 +379,7 @@ def test_a_terminal_shows_one_bar_over_all_launches(bench: Bench) -> None:
         while more := os.read(mine, 4096):
             shown += more
     os.close(mine)
-    runner.communicate(timeout=60)
+    runner.communicate(timeout=HANGS_S)
     assert runner.returncode == 0
     text = shown.decode()
     assert [text.find(f"{name}: ") for name in ORDER] == sorted(text.find(f"{name}: ") for name in ORDER)

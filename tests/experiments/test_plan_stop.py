@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 
-import psutil
 import pytest
 
 from tests.experiments.conftest import Bench
-from tests.runs import ROOT, environment
+from tests.experiments.test_process import gone, has_ended
+from tests.runs import HANGS_S, ROOT, environment
 
 AB = ("--launches", "1", "--candidate", "a=2")
 
@@ -24,21 +24,17 @@ def hanging(bench: Bench) -> dict[str, int]:
     return {name: call[name] for name in ("pid", "rank")}
 
 
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_launch_its_ranks_and_the_plan(bench: Bench, number: signal.Signals) -> None:
     bench.acts(candidate_00={"hang": 1})
     runner = bench.start(*AB)
     left = hanging(bench)
     runner.send_signal(number)
-    _, err = runner.communicate(timeout=60)
+    _, err = runner.communicate(timeout=HANGS_S)
     assert runner.returncode == 128 + number
     assert "stopped; the same command does what is missing" in err
-    assert gone(left["pid"])
-    assert gone(left["rank"])
+    assert has_ended(left["pid"])
+    assert has_ended(left["rank"])
     end = bench.events("end")[-1]
     assert (end["outcome"], end["reason"], end["left_behind"]) == ("stopped", f"stopped by {number.name}", 1)
     assert bench.events("close")[-1]["exit_code"] == 128 + number
@@ -56,10 +52,10 @@ def test_a_terminal_that_was_closed_costs_neither_the_journal_nor_the_exit_code(
     left = hanging(bench)
     os.close(mine)  # what is written from now on fails with EIO
     runner.terminate()
-    runner.communicate(timeout=60)
+    runner.communicate(timeout=HANGS_S)
     assert runner.returncode == 143
     assert bench.events("close")[-1]["exit_code"] == 143
-    assert gone(left["rank"])
+    assert has_ended(left["rank"])
 
 
 def reporting(bench: Bench, script: str) -> subprocess.Popen[str]:
@@ -85,13 +81,13 @@ def test_a_signal_goes_on_to_the_report(bench: Bench) -> None:
     runner = reporting(bench, "open('pid', 'w').write(str(os.getpid()))\nos.rename('pid', 'its pid')\ntime.sleep(600)")
     pid = int(bench.until(lambda: (bench.home / "its pid").exists() and (bench.home / "its pid").read_text()))
     runner.terminate()
-    _, err = runner.communicate(timeout=60)
-    assert (runner.returncode, gone(pid)) == (143, True), err
+    _, err = runner.communicate(timeout=HANGS_S)
+    assert (runner.returncode, has_ended(pid)) == (143, True), err
 
 
 def test_a_report_that_a_signal_killed_gives_the_code_of_a_shell(bench: Bench) -> None:
     runner = reporting(bench, "os.kill(os.getpid(), signal.SIGKILL)")
-    runner.communicate(timeout=60)
+    runner.communicate(timeout=HANGS_S)
     assert runner.returncode == 128 + signal.SIGKILL
 
 
@@ -101,10 +97,10 @@ def test_torchrun_gets_the_signal_and_time_to_end(bench: Bench) -> None:
     runner = bench.start(*AB)
     left = hanging(bench)
     runner.terminate()
-    runner.communicate(timeout=60)
+    runner.communicate(timeout=HANGS_S)
     assert runner.returncode == 143
     assert file.exists()
-    assert gone(left["rank"])
+    assert has_ended(left["rank"])
     end = bench.events("end")[-1]
     assert (end["exit_code"], end["left_behind"]) == (1, 0)
 
@@ -114,12 +110,12 @@ def test_a_runner_killed_outright_leaves_no_torchrun_and_its_launch_is_done_agai
     runner = bench.start(*AB)
     left = hanging(bench)
     runner.kill()
-    runner.communicate(timeout=60)
-    bench.until(lambda: gone(left["pid"]))  # Linux tells it; without, the next runner ends it
-    assert not gone(left["rank"])
+    runner.communicate(timeout=HANGS_S)
+    assert gone(left["pid"])  # Linux tells it; without, the next runner ends it
+    assert not has_ended(left["rank"])
     code, _, _ = bench(*AB)
     assert code == 0
-    assert gone(left["rank"])
+    assert has_ended(left["rank"])
     assert bench.launched == ["reference/00", "candidate/00", "candidate/00"]
     lost = next(end for end in bench.events("end") if end["outcome"] == "lost")
     assert (lost["launch"], lost["left_behind"], lost["kept"]) == ("candidate/00", 1, "aside/candidate/00.lost")
@@ -153,4 +149,4 @@ def test_a_launch_that_lasts_too_long_is_ended_and_repeated(bench: Bench) -> Non
     assert code == 0
     assert "reference/00: ended after timeout_s=20 in" in err
     assert bench.launched == ["reference/00", "reference/00", "candidate/00"]
-    assert gone(hanging(bench)["rank"])
+    assert has_ended(hanging(bench)["rank"])

@@ -26,33 +26,33 @@ import signal, sys, time
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, frame: sys.exit(40 + number))
 open(sys.argv[1], "w").close()
-time.sleep(60)
+time.sleep(600)
 """
 # Ignores SIGTERM, and so does its child, which stands in a session of its own as a rank of torchrun does.
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-child += "; open(sys.argv[1], 'w').close(); time.sleep(60)"
+child += "; open(sys.argv[1], 'w').close(); time.sleep(600)"
 env = {} if sys.argv[2] == "unmarked" else None
 made = subprocess.Popen([sys.executable, "-c", child, sys.argv[1] + ".child"], start_new_session=True, env=env)
 while not os.path.exists(sys.argv[1] + ".child"):
     time.sleep(0.01)
 open(sys.argv[1] + ".part", "w").write(str(made.pid))
 os.rename(sys.argv[1] + ".part", sys.argv[1])
-time.sleep(60)
+time.sleep(600)
 """
 # Ends well and leaves a process in a session of its own, as a torchrun that was killed leaves its ranks.
 LEAVING = """
 import subprocess, sys
-made = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+made = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 open(sys.argv[1], "w").write(str(made.pid))
 """
-SLEEPING = "import time; time.sleep(60)"
+SLEEPING = "import time; time.sleep(600)"
 PARENT = """
 import os, sys
 from aorta.experiments.process import StopRequest, launch
-sleeping = "import os, time; open('part', 'w').write(str(os.getpid())); os.rename('part', 'its pid'); time.sleep(60)"
+sleeping = "import os, time; open('part', 'w').write(str(os.getpid())); os.rename('part', 'its pid'); time.sleep(600)"
 launch([sys.executable, "-c", sleeping], id_=sys.argv[1], environment=os.environ, stop=StopRequest())
 """
 
@@ -65,10 +65,18 @@ def wait_for(path: Path) -> None:
     pytest.fail(f"{path} did not appear")
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended by now, be it that nobody has collected it."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def gone(pid: int) -> bool:
-    """Whether a process ends within ten seconds."""
-    for _ in range(1000):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+    """Whether a process ends within two minutes; those of these tests live for ten unless they are ended."""
+    for _ in range(12_000):
+        if has_ended(pid):
             return True
         time.sleep(0.01)
     return False

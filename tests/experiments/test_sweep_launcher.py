@@ -26,7 +26,7 @@ folder = os.path.join(told["training.output_dir"].strip("'"), told["label"].stri
 os.makedirs(folder, exist_ok=True)
 json.dump(sys.argv[1:], open(os.path.join(folder, "words.json"), "w"))
 if told["x"] == "hang":
-    time.sleep(60)
+    time.sleep(600)
 raise SystemExit(int(told["x"]) if told["x"].isdigit() else 0)
 """
 

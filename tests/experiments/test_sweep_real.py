@@ -17,16 +17,14 @@ import pytest
 from aorta.experiments.sweep_journal import read_sweep
 from tests.experiments.conftest import command
 from tests.experiments.test_process import gone, wait_for
-from tests.runs import ROOT, environment, record
+from tests.runs import HANGS_S, ROOT, environment, record
 
 pytestmark = pytest.mark.dist
-PATIENCE_S = 200.0
-"""For what takes some seconds."""
 
 
 def first_job(process, folder):
     """Once both ranks of the first job have ended a step: all that the sweep has started."""
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + HANGS_S
     while time.monotonic() < until:
         if all((folder / f"rank_{rank}_metrics.jsonl").exists() and record(folder, rank).steps for rank in (0, 1)):
             return psutil.Process(process.pid).children(recursive=True)
@@ -34,11 +32,18 @@ def first_job(process, folder):
     return pytest.fail("the first job did not start")
 
 
+def has_ended(process):
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def alive(processes, within_s=0.0):
     """Those that have not ended by then."""
     until = time.monotonic() + within_s
     while True:
-        left = [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+        left = [each for each in processes if not has_ended(each)]
         if not left or time.monotonic() > until:
             return left
         time.sleep(0.1)
@@ -122,7 +127,7 @@ def test_a_signal_ends_the_job_of_the_moment_cleanly_and_starts_no_other(tmp_pat
         folder = tmp_path / "sweep" / "00"
         started = first_job(process, folder)
         process.send_signal(number)
-        said = process.communicate(timeout=PATIENCE_S)[1]
+        said = process.communicate(timeout=HANGS_S)[1]
     finally:
         process.kill()
     assert process.returncode == 128 + number, said
@@ -146,7 +151,7 @@ def test_a_sweep_killed_outright_leaves_no_job_running(tmp_path):
         process.kill()
         process.wait()
     assert len(started) >= 3  # torchrun and two ranks
-    left = alive(started, within_s=60)
+    left = alive(started, within_s=HANGS_S)
     for each in left:
         each.kill()
     assert not left
@@ -171,7 +176,7 @@ def test_a_terminal_that_was_closed_costs_neither_the_journal_nor_the_exit_code(
         wait_for(tmp_path / "pid")
         os.close(mine)  # what is written from now on fails with EIO
         process.send_signal(signal.SIGHUP)
-        assert process.wait(PATIENCE_S) == 128 + signal.SIGHUP
+        assert process.wait(HANGS_S) == 128 + signal.SIGHUP
     finally:
         process.kill()
         process.wait()
@@ -185,7 +190,7 @@ def test_a_sweep_inside_torchrun_is_refused(tmp_path):
         capture_output=True,
         text=True,
         env=environment() | {"WORLD_SIZE": "2", "RANK": "0"},
-        timeout=PATIENCE_S,
+        timeout=HANGS_S,
     )
     assert done.returncode == 1
     assert "--multirun inside torchrun" in done.stderr

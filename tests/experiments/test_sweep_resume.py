@@ -130,7 +130,7 @@ def test_a_job_that_a_killed_sweep_left_running_is_ended_first(tmp_path):
     launched(tmp_path, "3")
     journal = folder / SWEEP_FILE
     journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:2]))  # begun and planned, no end
-    left = subprocess.Popen(["sleep", "60"], env={"PATH": "/usr/bin:/bin", MARK: launch_id(folder, "00")})
+    left = subprocess.Popen(["sleep", "600"], env={"PATH": "/usr/bin:/bin", MARK: launch_id(folder, "00")})
     try:
         launched(tmp_path, "3", resume=True)
         assert gone(left.pid)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.runs import HANGS_S, ROOT, SMALL, environment, record
+from tests.runs import HANGS_S, ROOT, SMALL, environment, free_port, record
 
 pytestmark = pytest.mark.dist
 
@@ -37,7 +37,7 @@ def command(script, *words):
 def test_two_nodes_without_a_shared_disk_become_one_run(tmp_path):
     # Port 0 would have each node choose its own; a file cannot be a meeting point of two machines, this is one.
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
-    torchrun += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{_port()}", "--rdzv_id", tmp_path.name]
+    torchrun += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{free_port()}", "--rdzv_id", tmp_path.name]
     words = [*SMALL, "label=both", "profiling.enabled=true", "profiling.wait=1", "profiling.warmup=1"]
     folders = [tmp_path / "node0", tmp_path / "node1"]
     nodes = [
@@ -75,11 +75,3 @@ def test_two_nodes_without_a_shared_disk_become_one_run(tmp_path):
     assert code == 5
     assert "no record of rank" in err
     assert any((tmp_path / "half").iterdir())
-
-
-def _port() -> int:
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

@@ -115,18 +115,18 @@ def _fuzz(doors: list[Door], seed: int, options: argparse.Namespace, scratch: Pa
 def _job(
     doors: list[Door], seed: int, job: int, options: argparse.Namespace, scratch: Path, until: float
 ) -> dict[str, Count]:
-    """One process's part: rounds over the doors, until the time is over."""
+    """One process's part: rounds over the doors, until the time is over; one case of each door in any case."""
     counts = {door.name: Count() for door in doors}
     following = dict.fromkeys(counts, 0)
     shift = job * len(doors) // options.jobs
     order = doors[shift:] + doors[:shift]
     total = sum(door.share for door in doors)
-    while (left := until - time.monotonic()) > 0.5:
+    while (left := until - time.monotonic()) > 0.5 or not all(following.values()):
         turn = min(_TURN_S, left / total)
         for door in order:
             seeds = load_seeds(door, scratch / "seeds" / door.name)
             ends = min(until, time.monotonic() + turn * door.share)
-            while time.monotonic() < ends:
+            while time.monotonic() < ends or not following[door.name]:
                 first = following[door.name] * options.jobs + job
                 numbers = range(first, first + _BATCH * options.jobs, options.jobs)
                 place = scratch / f"job{job}"

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.gpu.device import needs_gpu
-from tests.runs import ROOT, environment
+from tests.runs import HANGS_S, ROOT, environment
 
 pytestmark = [pytest.mark.gpu, pytest.mark.dist, needs_gpu]
 
@@ -21,7 +21,7 @@ def test_two_ranks_on_one_card_get_right_values_in_every_mode() -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=HANGS_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

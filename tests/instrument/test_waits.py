@@ -6,8 +6,10 @@ import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import torch
 
+from aorta.instrument import cpu_interceptor
 from aorta.instrument.cpu_interceptor import CpuInterceptor
 from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import InFlight
@@ -16,6 +18,7 @@ from aorta.instrument.stream_order import StreamOrder
 from aorta.instrument.waits import Name, Waited, name_of
 from aorta.records.schema import BucketReady, Stall, Step, Wait
 from tests.instrument.steps import MS, Rig
+from tests.runs import HANGS_S
 
 
 def waits(line: Step) -> list[tuple[int, float, float]]:
@@ -160,8 +163,9 @@ def test_what_compiled_code_saw_a_stream_join_comes_first() -> None:
     assert order.awaited(stream=7) == ()
 
 
-def test_closing_leaves_no_callback_of_a_future_behind() -> None:
+def test_closing_leaves_no_callback_of_a_future_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who drops the process group next joins the thread that calls back, with the interpreter locked."""
+    monkeypatch.setattr(cpu_interceptor, "CALLBACKS_S", HANGS_S)
     interceptor = CpuInterceptor(HostClock(), {}, lambda _: None, lambda _: None)
     future, issued = torch.futures.Future[Any](), InFlight("allreduce", "0", 0, 8, "float32", 1)
     interceptor._notice_end("allreduce_", issued, cast(Any, SimpleNamespace(get_future=lambda: future)))

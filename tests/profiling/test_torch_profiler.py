@@ -239,16 +239,19 @@ def test_the_run_s_own_error_is_not_hidden_by_the_profiler_s(run, said, monkeypa
 
 @pytest.fixture
 def loader():
-    """A thread beside the loop that was there before the profiler, as one that pins batches: it takes sines."""
-    end = threading.Event()
+    """A thread beside the loop that was there before the profiler, as one that pins batches: it takes sines. Gives how
+    many it has taken.
+    """
+    end, taken = threading.Event(), [0]
 
     def work():
         while not end.wait(0.0005):
             torch.ones(4).sin()
+            taken[0] += 1
 
     thread = threading.Thread(target=work)
     thread.start()
-    yield
+    yield taken
     end.set()
     thread.join()
 
@@ -259,7 +262,9 @@ def test_threads_that_began_before_the_profiler_are_in_it_where_asked(folder, lo
     with ProfilerPlan(settings, HERE, folder).open(0) as window:
         for _ in range(5):
             torch.ones(8, 8) @ torch.ones(8, 8)
-            time.sleep(0.02)  # many times what the thread takes for a sine
+            before = loader[0]
+            while loader[0] < before + 2:  # of the second the whole lies in this step
+                time.sleep(0.001)
             window.step()
     (path,) = window.files
     threads = {}

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ from aorta.distributed.topology import read_topology
 from aorta.rpc.rpc_run import RpcRun
 from tests.analysis.merge.traces import load, problems
 from tests.loop import resolved
-from tests.runs import HANGS_S, ROOT, command, environment, job, succeeded
+from tests.runs import HANGS_S, ROOT, command, environment, free_port, job, succeeded
 
 pytestmark = pytest.mark.dist
 THREADS = (1, 4, 16)
@@ -262,9 +261,7 @@ def test_C9_under_torchrun_a_killed_worker_costs_the_window_it_was_killed_in(tmp
 
 @pytest.mark.spec("C9")
 def test_C9_a_worker_that_dies_before_it_saves_leaves_the_rest(tmp_path, capsys):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = str(free_port())
     workers = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.rpc.rpc_program", str(tmp_path)],
@@ -273,7 +270,7 @@ def test_C9_a_worker_that_dies_before_it_saves_leaves_the_rest(tmp_path, capsys)
             stderr=subprocess.STDOUT,
             text=True,
             env=environment(
-                PYTHONPATH=str(ROOT), RANK=str(r), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+                PYTHONPATH=str(ROOT), RANK=str(r), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=port
             ),
         )
         for r in range(3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 import warnings
 
 import pytest
@@ -14,6 +14,7 @@ from torch.distributed.rpc import rpc_sync as imported_before
 from aorta.records.rpc_files import CALL_MARK
 from aorta.rpc import call_memory
 from aorta.rpc.tracer import TracedRpc
+from tests.runs import HANGS_S
 
 pytestmark = pytest.mark.dist
 ORIGINALS = (rpc.rpc_sync, rpc.rpc_async, rpc.remote)
@@ -30,6 +31,13 @@ def worker(tmp_path_factory):
         rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
     yield
     rpc.shutdown()
+
+
+RELEASED = threading.Event()
+
+
+def waits():
+    return RELEASED.wait(HANGS_S)
 
 
 def square(x, *, scale=1):
@@ -103,7 +111,7 @@ def test_values_references_and_keywords_come_back_unchanged():
         assert type(reference) is type(plain)
         assert reference.to_here().tolist() == [1, 1]
         assert imported_before("alone", square, (ONES,)).tolist() == [1, 1]
-        assert traced.settle(20)
+        assert traced.settle(HANGS_S)
     assert [call.name for call in traced.calls] == [
         "rpc_sync#aten::add(alone -> alone)",
         "rpc_async#square(alone -> alone)",
@@ -129,7 +137,7 @@ def test_exceptions_keep_type_and_message():
     plain = [message(way) for way in ways]
     with TracedRpc() as traced:
         assert [message(way) for way in ways] == plain
-        assert traced.settle(20)
+        assert traced.settle(HANGS_S)
         with pytest.raises(TypeError, match="function should be callable"):
             rpc.rpc_sync("alone", 3)
         with pytest.raises(RuntimeError, match="nobody"):
@@ -140,8 +148,11 @@ def test_exceptions_keep_type_and_message():
 
 @pytest.mark.spec("C2")
 def test_a_timeout_is_kept(tmp_path):
-    with TracedRpc(), pytest.raises(RuntimeError, match=r"(?i)timed? ?out"):
-        rpc.rpc_sync("alone", time.sleep, args=(1.0,), timeout=0.05)
+    try:
+        with TracedRpc(), pytest.raises(RuntimeError, match=r"(?i)timed? ?out"):
+            rpc.rpc_sync("alone", waits, timeout=0.05)
+    finally:
+        RELEASED.set()
 
 
 @pytest.mark.spec("C2")

@@ -20,7 +20,7 @@ from aorta.distributed.clock_measurement import ClockSynchronisation
 from aorta.errors import ConfigError
 from aorta.records.schema import Footer
 from aorta.runner import api_arguments
-from tests.runs import ROOT, environment, record
+from tests.runs import HANGS_S, ROOT, environment, record
 
 
 @pytest.fixture
@@ -293,7 +293,7 @@ with aorta.record({str(tmp_path)!r}, model=model) as recording:
         recording.step()
     os.kill(os.getpid(), signal.SIGTERM)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), timeout=HANGS_S, check=False)
     assert done.returncode == -signal.SIGTERM  # left alone: the default action
     seen = record(tmp_path)
     assert len(seen.steps) == 3

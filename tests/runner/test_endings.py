@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from aorta.records.reader import read_rank
-from tests.runs import SMALL, attempt, command, environment, finished, losses, record, train
+from tests.runs import HANGS_S, SMALL, attempt, command, environment, finished, losses, record, train
 
 pytestmark = pytest.mark.dist
-PATIENCE_S = 200.0
+PATIENCE_S = HANGS_S
 """For what takes a second or two, with a run under way that would go on."""
 
 
@@ -110,7 +110,8 @@ def test_a_killed_rank_is_named_by_the_other(tmp_path: Path) -> None:
 
 
 def test_a_restart_resumes_and_keeps_both_attempts(tmp_path: Path) -> None:
-    words = ("training.checkpoint_interval=4", "training.max_steps=200")  # far from its end when a rank is killed
+    steps = 400
+    words = ("training.checkpoint_interval=4", f"training.max_steps={steps}")  # far from its end when a rank is killed
     run = start(tmp_path, *words, options=("--max-restarts", "1"))
     os.kill(wait_for_steps(tmp_path, 9, rank=1), signal.SIGKILL)
     _, stderr = run.communicate(timeout=PATIENCE_S)
@@ -121,7 +122,7 @@ def test_a_restart_resumes_and_keeps_both_attempts(tmp_path: Path) -> None:
     assert then.header.run_id == now.header.run_id
     assert now.header.start_step > 0
     assert now.header.start_step % 4 == 0
-    assert [s.global_step for s in now.steps] == list(range(now.header.start_step, 200))
+    assert [s.global_step for s in now.steps] == list(range(now.header.start_step, steps))
     assert len(then.steps) >= 8
 
 

@@ -17,7 +17,7 @@ from torch.nn.functional import mse_loss
 from aorta.analysis.merge.merge_command import merge_traces
 from aorta.workload.resnet18 import ResNet18
 from tests.profiling.windows import files_below, numbers, read
-from tests.runs import HANGS_S, ROOT, Launcher, environment, job, losses, record, succeeded
+from tests.runs import HANGS_S, ROOT, Launcher, environment, free_port, job, losses, record, succeeded
 
 SMALL = ("workload.batch_size=2", "workload.image_size=64", "training.max_steps=20", "training.device=cpu")
 BLOCKS = ["stem", *(f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)), "fc"]
@@ -122,11 +122,8 @@ def test_B9_the_losses_are_those_of_the_step_written_out(tmp_path):
 @pytest.mark.slow
 @pytest.mark.spec("B13")
 def test_B13_two_nodes_with_folders_of_their_own(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "2"]
-    launcher += ["--master_addr", "127.0.0.1", "--master_port", str(port)]
+    launcher += ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
     words = [str(ROOT / "train.py"), "experiment=tutorial", *SMALL, "profiling.with_stack=false"]
     nodes = [
         subprocess.Popen(

@@ -61,15 +61,22 @@ def test_ddp_hides_part_of_its_all_reduce_and_none_without_overlap(tmp_path_fact
     assert losses(folder / "on") == losses(folder / "off")
 
 
-def test_fsdp_hides_something_and_nothing_without_overlap(tmp_path: Path) -> None:
+def test_fsdp_hides_something_and_nothing_without_overlap(tmp_path_factory: pytest.TempPathFactory) -> None:
     sizes = ("workload.model_dim=128", "workload.num_layers=4", "workload.mlp_hidden_dim=512")
-    train(tmp_path / "on", "parallel=fsdp", *sizes)
-    train(tmp_path / "off", "parallel=fsdp", "parallel.overlap=false", *sizes)
-    on = [s for s in record(tmp_path / "on").steps if not s.warmup]
-    off = [s for s in record(tmp_path / "off").steps if not s.warmup]
-    assert sum(s.overlap["compute_allgather_ms"] or 0 for s in on) > 0
-    assert all(s.overlap["compute_comm_ms"] == 0 for s in off)
-    assert losses(tmp_path / "on") == losses(tmp_path / "off")
+
+    def measure(folder: Path) -> Path:
+        train(folder / "on", "parallel=fsdp", *sizes)
+        return folder
+
+    def hides(folder: Path) -> None:
+        on = [s for s in record(folder / "on").steps if not s.warmup]
+        assert sum(s.overlap["compute_allgather_ms"] or 0 for s in on) > 0
+
+    folder = undisturbed(tmp_path_factory, "hides", measure, hides)
+    hides(folder)
+    train(folder / "off", "parallel=fsdp", "parallel.overlap=false", *sizes)
+    assert all(s.overlap["compute_comm_ms"] == 0 for s in record(folder / "off").steps if not s.warmup)
+    assert losses(folder / "on") == losses(folder / "off")
 
 
 def test_mode_off_says_unknown_not_zero(tmp_path: Path) -> None:

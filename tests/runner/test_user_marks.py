@@ -131,7 +131,8 @@ def test_merged_traces_have_tracks_and_counter_events(folder: Path, tmp_path: Pa
     assert [event["args"]["value"] for event in counted][-6:] == [10, 12, 20, 22, 30, 32]
     begun = [event for event in events if event["ph"] == "B" and event["name"] == "forward"]
     own = [event for event in events if event["ph"] == "X" and event["name"] == "range forward"]
-    assert min(abs(each["ts"] - own[0]["ts"]) for each in begun) < 1000  # us: record and trace agree
+    # In us. Record and trace agree; of one pair this thread may be held up between the two looks at a clock.
+    assert min(abs(each["ts"] - of_torch["ts"]) for each, of_torch in zip(begun, own, strict=True)) < 1000
     failed = next(event for event in events if event["ph"] == "B" and event["name"] == "fails")
     assert failed["args"] == {"error": "ValueError"}
     tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}

@@ -65,7 +65,7 @@ class Shell:
             env={"PATH": str(self.bin), "HOME": str(self.home), "RECORD": str(record), **environment},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
         calls = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
         return Result(done.returncode, done.stdout, done.stderr, calls)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tests.ranks import forked
-from tests.runs import environment
+from tests.runs import HANGS_S, environment
 from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
-LIMIT_S = 120.0
-"""Only a hang reaches it."""
 
 
 def end_of(how: str, ranks: int) -> str:
     """What the rank that failed said."""
     own = environment(AORTA_SIMULATED_DEVICES="2")
-    done = forked("tests.simulated.program_abort", how, ranks=ranks, environment=own, timeout_s=LIMIT_S)
+    done = forked("tests.simulated.program_abort", how, ranks=ranks, environment=own, timeout_s=HANGS_S)
     assert done.returncode == 1, f"{done.stdout}\n{done.stderr}"
     assert "could not be aborted" not in done.stderr
     return done.stderr

@@ -124,7 +124,7 @@ def test_who_does_not_wait_for_reused_memory_reads_poison() -> None:
     side = torch.cuda.Stream()
     x = torch.ones(64, device="cuda")
     torch.cuda.synchronize()
-    device.real_delays(operator_ns=1_000_000_000)  # far longer than a busy machine needs for what follows
+    device.real_delays(operator_ns=3_000_000_000)  # far longer than a busy machine needs for what follows
     del x
     y = torch.ones(64, device="cuda")  # the same bytes
     device.real_delays(operator_ns=0)

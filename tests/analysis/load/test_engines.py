@@ -136,15 +136,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "--no-dashboard",
         ]
         started += [subprocess.Popen([*start, command.format("worker"), *words], **quiet) for _ in range(2)]
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 600
         while not found.exists():
             assert time.monotonic() < deadline, (place / "log").read_text()
             time.sleep(0.1)
         address = json.loads(found.read_text())["address"]
         import distributed
 
-        with distributed.Client(address, timeout="60s", set_as_default=False) as client:
-            client.wait_for_workers(2, timeout=100)
+        with distributed.Client(address, timeout=600, set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=600)
         yield address
     finally:
         for process in started:

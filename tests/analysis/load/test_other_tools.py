@@ -67,7 +67,7 @@ def hta_python() -> str:
 
 def with_hta(python: str, folder: Path) -> dict[str, list[float]]:
     command = [python, kineto_with_hta.__file__, str(folder)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
     found: dict[str, list[float]] = json.loads(done.stdout.strip().splitlines()[-1])["measured"]
     return found
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.merge.traces import load, problems
-from tests.runs import ROOT, environment, record, train
+from tests.runs import HANGS_S, ROOT, environment, record, train
 
 pytestmark = pytest.mark.dist
 OFFSET_NS, DRIFT_PPM = 123_456_789, 80.0
@@ -31,7 +31,7 @@ def folder(tmp_path_factory) -> Path:
 def merge(folder: Path, target: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "analysis" / "merge_traces.py"), str(folder), "-o", str(target), "--check"]
     return subprocess.run(
-        [*command, *words], capture_output=True, text=True, env=environment(), timeout=120, check=False
+        [*command, *words], capture_output=True, text=True, env=environment(), timeout=HANGS_S, check=False
     )
 
 

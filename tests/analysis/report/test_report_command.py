@@ -21,7 +21,7 @@ def run(here: Path, *arguments: str, code: str | None = None) -> subprocess.Comp
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "DISPLAY")}
     start = [sys.executable, "-W", "error"]
     start += [str(COMMAND)] if code is None else ["-c", code]
-    return subprocess.run([*start, *arguments], cwd=here, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run([*start, *arguments], cwd=here, env=environment, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture
