@@ -204,6 +204,16 @@ RECORDING: Final = (
             "        case TP() | PP():\n            return 1\n",
             "        case TP() | PP():\n            return world_size\n",
         ),
+        (
+            "pipelines beside each other share a batch",
+            "            return world_size // pp_size\n",
+            "            return 1\n",
+        ),
+        (
+            "ranks that follow one another are a pipeline",
+            "    place = rank // (world_size // ranks)\n",
+            "    place = rank % ranks\n",
+        ),
         ("any number of ranks fills the mesh", "    if world_size % parts:\n", "    if False:\n"),
         (
             "layers need not divide",
