@@ -211,6 +211,16 @@ RECORDING: Final = (
         ),
         ("sequences need not divide", "        if length % (2 * parts):\n", "        if length < 2 * parts:\n"),
         ("each rank has one chunk", "        if length % (2 * parts):\n", "        if length % parts:\n"),
+        (
+            "pipelines beside each other share a batch",
+            "            return world_size // pp_size\n",
+            "            return 1\n",
+        ),
+        (
+            "ranks that follow one another are a pipeline",
+            "    place = rank // (world_size // ranks)\n",
+            "    place = rank % ranks\n",
+        ),
         ("any number of ranks fills the mesh", "    if world_size % parts:\n", "    if False:\n"),
         (
             "layers need not divide",
