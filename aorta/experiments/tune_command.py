@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
         type=_count,
         default=REFINE,
         metavar="N",
-        help="times that the best prediction is launched once, to predict its neighbours from; at most %(default)s",
+        help="how often, at most, the best prediction is launched once to predict its neighbours from; %(default)s",
     )
     words.add_argument(
         "--env",
@@ -202,18 +202,25 @@ def _refine(options: argparse.Namespace, plan: Plan, base: Base, refined: Refine
         source = REFINE_DIR.format(number)
         once = plan_of(plan, [best])
         once = replace(once, output=plan.output / source, sides=once.sides[1:], launches=1)
-        folder, stopped = _launched_once(once, dry_run=options.dry_run)
+        try:
+            folder, stopped = _launched_once(once, dry_run=options.dry_run)
+        except RunIncomplete as failed:
+            refined.give_up(best, f"could not be launched: {str(failed).splitlines()[0]}")
+            continue
         if folder is None:
             if stopped is None:
                 refined.notes.append(f"before that {best.name} is launched once, and its neighbours predicted anew")
             return stopped
+        known = tuple(refined.launched)
         refined.launched.append(best.changes)
         try:
             there = replay_of(folder)
         except InputError as refused:
             refined.notes.append(f"{source}: its neighbours are not predicted anew: {refused}")
             return None
-        refined.proposals = predicted_again(there, best, refined.proposals, base.identity.replayed_ms, source)
+        base_ms = base.identity.replayed_ms
+        refined.proposals = predicted_again(there, best, refined.proposals, base_ms, source, known)
+        refined.hold(best, there.identity.replayed_ms, source)
     return None
 
 

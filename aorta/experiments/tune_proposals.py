@@ -1,4 +1,4 @@
-"""What `aorta tune` may try: the grid of settings, what the replay of a base run predicts for each, the best few.
+"""What `aorta tune` may try: the grid of settings, what the replay of a base run predicts for each, the best of them.
 
     cells = grid("ddp", overlap=True, gradient_bytes=4 << 20)
     proposals = predicted(base, cells)
@@ -12,7 +12,7 @@ launch anything, or recommend: a prediction alone is no reason to (docs/tune.md)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -53,7 +53,7 @@ class Proposal:
         environment: variables in place of changes.
         step_ms: the predicted job step, median and interval; None without a prediction.
         gain: part of the base's step that is predicted to be saved.
-        source: the run predicted from: "base", or the refinement whose setting is nearer to this one.
+        source: the run predicted from: "base", or the last refinement whose setting is nearer to this one.
         why: `TRIED`, or why it is not launched.
         flags: what the prediction does not know.
     """
@@ -98,12 +98,25 @@ class Refined:
 
     Attributes:
         launched: settings of which there is a record, in the order in which they were predicted to be best.
-        notes: what could not be done.
+        notes: what was not done, and why.
     """
 
     proposals: list[Proposal]
     launched: list[tuple[str, ...]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def give_up(self, proposal: Proposal, why: str) -> None:
+        """Launch this one no more."""
+        self.proposals = [replace(one, why=why) if one.changes == proposal.changes else one for one in self.proposals]
+
+    def hold(self, proposal: Proposal, step_ms: float, source: str) -> None:
+        """Note where a launch was not as predicted: then its record moves all its neighbours."""
+        said = proposal.step_ms
+        if said is not None and not said.low <= step_ms <= said.high:
+            self.notes.append(
+                f"{source}: {' '.join(proposal.changes)} took {step_ms:.2f} ms a step, where {said.value:.2f} "
+                f"({said.low:.2f} to {said.high:.2f}) were predicted from {proposal.source}"
+            )
 
 
 def overrides(changes: Sequence[str]) -> tuple[str, ...]:
@@ -153,7 +166,7 @@ def read_base(folder: Path) -> tuple[Base | None, list[Proposal]]:
     strategy = next(iter(run.ranks.values())).source.parallel
     if not grid(strategy, overlap=True, gradient_bytes=_MIB):
         return None, [
-            Proposal(why=f"parallel={strategy} has no setting that the replay can change; ddp and {_sharded()} have")
+            Proposal(why=f"there are no settings to try for parallel={strategy}; there are for ddp and {_sharded()}")
         ]
     try:
         base = base_of(program_of(run))
@@ -201,9 +214,15 @@ def predicted(
 
 
 def predicted_again(
-    there: Base, made: Proposal, proposals: Sequence[Proposal], base_ms: float, source: str
+    there: Base,
+    made: Proposal,
+    proposals: Sequence[Proposal],
+    base_ms: float,
+    source: str,
+    known: Collection[tuple[str, ...]] = (),
 ) -> list[Proposal]:
-    """The same proposals, the setting that was made and its neighbours first and predicted anew, from its record.
+    """The same proposals, the setting that was made and its neighbours predicted anew from its record; the shortest
+    step first.
 
     A neighbour has what the setting changes, to whatever value, and perhaps more; whether there is overlap is the same.
     The less there is to change, the smaller the error of a prediction: docs/what-if.md has both.
@@ -212,10 +231,12 @@ def predicted_again(
         there: the replay of a run that has the setting `made`.
         base_ms: step time of the base as replayed.
         source: the name of that run.
+        known: settings that have a record of their own: what is said of them stays.
     """
-    near = [one for one in proposals if one.changes and _near(made.changes, one.changes)]
+    near = [one for one in proposals if one.changes not in known and _near(made.changes, one.changes)]
     anew = predicted(there, [one.changes for one in near], made.changes, base_ms)
-    return [*(replace(one, source=source) for one in anew), *(one for one in proposals if one not in near)]
+    kept = [one for one in proposals if one not in near]
+    return sorted([*(replace(one, source=source) for one in anew), *kept], key=_rank)
 
 
 def _near(made: Sequence[str], changes: Sequence[str]) -> bool:

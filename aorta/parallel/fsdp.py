@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -125,6 +125,9 @@ def _shard_apart(module: nn.Module, apart: Apart, reshard: bool, policy: MixedPr
         here = local_part(parameter)
         return Shard(1 if here.shape[0] % ranks and here.shape[1] % ranks == 0 else 0)
 
+    if ranks == 1 and policy.reduce_dtype is torch.float16:
+        # Nothing is reduced, but for fp16 FSDP would divide before and after that, and once more where it copies.
+        policy = replace(policy, reduce_dtype=torch.float32)
     sharded = fully_shard(
         module, mesh=apart.mesh, reshard_after_forward=reshard, mp_policy=policy, shard_placement_fn=placement
     )

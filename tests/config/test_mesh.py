@@ -56,7 +56,7 @@ BROKEN = [
     (4, "parallel=fsdp_cp workload=moe dataset.sequence_length=6", r"sequence_length=6: 2 ranks share .*multiple of 4"),
     (3, "parallel=fsdp_cp workload=gpt", r"parallel\.cp_size=2: 3 rank\(s\) cannot form groups that share sequences"),
     (4, "parallel=fsdp_cp workload=gpt parallel.cp_size=0", r"parallel\.cp_size=0: must be at least 1"),
-    (2, "parallel=cp", r"parallel=cp: workload=ranking has no causal attention .*workload=gpt, or parallel=ddp"),
+    (2, "parallel=cp", r"parallel=cp: workload=ranking has no causal attention .*workload=gpt or moe, or parallel=ddp"),
     (2, "parallel=fsdp_cp workload=resnet18", r"parallel=fsdp_cp: workload=resnet18 has no causal attention"),
     (3, "parallel=fsdp_ep workload=moe", r"parallel\.ep_size=2: 3 rank\(s\) cannot form groups that share the experts"),
     (4, "parallel=fsdp_ep workload=moe parallel.ep_size=0", r"parallel\.ep_size=0: must be at least 1"),

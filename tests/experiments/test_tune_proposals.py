@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from aorta.analysis.whatif import prediction, read_program
+from aorta.analysis.whatif import Value, prediction, read_program
 from aorta.analysis.whatif.prediction import base_of
 from aorta.experiments.tune_command import base_plan, main, parse, plan_of
 from aorta.experiments.tune_proposals import (
     TRIED,
     Proposal,
+    Refined,
     best,
     bucket_caps,
     grid,
@@ -122,7 +123,10 @@ def test_neighbours_of_a_setting_that_was_launched_are_predicted_from_its_record
         [one for one in anew if one.source == "refine-1"],
         [one for one in anew if one.source == "base"],
     )
-    assert anew == [*near, *far]
+    values = [each.step_ms.value for each in anew if each.step_ms is not None]
+    assert values == sorted(values)
+    again = predicted_again(replay_of(tmp_path / "launched"), first, anew, 100.0, "refine-2", [first.changes])
+    assert {one.changes for one in again if one.source == "refine-2"} == {one.changes for one in near} - {first.changes}
     assert {one.changes for one in near} >= {(f"buckets.mb={cap:g}",) for cap in bucket_caps(GRADIENTS)}
     assert [one for one in found if one in far] == far
     before = {one.changes: one for one in found}
@@ -136,6 +140,32 @@ def test_neighbours_of_a_setting_that_was_launched_are_predicted_from_its_record
                 worst[each.source] = max(worst[each.source], abs(each.step_ms.value / really - 1))
     assert worst["refine-1"] <= 0.01
     assert worst["refine-1"] <= worst["base"]
+
+
+def test_what_cannot_be_launched_makes_way_for_the_next(runs: Path) -> None:
+    _, found = read_base(runs / "ddp")
+    refined = Refined(found)
+    first = leader(refined.proposals, 0.02)
+    assert first is not None
+    refined.give_up(first, "could not be launched: out of memory")
+    second = leader(refined.proposals, 0.02)
+    assert second is not None
+    assert second == [one for one in found if one.why == TRIED][1]
+    assert {one.why for one in refined.proposals if one.changes == first.changes} == {
+        "could not be launched: out of memory"
+    }
+
+
+def test_a_launch_that_was_not_as_predicted_is_noted() -> None:
+    one = Proposal(("buckets.mb=1",), step_ms=Value(100.0, 90.0, 110.0))
+    refined = Refined([one])
+    refined.hold(one, 109.0, "refine-1")
+    assert refined.notes == []
+    refined.hold(one, 111.0, "refine-1")
+    (note,) = refined.notes
+    assert note == (
+        "refine-1: buckets.mb=1 took 111.00 ms a step, where 100.00 (90.00 to 110.00) were predicted from base"
+    )
 
 
 def _bucket(one: Proposal) -> int:
@@ -181,7 +211,7 @@ def test_a_setting_that_cannot_be_predicted_says_why(runs: Path) -> None:
 
 
 def test_a_run_that_cannot_be_replayed_proposes_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read_base(runs / "tp")[1][0].why.startswith("parallel=tp has no setting that the replay can change")
+    assert read_base(runs / "tp")[1][0].why.startswith("there are no settings to try for parallel=tp; there are for")
     monkeypatch.setattr(prediction, "IDENTITY_BOUND", -1.0)
     base, (only,) = read_base(runs / "ddp")
     assert base is None

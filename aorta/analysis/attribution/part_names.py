@@ -17,6 +17,8 @@ PARTS: Final = {
     UNKNOWN_PART: "waiting or transfer, which of them is unknown",
 }
 UNTOLD_WHAT: Final = "communication that no row of the record covers"
+BUCKETED: Final = ("ddp", "ep", "cp")
+"""Values of `parallel.strategy` whose only all-reduces are DistributedDataParallel's, one for each bucket."""
 _NO_PLACE: Final = "an unknown place"
 
 
@@ -33,10 +35,10 @@ def collective_name(key: ExposedKey) -> str:
 
 
 def order_name(key: ExposedKey, parallel: str) -> str:
-    """Which collective of the step it is; a bucket where DDP issues one all-reduce per bucket."""
+    """Which collective of the step it is; a bucket where DistributedDataParallel issues one all-reduce per bucket."""
     if key.kind == UNEXPLAINED:
         return UNTOLD_WHAT
-    if parallel == "ddp" and key.kind == "allreduce":
+    if parallel in BUCKETED and key.kind == "allreduce":
         return f"bucket {key.order} ({collective_name(key)})"
     return f"{collective_name(key)}, number {key.order} of its kind in the step"
 

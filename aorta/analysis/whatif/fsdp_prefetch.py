@@ -15,7 +15,8 @@ from aorta.analysis.whatif.restructure import ROOM, CollectiveCost, Placed, Rank
 from aorta.errors import InputError
 
 SHARDED: Final = ("fsdp", "hsdp", "fsdp_tp")
-"""Values of `parallel.strategy` whose blocks gather their parameters."""
+"""Values of `parallel.strategy` whose blocks gather their parameters, and nothing else of this kind: only there is each
+all-gather known to be one that can be moved."""
 
 
 def fsdp(program: RunProgram, text: str, depth: int) -> RunProgram:

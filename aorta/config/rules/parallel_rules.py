@@ -44,7 +44,7 @@ def parallel_rules(config: Config) -> Iterator[str]:
     if isinstance(config.parallel, CP | FSDPCP) and not isinstance(config.workload, Gpt):
         yield (
             f"parallel={config.parallel.strategy}: workload={config.workload.name} has no causal attention over "
-            f"sequences that ranks could share; use workload=gpt, or parallel=ddp"
+            "sequences that ranks could share; use workload=gpt or moe, or parallel=ddp"
         )
 
 
