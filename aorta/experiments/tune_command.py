@@ -205,7 +205,8 @@ def _refine(options: argparse.Namespace, plan: Plan, base: Base, refined: Refine
         try:
             folder, stopped = _launched_once(once, dry_run=options.dry_run)
         except RunIncomplete as failed:
-            refined.give_up(best, f"could not be launched: {str(failed).splitlines()[0]}")
+            why = " ".join(" ".join(str(failed).splitlines()[:2]).split())  # that it failed, and of what
+            refined.give_up(best, f"could not be launched: {why}")
             continue
         if folder is None:
             if stopped is None:

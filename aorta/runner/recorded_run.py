@@ -251,7 +251,8 @@ def untrained_run(
     plan: Mapping[str, Any],
 ) -> Iterator[tuple[RunSite, ClockSynchronisation, list[dict[str, Any]]]]:
     """The run of a workload that trains nothing: a fresh folder with its manifest, clocks, and a log while it is open;
-    collective. Gives the place, the clocks, which the caller measures again at its end, and `rank_facts` of all ranks.
+    collective. Gives the place, the clocks, which the caller measures again where it comes to its end, and `rank_facts`
+    of all ranks.
 
     Raises:
         ConfigError: the folder holds a run already. PeerFailed: a rank did not take part.

@@ -186,8 +186,8 @@ class _Applying:
         strategy = self.program.facts.parallel
         if strategy is not None and strategy not in SHARDED:
             raise InputError(
-                f"--set {text}: no block of this run waits for an all-gather of its parameters and for no other: its "
-                f"strategy is {strategy}; allowed: {', '.join(SHARDED)}"
+                f"--set {text}: which all-gathers bring the parameters of a block is known for parallel="
+                f"{', '.join(SHARDED)} only; this run has parallel={strategy}"
             )
         if self.program.facts.device != "cpu":
             raise InputError(

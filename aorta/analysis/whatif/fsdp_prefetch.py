@@ -15,8 +15,7 @@ from aorta.analysis.whatif.restructure import ROOM, CollectiveCost, Placed, Rank
 from aorta.errors import InputError
 
 SHARDED: Final = ("fsdp", "hsdp", "fsdp_tp")
-"""Values of `parallel.strategy` whose blocks gather their parameters, and nothing else of this kind: only there is each
-all-gather known to be one that can be moved."""
+"""Values of `parallel.strategy` in which every all-gather brings the parameters of a block, so that it can be moved."""
 
 
 def fsdp(program: RunProgram, text: str, depth: int) -> RunProgram:
