@@ -13,6 +13,8 @@
     |   +-- PeerFailed         5    another rank died or stopped answering
     |   +-- InstrumentError    5    this torch does not offer what the interception needs
     |   +-- TracesIncomplete   5    the record is whole, and a trace did not get where it was to go
+    |       +-- TraceExists    5    ... because another file has its name there
+    +-- CausalityViolated      1    an effect comes before its cause by more than the clocks' bounds (--check)
     +-- ToolMissing            127  an external program is not installed
     +-- DeviceUnreadable       1    a device's sensors cannot be read (caught: no run ends with it)
 
@@ -70,6 +72,12 @@ class Inconclusive(AortaError):
     exit_code = 4
 
 
+class CausalityViolated(AortaError):
+    """An effect comes before its cause by more than the clocks explain, and the caller asked for the check."""
+
+    exit_code = 1
+
+
 class RunIncomplete(AortaError):
     """Training ended before its last step, or not all of its output is where it was to go."""
 
@@ -90,6 +98,10 @@ class InstrumentError(RunIncomplete):
 
 class TracesIncomplete(RunIncomplete):
     """The loop and its record are whole, and a trace could not be written, or not be uploaded."""
+
+
+class TraceExists(TracesIncomplete, FileExistsError):
+    """A trace was not uploaded, as another file has its name there and `profiling.overwrite` is false."""
 
 
 class ToolMissing(AortaError):

@@ -35,6 +35,14 @@ def training_program(tree: Path | None) -> list[str]:
     return ["-m", "aorta", "train"] if tree is None else [str(tree / "train.py")]
 
 
+def install_command(*extras: str) -> str:
+    """The command that installs AORTA with these extras. From a checkout: no package index has it, and whoever
+    registered its name there would be installed in its place.
+    """
+    chosen = f"[{','.join(extras)}]" if extras else ""
+    return f'pip install "PATH/TO/CHECKOUT{chosen}"'
+
+
 def what_to_install(module: str | None) -> str | None:
     """What to do where a package that AORTA needs is not installed; None for a module of AORTA's own."""
     name = (module or "").partition(".")[0]
@@ -42,7 +50,7 @@ def what_to_install(module: str | None) -> str | None:
         return None
     tree = checkout()
     if tree is None:
-        return f"{name} is not installed for {sys.executable}: {sys.executable} -m pip install {PACKAGE}"
+        return f"{name} is not installed for {sys.executable}: {sys.executable} -m {install_command()}"
     inside = Path.cwd() == tree
     setup, activate = (
         str(Path(place) if inside else tree / place) for place in ("scripts/setup.sh", ".venv/bin/activate")
@@ -70,7 +78,7 @@ def check_alone() -> None:
             raise InputError(
                 f"{PACKAGE} and {name} are installed in one environment, and both write the package 'aorta' in "
                 f"{folder.parent}: its files are a mixture of the two. Give each an environment of its own, or: pip "
-                f"uninstall {name}; pip install --force-reinstall --no-deps {PACKAGE}"
+                f'uninstall {name}; pip install --force-reinstall --no-deps "PATH/TO/CHECKOUT"'
             )
 
 

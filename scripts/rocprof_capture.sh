@@ -6,7 +6,7 @@
 # Enters: NPROC (one process a device); ROCPROF_OUTPUT_DIR (rocprof_traces in the repository); ROCPROF_ARGS, rocprofv3's
 #   tracing options, which replace the default ones (split on blanks). --dry-run prints the command and runs nothing.
 # Leaves: <output>/run_<date>_<time>/rank<r>/<pid>_results.{db,json}; torchrun's exit code, or 1 = the request is wrong,
-#   5 = training went well but ranks left no trace, 127 = rocprofv3 is not installed (nothing is made then).
+#   5 = training went well but ranks left no kernel, 127 = rocprofv3 is not installed. No folder stays without a file in it.
 set -euo pipefail
 here=$(readlink -f -- "${BASH_SOURCE[0]}")
 source "${here%/*}/lib/launch.sh"
@@ -83,26 +83,49 @@ mkdir -p -- "${run_dir%/*}"
 mkdir -- "$run_dir" # never mixes with another capture
 status=0
 "${command[@]}" || status=$?
+find "$run_dir" -depth -type d -empty -delete
+if [[ ! -e $run_dir ]]; then
+    fail "$((status ? status : 5))" "nothing was captured: rocprofv3 wrote no file, and ended with $status"
+fi
+
+# holds_kernels FILE: whether at least one kernel is in it; a format that is not read here counts where it is not empty.
+holds_kernels() {
+    case $1 in
+        *.json) grep -q '"dispatch_info"' "$1" ;; # one in each record of a kernel
+        *.csv) head -n 1 "$1" | grep -q Kernel_Name && [[ $(head -n 2 "$1" | wc -l) == 2 ]] ;;
+        *.db | *.pftrace | *.otf2) [[ -s $1 ]] ;;
+        *) false ;;
+    esac
+}
+
+# files_with_kernels FOLDER: how many.
+files_with_kernels() {
+    local file count=0
+    while IFS= read -r -d '' file; do
+        if holds_kernels "$file"; then count=$((count + 1)); fi
+    done < <(find "$1" -type f -size +0 -print0)
+    printf '%s\n' "$count"
+}
 
 # rocprofv3 becomes torchrun, so nobody else can tell whether the traces were written.
 shopt -s nullglob
 if [[ $named == theirs ]]; then
     # Which file belongs to which rank only the caller's -o knows.
-    files=$(find "$run_dir" -type f -size +0 | grep -c .) || true
-    printf '%s: %d files in %s\n' "${0##*/}" "$files" "$run_dir" >&2
+    files=$(files_with_kernels "$run_dir")
+    printf '%s: %d files with kernels in %s\n' "${0##*/}" "$files" "$run_dir" >&2
     if ((!status && !files)); then
-        fail 5 "training went well, but no trace was left. Does ROCPROF_ARGS switch a trace on?"
+        fail 5 "training went well, but no file holds a kernel. Does ROCPROF_ARGS switch --kernel-trace on?"
     fi
     exit "$status"
 fi
 # A launcher that was traced too leaves `rank/<pid>...`: it has no RANK, and is not counted.
 ranks=0
 for folder in "$run_dir"/rank[0-9]*/; do
-    if [[ -n $(find "$folder" -type f -size +0 -print -quit) ]]; then ranks=$((ranks + 1)); fi
+    if (($(files_with_kernels "$folder"))); then ranks=$((ranks + 1)); fi
 done
-printf '%s: traces of %d of %d ranks in %s\n' "${0##*/}" "$ranks" "$count" "$run_dir" >&2
+printf '%s: kernels of %d of %d ranks in %s\n' "${0##*/}" "$ranks" "$count" "$run_dir" >&2
 if ((!status && ranks < count)); then
-    fail 5 "training went well, but $((count - ranks)) of $count ranks left no trace. Did they end by themselves, and" \
-        "does ROCPROF_ARGS switch a trace on?"
+    fail 5 "training went well, but $((count - ranks)) of $count ranks left no kernel. Did they end by themselves, and" \
+        "does ROCPROF_ARGS switch --kernel-trace on?"
 fi
 exit "$status"

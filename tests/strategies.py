@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import msgspec
 from hypothesis import strategies as st
 
-from aorta.records.schema import Anchor, Footer, Header, Step
+from aorta.records.schema import Anchor, Calibration, Footer, Header, Step
 from aorta.timeline.classes import KINDS
 
 RANGE = range(-3, 41)
@@ -60,10 +60,12 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
         return st.one_of(*map(of_type, arguments))
     if origin is dict:
         return st.dictionaries(of_type(arguments[0]), of_type(arguments[1]), max_size=3)
+    if origin is tuple and Ellipsis not in arguments:
+        return st.tuples(*map(of_type, arguments))
     if origin in (list, tuple):
         return st.lists(of_type(arguments[0]), max_size=3).map(origin)
     raise NotImplementedError(f"no strategy for {hint!r}: add one to {__name__}")
 
 
-headers, steps, anchors, footers = (of_type(line) for line in (Header, Step, Anchor, Footer))
-lines = st.one_of(headers, steps, anchors, footers)
+headers, steps, anchors, calibrations, footers = (of_type(line) for line in (Header, Step, Anchor, Calibration, Footer))
+lines = st.one_of(headers, steps, anchors, calibrations, footers)

@@ -17,10 +17,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from aorta.analysis.baselines import compute_slowdown, overlap_efficiency
-from aorta.analysis.collective_metrics import CollectiveMetrics, collective_metrics
+from aorta.analysis.collective_metrics import CollectiveMetrics, collective_metrics, with_open_starts
 from aorta.analysis.devices import JOINED_ON, devices_entry, samples_frame
 from aorta.analysis.expert_load import expert_entry
 from aorta.analysis.frames import metric_names, null_reasons, step_column, steps_frame
+from aorta.analysis.host_bound import HOST_BOUND, Pace, basis_entry
 from aorta.analysis.metrics import JOB_STEP, RATIO_PARTS, in_order
 from aorta.analysis.stall_cutoffs import cutoff_entry
 from aorta.analysis.stats import describe
@@ -70,21 +71,33 @@ class LabelledRun:
     @cached_property
     def used(self) -> npt.NDArray[np.bool_]:
         """For each rank-step, whether aggregates include it."""
-        return ~np.asarray(step_column(self.run, "warmup"), bool)
+        return np.asarray(self.run.over_ranks(lambda steps: steps.used), bool)
 
     @cached_property
-    def ranks_used(self) -> npt.NDArray[np.int64]:
-        """The rank of each rank-step that aggregates include."""
-        return self.run.rank_of_steps()[self.used]
+    def pace(self) -> Pace:
+        """Which steps each metric is described over."""
+        return Pace(self.run)
 
     def values(self, name: str) -> npt.NDArray[np.float64]:
-        """A column of `frames.steps_frame` over the rank-steps that aggregates include."""
-        return np.asarray(step_column(self.run, name)[self.used], np.float64)
+        """A metric over the rank-steps that aggregates include; NaN throughout where it is not described over them."""
+        values = np.asarray(step_column(self.run, name)[self.used], np.float64)
+        basis = self.pace.basis(name)
+        own = basis.source is not None and np.array_equal(basis.chosen, self.used)
+        return values if own else np.full_like(values, np.nan)
+
+    def described(self, name: str, column: str | None = None) -> npt.NDArray[Any]:
+        """A metric, or another `column`, over the rank-steps that the metric is described over; empty where neither
+        marks nor kernels bear it.
+        """
+        basis = self.pace.basis(name)
+        rows = np.asarray(step_column(self.run, column or name))
+        return rows[basis.chosen] if basis.source is not None else rows[:0]
 
     @cached_property
     def collectives(self) -> CollectiveMetrics:
         """Metrics that require matching collectives across ranks."""
-        return collective_metrics(self.run)
+        found, basis = collective_metrics(self.run), self.pace.basis("comm_ms")
+        return found if basis.source == "marks" else with_open_starts(found, basis.reason or HOST_BOUND)
 
 
 def job_steps(frame: pd.DataFrame, ranks: Collection[int]) -> pd.Series[float]:
@@ -122,8 +135,8 @@ def step_entry(dataset: LabelledRun) -> dict[str, Any]:
     if not dataset.used.any():
         return {"count": 0, "reason": NOTHING_USED, **facts}
     metrics = _metrics(dataset)
-    cutoff = {"stall_cutoff": cutoff_entry(dataset.run, metrics)}
-    return {**_first_aorta_keys(dataset, metrics), **facts, **cutoff, "metrics": metrics}
+    about = {"stall_cutoff": cutoff_entry(dataset.run, metrics), "pace": dataset.pace.entry()}
+    return {**_first_aorta_keys(dataset, metrics), **facts, **about, "metrics": metrics}
 
 
 def _source(run: Run) -> dict[str, Any]:
@@ -138,6 +151,7 @@ def _source(run: Run) -> dict[str, Any]:
 
 def _counts(dataset: LabelledRun) -> dict[str, Any]:
     read, used = len(dataset.used), int(dataset.used.sum())
+    warm = int(np.count_nonzero(step_column(dataset.run, "warmup")))
     isolated = Counter[str]()
     for tables in dataset.run.ranks.values():
         isolated.update(tables.isolated_counts())
@@ -147,7 +161,8 @@ def _counts(dataset: LabelledRun) -> dict[str, Any]:
     return {
         "rank_steps_read": read,
         "rank_steps_used": used,
-        "rank_steps_left_out_as_warmup": read - used,
+        "rank_steps_left_out_as_warmup": warm,
+        "rank_steps_left_out_as_calibration": read - used - warm,
         "global_steps_used": len(np.unique(step_column(dataset.run, "global_step")[dataset.used])),
         "isolated_rank_steps": {phase: isolated[phase] for phase in sorted(isolated)},
         "warmup_rule": f"steps flagged warmup in the record are left out (W21): {rule}",
@@ -155,10 +170,7 @@ def _counts(dataset: LabelledRun) -> dict[str, Any]:
 
 
 def _metrics(dataset: LabelledRun) -> dict[str, Any]:
-    entries = {
-        name: describe(dataset.values(name), dataset.ranks_used, null_reasons(dataset.run, name))
-        for name in dataset.metrics
-    }
+    entries = {name: _described(dataset, name) for name in dataset.metrics}
     for ratio in RATIO_PARTS.keys() & entries.keys():
         entries[ratio] |= ratio_of_sums(dataset, ratio)
     entries |= single_values(dataset.run)
@@ -167,6 +179,16 @@ def _metrics(dataset: LabelledRun) -> dict[str, Any]:
     times, _, reason = by_step(dataset, JOB_STEP)
     entries[JOB_STEP] = describe(times, None, None if reason is None else {reason: 1})
     return {name: entries[name] for name in in_order(set(entries))}
+
+
+def _described(dataset: LabelledRun, name: str) -> dict[str, Any]:
+    basis = dataset.pace.basis(name)
+    if basis.source is None:
+        entry = describe([], [], {str(basis.reason): int(basis.chosen.sum())})
+        return {**entry, "nulls": int(basis.chosen.sum()), **basis_entry(basis)}
+    reasons = null_reasons(dataset.run, name, basis.chosen)
+    entry = describe(dataset.described(name), dataset.described(name, "rank"), reasons)
+    return {**entry, **(basis_entry(basis) if dataset.pace.known else {})}
 
 
 def single_values(run: Run) -> dict[str, dict[str, Any]]:
@@ -178,11 +200,12 @@ def by_step(dataset: LabelledRun, name: str) -> tuple[Floats, Ints, str | None]:
     """The values behind a median of the aggregate, in ms or as a ratio (NaN = null).
 
     Returns:
-        The values, one per rank-step used or one per job step; the global step of each; and why there are no job steps,
-        or None.
+        The values, one per rank-step that the metric is described over or one per job step; the global step of each;
+        and why there are none, or None.
     """
     if name != JOB_STEP:
-        return dataset.values(name), np.asarray(step_column(dataset.run, "global_step")[dataset.used], np.int64), None
+        steps = np.asarray(dataset.described(name, "global_step"), np.int64)
+        return np.asarray(dataset.described(name), np.float64), steps, dataset.pace.basis(name).reason
     health = dataset.run.health
     reason = None
     if health.ranks_missing:
@@ -200,12 +223,14 @@ def ratio_of_sums(dataset: LabelledRun, ratio: str) -> dict[str, Any]:
     """The ratio of milliseconds summed over the rank-steps where both parts are known, so that long
     steps weigh more.
     """
-    part, whole = map(dataset.values, RATIO_PARTS[ratio])
+    part, whole = (np.asarray(dataset.described(ratio, name), np.float64) for name in RATIO_PARTS[ratio])
     known = ~(np.isnan(part) | np.isnan(whole))
     total = float(whole[known].sum())
     return {
         "ratio_of_sums": float(part[known].sum()) / total if total else None,
-        "ratio_of_sums_reason": None if total else f"{RATIO_PARTS[ratio][1]} is 0 or unknown in every step",
+        "ratio_of_sums_reason": None
+        if total
+        else dataset.pace.basis(ratio).reason or f"{RATIO_PARTS[ratio][1]} is 0 or unknown in every step",
     }
 
 
@@ -213,11 +238,11 @@ def _first_aorta_keys(dataset: LabelledRun, metrics: dict[str, Any]) -> dict[str
     reasons: dict[str, str] = {}
     keys: dict[str, Any] = {"count": int(dataset.used.sum())}
     for key, column in _MEANS.items():
-        known = dataset.values(column)
+        known = np.asarray(dataset.described(column), np.float64)
         known = known[~np.isnan(known)]
         keys[key] = float(known.mean()) if len(known) else None
         if keys[key] is None:
-            reasons[key] = f"{column} is unknown in every step"
+            reasons[key] = dataset.pace.basis(column).reason or f"{column} is unknown in every step"
     ratio = metrics.get("overlap_ratio")
     keys["overlap_ratio"] = ratio["median"] if ratio else None
     if keys["overlap_ratio"] is None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from aorta.analysis.host_bound import HOST_BOUND, MOST_UNDECIDED, Pace
 from aorta.analysis.stats import describe
 from aorta.analysis.tables import PHASES, Floats, Ints, Run
 from aorta.records.schema import Phase
@@ -26,6 +27,7 @@ NO_BASELINE: Final = "no isolated baseline in this run"
 NO_COMMUNICATION: Final = "no collective in a step: there is no communication to run alone"
 TOO_SHORT: Final = "the shorter of Tc and Tm is below 2 % of T"
 NO_COMPUTE: Final = "computation was not seen"
+KERNELS_ALONE: Final = "computation is known of the steps measured by the profiler's kernels alone, and of no baseline"
 
 
 class _NullError(Exception):
@@ -58,6 +60,9 @@ def compute_slowdown(run: Run) -> dict[str, Any]:
     """
     try:
         _refuse_incomplete(run)
+        basis = Pace(run).basis("compute_ms")
+        if basis.source != "marks":
+            raise _NullError(basis.reason or KERNELS_ALONE)
         values = {rank: _slowdown(run, rank) for rank in run.ranks}
     except _NullError as why:
         return describe([], None, {str(why): 1})
@@ -107,6 +112,9 @@ def _busy_ms(run: Run, rank: int, phase: Phase) -> float:
     """
     steps, of_rank = _steps_of(run, rank, phase), run.ranks[rank].steps
     complete = np.array([coverage.complete for coverage in of_rank.coverages], bool)[steps.coverage]
+    open_reasons = [said.get("compute_ms") == HOST_BOUND for said in of_rank.reasons]
+    if np.mean(np.array(open_reasons, bool)[steps.reasons]) > MOST_UNDECIDED:
+        raise _NullError(HOST_BOUND)
     known = steps.compute_ms[complete & ~np.isnan(steps.compute_ms)]
     if len(known):
         return float(np.median(known))
@@ -128,7 +136,7 @@ def _steps_of(run: Run, rank: int, phase: Phase) -> _Steps:
         steps = tables.steps
         coverage = np.zeros(len(steps), np.int64) if steps.coverage is None else steps.coverage
         found = _Steps(steps.length_ns, steps.column("compute_ms"), coverage, steps.reason)
-        used = ~steps.warmup
+        used = steps.used
     else:
         isolated = tables.isolated
         if isolated is None:

@@ -1,4 +1,5 @@
-"""What a reader of a dataset's numbers has to bear in mind: few steps, denominators of 0, impossible efficiencies.
+"""What a reader of a dataset's numbers has to bear in mind: a host that sets the pace, few steps, denominators of 0,
+impossible efficiencies.
 
 Takes the entry of a dataset in `summary.json`, gives sentences. Must not repeat what `health` says of the record, or
 change a number.
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from aorta.analysis.formatting import TEXT
+from aorta.analysis.host_bound import HOST_BOUND, pace_notes
 from aorta.analysis.metrics import RATIO_PARTS
 
 FEW_STEPS: Final = 20
@@ -21,7 +23,9 @@ _SHARES: Final = ("overlap_ratio", "exposed_share", "overlap_efficiency")
 
 def cautions(entry: Mapping[str, Any]) -> list[str]:
     """One sentence for each; none for a dataset without a usable step, which says so itself."""
-    return [*_steps(entry), *_denominators(entry), *_outside(entry)] if entry.get("count") else []
+    if not entry.get("count"):
+        return []
+    return [*pace_notes(entry), *_steps(entry), *_denominators(entry), *_outside(entry)]
 
 
 def _steps(entry: Mapping[str, Any]) -> Iterator[str]:
@@ -36,7 +40,8 @@ def _steps(entry: Mapping[str, Any]) -> Iterator[str]:
 
 def _denominators(entry: Mapping[str, Any]) -> Iterator[str]:
     for name, values in entry["metrics"].items():
-        left_out, whole = values.get("nulls", 0), RATIO_PARTS.get(name, ("", ""))[1]
+        left_out = values.get("nulls", 0) - values["null_reasons"].get(HOST_BOUND, 0)
+        whole = RATIO_PARTS.get(name, ("", ""))[1]
         if whole and left_out and values["median"] is not None:
             yield (
                 f"{name} rests on {values['count']} of {values['count'] + left_out} values, one per step and rank: in "

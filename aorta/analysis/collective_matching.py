@@ -282,7 +282,7 @@ def rows_of(run: Run, names: NumberedNames, first: int, last: int) -> Collective
         rows.append(tables.collectives.take(mine))
         steps.append(np.repeat(number[low:high], counts))
         origins.append(np.repeat(_on_reference(tables.steps.t_start_ns[low:high], run.clocks.get(rank)), counts))
-        used.append(np.repeat(~tables.steps.warmup[low:high], counts))
+        used.append(np.repeat(tables.steps.used[low:high], counts))
         missed = tables.covered.first_missed
         safe.append(np.ones(len(steps[-1]), bool) if missed is None else steps[-1] < missed)
     lengths = [len(part) for part in rows]

@@ -8,6 +8,7 @@ difference is formed, or pool warm-up with steady state (W21).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -79,7 +80,7 @@ def collective_metrics(run: Run, piece_rows: int = PIECE_ROWS) -> CollectiveMetr
         stragglers.add(rows, found)
         for rank, at, start in zip(rows.ranks, rows.slices, rows.first_rows, strict=True):
             waits[rank][start : start + at.stop - at.start] = found.wait_or_reason[at]
-    used = {rank: np.repeat(~tables.steps.warmup, tables.steps.row_counts) for rank, tables in run.ranks.items()}
+    used = {rank: np.repeat(tables.steps.used, tables.steps.row_counts) for rank, tables in run.ranks.items()}
     numbers = [each.describe() for each in entries]
     for rank, tables in run.ranks.items():
         _count_rows(rank, tables, names, waits[rank], used[rank], entries)
@@ -97,6 +98,30 @@ def collective_metrics(run: Run, piece_rows: int = PIECE_ROWS) -> CollectiveMetr
         stragglers.entries(),
         waits,
     )
+
+
+def with_open_starts(found: CollectiveMetrics, reason: str) -> CollectiveMetrics:
+    """The same where marks leave open when kernels of collectives began: a duration may hold the time to the launch. A
+    transfer is then an upper bound, and waits name no straggler.
+    """
+    stragglers = [
+        {**each, "rank": None, "late_ms": None, "reason": reason} if each.get("basis") == "waits" else each
+        for each in found.stragglers
+    ]
+    rows = [{**row, "transfer_is_upper_bound": True} for row in found.collectives]
+    return CollectiveMetrics(rows, stragglers, found.waits)
+
+
+def starts_open(row: Mapping[str, Any]) -> bool:
+    """Whether marks leave open when the collectives of a row of `collectives` began."""
+    return bool(row.get("transfer_is_upper_bound")) and "wait" not in row["end_sources"]
+
+
+def why_upper_bound(row: Mapping[str, Any]) -> str:
+    """Why the transfer of a row of `collectives` is an upper bound."""
+    if starts_open(row):
+        return "the host launches late, and what a collective waited for its launch may be in it"
+    return "some ends are those of the caller's wait"
 
 
 def _count_collectives(found: MatchedCollectives, names: NumberedNames, entries: list[_Entry]) -> None:

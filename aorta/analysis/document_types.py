@@ -11,11 +11,19 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from aorta.analysis.host_bound import MeasuredFrom
 from aorta.analysis.metrics import Better, Unit
 from aorta.records.schema import InstrumentMode, Platform
 
 Reasons = dict[str, str]
 Amounts = dict[str, float | None]
+
+
+class Ends(msgspec.Struct):
+    """What a value is between, where it is not known."""
+
+    at_least: float
+    at_most: float
 
 
 class Versions(msgspec.Struct):
@@ -97,6 +105,33 @@ class Described(msgspec.Struct):
     rank_spread_reason: str | UnsetType | None = UNSET
     ratio_of_sums: float | UnsetType | None = UNSET
     ratio_of_sums_reason: str | UnsetType | None = UNSET
+    source: MeasuredFrom | UnsetType | None = UNSET
+    bounds: Ends | UnsetType | None = UNSET
+
+
+class CalibrationFacts(msgspec.Struct):
+    """What the calibrations of all ranks found: medians over them. `agree`: kernels and marks of the same steps, within
+    0.02 of the overlap ratio; null: no kernels were seen.
+    """
+
+    steps: int
+    rank_steps: int
+    problems: list[str]
+    agree: bool | None
+    ratio_by_kernels: float | None
+    ratio_by_marks: float | None
+    window_step_ms: float | None
+    other_step_ms: float | None
+    setup_ms: float | None
+
+
+class PaceFacts(msgspec.Struct):
+    """Whether the host sets the pace of the device (docs/metrics.md, "Where the host sets the pace")."""
+
+    host_bound: bool | None
+    host_lead_ms: float | None
+    undecided_share: float | None
+    calibration: CalibrationFacts | None
 
 
 class SourceFacts(msgspec.Struct):
@@ -138,6 +173,7 @@ class StepCounts(msgspec.Struct):
     rank_steps_read: int
     rank_steps_used: int
     rank_steps_left_out_as_warmup: int
+    rank_steps_left_out_as_calibration: int
     global_steps_used: int
     isolated_rank_steps: dict[str, int]
     warmup_rule: str
@@ -164,15 +200,18 @@ class CollectiveEntry(msgspec.Struct):
 
 
 class GainEntry(msgspec.Struct):
-    """A change, and by how much a step would be shorter; `sure`: its whole interval is a gain; `sentence` says it."""
+    """A change, and by how much a step would be shorter; `setting`: the next launch can be given it;
+    `significant`: the whole interval is a gain; `sentence` says it.
+    """
 
     change: str
     words: str
+    setting: bool
     gain_ms: float
     low_ms: float
     high_ms: float
     share: float
-    sure: bool
+    significant: bool
     notes: list[str]
     sentence: str
 
@@ -196,7 +235,7 @@ class WhatIf(msgspec.Struct):
     ranks: int | UnsetType = UNSET
     level: float | UnsetType = UNSET
     step_ms: float | UnsetType = UNSET
-    check: str | UnsetType = UNSET
+    check: str | UnsetType | None = UNSET
     gains: list[GainEntry] | UnsetType = UNSET
     marginals: list[MarginalEntry] | UnsetType = UNSET
     bounds: list[MarginalEntry] | UnsetType = UNSET
@@ -330,6 +369,7 @@ class DatasetEntry(msgspec.Struct):
     stragglers: list[dict[str, Any]] | UnsetType = UNSET
     experts: dict[str, Any] | UnsetType = UNSET
     stall_cutoff: dict[str, Any] | UnsetType | None = UNSET
+    pace: PaceFacts | UnsetType | None = UNSET
     launches: int | UnsetType = UNSET
     representative: str | UnsetType = UNSET
     traces: TraceEntries | UnsetType = UNSET
@@ -340,6 +380,18 @@ class Interval(msgspec.Struct):
 
     low: float | None
     high: float | None
+
+
+class ComparedBounds(msgspec.Struct):
+    """At least and at most of both sides (of a value both), and the least and the greatest difference and change
+    (candidate / reference - 1) of any two of their launches.
+    """
+
+    reference: Ends
+    candidate: Ends
+    difference: Interval
+    change: Interval
+    launches: dict[str, int]
 
 
 class ComparedMetric(msgspec.Struct):
@@ -360,6 +412,15 @@ class ComparedMetric(msgspec.Struct):
     p: float | UnsetType | None = UNSET
     difference_interval: Interval | UnsetType | None = UNSET
     launches: dict[str, int] | UnsetType | None = UNSET
+    bounds: ComparedBounds | UnsetType = UNSET
+
+
+class HostBoundSide(msgspec.Struct):
+    """The side that is host-bound while the other is not, and how far the hosts of both are ahead."""
+
+    side: Literal["reference", "candidate"]
+    host_lead_ms: dict[str, float]
+    sentence: str
 
 
 class Comparison(msgspec.Struct):
@@ -369,6 +430,7 @@ class Comparison(msgspec.Struct):
     candidate: str
     verdict: str
     verdict_reason: str | None
+    host_bound: HostBoundSide | None
     warnings: list[str]
     manifest_differences: list[dict[str, Any]]
     metrics: dict[str, ComparedMetric]

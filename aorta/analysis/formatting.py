@@ -12,6 +12,7 @@ Must not choose words about a result, compute a number, or write a value that is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -59,6 +60,26 @@ class NumberFormat:
         """A value of a metric with its unit; a ratio has none."""
         text = self.number(value, unit, signed=signed)
         return text if value is None or unit == "ratio" else f"{text} {unit}"
+
+    def bounds(self, found: Mapping[str, float], unit: str, *, fewer: int = 0, named: bool = True) -> str:
+        """At least and at most of a value that is not known better: `at most 0.750`, `0.210 to at most 0.750 ms`.
+
+        Args:
+            named: with the unit, where it has one.
+        """
+        low, high = found["at_least"], found["at_most"]
+        if low == high:
+            return self.quantity(high, unit) if named and not fewer else self.number(high, unit, fewer=fewer)
+        least = "" if low <= 0 else f"{self.number(low, unit, fewer=fewer)} to "
+        return f"{least}at most {self.number(high, unit, fewer=fewer)}" + (
+            "" if unit == "ratio" or not named else f"{self.space}{unit}"
+        )
+
+    def side(self, pair: Mapping[str, Any], side: str) -> str:
+        """One side of a metric that is compared, with its unit: the value, or its bounds."""
+        if pair[side] is None and "bounds" in pair:
+            return self.bounds(pair["bounds"][side], pair["unit"])
+        return self.quantity(pair[side], pair["unit"])
 
     def percent(self, share: float | None, digits: int = 1, *, signed: bool = False) -> str:
         """A share: 0.123 is 12.3 %."""
@@ -141,6 +162,14 @@ def rough_ms(value_ms: float) -> str:
     if value == 0:
         return "0 ms"
     return f"{value:.{0 if value >= 100 else 1 if value >= 1 else 3}f} ms"
+
+
+def rough_interval(value: float, low: float, high: float, unit: str = "ms") -> str:
+    """A value with its interval, and no more digits than its width gives a meaning: 20 ms (16 to 23)."""
+    half = (high - low) / 2
+    digits = 3 if half <= 0 else min(max(-math.floor(math.log10(half / 2)), 0), 3)
+    middle, least, most = (f"{number:.{digits}f}" for number in (value, low, high))
+    return f"{middle}{f' {unit}' if unit else ''} ({least} to {most})"
 
 
 def rough_percent(share: float) -> str:

@@ -24,8 +24,9 @@ from aorta.analysis.collective_matching import (
     name_collectives,
     rows_of,
 )
+from aorta.analysis.host_bound import HOST_BOUND
 from aorta.analysis.metrics import in_order
-from aorta.analysis.tables import KIND_METRICS, KINDS_KNOWN, LOSSES, NO_TIME, UNKNOWN, Ints, Run
+from aorta.analysis.tables import KIND_METRICS, KINDS_KNOWN, LOSSES, NO_TIME, UNKNOWN, Bools, Ints, Run
 from aorta.errors import InputError
 from aorta.timeline.overlap import NS_PER_MS
 
@@ -83,18 +84,21 @@ def metric_names(run: Run) -> list[str]:
     return in_order({name for tables in run.ranks.values() for name in tables.steps.metrics})
 
 
-def null_reasons(run: Run, name: str) -> Counter[str]:
-    """Why a metric (or `loss`) is null, and in how many steps, warm-up left out."""
+def null_reasons(run: Run, name: str, chosen: Bools | None = None) -> Counter[str]:
+    """Why a metric (or `loss`) is null, and in how many of the `chosen` rank-steps; None: of those after warm-up."""
     reasons: Counter[str] = Counter()
+    end = 0
     others = KINDS_KNOWN if name in KIND_METRICS else KINDS_KNOWN[:1] if name != "loss" else ()
     for tables in run.ranks.values():
         steps = tables.steps
-        null = np.isnan(steps.column(name)) & ~steps.warmup
+        end += len(steps)
+        null = np.isnan(steps.column(name)) & (steps.used if chosen is None else chosen[end - len(steps) : end])
         if null.any():
             found, first, counts = np.unique(steps.reason[null], return_index=True, return_counts=True)
             for place in np.argsort(first):
                 said = steps.reasons[found[place]]
-                why = next((said[key] for key in (name, *others) if said.get(key)), _NO_REASON)
+                of_others = [said[key] for key in others if said.get(key, HOST_BOUND) != HOST_BOUND]
+                why = said.get(name) or next(iter(of_others), _NO_REASON)
                 reasons[why] += int(counts[place])
     return reasons
 

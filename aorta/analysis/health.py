@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aorta.records.schema import PYTHON_COST
+
 
 @dataclass(frozen=True)
 class Held:
@@ -65,6 +67,8 @@ class Health:
     held: Held | None
     """In how many rows the emulated network determined the times; None on a real one."""
     manifest_problem: str | None
+    timed_from_python: str | None = None
+    """Why the collectives of a run on devices were timed from Python; None where they were not."""
     traces: Mapping[str, Any] | None = None
     trace_notes: Sequence[str] = field(default=())
 
@@ -104,6 +108,11 @@ class Health:
                 f"coverage not complete in {sum(self.uncovered_steps.values())} step(s) of rank "
                 f"{_ranks(tuple(self.uncovered_steps))}: {reason}"
             )
+        if self.timed_from_python is not None:
+            notes.append(
+                f"collectives were timed from Python ({self.timed_from_python}): {PYTHON_COST} of the host for each, "
+                "so less may have overlapped than without AORTA"
+            )
         if len(self.instrument_modes) > 1 and self.traces is None:
             notes.append(f"ranks were instrumented differently: {', '.join(self.instrument_modes)}")
         if self.manifest_problem:
@@ -124,6 +133,7 @@ class Health:
             "steps_not_on_all_ranks": list(self.partial_steps),
             "steps_not_covered": {str(rank): count for rank, count in self.uncovered_steps.items()},
             "coverage_reasons": dict(self.coverage_reasons),
+            "timed_from_python": self.timed_from_python,
             "instrument_modes": list(self.instrument_modes),
             "emulated_fabric": dict(self.fabric) if self.fabric is not None else None,
             "emulated_fabric_rows": None if self.held is None else self.held.rows,

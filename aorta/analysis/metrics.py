@@ -67,6 +67,8 @@ _STEP_METRICS: Final = (
     Metric("d2d_gb_per_s", "GB/s", "higher", "bytes copied within a device (each once) / union of the copies"),
     Metric("p2p_gb_per_s", "GB/s", "higher", "bytes from one device to another / union of the copies"),
     Metric("aux_ms", "ms", None, "union of optimizer, clipping, loss read, data"),
+    Metric("host_lead_ms", "ms", None, "device time less host time of a block's end mark: how far the host is ahead"),
+    Metric("undecided_share", "ratio", None, "share of the blocks' ranges in which marks cannot say if kernels ran"),
     Metric("idle_ms", "ms", "lower", "window minus the union of everything"),
     Metric("bubble_share", "ratio", "lower", "bubble_ms / pipeline_ms: share of the time in the pipeline"),
     Metric("bubble_ms", "ms", "lower", "in the pipeline: waiting for another stage, without computing"),

@@ -1,6 +1,6 @@
 """What would gain most in a run, for its report: replayed from the last steps of its record (docs/what-if.md).
 
-    most_to_gain(run)["gains"][0]["words"]      "twice the bandwidth"
+    most_to_gain(run)["gains"][0]["words"]      "overlap on"
 
 Bounded, so that the report of a large run stays quick. Must not predict by itself, or leave out why there is no
 prediction.
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from aorta.analysis.formatting import rough_ms
+from aorta.analysis.formatting import rough_interval, rough_ms
 from aorta.analysis.load.record_columns import FORMAT
 from aorta.analysis.tables import Run
 from aorta.analysis.whatif.gains import gains
@@ -58,13 +58,14 @@ def _replayed(run: Run) -> dict[str, Any]:
         "ranks": len(program.ranks),
         "level": LEVEL,
         "step_ms": parts.step_ms,
-        "check": base.identity.sentence(),
+        "check": base.identity.problem(),
         "gains": [each.as_json() for each in found.of],
         "marginals": [asdict(each) for each in shown],
         "bounds": [asdict(each) for each in parts.bounds],
-        "notes": list(parts.notes),
+        "notes": [*found.notes, *parts.notes],
         "flags": list(found.flags),
-        "command": f"{ask} --set {shlex.quote(first)}",
+        # Of the same steps, so that the answer is the same.
+        "command": f"{ask} --set {shlex.quote(first)}" + (f" --last {last}" if len(program.steps) == last else ""),
     }
 
 
@@ -83,8 +84,9 @@ def with_marginals(attribution: Mapping[str, Any], candidate: Mapping[str, Any])
     said = attribution["sentence"]
     if lead is not None and lead["gain_ms"] > 0:
         said += (
-            f" Without {lead['name']}, a step of the candidate would be {rough_ms(lead['gain_ms'])} shorter "
-            f"({lead['low_ms']:.3f} to {lead['high_ms']:.3f} ms; replay of its last {candidate['steps']} steps)"
+            f" Without {lead['name']}, a step of the candidate would be shorter by "
+            f"{rough_interval(lead['gain_ms'], lead['low_ms'], lead['high_ms'])}, by a replay of its last "
+            f"{candidate['steps']} steps"
             f"{_exposed(rows[0], attribution)}."
         )
     return {**attribution, "sentence": said, "causes": rows}

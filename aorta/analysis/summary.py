@@ -68,6 +68,8 @@ def summarize(
         compared = _compared(sides, numbers, rules or Rules())
         before, after = (side.datasets(engine) for side in sides)
         found = attribute(before, after, engine, compared["manifest_differences"])
+        if compared["host_bound"] is not None:
+            found["sentence"] = compared["host_bound"]["sentence"]  # a cause before any in the collectives
         summary["comparison"] = compared | {"attribution": with_marginals(found, numbers[1]["what_if"])}
     return summary | {"metrics": _definitions(entries)}
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
 from aorta.errors import InputError
+from aorta.installation import install_command
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +34,7 @@ def check_format(form: str) -> None:
         InputError: what it needs is not installed.
     """
     if form == "parquet" and find_spec("pyarrow") is None:
-        raise InputError("writing Parquet needs pyarrow: pip install 'aorta-bench[parquet]'; csv needs nothing")
+        raise InputError(f"writing Parquet needs pyarrow: {install_command('parquet')}; csv needs nothing")
 
 
 def write_table(frames: Iterable[pd.DataFrame], path: Path) -> int:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from aorta.analysis.health import Health
 from aorta.analysis.step_intervals import Details, StepIntervals
 from aorta.records.clock_offsets import RankClock
-from aorta.records.schema import Coverage, DeviceTelemetry, ExpertTokens, Gradient, Phase, StallCutoff
+from aorta.records.schema import Calibration, Coverage, DeviceTelemetry, ExpertTokens, Gradient, Phase, StallCutoff
 from aorta.timeline.classes import KINDS
 from aorta.timeline.intervals import Interval
 
@@ -124,6 +124,9 @@ class Steps:
         epoch, step, losses: None, or without an entry, where the source does not have them.
         metrics: name -> milliseconds or a ratio, NaN where it is null. A kind of collective that a step does not
             mention was not used in it and is 0, unless kinds are null (`column`).
+        bounds: name -> at least and at most, of the steps in which the host set the pace and the metric is null; NaN in
+            the others. Without an entry where it never is.
+        by_kernels: whether a step was measured by the profiler's kernels; None where none was.
         reason: index into `reasons`, each of which says why metrics of a step are null.
         coverage: index into `coverages`; None where the source does not count what was issued.
         rows_end: number of collectives of this step and all before it.
@@ -144,9 +147,22 @@ class Steps:
     step: Ints | None = None
     coverage: Ints | None = None
     coverages: tuple[Coverage, ...] = ()
+    bounds: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)
+    by_kernels: Bools | None = None
 
     def __len__(self) -> int:
         return len(self.global_step)
+
+    @property
+    def used(self) -> Bools:
+        """The steps that aggregates are made of: those after warm-up that the profiler of a calibration did not slow;
+        where a run has no other, those of the calibration.
+        """
+        after = ~self.warmup
+        if self.by_kernels is None:
+            return after
+        own = after & ~self.by_kernels
+        return own if own.any() else after
 
     @property
     def length_ns(self) -> Ints:
@@ -172,8 +188,13 @@ class Steps:
         if known is not None:
             return known
         if name in KIND_METRICS and "comm_ms" in self.metrics:
-            return of_unused_kind([self.metrics[witness] for witness in KINDS_KNOWN if witness in self.metrics])
+            return of_unused_kind([self._seen(witness) for witness in KINDS_KNOWN if witness in self.metrics])
         return np.full(len(self), np.nan)
+
+    def _seen(self, name: str) -> Floats:
+        """A metric, and at least what it is where marks leave it open: all collectives were seen there, too."""
+        values = self.metrics[name]
+        return np.where(np.isnan(values), self.bounds[name][0], values) if name in self.bounds else values
 
 
 class CollectiveName(NamedTuple):
@@ -315,6 +336,7 @@ class RankTables:
     problems: tuple[str, ...] = ()
     gradient_order: tuple[Gradient, ...] = ()
     expert_load: ExpertLoad = field(default_factory=ExpertLoad)
+    calibrations: tuple[Calibration, ...] = ()
 
     def step_intervals(self, global_step: int) -> StepIntervals | None:
         """What ran when inside one step; None where the rank does not have it.

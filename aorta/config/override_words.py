@@ -88,6 +88,9 @@ DEAD: dict[str, str] = {
 }
 """Keys of the older configuration that have no meaning today, and why."""
 
+_CALL: Final = re.compile(r"\w+\(")
+"""A sweep's function, such as `choice(1,2)`."""
+
 LONGEST_ARGUMENT: Final = 10_000
 """Characters of one argument. Hydra's parser takes 2 s for a list of 5,000 numbers."""
 
@@ -126,13 +129,16 @@ def translate(words: Sequence[str], caller: Path, root: Path) -> list[str]:
                 overrides.append(queue.pop(0))
             if not overrides:
                 raise ConfigError("--override needs at least one KEY=VALUE, as in --override training.max_steps=50")
-            values += [_rename(_quote(override)) for override in overrides]
+            for override in overrides:
+                if "=" not in override:
+                    raise ConfigError(f"--override {override}: expected KEY=VALUE")
+                values.append(_rename(_quote(override)))
         elif word == "--enable-rocm-metrics":
             values.append("telemetry.rocm_smi=true")
         elif word.startswith("-") or not (equals or word.startswith("~")):
             options.append(word)
         else:
-            values.append(_rename(word))
+            values.append(_rename(_quote(word) if equals else word))
     return options + values
 
 
@@ -180,19 +186,17 @@ def _config_file(value: str, caller: Path, root: Path) -> list[str]:
 
 def _quote(override: str) -> str:
     """Quote a value that Hydra's grammar does not accept as it is: a second `=`, braces, an apostrophe, ..."""
-    key, equals, value = override.partition("=")
-    if not equals:
-        raise ConfigError(f"--override {override}: expected KEY=VALUE")
+    key, _, value = override.partition("=")
     try:
         OverridesParser.create().parse_override(override)
     except HydraException:
-        if value.startswith(("'", '"', "[")):
-            return override  # a syntax error in a quoted value or a list: Hydra says where
+        if value.startswith(("'", '"', "[")) or _CALL.match(value):
+            return override  # a syntax error in a quoted value, a list or a sweep: Hydra says where
         return quoted(key, value)
     except RecursionError:
-        raise ConfigError(f"--override {key}: its value is nested too deeply") from None
+        raise ConfigError(f"{key}: its value is nested too deeply") from None
     except ValueError as error:  # a number of more digits than Python takes
-        raise ConfigError(f"--override {key}: its value cannot be read: {error}") from None
+        raise ConfigError(f"{key}: its value cannot be read: {error}") from None
     return override
 
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from aorta.config.groups.loop import calibration_steps
 from aorta.config.known_keys import unknown_keys
 from aorta.config.mesh import data_parallel_size, mesh_rules
 from aorta.config.rules.bounds import at_least
@@ -219,6 +220,15 @@ def _broken_rules(config: Config) -> Iterator[str]:
     cutoff_us = config.instrument.stall_cutoff_us
     if cutoff_us is not None and not 0 < cutoff_us < math.inf:
         yield f"instrument.stall_cutoff_us={cutoff_us}: must be greater than 0 and finite; null measures it"
+    try:
+        calibration_steps(config.instrument.calibration, on_device=True)
+    except ConfigError as error:
+        yield str(error)
+    if config.instrument.dedicated_async and config.instrument.mode is not Mode.dedicated:
+        yield (
+            f"instrument.dedicated_async=true: instrument.mode={config.instrument.mode.value} moves no collective; set "
+            "instrument.mode=dedicated"
+        )
     if config.baseline.enabled and config.instrument.mode is Mode.off:
         yield "instrument.mode=off: baseline=true replaces what is seen; set instrument.mode=observe or dedicated"
     yield from fabric_rules(config, world_size)

@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from aorta.records.schema import Platform
+from aorta.records.schema import PYTHON_COST, Platform
 
 DEFAULT_HW_QUEUES = 4
-"""Default of GPU_MAX_HW_QUEUES, the hardware queues of a process on ROCm (ROCm: HIP environment variables)."""
+"""Default of GPU_MAX_HW_QUEUES, the hardware queues of a process on ROCm, for streams of each priority (ROCm: HIP
+environment variables; `acquireQueue` in ROCm/clr)."""
+DEFAULT_CONNECTIONS, MOST_CONNECTIONS = 8, 32
+"""Default and limit of CUDA_DEVICE_MAX_CONNECTIONS, the work queues from the host to a device, for streams of all
+priorities (CUDA C++ Programming Guide, CUDA Environment Variables)."""
 
 _OFF = frozenset({"", "0", "false", "no", "off"})
 
@@ -28,6 +33,7 @@ _SERIALISING: dict[Platform, tuple[str, ...]] = {
     # A HIP build of torch and the runtime below it read both names.
     "rocm": ("AMD_SERIALIZE_KERNEL", "AMD_SERIALIZE_COPY", "HIP_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING"),
 }
+_WITHOUT_OURS = "take instrument.mode=off to see the run without AORTA's own streams"
 _BLOCKS = "waiting for a collective blocks the host, so the compute behind it is launched late; unset it"
 _WITH_NCCL = {
     "TORCH_NCCL_BLOCKING_WAIT": _BLOCKS,
@@ -45,20 +51,45 @@ class Knob(NamedTuple):
     level: int = logging.WARNING
 
 
-def knobs_found(environment: Mapping[str, str], platform: Platform, streams: int, *, timing_events: bool) -> list[Knob]:
+def streams_used(
+    own: Mapping[int, int], groups: int, *, looking: bool, priority: int | None = None
+) -> Mapping[int, int]:
+    """How many accelerator streams a run uses at most, by priority.
+
+    Each process group has one of the backend's, for asynchronous collectives and for sends and receives (a group that
+    is bound to no device has one more for each rank it sends to or receives from, which is not counted: nobody knows
+    which). AORTA adds one for each group and for each priority of the streams that collectives are issued on.
+
+    Args:
+        own: the strategy's streams, by priority; the compute stream is not among them.
+        groups: process groups.
+        looking: whether collectives are timed.
+        priority: of AORTA's streams; None: that of the stream a collective was issued on.
+    """
+    used = Counter({0: 1 + groups}) + Counter(own)
+    for one in ({0, *own} if priority is None else {priority}) if looking else ():
+        used[one] += groups
+    return used
+
+
+def knobs_found(
+    environment: Mapping[str, str], platform: Platform, streams: Mapping[int, int], *, timing_events: bool
+) -> list[Knob]:
     """The environment settings that change the measurement on this platform.
 
     Args:
         environment: names and values as the process started with them.
         platform: where the run computes. Nothing is reported for a CPU, where none of this matters, or for accelerators
             other than CUDA's and HIP's, for which it is not known.
-        streams: accelerator streams that the run will use at once.
+        streams: accelerator streams that the run may use at once, by priority.
         timing_events: whether the run records timing events, as every mode of the instrumentation but `off` does.
     """
     return [] if platform in ("cpu", "other") else list(_found(environment, platform, streams, timing_events))
 
 
-def _found(environment: Mapping[str, str], platform: Platform, streams: int, timing_events: bool) -> Iterator[Knob]:
+def _found(
+    environment: Mapping[str, str], platform: Platform, streams: Mapping[int, int], timing_events: bool
+) -> Iterator[Knob]:
     def on(name: str) -> bool:
         return environment.get(name, "").strip().lower() not in _OFF
 
@@ -88,12 +119,22 @@ def _found(environment: Mapping[str, str], platform: Platform, streams: int, tim
                 logging.ERROR,
             )
     if platform == "rocm":
-        queues = _hardware_queues(environment)
-        if streams > queues:
+        queues = _number(environment, "GPU_MAX_HW_QUEUES", DEFAULT_HW_QUEUES)
+        priority, most = max(streams.items(), key=lambda used: used[1])
+        if most > queues:
             yield Knob(
-                f"GPU_MAX_HW_QUEUES={queues}: this run uses {streams} streams; those beyond {queues} share a queue, "
-                f"where they wait for each other; set GPU_MAX_HW_QUEUES={streams} before the start, or take "
-                "instrument.mode=off to see the run without AORTA's own streams"
+                f"GPU_MAX_HW_QUEUES={queues}: this run uses up to {most} streams of priority {priority}; those beyond "
+                f"{queues} share a queue, where they wait for each other; set GPU_MAX_HW_QUEUES={most} before the "
+                f"start, or {_WITHOUT_OURS}"
+            )
+    elif not one_connection(environment):
+        queues = _number(environment, "CUDA_DEVICE_MAX_CONNECTIONS", DEFAULT_CONNECTIONS)
+        if (everything := sum(streams.values())) > queues:
+            more = f"set CUDA_DEVICE_MAX_CONNECTIONS={min(everything, MOST_CONNECTIONS)} before the start, or "
+            yield Knob(
+                f"CUDA_DEVICE_MAX_CONNECTIONS={queues}: this run uses up to {everything} streams; those beyond "
+                f"{queues} share a work queue, where one may wait for another; "
+                f"{more if queues < MOST_CONNECTIONS else ''}{_WITHOUT_OURS}"
             )
 
 
@@ -102,9 +143,25 @@ def one_connection(environment: Mapping[str, str]) -> bool:
     return environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip() == "1"
 
 
-def _hardware_queues(environment: Mapping[str, str]) -> int:
-    text = environment.get("GPU_MAX_HW_QUEUES", "").strip()
-    return int(text) if text.isdecimal() else DEFAULT_HW_QUEUES
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name, "").strip()
+    return int(text) if text.isdecimal() else default
+
+
+def timed_from_python(interceptor: str | None, platform: Platform) -> Knob | None:
+    """What it does to a run on a device that its collectives are timed from Python; None where they are not.
+
+    Args:
+        interceptor: what times them, as the manifest has it (`native.build.interceptor_for`).
+    """
+    timed_by, _, why = (interceptor or "").partition(":")
+    if platform == "cpu" or timed_by != "python":
+        return None
+    return Knob(
+        f"collectives are timed from Python ({why.strip()}): {PYTHON_COST} of the host for each, so a device that is "
+        "not kept busy by what was launched before has to wait, and less overlaps than without AORTA; take the "
+        "compiled interceptor where overlap and step times matter"
+    )
 
 
 def one_rank(world_size: int, devices: int, started: Sequence[str]) -> Knob | None:

@@ -7,7 +7,6 @@ is not this project's, or mix two runs (docs in `artifacts/README.md`).
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import shutil
 from collections.abc import Collection, Iterator
@@ -30,6 +29,7 @@ from aorta.records.run_files import (
     RANK_FILE_GLOB,
     TENSORBOARD_DIR,
     WANDB_DIR,
+    history_name,
     read_manifest,
 )
 from aorta.records.streams_file import STREAMS_FILE
@@ -170,8 +170,7 @@ def _clear(path: Path, *, overwrite: bool, stays: Collection[str]) -> None:
             shutil.rmtree(item) if item.is_dir() else item.unlink(missing_ok=True)
         return
     earlier = _earlier_manifest(path)
-    name = f"{earlier.get('run_id', 'unknown')}-attempt{earlier.get('attempt', 0)}"
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", name)[-128:].lstrip(".")  # the content of run.json is not trusted
+    name = history_name(earlier.get("run_id", "unknown"), earlier.get("attempt", 0))
     target = path / HISTORY_DIR / name
     copies = 1
     while target.exists():

@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from aorta.analysis.metrics import metric_named
 from aorta.config.plugins import PLUGIN_MODULE, register_plugin
 from aorta.errors import ConfigError, ToolMissing
+from aorta.installation import install_command
 
 if TYPE_CHECKING:
     import optuna
@@ -197,5 +198,5 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError as error:
-        raise ToolMissing("hydra/sweeper=optuna needs Optuna: pip install 'aorta-bench[optuna]'") from error
+        raise ToolMissing(f"hydra/sweeper=optuna needs Optuna: {install_command('optuna')}") from error
     return optuna

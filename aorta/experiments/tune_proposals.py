@@ -61,6 +61,7 @@ class Proposal:
     changes: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     step_ms: Value | None = None
+    launch_ms: Value | None = None
     gain: float | None = None
     source: str = BASE
     why: str = TRIED
@@ -111,7 +112,7 @@ class Refined:
 
     def hold(self, proposal: Proposal, step_ms: float, source: str) -> None:
         """Note where a launch was not as predicted: then its record moves all its neighbours."""
-        said = proposal.step_ms
+        said = proposal.launch_ms
         if said is not None and not said.low <= step_ms <= said.high:
             self.notes.append(
                 f"{source}: {' '.join(proposal.changes)} took {step_ms:.2f} ms a step, where {said.value:.2f} "
@@ -209,7 +210,8 @@ def predicted(
         gain = 1 - step.value / (base_ms or base.identity.replayed_ms)
         twin = seen.setdefault(_outcome(prediction), one.changes)
         why = TRIED if twin == one.changes else f"to the replay the same as {' '.join(twin)}"
-        found.append(replace(one, step_ms=step, gain=gain, why=why, flags=prediction.flags))
+        launch = prediction.launch_ms
+        found.append(replace(one, step_ms=step, launch_ms=launch, gain=gain, why=why, flags=prediction.flags))
     return sorted(found, key=_rank)
 
 

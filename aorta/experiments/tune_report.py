@@ -101,8 +101,9 @@ class Tuning:
         return filled(self._proposal_lines())
 
     def _proposal_lines(self) -> Iterator[str]:
-        if self.base is not None:
-            yield f"check: {self.base.identity.sentence()}"
+        problem = None if self.base is None else self.base.identity.problem()
+        if problem is not None:
+            yield f"check: {problem}"
         for side, one in self.sides.items():
             predicted = "not predicted" if one.step_ms is None else f"predicted {_predicted(one)} ms from {one.source}"
             yield f"{side}: {one.name}, {predicted}"

@@ -19,12 +19,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec import UnsetType
 from torch.profiler import profile
 
 from aorta.distributed import cuda
 from aorta.distributed.accelerator import profiled
 from aorta.distributed.topology import Topology
-from aorta.gpu_check.check_table import CheckRow, CheckVerdict, busy_row, collective_rows, ratio_row, time_row
+from aorta.gpu_check.check_table import (
+    CheckRow,
+    CheckVerdict,
+    busy_row,
+    collective_rows,
+    lead_row,
+    ratio_between,
+    ratio_row,
+    time_row,
+)
 from aorta.gpu_check.device_kernels import Interval, busy_share, matched, pooled_ratio, windows
 from aorta.records.schema import Step
 from aorta.runner.manual_loop import Loop
@@ -68,13 +78,14 @@ class Case:
         steps = [(line.t_start_ns, line.t_end_ns) for line in own]
         seen = windows(trace, steps, self.device.index or 0)
         share = busy_share(seen, steps)
-        hidden, comm = (_total(own, name) for name in ("compute_comm_ms", "comm_ms"))
-        ratio = hidden / comm if hidden is not None and comm else None
+        lead_ms, undecided = (_median(own, name) for name in ("host_lead_ms", "undecided_share"))
+        ratio = ratio_between(_ends(own, "compute_comm_ms"), _ends(own, "exposed_comm_ms"))
         complete = sum(line.coverage.complete for line in own)
         found = f"{median(pair[0] for pair in cost):.4f} (off again: {median(pair[1] for pair in cost):.4f})"
         return [
-            busy_row(self.name, share),
-            ratio_row(self.name, ratio, pooled_ratio(seen), share),
+            busy_row(self.name, share, lead_ms),
+            lead_row(self.name, lead_ms, undecided),
+            ratio_row(self.name, ratio, pooled_ratio(seen), share, lead_ms),
             *collective_rows(self.name, matched([_intervals(line) for line in own], seen), share),
             time_row(
                 self.name,
@@ -152,6 +163,19 @@ def _intervals(line: Step) -> list[Interval]:
     ]
 
 
-def _total(lines: list[Step], name: str) -> float | None:
-    values = [line.overlap[name] for line in lines]
-    return None if None in values else sum(value for value in values if value is not None)
+def _median(lines: list[Step], name: str) -> float | None:
+    values = [value for line in lines if (value := line.overlap.get(name)) is not None]
+    return median(values) if values else None
+
+
+def _ends(lines: list[Step], name: str) -> tuple[float, float] | None:
+    """At least and at most of a metric, of all steps together; None where it is not known of one."""
+    low = high = 0.0
+    for line in lines:
+        value = line.overlap[name]
+        bounds = {} if isinstance(line.bounds, UnsetType) else line.bounds
+        if value is None and name not in bounds:
+            return None
+        least, most = bounds[name] if value is None else (value, value)
+        low, high = low + least, high + most
+    return low, high

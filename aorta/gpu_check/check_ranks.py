@@ -22,7 +22,7 @@ import torch.distributed as dist
 from aorta.command_line import command
 from aorta.distributed import cuda
 from aorta.distributed.accelerator import device_name
-from aorta.distributed.environment_checks import knobs_found, one_connection
+from aorta.distributed.environment_checks import knobs_found, one_connection, streams_used
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import platform_of, read_topology, select_device
 from aorta.errors import EXIT_OK
@@ -35,8 +35,8 @@ from aorta.records.clocks import read_clocks
 from aorta.records.schema import Platform
 from aorta.records.whole_files import whole_file
 
-_STREAMS = 6
-"""Streams of a rank under fsdp: compute, FSDP2's three, the backend's and AORTA's."""
+_STREAMS = streams_used({-1: 3}, groups=1, looking=True)
+"""Streams of a rank under fsdp, which opens three of priority -1."""
 
 
 def main(path: Path, strategies: Sequence[str], words: Sequence[str], pairs: int = PAIRS) -> CheckReport | None:

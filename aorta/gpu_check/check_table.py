@@ -18,6 +18,8 @@ from aorta.gpu_check.device_kernels import Pair
 
 BUSY_SHARE = 0.9
 """Minimum share of a step in which a kernel runs, for its times to be judged."""
+AGREEMENT = 0.02
+"""How far telemetry's overlap ratio and the kernels' may be apart (K2)."""
 PLACE_NS = 200_000
 """Allowed offset between the record's clock and the profiler's: each maps device time to host time independently."""
 EXIT_FAILED = 1
@@ -87,13 +89,21 @@ def render(report: CheckReport) -> str:
     return "\n".join([head, *text, f"{report.verdict} (exit code {report.exit_code})"]) + "\n"
 
 
-def busy_row(case: str, share: float | None) -> CheckRow:
+def busy_row(case: str, share: float | None, lead_ms: float | None = None) -> CheckRow:
     """Whether the device, not the host, sets the pace."""
     what, bound = "kernels run, share of the step", f">= {BUSY_SHARE:.0%}, to judge times"
     if share is None:
         return CheckRow(case, what, "-", bound, CheckVerdict.NOT_JUDGED, "the profiler saw no kernel")
-    verdict, why = (CheckVerdict.OK, None) if share >= BUSY_SHARE else (CheckVerdict.NOT_JUDGED, _not_busy(share))
-    return CheckRow(case, what, f"{share:.1%}", bound, verdict, why)
+    if share >= BUSY_SHARE:
+        return CheckRow(case, what, f"{share:.1%}", bound, CheckVerdict.OK)
+    ahead = "" if lead_ms is None else f", the host {lead_ms:.3f} ms ahead of it"
+    return CheckRow(case, what, f"{share:.1%}", bound, CheckVerdict.NOT_JUDGED, f"{_not_busy(share)}{ahead}")
+
+
+def lead_row(case: str, lead_ms: float | None, undecided: float | None) -> CheckRow:
+    """How far the host is ahead of the device, and what that leaves open (docs/metrics.md)."""
+    found = "-" if lead_ms is None else f"{lead_ms:.3f} ms; marks leave {undecided or 0:.0%} of the blocks' time open"
+    return CheckRow(case, "host ahead of the device", found, "for information", CheckVerdict.INFORMATION)
 
 
 def time_row(
@@ -106,14 +116,42 @@ def time_row(
     return CheckRow(case, what, found, bound, verdict, why, is_time=True)
 
 
-def ratio_row(case: str, own: float | None, kernels: float | None, share: float | None) -> CheckRow:
-    """Telemetry's overlap ratio against the kernels' (docs/measuring.md, K2: within 0.02)."""
+def ratio_between(
+    hidden_ms: tuple[float, float] | None, exposed_ms: tuple[float, float] | None
+) -> tuple[float, float] | None:
+    """The overlap ratio at least and at most, from what is hidden and exposed at least and at most; None where they are
+    not known, or nothing was communicated.
+    """
+    if hidden_ms is None or exposed_ms is None or not hidden_ms[1] + exposed_ms[1]:
+        return None
+    least, most = hidden_ms[0] + exposed_ms[1], hidden_ms[1] + exposed_ms[0]
+    return hidden_ms[0] / least if least else 0.0, hidden_ms[1] / most if most else 1.0
+
+
+def ratio_row(
+    case: str,
+    own: tuple[float, float] | None,
+    kernels: float | None,
+    share: float | None,
+    lead_ms: float | None = None,
+) -> CheckRow:
+    """Telemetry's overlap ratio, at least and at most, against the kernels' (docs/measuring.md, K2: within 0.02).
+    Bounds have to hold at any pace; where they are apart there is no number to judge.
+    """
     what = "overlap ratio, telemetry / kernels"
-    found = f"{_number(own)} / {_number(kernels)}"
+    between = "-" if own is None else _number(own[1]) if own[0] == own[1] else f"{_number(own[0])} to {_number(own[1])}"
+    found = f"{between} / {_number(kernels)}"
     if own is None or kernels is None:
         why = "no communication kernels to compare with"
         return time_row(case, what, found, _RATIO_BOUND, share, passed=False, why=why)
-    return time_row(case, what, found, _RATIO_BOUND, share, abs(own - kernels) <= 0.02)
+    passed = own[0] - AGREEMENT <= kernels <= own[1] + AGREEMENT
+    if own[0] == own[1]:
+        return time_row(case, what, found, _RATIO_BOUND, share, passed)
+    if not passed:
+        return CheckRow(case, what, found, _RATIO_BOUND, CheckVerdict.FAILED, "bounds do not hold", is_time=True)
+    ahead = "" if lead_ms is None else f", {lead_ms:.3f} ms ahead"
+    why = f"host-bound: the host sets the pace{ahead}; the bounds hold"
+    return CheckRow(case, what, found, _RATIO_BOUND, CheckVerdict.NOT_JUDGED, why, is_time=True)
 
 
 def collective_rows(case: str, pairs: Sequence[Pair] | None, share: float | None) -> list[CheckRow]:

@@ -22,9 +22,12 @@ INSTEAD: Final = "copies are not looked at in an isolated baseline"
 
 @dataclass(slots=True)
 class Copied:
-    """One copy between two marks; None where none could be taken: it was issued on a stream of another device."""
+    """One copy between two marks; None where none could be taken: it was issued on a stream of another device.
+    `computes`: it was issued on the stream that computes.
+    """
 
     direction: CopyDirection
     bytes: int
     start: Mark | None
     end: Mark | None
+    computes: bool = False

@@ -26,6 +26,7 @@ from aorta.instrument.dispatcher import (
     counts_point_to_point,
     first_tensor,
     group_in,
+    synchronous,
     with_work,
     work_in,
     worker_threads,
@@ -52,16 +53,17 @@ class _Call(NamedTuple):
     async_at: int | None
 
 
-class _Member(NamedTuple):
+class Member(NamedTuple):
     """What the interceptor needs of a process group at every call. `on_device`: waiting for its collectives of device
     tensors blocks the device and not the host. `early`: those complete after their futures do
-    (`dispatcher.ends_on_streams`).
+    (`dispatcher.ends_on_streams`). `shared`: see `dispatcher.shares_communicator`.
     """
 
     name: str
     size: int
     on_device: bool
     early: bool
+    shared: bool | None
 
 
 @cache
@@ -112,7 +114,7 @@ class CpuInterceptor:
             for name, operator in offered().items()
         }
         # Keyed by identity, so that C++ need not be asked for a name or a size; the groups stay alive until `close`.
-        self._members: dict[dist.ProcessGroup, _Member] = {}
+        self._members: dict[dist.ProcessGroup, Member] = {}
         self._futureless: set[tuple[str, str]] = set()
         self._called_back: dict[int, InFlight] = {}
 
@@ -143,12 +145,15 @@ class CpuInterceptor:
             or counts_point_to_point(process_group, tensor.device),
         )
         self._on_issue(issued)
-        original = labelled(issued.kind, seq, group, original)
         asynchronous = is_async(args, async_at)
         # The host waits for a barrier, whatever its backend.
-        if on_host or operator.argument is None or not (member.on_device or (member.early and not asynchronous)):
+        elsewhere = on_host or operator.argument is None
+        if not elsewhere and asynchronous and self._is_moved(member, async_at):
+            original = synchronous(original, async_at)
+        original = labelled(issued.kind, seq, group, original)
+        if elsewhere or not (member.on_device or (member.early and not asynchronous)):
             return self._on_host(name, issued, original, early=member.early and not on_host)
-        return self._on_device(issued, args, asynchronous, original)
+        return self._on_device(operator, member, issued, args, asynchronous, original)
 
     def open(self, device: torch.device, on_captured: Callable[[], None]) -> Looking:
         """Start intercepting; `close` of the returned object ends it. `on_captured`: see `DispatcherHook`."""
@@ -174,16 +179,20 @@ class CpuInterceptor:
         if self._links is not None and on_host:
             self._links.be_late()
 
-    def _member(self, group: dist.ProcessGroup) -> _Member:
+    def _member(self, group: dist.ProcessGroup) -> Member:
         member = self._members.get(group)
         if member is None:
-            member = self._members[group] = _Member(group.group_name, group.size(), *self._on_streams(group))
+            member = self._members[group] = Member(group.group_name, group.size(), *self._on_streams(group))
             self._groups[member.name] = group_seen(group)
         return member
 
-    def _on_streams(self, _group: dist.ProcessGroup) -> tuple[bool, bool]:
-        """`_Member.on_device` and `_Member.early` of a group."""
-        return False, False
+    def _is_moved(self, _member: Member, _async_at: int | None) -> bool:
+        """Whether an asynchronous collective of device tensors is issued synchronously, on AORTA's stream."""
+        return False
+
+    def _on_streams(self, _group: dist.ProcessGroup) -> tuple[bool, bool, bool | None]:
+        """`on_device`, `early` and `shared` of a group's `Member`."""
+        return False, False, None
 
     def _on_host(self, name: str, issued: InFlight, original: Original, *, early: bool) -> Any:
         """Issue and time one collective; `early`: its future says nothing about its end."""
@@ -247,5 +256,13 @@ class CpuInterceptor:
     def _host_wait(self, wait: Waited) -> None:
         self._on_wait(wait)
 
-    def _on_device(self, issued: InFlight, args: tuple[Any, ...], asynchronous: bool, original: Original) -> Any:
+    def _on_device(
+        self,
+        operator: Operator,
+        member: Member,
+        issued: InFlight,
+        args: tuple[Any, ...],
+        asynchronous: bool,
+        original: Original,
+    ) -> Any:
         raise NotImplementedError("a collective of device tensors in a run on the CPU")

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
-from aorta.instrument.cpu_interceptor import CpuInterceptor
-from aorta.instrument.device_streams import DeviceStreams, StreamWaits
+from aorta.distributed.cuda import is_capturing
+from aorta.instrument.cpu_interceptor import CpuInterceptor, Member
+from aorta.instrument.device_streams import DeviceStreams, StreamWaits, wait_unseen
 from aorta.instrument.dispatcher import (
     Coalescing,
     Looking,
@@ -29,14 +30,17 @@ from aorta.instrument.dispatcher import (
     Work,
     ends_on_streams,
     orders_streams,
+    shares_communicator,
+    wait_for_future,
     with_work,
     work_in,
 )
 from aorta.instrument.emulation.emulated_link import DelayedOnDevice, DeviceLink, HostLinks
 from aorta.instrument.event_clock import EventClock, Mark
-from aorta.instrument.in_flight import Group, InFlight
+from aorta.instrument.in_flight import NO_STREAM, STACKED_IN_A_BATCH, Group, InFlight
+from aorta.instrument.operators import Operator, tensors_in
 from aorta.instrument.stream_order import StreamOrder
-from aorta.instrument.timed_work import TimedWork
+from aorta.instrument.timed_work import IssuedWork, TimedWork
 from aorta.instrument.waits import Name, Waited, name_of
 
 
@@ -56,6 +60,15 @@ class _Batch:
 
     rows: list[InFlight] = field(default_factory=list)
     alive: list[Any] = field(default_factory=list)
+    stacks: bool = False
+
+
+def on_streams(group: dist.ProcessGroup, device: torch.device) -> tuple[bool, bool, bool | None]:
+    """`on_device`, `early` and `shared` of a group's `Member`."""
+    try:
+        return orders_streams(group, device), ends_on_streams(group, device), shares_communicator(group, device)
+    except RuntimeError:  # the group serves CPU tensors only
+        return False, False, None
 
 
 class DeviceInterceptor(CpuInterceptor):
@@ -67,6 +80,8 @@ class DeviceInterceptor(CpuInterceptor):
         dedicated: run collectives on AORTA's own stream of their group; otherwise leave them on the backend's, and let
             that stream only wait, for the timing. Sends and receives are never moved: one side stream per group would
             serialise those of opposite directions, and two ranks would wait for each other.
+        dedicated_async: run asynchronous collectives there too. The backend has a stream of its own for those, which
+            their kernels leave only if it is asked for a synchronous one.
         device_link: of the emulated fabric, for collectives of device tensors; None = the real network.
     """
 
@@ -81,6 +96,7 @@ class DeviceInterceptor(CpuInterceptor):
         device: torch.device,
         *,
         dedicated: bool,
+        dedicated_async: bool = False,
         links: HostLinks | None = None,
         device_link: DeviceLink | None = None,
     ) -> None:
@@ -88,6 +104,7 @@ class DeviceInterceptor(CpuInterceptor):
         self._on_stream_wait, self._device = on_stream_wait, device
         self._order = StreamOrder()
         self._streams, self._dedicated, self._device_link = streams, dedicated, device_link
+        self._dedicated_async = dedicated and dedicated_async
         self._held: deque[InFlight] = deque()
         self._batches: dict[str, _Batch] = {}
         self._launches = itertools.count()
@@ -103,21 +120,40 @@ class DeviceInterceptor(CpuInterceptor):
         self._streams.compute = self._streams.current()
         self._let_go()
 
-    def _on_device(self, issued: InFlight, args: tuple[Any, ...], asynchronous: bool, original: Original) -> Any:
+    def _on_device(
+        self,
+        operator: Operator,
+        member: Member,
+        issued: InFlight,
+        args: tuple[Any, ...],
+        asynchronous: bool,
+        original: Original,
+    ) -> Any:
         if (batch := self._batches.get(issued.group)) is not None:
             # A backend counts launches, and a batch is launched once.
             issued.counted = issued.counted and not any(row.counted for row in batch.rows)
             batch.rows.append(issued)
             batch.alive.append(args)
+            batch.stacks = batch.stacks or operator.stacks
             return original()  # launched when the batch ends
-        if issued.number is None:  # one stream per peer and direction; the last argument is the tag
-            return self._watched(issued, args, (issued.group, issued.kind, args[2:-1]), original)
-        issued.communicator = issued.group
+        issued.communicator = key = issued.group
+        if operator.point_to_point:
+            peer = "".join(map(str, args[2:-1]))  # the last argument is the tag
+            if member.shared is False:  # a communicator for each pair of ranks
+                issued.communicator = key = f"{key} {peer}"
+            elif member.shared is None:  # unknown: nothing that it may have waited for is taken off its duration
+                issued.communicator, key = None, f"{key} {issued.kind} {peer}"
+            return self._watched(issued, args, key, original)
         if self._dedicated and (side := self._streams.side(issued.group)) is not None:
             return self._moved(issued, args, side, asynchronous, original)
         if asynchronous:
-            return self._watched(issued, args, issued.group, original)
+            return self._watched(issued, args, issued.group, original, stacks=operator.stacks)
         return self._bracketed(issued, original)
+
+    def _is_moved(self, member: Member, async_at: int | None) -> bool:
+        # In a batch `async_op` belongs to the whole of it.
+        possible = async_at is not None and member.on_device and member.name not in self._batches
+        return self._dedicated_async and possible and self._streams.side(member.name) is not None
 
     def _moved(
         self, issued: InFlight, args: tuple[Any, ...], side: torch.Stream, asynchronous: bool, original: Original
@@ -130,6 +166,8 @@ class DeviceInterceptor(CpuInterceptor):
             work = work_in(result)
             self._end(work, [issued])
             done = self._done(side)
+            if work is None and asynchronous:  # as `dedicated_async` asks
+                work = cast(Work, IssuedWork(done.event, tensors_in(args[0]), self._device))
         if asynchronous:
             self._hold(issued, args)
         else:
@@ -137,11 +175,14 @@ class DeviceInterceptor(CpuInterceptor):
             self._join(issued, done)
         return result if work is None else with_work(result, self._handle(issued, work, side, done))
 
-    def _watched(self, issued: InFlight, args: tuple[Any, ...], key: Hashable, original: Original) -> Any:
+    def _watched(
+        self, issued: InFlight, args: tuple[Any, ...], key: str, original: Original, *, stacks: bool = False
+    ) -> Any:
         """Leave it on the backend's stream; AORTA's stream waits for it and records the marks (R3)."""
         side = self._streams.side(("beside", key))
         if side is None:
-            return original()  # no stream left to time it on: it has no end, which coverage reports
+            issued.untimed = NO_STREAM
+            return original()
         self._streams.order(self._streams.current(), side)
         with self._streams.use(side):
             issued.start = self.clock.mark()
@@ -151,8 +192,9 @@ class DeviceInterceptor(CpuInterceptor):
             self._end(None, [issued])
             return result
         with self._streams.use(side):
-            self._end(work, [issued])
-        self._hold(issued, args)
+            released = self._end(work, [issued], stacks=stacks)
+        if released:
+            self._hold(issued, args)
         return with_work(result, self._handle(issued, work, side))
 
     def _bracketed(self, issued: InFlight, original: Original) -> Any:
@@ -189,7 +231,9 @@ class DeviceInterceptor(CpuInterceptor):
         if begin is not None:
             self.clock.release(begin)
         side = self._streams.side(("beside", name))
-        if side is None:
+        if side is None or batch.stacks:
+            for issued in batch.rows:
+                issued.untimed = NO_STREAM if side is None else STACKED_IN_A_BATCH
             return work
         with self._streams.use(side):
             self._end(work, batch.rows)
@@ -198,14 +242,23 @@ class DeviceInterceptor(CpuInterceptor):
 
     # --- ends, and who waits for them --------------------------------------------------------------------------------
 
-    def _end(self, work: Work | None, rows: list[InFlight]) -> None:
-        """Mark the end on the current stream."""
-        if work is not None:
+    def _end(self, work: Work | None, rows: list[InFlight], *, stacks: bool = False) -> bool:
+        """Mark the end on the current stream.
+
+        Args:
+            stacks: the backend may be using tensors of its own, which `work.wait()` would release under its kernel.
+
+        Returns:
+            Whether the backend has released its tensors.
+        """
+        kept = work is None or (stacks and wait_for_future(work))
+        if work is not None and not kept:
             work.wait()  # blocks the stream, not the host; without it the mark would be at the end of the launch (W1)
         for issued in rows:
             self._delay(issued)
         for issued in rows:
             issued.end, issued.end_source = self.clock.mark(), "event"
+        return not kept
 
     def _done(self, side: torch.Stream) -> _Lent:
         """An event after everything on `side`, owned by the caller alone. The end mark's own event returns to the
@@ -217,7 +270,7 @@ class DeviceInterceptor(CpuInterceptor):
 
     def _join(self, issued: InFlight, done: _Lent) -> None:
         """The caller's stream waits for this collective only, not for those issued after it."""
-        self._stalling(issued, lambda: done.event.wait(self._streams.current()))
+        self._stalling(issued, lambda: wait_unseen(self._streams.current(), done.event))
 
     def _stalling(self, issued: InFlight, wait: Callable[[], Any]) -> Any:
         """Make the caller's stream wait; a stall if that is the compute stream."""
@@ -263,7 +316,7 @@ class DeviceInterceptor(CpuInterceptor):
         self._let_go()
 
     def _let_go(self) -> None:
-        while self._held:
+        while self._held and not is_capturing():  # which forbids to ask for an event
             oldest = self._held[0]
             if oldest.alive is not None and oldest.end is not None and self.clock.read_ns(oldest.end) is None:
                 return
@@ -271,11 +324,8 @@ class DeviceInterceptor(CpuInterceptor):
 
     # --- beside the device's -----------------------------------------------------------------------------------------
 
-    def _on_streams(self, group: dist.ProcessGroup) -> tuple[bool, bool]:
-        try:
-            return orders_streams(group, self._device), ends_on_streams(group, self._device)
-        except RuntimeError:  # the group serves CPU tensors only
-            return False, False
+    def _on_streams(self, group: dist.ProcessGroup) -> tuple[bool, bool, bool | None]:
+        return on_streams(group, self._device)
 
     def _host_wait(self, wait: Waited) -> None:
         """A caller on the host waits for a collective of CPU tensors; the compute stream does not."""

@@ -5,6 +5,8 @@ A CPU has no streams: gloo runs collectives on its own threads. Must not synchro
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -68,21 +70,27 @@ class DeviceStreams:
         at the time of the call.
         """
         self._order.record(before)
-        self._order.wait(after)
+        wait_unseen(after, self._order)
 
 
-_WAITS = ("wait_event", "wait_stream")
+_event_wait = torch.Event.wait  # torch's own, also while `StreamWaits` is open
+
+
+def wait_unseen(stream: torch.Stream, event: torch.Event) -> None:
+    """Make a stream wait for an event of AORTA's own: `StreamWaits` does not report it."""
+    _event_wait(event, stream)
 
 
 class StreamWaits:
     """Brackets every wait of the compute stream with marks, while the object is open.
 
     FSDP's collectives run on its own streams, and the compute stream waits for their events rather than for a work
-    handle. These waits are Python calls of the device's stream class, which is patched here; so is `record` of its
-    events, to know which collectives an event stands for.
+    handle. These waits are Python calls: of the streams and events of the device's module, and of `torch.Stream` and
+    `torch.Event`, which `torch.accelerator.current_stream()` returns and DDP creates. All are patched here; so is
+    `record` of the module's events, to know which collectives an event stands for.
 
     Args:
-        device: whose stream class.
+        device: whose streams and events.
         streams: tells which stream computes.
         mark: takes a mark on the current stream.
         on_wait: called with two marks between which the compute stream may have been waiting, and the collectives that
@@ -99,54 +107,79 @@ class StreamWaits:
         order: StreamOrder,
     ) -> None:
         module = torch.get_device_module(device.type)
-        classes = [(module.Stream, name) for name in _WAITS] + [(module.Event, "record")]
-        self._own = [(owner, name, owner.__dict__.get(name)) for owner, name in classes]
-        self._inside, self._order = False, order
-        for name in _WAITS:
-            setattr(module.Stream, name, self._marked(getattr(module.Stream, name), streams, mark, on_wait))
-        module.Event.record = self._noted(module.Event.record, streams)
+        self._streams, self._mark, self._on_wait, self._order = streams, mark, on_wait, order
+        self._inside = False
+        self._own: list[tuple[type, str, Any]] = []
+        for owner in dict.fromkeys((torch.Stream, module.Stream)):
+            for name in ("wait_event", "wait_stream"):
+                if name in vars(owner):
+                    self._replace(owner, name, self._wait_of_stream(vars(owner)[name]))
+        for owner in dict.fromkeys((torch.Event, module.Event)):
+            if "wait" in vars(owner):
+                self._replace(owner, "wait", self._wait_for_event(vars(owner)["wait"]))
+        self._replace(module.Event, "record", self._recorded(module.Event.record))
 
     def close(self) -> None:
         """Restore the classes."""
-        for owner, name, own in self._own:
+        for owner, name, own in reversed(self._own):
             if own is None:
                 delattr(owner, name)
             else:
-                setattr(owner, name, own)
+                _set(owner, name, own)
 
-    def _noted(self, original: Callable[..., Any], streams: DeviceStreams) -> Callable[..., Any]:
+    def _replace(self, owner: type, name: str, function: Callable[..., Any]) -> None:
+        self._own.append((owner, name, vars(owner).get(name)))
+        _set(owner, name, function)
+
+    def _recorded(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def record(event: Any, stream: Any = None) -> Any:
             outcome = original(event, stream)
-            self._order.recorded((streams.current() if stream is None else stream).stream_id, event)
+            self._order.recorded((self._streams.current() if stream is None else stream).stream_id, event)
             return outcome
 
         return record
 
-    def _marked(
-        self,
-        original: Callable[[Any, Any], Any],
-        streams: DeviceStreams,
-        mark: Callable[[], Any],
-        on_wait: Callable[[Any, Any, tuple[Name, ...]], None],
-    ) -> Callable[[Any, Any], Any]:
-        order = self._order
-
-        def wait(stream: Any, other: Any) -> Any:
-            if self._inside:  # `wait_stream` calls `wait_event`
-                return original(stream, other)
-            if stream != streams.compute:
-                order.passed_on(stream.stream_id, other)  # of a stream nothing: its event comes here as well
-                return original(stream, other)
-            self._inside = True
-            try:
-                with nullcontext() if streams.computes() else streams.use(stream):  # marks go to the current stream
-                    begin = mark()
-                    result = original(stream, other)
-                    of_stream = isinstance(other, torch.Stream)
-                    names = order.awaited(stream=other.stream_id) if of_stream else order.awaited(other)
-                    on_wait(begin, mark(), names)
-                return result
-            finally:
-                self._inside = False
+    def _wait_of_stream(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(stream: Any, *args: Any, **kwargs: Any) -> Any:
+            (other,) = args or kwargs.values()
+            return self._bracketed(stream, other, lambda: original(stream, *args, **kwargs))
 
         return wait
+
+    def _wait_for_event(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(event: Any, stream: Any = None) -> Any:
+            waits = self._streams.current() if stream is None else stream
+            return self._bracketed(waits, event, lambda: original(event, stream))
+
+        return wait
+
+    def _bracketed(self, stream: Any, other: Any, wait: Callable[[], Any]) -> Any:
+        """`stream` waits for `other`, an event or a stream."""
+        streams, order = self._streams, self._order
+        if self._inside:  # `wait_stream` calls `wait_event`, and that the event's `wait`
+            return wait()
+        # Not `==`: a stream of the module is equal to none of `torch.Stream`.
+        if stream.stream_id != streams.compute.stream_id or stream.device != streams.compute.device:
+            order.passed_on(stream.stream_id, other)  # of a stream nothing: its event comes here as well
+            return wait()
+        self._inside = True
+        try:
+            with nullcontext() if streams.computes() else streams.use(stream):  # marks go to the current stream
+                begin = self._mark()
+                result = wait()
+                of_stream = isinstance(other, torch.Stream)
+                names = order.awaited(stream=other.stream_id) if of_stream else order.awaited(other)
+                self._on_wait(begin, self._mark(), names)
+            return result
+        finally:
+            self._inside = False
+
+
+def _set(owner: type, name: str, value: Any) -> None:
+    """Set an attribute of a class, also of a C type, whose attributes Python code cannot assign."""
+    try:
+        setattr(owner, name, value)
+    except TypeError:
+        (attributes,) = gc.get_referents(vars(owner))
+        attributes[name] = value
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))  # the interpreter caches lookups

@@ -14,7 +14,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,8 @@ Handler: TypeAlias = Callable[[str, tuple[Any, ...], Original], Any]
 
 Work: TypeAlias = dist.Work
 
+KNOWN_TORCH: Final = "2.11 to 2.15"
+"""Oldest and newest that scripts/torch_versions has been run with."""
 STREAM_ORDERED = ("nccl", "xccl", "hccl")
 """Backends whose `wait()` blocks the current stream and not the host (RCCL calls itself nccl)."""
 _BLOCKING_WAIT = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
@@ -126,6 +128,21 @@ def first_tensor(arguments: Any) -> torch.Tensor | None:
     return None
 
 
+def synchronous(original: Original, async_at: int | None) -> Original:
+    """The same call of an operator with `async_op=False`.
+
+    Args:
+        original: as `_kernel` makes it.
+        async_at: position of `async_op` among the operator's arguments.
+    """
+    assert isinstance(original, partial)
+    key, *args = original.args
+    if async_at is None or async_at >= len(args):  # left out, as trailing defaults are
+        return partial(original.func, key, *args, **{**original.keywords, "async_op": False})
+    args[async_at] = False
+    return partial(original.func, key, *args, **original.keywords)
+
+
 def work_in(result: Any) -> Work | None:
     """The work handle inside an operator's result.
 
@@ -191,6 +208,32 @@ def counts_point_to_point(group: dist.ProcessGroup, device: torch.device) -> boo
         return group._get_backend(device).name() not in ("nccl", "xccl")
     except RuntimeError:
         return True
+
+
+def shares_communicator(group: dist.ProcessGroup, device: torch.device) -> bool | None:
+    """Whether the group's sends and receives use the communicator of its collectives, and so wait for them.
+
+    ProcessGroupNCCL (RCCL is the same file) creates a communicator for each pair of ranks, unless the group was
+    connected eagerly. `init_process_group(device_id=...)` does that, and binds the group and all that are made or split
+    from it to the device (`distributed_c10d._new_process_group_helper`, `split_group`). None for other backends.
+    """
+    return group.bound_device_id is not None if group._get_backend(device).name() == "nccl" else None
+
+
+def wait_for_future(work: Work) -> bool:
+    """Make the current stream wait for a work's future; unlike `work.wait()`, this leaves the backend its tensors.
+
+    Returns False where the future orders nothing: it has an event for each device of its value's tensors, and some
+    works have none (those of several operations that were launched together).
+    """
+    try:
+        future = work.get_future()
+    except RuntimeError:  # this backend has none
+        return False
+    if not future.value():
+        return False
+    future.wait()
+    return True
 
 
 def worker_threads(group: dist.ProcessGroup, device: torch.device) -> int:
@@ -276,42 +319,74 @@ def check_torch() -> None:
     """Check that collectives can be intercepted with this torch.
 
     Raises:
-        InstrumentError: this torch lacks something; names it, and torch's version.
+        InstrumentError: this torch lacks something; names it, torch's version, what is lost and what still works.
     """
-    if missing := _missing_names():
+    missing = [each for each in private_names() if not hasattr(each.owner, each.attribute)]
+    if missing:
         raise InstrumentError(
-            f"torch {torch.__version__} does not offer {', '.join(missing)}, which the interception of collectives "
-            "needs; use a torch that AORTA supports (>= 2.11), or run with instrument.mode=off"
+            f"torch {torch.__version__} does not offer {', '.join(each.name for each in missing)}, without which "
+            f"{' and '.join(dict.fromkeys(each.lost for each in missing))}; so instrument.mode=observe and dedicated "
+            "do not work with it. What still works with instrument.mode=off: training with its losses and step times, "
+            "and traces of torch.profiler (profiling.enabled=true), of which `aorta report` measures the overlap. "
+            f"AORTA has been run with torch {KNOWN_TORCH}"
         )
 
 
-def _missing_names() -> list[str]:
-    needed: list[tuple[str, Any, str]] = [
-        ("torch.library.Library._destroy", torch.library.Library, "_destroy"),
-        ("torch._C.DispatchKey.CPU", torch._C.DispatchKey, "CPU"),
-        ("torch._C._dispatch_key_for_device", torch._C, "_dispatch_key_for_device"),
-        ("torch.distributed.Work.unbox", dist.Work, "unbox"),
-        ("torch.distributed.Work.boxed", dist.Work, "boxed"),
-        ("torch.distributed.ProcessGroup.unbox", dist.ProcessGroup, "unbox"),
-        ("torch.distributed._Work", dist, "_Work"),
-        ("torch.ops.c10d.allreduce_", torch.ops.c10d, "allreduce_"),
-        ("OpOverload._op_dk", torch.ops.c10d.allreduce_.default, "_op_dk"),
-        ("OpOverload._schema", torch.ops.c10d.allreduce_.default, "_schema"),
-        ("Variable._execution_engine.queue_callback", torch.autograd.Variable._execution_engine, "queue_callback"),
-        ("torch.ScriptObject", torch, "ScriptObject"),
-        ("torch._C._current_graph_task_id", torch._C, "_current_graph_task_id"),
-        ("ProcessGroup._get_backend", dist.ProcessGroup, "_get_backend"),
-        ("ProcessGroup._device_types", dist.ProcessGroup, "_device_types"),
-        (
-            "Backend._get_sequence_number_for_group",
-            torch._C._distributed_c10d.Backend,
-            "_get_sequence_number_for_group",
-        ),
-        ("Backend.name", torch._C._distributed_c10d.Backend, "name"),
-        ("distributed_c10d._world.pg_map", dist.distributed_c10d._world, "pg_map"),
-        ("ProcessGroup._start_coalescing", dist.ProcessGroup, "_start_coalescing"),
-        ("ProcessGroup._end_coalescing", dist.ProcessGroup, "_end_coalescing"),
-    ]
+class PrivateName(NamedTuple):
+    """An attribute of torch that the interception needs; `lost` is what cannot be measured without it."""
+
+    name: str
+    owner: Any
+    attribute: str
+    lost: str
+
+
+def private_names() -> list[PrivateName]:
+    """Everything private, or likely to move, that this package takes from torch."""
+    allreduce = torch.ops.c10d.allreduce_.default if hasattr(torch.ops.c10d, "allreduce_") else None
+    backend, group, work = torch._C._distributed_c10d.Backend, dist.ProcessGroup, dist.Work
+    engine = getattr(torch.autograd.Variable, "_execution_engine", None)
+    of_lost: dict[str, list[tuple[str, Any, str]]] = {
+        "collectives cannot be intercepted": [
+            ("torch.library.Library._destroy", torch.library.Library, "_destroy"),
+            ("torch._C.DispatchKey.CPU", torch._C.DispatchKey, "CPU"),
+            ("torch._C._dispatch_key_for_device", torch._C, "_dispatch_key_for_device"),
+            ("torch.ops.c10d.allreduce_", torch.ops.c10d, "allreduce_"),
+            ("OpOverload._op_dk", allreduce, "_op_dk"),
+            ("OpOverload._schema", allreduce, "_schema"),
+            ("torch.ScriptObject", torch, "ScriptObject"),
+        ],
+        "the ends of collectives cannot be seen": [
+            ("torch.distributed.Work.unbox", work, "unbox"),
+            ("torch.distributed.Work.boxed", work, "boxed"),
+            ("torch.distributed._Work", dist, "_Work"),
+        ],
+        "collectives cannot be told apart by their group": [
+            ("torch.distributed.ProcessGroup.unbox", group, "unbox"),
+            ("ProcessGroup._get_backend", group, "_get_backend"),
+            ("ProcessGroup._device_types", group, "_device_types"),
+            ("Backend.name", backend, "name"),
+            ("ProcessGroup.bound_device_id", group, "bound_device_id"),
+            ("distributed_c10d._world.pg_map", getattr(dist.distributed_c10d, "_world", None), "pg_map"),
+        ],
+        "nobody can tell whether all collectives were seen": [
+            ("Backend._get_sequence_number_for_group", backend, "_get_sequence_number_for_group")
+        ],
+        "collectives that are launched together cannot be timed": [
+            ("ProcessGroup._start_coalescing", group, "_start_coalescing"),
+            ("ProcessGroup._end_coalescing", group, "_end_coalescing"),
+        ],
+        "computation in backward passes cannot be timed": [
+            ("Variable._execution_engine.queue_callback", engine, "queue_callback"),
+            ("torch._C._current_graph_task_id", torch._C, "_current_graph_task_id"),
+        ],
+        "traces cannot say which collective a row is": [
+            ("torch.autograd.profiler._is_profiler_enabled", torch.autograd.profiler, "_is_profiler_enabled")
+        ],
+    }
     if dist.is_gloo_available():
-        needed.append(("ProcessGroupGloo._Options._threads", dist.ProcessGroupGloo._Options, "_threads"))  # type: ignore[attr-defined]
-    return [name for name, owner, attribute in needed if not hasattr(owner, attribute)]
+        options = getattr(dist.ProcessGroupGloo, "_Options", None)
+        of_lost["nobody can tell how many collectives gloo runs at once"] = [
+            ("ProcessGroupGloo._Options._threads", options, "_threads")
+        ]
+    return [PrivateName(*each, lost) for lost, names in of_lost.items() for each in names]

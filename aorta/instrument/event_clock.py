@@ -6,6 +6,7 @@ recorded in the current stream. All times read are in nanoseconds of CLOCK_MONOT
     begin = clock.mark()
     ...
     clock.read_ns(begin)  # None until the device has reached the event
+    clock.sent_ns(begin)  # when the host recorded it: how far the device was behind
 
 Must not synchronise with the device, except where a method says so.
 """
@@ -40,7 +41,14 @@ BRACKETS = 20
 
 
 class EventClock(Protocol):
-    """Takes and reads marks."""
+    """Takes and reads marks.
+
+    Attributes:
+        bound_ns: how far the device's time and the host's may be apart, 0 where both are one clock. As events tell the
+            time, an idle device comes by a mark this long after it was recorded: the same bracket gave both.
+    """
+
+    bound_ns: int
 
     def mark(self) -> Mark | None:
         """A mark in the current stream (on a CPU: now); None while a graph is being captured there."""
@@ -50,6 +58,9 @@ class EventClock(Protocol):
 
     def read_ns(self, mark: Mark) -> int | None:
         """When the mark happened, or None if it has not yet."""
+
+    def sent_ns(self, mark: Mark) -> int | None:
+        """When the host recorded the mark, having handed over everything before it; None for a reading of its clock."""
 
     def release(self, mark: Mark) -> None:
         """Return a mark that has happened and will not be read again."""
@@ -67,6 +78,8 @@ class EventClock(Protocol):
 class HostClock:
     """The host clock: a mark is its own reading, so there is nothing to pool, chain or wait for."""
 
+    bound_ns = 0
+
     def mark(self) -> Mark:
         return time.perf_counter_ns()
 
@@ -75,6 +88,9 @@ class HostClock:
 
     def read_ns(self, mark: Mark) -> int | None:
         return int(mark)
+
+    def sent_ns(self, mark: Mark) -> None:  # noqa: ARG002  as EventClock's
+        return None
 
     def release(self, mark: Mark) -> None:
         pass
@@ -153,12 +169,14 @@ class DeviceClock:
         self._pool: deque[Any] = deque()
         torch.accelerator.synchronize(device)  # before the first step; with `facts` the only rendezvous of a run
         self._origin = placed(device)
+        self.bound_ns = self._origin.bound_ns
         self._epoch = _Epoch(self._origin.event, None, self._origin.at_ns, self._pool)
 
     def mark(self) -> Mark | None:
         if is_capturing():
             return None  # it would become part of the graph, and could never be read
-        return self._event(), self._epoch
+        sent_ns = time.perf_counter_ns()
+        return self._event(), self._epoch, sent_ns
 
     def new_epoch(self) -> None:
         if not is_capturing():
@@ -167,11 +185,14 @@ class DeviceClock:
     def read_ns(self, mark: Mark) -> int | None:
         if on_host(mark):
             return int(mark)
-        event, epoch = mark
+        event, epoch, _ = mark
         start_ns = _start_of(epoch)
         if start_ns is None or not event.query():
             return None
         return start_ns + round(float(epoch.event.elapsed_time(event)) * 1e6)
+
+    def sent_ns(self, mark: Mark) -> int | None:
+        return None if on_host(mark) else int(mark[2])
 
     def release(self, mark: Mark) -> None:
         if mark is not None and not on_host(mark):
@@ -187,7 +208,7 @@ class DeviceClock:
         self.drain()
         self.new_epoch()  # before it, so that it has happened too when `placed` returns
         again = placed(self._device)
-        chained_ns = self.read_ns((again.event, self._epoch))
+        chained_ns = self.read_ns((again.event, self._epoch, 0))
         drift_ns = None if chained_ns is None else chained_ns - again.at_ns
         return DeviceClockFacts(self._origin.bound_ns, again.bound_ns, drift_ns)
 

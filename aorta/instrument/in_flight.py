@@ -8,10 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from aorta.instrument.event_clock import Mark
 from aorta.records.schema import EndSource
+
+NO_STREAM: Final = "the device has no stream left to time them on"
+STACKED_IN_A_BATCH: Final = (
+    "they take lists of tensors and were launched together with others, and only the caller's own wait may release the "
+    "tensors in which the backend stacks such lists"
+)
 
 
 class Completion(Protocol):
@@ -33,9 +39,10 @@ class InFlight:
         start: None where it has to be derived from the backend's queue order.
         counted: whether the backend's own counter includes it.
         communicator: runs one collective after another; None where it does not determine when this one could begin (a
-            start of None is derived otherwise, sends and receives have a communicator of their own).
+            start of None is derived otherwise), or is not known.
         launch: collectives with the same value were launched together.
         by_future: a backward pass took its future, and waits for that at its end (DDP).
+        untimed: why it can have no end, if so.
         backend_end_ns: when the backend itself was done, where the emulated fabric set `end`.
     """
 
@@ -54,6 +61,7 @@ class InFlight:
     communicator: str | None = None
     launch: int | None = None
     by_future: bool = False
+    untimed: str | None = None
     backend_end_ns: int | None = None
     alive: Any = field(default=None, repr=False)
     has_completed: Callable[[], bool] | None = field(default=None, repr=False)

@@ -57,6 +57,7 @@ class Instrumentation:
         fabric: delays collectives as another network would; None = the real one.
         native: use the compiled parts where they have been built (`native.build`) to time collectives and blocks and to
             measure steps.
+        dedicated_async: in `dedicated` mode, move asynchronous collectives as well (`device_interceptor`).
         stall_cutoff_ns: on a CPU, length up to which a backend's call only hands a collective over.
         together: on a CPU, how many steps are read at once (`step_recorder.TOGETHER`, where only SIGKILL can end a run
         with
@@ -78,6 +79,7 @@ class Instrumentation:
         fabric: EmulatedNetwork | None = None,
         *,
         native: bool = False,
+        dedicated_async: bool = False,
         together: int = 1,
         stall_cutoff_ns: int = STALL_CUTOFF_NS,
     ) -> None:
@@ -103,6 +105,7 @@ class Instrumentation:
             together=together if device.type == "cpu" else 1,
         )
         self._device, self.clock, self._mode = device, clock, mode
+        self._dedicated_async = dedicated_async
         # The interceptor outlives a pause: it counts collectives, and keeps those in flight.
         self._tap = (
             None if mode == "off" else self._make_tap(device, stream_priority, fabric, module, stall_cutoff_ns // 2)
@@ -240,6 +243,7 @@ class Instrumentation:
                 recorder.on_stream_wait,
                 device,
                 dedicated=dedicated,
+                dedicated_async=self._dedicated_async,
                 priority=stream_priority,
             )
             return on_device
@@ -262,6 +266,7 @@ class Instrumentation:
             DeviceStreams(device, stream_priority),
             device,
             dedicated=dedicated,
+            dedicated_async=self._dedicated_async,
             links=links,
             device_link=None if fabric is None else DeviceLink(fabric, [device], StreamSleep(device)),
         )

@@ -17,6 +17,7 @@ from aorta.instrument.in_flight import InFlight
 from aorta.instrument.loss_scalars import Counts, Scalar
 from aorta.instrument.user_marks import MarksOfStep
 from aorta.instrument.waits import Name, Waited
+from aorta.instrument.window_kernels import WindowKernels
 from aorta.records.schema import Phase
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import NO_COPIES, Unseen
@@ -61,6 +62,7 @@ class OpenStep:
     the collectives that this one had joined. `ready`: of buckets that are reduced later, with their bytes. `calls`:
     times round the calls of backends that may have been stalls. `pipeline`: time among the stages of a pipeline, each
     range with the name of their process group as its block. `no_copies`: why copies are not looked at, if they are not.
+    `kernels`: those of a window that the step is part of, if of any.
     """
 
     facts: StepFacts
@@ -89,6 +91,7 @@ class OpenStep:
     experts: list[tuple[str, Counts]] = field(default_factory=list)
     tell: Callable[[], Told] | None = None
     user_marks: MarksOfStep | None = None
+    kernels: WindowKernels | None = None
 
     def marks(self) -> Iterator[Mark | None]:
         """All marks recorded by Python code."""

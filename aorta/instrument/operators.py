@@ -26,12 +26,15 @@ class Operator:
         argument: position of the argument that holds the array; None for operators that move none.
         one_part: only the root is given the full array, so the argument is one rank's part of it.
         coalesced: several tensors share one work handle; the first argument lists those that are written.
+        stacks: takes a list of tensors, which ProcessGroupNCCL and ProcessGroupXCCL copy to or from one stacked tensor
+            if all have one size. Only the backend's work keeps that tensor alive.
     """
 
     kind: str
     argument: int | None
     one_part: bool = False
     coalesced: bool = False
+    stacks: bool = False
 
     @property
     def point_to_point(self) -> bool:
@@ -49,10 +52,10 @@ OPERATORS: dict[str, Operator] = {
     "allreduce_": Operator("allreduce", 0),
     "allreduce_coalesced_": Operator("allreduce", 0, coalesced=True),
     "_reduce_scatter_base_": Operator("reducescatter", 1),
-    "reduce_scatter_": Operator("reducescatter", 1),
+    "reduce_scatter_": Operator("reducescatter", 1, stacks=True),
     "reduce_scatter_tensor_coalesced_": Operator("reducescatter", 1, coalesced=True),
     "_allgather_base_": Operator("allgather", 0),
-    "allgather_": Operator("allgather", 0),
+    "allgather_": Operator("allgather", 0, stacks=True),
     "allgather_coalesced_": Operator("allgather", 0, coalesced=True),
     "allgather_into_tensor_coalesced_": Operator("allgather", 0, coalesced=True),
     "broadcast_": Operator("broadcast", 0),
@@ -60,6 +63,7 @@ OPERATORS: dict[str, Operator] = {
     "alltoall_": Operator("alltoall", 1),
     "reduce_": Operator("reduce", 0),
     "gather_": Operator("gather", 1, one_part=True),
+    "gather_into_tensor_": Operator("gather", 1, one_part=True),  # from torch 2.15 on
     "scatter_": Operator("scatter", 0, one_part=True),
     "send": Operator("send", 0),
     "recv_": Operator("recv", 0),
@@ -75,9 +79,7 @@ def offered() -> dict[str, Operator]:
 
 
 def _bytes(tensors: Any) -> int:
-    if isinstance(tensors, torch.Tensor):
-        return tensors.numel() * tensors.element_size()
-    return sum(_bytes(item) for item in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(tensors))
 
 
 def position_of_async_op(name: str) -> int | None:
@@ -98,6 +100,13 @@ def position_of_peer(name: str) -> int | None:
 
 def _arguments(name: str) -> Any:
     return getattr(torch.ops.c10d, name).default._schema.arguments
+
+
+def tensors_in(argument: Any) -> list[torch.Tensor]:
+    """The tensors of an argument: itself, or those of nested lists."""
+    if isinstance(argument, torch.Tensor):
+        return [argument]
+    return [tensor for item in argument for tensor in tensors_in(item)]
 
 
 def is_async(args: Arguments, position: int | None) -> bool:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from aorta.instrument.compute_ranges import Range
-from aorta.instrument.event_clock import EventClock, Mark, on_host
-from aorta.instrument.gloo_workers import GlooWorkers
+from aorta.instrument.device_pace import lead_ms, nearly_all
+from aorta.instrument.event_clock import EventClock, on_host
 from aorta.instrument.gradient_order import gradient_rows
-from aorta.instrument.in_flight import Group, InFlight
-from aorta.instrument.open_step import OpenStep, Pass
+from aorta.instrument.in_flight import Group
+from aorta.instrument.open_step import OpenStep
+from aorta.instrument.step_marks import MarkReader, ReadMarks
 from aorta.instrument.user_marks import MarksOfStep
 from aorta.instrument.waits import tail_waits, wait_rows
 from aorta.records.clocks import to_realtime_ns
@@ -36,7 +37,7 @@ from aorta.records.schema import (
     Step,
 )
 from aorta.timeline.intervals import Interval
-from aorta.timeline.overlap import AT_CUTOFFS, PAIRS, Algebra, Unseen, copy_rates, measure_lanes
+from aorta.timeline.overlap import AT_CUTOFFS, PAIRS, Algebra, Certain, Overlap, Unseen, copy_rates, measure_lanes
 
 _NOT_READ = "not read in this step: see training.log_interval, or recording.note"
 _NOT_THIS_STAGE = "known on the rank with the last stage of the pipeline only, in steps of training.log_interval"
@@ -67,51 +68,37 @@ class StepBuilder:
         algebra: Algebra[Iterable[Interval], Any] = PAIRS,
         stall_cutoff_ns: int | None = None,
     ) -> None:
-        self._clock, self._rank, self._world_size = clock, rank, world_size
-        self._groups, self._anchor, self._algebra = groups, anchor, algebra
+        self._rank, self._world_size = rank, world_size
+        self._anchor, self._algebra = anchor, algebra
         self._stall_cutoff_ns = stall_cutoff_ns
-        self._lanes: dict[str, GlooWorkers] = {}
-        self._communicators: dict[str, tuple[int | None, int, int]] = {}
-        self._spilling: list[tuple[str, Interval]] = []
+        self._marks = MarkReader(clock, groups)
         self._copying: list[Interval] = []
 
     def line(self, step: OpenStep) -> Step:
         """The step's line; its marks are returned to the clock."""
-        start_ns, end_ns = self._read(step.start), self._read(step.end)
+        start_ns, end_ns = self._marks.read_ns(step.start), self._marks.read_ns(step.end)
         assert start_ns is not None  # a step is written only after its end
         assert end_ns is not None
         window = (start_ns, end_ns)
-        rows = [self._row(issued, start_ns) for issued in step.collectives]
-        comm = self._communication(rows, window)
-        compute = [*self._ranges(step.compute), *step.passes]
-        aux = self._ranges(step.aux)
-        copies, copying, no_copies = self._copies(step, window)
+        marked = self._marks.read(step, window)
+        rows, compute = marked.rows, marked.passes
+        aux = self._marks.ranges(step.aux)
+        copies, copying, no_copies = self._copies(step, marked, window)
         algebra = self._algebra
-        waits = [(wait, span) for wait in step.waits if (span := self._span(wait.begin, wait.end)) is not None]
-        stream_waits = [
-            (of, span) for begin, end, of in step.stream_waits if (span := self._span(begin, end)) is not None
-        ]
-        tails = self._spans(step.tails)
-        found = [(wait.of, span) for wait, span in waits if wait.over]
-        found += [(name, span) for of, span in stream_waits for name in of]
-        found += tail_waits(tails, step.collectives, rows, {name for name, _ in found}, start_ns)
-        blocked = algebra.lane([*self._spans(step.stalls), *(span for wait, span in waits if wait.blocked)], window)
-        # A strategy that waits in intercepted calls after the backward pass does other work between them.
-        begun = [span[0] for _, span in stream_waits]
-        maybe = [tail for tail in tails if not any(tail[0] <= begin <= tail[1] for begin in begun)]
-        maybe += [span for _, span in stream_waits]
-        if maybe:
-            everywhere = algebra.lane([span for spans in comm.values() for span in spans], window)
-            blocked = algebra.union([blocked, algebra.intersect(algebra.lane(maybe, window), everywhere)])
-        computing = [(low, high) for _, _, low, high in compute]
-        stalls = self._with_calls(blocked, step.calls, window)
-        stages = self._ranges(step.pipeline)
+        found = [(name, stretch.span) for name, stretch in marked.waits]
+        found += tail_waits(marked.tails, step.collectives, rows, {name for name, _ in found}, start_ns)
+        stages = self._marks.ranges(step.pipeline)
         groups = {group for group, *_ in stages}
-        overlap, _ = measure_lanes(
+        computing = [(low, high) for _, _, low, high in compute]
+        comm = _by_kind((one.kind, [one.possible]) for one in marked.communication)
+        blocked = self._blocked(
+            [stretch.span for stretch in marked.stood], [stretch.span for stretch in marked.maybe], comm, window
+        )
+        stalls = self._with_calls(blocked, step.calls, window)
+        measured = partial(
+            measure_lanes,
             algebra,
             window,
-            compute=computing,
-            comm=comm,
             stalls=stalls,
             aux=[(low, high) for _, _, low, high in aux],
             pipeline=[(low, high) for _, _, low, high in stages] if stages else None,
@@ -119,13 +106,26 @@ class StepBuilder:
             copy=copying,
             tiled=True,
         )
+        certain = self._certain(marked, groups, window)
+        overlap, _ = measured(compute=computing, comm=comm, certain=certain)
         coverage = self._coverage(step, rows)
         unseen = step.unseen
         if unseen is None and not coverage.complete:
             unseen = Unseen(f"incomplete coverage: {coverage.reason}")
+        pace = _pace_of(marked, overlap, unseen)
+        kernels = None if step.kernels is None or unseen is not None else step.kernels.within(marked, window)
+        if kernels is not None:
+            assert step.kernels is not None
+            by_marks = overlap
+            stood = Certain[Any](kernels.compute, kernels.comm, stalls if certain is None else certain.stalls)
+            overlap, _ = measured(
+                compute=kernels.compute, comm=kernels.comm, of_unknown_kind=kernels.of_unknown_kind, certain=stood
+            )
+            step.kernels.compare(by_marks, overlap, marked, algebra.pairs(stalls), kernels.compute)
         metrics, reasons = overlap.metrics(unseen)
         if no_copies is not None:
             reasons["copy_ms"] = no_copies
+        metrics |= pace
         metrics |= copy_rates(
             (row.direction, row.bytes, (row.start_ns, row.end_ns))
             for row in copies or ()
@@ -154,6 +154,9 @@ class StepBuilder:
             elif not math.isfinite(value):
                 reasons[name] = f"was {value}"  # not representable in JSON: written as null
         per_stream_ms = overlap.per_stream_ms(unseen)
+        undecided = (
+            {name: bounds for name, bounds in overlap.undecided.items() if name in metrics} if not unseen else {}
+        )
         window_ms = metrics["window_ms"]
         blind = unseen is not None and unseen.compute
         line = Step(
@@ -176,7 +179,7 @@ class StepBuilder:
                 lane: value / window_ms if value is not None and window_ms else None
                 for lane, value in per_stream_ms.items()
             },
-            concurrency=dict.fromkeys(("mean", "max")) if unseen else {**overlap.concurrency()},
+            concurrency=dict.fromkeys(("mean", "max")) if unseen or undecided else {**overlap.concurrency()},
             coverage=coverage,
             active_segments=[
                 ActiveSegment(low - start_ns, high - start_ns, lanes)
@@ -195,8 +198,52 @@ class StepBuilder:
             gradient_order=gradient_rows(step.gradients, compute) or msgspec.UNSET,
             experts=_expert_rows(step) or msgspec.UNSET,
             copies=msgspec.UNSET if copies is None else copies,
+            bounds=undecided or msgspec.UNSET,
+            measured_by=msgspec.UNSET if kernels is None else "kernels",
         )
         return line if step.user_marks is None else _with_user_marks(line, step.user_marks)
+
+    def _blocked(
+        self, stood: list[Interval], maybe: list[Interval], comm: Mapping[str, list[Interval]], window: Interval
+    ) -> Any:
+        """When what computes stood: all of `stood`, and of `maybe` what coincides with communication."""
+        algebra = self._algebra
+        blocked = algebra.lane(stood, window)
+        if not maybe:
+            return blocked
+        everywhere = algebra.lane([span for spans in comm.values() for span in spans], window)
+        return algebra.union([blocked, algebra.intersect(algebra.lane(maybe, window), everywhere)])
+
+    def _certain(self, marked: ReadMarks, stages: set[str], window: Interval) -> Certain[Any] | None:
+        """What certainly ran; None: all that is possible, as where the host is ahead, or there is no device.
+
+        Args:
+            stages: process groups of the stages of a pipeline.
+        """
+        if not any(stretch.sent_ns is not None for _, _, stretch in marked.blocks) and not any(
+            one.certain != [one.possible] for one in marked.communication
+        ):
+            return None
+        pace, algebra = self._marks.pace, self._algebra
+        blocks = [(stretch.span, pace.block(stretch)) for _, _, stretch in marked.blocks]
+        waits = [(stretch.span, pace.one(stretch)) for stretch in (*marked.stood, *marked.maybe)]
+        possible = [span for span, _ in blocks], [one.possible for one in marked.communication], [s for s, _ in waits]
+        certain = [
+            [span for _, spans in parts for span in spans]
+            for parts in (blocks, [(None, one.certain) for one in marked.communication], waits)
+        ]
+        if nearly_all(possible, certain):
+            return None
+        comm = _by_kind((one.kind, one.certain) for one in marked.communication)
+        stood, maybe = ([span for one in some for span in pace.one(one)] for some in (marked.stood, marked.maybe))
+        # A wait of the compute stream for another one is no computation, whatever it waited for, and no copy is.
+        paused = algebra.lane([stretch.span for stretch in marked.pauses], window)
+        return Certain(
+            algebra.subtract(algebra.lane(certain[0], window), paused),
+            comm,
+            self._blocked(stood, maybe, comm, window),
+            [span for name, wait in marked.waits if name.group in stages for span in pace.one(wait)],
+        )
 
     def _with_calls(self, blocked: Any, calls: list[Interval], window: Interval, factor: float = 1) -> Any:
         """The stalls of a step: those of waiting, and calls of backends longer than `factor` times the cut-off."""
@@ -225,7 +272,7 @@ class StepBuilder:
         """When buckets were ready, each with the all-reduce that took it; these come in the order of the buckets."""
         found, later = [], iter(rows)
         # All are read, also those that no all-reduce took: a mark that is not read is lost to the clock.
-        for mark, size_bytes, at_ns in [(mark, size, self._read(mark)) for mark, size in step.ready]:
+        for mark, size_bytes, at_ns in [(mark, size, self._marks.read_ns(mark)) for mark, size in step.ready]:
             for row in later:
                 if row.kind != "allreduce" or row.bytes != size_bytes:
                     continue
@@ -237,61 +284,13 @@ class StepBuilder:
                 found.append(BucketReady(row.group, row.seq, at_ns - origin_ns))
         return found
 
-    def _row(self, issued: InFlight, origin_ns: int) -> Collective:
-        issue_ns, start_ns, end_ns = issued.issue_ns, self._read(issued.start), self._read(issued.end)
-        if end_ns is not None:
-            issued.alive = None
-            if start_ns is None:
-                start_ns = self._lanes_of(issued.group).start_ns(issue_ns, end_ns)
-            elif issued.communicator is not None:
-                start_ns = self._in_turn(issued.communicator, issued.launch, start_ns, end_ns)
-            end_ns -= origin_ns
-        return Collective(
-            issued.kind,
-            issued.group,
-            issued.seq,
-            issued.bytes,
-            issued.dtype,
-            issue_ns - origin_ns,
-            None if start_ns is None else start_ns - origin_ns,
-            end_ns,
-            issued.end_source,
-            None if issued.backend_end_ns is None else issued.backend_end_ns - origin_ns,
-        )
-
-    def _in_turn(self, communicator: str, launch: int | None, start_ns: int, end_ns: int) -> int:
-        """When a launch could begin: a communicator runs one after another, on whatever streams, and queues the
-        others.
-        """
-        before_launch, before_ns, free_at_ns = self._communicators.get(communicator, (None, 0, 0))
-        if launch is None or launch != before_launch:
-            before_ns = free_at_ns
-        self._communicators[communicator] = (launch, before_ns, max(free_at_ns, end_ns))
-        return min(max(start_ns, before_ns), end_ns)
-
-    def _lanes_of(self, group: str) -> GlooWorkers:
-        if group not in self._lanes:
-            self._lanes[group] = GlooWorkers(self._groups[group].lanes)
-        return self._lanes[group]
-
-    def _communication(self, rows: list[Collective], window: Interval) -> dict[str, list[Interval]]:
-        """Kind -> absolute intervals that touch this window, including those that began in an earlier step."""
-        spans = self._spilling + [
-            (row.kind, (window[0] + row.start_ns, window[0] + row.end_ns))
-            for row in rows
-            if row.start_ns is not None and row.end_ns is not None
-        ]
-        self._spilling = [(kind, span) for kind, span in spans if span[1] > window[1]]
-        comm: dict[str, list[Interval]] = {}
-        for kind, span in spans:
-            comm.setdefault(kind, []).append(span)
-        return comm
-
-    def _copies(self, step: OpenStep, window: Interval) -> tuple[list[Copy] | None, list[Interval] | None, str | None]:
+    def _copies(
+        self, step: OpenStep, marked: ReadMarks, window: Interval
+    ) -> tuple[list[Copy] | None, list[Interval] | None, str | None]:
         """The rows of the step's copies, the intervals of copies that touch this window, including those that began in
         an earlier step, and why these are not known; None where they are not, or for a reason that there is not.
         """
-        read = [(copied, self._read(copied.start), self._read(copied.end)) for copied in step.copies]
+        read = marked.copies
         no_copies = step.no_copies if step.unseen is None else step.unseen.reason
         if no_copies is not None:
             self._copying = []
@@ -322,9 +321,12 @@ class StepBuilder:
         if step.unseen is not None:
             return Coverage(seen, self._issued_between(step), complete=False, reason=step.unseen.reason)
         unfinished = sum(row.end_ns is None for row in rows)
+        untimed = [one.untimed for one in step.collectives if one.untimed is not None]
         issued = self._issued_between(step)
         if step.captured:
             reason = f"{step.captured} collectives were captured into a CUDA graph, whose replays cannot be seen"
+        elif untimed:
+            reason = f"{len(untimed)} of {len(rows)} collectives could not be timed: {untimed[0]}"
         elif unfinished:
             reason = f"{unfinished} of {len(rows)} collectives had not ended when their step was written"
         elif issued is None:
@@ -345,27 +347,21 @@ class StepBuilder:
             total += after - before
         return total
 
-    def _ranges(self, spans: list[Range]) -> list[Pass]:
-        read = [(span.block, span.phase, self._read(span.start), self._read(span.end)) for span in spans]
-        return [(block, phase, low, high) for block, phase, low, high in read if low is not None and high is not None]
 
-    def _spans(self, marks: list[tuple[Mark, Mark]]) -> list[Interval]:
-        return [span for begin, end in marks if (span := self._span(begin, end)) is not None]
+def _pace_of(marked: ReadMarks, overlap: Overlap, unseen: Unseen | None) -> dict[str, float | None]:
+    """How far the host of a device is ahead, and how much of its computation that leaves open; nothing on a CPU."""
+    host_lead_ms = lead_ms(stretch for _, _, stretch in marked.blocks)
+    if host_lead_ms is None or (unseen is not None and unseen.compute):
+        return {}
+    least, most = overlap.bounds.get("compute_ms", (0.0, 0.0))
+    return {"host_lead_ms": host_lead_ms, "undecided_share": (most - least) / most if most else 0.0}
 
-    def _span(self, begin: Mark, end: Mark) -> Interval | None:
-        low, high = self._read(begin), self._read(end)
-        return None if low is None or high is None else (low, high)
 
-    def _read(self, mark: Mark | None) -> int | None:
-        """Read a mark for the last time."""
-        if mark is None or on_host(mark):
-            return None if mark is None else int(mark)
-        value = self._clock.read_ns(mark)
-        if value is None:
-            self._clock.forget(mark)
-        else:
-            self._clock.release(mark)
-        return value
+def _by_kind(spans: Iterable[tuple[str, list[Interval]]]) -> dict[str, list[Interval]]:
+    comm: dict[str, list[Interval]] = {}
+    for kind, of_one in spans:
+        comm.setdefault(kind, []).extend(of_one)
+    return comm
 
 
 def _expert_rows(step: OpenStep) -> list[ExpertTokens]:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Protocol
 
+from aorta.distributed.cuda import is_capturing
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.gradient_order import GradientOrder
@@ -22,6 +23,7 @@ from aorta.instrument.open_step import OpenStep, StepFacts, Told
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.user_marks import UserMarks
 from aorta.instrument.waits import Name, Waited
+from aorta.instrument.window_kernels import WindowKernels
 from aorta.records.schema import Step
 from aorta.timeline.overlap import NO_COPIES, Unseen
 
@@ -38,6 +40,9 @@ LOOK_AFTER_S = 1.0
 
 FINISH_GRACE_S = 2.0
 """How long to wait for the last steps once the device is idle."""
+
+
+_CAPTURED = "a CUDA graph was being captured when the step began or ended: only the host's clock says when that was"
 
 
 class QuietInterceptor(Protocol):
@@ -90,6 +95,8 @@ class StepRecorder:
         quiet_interceptor: compiled interceptor, if any; its events are fetched when the step is read.
         gradients: notes the order of a DDP model's gradients until a step has it; then None.
         user_marks: ranges and counters of the caller, from any thread.
+        kernels: of the window that steps which begin now are part of; None: of none. Its steps are read once it knows
+            them, and so are those behind them.
         steps_written: how many steps the sink has received.
     """
 
@@ -111,6 +118,7 @@ class StepRecorder:
         self.on_begin: Callable[[], None] = lambda: None
         self.gradients: GradientOrder | None = None
         self.user_marks = UserMarks()
+        self.kernels: WindowKernels | None = None
         self._captured, self._together, self._looked_s = 0, together, time.monotonic()
         self.steps_written = 0
 
@@ -131,7 +139,10 @@ class StepRecorder:
         self.abandon()
         self._clock.new_epoch()
         self.on_begin()
-        begun = OpenStep(facts, self._clock.mark(), self._issued_by_backends(), self.unseen, self.no_copies)
+        # A mark would become part of a graph that is being captured: then only the host's clock tells.
+        start = self._clock.mark() or time.perf_counter_ns()
+        begun = OpenStep(facts, start, self._issued_by_backends(), self.unseen, self.no_copies)
+        begun.kernels = self.kernels
         if self.quiet_interceptor is not None:
             self.quiet_interceptor.begin()
         self._current = begun
@@ -141,6 +152,9 @@ class StepRecorder:
         done = self._current
         assert done is not None  # begin comes before end
         done.end, done.issued_after = self._clock.mark(), self._issued_by_backends()
+        if done.end is None or on_host(done.start) != on_host(done.end):
+            done.start, done.end = self._on_host(done.start), self._on_host(done.end)
+            done.unseen = Unseen(_CAPTURED, compute=True)
         if self.quiet_interceptor is not None:
             done.tell = self.quiet_interceptor.end()  # also reports how many collectives were captured
         done.captured = self._captured
@@ -263,6 +277,15 @@ class StepRecorder:
         if self._current is not None:
             self._current.experts += tokens
 
+    def _on_host(self, mark: Mark | None) -> int:
+        """When the host came by a mark, or now where none could be taken."""
+        if mark is None or on_host(mark):
+            return time.perf_counter_ns() if mark is None else int(mark)
+        sent_ns = self._clock.sent_ns(mark)
+        self._clock.forget(mark)
+        assert sent_ns is not None  # only readings of the host's clock have none
+        return sent_ns
+
     def _forget(self, *marks: Mark | None) -> None:
         """Drop marks taken outside a step, or in one that is not recorded."""
         for mark in marks:
@@ -272,6 +295,7 @@ class StepRecorder:
 
     def finish(self) -> None:
         """Wait for the device and write every remaining step. Only after the last step."""
+        self._give_up_kernels()
         self._clock.drain()
         # A backend wakes waiting threads before it runs callbacks, so the last ends may still be pending.
         deadline = time.monotonic() + FINISH_GRACE_S
@@ -283,11 +307,21 @@ class StepRecorder:
 
     def salvage(self) -> None:
         """Write the remaining steps that can be read; after an error, when the device may never answer."""
+        self._give_up_kernels()
         while self._unread and self._readable(self._unread[0], late=True):
             self._write(self._unread.popleft())
 
+    def _give_up_kernels(self) -> None:
+        for step in self._unread:
+            if step.kernels is not None and not step.kernels.known:
+                step.kernels.failed("the run ended in the window")
+
     def catch_up(self) -> None:
-        """Write the steps that are complete."""
+        """Write the steps that are complete. Nothing while a graph is being captured: to ask for an event would end the
+        capture with an error.
+        """
+        if is_capturing():
+            return
         self._looked_s = time.monotonic()
         while self._unread and self._readable(self._unread[0], late=len(self._unread) > MAX_STEPS_LATE):
             self._write(self._unread.popleft())
@@ -295,7 +329,7 @@ class StepRecorder:
     def _readable(self, step: OpenStep, *, late: bool) -> bool:
         """Whether the step, its collectives and copies have ended on the device; `late`: no longer wait for these."""
         step.hear()
-        if not self._happened(step.end):
+        if (step.kernels is not None and not step.kernels.known) or not self._happened(step.end):
             return False
         ended = True
         for issued in step.collectives:  # query all, so that each end is known as early as possible

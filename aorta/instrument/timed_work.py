@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import timedelta
@@ -80,6 +81,54 @@ class _Done:
 
     def is_success(self) -> bool:
         return True
+
+
+class IssuedWork:
+    """Handle of a collective that was issued synchronously on AORTA's stream: what the backend's own would have been.
+
+    Args:
+        done: the event behind it.
+        outputs: the tensors that it writes.
+        device: theirs. The future records its event on the current stream.
+    """
+
+    def __init__(self, done: torch.Event, outputs: list[torch.Tensor], device: torch.device) -> None:
+        self._done, self._outputs = done, outputs
+        self._future: Any = torch.futures.Future(devices=[device])
+        self._future.set_result(outputs)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """On the host, with a limit. Without one there is nothing to wait for: see `DeviceInterceptor._join`."""
+        if timeout is None:
+            return True
+        limit_s = time.monotonic() + timeout.total_seconds()
+        while not self._done.query():
+            if time.monotonic() > limit_s:
+                raise dist.DistBackendError("a collective on AORTA's stream timed out in a blocking wait")
+            time.sleep(_POLL_S)
+        self._done.synchronize()  # returns at once; what the host does next is ordered behind it
+        return True
+
+    def is_completed(self) -> bool:
+        return self._done.query()
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        return self._outputs
+
+    def source_rank(self) -> int:
+        return -1
+
+    def get_future(self) -> Any:
+        return self._future
+
+
+_POLL_S = 0.001
 
 
 class TimedWork(dist._Work):

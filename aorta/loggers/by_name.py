@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from typing import Final, NamedTuple
 
+from aorta.installation import install_command
 from aorta.loggers import Logger
 from aorta.loggers.clients import MlflowLogger, Place, PrometheusLogger, TensorBoardLogger, WandbLogger
 
@@ -40,7 +41,7 @@ def missing_client(names: Iterable[str]) -> str | None:
         return None
     modules = ", ".join(_KNOWN[name].module for name in lacking)
     verb = "is" if len(lacking) == 1 else "are"
-    return f"{modules} {verb} not installed: pip install 'aorta-bench[{','.join(lacking)}]'"
+    return f"{modules} {verb} not installed: {install_command(*lacking)}"
 
 
 def open_logger(name: str, place: Place) -> Logger:

@@ -23,8 +23,10 @@ from aorta.parallel.plan import DTYPES, Blocks, Spread, local_part
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 STREAMS = 3
-"""Streams that FSDP2 opens on an accelerator: copying into an all-gather, the all-gather, the reduce-scatter; its
-all-reduce between copies has one more (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, FSDPCommContext)."""
+PRIORITY = -1
+"""Streams that FSDP2 opens on an accelerator, with that priority: copying into an all-gather, the all-gather, the
+reduce-scatter; its all-reduce between copies has one more, of priority 0
+(torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, FSDPCommContext)."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def spread(
         micro_batch=lambda last: _sync_gradients(root, last),
         data_rank=_data_rank(mesh),
         data_size=mesh.size(),
-        streams=STREAMS + mesh.ndim - 1,
+        streams={PRIORITY: STREAMS, 0: mesh.ndim - 1},
         facts={
             **facts,
             **facts_of(blocks, settings, precision),

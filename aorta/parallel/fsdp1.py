@@ -64,7 +64,7 @@ def spread(model: nn.Module, blocks: Blocks, settings: FSDP1, precision: Precisi
         micro_batch=lambda last: nullcontext() if last else wrapped.no_sync(),
         clip=wrapped.clip_grad_norm_,  # its shards look like unsharded gradients
         scaler=ShardedGradScaler,  # for the same reason: only this one checks the other ranks for overflow
-        streams=STREAMS,
+        streams={0: STREAMS},
         facts={
             "overlap": settings.overlap,
             "sharded_blocks": [name for name, _ in blocks],

@@ -106,7 +106,7 @@ def sharded_pipelines(
         whole,
         data_rank=mesh.get_local_rank("data"),
         data_size=mesh["data"].size(),
-        streams=fsdp.STREAMS * settings.stages_per_rank,  # each stage is a root of its own
+        streams={fsdp.PRIORITY: fsdp.STREAMS * settings.stages_per_rank},  # each stage is a root of its own
         facts={**_facts(mesh), **whole.facts, **fsdp.facts_of(blocks, settings, precision)},
     )
 

@@ -115,7 +115,8 @@ class Pipeline:
         last = any(stage.is_last for stage in self._stages)
         losses: list[torch.Tensor] = []
         self._schedule.step(
-            *(inputs if first else ()),
+            # torch 2.11 refuses other strides than those of a dense tensor; views of a batch have them.
+            *(tuple(each.contiguous() for each in inputs) if first else ()),
             target=target if last else None,
             losses=losses if last else None,
             return_outputs=False,

@@ -50,7 +50,7 @@ class Spread:
         clip: scales gradients to a maximum global norm, and returns the norm before; None: the runner's function, which
             counts gradients on a mesh once, and assumes all others to be whole on every rank.
         scaler: of the loss, for fp16.
-        streams: number of accelerator streams that the strategy itself opens.
+        streams: how many accelerator streams the strategy itself opens, by priority.
         facts: effective settings, for the manifest.
         tell_ready: where gradients are reduced later than they could be: takes a function that is called with the bytes
             of each bucket when it is ready.
@@ -65,7 +65,7 @@ class Spread:
     cut: Cut = lambda inputs, target: (inputs, target)
     clip: Callable[[float], torch.Tensor] | None = None
     scaler: type[torch.amp.GradScaler] = torch.amp.GradScaler
-    streams: int = 0
+    streams: Mapping[int, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     tell_ready: Callable[[Callable[[int], None]], None] | None = None
     pipeline: Pipeline | None = None

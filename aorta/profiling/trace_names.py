@@ -46,16 +46,16 @@ class TracePlace:
 @dataclass(frozen=True)
 class Moment:
     """Counts of finished steps when a window closed, and wall-clock seconds since the loop, the epoch and the step
-    began.
+    began. Samples and tokens are None where nobody said how many a step has.
     """
 
     epoch: int = 0
     batch: int = 0
     batch_in_epoch: int = 0
-    sample: int = 0
-    sample_in_epoch: int = 0
-    token: int = 0
-    token_in_epoch: int = 0
+    sample: int | None = None
+    sample_in_epoch: int | None = None
+    token: int | None = None
+    token_in_epoch: int | None = None
     total_wct: float = 0.0
     epoch_wct: float = 0.0
     batch_wct: float = 0.0
@@ -63,11 +63,11 @@ class Moment:
 
 @dataclass(frozen=True)
 class Counters:
-    """Converts finished steps to epochs, samples (over all ranks) and tokens."""
+    """Converts finished steps to epochs, samples (over all ranks) and tokens; None where that is not known."""
 
     steps_per_epoch: int | None = None
-    samples_per_step: int = 0
-    tokens_per_sample: int = 0
+    samples_per_step: int | None = None
+    tokens_per_sample: int | None = None
 
     def at(self, finished: int) -> Moment:
         """The counts after `finished` steps."""
@@ -75,16 +75,20 @@ class Counters:
         if self.steps_per_epoch and finished:
             epoch, batch = divmod(finished - 1, self.steps_per_epoch)
             batch += 1
-        sample, sample_in_epoch = finished * self.samples_per_step, batch * self.samples_per_step
+        sample, sample_in_epoch = _product(finished, self.samples_per_step), _product(batch, self.samples_per_step)
         return Moment(
             epoch,
             finished,
             batch,
             sample,
             sample_in_epoch,
-            sample * self.tokens_per_sample,
-            sample_in_epoch * self.tokens_per_sample,
+            _product(sample, self.tokens_per_sample),
+            _product(sample_in_epoch, self.tokens_per_sample),
         )
+
+
+def _product(count: int | None, each: int | None) -> int | None:
+    return None if count is None or each is None else count * each
 
 
 @dataclass(frozen=True)
@@ -155,8 +159,9 @@ def snapshot_name(place: TracePlace, tag: str) -> str:
 
 
 def template_values(place: TracePlace, moment: Moment) -> Mapping[str, Any]:
-    """Variables available in file templates."""
-    return place.variables() | {name: getattr(moment, name) for name in Moment.__dataclass_fields__}
+    """Variables available in file templates; those of the moment that are not known are left out."""
+    known = {name: value for name in Moment.__dataclass_fields__ if (value := getattr(moment, name)) is not None}
+    return place.variables() | known
 
 
 def compressed(path: PurePosixPath, compression: str) -> PurePosixPath:

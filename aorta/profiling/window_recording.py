@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import Any, Self, cast
 
-from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerAction, profile, record_function
 
 from aorta.config.rank_words import selected_ranks
@@ -40,6 +39,15 @@ _ACTIONS = {
 }
 _ERROR_WAIT_S = 20.0
 """How long a loop that failed waits for its traces: torchrun kills after 30 s."""
+
+
+def all_threads() -> Any:
+    """The setting that has torch record the operators of every thread. A torch without it fails here, and in no window
+    that does not ask for it.
+    """
+    from torch._C._profiler import _ExperimentalConfig
+
+    return _ExperimentalConfig(profile_all_threads=True)
 
 
 class WindowRecording(profile):
@@ -68,7 +76,7 @@ class WindowRecording(profile):
             profile_memory=settings.profile_memory,
             with_stack=settings.with_stack,
             with_flops=settings.with_flops,
-            experimental_config=_ExperimentalConfig(profile_all_threads=True) if settings.all_threads else None,
+            experimental_config=all_threads() if settings.all_threads else None,
         )
         # torch counts from 0, and would treat the first step after a resume as step 0.
         self.step_num = first_step
@@ -224,6 +232,12 @@ class WindowRecording(profile):
         if window.first_step is None and (not keeps or self._last_at == window.finished):
             self._memory.stop()
             return
+        if window.first_step is None and self._speaks():
+            _log.warning(
+                "profiling: the loop ended after %d steps, before the first step of the window that had begun was "
+                "finished: its trace is partial, and holds no whole step",
+                window.finished,
+            )
         self._saved_any, self._last_at = True, window.finished
         if self._settings.summary_rows:
             self._last = inner

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from aorta.errors import InputError
-from aorta.records.schema import READABLE_VERSIONS, Anchor, Footer, Header, Line, Step
+from aorta.records.schema import READABLE_VERSIONS, Anchor, Calibration, Footer, Header, Line, Step
 from aorta.records.untrusted_files import open_regular
 from aorta.timeline.classes import LANES
 
@@ -30,7 +30,7 @@ _HEADER_BYTES: Final = 4096
 """Read at once where only the header is wanted, which is shorter: a folder may hold the records of a thousand ranks."""
 PROBLEM_LIMIT: Final = 100
 """Sentences kept of one file; further bad lines are only counted."""
-_DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Header | Step | Anchor | Footer)
+_DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Header | Step | Anchor | Calibration | Footer)
 
 
 class _Version(msgspec.Struct, tag_field="record", tag="header"):
@@ -62,6 +62,7 @@ class RankRecord:
     footer: Footer | None = None
     problems: list[str] = field(default_factory=list)
     isolated: list[Step] = field(default_factory=list)
+    calibrations: list[Calibration] = field(default_factory=list)
 
 
 @dataclass
@@ -108,6 +109,8 @@ def read_rank(path: Path) -> RankRecord:
                 record.isolated.append(line)
             case Anchor():
                 record.anchors.append(line)
+            case Calibration():
+                record.calibrations.append(line)
             case Footer():
                 record.footer = line
             case Header():
@@ -156,7 +159,7 @@ def read_header(path: Path, lines: Iterator[tuple[int, int, bytes]], problems: P
     Raises:
         InputError: it is not a header of this schema.
     """
-    seen = "the file is empty"
+    seen = ""
     for number, _, text in lines:
         _check_version(path, text)
         try:
@@ -170,6 +173,11 @@ def read_header(path: Path, lines: Iterator[tuple[int, int, bytes]], problems: P
         break
     if problems.sentences:
         seen = problems.sentences[0]
+    if not seen:
+        raise InputError(
+            f"{path.name}: the file is empty: its rank was killed before it wrote the first line, or there was no room "
+            f"for one (in {path.parent})"
+        )
     raise InputError(f"{path.name}:1: expected a header line of an AORTA record, saw {seen} (in {path.parent})")
 
 

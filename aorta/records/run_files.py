@@ -44,6 +44,22 @@ def rank_files(folder: Path) -> list[Path]:
     return [path for _, path in sorted((int(match[1]), path) for match, path in named if match and path.is_file())]
 
 
+def history_name(run_id: object, attempt: object) -> str:
+    """The name of the folder in `history/` to which one attempt of a run is moved; a number may follow it."""
+    # The content of run.json is not trusted.
+    return re.sub(r"[^A-Za-z0-9._-]", "_", f"{run_id}-attempt{attempt}")[-128:].lstrip(".")
+
+
+def in_history(folder: Path, run_id: str, attempt: int) -> list[Path]:
+    """Where a later run in `folder` has moved the files of that attempt; empty when they are not there."""
+    name = history_name(run_id, attempt)
+    try:
+        found = sorted((folder / HISTORY_DIR).iterdir())
+    except OSError:
+        return []
+    return [path for path in found if path.name == name or path.name.startswith(f"{name}-")]
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Everything that the manifest of a run folder says, as it was written. Its `schema_version` is not looked at.
 

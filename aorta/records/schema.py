@@ -1,4 +1,5 @@
-"""The lines of `rank_<rank>_metrics.jsonl`: one header, a step per iteration, anchors now and then, one footer.
+"""The lines of `rank_<rank>_metrics.jsonl`: one header, a step per iteration, anchors now and then, one
+footer; of a device, a calibration behind the steps that its profiler saw.
 
 Every line is a JSON object tagged by `record`. Dense parts are arrays of rows whose columns are the fields of the
 `array_like` structs below, in that order; the header repeats the column names, so a file explains itself.
@@ -33,6 +34,8 @@ Platform: TypeAlias = Literal["cpu", "cuda", "rocm", "other"]
 Timer: TypeAlias = Literal["cuda_event", "device_event", "perf_counter"]
 Phase: TypeAlias = Literal["train", "compute_only", "comm_only"]
 """What a step is part of: the training, or one of the isolated baselines behind it (docs/measuring.md, R10)."""
+MeasuredBy: TypeAlias = Literal["kernels"]
+"""What tells when a step computed and communicated, where its marks do not: the kernels of a profiler."""
 StallCause: TypeAlias = Literal["wait", "hand_over"]
 """Why the training thread stood: it waited for a collective, or a backend's call that hands one over took long."""
 CopyDirection: TypeAlias = Literal["h2d", "d2h", "d2d", "p2p"]
@@ -48,6 +51,10 @@ STALL_CUTOFF_NS: Final = 200_000
 has been seen to take 20 to 195 us (docs/log.md)."""
 
 
+PYTHON_COST: Final = "about 0.2 ms"
+"""Host time that a collective of device tensors costs where it is timed from Python: 211 us (docs/measurements.md)."""
+
+
 class StallCutoff(msgspec.Struct, frozen=True):
     """A backend's call of this length or shorter only handed a collective over; a longer one is a stall of the training
     thread. `calibrated`: measured on this host when the run began, from calls whose 99th percentile is `hand_over_ns`;
@@ -57,6 +64,17 @@ class StallCutoff(msgspec.Struct, frozen=True):
     cutoff_ns: int
     source: Literal["calibrated", "configured", "default"]
     hand_over_ns: int | None = None
+    problem: str | None = None
+
+
+class CalibrationPlan(msgspec.Struct, frozen=True):
+    """Which steps a run measures by the profiler's kernels, to say how far its marks can be believed. `setting` is
+    `instrument.calibration` as it was given; `steps` 0: none are, and `problem` says why where some were asked for.
+    """
+
+    setting: str
+    first_step: Integer
+    steps: Integer
     problem: str | None = None
 
 
@@ -191,6 +209,17 @@ class CounterValue(msgspec.Struct, array_like=True, frozen=True, gc=False):
     value: float | None
 
 
+class BlockKernels(msgspec.Struct, frozen=True, gc=False):
+    """Passes of one block in the steps of a calibration: the sum of their ranges, without stalls, and the share of it
+    in which kernels of the compute stream ran; null where the ranges are empty.
+    """
+
+    block: str
+    phase: str
+    range_ms: float
+    kernel_share: float | None
+
+
 class DeviceSample(msgspec.Struct, array_like=True, frozen=True):
     """One look at the device between `start_mono_ns` and `end_mono_ns` (CLOCK_MONOTONIC, absolute: a sample belongs to
     the step in which it was taken, not to the one whose line holds it). `throttle` names what holds clocks back; empty:
@@ -281,6 +310,7 @@ class Header(msgspec.Struct, tag_field="record", tag="header", frozen=True):
     clock: ClockReading
     device_telemetry: DeviceTelemetry | None = None
     stall_cutoff: StallCutoff | None = None
+    calibration: CalibrationPlan | None = None
     lanes: tuple[str, ...] = LANES
     columns: dict[str, tuple[str, ...]] = msgspec.field(default_factory=lambda: dict(COLUMNS))
 
@@ -294,7 +324,9 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     where waits are not known. `ready` stands where collectives were held back. `gradient_order`, once a run: every
     parameter of a DDP model, in the order in which its gradients became ready in this step. `experts`: of models
     that have them, in the steps in which the loss was read. `copies`: in the order of their issue; absent where copies
-    were not looked at.
+    were not looked at. `bounds`: metric -> the least and the greatest value that it can have, for those
+    which are null in `overlap` because the marks of a device leave more open than `aorta.timeline.overlap.DECIDED`.
+    `measured_by`: absent where marks tell when the step computed and communicated.
     """
 
     rank: Integer
@@ -330,6 +362,8 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     gradient_order: list[Gradient] | msgspec.UnsetType = msgspec.UNSET
     experts: list[ExpertTokens] | msgspec.UnsetType = msgspec.UNSET
     copies: list[Copy] | msgspec.UnsetType = msgspec.UNSET
+    bounds: dict[str, tuple[float, float]] | msgspec.UnsetType = msgspec.UNSET
+    measured_by: MeasuredBy | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_t_ns: Integer | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_output: str | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_exit_code: Integer | msgspec.UnsetType = msgspec.UNSET
@@ -342,6 +376,28 @@ class Anchor(msgspec.Struct, tag_field="record", tag="anchor", frozen=True):
 
     global_step: Integer
     clock: ClockReading
+
+
+class Calibration(msgspec.Struct, tag_field="record", tag="calibration", frozen=True):
+    """A window of steps that were measured by marks and by the profiler's kernels, behind its last step.
+
+    `first_step` and `last_step` are global steps; `steps`: how many of them have `measured_by`; `problem`: why not all.
+    Both ratios are overlap ratios of the same steps, hidden over all communication of all of them together;
+    `ratio_by_marks` is the most that the marks allow. `window_step_ms` against `other_step_ms`, median step times in
+    the window and of as many steps behind it, is what the profiler cost each step of the window; `setup_ms`: the time
+    it took between steps, which is part of none.
+    """
+
+    first_step: Integer
+    last_step: Integer
+    steps: Integer
+    problem: str | None
+    ratio_by_kernels: float | None
+    ratio_by_marks: float | None
+    blocks: list[BlockKernels]
+    window_step_ms: float | None
+    other_step_ms: float | None
+    setup_ms: float | None
 
 
 class DeviceClockFacts(msgspec.Struct, frozen=True):
@@ -368,4 +424,4 @@ class Footer(msgspec.Struct, tag_field="record", tag="footer", frozen=True):
     device_clock: DeviceClockFacts | None = None
 
 
-Line: TypeAlias = Header | Step | Anchor | Footer
+Line: TypeAlias = Header | Step | Anchor | Calibration | Footer

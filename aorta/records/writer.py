@@ -38,10 +38,24 @@ class RecordWriter:
         except OSError as error:
             raise self._failed(error) from error
         self._size = 0
+        self._last = b""
 
     def write(self, line: Line) -> None:
         """Append `line`; a line the disk takes only in part is cut off again."""
-        data = self._encoder.encode(line) + b"\n"
+        self._append(self._encoder.encode(line) + b"\n")
+
+    def replace_last(self, line: Line) -> None:
+        """Write `line` in place of the last one; the last one stays where the disk does not take it."""
+        last = self._last
+        os.ftruncate(self._file, self._size - len(last))
+        self._size -= len(last)
+        try:
+            self.write(line)
+        except RecordWriteError:
+            self._append(last)
+            raise
+
+    def _append(self, data: bytes) -> None:
         try:
             written = 0
             while written < len(data):
@@ -51,6 +65,7 @@ class RecordWriter:
                 os.ftruncate(self._file, self._size)
             raise self._failed(error) from error
         self._size += len(data)
+        self._last = data
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

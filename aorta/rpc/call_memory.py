@@ -15,16 +15,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch._C._profiler import _ExperimentalConfig
-from torch.autograd import (
-    ProfilerConfig,
-    ProfilerState,
-    _disable_profiler_legacy,
-    _enable_profiler_legacy,
-    _profiler_enabled,
-)
+import torch
 
+from aorta.errors import InstrumentError
 from aorta.records.rpc_files import CallMemory, OperatorMemory
+
+try:
+    from torch._C._profiler import _ExperimentalConfig
+    from torch.autograd import (
+        ProfilerConfig,
+        ProfilerState,
+        _disable_profiler_legacy,
+        _enable_profiler_legacy,
+        _profiler_enabled,
+    )
+except ImportError as gone:
+    raise InstrumentError(
+        f"torch {torch.__version__} does not offer what remote calls are recorded with: {gone}; so workload=rpc does "
+        "not work with it. Every other workload does; AORTA has been run with torch 2.11 to 2.15"
+    ) from gone
 
 _CONFIG = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
 """Its third value asks for memory."""

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import profile
 
 from aorta.distributed.accelerator import profiled
 from aorta.profiling.trace_export import export
+from aorta.profiling.window_recording import all_threads
 from aorta.records.rpc_files import MEMORY_KEY
 from aorta.rpc import call_memory
 
@@ -38,7 +38,7 @@ class WorkerWindow:
         self._profiler: Any = profile(
             activities=profiled(),
             # Server threads run the called functions: without this none is recorded (torch 2.13: 0 of 44 calls).
-            experimental_config=_ExperimentalConfig(profile_all_threads=True),
+            experimental_config=all_threads(),
             acc_events=True,
             **chosen,
         )

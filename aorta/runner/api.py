@@ -22,7 +22,7 @@ from torch import nn
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.config.schema import Telemetry, Training
 from aorta.distributed.output_folder import CHECKPOINT_DIR, prepare
-from aorta.errors import ConfigError
+from aorta.errors import ConfigError, TracesIncomplete
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.loss_scalars import Scalar
 from aorta.instrument.open_step import StepFacts
@@ -32,6 +32,7 @@ from aorta.profiling.markers import StepMarkers
 from aorta.records.clock_offsets import trace_metadata
 from aorta.records.schema import InstrumentMode
 from aorta.runner.api_arguments import RecordArguments, device_of
+from aorta.runner.calibration import Calibrator, calibration_plan
 from aorta.runner.caller_group import meet
 from aorta.runner.live_loggers import refuse_missing_clients
 from aorta.runner.loop_profiler import LoopProfiler
@@ -62,9 +63,11 @@ class Recording:
         first: int,
         warmup: int,
         profiler: LoopProfiler,
+        calibrator: Calibrator,
     ) -> None:
         self.path, self.blocks = path, blocks
         self._recorder, self._first, self._warmup, self._profiler = recorder, first, warmup, profiler
+        self._calibrator = calibrator
         self._markers = StepMarkers(None)
         self._next = first
         self._is_open = True
@@ -78,6 +81,7 @@ class Recording:
         """
         self._must_be_open("step")
         self._recorder.end()
+        self._calibrator.after(self._next)
         self._profiler.step()
         self._next += 1
         self._begin()
@@ -124,6 +128,7 @@ class Recording:
         self._markers.end()
 
     def _begin(self) -> None:
+        self._calibrator.before(self._next)
         self._recorder.begin(self._facts())
         self._markers.begin(self._next)
 
@@ -154,6 +159,7 @@ def record(
     profiling: Profiling | None = None,
     loggers: Sequence[str | Logger] = (),
     logger_interval: int = Telemetry().logger_interval,
+    calibration: str | int = InstrumentSettings().calibration,
 ) -> Iterator[Recording]:
     """Record the training inside the `with` block, on every rank of the default process group (or in one process).
 
@@ -181,6 +187,8 @@ def record(
         loggers: tools that get the scalars of rank 0's steps while the loop runs: names as in `telemetry.loggers`, or
             objects with the methods of `aorta.Logger`; those of other ranks are not used.
         logger_interval: steps from one that is logged to the next.
+        calibration: steps behind the warm-up that torch.profiler's kernels measure as well, as
+            `instrument.calibration`: "auto", "off", or a number. A profiler of your own that runs then comes first.
 
     Raises:
         ConfigError: an argument is not allowed, a recording is open already, or the launcher's variables name ranks
@@ -191,7 +199,17 @@ def record(
         TracesIncomplete: at the end, with the record complete: a trace did not get where it was to go.
     """
     asked = RecordArguments(
-        label, workload, parallel, mode, warmup_steps, start_step, stream_priority, devices, loggers, logger_interval
+        label,
+        workload,
+        parallel,
+        mode,
+        warmup_steps,
+        start_step,
+        stream_priority,
+        devices,
+        loggers,
+        logger_interval,
+        str(calibration),
     )
     found = find_blocks(model) if blocks is None else chosen_blocks(model, blocks)
     refuse_compiled_in_place(model, found)
@@ -207,7 +225,13 @@ def record(
         # Checkpoints in the folder are the caller's.
         place = prepare(Path(folder), topology, peers, overwrite=False, resuming=start_step > 0, keep=(CHECKPOINT_DIR,))
         backend = str(dist.get_backend_config()) if dist.is_initialized() else None
-        request = replace(asked.request(model, found, backend), facts=profiler.facts())
+        request = replace(
+            asked.request(model, found, backend),
+            facts=profiler.facts(),
+            calibration=calibration_plan(
+                asked.calibration, device, mode, start_step, warmup_steps, profiled=profiler.profiles(start_step)
+            ),
+        )
         run = stack.enter_context(recorded_run(request, RunSite(place, topology, device, peers)))
         instrument = stack.enter_context(run.instrument())
         instrument.watch(found)
@@ -218,7 +242,9 @@ def record(
         names = tuple(name for name, _ in found)
         clocks = trace_metadata(run.clocks.result, topology.rank)
         stack.enter_context(profiler.begin(start_step, place.traces(topology.rank).parent, metadata=clocks))
-        recording = Recording(place.path, names, instrument.recorder, start_step, warmup_steps, profiler)
+        recording = Recording(
+            place.path, names, instrument.recorder, start_step, warmup_steps, profiler, run.calibrator
+        )
         leaving: SystemExit | None = None
         try:
             try:
@@ -227,6 +253,7 @@ def record(
                 if error.code not in (None, 0):
                     raise
                 leaving = error
+            run.calibrator.close()
             _complete(recording, run.record, instrument)
         except BaseException as error:
             recording.close()
@@ -235,7 +262,12 @@ def record(
             profiler.abandon(error)  # after the footer, as it waits for files
             raise
         run.clocks.at_end()  # after the footer, which must not depend on what happens here
-        profiler.settle(place)
+        try:
+            profiler.settle(place)
+        except TracesIncomplete as error:
+            code, text = _ended_by(error)
+            run.record.refused(code, f"rank {topology.rank}: {text}")
+            raise
         if leaving is not None:
             raise leaving
 

@@ -13,6 +13,7 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
+from aorta.config.groups.loop import calibration_steps
 from aorta.config.resolve import LABEL, hash_of
 from aorta.config.schema import Clock, Devices, Loggers, Mode, Telemetry
 from aorta.config.schema import Instrument as InstrumentSettings
@@ -43,6 +44,7 @@ class RecordArguments:
     devices: str
     loggers: Sequence[str | Logger] = ()
     logger_interval: int = 1
+    calibration: str = InstrumentSettings().calibration
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(InstrumentMode):
@@ -60,6 +62,7 @@ class RecordArguments:
             if (value := getattr(self, name)) < least:
                 raise ConfigError(f"aorta.record: {name}={value}: must be at least {least}")
         _check_loggers(self.loggers)
+        calibration_steps(self.calibration, on_device=True)
         try:
             json.dumps(self.config())
         except (TypeError, ValueError) as error:
@@ -72,7 +75,11 @@ class RecordArguments:
         return {
             "workload": None if self.workload is None else dict(self.workload),
             "parallel": None if self.parallel is None else {"strategy": self.parallel},
-            "instrument": {"mode": self.mode, "stream_priority": self.stream_priority},
+            "instrument": {
+                "mode": self.mode,
+                "stream_priority": self.stream_priority,
+                "calibration": self.calibration,
+            },
             "telemetry": {
                 "warmup_steps": self.warmup_steps,
                 "devices": self.devices,
@@ -97,7 +104,7 @@ class RecordArguments:
                 loggers=[Loggers[name] for name in self.named_loggers],
                 logger_interval=self.logger_interval,
             ),
-            InstrumentSettings(Mode(self.mode), self.stream_priority, native=True),
+            InstrumentSettings(Mode(self.mode), self.stream_priority, native=True, calibration=self.calibration),
             backend=backend,
             parallel=self.parallel or "unknown",
             plan={"blocks": [name for name, _ in blocks], "parameters": sum(p.numel() for p in model.parameters())},

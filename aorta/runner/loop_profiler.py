@@ -8,7 +8,7 @@ logged and written down, and raised only behind its end.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +25,9 @@ from aorta.distributed.gather_when_idle import gather_when_idle, leave_value
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology, default_label
-from aorta.errors import ConfigError, PeerFailed, TracesIncomplete
+from aorta.errors import ConfigError, PeerFailed, TraceExists, TracesIncomplete
 from aorta.profiling.destinations import Destination
+from aorta.profiling.schedule import Action
 from aorta.profiling.torch_profiler import NullProfiler, ProfilerPlan, export_disabled
 from aorta.profiling.trace_names import Counters, Moment, TracePlace, coordinate_of
 from aorta.profiling.window_recording import WindowRecording
@@ -134,6 +135,7 @@ class LoopProfiler:
 
         Raises:
             TracesIncomplete: on every rank, when a file of any rank did not get where it was to go; says what is where.
+                A `TraceExists`, which is also a `FileExistsError`, where another file has the name of one.
         """
         self.settle(None)
 
@@ -184,6 +186,14 @@ class LoopProfiler:
     def facts(self) -> dict[str, Any]:
         """The manifest's entry about it at the start."""
         return {"chrome_trace_disabled": "rocm"} if self.settings.enabled and export_disabled(self.settings) else {}
+
+    def profiles(self, first_step: int) -> Callable[[int], bool]:
+        """Whether torch.profiler is on in a global step, of a loop that begins at `first_step`; `check` comes first."""
+        plan = ProfilerPlan(self.settings, self._place(), Path(), counters=self._counters)
+        if not plan.selected or not plan.records:
+            return lambda _step: False
+        schedule = plan.schedule(first_step)
+        return lambda step: schedule(step) is not Action.NONE
 
     def begin(
         self,
@@ -256,7 +266,7 @@ class LoopProfiler:
                 recording.saver.given_up = True
         missing = trace_accounts.missing(everyone)
         if missing and not stopped:
-            raise TracesIncomplete(missing)
+            raise TraceExists(missing) if trace_accounts.any_exists(everyone) else TracesIncomplete(missing)
 
     def abandon(self, error: BaseException) -> None:
         """The loop failed with `error`: keep what was recorded, without waiting for the other ranks."""

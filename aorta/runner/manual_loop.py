@@ -14,11 +14,13 @@ from hydra import compose, initialize_config_dir
 from aorta.config import CONFIG_DIR
 from aorta.config.multirun import register
 from aorta.config.resolve import Resolved, resolve
+from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.open_step import StepFacts
 from aorta.instrument.step_recorder import TOGETHER
-from aorta.records.schema import Step
+from aorta.records.schema import Calibration, Step
+from aorta.runner.calibration import Calibrator, calibration_plan
 from aorta.runner.recorded_run import open_instrument
 from aorta.runner.train_step import SpreadModel, TrainStep
 from aorta.workload.tasks import task_of
@@ -39,6 +41,10 @@ class Loop:
         sink: receives finished steps.
         fabric: delays collectives; None: the network is the real one, whatever `words` say.
 
+    Attributes:
+        calibrations: of the steps behind the first `telemetry.warmup_steps`, where `instrument.calibration` is a number
+            (`auto` would profile what is to be measured here).
+
     Example:
         >>> lines = []
         >>> loop = Loop(("parallel=ddp", "instrument.mode=observe"), topology, device, lines.append)
@@ -58,7 +64,21 @@ class Loop:
         task = task_of(config)
         model = SpreadModel.build(task, config, device)
         settings = config.instrument
-        self.instrument = open_instrument(settings, topology, device, sink, fabric=fabric, together=TOGETHER)
+        self.calibrations: list[Calibration] = []
+        self._calibrator = Calibrator(
+            None
+            if settings.calibration == InstrumentSettings().calibration
+            else calibration_plan(settings.calibration, device, settings.mode.value, 0, config.telemetry.warmup_steps),
+            device,
+            self.calibrations.append,
+        )
+
+        def finished(step: Step) -> None:
+            sink(step)
+            self._calibrator.take(step)
+
+        self.instrument = open_instrument(settings, topology, device, finished, fabric=fabric, together=TOGETHER)
+        self._calibrator.attach(self.instrument.recorder)
         self.step_of_training = TrainStep.build(model, task, self.instrument, config, device)
         self.batches = task.batches(model.spread.data_rank, model.spread.data_size, device).for_ever
         self._batches = self.batches()
@@ -67,7 +87,8 @@ class Loop:
     def step(self) -> None:
         """One recorded step."""
         number, self.steps_done = self.steps_done, self.steps_done + 1
-        self.step_of_training.run(self._batches, StepFacts(0, number, number, lr=0.0, warmup=False))
+        with self._calibrator.step(number):
+            self.step_of_training.run(self._batches, StepFacts(0, number, number, lr=0.0, warmup=False))
 
     def unrecorded(self) -> None:
         """One training step that is not recorded."""
@@ -75,5 +96,7 @@ class Loop:
 
     def finish(self) -> None:
         """Write the last steps and remove the instrumentation."""
+        self._calibrator.close()
         self.instrument.recorder.finish()
+        self._calibrator.finish()
         self.instrument.close()

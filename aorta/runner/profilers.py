@@ -80,8 +80,8 @@ class TorchProfiler(LoopProfiler):
         num_traces_to_keep: newest windows that stay on this disk; -1: all.
         run_name: for templates; None: the platform.
         steps_per_epoch: None: the whole loop is one epoch.
-        samples_per_step: over all ranks.
-        tokens_per_sample: for templates.
+        samples_per_step: over all ranks; None: not known, and `{sample}` stays in a name as it is written.
+        tokens_per_sample: the same for `{token}`.
         timeout_s: as `LoopProfiler` takes it.
         settings: other keys of the profiling group, such as `remote_root`, `wait` or `ranks`.
 
@@ -106,8 +106,8 @@ class TorchProfiler(LoopProfiler):
         *,
         run_name: str | None = None,
         steps_per_epoch: int | None = None,
-        samples_per_step: int = 0,
-        tokens_per_sample: int = 0,
+        samples_per_step: int | None = None,
+        tokens_per_sample: int | None = None,
         timeout_s: float = Training().timeout_s,
         **settings: Any,
     ) -> None:

@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.peers import Peers
 from aorta.errors import SIGNAL_EXIT_BASE, AortaError, RecordWriteError
@@ -32,10 +34,12 @@ class Ending:
 
 
 class RankRecordWriter:
-    """One open record: the writer, and the header it begins with."""
+    """One open record: its writer and its header. `before_footer` writes what stands behind the steps."""
 
     def __init__(self, writer: RecordWriter, header: Header) -> None:
         self.writer, self.header = writer, header
+        self._footer: Footer | None = None
+        self.before_footer: Callable[[], None] = lambda: None
         writer.write(header)
 
     @classmethod
@@ -86,7 +90,7 @@ class RankRecordWriter:
 
     @contextmanager
     def closed_by(self, instrument: Instrumentation, explain: Callable[[Exception], AortaError]) -> Iterator[Ending]:
-        """Around the loop: on the way out, the last steps and the footer are written, and the file is closed.
+        """Around the loop: on the way out, the last steps and the footer are written. The file stays open (`refused`).
 
         A footer that cannot be written (the disk is full, which then is the error itself) is logged, and does not
         replace the error that ended the loop.
@@ -109,8 +113,18 @@ class RankRecordWriter:
             if ending.signal is not None:
                 ending.reason = "signal"
             self.complete(instrument, ending)
-        finally:
-            self.writer.close()
+
+    def refused(self, code: int, error: str) -> None:
+        """The loop and its record are whole, and what came after them ends this rank with `error`: the footer says so.
+
+        It was written before, as whoever is killed in between leaves a whole record. Never raises.
+        """
+        if self._footer is None:
+            return
+        try:
+            self.writer.replace_last(msgspec.structs.replace(self._footer, exit_code=code, error=error))
+        except (RecordWriteError, OSError) as problem:
+            _log.error("the record does not say that the rank ended with %d: %s", code, problem)
 
     def complete(self, instrument: Instrumentation, ending: Ending) -> None:
         """The footer of a loop that ended as it should, or by a signal."""
@@ -134,15 +148,16 @@ class RankRecordWriter:
         error: str | None,
         device_clock: DeviceClockFacts | None = None,
     ) -> None:
-        self.writer.write(
-            Footer(
-                reason=ending.reason,
-                exit_code=code,
-                steps_written=instrument.recorder.steps_written,
-                clock=read_clocks(),
-                groups={name: list(group.ranks) for name, group in instrument.groups.items()},
-                signal=None if ending.signal is None else ending.signal.name,
-                error=error,
-                device_clock=device_clock,
-            )
+        self.before_footer()
+        footer = Footer(
+            reason=ending.reason,
+            exit_code=code,
+            steps_written=instrument.recorder.steps_written,
+            clock=read_clocks(),
+            groups={name: list(group.ranks) for name, group in instrument.groups.items()},
+            signal=None if ending.signal is None else ending.signal.name,
+            error=error,
+            device_clock=device_clock,
         )
+        self.writer.write(footer)
+        self._footer = footer

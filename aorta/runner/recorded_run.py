@@ -28,7 +28,15 @@ from aorta.device_metrics.sampler import DeviceSampler
 from aorta.device_metrics.source_choice import open_source
 from aorta.distributed.accelerator import device_name
 from aorta.distributed.clock_measurement import ClockSynchronisation
-from aorta.distributed.environment_checks import Knob, cores, knobs_found, one_rank, too_many_ranks
+from aorta.distributed.environment_checks import (
+    Knob,
+    cores,
+    knobs_found,
+    one_rank,
+    streams_used,
+    timed_from_python,
+    too_many_ranks,
+)
 from aorta.distributed.output_folder import RunFolder, prepare, write_manifest
 from aorta.distributed.peers import Peers
 from aorta.distributed.provenance import Asked, build_manifest, rank_facts
@@ -45,6 +53,7 @@ from aorta.records.run_files import MANIFEST_FILE
 from aorta.records.schema import (
     SCHEMA_VERSION,
     STALL_CUTOFF_NS,
+    CalibrationPlan,
     ClockReading,
     DeviceTelemetry,
     Header,
@@ -54,6 +63,7 @@ from aorta.records.schema import (
     Step,
     Timer,
 )
+from aorta.runner.calibration import Calibrator
 from aorta.runner.live_loggers import LiveLoggers
 from aorta.runner.logs import log_to
 from aorta.runner.rank_record import RankRecordWriter
@@ -97,11 +107,12 @@ class RunRequest:
         start_step: global step of the first one.
         warmup_steps: how many of the first steps are flagged as warm-up.
         emulated: whether the fabric is emulated.
-        own_streams: accelerator streams of the run itself besides the compute stream, counted by warnings about
-            hardware queues.
+        own_streams: accelerator streams of the run itself besides the compute stream, by priority, counted by warnings
+            about hardware queues.
         facts, remarks: further entries of the manifest, before and after the warnings.
         own_loggers: loggers of the caller, beside those that `telemetry` names.
         samples_per_step: of all ranks together; None where it is not known.
+        calibration: which steps are measured by kernels as well; None: on a CPU.
     """
 
     asked: Asked
@@ -114,11 +125,12 @@ class RunRequest:
     start_step: int
     warmup_steps: int
     emulated: bool = False
-    own_streams: int = 0
+    own_streams: Mapping[int, int] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     remarks: Mapping[str, Any] = field(default_factory=dict)
     own_loggers: Sequence[Logger] = ()
     samples_per_step: int | None = None
+    calibration: CalibrationPlan | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +140,7 @@ class RecordedRun:
     Attributes:
         record: this rank's, with its header written.
         clocks: of the ranks, measured once; the code that ends the run measures them again after the footer.
+        calibrator: is told of each step by whoever drives the run.
     """
 
     request: RunRequest
@@ -136,6 +149,7 @@ class RecordedRun:
     clocks: ClockSynchronisation
     devices: DeviceSampler
     loggers: LiveLoggers
+    calibrator: Calibrator
 
     def instrument(
         self,
@@ -154,9 +168,10 @@ class RecordedRun:
         def finished(step: Step) -> None:
             self.record.step(self.devices.onto(step), self.request.clock.anchor_interval)
             self.loggers.take(step)
+            self.calibrator.take(step)
             then(step)
 
-        return open_instrument(
+        instrument = open_instrument(
             self.request.instrument,
             self.site.topology,
             self.site.device,
@@ -166,6 +181,8 @@ class RecordedRun:
             together=together,
             cutoff=self.record.header.stall_cutoff,
         )
+        self.calibrator.attach(instrument.recorder)
+        return instrument
 
 
 @contextmanager
@@ -185,15 +202,18 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
     ranks = site.peers.gather("facts", rank_facts(site.topology, site.device, devices.facts()) | told)
     cutoff = slowest_of_host(cutoff, site.topology.host, ranks)
     alone = _alone(site)
-    checks = [*environment_checks(request, site), *([] if alone is None else [alone])]
+    from_python = timed_from_python(interceptor.get("interceptor"), platform_of(site.device))
+    checks = [*environment_checks(request, site), *(check for check in (alone, from_python) if check is not None)]
     for check in checks if site.topology.rank == 0 else ():
         _log.log(check.level, check.text)
     more = {**request.facts, "warnings": [check.text for check in checks], **request.remarks}
     publish_manifest(site, request.asked, clocks, ranks, request.backend, request.plan, more)
     record = RankRecordWriter.open(site.folder, site.peers, header_of(request, site, devices.header, cutoff))
+    calibrator = Calibrator(request.calibration, site.device, record.writer.write)
+    record.before_footer = calibrator.finish
     try:
         with devices, live_loggers(request, site, record.header) as loggers:
-            yield RecordedRun(request, site, record, clocks, devices, loggers)
+            yield RecordedRun(request, site, record, clocks, devices, loggers, calibrator)
     finally:
         record.writer.close()
     if alone is not None:  # where its numbers are looked for, and the start has scrolled away
@@ -303,6 +323,7 @@ def header_of(
         clock=read_clocks(),
         device_telemetry=device_telemetry,
         stall_cutoff=cutoff,
+        calibration=request.calibration,
     )
 
 
@@ -335,6 +356,7 @@ def open_instrument(
         settings.stream_priority,
         fabric,
         native=settings.native,
+        dedicated_async=settings.dedicated_async,
         together=together,
         stall_cutoff_ns=STALL_CUTOFF_NS if cutoff is None else cutoff.cutoff_ns,
     )
@@ -382,8 +404,8 @@ def environment_checks(request: RunRequest, site: RunSite) -> list[Knob]:
     """What distorts this run: settings, given the streams it opens, and more ranks than cores."""
     looking = request.instrument.mode is not Mode.off
     platform = platform_of(site.device)
-    # The backend has one stream per group, and so does the instrumentation where it is on.
-    streams = 1 + request.own_streams + len(all_groups()) * (2 if looking else 1)
+    priority = request.instrument.stream_priority
+    streams = streams_used(request.own_streams, len(all_groups()), looking=looking, priority=priority)
     found = knobs_found(os.environ, platform, streams, timing_events=looking)
     crowded = too_many_ranks(site.topology.local_world_size, cores(), platform)
     return found if crowded is None else [*found, crowded]

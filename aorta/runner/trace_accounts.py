@@ -149,6 +149,11 @@ def missing(everyone: Sequence[Account]) -> str:
     return f"profiling: {_few(lines)}; the other {whole} file(s) are where they were to go"
 
 
+def any_exists(everyone: Sequence[Account]) -> bool:
+    """Whether a file was refused where it was to go, because another one has its name."""
+    return any((file["error"] or "").startswith(f"{FileExistsError.__name__}: ") for _, file in _files(everyone))
+
+
 def _listed(everyone: Sequence[Account], root: Path) -> dict[str, Any]:
     def shown(path: str | None) -> str | None:
         return path if path is None or not Path(path).is_relative_to(root) else str(Path(path).relative_to(root))

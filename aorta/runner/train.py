@@ -10,6 +10,7 @@ import itertools
 import logging
 import shlex
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,7 +28,7 @@ from aorta.distributed.process_group import backend_for
 from aorta.distributed.provenance import Asked
 from aorta.distributed.stop_agreement import StopAgreement, stop_on_signals
 from aorta.distributed.topology import Topology, platform_of
-from aorta.errors import ConfigError
+from aorta.errors import ConfigError, TracesIncomplete
 from aorta.instrument.emulation.arrivals import meeting_place
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.open_step import StepFacts
@@ -36,6 +37,7 @@ from aorta.profiling.markers import StepMarkers
 from aorta.profiling.trace_names import Counters
 from aorta.records.clock_offsets import trace_metadata
 from aorta.records.schema import Step
+from aorta.runner.calibration import calibration_plan
 from aorta.runner.checkpoint import Checkpoints, first_step
 from aorta.runner.isolated_baselines import Baselines
 from aorta.runner.live_loggers import refuse_missing_clients
@@ -141,13 +143,18 @@ class TrainingRun:
             for facts, source in self._steps(first, stop, request.warmup_steps, step.schedule, batches):
                 if not agreement.may_start(facts.global_step):
                     break
-                with markers.iteration(facts.global_step), profiler.iteration(facts.global_step):
+                with (
+                    run.calibrator.step(facts.global_step),
+                    markers.iteration(facts.global_step),
+                    profiler.iteration(facts.global_step),
+                ):
                     step.run(source, facts)
                 profiler.step()
                 trained += 1
                 interval = config.training.checkpoint_interval
                 if interval and (facts.global_step + 1) % interval == 0:
                     checkpoints.save(facts.global_step + 1)
+            run.calibrator.close()
             if config.baseline.enabled and trained:
                 profiler.close()
                 progress.close()
@@ -160,7 +167,11 @@ class TrainingRun:
         else:
             run.loggers.hurry()
         _log.info("%s: %d steps, record in %s", ending.reason, trained, folder.path)
-        self.profiler.settle(folder, stopped=signals.received is not None)
+        try:
+            self.profiler.settle(folder, stopped=signals.received is not None)
+        except TracesIncomplete as error:
+            run.record.refused(error.exit_code, str(error))
+            raise
         if topology.rank == 0:
             self._say_next(folder)
         return signals.received
@@ -240,9 +251,18 @@ class TrainingRun:
             start_step=first,
             warmup_steps=_warmup(config, stop - first),
             emulated=isinstance(config.fabric, EmulatedFabric),
-            own_streams=model.spread.streams + copies,
+            own_streams=Counter(model.spread.streams) + Counter({0: copies}),
             facts={"steps_planned": stop, **self.profiler.facts()},
             samples_per_step=_samples_per_step(config, self.topology.world_size),
+            calibration=calibration_plan(
+                config.instrument.calibration,
+                self.device,
+                config.instrument.mode.value,
+                first,
+                _warmup(config, stop - first),
+                stop,
+                self.profiler.profiles(first),
+            ),
         )
 
 

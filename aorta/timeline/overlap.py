@@ -7,14 +7,15 @@ the record:
     overlap = measure_window((0, 100), compute=[(0, 60)], comm={"allreduce": [(40, 80)]}, stalls=[])
     overlap.exposed_ns  # 20: of the 40 ns of communication, 20 ran during compute
 
-Must not know where intervals came from.
+Where the marks of a device only tell what certainly ran and what possibly did (`Certain`), each metric has a least and
+a greatest value, and is a plain number only where these are close. Must not know where intervals came from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from aorta.timeline import intervals
 from aorta.timeline.classes import ALWAYS_SHOWN, AUX, BUBBLE, COMPUTE, COPY, KINDS, LANES, UNKNOWN_KIND
@@ -36,7 +37,17 @@ _NOT_OBSERVED = {
 
 AT_CUTOFFS = {"overlap_ratio_at_half_cutoff": 0.5, "overlap_ratio_at_twice_cutoff": 2.0}
 """Metric -> the part of the stall cut-off at which it gives the overlap ratio: how much the ratio rests on it."""
+DECIDED = 0.02
+"""How far apart the least and the greatest value of a metric may be for it to be given as a plain number: of a ratio,
+as it is; of hidden and exposed time, this part of the communication that they are parts of; of computation and
+communication, of itself; of other times, of the window. As far as telemetry and kernels may differ (K2)."""
+Bounds: TypeAlias = tuple[float, float]
+"""The least and the greatest value of a metric, in its unit."""
 OF_UNKNOWN_KIND = "communication of unknown kind in this window: what is known of each kind is a lower bound"
+
+
+_PARTED = {COMPUTE, "comm", *KINDS}
+"""Metrics `<name>_ms` that have parts `compute_<name>_ms` and `exposed_<name>_ms`, and compute itself."""
 
 
 class KindOverlap(NamedTuple):
@@ -73,7 +84,8 @@ class Unseen:
 @dataclass(frozen=True)
 class Overlap:
     """Measures of one window in integer nanoseconds (docs/measuring.md, section 1); `copy_ns`, `aux_ns` and
-    `stall_ns` are None where they were not observed, `pipeline_ns` and `bubble_ns` where there is no pipeline.
+    `stall_ns` are None where they were not observed, `pipeline_ns` and `bubble_ns` where there is no pipeline. Where it
+    is not certain what ran, they are of all that may have, and `bounds` has the metrics that this leaves open.
     """
 
     window_ns: int
@@ -89,6 +101,24 @@ class Overlap:
     pipeline_ns: int | None = None
     bubble_ns: int | None = None
     tiles: Sequence[Tile] = ()
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
+
+    @property
+    def undecided(self) -> dict[str, Bounds]:
+        """The metrics whose bounds are too far apart for a plain number (`DECIDED`)."""
+        return {
+            name: (least, most)
+            for name, (least, most) in self.bounds.items()
+            if most - least > DECIDED * self._scale_of(name)
+        }
+
+    def _scale_of(self, name: str) -> float:
+        """What `DECIDED` is a part of, in the unit of a metric."""
+        if not name.endswith("_ms"):
+            return 1.0
+        kind = name.removesuffix("_ms").removeprefix("compute_").removeprefix("exposed_")
+        own = self.bounds.get(f"{kind}_ms") if kind in _PARTED else None
+        return self.window_ns / NS_PER_MS if own is None else own[1]
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -130,6 +160,7 @@ class Overlap:
             unknown.add(BUBBLE)
         if unseen is not None and unseen.compute:
             unknown.add(COMPUTE)
+        unknown |= {name.removesuffix("_ms") for name in self.undecided}
         return {
             lane: None if lane in unknown else lengths.get(lane, 0) / NS_PER_MS
             for lane in LANES
@@ -167,10 +198,10 @@ class Overlap:
                 values[f"{kind}_ms"] = part.total_ns / NS_PER_MS
                 values[f"compute_{kind}_ms"] = part.hidden_ns / NS_PER_MS
                 values[f"exposed_{kind}_ms"] = (part.total_ns - part.hidden_ns) / NS_PER_MS
-        bounds = [name for name in values if name not in of_all_kinds] if self.unknown_kind_ns else []
-        values |= dict.fromkeys(bounds)
+        of_kinds = [name for name in values if name not in of_all_kinds] if self.unknown_kind_ns else []
+        values |= dict.fromkeys(of_kinds)
         reasons = {name: reason for name, reason in _NOT_OBSERVED.items() if values[name] is None}
-        reasons |= dict.fromkeys(bounds, OF_UNKNOWN_KIND)
+        reasons |= dict.fromkeys(of_kinds, OF_UNKNOWN_KIND)
         if unseen is not None:
             known = {"window_ms", "copy_ms", "aux_ms", "pipeline_ms"} | (set() if unseen.compute else {"compute_ms"})
             unknown = [name for name in values if name not in known]
@@ -183,7 +214,9 @@ class Overlap:
             reasons["exposed_share"] = "the window is empty"
         if values.get("bubble_share", 0) is None:
             reasons["bubble_share"] = "no time in the pipeline in this window"
-        return values, reasons
+        undecided = {name: bounds for name, bounds in self.undecided.items() if values.get(name) is not None}
+        reasons |= {name: _host_bound(name, bounds) for name, bounds in undecided.items()}
+        return values | dict.fromkeys(undecided), reasons
 
     def concurrency(self) -> dict[str, float]:
         """Time-weighted mean and the maximum of the number of lanes active at once; 0 for an empty window."""
@@ -193,6 +226,23 @@ class Overlap:
             "mean": lanes_ns / self.window_ns if self.window_ns else 0.0,
             "max": float(max((_active(lanes) for lanes in {lanes for _, _, lanes in self.tiles}), default=0)),
         }
+
+
+def _host_bound(name: str, bounds: Bounds) -> str:
+    unit = " ms" if name.endswith("_ms") else ""
+    return f"host-bound: between {bounds[0]:.4g} and {bounds[1]:.4g}{unit} (marks alone cannot say more)"
+
+
+@dataclass(frozen=True)
+class Certain(Generic[Raw]):
+    """What certainly ran, inside what may have, named as in `measure_lanes`. The stream that a stall blocks computes
+    nothing between the marks round it, whenever it came to stand.
+    """
+
+    compute: Raw
+    comm: Mapping[str, Raw]
+    stalls: Raw
+    bubbles: Raw | None = None
 
 
 @dataclass(frozen=True)
@@ -236,6 +286,7 @@ def measure_window(
     copy: Iterable[Interval] | None = None,
     pipeline: Iterable[Interval] | None = None,
     bubbles: Iterable[Interval] | None = None,
+    certain: Certain[Iterable[Interval]] | None = None,
 ) -> Overlap:
     """Measure one window of a live step, including its segments. Arguments and errors as for `measure_lanes`."""
     return measure_lanes(
@@ -248,6 +299,7 @@ def measure_window(
         copy=copy,
         pipeline=pipeline,
         bubbles=bubbles,
+        certain=certain,
         tiled=True,
     )[0]
 
@@ -293,6 +345,7 @@ def measure_lanes(
     copy: Raw | None = None,
     pipeline: Raw | None = None,
     bubbles: Raw | None = None,
+    certain: Certain[Raw] | None = None,
     tiled: bool = False,
 ) -> tuple[Overlap, dict[str, Merged]]:
     """Measure one window: the definition. Also returns the lanes as they were measured, by name.
@@ -308,6 +361,7 @@ def measure_lanes(
         copy: memory copies; of a trace that has them, fills too. Each of these three is None where it is not observed.
         pipeline: when micro-batches ran through the stages of a pipeline; None where there is none.
         bubbles: when the rank waited there for another stage; what was computed meanwhile is no bubble.
+        certain: the parts of these in which they certainly ran; None: all of them.
         tiled: include the segments of the window, which cost as much as everything else.
 
     Raises:
@@ -337,6 +391,14 @@ def measure_lanes(
     if BUBBLE in lanes:
         everything = algebra.union([everything, lanes[BUBBLE]])
     total, common = algebra.measure, algebra.intersect
+    bounds: dict[str, Bounds] = {}
+    if certain is not None:
+        blocked, waited = lane(stalls), common(lane(bubbles), lane(pipeline))
+        bounds = _bounds(algebra, window, lanes, communication, aux, blocked, waited, certain)
+        if pipeline is None:
+            del bounds["bubble_ms"]
+        elif in_pipeline := total(lane(pipeline)) / NS_PER_MS:
+            bounds["bubble_share"] = (bounds["bubble_ms"][0] / in_pipeline, bounds["bubble_ms"][1] / in_pipeline)
     measured = Overlap(
         window_ns=length,
         compute_ns=total(lanes[COMPUTE]),
@@ -351,8 +413,70 @@ def measure_lanes(
         pipeline_ns=None if pipeline is None else total(lane(pipeline)),
         bubble_ns=total(lanes[BUBBLE]) if BUBBLE in lanes else None,
         tiles=algebra.tile(window, {_BIT[name]: lanes[name] for name in lanes.keys() & _BIT}) if tiled else (),
+        bounds=bounds,
     )
     return measured, lanes
+
+
+def _bounds(
+    algebra: Algebra[Raw, Merged],
+    window: Interval,
+    lanes: Mapping[str, Merged],
+    communication: Merged,
+    aux: Raw | None,
+    blocked: Merged,
+    waited: Merged,
+    certain: Certain[Raw],
+) -> dict[str, Bounds]:
+    """Metric -> its least and greatest value, for any computation, communication and stalls between what is certain and
+    what is possible.
+
+    Args:
+        lanes, communication, blocked: all that is possible: the lanes, the union of the collectives, the stalls.
+        waited: possible waits for another stage of a pipeline, in it.
+    """
+    total, common, less = algebra.measure, algebra.intersect, algebra.subtract
+    works, may_work = less(algebra.lane(certain.compute, window), blocked), lanes[COMPUTE]
+    nothing = algebra.union([])
+
+    def lane(raw: Raw | None) -> Merged:
+        return nothing if raw is None else algebra.lane(raw, window)
+
+    kinds = {kind: lane(certain.comm.get(kind)) for kind in KINDS if kind in lanes}
+    blocks = lane(certain.stalls)
+    sends = algebra.union([*kinds.values(), lanes.get(UNKNOWN_KIND, nothing)])
+    found = {"compute_ms": (total(works), total(may_work)), "compute_stall_ms": (total(blocks), total(blocked))}
+    runs = {"comm": (sends, communication)} | {kind: (ran, lanes[kind]) for kind, ran in kinds.items()}
+    for name, (runs_surely, may_run) in runs.items():
+        found[f"{name}_ms"] = total(runs_surely), total(may_run)
+        found[f"compute_{name}_ms"] = total(common(runs_surely, works)), total(common(may_run, may_work))
+        found[f"exposed_{name}_ms"] = total(less(runs_surely, may_work)), total(less(may_run, works))
+    bubbles = less(common(lane(certain.bubbles), waited), may_work), less(waited, works)
+    found["bubble_ms"] = total(bubbles[0]), total(bubbles[1])
+    other = less(lane(aux), blocks)
+    if aux is not None:
+        found["aux_ms"] = total(lanes[AUX]), total(other)
+    length = window[1] - window[0]
+    busy = algebra.union([sends, works, lanes[COPY], lanes[AUX], bubbles[0]])
+    may_be_busy = algebra.union([communication, may_work, lanes[COPY], other, bubbles[1]])
+    found["idle_ms"] = length - total(may_be_busy), length - total(busy)
+    bounds: dict[str, Bounds] = {name: (low / NS_PER_MS, high / NS_PER_MS) for name, (low, high) in found.items()}
+    (least, most), (exposed, most_exposed) = found["compute_comm_ms"], found["exposed_comm_ms"]
+    if total(communication):
+        bounds["overlap_ratio"] = _share(least, most_exposed, 1.0), _share(most, exposed, 0.0)
+    if found["compute_ms"][1]:
+        alone = total(less(works, communication)), total(less(may_work, sends))
+        bounds["overlap_over_compute"] = _share(least, alone[1], 1.0), _share(most, alone[0], 0.0)
+    if length:
+        bounds["exposed_share"] = exposed / length, most_exposed / length
+    return bounds
+
+
+def _share(part_ns: int, rest_ns: int, of_nothing: float) -> float:
+    """The part of both together. Where both are empty, nothing is certain to run, and whatever does is in that part
+    (1) or not (0).
+    """
+    return part_ns / (part_ns + rest_ns) if part_ns + rest_ns else of_nothing
 
 
 def _active(lanes: int) -> int:

@@ -65,8 +65,9 @@ DIR, NAME = "training.output_dir", "profiling.trace_filename"
         (["--override", f"{DIR}=a=\\"], [quoted(DIR, "a=\\\\")]),
         # ... but a slip in quotes or in a list is not hidden
         (["--override", "a='x", "b=[1"], ["a='x", "b=[1"]),
-        # native words are the user's own
-        ([f"{DIR}=a=b"], [f"{DIR}=a=b"]),
+        (["-m", "a=choice(1,2", "~b"], ["-m", "a=choice(1,2", "~b"]),
+        # native words, too
+        ([f"{DIR}=a=b", f"+{NAME}={{rank}}.json"], [quoted(DIR, "a=b"), quoted(f"+{NAME}", "{rank}.json")]),
     ],
 )
 def test_words(words, hydra, places):
@@ -163,5 +164,5 @@ def test_what_the_parser_would_take_seconds_for_is_refused(word, places):
 
 
 def test_a_value_that_nests_too_deeply_is_refused(places):
-    with pytest.raises(ConfigError, match=r"--override training\.max_steps: its value is nested too deeply"):
+    with pytest.raises(ConfigError, match=r"training\.max_steps: its value is nested too deeply"):
         translate(["--override", "training.max_steps=" + "[" * 4_900 + "]" * 4_900], *places)

@@ -1,50 +1,54 @@
 """Where a record differs from the simulated device's own timeline, in words.
 
-Enters: the lines of a loop whose launches are known. Leaves: disagreements, to the nanosecond. Must not: use
+Enters: the lines of a loop whose launches and waits are known. Leaves: disagreements, to the nanosecond. Must not: use
 anything of `aorta` that measures.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from aorta.instrument.copies import FROM_PYTHON
-from aorta.records.schema import Step
+from aorta.records.schema import Collective, Step
+from tests.device_path.collective_patterns import Part
+from tests.device_path.rig import Groups
 from tests.device_path.witness import Truth, truth_of
 from tests.simulated import device as simulated
 
-Expected = tuple[str, str, tuple[str, ...]]
-"""A kernel's name, its group's, and the kinds of its rows in a record."""
 _NAMES = {"h2d": "memcpy_h2d", "d2h": "memcpy_d2h", "d2d": "aten::copy_", "p2p": "aten::copy_"}
 RATE = 0.02
 ROUNDING_NS = 1
 """Of a length in milliseconds as a float."""
 
 
-def disagreements(lines: Sequence[Step], device: int, launches: Sequence[Expected]) -> list[str]:
+def disagreements(
+    lines: Sequence[Step], device: int, computed_on: Sequence[int], parts: Sequence[Part], groups: Groups
+) -> list[str]:
     """What the record says otherwise.
 
     Args:
-        launches: what every step launches, in the order of its calls.
+        computed_on: id of the compute stream, by step. parts: what every step runs, in this order.
     """
-    rows, waits = simulated.timeline(device), simulated.waits()
-    compute = torch.cuda.current_stream(device).stream_id
+    unrecorded = [group.group_name for group in (groups.between, groups.failed)]
+    rows = [row for row in simulated.timeline(device) if row.group not in unrecorded]
+    waits, names = simulated.waits(), [group.group_name for group in groups[:4]]
     kernels: dict[tuple[str, str], list[simulated.Row]] = {}
     for row in rows:
         if row.kind == "collective":
             kernels.setdefault((row.name, row.group), []).append(row)
     wrong = []
     copies = sorted((row for row in rows if row.kind == "copy"), key=lambda row: row.id)
-    for line in lines:
+    for line, compute in zip(lines, computed_on, strict=True):
         if not line.coverage.complete:
             wrong.append(f"step {line.step}: {line.coverage.reason}")
-        wrong += [f"step {line.step}: {one}" for one in _of_rows(line, launches, kernels)]
+        wrong += [f"step {line.step}: {one}" for one in _of_rows(line, parts, names, kernels)]
         wrong += [f"step {line.step}: {one}" for one in _of_copies(line, copies)]
         truth = truth_of((line.start_mono_ns, line.end_mono_ns), rows, waits, compute, device)
         wrong += [f"step {line.step}: {one}" for one in _of_lengths(line, truth)]
+    if not wrong:
+        wrong = _of_waits(lines, parts)
     left = {name: len(some) for name, some in kernels.items() if some}
     if missed := [
         row for row in copies if lines and not _from_python(lines[-1]) and row.start_ns < lines[-1].end_mono_ns
@@ -53,7 +57,10 @@ def disagreements(lines: Sequence[Step], device: int, launches: Sequence[Expecte
     return [*wrong, *([f"the device ran what no record has: {left}"] if left else [])]
 
 
-def _of_rows(line: Step, launches: Sequence[Expected], kernels: dict[tuple[str, str], list[Any]]) -> list[str]:
+def _of_rows(
+    line: Step, parts: Sequence[Part], names: Sequence[str], kernels: dict[tuple[str, str], list[Any]]
+) -> list[str]:
+    launches = [(one.name, names[one.group], one.kinds) for part in parts for one in part.launches]
     expected = [(kind, group) for _, group, kinds in launches for kind in kinds]
     if [(row.kind, row.group) for row in line.collectives] != expected:
         return [f"{[row.kind for row in line.collectives]} in place of {expected}"]
@@ -70,6 +77,47 @@ def _of_rows(line: Step, launches: Sequence[Expected], kernels: dict[tuple[str, 
             if (early, late) != (0, 0):
                 wrong.append(f"{number}, {kind}: starts by {early} ns and ends by {late} ns later than its kernel")
     return wrong
+
+
+def _of_waits(lines: Sequence[Step], parts: Sequence[Part]) -> list[str]:
+    """Collectives are numbered by group; each wait of the compute stream names one, and lasts until that has ended."""
+    expected: list[list[Any]] = [[] for _ in lines]
+    ends_ns, counts = {}, dict[tuple[str, str | None], list[int]]()
+    for number, line in enumerate(lines):
+        rows = iter(line.collectives)
+        for part in parts:
+            own = [next(rows) for launch in part.launches for _ in launch.kinds]
+            for awaited in part.awaited:
+                if number + awaited.steps_later < len(lines):
+                    expected[number + awaited.steps_later].append(_name_of(own[awaited.row]))
+        for row in line.collectives:
+            own_numbers = counts.setdefault((row.group, _name_of(row)[2]), [])
+            own_numbers.append(row.seq)
+        ends_ns |= {_name_of(row): (row.end_ns or 0) + line.start_mono_ns for row in line.collectives}
+    wrong = [
+        f"{name}: numbered {numbers}"
+        for name, numbers in counts.items()
+        if numbers != list(range(numbers[0], numbers[0] + len(numbers)))
+    ]
+    for line, names in zip(lines, expected, strict=True):
+        if not isinstance(line.waits, list):
+            return ["waits were not looked at"]
+        spans: dict[tuple[int, int], list[Any]] = {}  # who waits for an event waits for all that is behind it
+        for wait in line.waits:
+            spans.setdefault((wait.enter_ns, wait.leave_ns), []).append((wait.group, wait.seq, wait.kind))
+        said, meant = Counter(name for own in spans.values() for name in own), Counter(names)
+        if said != meant:
+            wrong.append(f"step {line.step}: does not wait for {meant - said}, but for {said - meant}")
+            continue
+        for (enter_ns, leave_ns), own in spans.items():
+            end_ns = max(ends_ns[name] for name in own) - line.start_mono_ns
+            if leave_ns != max(enter_ns, end_ns):
+                wrong.append(f"step {line.step}: the wait for {own} ends {leave_ns - end_ns} ns after them")
+    return wrong
+
+
+def _name_of(row: Collective) -> tuple[str, int, str | None]:
+    return row.group, row.seq, row.kind if row.kind in ("send", "recv") else None
 
 
 def _from_python(line: Step) -> bool:

@@ -16,10 +16,12 @@ GRAIN_BYTES = 512
 """The smallest block that the simulated device allocates."""
 
 
-def on_devices(module: str, folder: Path, *words: str, ranks: int = 2, **variables: str) -> list[Any]:
+def on_devices(
+    module: str, folder: Path, *words: str, ranks: int = 2, timeout_s: float = HANGS_S, **variables: str
+) -> list[Any]:
     """Run a module on as many ranks and devices; what each wrote to `rank_<r>.json` in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     # `load.for_children` has put the device on the path.
     own = environment(PYTHONPATH=environment()["PYTHONPATH"], AORTA_SIMULATED_DEVICES=str(max(ranks, 2)), **variables)
-    succeeded(forked(module, str(folder), *words, ranks=ranks, environment=own, timeout_s=HANGS_S))
+    succeeded(forked(module, str(folder), *words, ranks=ranks, environment=own, timeout_s=timeout_s))
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(ranks)]

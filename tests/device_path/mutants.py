@@ -1,8 +1,7 @@
 """Mutants of the device path's Python: each takes one rule away. Data, and how one is put in the place of the code.
 
-The compiled tap has the same rules and is held to the same loop (`test_rules`); mutants of C++ would need a build each.
-`mutated(taken)` imports an `Instrumentation` of mutated modules beside the real ones. Must not: touch a file, or
-change what this process has imported.
+Those of C++ are in `native_mutants`. `instrument(name)` imports an `Instrumentation` of mutated modules beside the real
+ones. Must not: touch a file, or change what this process has imported.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
@@ -24,16 +23,16 @@ KEPT = f"{PACKAGE}.native"
 """Compiled code is loaded once a process."""
 DEVICE, STREAMS = f"{PACKAGE}.device_interceptor", f"{PACKAGE}.device_streams"
 CLOCK, WORKS = f"{PACKAGE}.event_clock", f"{PACKAGE}.timed_work"
+ORDER, WAITS, NATIVE = f"{PACKAGE}.stream_order", f"{PACKAGE}.waits", f"{PACKAGE}.native.native_device_interceptor"
 READING, RECORDER = f"{PACKAGE}.step_builder", f"{PACKAGE}.step_recorder"
-Seen = Literal["loop", "use"]
+MARKS = f"{PACKAGE}.step_marks"
 
 
 @dataclass(frozen=True)
 class Mutant(mutant.Mutant):
-    """`seen` by the loop's agreement, or by what the loop used."""
+    """`tap`: the one whose Python it changes."""
 
-    mode: Literal["dedicated", "observe"] = "dedicated"
-    seen: Seen = "loop"
+    tap: Literal["python", "compiled"] = "python"
 
 
 MUTANTS = (
@@ -53,7 +52,7 @@ MUTANTS = (
     Mutant(
         "who waits for a moved collective does not",
         DEVICE,
-        "self._stalling(issued, lambda: done.event.wait(self._streams.current()))",
+        "self._stalling(issued, lambda: wait_unseen(self._streams.current(), done.event))",
         "self._stalling(issued, lambda: None)",
     ),
     Mutant(
@@ -67,7 +66,6 @@ MUTANTS = (
         DEVICE,
         "outcome = bool(self._stalling(issued, inner))",
         "outcome = bool(self._stalling(issued, lambda: True))",
-        "observe",
     ),
     Mutant(
         "who waits for one waits for all that came behind it",
@@ -81,7 +79,6 @@ MUTANTS = (
         WORKS,
         "if self._repeatable or not self._waited:",
         "if not self._waited:",
-        "observe",
     ),
     Mutant(
         "collectives run on the caller's stream",
@@ -102,13 +99,12 @@ MUTANTS = (
         "        self._streams.order(self._streams.current(), side)\n        with self._streams.use(side):\n"
         "            issued.start = self.clock.mark()\n        result",
         "        with self._streams.use(side):\n            issued.start = self.clock.mark()\n        result",
-        "observe",
     ),
     Mutant(
         "who waits has the end mark's own event",
         DEVICE,
-        "            done = self._done(side)\n        if asynchronous:",
-        "            done = _Lent(issued.end[0], deque())\n        if asynchronous:",
+        "            done = self._done(side)\n            if work is None",
+        "            done = _Lent(issued.end[0], deque())\n            if work is None",
     ),
     Mutant(
         "the private event is recorded before the collective",
@@ -119,10 +115,9 @@ MUTANTS = (
     Mutant(
         "ends beside the backend are marked on the caller's stream",
         DEVICE,
-        "        with self._streams.use(side):\n            self._end(work, [issued])\n        self._hold",
+        "        with self._streams.use(side):\n            released =",
         "        with self._streams.use(self._streams.current() if issued.number is not None else side):\n"
-        "            self._end(work, [issued])\n        self._hold",
-        "observe",
+        "            released =",
     ),
     Mutant(
         "marks are taken on the default stream",
@@ -139,17 +134,15 @@ MUTANTS = (
     Mutant(
         "sends and receives share one stream of ours",
         DEVICE,
-        "(issued.group, issued.kind, args[2:-1])",
+        'f"{key} {peer}"',
         "issued.group",
-        "observe",
     ),
     # --- queues ---
     Mutant(
         "time in a communicator's queue counts as its duration",
-        READING,
+        MARKS,
         "start_ns = self._in_turn(issued.communicator, issued.launch, start_ns, end_ns)",
         "pass",
-        "observe",
     ),
     Mutant(
         "what is launched together is taken to run one after another",
@@ -159,9 +152,21 @@ MUTANTS = (
     ),
     Mutant(
         "what outlives its step is forgotten",
-        READING,
-        "self._spilling = [(kind, span) for kind, span in spans if span[1] > window[1]]",
+        MARKS,
+        "self._spilling = [one for one in communicated if one.possible[1] > window[1]]",
         "self._spilling = []",
+    ),
+    Mutant(
+        "point-to-point of a bound group has communicators of its own",
+        DEVICE,
+        "if member.shared is False:",
+        "if member.shared is not None:",
+    ),
+    Mutant(
+        "both directions of a pair have a communicator of their own",
+        DEVICE,
+        "            elif member.shared is None:",
+        "            if not member.shared:",
     ),
     # --- batches ---
     Mutant(
@@ -206,7 +211,6 @@ MUTANTS = (
         DEVICE,
         "        self._end(work_in(result), [issued])\n        self._went_on(issued, begin, computes=computes)",
         "        self._end(work_in(result), [issued])",
-        "observe",
     ),
     Mutant(
         "a synchronous batch is no stall",
@@ -217,14 +221,26 @@ MUTANTS = (
     Mutant(
         "events that the computing stream waits for are not seen",
         STREAMS,
-        "                    on_wait(begin, mark(), names)\n",
+        "                self._on_wait(begin, self._mark(), names)\n",
         "",
+    ),
+    Mutant(
+        "waits of torch's own streams are not seen",
+        STREAMS,
+        "dict.fromkeys((torch.Stream, module.Stream))",
+        "(module.Stream,)",
+    ),
+    Mutant(
+        "waits of torch's own events are not seen",
+        STREAMS,
+        "dict.fromkeys((torch.Event, module.Event))",
+        "(module.Event,)",
     ),
     Mutant(
         "waits of a strategy's own stream count",
         STREAMS,
-        "if stream != streams.compute:",
-        "if False:",
+        "        if stream.stream_id != streams.compute.stream_id or stream.device != streams.compute.device:\n",
+        "        if False:\n",
     ),
     Mutant(
         "every wait of the computing stream is for communication",
@@ -234,7 +250,7 @@ MUTANTS = (
     ),
     Mutant(
         "the ending of a backward pass is no stall",
-        READING,
+        MARKS,
         "        maybe = [tail for tail in tails if",
         "        maybe = [tail for tail in [] if",
     ),
@@ -250,28 +266,30 @@ MUTANTS = (
         DEVICE,
         "if oldest.alive is not None and oldest.end is not None and self.clock.read_ns(oldest.end) is None:",
         "if False:",
-        "observe",
     ),
     Mutant(
         "tensors are let go with the step, not behind the wait",
         DEVICE,
         "            issued.alive = None  # the caller's stream",
         "            pass  # the caller's stream",
-        seen="use",
     ),
     Mutant(
         "what a handle kept is not let go of",
         WORKS,
         "            self._work, self._wait, self._issued = _Done(), lambda inner, _limited: inner(), None\n",
         "            pass\n",
-        seen="use",
     ),
     Mutant(
         "a handle that Python holds hides those behind it",
         WORKS,
         "                self._full.move_to_end(number)\n                continue\n",
         "                return\n",
-        seen="use",
+    ),
+    Mutant(
+        "what the backend stacks is released under its kernel",
+        DEVICE,
+        "kept = work is None or (stacks and wait_for_future(work))",
+        "kept = work is None",
     ),
     # --- events and the host ---
     Mutant(
@@ -279,21 +297,18 @@ MUTANTS = (
         CLOCK,
         "            self._pool.append(mark[0])\n",
         "            pass\n",
-        seen="use",
     ),
     Mutant(
         "the first events of steps are not used again",
         CLOCK,
         "        self._pool.append(self.event)\n",
         "        pass\n",
-        seen="use",
     ),
     Mutant(
         "private events are not used again",
         DEVICE,
         "        self._pool.append(self.event)\n",
         "        pass\n",
-        seen="use",
     ),
     Mutant(
         "reading waits for the device",
@@ -301,7 +316,160 @@ MUTANTS = (
         "        self._looked_s = time.monotonic()\n        while",
         "        self._clock.drain()\n        while",
     ),
+    # --- which stream, and who waited for what ---
+    Mutant(
+        "our streams have the default priority",
+        STREAMS,
+        "self.priority() if self._priority is None else self._priority",
+        "0",
+    ),
+    Mutant(
+        "the compute stream is never looked up again",
+        DEVICE,
+        "        self._streams.compute = self._streams.current()\n        self._let_go()\n",
+        "        self._let_go()\n",
+    ),
+    Mutant(
+        "asynchronous collectives are not moved",
+        DEVICE,
+        "if self._dedicated and (side",
+        "if self._dedicated and not asynchronous and (side",
+    ),
+    Mutant(
+        "starts beside the backend are marked on the caller's stream",
+        DEVICE,
+        "        with self._streams.use(side):\n            issued.start = self.clock.mark()\n        result"
+        " = original()\n        work = work_in(result)\n        if work is None:",
+        "        issued.start = self.clock.mark()\n        result = original()\n"
+        "        work = work_in(result)\n        if work is None:",
+    ),
+    Mutant(
+        "a stream that does not compute joins nothing",
+        DEVICE,
+        "            self._order.joined(self._streams.current().stream_id, name_of(issued))\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "sends and receives are named as other collectives",
+        WAITS,
+        "None if issued.number is not None else issued.kind)",
+        "None)",
+    ),
+    Mutant(
+        "a future in a backward pass is not noted",
+        WORKS,
+        "            self._issued.by_future = True\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a future outside of a backward pass is noted",
+        WORKS,
+        "if self._issued is not None and backward_pass() != -1:",
+        "if self._issued is not None:",
+    ),
+    Mutant(
+        "a batch is named after its first operation",
+        DEVICE,
+        "            self._went_on(batch.rows[-1], begin, computes=computes)\n",
+        "            self._went_on(batch.rows[0], begin, computes=computes)\n",
+    ),
+    Mutant(
+        "asynchronous collectives stay on the backend's stream",
+        DEVICE,
+        "self._dedicated_async = dedicated and dedicated_async",
+        "self._dedicated_async = False",
+    ),
+    Mutant("what was awaited is named again", ORDER, "            joined.awaited = True\n", "            pass\n"),
+    Mutant(
+        "a stream joins one collective at most", ORDER, "        behind += joined\n", "        behind[:] = joined\n"
+    ),
+    Mutant(
+        "an event stands for what its stream joins later",
+        ORDER,
+        "        setattr(event, _BEHIND, tuple(self._of(stream)))\n",
+        "        setattr(event, _BEHIND, self._of(stream))\n",
+    ),
+    Mutant(
+        "a wait of the strategy's streams for each other passes nothing on",
+        ORDER,
+        "            self._add(stream, [joined for joined in behind if id(joined) not in known])\n",
+        "            pass\n",
+    ),
+    # --- lifetimes of handles and marks ---
+    Mutant(
+        "marks that were not read are used again",
+        CLOCK,
+        '''        """No-op: the event may still''',
+        '''        self.release(mark)
+        """No-op: the event may still''',
+    ),
+    # --- the Python of the compiled tap ---
+    Mutant(
+        "the compute stream is never looked up again, for waits of streams",
+        NATIVE,
+        "        self._streams.compute = self._streams.current()\n        super().begin()\n",
+        "        super().begin()\n",
+        "compiled",
+    ),
+    Mutant(
+        "what compiled code saw joined is not asked for",
+        NATIVE,
+        "self._order = StreamOrder(lambda stream: [self._name(*name) for name in compiled.take_joined(stream)])",
+        "self._order = StreamOrder()",
+        "compiled",
+    ),
+    Mutant(
+        "a batch counts as many times as it has operations, for the backend",
+        NATIVE,
+        "issued.counted = issued.launch != self._counted_launch",
+        "issued.counted = True",
+        "compiled",
+    ),
+    Mutant(
+        "the marks of a failed step are lost",
+        NATIVE,
+        "            self._tap.let_go(self._tap.end())\n",
+        "            self._tap.end()\n",
+        "compiled",
+    ),
+    Mutant(
+        "the passes of a failed step are lost",
+        NATIVE,
+        "            self.ranges.forget()\n",
+        "            self.ranges.end()\n",
+        "compiled",
+    ),
+    Mutant(
+        "captured collectives are not reported",
+        NATIVE,
+        "                self._on_captured()\n",
+        "                pass\n",
+        "compiled",
+    ),
+    Mutant(
+        "transfers share the group's communicator, in the record",
+        NATIVE,
+        'issued.group if communicator == _OF_THE_GROUP else f"{issued.group} {communicator}"',
+        "issued.group",
+        "compiled",
+    ),
+    Mutant(
+        "marks of waits outside of steps are lost",
+        NATIVE,
+        "            self.release(mark)\n",
+        "            pass\n",
+        "compiled",
+    ),
+    Mutant(
+        "coalesced operations are not seen to be",
+        NATIVE,
+        "coalescing = Coalescing(self._tap.batch_begins, self._tap.batch_ends)",
+        "coalescing = Coalescing(lambda group: None, lambda group, launch: launch())",
+        "compiled",
+    ),
 )
+EQUIVALENT: dict[str, str] = {}
+"""Name of a mutant, of either language, and why nothing can notice it."""
 
 
 class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -315,6 +483,14 @@ class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         exec(compile(self._source, f"<mutant of {self._path.name}>", "exec"), module.__dict__)
+
+
+def instrument(name: str) -> AbstractContextManager[Any]:
+    """The `Instrumentation` of the mutant with this name, for a `with` block; of the code as it is without a name."""
+    if not name:
+        return nullcontext(importlib.import_module(f"{PACKAGE}.instrumentation").Instrumentation)
+    (taken,) = (one for one in MUTANTS if one.name == name)
+    return mutated(taken)
 
 
 @contextmanager

@@ -1,6 +1,8 @@
-"""Two ranks go through the loop of `scenario` once for each mutant of the device path.
+"""Two ranks go through the loop of `scenario` and the `scenes` with mutants of the device path, one after another.
 
-Enters: a folder. Leaves: `rank_<r>.json`: by mutant what was found wrong. Run by `test_mutants`.
+Enters: a folder, the tap, and the names of mutants of Python; an empty name is the code as it is. Leaves:
+`rank_<r>.json`: by name what `program_rules.answers` has said, which stops at the first loop with something wrong. Run
+by `test_mutants` and `run_mutants`.
 """
 
 from __future__ import annotations
@@ -11,61 +13,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import read_topology
-from aorta.instrument.instrumentation import Instrumentation
-from tests.device_path.mutants import MUTANTS, Mutant, mutated
-from tests.device_path.program_overlap import one_clock
-from tests.device_path.rig import Groups, groups
-from tests.device_path.scenario import Shape, Use, run, use
-
-NONE = "the code as it is"
+from tests.device_path.mutants import instrument
+from tests.device_path.program_rules import answers, off, one_of_the_ranks
+from tests.device_path.rig import groups
 
 
 def main() -> None:
-    """Every mutant; the code as it is comes first and last."""
-    folder, only = Path(sys.argv[1]), sys.argv[2:]
-    topology = read_topology()
-    device = torch.device("cuda", topology.local_rank)
-    torch.cuda.set_device(device)
-    one_clock()
+    """Every mutant that is named."""
+    folder, tap, names = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    assert tap in ("python", "compiled")
     told: dict[str, Any] = {}
-    with process_group(topology, device, 300):
+    with one_of_the_ranks() as device:
         own = groups(device)
-        _, shape = run(device, own, "off", native=False)
-        used = use(device, own, "off", native=False)
-        told[NONE] = as_it_is(device, own, shape, used)
-        for mutant in MUTANTS:
-            if only and not any(word in mutant.name for word in only):
-                continue
-            sys.stderr.write(f"{time.monotonic():.2f}: {mutant.name}\n")  # which one it is, should it hang
-            with mutated(mutant) as made:
-                told[mutant.name] = found(mutant, device, own, shape, used, made)
-        told[f"{NONE}, again"] = as_it_is(device, own, shape, used)
-    (folder / f"rank_{topology.rank}.json").write_text(json.dumps(told))
-
-
-def as_it_is(device: torch.device, own: Groups, shape: Shape, used: Use) -> list[str]:
-    """In both modes, by what catches mutants."""
-    wrong = []
-    for mode in ("dedicated", "observe"):
-        for seen in ("loop", "use"):
-            nothing = Mutant("", "", "", "", mode, seen)
-            wrong += found(nothing, device, own, shape, used, Instrumentation)
-    return wrong
-
-
-def found(mutant: Mutant, device: torch.device, own: Groups, shape: Shape, used: Use, make: Any) -> list[str]:
-    """What is wrong with a mutant; an exception is as well."""
-    try:
-        if mutant.seen == "loop":
-            return run(device, own, mutant.mode, native=False, make=make, shape=shape)[0]
-        needed = use(device, own, mutant.mode, native=False, make=make)
-    except Exception as error:  # noqa: BLE001 whatever it is, it was noticed
-        return [f"raised {type(error).__name__}: {error}"]
-    return [] if needed == used else [f"{needed} in place of {used}"]
+        without = off(device, own)
+        for name in names:
+            sys.stderr.write(f"{time.monotonic():.2f}: {name}\n")  # which one it is, should it hang
+            with instrument(name) as make:
+                told[name] = {"off": without} | answers(device, own, without, [tap], make, hasty=True)
+    (folder / f"rank_{device.index}.json").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":

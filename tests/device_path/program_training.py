@@ -1,7 +1,8 @@
 """Several ranks train on the simulated device in each mode, with collectives that really take long.
 
 Enters: a folder, the strategies (with words that one needs behind it), how many steps. Leaves: `rank_<r>.json`:
-strategy -> mode and tap -> losses, gradient norms, peak bytes, what the host waited for. Run by `test_training`.
+strategy -> mode and tap -> losses, gradient norms, peak bytes, what the host waited for, on
+whose streams collectives ran. Run by `test_training`.
 """
 
 from __future__ import annotations
@@ -20,13 +21,25 @@ from aorta.records.schema import Step
 from tests.device_path.program_overlap import SHAPE, one_clock
 from tests.loop import Loop
 from tests.simulated import device as simulated
+from tests.simulated.load import native as simulator
 
+PRIORITY = -3
+"""Of AORTA's streams, and of no other."""
 ARMS = {
     "off": ("instrument.mode=off",),
     "observe, compiled": ("instrument.mode=observe",),
-    "dedicated, compiled": ("instrument.mode=dedicated",),
+    "dedicated, compiled": ("instrument.mode=dedicated", f"instrument.stream_priority={PRIORITY}"),
     "observe, python": ("instrument.mode=observe", "instrument.native=false"),
-    "dedicated, python": ("instrument.mode=dedicated", "instrument.native=false"),
+    "dedicated, python": (
+        "instrument.mode=dedicated",
+        f"instrument.stream_priority={PRIORITY}",
+        "instrument.native=false",
+    ),
+    "all dedicated": (
+        "instrument.mode=dedicated",
+        "instrument.dedicated_async=true",
+        f"instrument.stream_priority={PRIORITY}",
+    ),
 }
 SLOW_NS = 20_000_000
 """A collective really takes so long: who does not wait for one reads what was there before."""
@@ -64,6 +77,8 @@ def trained(words: tuple[str, ...], topology: Topology, device: torch.device, st
     for _ in range(steps):
         one.step()
     counters = simulated.counters(device.index)
+    torch.accelerator.synchronize(device)
+    streams = streams_of(device.index)
     one.finish()
     simulated.real_delays(collective_ns=0)
     simulated.no_races()
@@ -72,7 +87,24 @@ def trained(words: tuple[str, ...], topology: Topology, device: torch.device, st
         "grad_norms": [line.grad_norm for line in lines],
         "peak_bytes": counters.peak_bytes - before_bytes,
         "host_synchronisations": dict(counters.host_synchronisations),
+        "streams": streams,
     }
+
+
+def streams_of(device: int) -> dict[str, list[str]]:
+    """Whose streams each kind of collective ran on."""
+    found: dict[str, set[str]] = {}
+    backend = simulated.backend_streams(device)
+    for row in simulated.timeline(device, kind="collective"):
+        if row.stream == 0:
+            whose = "compute"
+        elif row.stream in backend:
+            whose = "backend"
+        else:
+            priority = int(simulator().stream_priority(row.device, row.stream))
+            whose = "AORTA" if priority == PRIORITY else "strategy"
+        found.setdefault(row.name, set()).add(whose)
+    return {name: sorted(whose) for name, whose in found.items()}
 
 
 if __name__ == "__main__":

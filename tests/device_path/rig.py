@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,13 +12,17 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.simulated import device as simulated
+from tests.simulated.scenarios import unbound_group
 
 ELEMENTS = 4096
 WIDTH = 16
+COPY_D2D = (2_000, 250.0)
 
 
 class Groups(NamedTuple):
-    """Of all ranks each: what most parts use, a second one, and one whose handles are all waited for late.
+    """Of all ranks each: what most parts use, a second one, one whose handles are all waited for late, one that is not
+    bound to a device, as the others are, and two for what is in no step of the record: issued between steps, or in a
+    step that failed.
 
     `streams`: by priority the one that the pool hands out next, when the groups have theirs.
     """
@@ -24,6 +30,9 @@ class Groups(NamedTuple):
     world: dist.ProcessGroup
     other: dist.ProcessGroup
     late: dist.ProcessGroup
+    unbound: dist.ProcessGroup
+    between: dist.ProcessGroup
+    failed: dist.ProcessGroup
     streams: dict[int, int]
 
     def begin(self) -> None:
@@ -37,15 +46,21 @@ class Groups(NamedTuple):
 def groups(device: torch.device) -> Groups:
     """Made once a process, with all their streams."""
     assert dist.group.WORLD is not None
-    made = [dist.group.WORLD, dist.new_group(), dist.new_group()]
+    made = [dist.group.WORLD, dist.new_group(), dist.new_group(), unbound_group()]
+    made += [dist.new_group() for _ in range(2)]
     x, peer = torch.zeros(1, device=device), 1 - dist.get_rank()
     works = [dist.all_reduce(x, group=group, async_op=True) for group in made]
-    works += [dist.isend(x, peer), dist.irecv(torch.zeros(1, device=device), peer)]
+    for group in (made[0], made[3], made[4]):
+        other = torch.zeros(1, device=device)
+        if peer:
+            works += [dist.isend(x, peer, group=group), dist.irecv(other, peer, group=group)]
+        else:
+            works += [dist.irecv(other, peer, group=group), dist.isend(x, peer, group=group)]
     for work in works:
         assert work is not None
         work.wait()
     torch.accelerator.synchronize()
-    return Groups(made[0], made[1], made[2], {priority: stream_id(priority) for priority in (0, -1)})
+    return Groups(*made, {priority: stream_id(priority) for priority in (0, -1)})
 
 
 def stream_id(priority: int) -> int:
@@ -74,11 +89,14 @@ class Rig:
     groups: Groups
     model: nn.Sequential = field(init=False)
     comm: torch.cuda.Stream = field(init=False)
+    another: torch.cuda.Stream = field(init=False)
+    held_up: torch.cuda.Stream = field(init=False)
     late: list[tuple[dist.Work, torch.Tensor]] = field(default_factory=list)
     futures: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.comm = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
+        self.another, self.held_up = (torch.cuda.Stream(self.device) for _ in range(2))  # type: ignore[no-untyped-call]
         self.model = nn.Sequential(Block(self.device), Block(self.device))
         self.state, self.late_state = (torch.empty(ELEMENTS, pin_memory=True) for _ in range(2))
         self.weights = self.tensor(1)
@@ -88,6 +106,17 @@ class Rig:
 
     def tensor(self, value: float) -> torch.Tensor:
         return torch.full((ELEMENTS,), float(value), device=self.device)
+
+    @contextmanager
+    def computing(self, step: int) -> Iterator[int]:
+        """Make a step's compute stream the current one, behind that of the step before; its id. It alternates between
+        the stream on which the instrument was made and another one.
+        """
+        streams = (torch.cuda.default_stream(self.device), self.another)
+        stream, before = streams[step % 2], streams[1 - step % 2]
+        with torch.cuda.stream(stream):
+            stream.wait_stream(before)
+            yield stream.stream_id
 
     def work(self) -> None:
         """A kernel of the model."""
@@ -115,5 +144,5 @@ def lengths() -> None:
     classes = dict.fromkeys(simulated.CLASSES, (0, 0.0))
     simulated.lengths(**classes, operators={"aten::mm": (40_000, 0.0)})
     # Another bandwidth in each direction: 16 KiB in 36, 48 and 6 us.
-    simulated.lengths(copy_h2d=(4_000, 2_000.0), copy_d2h=(16_000, 2_000.0), copy_d2d=(2_000, 250.0))
+    simulated.lengths(copy_h2d=(4_000, 2_000.0), copy_d2h=(16_000, 2_000.0), copy_d2d=COPY_D2D)
     simulated.collective_lengths(default=(90_000, 0.5), send=(60_000, 0.5), recv=(60_000, 0.5))

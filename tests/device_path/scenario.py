@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import InstrumentMode, Step
 from tests.device_path.agreement import disagreements
-from tests.device_path.collective_patterns import parts
+from tests.device_path.collective_patterns import behind_a_failed_step, between_steps, left_by_a_failed_step, parts
 from tests.device_path.rig import Groups, Rig
 from tests.simulated import device as simulated
 
@@ -78,7 +79,7 @@ def run(
     rank, size = dist.get_rank(), dist.get_world_size()
     groups.begin()
     rig, lines, zeros, wrong = Rig(device, rank, size, groups), list[Step](), list[torch.Tensor](), list[str]()
-    todo = parts(rank)
+    todo, computed_on = parts(rank), list[int]()
     torch.accelerator.synchronize()
     simulated.reset()
     with make(device, mode, rank, size, read_clocks(), lines.append, native=native) as instrument:
@@ -87,10 +88,16 @@ def run(
         instrument.watch([("first", rig.model[0]), ("second", rig.model[1])])
         instrument.watch_backward(rig.model)
         before = dict(simulated.counters(device.index).host_synchronisations)
+        with suppress(InterruptedError), instrument.recorder.step(StepFacts(0, -1, -1, 0.0, warmup=False)):
+            left_by_a_failed_step(rig)
+        behind_a_failed_step(rig)
         for number in range(STEPS):
-            with instrument.recorder.step(StepFacts(0, number, number, 0.0, warmup=False)):
-                for part, _ in todo:
-                    zeros += [out.abs().max() for out in part(rig)]
+            with rig.computing(number) as stream:
+                with instrument.recorder.step(StepFacts(0, number, number, 0.0, warmup=False)):
+                    for part in todo:
+                        zeros += [out.abs().max() for out in part.run(rig)]
+                zeros += [out.abs().max() for out in between_steps(rig)]
+            computed_on.append(stream)
             if number == READ_AFTER and not caught_up(instrument, lines, number + 1):
                 wrong.append(f"{len(lines)} of {number + 1} steps can be read")
         if (after := dict(simulated.counters(device.index).host_synchronisations)) != before:
@@ -107,9 +114,7 @@ def run(
     if mode != "off":
         if len(lines) != STEPS:
             wrong.append(f"{len(lines)} steps in the record")
-        launches = [launch for _, own in todo for launch in own]
-        names = [group.group_name for group in rig.groups[:3]]
-        wrong += disagreements(lines, device.index, [(one.name, names[one.group], one.kinds) for one in launches])
+        wrong += disagreements(lines, device.index, computed_on, todo, groups)
     return wrong, ran
 
 
@@ -143,7 +148,7 @@ def use(
     simulated.reset()
     live = simulated.counters(device.index).live_bytes
     rig, lines = Rig(device, rank, size, groups), list[Step]()
-    todo = [part for part, _ in parts(rank)]
+    todo = [part.run for part in parts(rank)]
     with make(device, mode, rank, size, read_clocks(), lines.append, native=native) as instrument:
         instrument.watch([("first", rig.model[0]), ("second", rig.model[1])])
         instrument.watch_backward(rig.model)

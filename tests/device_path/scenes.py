@@ -6,18 +6,24 @@ depend on how fast a machine is; it runs in virtual time.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from itertools import product
+from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from aorta.config.schema import EmulatedFabric
 from aorta.instrument.emulation import emulated_link
@@ -29,22 +35,28 @@ from aorta.instrument.native.native_device_interceptor import NativeDeviceClock
 from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import InstrumentMode, Step
-from tests.device_path.rig import ELEMENTS, Block, Groups, lengths
+from tests.device_path.collective_patterns import between_steps
+from tests.device_path.rig import ELEMENTS, Block, Groups, Rig, lengths
 from tests.device_path.scenario import caught_up
+from tests.device_path.witness import truth_of
 from tests.simulated import device as simulated
 from tests.simulated.load import native as simulator
 
 NOT_AT_ONCE_NS = 1_000
+Tap = Literal["python", "compiled"]
+TAPS: tuple[Tap, ...] = ("python", "compiled")
 
 
 @dataclass
 class Scene:
-    """A device, and an instrument that looks at it."""
+    """A device, and an instrument that looks at it. `make`: makes the instrument."""
 
     device: torch.device
     groups: Groups
     mode: InstrumentMode
     native: bool
+    make: Callable[..., Instrumentation] = Instrumentation
+    dedicated_async: bool = False
     lines: list[Step] = field(default_factory=list)
     number: int = 0
 
@@ -53,20 +65,22 @@ class Scene:
         return dist.get_rank()
 
     @contextmanager
-    def looking(self, fabric: EmulatedNetwork | None = None) -> Iterator[Instrumentation]:
+    def looking(self, fabric: EmulatedNetwork | None = None, priority: int | None = None) -> Iterator[Instrumentation]:
         """Everything is read at the end."""
         self.groups.begin()
         torch.accelerator.synchronize(self.device)
         simulated.reset()
-        with Instrumentation(
+        with self.make(
             self.device,
             self.mode,
             self.rank,
             dist.get_world_size(),
             read_clocks(),
             self.lines.append,
+            stream_priority=priority,
             fabric=fabric,
             native=self.native,
+            dedicated_async=self.dedicated_async,
         ) as instrument:
             yield instrument
             instrument.recorder.finish()
@@ -113,13 +127,36 @@ def capture(scene: Scene) -> Any:
             torch.cuda.current_stream().wait_stream(side)
             dist.all_reduce(x)
             block(inputs).sum().backward()
+            x.clone()
             simulated.end_capture(graph)
             with instrument.recorder.aux("behind"):
                 dist.all_reduce(x)
         with scene.step(instrument):
             block(inputs).sum().backward()
             dist.all_reduce(x)
-    return [(line.coverage.complete, line.coverage.reason, len(line.compute)) for line in scene.lines]
+    return [
+        (line.coverage.complete, line.coverage.reason, len(line.compute), len(line.copies or ()))
+        for line in scene.lines
+    ]
+
+
+def capture_over_steps(scene: Scene) -> Any:
+    """A graph that is captured over the ends of steps, while earlier steps and tensors wait for the device."""
+    with scene.looking() as instrument:
+        x = scene.tensor()
+        with scene.step(instrument):
+            dist.all_reduce(x, async_op=True)
+        with scene.step(instrument):
+            dist.all_reduce(x)
+            graph = simulated.begin_capture()
+        with scene.step(instrument):
+            dist.all_reduce(x)
+        with scene.step(instrument):
+            simulated.end_capture(graph)
+            dist.all_reduce(x)
+        with scene.step(instrument):
+            dist.all_reduce(x)
+    return [(line.coverage.complete, line.coverage.reason, line.overlap["comm_ms"]) for line in scene.lines]
 
 
 def another_device_is_current(scene: Scene) -> Any:
@@ -146,6 +183,242 @@ def another_device_is_current(scene: Scene) -> Any:
         "math": [(row.start_ns, row.end_ns) for row in simulated.timeline(scene.device.index, name="aten::mm")],
         "zero": float(y.abs().max()),
         "stray": stray,
+        "races": len(simulated.races()),
+    }
+
+
+def every_form(scene: Scene) -> Any:
+    """Every collective of c10d in each of its forms, with callers that keep nothing but the handle and the result, and
+    others that ask for the memory at once.
+    """
+    zeros = []
+    with scene.looking() as instrument, scene.step(instrument):
+        simulated.lengths(copy_d2d=(0, 0.0))  # the backend's own copies are part of what the record has
+        for name, form in FORMS.items():
+            for asynchronous in (False, True):
+                torch.mm(inputs := torch.ones(16, 16, device=scene.device), inputs)  # the collective waits for it
+                work, outs, shares = form(scene, asynchronous)
+                garbage = [torch.full((size,), -5.0, device=scene.device) for size in SIZES for _ in range(3)]
+                if work is not None:
+                    work.wait()
+                zeros += [
+                    (name, asynchronous, (out - share).abs().max()) for out, share in zip(outs, shares, strict=True)
+                ]
+                del garbage, outs
+    (line,) = scene.lines
+    timed = {row[1:3] for row in scene.rows()}
+    return {
+        "wrong": [(name, asynchronous) for name, asynchronous, zero in zeros if float(zero) != 0],
+        "races": [simulated.describe(race) for race in simulated.races()],
+        "complete": line.coverage.complete,
+        "untimed": [kernel for kernel in scene.kernels() if kernel[1:] not in timed],
+        "forms": len(FORMS),
+        "rows": len(line.collectives),
+    }
+
+
+SIZES = (ELEMENTS // 2, ELEMENTS, 2 * ELEMENTS)
+Form = Callable[[Scene, bool], tuple[Any, list[torch.Tensor], list[float]]]
+"""Issues it: the handle, what is read in the end, and the values that are right in each."""
+
+
+def _coalesced(one: Callable[[torch.Tensor], tuple[torch.Tensor, float]]) -> Form:
+    def form(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
+        with dist._coalescing_manager(device=scene.device, async_ops=asynchronous) as manager:
+            outs, shares = zip(*(one(scene.tensor(scene.rank + 1.0)) for _ in range(2)), strict=True)
+        return manager if asynchronous else None, list(outs), list(shares)
+
+    return form
+
+
+def _reduced(x: torch.Tensor) -> tuple[torch.Tensor, float]:
+    dist.all_reduce(x)
+    return x, 3
+
+
+def _scattered(x: torch.Tensor) -> tuple[torch.Tensor, float]:
+    dist.reduce_scatter_tensor(part := torch.empty_like(x[: ELEMENTS // 2]), x)
+    return part, 3
+
+
+def _gathered(x: torch.Tensor) -> tuple[torch.Tensor, float]:
+    dist.all_gather_into_tensor(whole := x.new_empty(2 * ELEMENTS), x)
+    return whole[ELEMENTS:], 2
+
+
+def _all_reduce(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
+    return dist.all_reduce(x := scene.tensor(scene.rank + 1.0), async_op=asynchronous), [x], [3]
+
+
+def _broadcast(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
+    return dist.broadcast(x := scene.tensor(scene.rank + 1.0), 1, async_op=asynchronous), [x], [2]
+
+
+def _reduce(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
+    work = dist.reduce(x := scene.tensor(scene.rank + 1.0), 0, async_op=asynchronous)
+    return work, [x] if scene.rank == 0 else [], [3] if scene.rank == 0 else []
+
+
+def _all_gather(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
+    work = dist.all_gather(
+        outs := [scene.tensor() for _ in range(2)], scene.tensor(scene.rank + 1.0), async_op=asynchronous
+    )
+    return work, outs, [1, 2]
+
+
+def _all_gather_single(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
+    whole = torch.empty(2 * ELEMENTS, device=scene.device)
+    work = dist.all_gather_into_tensor(whole, scene.tensor(scene.rank + 1.0), async_op=asynchronous)
+    return work, list(whole.chunk(2)), [1, 2]
+
+
+def _reduce_scatter(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
+    sources = [scene.tensor(scene.rank + 1.0) for _ in range(2)]
+    return dist.reduce_scatter(out := scene.tensor(), sources, async_op=asynchronous), [out], [3]
+
+
+def _reduce_scatter_single(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
+    part = torch.empty(ELEMENTS // 2, device=scene.device)
+    return dist.reduce_scatter_tensor(part, scene.tensor(scene.rank + 1.0), async_op=asynchronous), [part], [3]
+
+
+def _all_to_all(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
+    sources = [scene.tensor(scene.rank + 1.0) for _ in range(2)]
+    return dist.all_to_all(outs := [scene.tensor() for _ in range(2)], sources, async_op=asynchronous), outs, [1, 2]
+
+
+def _all_to_all_single(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
+    out = scene.tensor()
+    work = dist.all_to_all_single(out, scene.tensor(scene.rank + 1.0), async_op=asynchronous)
+    return work, list(out.chunk(2)), [1, 2]
+
+
+def _all_to_all_uneven(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
+    quarter = ELEMENTS // 4
+    sizes = [quarter, 3 * quarter]  # what each rank gets of both
+    out = torch.empty(2 * sizes[scene.rank], device=scene.device)
+    work = dist.all_to_all_single(
+        out, scene.tensor(scene.rank + 1.0), [sizes[scene.rank]] * 2, sizes, async_op=asynchronous
+    )
+    return work, list(out.chunk(2)), [1, 2]
+
+
+def _gather(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
+    outs = [scene.tensor() for _ in range(2)] if scene.rank == 0 else []
+    work = dist.gather(scene.tensor(scene.rank + 1.0), outs or None, 0, async_op=asynchronous)
+    return work, outs, [1.0, 2.0][: len(outs)]
+
+
+def _scatter(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
+    sources = [scene.tensor(rank + 5.0) for rank in range(2)] if scene.rank == 1 else None
+    return dist.scatter(out := scene.tensor(), sources, 1, async_op=asynchronous), [out], [scene.rank + 5.0]
+
+
+def _message(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
+    if scene.rank == 0:
+        x = scene.tensor(7.0)
+        return (dist.isend(x, 1), [x], [7]) if asynchronous else (dist.send(x, 1), [x], [7])
+    out = scene.tensor(0.0)
+    work = dist.irecv(out, 0) if asynchronous else dist.recv(out, 0)
+    return work if asynchronous else None, [out], [7]
+
+
+FORMS: dict[str, Form] = {
+    "all_reduce": _all_reduce,
+    "all_reduce, coalesced": _coalesced(_reduced),
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "all_gather": _all_gather,
+    "all_gather_into_tensor": _all_gather_single,
+    "all_gather_into_tensor, coalesced": _coalesced(_gathered),
+    "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_tensor": _reduce_scatter_single,
+    "reduce_scatter_tensor, coalesced": _coalesced(_scattered),
+    "all_to_all": _all_to_all,
+    "all_to_all_single": _all_to_all_single,
+    "all_to_all_single, of other sizes": _all_to_all_uneven,
+    "gather": _gather,
+    "scatter": _scatter,
+    "send and recv": _message,
+}
+
+
+def stacked_in_a_batch(scene: Scene) -> Any:
+    """A list, stacked by the backend, in a batch: nothing but the caller's own wait keeps the stacked tensor."""
+    with scene.looking() as instrument, scene.step(instrument):
+        out = scene.tensor()
+        with dist._coalescing_manager(device=scene.device, async_ops=True) as manager:
+            sources = [scene.tensor(scene.rank + 1.0) for _ in range(2)]
+            dist.reduce_scatter(out, sources, async_op=True)
+        del sources
+        garbage = [torch.full((size,), -5.0, device=scene.device) for size in SIZES for _ in range(3)]
+        manager.wait()
+        del garbage
+        zero = (out - 3).abs().max()
+    (line,) = scene.lines
+    return {
+        "zero": float(zero),
+        "races": [simulated.describe(race) for race in simulated.races()],
+        "coverage": [line.coverage.complete, line.coverage.reason],
+        "ends": [row.end_ns for row in line.collectives],
+        "ratio": line.overlap["overlap_ratio"],
+    }
+
+
+def checkpointed(scene: Scene) -> Any:
+    """FSDP2, with blocks whose activations are computed again in the backward pass."""
+    blocks = [fully_shard(Block(scene.device)) for _ in range(2)]
+    model = fully_shard(nn.Sequential(*blocks))
+    inputs = torch.ones(16, 16, device=scene.device)
+    with scene.looking() as instrument:
+        instrument.watch([(str(number), block) for number, block in enumerate(blocks)])
+        instrument.watch_backward(model)
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            for block in blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+            return x
+
+        model.forward = forward  # type: ignore[method-assign]
+        for _ in range(2):
+            with scene.step(instrument):
+                model(inputs).sum().backward()
+    line = scene.lines[-1]
+    window = (line.start_mono_ns, line.end_mono_ns)
+    compute = torch.cuda.current_stream(scene.device).stream_id
+    truth = truth_of(window, simulated.timeline(), simulated.waits(), compute, scene.device.index)
+    return {
+        "rows": sorted(row[1:3] for row in scene.rows()),
+        "kernels": sorted(kernel[1:] for kernel in scene.kernels()),
+        "lengths": [round((line.overlap[name] or 0) * 1e6) for name in ("compute_ms", "comm_ms", "compute_comm_ms")],
+        "truth": [truth.compute_ns, truth.comm_ns, truth.hidden_ns],
+        "complete": line.coverage.complete,
+        "races": len(simulated.races()),
+    }
+
+
+def split(scene: Scene) -> Any:
+    """A communicator that was split from the one of all ranks: collectives, a message, and none of it mixed up."""
+    group = dist.split_group(None, [[0, 1]])
+    assert group is not None
+    with scene.looking() as instrument, scene.step(instrument):
+        x, y = scene.tensor(scene.rank + 1.0), scene.tensor(scene.rank + 1.0)
+        works = [dist.all_reduce(x, group=group, async_op=True), dist.all_reduce(y, async_op=True)]
+        works.append(
+            dist.irecv(z := scene.tensor(0.0), 0, group=group) if scene.rank else dist.isend(x, 1, group=group)
+        )
+        for work in works:
+            assert work is not None
+            work.wait()
+        dist.all_reduce(x, group=group)
+        zeros = [x - 6, y - 3, *([z - 3] if scene.rank else [])]
+    (line,) = scene.lines
+    return {
+        "rows": sorted(row[1:3] for row in scene.rows()),
+        "kernels": sorted(kernel[1:] for kernel in scene.kernels()),
+        "groups": [row.group == group.group_name for row in line.collectives],
+        "complete": line.coverage.complete,
+        "zero": float(torch.stack([zero.abs().max() for zero in zeros]).max()),
         "races": len(simulated.races()),
     }
 
@@ -223,20 +496,22 @@ def half_precision_hook(scene: Scene) -> Any:
 
 
 def abandoned(scene: Scene) -> Any:
-    """Each other step fails; waits and a wait of the computing stream happen outside of steps as well."""
-    events = []
+    """Each other step fails; collectives, waits and a wait of the computing stream happen outside of steps as well."""
+    events, rig = [], Rig(scene.device, scene.rank, dist.get_world_size(), scene.groups)
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     block = Block(scene.device)
     inputs = torch.ones(16, 16, device=scene.device)
+    on_host = torch.empty(16, 16, pin_memory=True)
     with scene.looking() as instrument:
         instrument.watch([("block", block)])
         instrument.watch_backward(block)
         compiled = getattr(instrument.clock, "compiled", None)
-        for number in range(500):
+        for number in range(200):
             try:
                 with scene.step(instrument):
                     work = dist.all_reduce(scene.tensor(), async_op=True)
                     block(inputs).sum().backward()
+                    on_host.copy_(inputs, non_blocking=True)
                     torch.cuda.current_stream().wait_stream(side)
                     assert work is not None
                     work.wait()
@@ -245,9 +520,13 @@ def abandoned(scene: Scene) -> Any:
             except InterruptedError:
                 pass
             torch.cuda.current_stream().wait_stream(side)
+            if number % 20 == 0:
+                between_steps(rig)
+            for _ in range(30 if number == 150 else 0):  # as many as no step has
+                block(inputs).sum().backward()
             torch.accelerator.synchronize()
             caught_up(instrument, scene.lines, number // 2 + 1)  # so that how many are in use is no matter of speed
-            if number in (99, 499):
+            if number in (99, 199):
                 events.append(None if compiled is None else compiled.events())
     return {"events": events, "written": len(scene.lines)}
 
@@ -265,19 +544,25 @@ def clock_facts(scene: Scene) -> Any:
 
 
 def unread_epochs(scene: Scene) -> Any:
-    """1,200 epochs, none of them read before the last."""
+    """1,200 epochs, none of them read before the last; then the one mark of an early epoch. By how much each is off."""
     lengths()
     module, _ = load()
     clock = NativeDeviceClock(module, scene.device) if scene.native else DeviceClock(scene.device)
-    event = torch.Event(device=scene.device, enable_timing=True)
-    for _ in range(1200):
+    marked = []
+    for number in range(1202):
         clock.new_epoch()
         torch.cuda._sleep(1_000)  # type: ignore[no-untyped-call]
-    mark: Any = clock.mark()
-    event.record()
+        if number in (1, 1200):
+            event = torch.Event(device=scene.device, enable_timing=True)
+            marked.append((event, clock.mark()))
+            event.record()
     torch.accelerator.synchronize()
-    read_ns = int(clock.read_ns(mark) or 0)
-    return read_ns - simulated.event_ns(event)
+    off_ns = []
+    for event, mark in reversed(marked):
+        off_ns.append(int(clock.read_ns(mark) or 0) - simulated.event_ns(event))
+        clock.release(mark)
+        clock.new_epoch()
+    return off_ns
 
 
 def priorities(scene: Scene) -> Any:
@@ -292,6 +577,142 @@ def priorities(scene: Scene) -> Any:
         (int(simulator().stream_priority(row.device, row.stream)), row.stream not in (0, caller.stream_id))
         for row in rows
     ]
+
+
+def moved(scene: Scene) -> Any:
+    """Of a synchronous and an asynchronous all-reduce: whether the kernel ran on the caller's stream, and whether its
+    stream was ordered behind the caller's directly.
+    """
+    block = Block(scene.device)
+    inputs = torch.ones(16, 16, device=scene.device)
+    with scene.looking() as instrument, scene.step(instrument):
+        caller = torch.cuda.current_stream().stream_id
+        for asynchronous in (False, True):
+            block(inputs)
+            work = dist.all_reduce(scene.tensor(), async_op=asynchronous)
+            if work is not None:
+                work.wait()
+    waits = simulated.waits()
+    return [
+        (
+            row.stream == caller,
+            any((wait.stream, wait.on_stream, wait.end_ns) == (row.stream, caller, row.start_ns) for wait in waits),
+        )
+        for row in simulated.timeline(scene.device.index, kind="collective")
+    ]
+
+
+def copies_elsewhere(scene: Scene) -> Any:
+    """A value for the host, a copy of nothing, one to another device, and one that this makes itself."""
+    here = scene.tensor()
+    there = torch.ones(ELEMENTS, device=torch.device("cuda", 1 - scene.device.index))
+    with scene.looking() as instrument, scene.step(instrument):
+        here[0].item()
+        here[:0].cpu()
+        there.copy_(here)
+        there.cpu()
+    (line,) = scene.lines
+    rows = [(row.direction, row.bytes, row.end_ns is not None) for row in line.copies or ()]
+    return {"rows": rows, "copy_ms": line.overlap["copy_ms"], "reason": line.reasons["copy_ms"]}
+
+
+def no_stream_to_time_on(scene: Scene) -> Any:
+    """A device that hands out its only stream: to the caller, or for two groups."""
+    values, told = [], []
+    for callers in (True, False):
+        with scene.looking() as instrument:
+            simulated.pool_streams(1)
+            with scene.step(instrument):
+                caller = torch.cuda.Stream() if callers else torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+                with torch.cuda.stream(caller):
+                    for group in (scene.groups.world,) if callers else (scene.groups.world, scene.groups.other):
+                        x = scene.tensor(scene.rank + 1.0)
+                        work = dist.all_reduce(x, group=group, async_op=True)
+                        assert work is not None
+                        work.wait()
+                        values.append((x - 3).abs().max())
+                torch.cuda.current_stream().wait_stream(caller)
+        lengths()
+        told.append([scene.lines[-1].coverage.reason, [row.end_ns is None for row in scene.lines[-1].collectives]])
+    return {"told": told, "zero": float(torch.stack(values).max()), "races": len(simulated.races())}
+
+
+def configured_priority(scene: Scene) -> Any:
+    """Of the streams that collectives ran on, where the configuration says one."""
+    with scene.looking(priority=-1) as instrument, scene.step(instrument):
+        dist.all_reduce(scene.tensor())
+    rows = simulated.timeline(scene.device.index, kind="collective")
+    return [int(simulator().stream_priority(row.device, row.stream)) for row in rows]
+
+
+def many_joined(scene: Scene) -> Any:
+    """More collectives than a stream keeps the names of, and a wait for all of them."""
+    comm = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with scene.looking() as instrument, scene.step(instrument):
+        with torch.cuda.stream(comm):
+            x = scene.tensor()
+            for _ in range(260):
+                dist.all_reduce(x)
+        torch.cuda.current_stream().wait_stream(comm)
+    numbers = [wait.seq - scene.lines[0].collectives[0].seq for wait in scene.lines[0].waits or ()]
+    return [len(numbers), min(numbers), max(numbers)]
+
+
+def future_elsewhere(scene: Scene) -> Any:
+    """A future that is waited for before a backward pass, and so not at its end."""
+    block = Block(scene.device)
+    with scene.looking() as instrument:
+        instrument.watch([("block", block)])
+        instrument.watch_backward(block)
+        with scene.step(instrument):
+            output = block(torch.ones(16, 16, device=scene.device))
+            work = dist.all_reduce(scene.tensor(), async_op=True)
+            assert work is not None
+            work.get_future().wait()
+            output.sum().backward()
+    return [wait.seq for wait in scene.lines[0].waits or ()]
+
+
+def handles(scene: Scene) -> Any:
+    """What a handle answers before its collective has begun, and after its end."""
+    x = scene.tensor(scene.rank + 1.0)
+    with scene.looking() as instrument, scene.step(instrument):
+        torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
+        work = dist.all_reduce(x, async_op=True)
+        assert work is not None
+        before = work.is_completed()
+        torch.accelerator.synchronize()
+        return [before, work.is_completed(), work.is_success(), work.exception() is None, len(work.result())]
+
+
+def uncertain_clock(scene: Scene) -> Any:
+    """Brackets of the host's clock whose widths differ, the eighth the narrowest: 100 ns. Where the origin is taken to
+    be, the bounds, and the drift to where the host's clock says a second later.
+    """
+    lengths()
+    calls, base_ns = 0, 1
+
+    def now_ns() -> int:
+        nonlocal calls
+        bracket, after = divmod(calls, 2)
+        calls += 1
+        return base_ns + 1_000 * bracket + after * (100 + 10 * abs(bracket - 7))
+
+    module, _ = load()
+    assert module is not None
+    pointer = ctypes.CFUNCTYPE(ctypes.c_int64)(now_ns)
+    try:
+        if scene.native:
+            module.use_clock(ctypes.cast(pointer, ctypes.c_void_p).value)
+        with nullcontext() if scene.native else patch.object(time, "perf_counter_ns", now_ns):
+            clock = NativeDeviceClock(module, scene.device) if scene.native else DeviceClock(scene.device)
+            mark: Any = clock.mark()
+            torch.accelerator.synchronize()
+            calls, base_ns = 0, 1_000_000_001
+            facts = clock.facts()
+    finally:
+        module.use_clock(simulated.host_clock_address())
+    return [clock.read_ns(mark), clock.bound_ns, facts.bound_at_start_ns, facts.bound_at_end_ns, facts.drift_ns]
 
 
 def no_stream_left(scene: Scene) -> Any:
@@ -323,8 +744,15 @@ def workers(scene: Scene) -> Any:
             dist.all_reduce(scene.tensor(), group=group)
             dist.all_reduce(torch.ones(4), group=group)
         lanes = instrument.groups[group.group_name].lanes
+    (line,) = scene.lines
+    waits = [wait.seq for wait in line.waits] if isinstance(line.waits, list) else None
     on_host: Any = group._get_backend(torch.device("cpu"))
-    return {"lanes": lanes, "threads": int(on_host.options._threads), "sources": [row[3] for row in scene.rows()]}
+    return {
+        "lanes": lanes,
+        "threads": int(on_host.options._threads),
+        "sources": [row[3] for row in scene.rows()],
+        "waits": waits,
+    }
 
 
 def emulated(scene: Scene) -> Any:
@@ -384,36 +812,51 @@ def spins(scene: Scene) -> Any:
 
 BOTH_TAPS: tuple[Callable[[Scene], Any], ...] = (
     capture,
+    capture_over_steps,
     another_device_is_current,
+    every_form,
+    stacked_in_a_batch,
+    checkpointed,
+    split,
     limited_wait,
     blocking,
     half_precision_hook,
     abandoned,
     clock_facts,
     priorities,
+    moved,
+    copies_elsewhere,
+    no_stream_to_time_on,
+    configured_priority,
+    many_joined,
+    future_elsewhere,
+    handles,
     no_stream_left,
     workers,
 )
-ONE_MODE: tuple[Callable[[Scene], Any], ...] = (unread_epochs,)
+ONE_MODE: tuple[Callable[[Scene], Any], ...] = (unread_epochs, uncertain_clock)
 PYTHON_ONLY: tuple[Callable[[Scene], Any], ...] = (emulated,)
+ALL_DEDICATED: tuple[Callable[[Scene], Any], ...] = (every_form, limited_wait, moved, handles)
 ONCE: tuple[Callable[[Scene], Any], ...] = (spins,)
 
 
-def play(device: torch.device, groups: Groups) -> dict[str, Any]:
+def play(
+    device: torch.device, groups: Groups, taps: Sequence[Tap], make: Callable[..., Instrumentation] = Instrumentation
+) -> dict[str, Any]:
     """All of them: by scene, and by mode and tap where those matter."""
     told: dict[str, Any] = {}
     modes: tuple[InstrumentMode, ...] = ("dedicated", "observe")
-    for mode in modes:
-        for native in (False, True):
-            for scene in BOTH_TAPS:
-                played(told, scene, Scene(device, groups, mode, native))
-        for scene in PYTHON_ONLY:
-            played(told, scene, Scene(device, groups, mode, native=False))
-    for native in (False, True):
-        for scene in ONE_MODE:
-            played(told, scene, Scene(device, groups, "dedicated", native))
-    for scene in ONCE:
-        played(told, scene, Scene(device, groups, "dedicated", native=False))
+    for tap, mode in product(taps, modes):
+        scenes = [*BOTH_TAPS]
+        if mode == "dedicated":
+            scenes += ONE_MODE
+        if tap == "python":
+            scenes += PYTHON_ONLY
+            scenes += ONCE if mode == "dedicated" else ()
+        for scene in scenes:
+            played(told, scene, Scene(device, groups, mode, tap == "compiled", make))
+    for tap, scene in product(taps, ALL_DEDICATED):
+        played(told, scene, Scene(device, groups, "dedicated", tap == "compiled", make, dedicated_async=True))
     return told
 
 
@@ -422,7 +865,8 @@ def played(told: dict[str, Any], scene: Callable[[Scene], Any], on: Scene) -> No
     simulated.defaults()
     gc.collect()
     begin_s = time.monotonic()
-    name = f"{scene.__name__} {on.mode}-{'compiled' if on.native else 'python'}"
+    mode = "all_dedicated" if on.dedicated_async else on.mode
+    name = f"{scene.__name__} {mode}-{'compiled' if on.native else 'python'}"
     sys.stderr.write(f"{begin_s:.2f}: {name}\n")  # which one it is, should it hang
     told[name] = scene(on)
     told.setdefault("seconds", {})[name] = time.monotonic() - begin_s

@@ -82,7 +82,7 @@ def predicted(folder: Path, change: str) -> whatif.Prediction:
 def test_what_was_predicted_came(folders: Path, strategy: str, before: str, after: str) -> None:
     step_ms, ratio = measured(folders / f"{strategy}-{after}")
     found = predicted(folders / f"{strategy}-{before}", ASKED[before, after])
-    assert found.job_step_ms.value == pytest.approx(step_ms, rel=STEP)
+    assert found.launch_ms.value == pytest.approx(step_ms, rel=STEP)
     assert found.overlap_ratio is not None
     assert found.overlap_ratio.value == pytest.approx(ratio, abs=RATIO)
     assert measured(folders / f"{strategy}-{before}")[0] != pytest.approx(step_ms, rel=10 * STEP)
@@ -95,4 +95,4 @@ def test_where_arrivals_left_no_trace_it_says_so_and_the_interval_holds(
     step_ms, _ = measured(folders / f"{strategy}-{after}")
     found = predicted(folders / f"{strategy}-{before}", ASKED[before, after])
     assert any("were queued behind another" in flag for flag in found.flags)
-    assert found.job_step_ms.low <= step_ms <= found.job_step_ms.high
+    assert found.launch_ms.low <= step_ms <= found.launch_ms.high

@@ -7,7 +7,15 @@ import re
 
 import pytest
 
-from aorta.distributed.environment_checks import Knob, cores, knobs_found, one_rank, too_many_ranks
+from aorta.distributed.environment_checks import (
+    Knob,
+    cores,
+    knobs_found,
+    one_rank,
+    streams_used,
+    timed_from_python,
+    too_many_ranks,
+)
 
 WARNED = [
     ("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, 3, r"CUDA_DEVICE_MAX_CONNECTIONS=1: .* one hardware queue.*; unset"),
@@ -19,14 +27,17 @@ WARNED = [
     ("rocm", {"NCCL_BLOCKING_WAIT": "true"}, 3, r"NCCL_BLOCKING_WAIT=true: .* blocks the host.*; unset it"),
     ("cuda", {"NCCL_LAUNCH_MODE": "GROUP"}, 3, r"NCCL_LAUNCH_MODE=GROUP: .*; unset it"),
     ("cuda", {"TORCH_NCCL_ENABLE_TIMING": "1"}, 3, r"TORCH_NCCL_ENABLE_TIMING=1: .* timing events .*; unset it"),
-    ("rocm", {}, 5, r"GPU_MAX_HW_QUEUES=4: this run uses 5 streams.*; set GPU_MAX_HW_QUEUES=5"),
-    ("rocm", {"GPU_MAX_HW_QUEUES": "2"}, 3, r"GPU_MAX_HW_QUEUES=2: this run uses 3 streams.*; set GPU_MAX_HW_QUEUES=3"),
+    ("rocm", {}, 5, r"GPU_MAX_HW_QUEUES=4: .* up to 5 streams of priority 0;.*; set GPU_MAX_HW_QUEUES=5"),
+    ("rocm", {"GPU_MAX_HW_QUEUES": "2"}, 3, r"GPU_MAX_HW_QUEUES=2: .* up to 3 streams.*; set GPU_MAX_HW_QUEUES=3"),
+    ("cuda", {}, 9, r"CUDA_DEVICE_MAX_CONNECTIONS=8: .* up to 9 streams;.*; set CUDA_DEVICE_MAX_CONNECTIONS=9"),
+    ("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "4"}, 40, r"CUDA_DEVICE_MAX_CONNECTIONS=4: .* set CUDA_.*=32 before"),
+    ("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 40, r".*=32: .* up to 40 streams.* one may wait for another; take"),
 ]
 SILENT = [
-    ("cuda", {}, 100),
+    ("cuda", {}, 8),
     ("rocm", {}, 4),
     ("rocm", {"GPU_MAX_HW_QUEUES": "8"}, 8),
-    ("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, 9),
+    ("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "12"}, 12),
     ("rocm", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, 2),
     ("cuda", {"CUDA_LAUNCH_BLOCKING": "0", "TORCH_NCCL_BLOCKING_WAIT": "false", "NCCL_LAUNCH_MODE": ""}, 3),
     ("cuda", {"HIP_LAUNCH_BLOCKING": "1", "AMD_SERIALIZE_KERNEL": "3"}, 3),
@@ -36,29 +47,53 @@ SILENT = [
 
 @pytest.mark.parametrize(("platform", "environment", "streams", "sentence"), WARNED)
 def test_a_setting_that_changes_the_measurement_is_named(platform, environment, streams, sentence):
-    ((warning, level),) = knobs_found(environment, platform, streams, timing_events=False)
+    ((warning, level),) = knobs_found(environment, platform, {0: streams}, timing_events=False)
     assert re.fullmatch(sentence + ".*", warning)
     assert level == logging.WARNING
 
 
 @pytest.mark.parametrize(("platform", "environment", "streams"), SILENT)
 def test_what_changes_nothing_is_not_complained_of(platform, environment, streams):
-    assert knobs_found(environment, platform, streams, timing_events=True) == []
+    assert knobs_found(environment, platform, {0: streams}, timing_events=True) == []
 
 
 def test_all_of_them_are_told():
     both = {"CUDA_LAUNCH_BLOCKING": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    assert len(knobs_found(both, "cuda", 2, timing_events=False)) == 2
+    assert len(knobs_found(both, "cuda", {0: 2}, timing_events=False)) == 2
+
+
+def test_queues_of_rocm_are_those_of_one_priority_and_connections_of_cuda_those_of_all():
+    used = {0: 4, -1: 5}
+    (rocm,), (cuda,) = (knobs_found({}, platform, used, timing_events=True) for platform in ("rocm", "cuda"))
+    assert "up to 5 streams of priority -1;" in rocm.text
+    assert "up to 9 streams;" in cuda.text
+    assert knobs_found({"GPU_MAX_HW_QUEUES": "5"}, "rocm", used, timing_events=True) == []
+
+
+@pytest.mark.parametrize(
+    ("looking", "priority", "used"),
+    [
+        (
+            False,
+            None,
+            {0: 4, -1: 3},
+        ),  # compute, FSDP2's all-reduce, and a stream of the backend's for each of two groups
+        (True, None, {0: 6, -1: 5}),  # AORTA's keep the priority of the stream a collective was issued on
+        (True, -2, {0: 4, -1: 3, -2: 2}),
+    ],
+)
+def test_streams_are_counted_for_every_group_and_priority(looking, priority, used):
+    assert streams_used({-1: 3, 0: 1}, 2, looking=looking, priority=priority) == used
 
 
 def test_one_hardware_queue_with_timing_events_is_an_error_of_its_own():
     one = {"CUDA_DEVICE_MAX_CONNECTIONS": " 1 "}
-    warning, error = knobs_found(one, "cuda", 3, timing_events=True)
-    assert [warning] == knobs_found(one, "cuda", 3, timing_events=False)
+    warning, error = knobs_found(one, "cuda", {0: 3}, timing_events=True)
+    assert [warning] == knobs_found(one, "cuda", {0: 3}, timing_events=False)
     assert error == Knob(error.text, logging.ERROR)
     assert "together with AORTA's timing events" in error.text
     assert "its overlap is no finding; unset it, or take instrument.mode=off" in error.text
-    assert knobs_found({"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, "cuda", 9, timing_events=True) == []
+    assert knobs_found({"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, "cuda", {0: 8}, timing_events=True) == []
 
 
 @pytest.mark.parametrize(
@@ -86,3 +121,13 @@ def test_more_ranks_than_cores_are_too_many_on_a_cpu_only():
     assert too_many_ranks(2, 2, "cpu") is None
     assert too_many_ranks(8, 2, "cuda") is None
     assert cores() >= 1
+
+
+def test_collectives_timed_from_python_are_told_with_the_cost_and_the_remedy():
+    knob = timed_from_python("python: not built; python -m aorta.instrument.native does it", "rocm")
+    assert knob is not None
+    assert knob.level == logging.WARNING
+    assert knob.text.startswith("collectives are timed from Python (not built; python -m aorta.instrument.native does")
+    assert "about 0.2 ms of the host for each" in knob.text
+    for interceptor, platform in (("native", "cuda"), ("python: not built", "cpu"), (None, "cuda")):
+        assert timed_from_python(interceptor, platform) is None

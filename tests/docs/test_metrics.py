@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
+from aorta.analysis.host_bound import LEAD, UNDECIDED
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, STEP_METRIC_NAMES
 from aorta.records.schema import CopyDirection
 from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, KINDS
@@ -24,7 +25,13 @@ def test_the_record_s_metrics() -> None:
         (0, 10), compute=[(0, 5)], comm={kind: [(3, 8)] for kind in KINDS}, pipeline=[(0, 9)], bubbles=[(5, 8)]
     )
     rates = copy_rates((direction, 1, (0, 1)) for direction in get_args(CopyDirection))
-    assert documented("In the record, and in the report") == {*everything.metrics()[0], *AT_CUTOFFS, *rates}
+    assert documented("In the record, and in the report") == {
+        *everything.metrics()[0],
+        *AT_CUTOFFS,
+        *rates,
+        LEAD,
+        UNDECIDED,
+    }
 
 
 def test_the_report_s_metrics() -> None:

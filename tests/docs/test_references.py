@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
+from pathlib import Path
 
 import pytest
 
 from aorta import errors
+from aorta.installation import install_command
 from tests.docs.pages import PAGES, ROOT, fenced, first_column, name, prose, section
 
 RULE = re.compile(r"\b([RWK]\d{1,2})\b")
@@ -49,6 +51,15 @@ def test_exit_codes() -> None:
     codes = {error.exit_code for error in classes if issubclass(error, errors.AortaError)}
     listed = first_column(section(ROOT / "docs" / "running.md", "Exit codes"))
     assert listed == [*(str(code) for code in sorted({errors.EXIT_OK, *codes})), "128 + n"]
+
+
+def test_nothing_tells_to_install_a_distribution_that_no_index_has() -> None:
+    """Whoever registered the name there would be installed in AORTA's place: it is installed from a checkout."""
+    told = re.compile(r"pip install [^\n|]*aorta-bench|aorta-bench\[")
+    written = [path for path in {*PAGES, *SOURCES} if path != Path(__file__) and told.search(path.read_text())]
+    assert written == []
+    assert install_command("dask", "wandb") == 'pip install "PATH/TO/CHECKOUT[dask,wandb]"'
+    assert install_command() == 'pip install "PATH/TO/CHECKOUT"'
 
 
 @pytest.mark.spec("D44")

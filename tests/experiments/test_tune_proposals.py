@@ -157,7 +157,7 @@ def test_what_cannot_be_launched_makes_way_for_the_next(runs: Path) -> None:
 
 
 def test_a_launch_that_was_not_as_predicted_is_noted() -> None:
-    one = Proposal(("buckets.mb=1",), step_ms=Value(100.0, 90.0, 110.0))
+    one = Proposal(("buckets.mb=1",), launch_ms=Value(100.0, 90.0, 110.0))
     refined = Refined([one])
     refined.hold(one, 109.0, "refine-1")
     assert refined.notes == []

@@ -13,6 +13,8 @@ from aorta.gpu_check.check_table import (
     CheckVerdict,
     busy_row,
     collective_rows,
+    lead_row,
+    ratio_between,
     ratio_row,
     render,
     report_of,
@@ -41,7 +43,27 @@ UNJUDGED = CheckRow(
     ],
 )
 def test_ratios_agree_within_two_hundredths_where_the_device_is_busy(own, kernels, share, verdict):
-    assert ratio_row("ddp", own, kernels, share).verdict is verdict
+    assert ratio_row("ddp", own and (own, own), kernels, share).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("kernels", "verdict"),
+    [(0.38, CheckVerdict.NOT_JUDGED), (0.769, CheckVerdict.NOT_JUDGED), (0.78, CheckVerdict.FAILED)],
+)
+def test_bounds_of_a_host_bound_card_are_not_judged_and_have_to_hold(kernels, verdict):
+    between = ratio_between((2.0, 6.0), (2.0, 6.0))
+    assert between == (0.25, 0.75)
+    row = ratio_row("ddp", between, kernels, 0.41, 0.01)
+    assert (row.verdict, row.found) == (verdict, f"0.250 to 0.750 / {kernels:.3f}")
+    if verdict is CheckVerdict.NOT_JUDGED:
+        assert row.why == "host-bound: the host sets the pace, 0.010 ms ahead; the bounds hold"
+        assert report_of(FACTS, [[row]]).exit_code == 4
+    assert ratio_between((0.0, 0.0), (0.0, 0.0)) is ratio_between(None, (1.0, 1.0)) is None
+
+
+def test_the_lead_of_the_host_is_said():
+    assert lead_row("ddp", 0.01, 0.41).found == "0.010 ms; marks leave 41% of the blocks' time open"
+    assert busy_row("ddp", 0.412, 0.01).why == "device only 41% busy, the host 0.010 ms ahead of it"
 
 
 def test_a_device_that_waits_for_the_host_is_said_in_per_cent():
@@ -50,7 +72,7 @@ def test_a_device_that_waits_for_the_host_is_said_in_per_cent():
         CheckVerdict.NOT_JUDGED,
         "device only 41% busy",
     )
-    assert ratio_row("ddp", 0.5, 0.7, 0.412).why == "device only 41% busy"
+    assert ratio_row("ddp", (0.5, 0.5), 0.7, 0.412).why == "device only 41% busy"
     assert busy_row("ddp", None).why == "the profiler saw no kernel"
 
 

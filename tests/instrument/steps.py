@@ -17,16 +17,17 @@ ANCHOR = ClockReading(realtime_ns=5_000 * MS, boottime_ns=0, monotonic_ns=1_000 
 
 
 class Pending:
-    """A mark that happens when the test says so."""
+    """A mark that happens when the test says so; `sent_ns`: when the host recorded it, None: on a clock of its own."""
 
-    def __init__(self, at_ns: int | None) -> None:
-        self.at_ns = at_ns
+    def __init__(self, at_ns: int | None, sent_ns: int | None = None) -> None:
+        self.at_ns, self.sent_ns = at_ns, sent_ns
 
 
 class SetClock:
     """Marks happen at `now_ns`, or not until the test lets them; counts what is given back."""
 
     timer = "cuda_event"
+    bound_ns = 0
 
     def __init__(self) -> None:
         self.now_ns, self.running = 0, True
@@ -47,6 +48,9 @@ class SetClock:
 
     def read_ns(self, mark: Pending | int) -> int | None:
         return mark if isinstance(mark, int) else mark.at_ns
+
+    def sent_ns(self, mark: Pending | int) -> int | None:
+        return None if isinstance(mark, int) else mark.sent_ns
 
     def forget(self, mark: Pending | int | None) -> None:
         pass

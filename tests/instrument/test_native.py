@@ -205,7 +205,7 @@ def test_it_counts_on_where_it_was_when_it_looks_again(tap: Tap) -> None:
 
 def test_every_collective_has_its_label_in_the_profilers_trace(tap: Tap) -> None:
     dist.all_reduce(torch.ones(2))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profiler:
         dist.all_reduce(torch.ones(2))
         dist.broadcast(torch.ones(2), 0)
     tap.hand_over()

@@ -32,6 +32,18 @@ def test_a_collective_that_reaches_into_the_next_step_counts_in_both_windows(rig
     assert [len(line.collectives) for line in rig.lines] == [1, 0, 0, 0]  # the row stands where it was issued
 
 
+def test_a_communicator_is_free_when_the_latest_of_its_collectives_has_ended(rig: Rig) -> None:
+    """Clocks of different epochs differ by less than a microsecond: the second seems to end before the first."""
+    with rig.step(0, 10):
+        for start_ms, end_ms in ((1, 5), (2, 4.9), (3, 8)):
+            rig.collective(rig.clock.at(start_ms), rig.clock.at(end_ms)).communicator = "0"
+    assert [(row.start_ns, row.end_ns) for row in rig.lines[0].collectives] == [
+        (1 * MS, 5 * MS),
+        (4.9 * MS, 4.9 * MS),
+        (5 * MS, 8 * MS),
+    ]
+
+
 def test_every_event_is_given_back_once_and_tensors_are_let_go(rig: Rig) -> None:
     with rig.step(0, 10):
         issued = rig.collective(rig.clock.at(1), rig.clock.at(4))

@@ -25,6 +25,15 @@ def test_every_operator_that_is_seen_can_be_replaced() -> None:
     assert set(COPIES) == set(OPERATORS)
 
 
+@pytest.mark.parametrize(("root", "expected"), [(1, [5.0, 6.0, 5.0, 6.0]), (0, [0.0] * 4)])
+def test_a_gather_into_one_tensor_fills_that_of_the_root(root: int, expected: list[float]) -> None:
+    """torch 2.15 has it, for backends other than gloo."""
+    output, copy = torch.zeros(4), COPIES["gather_into_tensor_"]
+    assert copy is not None
+    copy((output, torch.tensor([5.0, 6.0]), None, root), StandInRank(1, 2))
+    assert output.tolist() == expected
+
+
 @pytest.mark.dist
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in NEEDS_THE_NETWORK])
 def test_it_gives_back_what_the_real_collective_does_and_issues_nothing(told: list[dict[str, Any]], name: str) -> None:

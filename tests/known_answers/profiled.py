@@ -1,11 +1,13 @@
-"""Two ranks, DDP and FSDP2, real gloo collectives of 64 MiB beside blocks that sleep, under torch.profiler.
+"""Two ranks, DDP and FSDP2, real gloo collectives under torch.profiler: of 64 MiB beside blocks that sleep, and of
+blocks that compute (attention, layer norm, matrix products).
 
-Enters: a folder. Leaves: `<strategy>_<rank>.trace.json` of the profiler and `<strategy>/` with the record of each rank,
-of the same steps. Nothing here is compared.
+Enters: a folder. Leaves: `<case>_<rank>.trace.json` of the profiler and `<case>/` with the record of each rank, of the
+same steps; a case is a strategy, with `_computing` behind it for the other blocks. Nothing here is compared.
 
 A block sleeps rather than multiplies: it leaves the cores to gloo, whose threads otherwise wait for one, and then the
 two records differ by what a busy machine did between an issue and its worker's waking up. Its sleep is marked with
-`record_function`, so that the profiler knows when it computed without a word from AORTA's hooks. Collectives of DDP are
+`record_function`, so that the profiler knows when it computed without a word from AORTA's hooks. What a block that
+computes leaves in a trace is nested: a matrix product has operators inside of it. Collectives of DDP are
 timed from Python, those of FSDP2 by the compiled tap where it has been built.
 """
 
@@ -35,6 +37,8 @@ from tests.analysis.builders import header
 CPU = torch.device("cpu")
 MARK = "compute"
 STRATEGIES = ("ddp", "fsdp")
+COMPUTING = "_computing"
+WIDTH, HEADS, TOKENS = 256, 4, 256
 BLOCKS, VALUES = 3, 16 << 20
 FORWARD_S, BACKWARD_S = 0.1, 0.2
 WARMUP, PROFILED = 2, 3
@@ -67,19 +71,56 @@ class Block(nn.Module):
         return Computing.apply(x, self.weight)  # type: ignore[no-any-return]
 
 
+class ComputingBlock(nn.Module):
+    """A block of a transformer, and an `autograd.Function` that waits for a collective of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.mix = nn.Linear(WIDTH, 3 * WIDTH)
+        self.wide, self.back = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.mix(self.norm(x)).view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        seen = nn.functional.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + seen
+        return AllReduced.apply(x + self.back(nn.functional.gelu(self.wide(x))))  # type: ignore[no-any-return]
+
+
+class AllReduced(torch.autograd.Function):
+    """The mean over ranks in both directions, waited for where it is called."""
+
+    @staticmethod
+    def forward(_: torch.autograd.function.FunctionCtx, x: torch.Tensor) -> torch.Tensor:
+        return mean(x)
+
+    @staticmethod
+    def backward(_: torch.autograd.function.FunctionCtx, gradient: torch.Tensor) -> torch.Tensor:
+        return mean(gradient)
+
+
+def mean(x: torch.Tensor) -> torch.Tensor:
+    x = x / dist.get_world_size()
+    dist.all_reduce(x)
+    return x
+
+
 def spread(strategy: str, model: nn.Sequential) -> Spread:
     if strategy == "ddp":  # a bucket a block
-        return ddp.spread(model, DDP(bucket_cap_mb=VALUES * 4 / 2**20), Precision.none, CPU)
+        values = sum(parameter.numel() for parameter in model[0].parameters())
+        return ddp.spread(model, DDP(bucket_cap_mb=values * 4 / 2**20), Precision.none, CPU)
     blocks = [(f"block{index}", block) for index, block in enumerate(model)]
     return meshes.sharded(model, blocks, FSDP(), Precision.none, CPU)
 
 
-def run(strategy: str, folder: Path, rank: int, world_size: int) -> None:
-    model = nn.Sequential(*(Block() for _ in range(BLOCKS)))
+def run(case: str, folder: Path, rank: int, world_size: int) -> None:
+    strategy = case.removesuffix(COMPUTING)
+    computes = case != strategy
+    model = nn.Sequential(*(ComputingBlock() if computes else Block() for _ in range(BLOCKS)))
     blocks = [(f"block{index}", block) for index, block in enumerate(model)]
     module = spread(strategy, model).module
-    (folder / strategy).mkdir(exist_ok=True)
-    with RecordWriter(folder / strategy / f"rank_{rank}_metrics.jsonl", rank) as writer:
+    (folder / case).mkdir(exist_ok=True)
+    with RecordWriter(folder / case / f"rank_{rank}_metrics.jsonl", rank) as writer:
         clocks = read_clocks()
         writer.write(header(rank, world_size, parallel=strategy, clock=clocks))
         native = strategy == "fsdp"
@@ -89,7 +130,7 @@ def run(strategy: str, folder: Path, rank: int, world_size: int) -> None:
 
             def step(number: int) -> None:
                 with instrument.recorder.step(StepFacts(0, number, number, None, number < WARMUP)):
-                    module(torch.ones(8)).sum().backward()
+                    module(torch.ones((4, TOKENS, WIDTH) if computes else 8)).sum().backward()
                 for parameter in module.parameters():
                     parameter.grad = None
 
@@ -101,15 +142,15 @@ def run(strategy: str, folder: Path, rank: int, world_size: int) -> None:
             instrument.recorder.finish()
             groups = {name: list(group.ranks) for name, group in instrument.groups.items()}
             writer.write(Footer("completed", 0, instrument.recorder.steps_written, read_clocks(), groups))
-    profiler.export_chrome_trace(str(folder / f"{strategy}_{rank}.trace.json"))
+    profiler.export_chrome_trace(str(folder / f"{case}_{rank}.trace.json"))
 
 
 def main() -> None:
     torch.set_num_threads(1)
     topology = read_topology()
     with process_group(topology, CPU, 60):
-        for strategy in STRATEGIES:
-            run(strategy, Path(sys.argv[1]), topology.rank, topology.world_size)
+        for case in (*STRATEGIES, *(strategy + COMPUTING for strategy in STRATEGIES)):
+            run(case, Path(sys.argv[1]), topology.rank, topology.world_size)
             dist.barrier()
 
 

@@ -15,12 +15,17 @@ from statistics import median
 
 import pytest
 
+from aorta.analysis.load.device_timelines import device_timelines
+from aorta.analysis.load.kernel_classifier import NameClassifier
+from aorta.analysis.load.kernel_totals import kernel_totals
+from aorta.analysis.load.kineto.kineto_reader import read_kineto
 from aorta.gpu_check.device_kernels import Interval, KernelWindow, pooled_ratio
 from aorta.records.reader import read_rank
 from aorta.records.schema import Collective, Step
 from tests.known_answers.again import undisturbed
+from tests.known_answers.host_union import host_union
 from tests.known_answers.launch import start
-from tests.known_answers.profiled import BLOCKS, MARK, PROFILED, STRATEGIES
+from tests.known_answers.profiled import BACKWARD_S, BLOCKS, COMPUTING, MARK, PROFILED, STRATEGIES
 from tests.known_answers.rows import Rows, windows
 
 pytestmark = [pytest.mark.dist, pytest.mark.alone]
@@ -50,20 +55,31 @@ class Seen:
         ]
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Seen]]:
-    """All strategies in one launch; the profiled steps of both ranks."""
+@dataclass
+class Launch:
+    """All strategies in one launch; `seen` has the profiled steps of both ranks."""
 
-    def holds(seen: dict[str, list[Seen]]) -> None:
+    folder: Path
+    seen: dict[str, list[Seen]]
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    def holds(launch: Launch) -> None:
         for strategy, kind in CASES:
-            lengths_agree(seen[strategy], kind)
+            lengths_agree(launch.seen[strategy], kind)
         for strategy in STRATEGIES:
-            ratios_agree(seen[strategy])
+            ratios_agree(launch.seen[strategy])
 
     return undisturbed(tmp_path_factory, "crosscheck", measure, holds)
 
 
-def measure(folder: Path) -> dict[str, list[Seen]]:
+@pytest.fixture(scope="module")
+def seen(launch: Launch) -> dict[str, list[Seen]]:
+    return launch.seen
+
+
+def measure(folder: Path) -> Launch:
     start("tests.known_answers.profiled", str(folder))
     found: dict[str, list[Seen]] = {}
     for strategy in STRATEGIES:
@@ -75,7 +91,7 @@ def measure(folder: Path) -> dict[str, list[Seen]]:
             both = windows(rows, steps, rows.compute), windows(rows, steps, rows.compute_and_issuing)
             for line, step, lower, upper in zip(lines, steps, *both, strict=True):
                 found.setdefault(strategy, []).append(Seen(line, lower, upper, rows.issued_in(step)))
-    return found
+    return Launch(folder, found)
 
 
 def _json(path: Path) -> dict[str, object]:
@@ -156,3 +172,33 @@ def test_a_ratio_that_takes_stalls_for_computation_would_be_noticed(seen: dict[s
     for one in seen["fsdp"]:
         own, wrong = one.step.overlap["overlap_ratio"], pooled_ratio([whole(one.profiler)])
         assert (wrong or 0) - (own or 0) > RATIO
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("case", [strategy + blocks for strategy in STRATEGIES for blocks in ("", COMPUTING)])
+def test_the_reader_of_traces_finds_what_plain_loops_find(launch: Launch, case: str, rank: int) -> None:
+    path = launch.folder / f"{case}_{rank}.trace.json"
+    expected = host_union(_json(path))
+    with path.open("rb") as stream:
+        trace = read_kineto(stream, str(path), NameClassifier())
+    (device,) = device_timelines(trace)
+    found = device.measure(device.whole)
+    assert (found.compute_ns, found.comm_ns, found.hidden_ns) == expected[:3]
+    assert found.overlap_ratio == pytest.approx(expected.hidden_ns / expected.comm_ns, rel=1e-9)
+    of_kernels = {row.name: row.total_ms for row in kernel_totals(trace.intervals) if row.cls == "compute"}
+    assert of_kernels == pytest.approx({name: length / 1e6 for name, length in expected.by_name.items()}, rel=1e-9)
+    # What a block did keeps its time, whatever it nests.
+    if case.endswith(COMPUTING):
+        products = of_kernels["aten::mm"] + of_kernels["aten::addmm"]
+        assert products > 0.2 * found.compute_ns / 1e6
+    else:
+        assert of_kernels["ComputingBackward"] >= PROFILED * BLOCKS * BACKWARD_S * 1e3
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_record_and_trace_agree_on_the_computation_of_blocks_that_compute(launch: Launch, strategy: str) -> None:
+    for rank in (0, 1):
+        traced = host_union(_json(launch.folder / f"{strategy}{COMPUTING}_{rank}.trace.json")).compute_ns / 1e6
+        lines = read_rank(launch.folder / f"{strategy}{COMPUTING}" / f"rank_{rank}_metrics.jsonl").steps
+        recorded = sum(line.overlap["compute_ms"] or 0 for line in lines if not line.warmup)
+        assert recorded == pytest.approx(traced, rel=0.05)

@@ -119,5 +119,5 @@ def test_a_missing_client_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(by_name, "find_spec", lambda module: None if module in {"wandb", "tensorboardX"} else module)
     assert missing_client(["prometheus"]) is None
     assert missing_client(["tensorboard", "wandb"]) == (
-        "tensorboardX, wandb are not installed: pip install 'aorta-bench[tensorboard,wandb]'"
+        'tensorboardX, wandb are not installed: pip install "PATH/TO/CHECKOUT[tensorboard,wandb]"'
     )

@@ -3,6 +3,7 @@
     scripts/mutants                       # all of them
     scripts/mutants --only stragg         # those whose module or name has it; a regular expression
     scripts/mutants --workers 4 --limit 60
+    scripts/mutants --device                   # those of the device path instead (tests/device_path/run_mutants.py)
 
 Each worker has a copy of the working tree in a temporary folder; the tests run in a fork of this process, which has
 loaded numpy, pandas, pytest and hypothesis but nothing of AORTA. A mutant is killed when a test fails or takes longer
@@ -32,6 +33,7 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Final, Literal
 
+from tests.device_path.run_mutants import main as on_device
 from tests.mutation.mutant import ROOT, CheckedMutant
 from tests.mutation.rules import MUTANTS
 
@@ -55,7 +57,10 @@ class Work:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the chosen mutants; the exit code."""
-    chosen, workers, limit_s = _arguments(words)
+    told = _arguments(words)
+    if told.device:
+        return on_device(told.only, told.limit)
+    chosen, workers, limit_s = told.chosen, told.workers, told.limit
     for name in WARM:
         importlib.import_module(name)
     endings: dict[CheckedMutant, Ending] = {}
@@ -70,18 +75,19 @@ def main(words: Sequence[str] | None = None) -> int:
     return _report(endings, time.monotonic() - begun_s)
 
 
-def _arguments(words: Sequence[str] | None) -> tuple[list[CheckedMutant], int, float]:
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/mutants", description="Are the tests able to fail?")
     parser.add_argument("--only", default="", metavar="PATTERN", help="a regular expression that MODULE: NAME holds")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="mutants at a time")
     parser.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="time for the tests of one mutant")
+    parser.add_argument("--device", action="store_true", help="those of the device path, one at a time, FILE: NAME")
     told = parser.parse_args(words)
-    chosen = [mutant for mutant in MUTANTS if re.search(told.only, f"{mutant.module}: {mutant.name}")]
-    if not chosen:
+    told.chosen = [mutant for mutant in MUTANTS if re.search(told.only, f"{mutant.module}: {mutant.name}")]
+    if not told.chosen and not told.device:
         parser.error(f"--only {told.only}: no mutant's module or name has it")
     if told.workers < 1:
         parser.error(f"--workers {told.workers}: at least 1")
-    return chosen, told.workers, told.limit
+    return told
 
 
 @contextmanager

@@ -7,6 +7,9 @@ from functools import cache
 
 import pytest
 
+from tests.device_path.mutants import EQUIVALENT
+from tests.device_path.mutants import MUTANTS as DEVICE_MUTANTS
+from tests.device_path.native_mutants import NATIVE_MUTANTS
 from tests.mutation.mutant import ROOT, CheckedMutant, Mutant
 from tests.mutation.rules import MUTANTS
 
@@ -38,6 +41,22 @@ def test_the_old_text_stands_once_and_what_becomes_of_it_is_python(module: str) 
     for mutant in (each for each in MUTANTS if each.module == module):
         ast.parse(mutant.source(), mutant.file)
         assert mutant.old != mutant.new
+
+
+def test_the_quotes_of_the_device_path_stand_once_and_do_not_overlap() -> None:
+    assert len(DEVICE_MUTANTS) >= 40
+    assert len(NATIVE_MUTANTS) >= 70
+    for mutant in DEVICE_MUTANTS:
+        ast.parse(mutant.source(), mutant.file)
+        assert mutant.old != mutant.new
+    ends: dict[str, int] = {}
+    for file, (begin, end) in sorted({(native.file, native.span()) for native in NATIVE_MUTANTS}):
+        assert begin >= ends.get(file, 0), f"two mutants overlap in {file}, at character {begin}"
+        ends[file] = end
+    names = [mutant.name for mutant in DEVICE_MUTANTS]
+    assert len(set(names)) == len(names)
+    assert len({(native.file, native.name) for native in NATIVE_MUTANTS}) == len(NATIVE_MUTANTS)
+    assert set(EQUIVALENT) <= {*names, *(native.name for native in NATIVE_MUTANTS)}
 
 
 def test_the_tests_that_have_to_notice_are_there() -> None:

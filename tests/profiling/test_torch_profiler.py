@@ -273,3 +273,16 @@ def test_threads_that_began_before_the_profiler_are_in_it_where_asked(folder, lo
     assert len(threads["aten::mm"]) == 1
     assert ("aten::sin" in threads) is on
     assert threads.get("aten::sin") != threads["aten::mm"]
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_torch_without_the_setting_of_all_threads_lacks_that_only(folder, on, monkeypatch, caplog):
+    monkeypatch.delattr(torch._C._profiler, "_ExperimentalConfig")
+    with ProfilerPlan(preset("aorta", all_threads=on), HERE, folder).open(0) as window:
+        for _ in range(5):
+            torch.ones(8, 8) @ torch.ones(8, 8)
+            window.step()
+    assert len(window.files) == (0 if on else 1)
+    assert (
+        "failed to start and is left out from here on: cannot import name '_ExperimentalConfig'" in caplog.text
+    ) is on

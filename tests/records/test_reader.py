@@ -98,10 +98,16 @@ def test_a_bad_line_in_the_middle_is_named_and_the_rest_is_read(record, header, 
     assert why.lower() in problem.lower()
 
 
+def test_an_empty_file_is_called_empty(record):
+    with pytest.raises(
+        InputError, match=r"rank_3_metrics\.jsonl: the file is empty: its rank was killed before .*\(in /"
+    ):
+        read_rank(record(b""))
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        pytest.param(b"", "the file is empty", id="empty"),
         pytest.param(b'{"record": "hea', "cut off in mid-line", id="cut off in the header"),
         pytest.param(b'[{"ph": "X"}]\n', "Expected `object`, got `array`", id="foreign JSON"),
         pytest.param(b"\xff\xfe\x00\n", "not a line of this schema", id="not text"),

@@ -45,6 +45,30 @@ def test_a_short_write_is_continued(path, header, step, monkeypatch):
     assert path.read_bytes() == msgspec.json.encode(header) + b"\n" + msgspec.json.encode(step(0)) + b"\n"
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_the_last_line_is_replaced_or_stays(path, header, step, footer, monkeypatch, full):
+    with RecordWriter(path, rank=3) as writer:
+        for line in (header, step(0), footer):
+            writer.write(line)
+        before = path.read_bytes()
+        code = msgspec.structs.replace(footer, exit_code=5, error="e" * len(before))
+        if not full:
+            writer.replace_last(code)
+            assert path.read_bytes() == b"".join(msgspec.json.encode(line) + b"\n" for line in (header, step(0), code))
+            return
+        write = os.write
+
+        def fill_up(file, data):
+            if path.stat().st_size + len(data) <= len(before):
+                return write(file, data)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "write", fill_up)
+        with pytest.raises(RecordWriteError, match="No space left"):
+            writer.replace_last(code)
+        assert path.read_bytes() == before
+
+
 @pytest.mark.parametrize("taken", [0, 1, 100], ids="{} bytes taken".format)
 def test_a_full_disk_leaves_the_file_as_it_was(path, header, step, footer, monkeypatch, taken):
     write = os.write

@@ -205,7 +205,7 @@ def test_rates_are_those_of_the_step():
         ({"loggers": "wandb"}, r"loggers='wandb': must be a list: loggers=\['wandb'\]"),
         ({"loggers": [Keeper]}, r"an object \(not its class\) with the methods of aorta\.Logger"),
         ({"loggers": [object()]}, r"must be one of .* or an object .* with the methods of aorta\.Logger"),
-        ({"loggers": ["wandb"]}, r"loggers=wandb: wandb is not installed: pip install 'aorta-bench\[wandb\]'"),
+        ({"loggers": ["wandb"]}, r'loggers=wandb: wandb is not installed: pip install "PATH/TO/CHECKOUT\[wandb\]"'),
         ({"logger_interval": 0}, r"logger_interval=0: must be at least 1"),
     ],
 )

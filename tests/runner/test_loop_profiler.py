@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from aorta.analysis.merge.merge_command import merge_traces
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.peers import Peers
 from aorta.errors import FolderNotEmpty, TracesIncomplete
@@ -212,13 +213,15 @@ def test_E9_an_upload_that_one_rank_is_refused_ends_the_run_with_5_after_its_rec
     ) in done.stderr
     for rank in (0, 1):
         assert len(record(tmp_path, rank).steps) == 8
-        assert record(tmp_path, rank).footer.reason == "completed"
+        end = record(tmp_path, rank).footer
+        assert (end.reason, end.exit_code, end.steps_written) == ("completed", 5, 8)
+        assert f"{taken} already exists" in end.error
     assert taken.read_text() == "somebody's"
     assert (tmp_path / "remote" / "0.json").stat().st_size > 1000
 
 
 @pytest.mark.spec("A12")
-def test_A12_a_resumed_run_writes_its_windows_beside_the_earlier(tmp_path):
+def test_A12_a_resumed_run_writes_its_windows_beside_the_earlier(tmp_path, capsys):
     words = ("profiling=d9d", ON, "profiling.period=4", "profiling.warmup=1", "profiling.active=1")
     words += ("profiling.with_stack=false", "training.checkpoint_interval=4")
     train(tmp_path, *words, "training.max_steps=4", ranks=1)
@@ -227,6 +230,15 @@ def test_A12_a_resumed_run_writes_its_windows_beside_the_earlier(tmp_path):
     assert files_below(tmp_path / "torch_profiler") == ["step_4/trace.tar.gz", "step_8/trace.tar.gz"]
     assert (tmp_path / "torch_profiler/step_4/trace.tar.gz").read_bytes() == first
     assert record(tmp_path).header.start_step == 4
+    # The record and the clocks of the first window are in history/ by now: a merge finds those of the trace's own run.
+    for window, step in (("0", 3), ("1", 7)):
+        target = tmp_path / f"merged{window}.json"
+        assert merge_traces([str(tmp_path / "torch_profiler"), "-o", str(target), "--window", window]) == 0
+        said = capsys.readouterr()
+        assert "1 steps of its record; the reference clock" in said.out
+        assert "offset measured once only" not in said.err
+        steps = [event["name"] for event in read(target)["traceEvents"] if event["ph"] == "B"]
+        assert f"step {step}" in steps
     # A run that is not resumed begins anew, and the earlier one's traces go to its history.
     train(tmp_path, *words, "training.max_steps=4", ranks=1)
     assert files_below(tmp_path / "torch_profiler") == ["step_4/trace.tar.gz"]

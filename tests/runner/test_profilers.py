@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import aorta
+from aorta.analysis.report.report_command import overlap_report
 from aorta.errors import ConfigError, FolderNotEmpty, TracesIncomplete
 from tests.loop import resolved
 from tests.profiling.windows import TWELVE, files_below, listening, numbers, read
@@ -204,7 +205,7 @@ def test_an_upload_that_is_refused_is_raised_at_the_end_with_what_is_where(tmp_p
     (tmp_path / "remote" / "r1.json").write_text("somebody's")
     for saved in ranks(tmp_path, "upload"):
         assert saved["error"] == (
-            f"TracesIncomplete 5: profiling: rank 1: {tmp_path}/traces/rank1.6.pt.trace.json is here, FileExistsError: "
+            f"TraceExists 5: profiling: rank 1: {tmp_path}/traces/rank1.6.pt.trace.json is here, FileExistsError: "
             f"file://{tmp_path}/remote/r1.json already exists, and profiling.overwrite is false; the other 1 file(s) "
             "are where they were to go"
         )
@@ -266,6 +267,28 @@ def test_a_recorded_loop_takes_a_profiler_whose_steps_are_the_record_s(tmp_path)
         assert before.t_start_ns < start_ns < line.t_end_ns
 
 
+@pytest.mark.spec("E3", "E4")
+def test_samples_and_tokens_of_an_own_loop_are_unknown_until_it_says_how_many_a_step_has(tmp_path):
+    named = {"filename": "{batch}.{sample}.{token:04d}.json", "wait": 1, "active": 2, "summary_rows": 0}
+    recorded(tmp_path / "a", profiling={"preset": "composer", **named})
+    assert files_below(tmp_path / "a/cpu/torch_traces") == ["4.{sample}.{token:04d}.json"]
+    (listed,) = json.loads((tmp_path / "a/run.json").read_text())["traces"]["saved_traces"]
+    assert [listed[name] for name in ("sample", "sample_in_epoch", "token", "token_in_epoch")] == [None] * 4
+    where = str(tmp_path / "traces")
+    recorded(tmp_path / "b", profiling=aorta.TorchProfiler(where, samples_per_step=2, tokens_per_sample=4, **named))
+    assert files_below(tmp_path / "traces") == ["4.8.0032.json"]
+
+
+@pytest.mark.spec("A15")
+def test_the_trace_of_a_window_without_a_finished_step_is_kept_and_called_so(tmp_path, capsys):
+    with listening() as said:
+        recorded(tmp_path, 3, profiling={"preset": "d9d", "period": 4, "warmup": 1, "active": 1, "with_stack": False})
+    assert files_below(tmp_path / "torch_profiler") == ["step_3/trace.tar.gz"]
+    assert sum("holds no whole step" in text for text in said) == 1
+    assert overlap_report([str(tmp_path / "torch_profiler/step_3/trace.tar.gz")]) == 2
+    assert "partial: its loop ended before a step of this window was finished" in capsys.readouterr().err
+
+
 @pytest.mark.spec("A12")
 def test_a_resumed_recording_writes_beside_the_earlier_windows(tmp_path):
     keys = {"preset": "d9d", "period": 4, "warmup": 1, "active": 1}
@@ -296,10 +319,12 @@ def test_what_is_no_profiling_is_refused_before_anything_is_written(tmp_path, pr
 def test_a_refused_upload_is_raised_after_the_record_is_whole(tmp_path):
     (tmp_path / "r.json").write_text("somebody's")
     keys = {"remote_root": f"file://{tmp_path}", "remote_file_name": "r.json"}
-    with pytest.raises(TracesIncomplete, match=r"r\.json already exists"):
+    with pytest.raises(FileExistsError, match=r"r\.json already exists") as raised:
         recorded(tmp_path / "run", profiling=keys)
+    assert isinstance(raised.value, TracesIncomplete)
     seen = record(tmp_path / "run")
-    assert (len(seen.steps), seen.footer.reason) == (8, "completed")
+    assert (len(seen.steps), seen.footer.reason, seen.footer.exit_code) == (8, "completed", 1)
+    assert seen.footer.error.startswith("rank 0: TraceExists: profiling: rank 0: ")
     (window,) = json.loads((tmp_path / "run/run.json").read_text())["traces"]["ranks"]["0"]
     assert "already exists" in window["files"][0]["error"]
 

@@ -42,7 +42,7 @@ def test_a_whole_run_is_captured(rocm, repo):
         *("--standalone", "--nproc_per_node", "2", str(repo / "train.py")),
         *("--config", str(repo / "config/default.yaml"), "--override", "training.max_steps=50"),
     ]  # fmt: skip
-    assert f"traces of 2 of 2 ranks in {run}" in result.err
+    assert f"kernels of 2 of 2 ranks in {run}" in result.err
 
 
 @pytest.mark.spec("D14")
@@ -66,8 +66,17 @@ def test_the_exit_code_of_torchrun_is_passed_on(rocm, code):
 def test_ranks_without_a_trace_fail_a_run_that_went_well(rocm, repo):
     result = rocm(NPROC="3", traces="2")
     assert result.code == 5
-    assert "1 of 3 ranks left no trace" in result.err
+    assert "1 of 3 ranks left no kernel" in result.err
     assert captured(repo / "rocprof_traces")[0].is_dir()
+
+
+@pytest.mark.parametrize("own", [{}, {"ROCPROF_ARGS": "--kernel-trace -f json -o rank%env{RANK}%/%pid%"}])
+@pytest.mark.spec("D14")
+def test_files_that_hold_no_kernel_do_not_count(rocm, own):
+    result = rocm(NPROC="2", traces="2", STANDIN_IDLE="1", **own)
+    assert result.code == 5
+    assert ("2 of 2 ranks left no kernel" if not own else "no file holds a kernel") in result.err
+    assert rocm(NPROC="2", traces="2", ROCPROF_OUTPUT_DIR="elsewhere", **own).code == 0
 
 
 @pytest.mark.spec("D14")
@@ -122,10 +131,12 @@ def test_stars_in_the_arguments_are_not_file_names(rocm, repo, sh):
 
 
 @pytest.mark.spec("D16")
-def test_an_option_rocprofv3_does_not_know_is_its_own_error(rocm):
+def test_an_option_rocprofv3_does_not_know_is_its_own_error_and_leaves_no_folder(rocm, repo):
     result = rocm(ROCPROF_ARGS="--kernel-trace --no-such-option")
     assert result.code == 2
     assert "unrecognized arguments: --no-such-option" in result.err
+    assert "nothing was captured" in result.err
+    assert list((repo / "rocprof_traces").iterdir()) == []
 
 
 @pytest.mark.spec("D17")
@@ -216,10 +227,12 @@ def test_a_dry_run_needs_neither_rocprofv3_nor_torchrun(sh):
 
 @pytest.mark.spec("D14")
 def test_a_traced_launcher_is_not_taken_for_a_rank(rocm, repo, sh):
-    sh.program("torchrun", 'd=$(echo "$OUT"/run_*); mkdir "$d/rank"; echo x >"$d/rank/1_results.json"')
+    sh.program(
+        "torchrun", 'd=$(echo "$OUT"/run_*); mkdir "$d/rank"; echo \'{"dispatch_info"\' >"$d/rank/1_results.json"'
+    )
     result = rocm(traces="0", ROCPROF_OUTPUT_DIR=str(repo / "out"), OUT=str(repo / "out"))
     assert result.code == 5
-    assert "traces of 0 of 1 ranks" in result.err
+    assert "kernels of 0 of 1 ranks" in result.err
 
 
 @pytest.mark.spec("D16")
@@ -227,12 +240,13 @@ def test_no_file_at_all_fails_whatever_the_callers_names(rocm, sh):
     sh.program("torchrun", 'rm "$(echo "$OUT"/run_*)/argv"')
     result = rocm(traces="0", ROCPROF_ARGS="--kernel-trace -o mine", ROCPROF_OUTPUT_DIR="out", OUT=str(sh.home / "out"))
     assert result.code == 5
-    assert "no trace was left" in result.err
+    assert "nothing was captured" in result.err
+    assert list((sh.home / "out").iterdir()) == []
 
 
 @pytest.mark.spec("D16")
 def test_options_that_trace_nothing_do_not_pass_for_a_capture(rocm):
     result = rocm(ROCPROF_ARGS="--group-by-queue")
     assert (result.code, "No tracing options were enabled" in result.err) == (5, True)
-    assert "does ROCPROF_ARGS switch a trace on?" in result.err
+    assert "does ROCPROF_ARGS switch --kernel-trace on?" in result.err
     assert rocm(ROCPROF_ARGS="--stats", ROCPROF_OUTPUT_DIR="elsewhere").code == 1

@@ -15,6 +15,7 @@ RUN = [
     ROOT / "scripts/check",
     ROOT / "scripts/fuzz",
     ROOT / "scripts/mutants",
+    ROOT / "scripts/torch_versions",
     ROOT / ".ci/run",
 ]
 SOURCED = [*ROOT.glob("scripts/lib/*.sh")]

@@ -125,9 +125,37 @@ def collective_lengths(**kinds: tuple[int, float]) -> None:
         load.native().set_collective_length(kind, fixed_ns, ns_per_byte)
 
 
-def costs(*, launch_ns: int | None = None, event_ns: int | None = None) -> None:
-    """What a launch, and recording or waiting for an event, cost the virtual host."""
-    _numbers(launch_cost_ns=launch_ns, event_cost_ns=event_ns)
+def costs(
+    *,
+    launch_ns: int | None = None,
+    event_ns: int | None = None,
+    event_on_device_ns: int | None = None,
+    submission_ns: int | None = None,
+) -> None:
+    """What launches and events cost, in virtual time.
+
+    Args:
+        launch_ns: the host, for each kernel, copy or collective (1 us); it is launched when they are over.
+        event_ns: the host, to record an event or to let a stream wait for one (0).
+        event_on_device_ns: the stream, to write the time of an event that has timing enabled; the event's time is the
+            end of the writing (0).
+        submission_ns: from then on until the device sees what was launched, recorded or is to be waited for (0).
+    """
+    _numbers(
+        launch_cost_ns=launch_ns,
+        event_cost_ns=event_ns,
+        event_on_device_cost_ns=event_on_device_ns,
+        submission_ns=submission_ns,
+    )
+
+
+def contention(factor: float) -> None:
+    """How much slower kernels are while a collective runs on their device (1); virtual time only.
+
+    With more than 1 the host has to wait for the device at some time, and one communicator to be at work at a time
+    (native/contention.hpp says why).
+    """
+    load.native().set_contention(factor)
 
 
 def queue_depth(tasks: int) -> None:
@@ -165,11 +193,6 @@ def hardware_queues(number: int) -> None:
 def polling_orders(on: bool) -> None:
     """Whether a query that said yes counts as an order for later launches (no: see native/races.hpp)."""
     load.native().set_switch("polling_orders", on)
-
-
-def serial_point_to_point(on: bool) -> None:
-    """Unbatched send and receive on the group's own communicator, as NCCL does in eager mode (no)."""
-    load.native().set_switch("serial_point_to_point", on)
 
 
 def poison(on: bool) -> None:
@@ -288,6 +311,12 @@ def counters(device: int = 0) -> Counters:
         live,
         peak,
     )
+
+
+def backend_streams(device: int = 0) -> frozenset[int]:
+    """Streams of the process groups' own that kernels were launched on since the last `reset`."""
+    words = (name.split(":") for name in load.native().counts("backend_stream:"))
+    return frozenset(int(stream) for *_, on, stream in words if int(on) == device)
 
 
 def pending() -> dict[tuple[int, int], list[str]]:

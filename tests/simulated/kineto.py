@@ -85,7 +85,7 @@ def kernels(
 def _event(
     row: simulated.Row, number: int, call: Call | None, group: dict[str, Any] | None, offset_ns: int
 ) -> dict[str, Any]:
-    arguments: dict[str, Any] = {"device": row.device, "context": 1, "stream": row.stream, "correlation": number}
+    arguments: dict[str, Any] = {"device": row.device, "context": 1, "stream": cupti(row.stream), "correlation": number}
     if row.kind in {"copy", "memset"}:
         name = COPIES.get(row.name, COPIES["aten::copy_"]) if row.kind == "copy" else "Memset (Device)"
         arguments |= {"bytes": row.bytes, "memory bandwidth (GB/s)": row.bytes / max(row.end_ns - row.start_ns, 1)}
@@ -121,11 +121,16 @@ def _x(category: str, name: str, row: simulated.Row, arguments: dict[str, Any], 
         "cat": category,
         "name": name,
         "pid": row.device,
-        "tid": row.stream,
+        "tid": cupti(row.stream),
         "ts": _us(row.start_ns + offset_ns),
         "dur": _us(row.end_ns - row.start_ns),
         "args": arguments,
     }
+
+
+def cupti(stream: int) -> int:
+    """CUPTI's number of a stream: the default one is 7 there, and the others follow in no order that torch knows."""
+    return 7 if stream == 0 else 12 + stream
 
 
 def _us(ns: int) -> float:
@@ -195,13 +200,87 @@ def written(
     return trace | {"deviceProperties": devices, "baseTimeNanoseconds": base_ns, "traceEvents": [*kept, *own]}
 
 
-def install() -> None:
-    """Give torch.profiler of this process the device. Once."""
-    import torch
-    from torch.profiler import profile
+class DeviceEvent:
+    """One row as `kineto_results.events()` has those of a card, with the names of torch's `_KinetoEvent`."""
 
-    profiler: Any = profile
-    begin, end, step, export = (getattr(profiler, name) for name in _REPLACED)
+    def __init__(self, event: dict[str, Any], start_ns: int, end_ns: int) -> None:
+        self._event, self._start_ns, self._end_ns = event, start_ns, end_ns
+
+    def name(self) -> str:
+        return str(self._event["name"])
+
+    def device_type(self) -> Any:
+        from torch.autograd import DeviceType
+
+        return DeviceType.CUDA
+
+    def device_index(self) -> int:
+        return int(self._event["pid"])
+
+    def device_resource_id(self) -> int:
+        """CUPTI's number of the stream: not torch's `stream_id`."""
+        return int(self._event["tid"])
+
+    def activity_type(self) -> str:
+        return str(self._event["cat"])
+
+    def start_ns(self) -> int:
+        """Since the Unix epoch, as `end_ns`."""
+        return self._start_ns
+
+    def end_ns(self) -> int:
+        return self._end_ns
+
+    def duration_ns(self) -> int:
+        return self._end_ns - self._start_ns
+
+    def correlation_id(self) -> int:
+        return int(self._event["args"]["correlation"])
+
+    def linked_correlation_id(self) -> int:
+        return 0
+
+    def is_user_annotation(self) -> bool:
+        return False
+
+
+class Results:
+    """torch's results of one window with the device's rows behind its own; with those alone where only they were asked
+    for.
+    """
+
+    def __init__(self, results: Any, rows: Sequence[DeviceEvent], *, host: bool) -> None:
+        self._results, self._rows, self._host = results, rows, host
+
+    def events(self) -> list[Any]:
+        return [*(self._results.events() if self._host else []), *self._rows]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._results, name)
+
+
+def install() -> None:
+    """Give torch.profiler of this process the device. Once.
+
+    `supported_activities()` then has CUDA. torch's own profiler, which has no CUPTI, records the host's side, and the
+    device's rows are added to `kineto_results.events()` of whoever asks for CUDA. Traces have them in any case.
+    `events()` and `key_averages()` stay without them.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile, profiler
+
+    kineto: Any = profiler._KinetoProfile
+    make, begin, end, export = (getattr(kineto, name) for name in _REPLACED)
+    step = profile.step
+    host_only = profiler.supported_activities
+
+    def supported_activities() -> set[ProfilerActivity]:
+        return {*host_only(), ProfilerActivity.CUDA}
+
+    def initialise(self: Any, *, activities: Any = None, **words: Any) -> None:
+        asked = supported_activities() if activities is None else set(activities)
+        self._simulated_asked = asked
+        make(self, activities={ProfilerActivity.CPU}, **words)
 
     def start_trace(self: Any) -> None:
         torch.cuda.synchronize()
@@ -209,10 +288,26 @@ def install() -> None:
         self._simulated_step_ns = simulated.host_ns()
         begin(self)
 
+    def rows(self: Any) -> list[simulated.Row]:
+        low, high = self._simulated_ns
+        here = simulated.timeline(torch.cuda.current_device())
+        return [row for row in here if low <= row.start_ns <= high]
+
     def stop_trace(self: Any) -> None:
         torch.cuda.synchronize()
         self._simulated_ns = (self._simulated_ns[0], simulated.host_ns())
         end(self)
+        if ProfilerActivity.CUDA not in self._simulated_asked:
+            return
+        inner, offset_ns, own = self.profiler, unix_offset_ns(), rows(self)
+        events = kernels(own, [], None, offset_ns, 0)
+        found = [
+            DeviceEvent(event, row.start_ns + offset_ns, row.end_ns + offset_ns)
+            for event, row in zip(events, own, strict=True)
+        ]
+        host, parse = inner.kineto_results, inner._parse_kineto_results
+        inner._parse_kineto_results = lambda _results, **words: parse(host, **words)
+        inner.kineto_results = Results(host, found, host=ProfilerActivity.CPU in self._simulated_asked)
 
     def next_step(self: Any) -> None:
         if hasattr(self, "_simulated_step_ns"):
@@ -225,16 +320,21 @@ def install() -> None:
             plain = Path(folder, "trace.json")
             export(self, str(plain), *words)
             trace = json.loads(plain.read_text())
-        low, high = self._simulated_ns
-        rows = [row for row in simulated.timeline() if low <= row.start_ns <= high]
-        own = [row for row in rows if row.device == torch.cuda.current_device()]
-        offset_ns = time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        text = json.dumps(written(trace, own, self._simulated_steps, offset_ns)).encode()
+        if ProfilerActivity.CPU not in self._simulated_asked:
+            trace["traceEvents"] = [event for event in trace["traceEvents"] if event.get("ph") == "M"]
+        text = json.dumps(written(trace, rows(self), self._simulated_steps, unix_offset_ns())).encode()
         Path(path).write_bytes(gzip.compress(text) if str(path).endswith(".gz") else text)
 
-    replacing: Sequence[Callable[..., Any]] = (start_trace, stop_trace, next_step, export_chrome_trace)
+    replacing: Sequence[Callable[..., Any]] = (initialise, start_trace, stop_trace, export_chrome_trace)
     for name, function in zip(_REPLACED, replacing, strict=True):
-        setattr(profiler, name, function)
+        setattr(kineto, name, function)
+    profile.step = next_step  # type: ignore[method-assign]
+    torch.profiler.supported_activities = profiler.supported_activities = supported_activities
 
 
-_REPLACED = ("start_trace", "stop_trace", "step", "export_chrome_trace")
+def unix_offset_ns() -> int:
+    """From the host's clock to the Unix epoch's."""
+    return time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+_REPLACED = ("__init__", "start_trace", "stop_trace", "export_chrome_trace")

@@ -63,6 +63,32 @@ def ready_times(rank: int) -> Any:
     return {"rows": rows(origin), "then": rows(origin, "op"), "value": y[0].item()}
 
 
+def contention(rank: int) -> Any:
+    """Kernels beside all-reduces of 100 us, at two thirds of their speed where one runs.
+
+    Rank 1 is ready 60 us later than rank 0: there the first all-reduce runs from 0 to 160, on rank 1 from 60 to 160.
+    """
+    x, y = tensor(rank + 1.0), tensor()
+    side, then = torch.cuda.Stream(), torch.cuda.Event()
+    torch.cuda.synchronize()
+    origin = begin()
+    device.contention(1.5)
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(rank * 60 * US)
+        dist.all_reduce(x)
+    torch.cuda._sleep(200 * US)
+    torch.cuda._sleep(30 * US)
+    then.record()
+    side.wait_event(then)  # the second one is issued when the stream's threads may be done with what was before
+    with torch.cuda.stream(side):
+        dist.all_reduce(x)
+    y.mul_(2)
+    torch.cuda.synchronize()
+    device.contention(1.0)
+    torch.cuda._sleep(7 * US)
+    return {"rows": rows(origin), "kernels": rows(origin, "sleep"), "ops": rows(origin, "op"), "value": x[0].item()}
+
+
 def asynchronous(rank: int) -> Any:
     """On the group's own stream; the current one goes on, and waits where it is told to."""
     x = tensor(rank + 1.0)
@@ -113,37 +139,42 @@ def two_groups_side_by_side(rank: int) -> Any:
     return {"rows": rows(origin)}
 
 
-def point_to_point(rank: int) -> Any:
-    """A send and a receive between the same two ranks, unbatched: at the same time; rank 1 is ready 200 us later."""
-    x, y = tensor(rank + 1.0), tensor(0.0)
+def point_to_point(rank: int, mode: str) -> Any:
+    """An all-reduce, and a send and a receive between the same two ranks, unbatched; rank 1 is ready 200 us later.
+
+    `eager`: the group is bound to a device. `lazy`: it is not.
+    """
+    group = dist.group.WORLD if mode == "eager" else unbound_group()
+    x, y, z = tensor(rank + 1.0), tensor(0.0), tensor(rank + 1.0)
     torch.cuda.synchronize()
     origin = begin()
     torch.cuda._sleep(rank * 200 * US)
-    works = [dist.isend(x, 1 - rank), dist.irecv(y, 1 - rank)]
+    peer = 1 - rank
+    works = [dist.all_reduce(z, group=group, async_op=True)]
+    if rank == 0:
+        works += [dist.isend(x, peer, group=group), dist.irecv(y, peer, group=group)]
+    else:
+        works += [dist.irecv(y, peer, group=group), dist.isend(x, peer, group=group)]
     for work in works:
         assert work is not None
         work.wait()
     y.mul_(10)
     found = rows(origin)
-    sequences = sorted(row.seq for row in device.timeline(kind="collective"))
-    return {"rows": sorted(found), "value": y[0].item(), "sequences": sequences}
+    sequences = [row.seq for row in device.timeline(kind="collective") if row.name != "allreduce"]
+    return {"rows": found, "values": [y[0].item(), z[0].item()], "sequences": sequences}
 
 
-def serial_point_to_point(rank: int) -> Any:
-    """The same on the group's own communicator: one behind the other."""
-    device.defaults()
-    x, y = tensor(rank + 1.0), tensor(0.0)
-    torch.cuda.synchronize()
-    origin = begin()
-    device.serial_point_to_point(True)
-    torch.cuda._sleep(rank * 200 * US)
-    ways = [lambda: dist.isend(x, 1 - rank), lambda: dist.irecv(y, 1 - rank)]
-    works = [way() for way in (ways if rank == 0 else reversed(ways))]
-    for work in works:
-        assert work is not None
-        work.wait()
-    y.mul_(10)
-    return {"rows": rows(origin), "value": y[0].item()}
+def unbound_group() -> dist.ProcessGroup:
+    """A group of all ranks that is bound to no device, as all are where `init_process_group` is given none."""
+    world = dist.group.WORLD
+    assert world is not None
+    bound, world.bound_device_id = world.bound_device_id, None
+    try:
+        group = dist.new_group()
+    finally:
+        world.bound_device_id = bound
+    assert group.bound_device_id is None
+    return group
 
 
 def batched(rank: int) -> Any:

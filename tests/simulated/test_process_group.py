@@ -34,6 +34,20 @@ def test_a_collective_starts_when_its_rank_is_ready_and_ends_on_all_at_once(mach
     assert first["value"] == second["value"] == 6
 
 
+def test_kernels_are_slower_while_a_collective_runs(machine: str) -> None:
+    first, second = scenario("contention")
+    # Rank 0: at 160 the first kernel has done 106.667 of its 200 us; the second one has the device to itself, and the
+    # next all-reduce starts behind it. Rank 1: 60 us alone, 66.667 beside the first all-reduce, the rest alone.
+    assert first["rows"] == [["allreduce", 0, 160], ["allreduce", 283.333, 383.333]]
+    assert first["kernels"][1:] == [["sleep", 0, 253.333], ["sleep", 253.333, 283.333], ["sleep", 416.666, 423.666]]
+    assert second["rows"] == [["allreduce", 60, 160], ["allreduce", 263.333, 383.333]]
+    assert second["kernels"][1:] == [["sleep", 0, 233.333], ["sleep", 233.333, 263.333], ["sleep", 403.333, 410.333]]
+    # 100 us of a kernel: 66.667 of them run beside the all-reduce of rank 0, 80 beside the longer one of rank 1.
+    assert first["ops"] == [["aten::mul", 283.333, 416.666]]
+    assert second["ops"] == [["aten::mul", 263.333, 403.333]]
+    assert first["value"] == second["value"] == 6
+
+
 def test_an_asynchronous_one_lets_the_caller_go_on_and_waits_on_the_device(machine: str) -> None:
     for rank in scenario("asynchronous"):
         assert rank["rows"] == [["allreduce", 0, 300]]
@@ -55,19 +69,19 @@ def test_two_groups_run_side_by_side() -> None:
         assert rank["rows"] == [["allreduce", 0, 100], ["allreduce", 0, 100]]
 
 
-def test_a_send_and_a_receive_run_side_by_side() -> None:
-    first, second = scenario("point_to_point")
-    assert first["rows"] == [["recv", 0, 300], ["send", 0, 300]]
-    assert second["rows"] == [["recv", 200, 300], ["send", 200, 300]]
-    assert (first["value"], second["value"]) == (20, 10)
+def test_point_to_point_of_a_bound_group_waits_for_its_collectives() -> None:
+    first, second = scenario("point_to_point", "eager")
+    assert first["rows"] == [["allreduce", 0, 300], ["send", 300, 400], ["recv", 400, 500]]
+    assert second["rows"] == [["allreduce", 200, 300], ["recv", 300, 400], ["send", 400, 500]]
+    assert (first["values"], second["values"]) == ([20, 3], [10, 3])
     assert first["sequences"] == [1, 2]
 
 
-def test_on_the_groups_own_communicator_they_run_one_behind_the_other() -> None:
-    first, second = scenario("serial_point_to_point")
-    assert first["rows"] == [["send", 0, 300], ["recv", 300, 400]]
-    assert second["rows"] == [["recv", 200, 300], ["send", 300, 400]]
-    assert (first["value"], second["value"]) == (20, 10)
+def test_point_to_point_of_an_unbound_group_has_a_communicator_for_each_pair() -> None:
+    first, second = scenario("point_to_point", "lazy")
+    assert first["rows"] == [["allreduce", 0, 300], ["send", 0, 300], ["recv", 300, 400]]
+    assert second["rows"] == [["allreduce", 200, 300], ["recv", 200, 300], ["send", 300, 400]]
+    assert (first["values"], second["values"]) == ([20, 3], [10, 3])
 
 
 def test_a_batch_is_one_kernel() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from tests.simulated import device
 from tests.simulated.programs import needs_device
@@ -117,6 +118,46 @@ def test_a_launch_costs_the_host_and_an_event_does_not(origin: int) -> None:
     torch.cuda._sleep(1)
     assert device.host_ns() - origin == 6 * US
     assert spans(origin) == [(0, "sleep", 3, 3), (0, "sleep", 6, 6)]
+
+
+def test_a_device_whose_host_is_slow_stands_between_kernels(origin: int) -> None:
+    """The host hands over a kernel of 4 us every 10 us, and an event when the device has nothing to do."""
+    device.costs(launch_ns=10 * US)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(3):
+        torch.cuda._sleep(4 * US)
+    end.record()
+    assert spans(origin) == [(0, "sleep", launched, launched + 4) for launched in (10, 20, 30)]
+    assert device.event_ns(end) - device.event_ns(begin) == 34 * US  # 12 of them busy
+
+
+def test_events_cost_the_host_and_the_stream(origin: int) -> None:
+    """Each of the two records takes the host 3 us and the stream 2 us, and the wait takes the host 3 us."""
+    device.costs(event_ns=3 * US, event_on_device_ns=2 * US)
+    side = torch.cuda.Stream()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()  # the host at 3; written from 3 to 5
+    torch.cuda._sleep(10 * US)  # 5 to 15
+    end.record()  # the host at 6; written from 15 to 17
+    torch.cuda._sleep(10 * US)  # 17 to 27
+    side.wait_event(end)
+    assert device.host_ns() - origin == 9 * US
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(1 * US)
+    assert spans(origin) == [(0, "sleep", 5, 15), (0, "sleep", 17, 27), (side.stream_id, "sleep", 17, 18)]
+    assert ((device.event_ns(begin) - origin) // US, (device.event_ns(end) - origin) // US) == (5, 17)
+
+
+def test_the_device_sees_what_is_launched_after_the_submission(origin: int) -> None:
+    device.costs(launch_ns=10 * US, submission_ns=7 * US)
+    event = torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(4 * US)  # launched at 10, seen at 17
+    event.record()  # recorded at 10, seen at 17: behind the kernel
+    assert device.host_ns() - origin == 10 * US
+    torch.cuda._sleep(4 * US)
+    assert spans(origin) == [(0, "sleep", 17, 21), (0, "sleep", 27, 31)]
+    assert (device.event_ns(event) - origin) // US == 21
 
 
 def test_a_full_queue_holds_the_host_up(machine: str, origin: int) -> None:
@@ -300,3 +341,26 @@ def test_a_wait_in_a_hardware_queue_holds_up_the_other_streams_on_it(origin: int
     with torch.cuda.stream(other):
         torch.cuda._sleep(10 * US)
     assert spans(origin)[-1] == (other.stream_id, "sleep", 70, 80)
+
+
+def test_a_profiler_of_device_activities_has_the_kernels_and_nothing_else(origin: int) -> None:
+    x = torch.ones(8, device="cuda")
+    device.costs(launch_ns=10 * US)
+    device.advance_host(1 * US)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        torch.cuda._sleep(4 * US)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x.mul_(2)
+    torch.cuda._sleep(4 * US)
+    torch.cuda.synchronize()
+    rows = [row for row in device.timeline() if row.name != "aten::fill_"][:-1]
+    unix_ns = time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    assert profiler.profiler is not None
+    assert profiler.profiler.kineto_results is not None
+    events = profiler.profiler.kineto_results.events()
+    assert [event.name() for event in events] == ["spin_kernel(long)", "void at::native::mul_kernel()"]
+    assert {event.device_type() for event in events} == {torch.autograd.DeviceType.CUDA}
+    assert [(event.start_ns() - unix_ns, event.end_ns() - unix_ns) for event in events] == [
+        (row.start_ns, row.end_ns) for row in rows
+    ]
+    assert events[0].device_resource_id() == 7 != events[1].device_resource_id()  # CUPTI's numbers

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from aorta.errors import IntervalError
-from aorta.timeline.classes import ALWAYS_SHOWN, AUX, COMPUTE, COPY, LANES
-from aorta.timeline.overlap import Segment, Unseen, copy_rates, measure_window
+from aorta.timeline.classes import ALWAYS_SHOWN, AUX, COMPUTE, COPY, KINDS, LANES
+from aorta.timeline.overlap import DECIDED, Certain, Segment, Unseen, copy_rates, measure_window
 from tests.strategies import bases, collectives, interval_lists, intervals
 
 BIT = {lane: 1 << bit for bit, lane in enumerate(LANES)}
@@ -288,3 +290,103 @@ def test_the_lanes_of_a_record_never_change_their_bits():
     # The bit positions are the file format: a new kind goes to the end, and the schema version rises.
     kinds = "allreduce reducescatter allgather broadcast alltoall reduce gather scatter send recv barrier"
     assert ("compute", *kinds.split(), "copy", "aux", "bubble") == LANES
+
+
+def instants(spans) -> set[int]:
+    return {instant for start, end in spans for instant in range(start, end)}
+
+
+def spans_of(times) -> list[tuple[int, int]]:
+    return [(instant, instant + 1) for instant in sorted(times)]
+
+
+def between(possible, keep, add) -> tuple[set[int], set[int]]:
+    """What is certain of the possible intervals, and what was in truth: all of the former and some of the rest."""
+    every = instants(possible)
+    certain = every & instants(keep)
+    return certain, certain | (every & instants(add))
+
+
+@given(
+    intervals,
+    st.tuples(interval_lists, interval_lists, interval_lists),
+    collectives,
+    st.tuples(interval_lists, interval_lists),
+    st.tuples(interval_lists, interval_lists, interval_lists),
+    st.tuples(interval_lists, interval_lists, interval_lists),
+    st.tuples(interval_lists, interval_lists, st.none() | interval_lists),
+)
+def test_whatever_ran_between_the_certain_and_the_possible_its_metrics_are_within_the_bounds(
+    window, compute, comm, of_comm, stalls, bubbles, others
+):
+    (aux, copy, pipeline), (stalled, waited) = others, (stalls[0], bubbles[0] if others[2] is not None else None)
+    sure_compute, computed = between(*compute)
+    kinds = {kind: between(spans, *of_comm) for kind, spans in comm.items()}
+    sure_stalls, stood = between(*stalls)
+    sure_waits, waiting = between(*bubbles)
+    fixed = {"aux": aux, "copy": copy, "pipeline": pipeline}
+    certain = Certain(
+        spans_of(sure_compute),
+        {kind: spans_of(sure) for kind, (sure, _) in kinds.items()},
+        spans_of(sure_stalls),
+        None if pipeline is None else spans_of(sure_waits),
+    )
+    seen = measure_window(
+        window, compute=compute[0], comm=comm, stalls=stalled, bubbles=waited, certain=certain, **fixed
+    )
+    truth = measure_window(
+        window,
+        compute=spans_of(computed - instants(stalled)),
+        comm={kind: spans_of(ran) for kind, (_, ran) in kinds.items()},
+        stalls=spans_of(stood),
+        bubbles=None if pipeline is None else spans_of(waiting),
+        **fixed,
+    )
+    values, _ = truth.metrics()
+    for name, value in values.items():
+        if value is not None and name in seen.bounds:
+            least, most = seen.bounds[name]
+            assert least - 1e-12 <= value <= most + 1e-12, name
+    # Of what is possible the metrics are as without bounds, and theirs are within them, too.
+    without = measure_window(window, compute=compute[0], comm=comm, stalls=stalled, bubbles=waited, **fixed)
+    assert dataclasses.replace(seen, bounds={}) == without
+    for name, value in without.metrics()[0].items():
+        if value is not None and name in seen.bounds:
+            assert seen.bounds[name][0] - 1e-12 <= value <= seen.bounds[name][1] + 1e-12, name
+    # Every metric that rests on what is not certain has bounds, and is null where they are apart.
+    rest_on_marks = {name for name, value in without.metrics()[0].items() if value is not None}
+    exact = {"window_ms", "copy_ms", "pipeline_ms"}
+    unused = {f"{part}{kind}_ms" for kind in set(KINDS) - comm.keys() for part in ("", "compute_", "exposed_")}
+    assert rest_on_marks - seen.bounds.keys() <= exact | unused
+    decided, reasons = seen.metrics()
+    assert reasons.keys() == {name for name, value in decided.items() if value is None}
+    assert seen.undecided.keys() >= {name for name, value in decided.items() if value is None} & rest_on_marks
+
+
+@given(intervals, interval_lists, collectives, interval_lists, interval_lists)
+def test_where_all_is_certain_there_are_no_bounds_apart(window, compute, comm, stalls, aux):
+    seen = measure_window(
+        window, compute=compute, comm=comm, stalls=stalls, aux=aux, certain=Certain(compute, comm, stalls)
+    )
+    exact = measure_window(window, compute=compute, comm=comm, stalls=stalls, aux=aux)
+    assert seen.undecided == {}
+    assert seen.metrics() == exact.metrics()
+    assert all(least == most for least, most in seen.bounds.values())
+    assert seen.per_stream_ms() == exact.per_stream_ms()
+
+
+def test_a_host_that_sets_the_pace_leaves_the_ratio_open():
+    # A block of 100 whose last 20 certainly ran, beside a collective from 60 to 100: 20 to 40 of its 40 were hidden.
+    block, reduced = [(0, 100 * MS)], {"allreduce": [(60 * MS, 100 * MS)]}
+    certain = Certain([(80 * MS, 100 * MS)], reduced, ())
+    seen = measure_window((0, 100 * MS), compute=block, comm=reduced, certain=certain)
+    assert seen.bounds["overlap_ratio"] == (0.5, 1.0)
+    values, reasons = seen.metrics()
+    assert values["overlap_ratio"] is None
+    assert reasons["overlap_ratio"] == "host-bound: between 0.5 and 1 (marks alone cannot say more)"
+    assert reasons["compute_ms"] == "host-bound: between 20 and 100 ms (marks alone cannot say more)"
+    assert (values["comm_ms"], seen.per_stream_ms()["compute"]) == (40, None)
+    # What is open by as little as telemetry and kernels may differ is a number all the same.
+    open_ns = round(DECIDED * 40 * MS / 2)
+    nearly = Certain([(0, 60 * MS), (60 * MS + open_ns, 100 * MS)], reduced, ())
+    assert measure_window((0, 100 * MS), compute=block, comm=reduced, certain=nearly).metrics()[0]["overlap_ratio"] == 1

@@ -26,16 +26,23 @@ DEFINITION: Final = (
 )
 _NO_SETTING: Final = ("label", "instrument.host_tap")
 """Differences that no key of the configuration makes: a name, and what was compiled on the machine."""
+_RESTS_ON: Final = ("exposed_comm_ms", "compute_ms")
+_KERNELS: Final = (
+    "host-bound: the profiler's kernels say how much is exposed, and not behind which block or which collective"
+)
 _NOTHING: Final = "no step after warm-up whose exposed communication is known"
 
 
 class _Seen:
-    """Passes launches on one by one and keeps the facts of the first, so that none has to be held or read again."""
+    """Passes launches on one by one and keeps the facts of the first, so that none has to be held or read again. Ends
+    with the first whose marks do not bear its exposed communication and its computation: `host_bound` says why.
+    """
 
     def __init__(self, launches: Launches) -> None:
         self._launches = [launches] if isinstance(launches, LabelledRun) else launches
         self.parallel = ""
         self.flops: tuple[float | None, str | None] = (None, _NOTHING)
+        self.host_bound: str | None = None
 
     def __iter__(self) -> Iterator[LabelledRun]:
         first = True
@@ -44,6 +51,11 @@ class _Seen:
                 self.parallel = dataset.run.source.parallel or ""
                 self.flops = flops_per_rank_step(dataset.run.manifest)
                 first = False
+            for basis in map(dataset.pace.basis, _RESTS_ON):
+                if basis.source != "marks":
+                    self.host_bound = basis.reason or _KERNELS
+            if self.host_bound is not None:
+                return
             yield dataset
             del dataset  # otherwise the next launch is loaded while this one is still in memory
 
@@ -67,6 +79,9 @@ def attribute(
     """
     seen = {"reference": _Seen(reference), "candidate": _Seen(candidate)}
     totals = {side: totals_of(launches, engine) for side, launches in seen.items()}
+    unknown = [f"{side}: {launches.host_bound}" for side, launches in seen.items() if launches.host_bound is not None]
+    if unknown:
+        return {"definition": DEFINITION, "sentence": None, "reason": "; ".join(unknown)}
     empty = [side for side, side_totals in totals.items() if not side_totals.sums.rank_steps]
     if empty:
         return {"definition": DEFINITION, "sentence": None, "reason": f"{' and '.join(empty)}: {_NOTHING}"}

@@ -52,7 +52,7 @@ class RankInput:
 
 @dataclass(frozen=True)
 class StepRows:
-    """One step. `used` means after warm-up. The communication times are those of the tables, `UNKNOWN` where null;
+    """One step. `used` as in `tables.Steps`. The communication times are those of the tables, `UNKNOWN` where null;
     `regions` are compute ranges and work outside the blocks.
     """
 
@@ -76,7 +76,7 @@ def steps_of(given: RankInput) -> Iterator[StepRows]:
     """
     steps = given.tables.steps
     comm_ns, exposed_ns, compute_ns = (_nanoseconds(steps.column(name)).tolist() for name in METRICS)
-    starts, ends, used = steps.start_mono_ns.tolist(), steps.end_mono_ns.tolist(), (~steps.warmup).tolist()
+    starts, ends, used = steps.start_mono_ns.tolist(), steps.end_mono_ns.tolist(), steps.used.tolist()
     for at, inside in enumerate(given.tables.details.steps()):
         zero = starts[at]
         blocks = [

@@ -81,7 +81,7 @@ def _known(dataset: LabelledRun, rank: int) -> tuple[Ints, Floats]:
     """The global steps of a rank after warm-up whose exposed communication is known, in order, and their values."""
     steps = dataset.run.ranks[rank].steps
     values = steps.column(EXPOSED)
-    used = ~steps.warmup & ~np.isnan(values)
+    used = steps.used & ~np.isnan(values)
     return steps.global_step[used], values[used]
 
 

@@ -7,7 +7,7 @@ show the value of one launch as that of its side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,10 +15,12 @@ import numpy as np
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.compare.comparability import refuse_unlike
 from aorta.analysis.compare.effect import numbers
+from aorta.analysis.compare.host_bound_sides import difference_in_lead
 from aorta.analysis.compare.launch_order import LaunchOrder, launch_order
 from aorta.analysis.compare.launch_set import Launch, LaunchSet
 from aorta.analysis.compare.metric_verdicts import judge
 from aorta.analysis.compare.run_comparison import UNNOTICED, compare, not_alike
+from aorta.analysis.compare.samples import Sample
 from aorta.analysis.compare.verdict import Word, too_few
 from aorta.analysis.compare.verdict_rules import GUARD, LEVEL, Rules
 from aorta.analysis.compare.verdict_sentences import headline
@@ -62,6 +64,7 @@ def compare_launches(
                 ]
             )
         ),
+        "host_bound": difference_in_lead(*([launch.pace for launch in side.launches] for side in sides)),
         "statistic": "median over launches of the median over steps of all ranks",
         "launches": {name: [_launch_entry(launch) for launch in side.launches] for name, side in named.items()},
         "launch_order": order.as_json() | {"assume_no_drift": rules.assume_no_drift},
@@ -83,9 +86,20 @@ def medians_entry(side: LaunchSet) -> dict[str, Any]:
     for name in dict.fromkeys(name for launch in side.launches for name in launch.samples):
         samples = side.of(name)
         known = [sample.median for sample in samples if sample.median is not None]
-        reason = None if known else next(sample.reason for sample in samples)
-        metrics[name] = {"median": float(np.median(known)) if known else None, "reason": reason}
+        reason = None if known else next(sample.reason for sample in samples if sample.reason is not None)
+        metrics[name] = {"median": float(np.median(known)) if known else None, "reason": reason, **_ends(samples)}
     return {"overlap_ratio": metrics.get("overlap_ratio", {}).get("median"), "metrics": metrics}
+
+
+def _ends(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Bounds of a metric, medians over the launches, where it has no values; and the extremes of all launches."""
+    ends = [sample.ends for sample in samples if sample.ends is not None]
+    if not ends:
+        return {}
+    low, high = zip(*ends, strict=True)
+    bounded = any(sample.bounds is not None for sample in samples)
+    bounds = {"at_least": float(np.median(low)), "at_most": float(np.median(high))} if bounded else None
+    return {"bounds": bounds, "extremes": (min(low), max(high)), "launches": len(ends)}
 
 
 def judged(

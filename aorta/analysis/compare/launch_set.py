@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,8 @@ class Launch:
     span_ns: tuple[int, int] | None = None
     """Its first and last recorded instant, Unix time; None where the source has no wall clock."""
     hosts: frozenset[str] = frozenset()
+    pace: Mapping[str, Any] | None = None
+    """Where the host sets the pace (`pace` of a dataset in `summary.json`)."""
 
     @property
     def tells_configuration(self) -> bool:
@@ -57,8 +60,12 @@ class LaunchSet:
     """Folders that do not count, with the reason."""
 
     def of(self, name: str) -> list[Sample]:
-        """One metric in every launch that has it."""
-        return [launch.samples[name] for launch in self.launches if name in launch.samples]
+        """One metric in every launch that has it. Where one of them has bounds alone, all have: the others would be a
+        biased choice.
+        """
+        found = [launch.samples[name] for launch in self.launches if name in launch.samples]
+        bounded = any(sample.bounds is not None for sample in found)
+        return [sample.unknown() for sample in found] if bounded else found
 
     def representative(self, *metrics: str) -> Launch:
         """The launch nearest to the medians of all these metrics at once; the first in order of name of equally near
@@ -137,6 +144,7 @@ def launch_of(dataset: LabelledRun) -> Launch:
         tuple(devices["throttled_ranks"]),
         span_of(run),
         frozenset(tables.source.host for tables in run.ranks.values() if tables.source.host is not None),
+        dataset.pace.entry(),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aorta.analysis.compare.bootstrap import Effect
+from aorta.analysis.compare.host_bound_sides import bounded_verdict
 from aorta.analysis.compare.multiple_testing import holm
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, Evidence, Word, decide, slower, too_few
 from aorta.analysis.compare.verdict_rules import GUARD, Rules
@@ -69,6 +70,8 @@ def _judge(metrics: dict[str, Any], rules: Rules) -> None:
 
 
 def _verdict(entry: Mapping[str, Any], rules: Rules) -> tuple[Word | None, str]:
+    if "bounds" in entry:
+        return bounded_verdict(entry, rules)
     if entry["better"] is None:
         return None, "neither direction is good in itself"
     if not _is_judged(entry):

@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.collective_metrics import starts_open
+from aorta.analysis.compare.host_bound_sides import bounded_pair, difference_in_lead
+from aorta.analysis.host_bound import HOST_BOUND
 from aorta.analysis.load.manifest import config_of, flatten, interceptor
 from aorta.analysis.metrics import Metric, in_order, metric_named
 from aorta.analysis.tables import Run
@@ -73,6 +76,7 @@ def compare(
     return result | {
         "verdict": VERDICT,
         "verdict_reason": VERDICT_REASON,
+        "host_bound": difference_in_lead([before.get("pace")], [after.get("pace")]),
         "warnings": _warnings(reference.run, candidate.run, differences),
         "manifest_differences": differences,
         "unlike": unlike,
@@ -132,6 +136,10 @@ def _collectives(before: dict[str, Any], after: dict[str, Any], not_judged: str 
         for key, row in left.items()
         if key in right
     ]
+    for row in both:
+        key = tuple(row[name] for name in key_names)
+        if starts_open(left[key]) or starts_open(right[key]):
+            _withhold((row[name] for name in _OF_COLLECTIVES), HOST_BOUND)
     alone = {"reference": len(left) - len(both), "candidate": len(right) - len(both)}
     return {"collectives": both, "collectives_on_one_side": alone}
 
@@ -153,7 +161,9 @@ def _pair(metric: Metric, left: dict[str, Any], right: dict[str, Any], not_judge
         judgement, why = "neutral", "neither direction is good in itself"
     else:
         judgement, why = ("better" if (values["difference"] > 0) == (metric.better == "higher") else "worse"), None
-    return {"unit": metric.unit, "better": metric.better, **values, "judgement": judgement, "judgement_reason": why}
+    bounds = bounded_pair(left, right)
+    found = {"unit": metric.unit, "better": metric.better, **values, "judgement": judgement, "judgement_reason": why}
+    return found if bounds is None else found | {"bounds": bounds}
 
 
 def _difference(left: float | None, right: float | None) -> dict[str, Any]:

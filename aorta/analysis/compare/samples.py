@@ -16,6 +16,7 @@ import numpy as np
 from aorta.analysis.aggregate import LabelledRun, by_step, single_values
 from aorta.analysis.compare.bootstrap import step_medians
 from aorta.analysis.frames import null_reasons
+from aorta.analysis.host_bound import MeasuredFrom
 from aorta.analysis.metrics import JOB_STEP, metric_named
 from aorta.analysis.tables import Floats
 
@@ -27,12 +28,24 @@ _NO_VALUES: Final = "no values"
 @dataclass(frozen=True)
 class Sample:
     """One metric of one launch. `pool` holds medians over resamples of its global steps. It is empty where there are no
-    values; `reason` then says why.
+    values; `reason` then says why, and `bounds` what is known none the less: at least and at most. `source`: what bears
+    the median.
     """
 
     median: float | None
     pool: Floats
     reason: str | None
+    source: MeasuredFrom | None = None
+    bounds: tuple[float, float] | None = None
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """At least and at most: the median twice where it is known."""
+        return self.bounds if self.median is None else (self.median, self.median)
+
+    def unknown(self) -> Sample:
+        """The same as bounds, to stand beside launches of which no more is known."""
+        return Sample(None, np.empty(0), self.reason, None, self.ends)
 
 
 def samples(dataset: LabelledRun) -> Mapping[str, Sample]:
@@ -49,11 +62,12 @@ def samples(dataset: LabelledRun) -> Mapping[str, Sample]:
 def _sample(dataset: LabelledRun, name: str) -> Sample:
     values, steps, reason = by_step(dataset, name)
     known = ~np.isnan(values)
+    basis = dataset.pace.basis(name)
     if not known.any():
         if reason is None:
             reasons = null_reasons(dataset.run, name)
             reason = max(reasons, key=reasons.__getitem__) if reasons else _NO_VALUES
-        return Sample(None, np.empty(0), reason)
+        return Sample(None, np.empty(0), reason, None, basis.bounds)
     values, steps = values[known], steps[known]
     generator = np.random.default_rng([SEED, crc32(f"{dataset.run.source.identity}/{name}".encode())])
-    return Sample(float(np.median(values)), step_medians(values, steps, generator), None)
+    return Sample(float(np.median(values)), step_medians(values, steps, generator), None, basis.source)

@@ -39,20 +39,29 @@ def short_headline(comparison: Mapping[str, Any]) -> str:
     """The verdict, the effect with its interval, p, the launches; and why, where nothing was decided."""
     word = comparison["verdict"].upper()
     primary = comparison["metrics"].get(comparison["primary"])
+    host = comparison.get("host_bound")
+    lead = "" if host is None else f"the {host['side']} is host-bound, and the other is not; "
     if primary is None or primary["effect"]["value"] is None:
-        return f"{word}: {comparison['verdict_reason']}."
+        return f"{word}: {lead}{comparison['verdict_reason']}."
     counts = primary["launches"]
     said = (
-        f"{word}: the candidate {_effect(comparison['primary'], primary)}; {_p(primary)}, "
+        f"{word}: {lead or 'the candidate '}{_effect(comparison['primary'], primary, of_hosts=host is not None)}; "
+        f"{_p(primary)}, "
         f"{counts['reference']} against {counts['candidate']} launches."
     )
     decided = comparison["verdict"] in ("regression", "improvement")
     return said if decided else f"{said} Why: {comparison['verdict_reason']}."
 
 
-def _effect(name: str, entry: Mapping[str, Any]) -> str:
+def _effect(name: str, entry: Mapping[str, Any], *, of_hosts: bool = False) -> str:
+    """The effect in words; between a host-bound side and one that is not, the two values alone."""
     effect = entry["effect"]
     interval = _interval(effect)
+    if of_hosts:
+        unit = metric_named(name).unit
+        return (
+            f"{name}: {TEXT.quantity(entry['reference'], unit)} -> {TEXT.quantity(entry['candidate'], unit)}{interval}"
+        )
     if effect["kind"] == "quotient":
         value = effect["value"]
         change = _percent(value, "more", "less") + f" {name}"

@@ -114,11 +114,14 @@ class _Measured:
 def _of_runs(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
     entry = comparison["metrics"].get(condition.metric)
     found = _measured(condition, entry)
-    if found.value is None:
+    bounded = entry is not None and "bounds" in entry
+    if found.value is None and not bounded:
         return _judged(condition, found, None, "inconclusive", found.why)
     unlike = comparison.get("unlike")
     if unlike:
         return _judged(condition, found, None, "inconclusive", _UNLIKE.format(keys=", ".join(unlike), first=unlike[0]))
+    if found.value is None:
+        return _judged(condition, found, None, *_between(condition, found))
     outcome: Outcome = "fail" if condition.beyond(found.value) else "pass"
     return _judged(condition, found, None, outcome, _with_note(SINGLE, entry))
 
@@ -130,16 +133,19 @@ def _of_launches(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
     """
     entry = comparison["metrics"].get(condition.metric)
     found = _measured(condition, entry)
-    if found.value is None:
+    bounded = entry is not None and "bounds" in entry
+    if entry is None or (found.value is None and not bounded):
         return _judged(condition, found, None, "inconclusive", found.why)
-    assert entry is not None
     if comparison.get("verdict") == NOT_COMPARABLE:
         return _judged(condition, found, None, "inconclusive", f"{NOT_COMPARABLE}: {comparison['verdict_reason']}")
     alpha, p = comparison.get("alpha") or _ALPHA, _p(entry, comparison["metrics"])
-    launches = entry["launches"]["reference"], entry["launches"]["candidate"]
+    counts = entry["bounds"]["launches"] if bounded else entry["launches"]
+    launches = counts["reference"], counts["candidate"]
     lacking = too_few(launches, alpha)
     if lacking is not None:
         return _judged(condition, found, p, "inconclusive", lacking)
+    if found.value is None:
+        return _judged(condition, found, p, *_between(condition, found))
     if found.low is None or found.high is None:
         return _judged(condition, found, p, "inconclusive", f"no interval: {_ZERO}")
     beyond = condition.beyond(found.value)
@@ -182,6 +188,19 @@ def _decide(condition: Condition, found: _Measured, p: float | None, alpha: floa
     return "fail", f"exceeds the threshold, statistically significant: p {p_value(p, 3)} is at most {alpha:g}"
 
 
+def _between(condition: Condition, found: _Measured) -> tuple[Outcome, str]:
+    """Judge a metric of which only bounds are known (a host-bound side), of launches in every pair of them: fail or
+    pass where that is so wherever between them it is.
+    """
+    if found.low is None or found.high is None:
+        return "inconclusive", f"host-bound, and no bounds: {_ZERO}"
+    if condition.beyond(found.low) and condition.beyond(found.high):
+        return "fail", "beyond the threshold wherever between its bounds the metric is (host-bound)"
+    if condition.beyond(found.low) or condition.beyond(found.high):
+        return "inconclusive", f"only bounds are known, and they reach across the threshold: {found.why}"
+    return "pass", "not beyond the threshold wherever between its bounds the metric is (host-bound)"
+
+
 def _kept(condition: Condition, found: _Measured) -> tuple[Outcome, str]:
     assert found.low is not None
     assert found.high is not None
@@ -199,9 +218,9 @@ def _measured(condition: Condition, entry: Mapping[str, Any] | None) -> _Measure
         return _Measured(why=f"neither side has {condition.metric}")
     reference, difference = entry["reference"], entry["difference"]
     if difference is None:
-        return _Measured(
-            why=entry.get("judgement_reason") or entry.get("quotient_reason") or "not available on one side"
-        )
+        why = entry.get("judgement_reason") or entry.get("quotient_reason") or "not available on one side"
+        ends = entry.get("bounds", {}).get("change" if condition.relative else "difference", {})
+        return _Measured(None, ends.get("low"), ends.get("high"), why)
     around = entry.get("difference_interval") or {}
     if not condition.relative:
         return _Measured(difference, around.get("low"), around.get("high"))

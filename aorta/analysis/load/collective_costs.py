@@ -44,6 +44,9 @@ class CostKey(NamedTuple):
 class CostPart:
     """The collectives of one key on one rank and device: lengths of unions, and step, sequence number and duration of
     each.
+
+    Attributes:
+        no_times: why nothing is known of when they ran; then the times here are those of their launches.
     """
 
     key: CostKey
@@ -55,6 +58,7 @@ class CostPart:
     """Of collectives numbered by their order in a step; `NULL` of those that the source numbers itself."""
     seq: Int64
     duration_ns: Int64
+    no_times: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,9 @@ class Cost:
     key: CostKey
     ranks: int
     count: int
-    time_ms: float
-    hidden_ms: float
-    exposed_ms: float
+    time_ms: float | None
+    hidden_ms: float | None
+    exposed_ms: float | None
     overlap_ratio: float | None
     matched: int
     transfer_ms: float | None
@@ -82,6 +86,7 @@ class Cost:
 def parts_of(trace: Trace) -> list[CostPart]:
     """Reduce one trace to its collectives by rank, device and key."""
     table, parts = trace.intervals, []
+    no_times = trace.unseen if trace.end_source == "launch" else None
     for rank, _, rows in places(table):
         here = table.take(rows)
         compute = arrays.merge(here.take(here.cls == IntervalClass.COMPUTE).spans)
@@ -103,6 +108,7 @@ def parts_of(trace: Trace) -> list[CostPart]:
                     step=step,
                     seq=seq,
                     duration_ns=own.end_ns - own.start_ns,
+                    no_times=no_times,
                 )
             )
     return parts
@@ -126,7 +132,8 @@ def costs(parts: Sequence[CostPart]) -> list[Cost]:
     together: defaultdict[CostKey, list[CostPart]] = defaultdict(list)
     for part in parts:
         together[part.key].append(part)
-    return sorted((_cost(key, same) for key, same in together.items()), key=lambda row: (-row.time_ms, str(row.key)))
+    rows = (_cost(key, same) for key, same in together.items())
+    return sorted(rows, key=lambda row: (-(row.time_ms or 0.0), str(row.key)))
 
 
 def _key(kind: int, group: str | None, size: int, trace: Trace) -> CostKey:
@@ -159,16 +166,19 @@ def _cost(key: CostKey, parts: list[CostPart]) -> Cost:
         busbw = None if factor is None else algbw * factor
         if factor is None:
             reasons["busbw_gb_per_s"] = "no bus bandwidth is defined for this kind"
-    if not time_ns:
+    no_times = next((part.no_times for part in parts if part.no_times is not None), None)
+    if no_times is not None:
+        reasons |= dict.fromkeys(("time_ms", "hidden_ms", "exposed_ms", "overlap_ratio"), no_times)
+    elif not time_ns:
         reasons["overlap_ratio"] = "no time in it"
     return Cost(
         key=key,
         ranks=len({part.rank for part in parts}),
         count=sum(part.count for part in parts),
-        time_ms=time_ns / 1e6,
-        hidden_ms=hidden_ns / 1e6,
-        exposed_ms=(time_ns - hidden_ns) / 1e6,
-        overlap_ratio=hidden_ns / time_ns if time_ns else None,
+        time_ms=time_ns / 1e6 if no_times is None else None,
+        hidden_ms=hidden_ns / 1e6 if no_times is None else None,
+        exposed_ms=(time_ns - hidden_ns) / 1e6 if no_times is None else None,
+        overlap_ratio=hidden_ns / time_ns if time_ns and no_times is None else None,
         matched=len(transfers),
         transfer_ms=float(np.median(transfers)) / 1e6 if reason is None else None,
         algbw_gb_per_s=algbw,
@@ -203,6 +213,8 @@ def _transfers(key: CostKey, parts: list[CostPart]) -> tuple[Int64, str | None]:
 
 
 def _not_comparable(key: CostKey, parts: list[CostPart]) -> str | None:
+    if (launched := next((part.no_times for part in parts if part.no_times is not None), None)) is not None:
+        return launched
     if key.kind == UNKNOWN_KIND:
         return KIND_UNKNOWN
     if key.kind not in LOCKSTEP:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aorta.analysis.load.covered_time import places
 from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass, Intervals, Trace
 from aorta.timeline.arrays import Int64, Spans, cut, merge, tile
 from aorta.timeline.classes import AUX, COMPUTE, COPY, TRACE_LANES, UNKNOWN_KIND
@@ -62,11 +63,9 @@ class DeviceTimeline:
 
 def device_timelines(trace: Trace) -> Iterator[DeviceTimeline]:
     """Yield every device of every rank that has rows of a known class, by rank, then device."""
-    table = trace.intervals
-    known = table.cls != IntervalClass.UNKNOWN
-    pairs = np.unique(np.stack([table.rank[known], table.device[known]]), axis=1).T.tolist()
-    for rank, device in pairs:
-        rows = table.take(known & (table.rank == rank) & (table.device == device))
+    known = trace.intervals.take(trace.intervals.cls != IntervalClass.UNKNOWN)
+    for rank, device, chosen in places(known):
+        rows = known.take(chosen)
         mine = trace.windows.rank == rank
         marks = Spans(trace.windows.start_ns[mine], trace.windows.end_ns[mine])
         yield DeviceTimeline(rank, device, rows, _lanes(rows, trace), trace.windows.step[mine], marks)

@@ -22,6 +22,7 @@ from multiprocessing import get_context
 from typing import Any, Final, Protocol, TypeVar
 
 from aorta.errors import InputError, ToolMissing
+from aorta.installation import install_command
 
 
 class Readable(Protocol):
@@ -98,7 +99,7 @@ class Dask:
         try:
             import distributed
         except ImportError as error:
-            raise ToolMissing('--engine dask needs the package distributed: pip install "aorta-bench[dask]"') from error
+            raise ToolMissing(f"--engine dask needs the package distributed: {install_command('dask')}") from error
         try:
             client = distributed.Client(self.scheduler, timeout=_CONNECT, set_as_default=False)
         except (OSError, ValueError) as error:

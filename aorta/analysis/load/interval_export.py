@@ -25,7 +25,7 @@ from aorta.timeline.classes import KINDS
 if TYPE_CHECKING:
     import pandas as pd
 
-_NUMBERS: Final = ("rank", "device", "stream", "seq", "bytes", "step")
+_NUMBERS: Final = ("rank", "device", "stream", "seq", "bytes", "step", "operator")
 _CLASSES: Final = [cls.name.lower() for cls in IntervalClass]
 _COLORS: Final = {"compute": "thread_state_running", "copy": "thread_state_iowait", "aux": "generic_work"}
 _COMM_COLOR: Final = "thread_state_uninterruptible"
@@ -34,7 +34,7 @@ _COMM_COLOR: Final = "thread_state_uninterruptible"
 
 def interval_frame(trace: Trace) -> pd.DataFrame:
     """One row per interval, in the order of the table: `rank, device, stream, class, kind, group, seq, bytes, dtype,
-    start_ns, end_ns, step, name, source, clock`. Unknown values are missing; strings are categories.
+    start_ns, end_ns, step, operator, name, source, clock`. Unknown values are missing; strings are categories.
     """
     import pandas as pd
 
@@ -60,6 +60,7 @@ def interval_frame(trace: Trace) -> pd.DataFrame:
             "start_ns": table.start_ns,
             "end_ns": table.end_ns,
             "step": given["step"],
+            "operator": given["operator"],
             "name": words(table.name, table.names),
             "source": words(np.zeros(len(table)), [trace.path]),  # as objects: a path may be no UTF-8
             "clock": words(np.zeros(len(table)), [trace.clock]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -58,6 +58,7 @@ _TYPES: Final[dict[str, type[np.signedinteger[Any]]]] = {
     "name": np.int32,
     "launch_ns": np.int64,
     "origin": np.int64,
+    "operator": np.int64,
 }
 COLUMNS: Final = tuple(_TYPES)
 
@@ -97,6 +98,8 @@ class Intervals:
         launch_ns: when the host began the call that launched it, on the clock of the rows, or `NULL`.
         origin: what the source knows it by elsewhere, or `NULL`: Kineto's `External id` of the host operator,
             rocprofv3's dispatch id. `Trace.gemms` and `Trace.hardware_counters` refer to it.
+        operator: number of the operator whose self time the row is a part of, where others nested in it cut that into
+            several rows (the host's rows of a CPU trace); `NULL` where a row is whole.
     """
 
     rank: NDArray[np.int32]
@@ -114,6 +117,7 @@ class Intervals:
     name: NDArray[np.int32]
     launch_ns: Int64
     origin: Int64
+    operator: Int64
     names: tuple[str, ...]
     groups: tuple[str, ...]
     dtypes: tuple[str, ...]
@@ -181,6 +185,43 @@ def concatenate(parts: Sequence[Intervals]) -> Intervals:
             moved.append(new[getattr(part, codes)])  # NULL (-1) indexes the last entry
         made |= {table: interner.strings} | ({codes: np.concatenate(moved)} if moved else {})
     return Intervals(**made)
+
+
+class Operations(NamedTuple):
+    """What the rows of a table are parts of. `first` is the first row of each operation, `of_row` the place of every
+    row's operation in it.
+    """
+
+    first: Int64
+    of_row: Int64
+
+    def total(self, of_rows: Int64) -> Int64:
+        """The sum of a value over the rows of each operation."""
+        summed = np.zeros(len(self.first), np.int64)
+        np.add.at(summed, self.of_row, of_rows)
+        return summed
+
+
+def operations(table: Intervals) -> Operations:
+    """Rows with the same `operator` are one operation; every other row is one by itself.
+
+    Args:
+        table: rows of one trace: operators are numbered in each.
+    """
+    places = np.arange(len(table))
+    split = np.flatnonzero(table.operator != NULL)
+    if not len(split):
+        return Operations(places, places)
+    part_of = table.operator[split]
+    first = np.full(int(part_of.max()) + 1, NULL, np.int64)
+    first[part_of[::-1]] = split[::-1]  # the last one that is written stays
+    whole = np.flatnonzero(table.operator == NULL)
+    present = np.flatnonzero(first != NULL)
+    place = np.zeros(len(first), np.int64)
+    place[present] = np.arange(len(whole), len(whole) + len(present))
+    of_row = np.empty(len(table), np.int64)
+    of_row[whole], of_row[split] = np.arange(len(whole)), place[part_of]
+    return Operations(np.concatenate((whole, first[present])), of_row)
 
 
 @dataclass(frozen=True)

@@ -17,24 +17,7 @@ from numpy.typing import NDArray
 
 from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass
 from aorta.errors import InputError
-
-COMM: Final = (
-    r"nccl",  # NCCL, RCCL (ncclDevKernel_Generic), symmetric kernels (ncclSymkDevKernel)
-    r"rccl",  # rcclGenericKernel
-    r"msccl",  # mscclKernel_*, MSCCL++
-    r"cross_device_reduce",  # all-reduce of vLLM and aiter
-    r"allgather_vec|reduce_scatter_cross_device",  # aiter
-    r"quick_?reduce|allreduce_prototype",  # QuickReduce
-    r"(one|two)_shot_all_reduce|multimem_all_(reduce|gather)|multimem_one_shot",  # torch symmetric memory
-    r"nvshmem|rocshmem",
-)
-"""Communication kernels of any vendor. `--comm-pattern` adds to them."""
-
-COPY: Final = (
-    r"__amd_rocclr_(copy|fill)",  # HIP copies and fills run as kernels (rocprofv3)
-    r"^\[?CUDA mem(cpy|set)|^Mem(cpy|set)\b",
-)
-"""Copies and fills that appear among kernels."""
+from aorta.timeline.kernel_names import COMM, COPY
 
 _KINDS: Final = (
     ("reducescatter", r"(?<![a-z])reduce_?scatter"),

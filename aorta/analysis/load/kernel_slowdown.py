@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from aorta.analysis.load.covered_time import covered_ns, places
-from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals
+from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, operations
 from aorta.timeline import arrays
 from aorta.timeline.arrays import Int64, Spans
 
@@ -73,11 +73,13 @@ def largest_first(each: Slowdown) -> tuple[bool, float, str]:
 def _of_place(rank: int, device: int, kernels: Intervals, comm: Spans) -> list[Slowdown]:
     if not len(kernels):
         return []
-    length = kernels.end_ns - kernels.start_ns
-    hidden = covered_ns(kernels.spans, comm)
+    whole = operations(kernels)
+    name = kernels.name[whole.first]
+    length = whole.total(kernels.end_ns - kernels.start_ns)
+    hidden = whole.total(covered_ns(kernels.spans, comm))
     alone, overlapped = hidden == 0, (hidden > 0) & (hidden * _HALF >= length)
-    order = np.argsort(kernels.name, kind="stable")
-    codes, first = np.unique(kernels.name[order], return_index=True)
+    order = np.argsort(name, kind="stable")
+    codes, first = np.unique(name[order], return_index=True)
     found = []
     for code, rows in zip(codes.tolist(), np.split(order, first[1:]), strict=True):
         free, busy = length[rows[alone[rows]]], length[rows[overlapped[rows]]]

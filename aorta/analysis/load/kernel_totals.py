@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from aorta.analysis.load.covered_time import covered_ns, places
 from aorta.analysis.load.gemm_shapes import Gemms
-from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace
+from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, operations
 from aorta.timeline import arrays
 from aorta.timeline.arrays import Int64
 
@@ -32,9 +32,9 @@ NO_LAUNCHES: Final = "no launch of its kernels is known"
 
 @dataclass(frozen=True)
 class KernelTotal:
-    """The kernels of one name on one device; also copies, and on a CPU operators. `std_ms` is the sample standard
-    deviation, None of a single one. `share` is of the summed time of all kernels on the device, which may run at the
-    same time: shares add up to 1.
+    """The kernels of one name on one device; also copies, and on a CPU the self time of operators. `std_ms` is the
+    sample standard deviation, None of a single one. `share` is of the summed time of all kernels on the device, which
+    may run at the same time: shares add up to 1.
     """
 
     rank: int | None
@@ -115,7 +115,8 @@ def kernel_totals(table: Intervals) -> list[KernelTotal]:
     """All kernels, copies and communication, those of unknown class too, the largest total of a device first."""
     found = []
     for rank, device, here in _devices(table):
-        length = here.end_ns - here.start_ns
+        whole = operations(here)
+        length = whole.total(here.end_ns - here.start_ns)
         total = float(length.sum())
         rows = [
             KernelTotal(
@@ -129,7 +130,7 @@ def kernel_totals(table: Intervals) -> list[KernelTotal]:
                 min_ms=float(length[own].min()) / 1e6,
                 max_ms=float(length[own].max()) / 1e6,
             )
-            for (name, cls), own in _groups(here.name, here.cls)
+            for (name, cls), own in _groups(here.name[whole.first], here.cls[whole.first])
         ]
         found += sorted(rows, key=lambda row: (-row.total_ms, row.name))
     return found
@@ -231,13 +232,10 @@ def _groups(*columns: NDArray[Any]) -> Iterator[tuple[tuple[int, ...], Int64]]:
     """Each distinct set of values with the indices of its rows."""
     if not len(columns[0]):
         return
-    values = np.stack([column.astype(np.int64) for column in columns], axis=1)
-    distinct, code = np.unique(values, axis=0, return_inverse=True)
-    code = code.reshape(-1)
-    order = np.argsort(code, kind="stable")
-    ends = np.cumsum(np.bincount(code, minlength=len(distinct)))
-    for key, own in zip(distinct.tolist(), np.split(order, ends[:-1]), strict=True):
-        yield tuple(key), own
+    order = np.lexsort(columns[::-1])
+    differs = np.any([np.diff(column[order]) != 0 for column in columns], axis=0)
+    for own in np.split(order, np.flatnonzero(differs) + 1):
+        yield tuple(int(column[own[0]]) for column in columns), own
 
 
 def _times(length: Int64) -> dict[str, Any]:

@@ -64,6 +64,16 @@ def interceptor(manifest: Manifest | None) -> str | None:
     return ", ".join(sorted({each.partition(":")[0] for each in told if isinstance(each, str)})) or None
 
 
+def timed_from_python(manifest: Manifest | None) -> str | None:
+    """Why collectives were timed from Python on some rank, as the manifest says; None where they were not."""
+    topology = manifest.get("topology") if manifest is not None else None
+    told = (
+        [rank.get("interceptor") for rank in topology if isinstance(rank, dict)] if isinstance(topology, list) else []
+    )
+    reasons = [each.partition(":")[2].strip() for each in told if isinstance(each, str) and each.startswith("python:")]
+    return reasons[0] if reasons else None
+
+
 def emulated_fabric(manifest: Manifest | None) -> Mapping[str, object] | None:
     """The `fabric` node if it delays collectives on purpose, else None. Times of such a run describe
     no real hardware.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from array import array
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
@@ -18,17 +19,20 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from aorta.analysis.host_bound import HOST_BOUND
 from aorta.analysis.load.record_details import WORDS, RecordDetails, mono_ns, words_are_samples
 from aorta.analysis.load.record_lines import (
     CollectiveRow,
     Decoded,
     LeanStep,
+    bounds_of,
     check_samples,
     check_user_marks,
     check_waits,
     decode,
     experts_of,
     gradients_of,
+    reasons_without,
 )
 from aorta.analysis.tables import (
     COMPLETED,
@@ -51,7 +55,7 @@ from aorta.analysis.tables import (
 )
 from aorta.errors import InputError
 from aorta.records.reader import Problems, no_footer, raw_lines, read_header, second_header
-from aorta.records.schema import Anchor, Coverage, DeviceTelemetry, Footer, Gradient, Header
+from aorta.records.schema import Anchor, Calibration, Coverage, DeviceTelemetry, Footer, Gradient, Header
 
 FORMAT: Final = "aorta"
 """`Source.format` of AORTA's own records."""
@@ -113,6 +117,8 @@ def _read(path: Path) -> RankTables:
             footer = line
         elif isinstance(line, Header):
             raise second_header(path, number, line)
+        elif isinstance(line, Calibration):
+            columns.calibrations.append(line)
         else:
             assert isinstance(line, Anchor)
     return columns.finish(footer, problems)
@@ -140,6 +146,10 @@ class _Columns:
     mark_lines: array[int] = field(default_factory=lambda: array("q"))
     gradient_order: tuple[Gradient, ...] = ()
     expert_load: ExpertLoad = field(default_factory=lambda: ExpertLoad())
+    calibrations: list[Calibration] = field(default_factory=list)
+    by_kernels: array[int] = field(default_factory=lambda: array("b"))
+    open_metrics: dict[str, array[float]] = field(default_factory=dict)
+    """Metric -> step as it was added, at least and at most, one after another."""
     row_total: int = 0
     blocks: list[tuple[Ints, Floats, Ints, list[tuple[tuple[str, ...], list[int], Floats]]]] = field(
         default_factory=list
@@ -156,7 +166,10 @@ class _Columns:
             raise ValueError(
                 f"a step of rank {line.rank} of {line.world_size} in the record of rank {rank} of {world_size}"
             )
-        reason, coverage = self.reasons[bytes(line.reasons)], self.coverages[bytes(line.coverage)]
+        open_metrics = bounds_of(line) if line.bounds else {}
+        reasons = bytes(line.reasons)
+        reason = self.reasons[reasons_without(reasons, open_metrics, HOST_BOUND) if open_metrics else reasons]
+        coverage = self.coverages[bytes(line.coverage)]
         if line.ranges or line.counters:
             check_user_marks(bytes(line.ranges), bytes(line.counters))
         if line.waits or line.ready:
@@ -184,6 +197,9 @@ class _Columns:
         places, values = self.metrics_by_names.get(names) or self._new_names(number, names)
         places.append(len(self.scalars))
         values.append(tuple(line.overlap.values()))
+        for name, ends in open_metrics.items():
+            self.open_metrics.setdefault(name, array("d")).extend((len(self.by_kernels), *ends))
+        self.by_kernels.append(line.measured_by is not None)
         self.row_total += len(line.collectives)
         self.scalars.append((*_scalars_of(line), offset, reason, coverage, self.row_total))
         self.losses.append(_losses_of(line))
@@ -229,14 +245,17 @@ class _Columns:
         losses: Floats = _side_by_side([block[1] for block in self.blocks], np.empty((len(LOSSES), 0)))
         rows: Ints = _side_by_side([block[2] for block in self.blocks], np.empty((len(_ROW), 0), np.int64))
         trained = integers.shape[1]
-        metrics = self._metrics(trained)
+        bounds = {name: _ends(found, trained) for name, found in self.open_metrics.items()}
+        metrics = self._metrics(trained, bounds)
         self.blocks = []
         read = trained + len(self.isolated_compute_ms)
+        by_kernels = np.array(self.by_kernels, bool)
         number = integers[_INTEGERS.index("global_step")]
         if np.any(number[1:] <= number[:-1]):
             _, chosen = np.unique(number, return_index=True)  # the first of equals
             integers, rows = _reordered(integers, rows, chosen)
             losses, metrics = losses[:, chosen], metrics[:, chosen]
+            bounds, by_kernels = {name: ends[:, chosen] for name, ends in bounds.items()}, by_kernels[chosen]
         said = problems.said()
         name = self.path.name
         if footer is None:
@@ -255,6 +274,8 @@ class _Columns:
             coverages=tuple(self.coverages.values_),
             metrics=dict(zip(self.metric_names, metrics, strict=True)),
             losses=dict(zip(LOSSES, losses, strict=True)),
+            bounds={name: (low, high) for name, (low, high) in bounds.items()},
+            by_kernels=by_kernels if by_kernels.any() else None,
         )
         source = _source(self.path, self.header, footer)
         if self.sample_lines and words_are_samples(self.header):
@@ -278,6 +299,7 @@ class _Columns:
             expert_load=self.expert_load,
             covered=_coverage_facts(steps, collectives),
             problems=tuple(said),
+            calibrations=tuple(self.calibrations),
         )
 
     def _isolated(self) -> IsolatedSteps | None:
@@ -287,8 +309,10 @@ class _Columns:
         compute_ms = np.array(self.isolated_compute_ms, np.float64)
         return IsolatedSteps(phase, warmup != 0, wall_ns, reason, coverage, compute_ms)
 
-    def _metrics(self, steps: int) -> Floats:
-        """One row per name. A kind that a step does not mention was not used in it and is 0, unless kinds are null."""
+    def _metrics(self, steps: int, bounds: Mapping[str, Floats]) -> Floats:
+        """One row per name. A kind that a step does not mention was not used in it and is 0, unless kinds are null for
+        another reason than that their times are open.
+        """
         place = {name: index for index, name in enumerate(self.metric_names)}
         table = np.full((len(place), steps), np.nan)
         start = 0
@@ -296,7 +320,13 @@ class _Columns:
             for names, places, values in buckets:
                 at = np.array(places) + start
                 if "comm_ms" in names:
-                    unused = of_unused_kind([values[:, names.index(name)] for name in KINDS_KNOWN if name in names])
+                    seen = []
+                    for witness in KINDS_KNOWN:
+                        if witness in names:
+                            known = values[:, names.index(witness)]
+                            least = bounds[witness][0, at] if witness in bounds else known
+                            seen.append(np.where(np.isnan(known), least, known))
+                    unused = of_unused_kind(seen)
                     for name in place.keys() & KIND_METRICS - set(names):
                         table[place[name], at] = unused
                 for column, name in enumerate(names):
@@ -311,6 +341,14 @@ class _Names(dict[tuple[Any, ...], int]):
     def __missing__(self, name: tuple[Any, ...]) -> int:
         self[name] = number = len(self)
         return number
+
+
+def _ends(found: array[float], steps: int) -> Floats:
+    """At least and at most in each step; NaN where marks leave nothing open."""
+    place, low, high = np.array(found, np.float64).reshape(-1, 3).T
+    ends = np.full((2, steps), np.nan)
+    ends[:, place.astype(np.int64)] = low, high
+    return ends
 
 
 def _side_by_side(blocks: list[npt.NDArray[Any]], none: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -385,7 +423,7 @@ def _coverage_facts(steps: Steps, collectives: Collectives) -> CoverageFacts:
         if missed:
             step = int(steps.global_step[at[0]])
             first = step if first is None else min(first, step)
-    used = np.repeat(~steps.warmup, steps.row_counts) & (collectives.end_ns != NO_TIME)
+    used = np.repeat(steps.used, steps.row_counts) & (collectives.end_ns != NO_TIME)
     found = Counter[str | None]()
     counts = np.bincount(collectives.name[used], minlength=len(collectives.names)).tolist()
     for name, count in zip(collectives.names, counts, strict=True):

@@ -8,6 +8,7 @@ reads them. Must not: accept a step that violates the schema in a field that the
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ from aorta.records.reader import decode_line
 from aorta.records.schema import (
     Anchor,
     BucketReady,
+    Calibration,
     CounterValue,
     DeviceSample,
     EndSource,
@@ -24,6 +26,7 @@ from aorta.records.schema import (
     Gradient,
     Integer,
     Line,
+    MeasuredBy,
     Phase,
     Step,
     UserRange,
@@ -81,6 +84,8 @@ class LeanStep(msgspec.Struct, tag_field="record", tag="step", gc=False):
     gradient_order: msgspec.Raw = msgspec.Raw(b"")
     experts: msgspec.Raw = msgspec.Raw(b"")
     """Empty, as the ones above: this step does not have it."""
+    bounds: dict[str, tuple[Milliseconds, Milliseconds]] | None = None
+    measured_by: MeasuredBy | None = None
     rocm_smi_t_ns: Integer | None = None
     """None: this line has no words of rocm-smi."""
     rocm_smi_output: str = ""
@@ -95,8 +100,11 @@ _COUNTERS: Final = msgspec.json.Decoder(list[CounterValue])
 _WAITS: Final = msgspec.json.Decoder(list[Wait])
 _READY: Final = msgspec.json.Decoder(list[BucketReady])
 _EXPERTS: Final = msgspec.json.Decoder(list[ExpertTokens])
+_REASONS: Final = msgspec.json.Decoder(dict[str, str])
 _GRADIENTS: Final = msgspec.json.Decoder(list[Gradient])
-_DECODER: Final[msgspec.json.Decoder[LeanStep | Anchor | Footer]] = msgspec.json.Decoder(LeanStep | Anchor | Footer)
+_DECODER: Final[msgspec.json.Decoder[LeanStep | Anchor | Calibration | Footer]] = msgspec.json.Decoder(
+    LeanStep | Anchor | Calibration | Footer
+)
 """A union, so that a line without `record` is refused: with a single type, msgspec accepts a missing tag."""
 
 
@@ -162,6 +170,33 @@ def check_waits(waits: bytes, ready: bytes) -> None:
         _READY.decode(ready or b"[]")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not a line of this schema ({error})") from error
+
+
+def bounds_of(line: LeanStep) -> dict[str, tuple[float, float]]:
+    """The bounds of the metrics that the marks of a step leave open; those of the others are no news.
+
+    Raises:
+        ValueError: a metric is at least more than it is at most.
+    """
+    found = {name: ends for name, ends in (line.bounds or {}).items() if line.overlap.get(name, 0.0) is None}
+    for name, (low, high) in found.items():
+        if low > high:
+            raise ValueError(f"{name} is at least {low:g} and at most {high:g} in its bounds")
+    return found
+
+
+def reasons_without(text: bytes, names: Collection[str], reason: str) -> bytes:
+    """The `reasons` of a step with one reason for all these metrics, whose own have the numbers of the step: so that
+    distinct texts stay few.
+
+    Raises:
+        ValueError: they violate the schema.
+    """
+    try:
+        said = _REASONS.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"not a line of this schema ({error})") from error
+    return msgspec.json.encode(said | dict.fromkeys(names, reason))
 
 
 def gradients_of(text: bytes) -> tuple[Gradient, ...]:

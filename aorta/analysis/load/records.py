@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aorta.analysis.health import Health, Held
 from aorta.analysis.load.engines import Engine, Local, progress
-from aorta.analysis.load.manifest import Manifest, emulated_fabric, manifest_of
+from aorta.analysis.load.manifest import Manifest, emulated_fabric, manifest_of, timed_from_python
 from aorta.analysis.load.rank_clocks import clocks_of
 from aorta.analysis.load.record_columns import read_tables
 from aorta.analysis.tables import RankTables, Run, Source, partial_steps
@@ -83,7 +83,8 @@ def load_run(path: str | Path, engine: Engine | None = None) -> Run:
                 readable.append(shared.groups(found))
             tick()
     if not readable:
-        raise InputError(f"{folder}: none of its {len(files)} records can be read:\n  " + "\n  ".join(left_out))
+        which = "its record cannot" if len(files) == 1 else f"none of its {len(files)} records can"
+        raise InputError(f"{folder}: {which} be read:\n  " + "\n  ".join(left_out))
     _refuse_mixture(folder, [tables.source for tables in readable])
     ranks = _one_per_rank(_latest_attempt(readable, left_out), left_out)
     manifest, manifest_problem = manifest_of(folder, next(iter(ranks.values())).source.identity)
@@ -125,6 +126,7 @@ def _health(
         fabric=fabric,
         held=None if fabric is None else _held(ranks),
         manifest_problem=manifest_problem,
+        timed_from_python=None if sources[0].platform == "cpu" else timed_from_python(manifest),
     )
 
 

@@ -146,7 +146,7 @@ def read_trace_tables(unit: TraceFiles) -> UnitTables:
         if clean.compute_unseen:
             continue  # without computation in the table, hidden communication and slowdowns cannot be computed
         parts += parts_of(clean)
-        of_trace = slowdowns(clean.intervals)
+        of_trace = slowdowns(clean.intervals) if clean.end_source == "trace" else []
         slow += of_trace[:SHOWN_SLOWDOWNS]
         left_out += len(of_trace[SHOWN_SLOWDOWNS:])
     return UnitTables(tuple(devices), tuple(facts), tuple(parts), tuple(slow), left_out, tuple(kernels))
@@ -298,7 +298,8 @@ def _collectives(
         seq=np.where(table.seq != UNKNOWN, table.seq, _numbers(trace, place, code)),
         issue_ns=np.full(len(table), NO_TIME, np.int64),  # the trace does not record when it was issued
         start_ns=table.start_ns - begin,
-        end_ns=table.end_ns - begin,
+        # Of a launch-timed source it is known when the host began and ended to issue it, and nothing of when it ran.
+        end_ns=table.end_ns - begin if trace.end_source == "trace" else np.full(len(table), NO_TIME, np.int64),
     )
     return collectives, np.bincount(place, minlength=len(steps)).astype(np.int64)
 

@@ -17,6 +17,8 @@ from aorta.analysis.load.chrome_json import Event
 from aorta.analysis.merge.trace_choice import TraceFile, scanning, time_ns
 from aorta.errors import InputError
 from aorta.records.clock_offsets import CLOCK_SYNC_FILE, TRACE_KEY, ClockSync, RankClock, decode, read_clock_sync
+from aorta.records.reader import header_of
+from aorta.records.run_files import RANK_FILE, in_history
 
 Align: TypeAlias = Literal["clock", "none", "start_profile"]
 _FOLDERS_ABOVE = 4
@@ -116,11 +118,20 @@ def find_clocks(given: Path | None, traces: Sequence[TraceFile], folders: Sequen
     files = {path: read_clock_sync(path) for path in sorted(paths)}
     own = [(trace.path, sync) for trace in traces if (sync := _own_clock(trace)) is not None]
     told = {path for path, _ in own}
+    known = {_run(sync) for sync in files.values()}
+    for trace, sync in own:
+        if _run(sync) not in known:
+            # A resumed run goes on in its folder, and the files of the run that wrote this trace are in the history.
+            earlier = (path for folder in _folders(trace, folders) for path in in_history(folder, *_run(sync)))
+            if (path := _nearest(list(earlier))) is not None:
+                files[path] = read_clock_sync(path)
     silent = [path for trace in traces if trace.path not in told and (path := near[trace.path])]
     said = [*own, *((path, files[path]) for path in silent)] or list(files.items())
     runs = {_run(sync): path for path, sync in said}
     if len(runs) > 1:
-        raise InputError(f"traces of {len(runs)} runs: {', '.join(map(str, runs.values()))}; merge those of one run")
+        raise InputError(
+            f"traces of {len(runs)} runs: {', '.join(map(str, runs.values()))}; merge those of one run (--window N)"
+        )
     for path, sync in files.items():
         if _run(sync) in runs:  # otherwise it was measured in another run than that of the traces
             return KnownClocks(sync, path)
@@ -128,6 +139,32 @@ def find_clocks(given: Path | None, traces: Sequence[TraceFile], folders: Sequen
         ranks = {clock.rank: clock for _, other in own for clock in other.ranks}
         return KnownClocks(sync.with_ranks(ranks.values()), "the traces")
     return KnownClocks()
+
+
+def record_of(trace: TraceFile, folders: Sequence[Path]) -> Path | None:
+    """The record of the trace's rank: the nearest to it or in `folders`, of the trace's own run where it names one, be
+    it in the history of a run that was resumed; None where there is none.
+    """
+    name, own = RANK_FILE.format(rank=trace.rank), _own_clock(trace)
+    near = [path for folder in _folders(trace.path, folders) if (path := folder / name).is_file()]
+    if own is None:
+        return next(iter(near), None)
+    earlier = (past / name for folder in _folders(trace.path, folders) for past in in_history(folder, *_run(own)))
+    of_the_run = (path for path in (*near, *earlier) if _run_of_record(path) == _run(own))
+    return next(of_the_run, next(iter(near), None))
+
+
+def _folders(trace: Path, folders: Sequence[Path]) -> list[Path]:
+    """Where the files of a trace's run may lie, the nearest first."""
+    return [*list(trace.absolute().parents)[:_FOLDERS_ABOVE], *folders]
+
+
+def _run_of_record(path: Path) -> tuple[str, int] | None:
+    try:
+        header = header_of(path)
+    except InputError:
+        return None
+    return header.run_id, header.attempt
 
 
 def _own_clock(trace: TraceFile) -> ClockSync | None:

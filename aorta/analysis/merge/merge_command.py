@@ -14,7 +14,7 @@ from pathlib import Path
 from aorta.analysis.merge.alignment import in_words
 from aorta.analysis.merge.merge_traces import Choices, Merged, merge
 from aorta.command_line import command
-from aorta.errors import EXIT_OK, GateFailed, Inconclusive
+from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive
 
 
 @command()
@@ -40,11 +40,12 @@ def merge_traces(arguments: Sequence[str]) -> int:
 
 def _gate(merged: Merged) -> None:
     """Raises:
-    GateFailed: an effect precedes its cause.
+    CausalityViolated: an effect precedes its cause.
     Inconclusive: there was nothing to check.
     """
     if merged.causality.violations:
-        raise GateFailed(f"{len(merged.causality.violations)} effects come before their cause by more than the bound")
+        count = len(merged.causality.violations)
+        raise CausalityViolated(f"{count} effects come before their cause by more than the bound")
     if not merged.causality.pairs:
         raise Inconclusive("there was nothing to check causality by")
 
@@ -83,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     """The options of the command."""
     words = argparse.ArgumentParser(
         description="Chrome traces of several ranks -> one file for Perfetto, on the clock of rank 0.",
-        epilog="Exit codes: 0 done, 2 bad input, 3 --check found an effect before its cause, 4 --check found nothing "
+        epilog="Exit codes: 0 done, 1 --check found an effect before its cause, 2 bad input, 4 --check found nothing "
         "to check.",
     )
     words.add_argument("traces", nargs="+", metavar="DIR|FILE", help="run folders, or .json, .json.gz, .tar.gz files")

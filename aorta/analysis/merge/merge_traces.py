@@ -14,14 +14,13 @@ from typing import Any
 import msgspec
 
 from aorta.analysis.load.engines import progress
-from aorta.analysis.merge.alignment import Align, KnownClocks, RankAlignment, align_ranks, find_clocks
+from aorta.analysis.merge.alignment import Align, KnownClocks, RankAlignment, align_ranks, find_clocks, record_of
 from aorta.analysis.merge.causality import Causality, check_collectives
 from aorta.analysis.merge.trace_choice import TraceFile, choose, describe, find_files, scanning
 from aorta.analysis.merge.trace_writer import TraceWriter, trace_file
 from aorta.analysis.merge.track_identity import TrackIdentity
 from aorta.analysis.merge.tracks import MergedCollective, RecordTracks
 from aorta.errors import InputError
-from aorta.records.run_files import RANK_FILE
 
 _NAMED_RANKS = 1024
 """Most missing ranks listed in a note."""
@@ -83,7 +82,7 @@ def merge(paths: Sequence[Path], choices: Choices) -> Merged:
             span, labels = _take_over(writer, mine, TrackIdentity(rank, label), alignment, base_ns, merged)
             for _ in mine:
                 done()
-            record = _record_of(rank, mine[0][1], folders) if choices.records else None
+            record = record_of(mine[0][1], folders) if choices.records else None
             if record is None or span is None:
                 continue
             tracks = RecordTracks(record, rank, alignment, span, label, base_ns)
@@ -136,12 +135,6 @@ def _take_over(
 def _host(trace: TraceFile, clocks: KnownClocks) -> str:
     known = clocks.of(trace.rank)
     return trace.host or (known.host if known is not None else "host unknown")
-
-
-def _record_of(rank: int, trace: TraceFile, folders: Sequence[Path]) -> Path | None:
-    name = RANK_FILE.format(rank=rank)
-    places = [*list(trace.path.absolute().parents)[:4], *folders]
-    return next((place / name for place in places if (place / name).is_file()), None)
 
 
 def _compare_labels(merged: Merged, rank: int, labels: dict[str, int], rows: Sequence[MergedCollective]) -> None:

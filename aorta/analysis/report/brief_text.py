@@ -73,7 +73,9 @@ def _dataset(label: str, entry: Mapping[str, Any], notes: Sequence[str], style: 
             continue
         unit = metric_named(name).unit
         if values["median"] is None:
-            lines.append(f"  {name:<18}{'unknown':>11}   {values['reason']}")
+            ends = values.get("bounds")
+            said = f"{'unknown':>11}" if ends is None else f"   {TEXT.bounds(ends, unit, fewer=1)}"
+            lines.append(f"  {name:<18}{said}   {values['reason']}")
             continue
         middle, low, high = (TEXT.number(values[key], unit, fewer=1) for key in ("median", "p5", "p95"))
         lines.append(f"  {name:<18}{middle:>11}   5th to 95th percentile {low} to {high}")

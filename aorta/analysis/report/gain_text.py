@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from aorta.analysis.formatting import rough_interval
 from aorta.analysis.most_to_gain import SHOWN_MARGINALS
 from aorta.analysis.report.metric_table import wrapped
 from aorta.terminal_style import PLAIN, Style
 
 
 def gain_block(label: str, found: Mapping[str, Any], style: Style = PLAIN) -> str:
-    """The changes that would gain most, what parts of the communication cost, bounds, and how sure all of it is."""
+    """The changes that would gain most, what parts of the communication cost, and bounds."""
     head = f"{label}: what would gain most"
     if found["reason"] is not None:
         return wrapped([f"{head}: no prediction: {found['reason']}"], style.width)
@@ -24,19 +25,15 @@ def gain_block(label: str, found: Mapping[str, Any], style: Style = PLAIN) -> st
     lines.append("  a step would gain, were one part of the communication free:")
     lines += [_row(each) for each in found["marginals"][:SHOWN_MARGINALS]]
     lines += ["  bounds:", *map(_row, found["bounds"])]
-    lines.append(f"  check: {found['check']}")
+    lines += [] if found["check"] is None else [f"  check: {found['check']}"]
     lines += [f"  ! {note}" for note in (*found["notes"], *found["flags"])]
     return f"{wrapped(lines, style.width)}\n  ask further: {found['command']}"  # to be copied: in one line
 
 
 def gain_line(gain: Mapping[str, Any]) -> str:
-    """One change: by how much, and how sure."""
+    """One change: by how much, and whether that is significant."""
     return "".join([gain["sentence"], *(f" (note: {note})" for note in gain["notes"])])
 
 
 def _row(found: Mapping[str, Any]) -> str:
-    return f"    {found['gain_ms']:9.3f} ms  {found['name']}, {_interval(found)}"
-
-
-def _interval(found: Mapping[str, Any]) -> str:
-    return f"{found['low_ms']:.3f} to {found['high_ms']:.3f} ms"
+    return f"    {rough_interval(found['gain_ms'], found['low_ms'], found['high_ms']):<24}  {found['name']}"

@@ -71,7 +71,11 @@ def shown_first(comparison: Mapping[str, Any]) -> list[str]:
     and the job step first, then what has a verdict, then the rest.
     """
     metrics = comparison["metrics"]
-    names = [name for name, pair in metrics.items() if not pair["reference"] == pair["candidate"] in (None, 0)]
+    names = [
+        name
+        for name, pair in metrics.items()
+        if "bounds" in pair or not pair["reference"] == pair["candidate"] in (None, 0)
+    ]
     primary = comparison.get("primary", "overlap_ratio")
     return sorted(names, key=lambda name: (name != primary, name != JOB_STEP, metrics[name].get("verdict") is None))
 
@@ -92,7 +96,9 @@ def wrapped(lines: Iterable[str], width: int = WIDTH, indent: str = "    ") -> s
 def _judged(name: str, pair: Mapping[str, Any], *, around: bool) -> tuple[str, ...]:
     unit, verdict = pair["unit"], pair["verdict"]
     sides = [
-        _around(pair[side], pair.get(f"{side}_interval") if around else None, unit)
+        TEXT.bounds(pair["bounds"][side], unit, fewer=1, named=False)
+        if pair[side] is None and "bounds" in pair
+        else _around(pair[side], pair.get(f"{side}_interval") if around else None, unit)
         for side in ("reference", "candidate")
     ]
     effect = pair["effect"]
@@ -116,7 +122,12 @@ def _around(value: float | None, interval: Mapping[str, float | None] | None, un
 
 
 def _of_runs(name: str, pair: Mapping[str, Any]) -> tuple[str, ...]:
-    values = [TEXT.number(pair[key], pair["unit"]) for key in ("reference", "candidate")]
+    values = [
+        TEXT.bounds(pair["bounds"][side], pair["unit"], named=False)
+        if pair[side] is None and "bounds" in pair
+        else TEXT.number(pair[side], pair["unit"])
+        for side in ("reference", "candidate")
+    ]
     difference = TEXT.number(pair["difference"], pair["unit"], signed=True)
     ratio = _UNKNOWN if pair["quotient"] is None else TEXT.number(pair["quotient"], "ratio", fewer=1)
     return name, *values, difference, ratio, pair["judgement"]

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
 from aorta.analysis.cautions import cautions
+from aorta.analysis.collective_metrics import why_upper_bound
 from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.expert_load import expert_sentences
 from aorta.analysis.formatting import TEXT, json_text
@@ -76,7 +77,8 @@ def health_block(dataset: LabelledRun, entry: Mapping[str, Any]) -> str:
         f"{dataset.label}: {source['path']}",
         f"  {_stated(source)}, instrument {'/'.join(health.instrument_modes)}, {read}",
         f"  {TEXT.count(steps['global_steps_used'], 'step')} used ({TEXT.count(steps['rank_steps_used'], 'record')}, "
-        f"one per step and rank), {TEXT.count(steps['rank_steps_left_out_as_warmup'], 'record')} left out as warm-up",
+        f"one per step and rank), {TEXT.count(steps['rank_steps_left_out_as_warmup'], 'record')} left out as warm-up"
+        + _calibrated(steps),
     ]
     lines += _set_lines(entry) if "launches" in entry else []
     if steps["isolated_rank_steps"]:
@@ -95,6 +97,11 @@ def health_block(dataset: LabelledRun, entry: Mapping[str, Any]) -> str:
     )
     lines += [f"  ! {note}" for note in found]
     return wrapped(lines)
+
+
+def _calibrated(steps: Mapping[str, Any]) -> str:
+    count = steps["rank_steps_left_out_as_calibration"]
+    return f", {TEXT.whole(count)} measured by kernels" if count else ""
 
 
 def _stated(source: Mapping[str, Any]) -> str:
@@ -121,17 +128,25 @@ def dataset_table(label: str, entry: Mapping[str, Any]) -> str:
     rows = [_columns(label, ["median", "p5", "p95", "mean", "rank spread"])]
     zeros = [name for name, values in metrics.items() if values["min"] == values["max"] == values["nulls"] == 0]
     for name, values in metrics.items():
+        unit = metric_named(name).unit
+        if values.get("bounds"):
+            rows.append(f"{_fitted(_titled(name))} {TEXT.bounds(values['bounds'], unit)}")
         if values["median"] is None or name in zeros:
             continue
-        unit = metric_named(name).unit
         cells = [TEXT.number(values[key], unit) for key in ("median", "p5", "p95", "mean")]
         spread = values.get("rank_spread")
         rows.append(_columns(_titled(name), [*cells, "-" if spread is None else TEXT.number(spread, unit)]))
         if values.get("ratio_of_sums") is not None:
             rows.append(_columns(_POOLED, [TEXT.number(values["ratio_of_sums"], "ratio")]))
     rows += _zeros("0 throughout", zeros) + _collective_rows(entry.get("collectives", ()))
-    reasons = {name: values["reason"] for name, values in metrics.items() if values["reason"] != NO_PIPELINE}
-    return "\n".join([*rows, *_nulls(reasons)])
+    reasons = {
+        name: values["reason"]
+        for name, values in metrics.items()
+        if values["reason"] != NO_PIPELINE and not values.get("bounds")
+    }
+    by_kernels = [name for name, values in metrics.items() if values.get("source") == "kernels" and name not in zeros]
+    said = "of the steps measured by kernels alone"
+    return "\n".join([*rows, *_zeros(said, by_kernels), *_nulls(reasons)])
 
 
 def comparison_table(comparison: Mapping[str, Any], style: Style = PLAIN) -> str:
@@ -175,7 +190,7 @@ def comparison_details(comparison: Mapping[str, Any]) -> str:
         {
             name: pair["judgement_reason"]
             for name, pair in metrics.items()
-            if pair["reference"] is None and pair["candidate"] is None
+            if pair["reference"] is None and pair["candidate"] is None and "bounds" not in pair
         }
     )
     differences = comparison["manifest_differences"]
@@ -212,9 +227,13 @@ def _collective_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines += _left_over(len(rows), _SHOWN_COLLECTIVES, "collectives")
     notes = [f"  no transfer time of {reason}" for reason in sorted(reasons)]
     bounds = sorted(
-        {row["kind"] for row in rows if row["transfer_is_upper_bound"] and not row["transfer_ms"]["reason"]}
+        {
+            (row["kind"], why_upper_bound(row))
+            for row in rows
+            if row["transfer_is_upper_bound"] and not row["transfer_ms"]["reason"]
+        }
     )
-    notes += [f"  {kind}: some ends are those of the caller's wait; its transfer is an upper bound" for kind in bounds]
+    notes += [f"  {kind}: {why}; its transfer is an upper bound" for kind, why in bounds]
     return lines + wrapped(notes).splitlines()
 
 

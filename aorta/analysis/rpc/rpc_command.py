@@ -18,7 +18,7 @@ from aorta.analysis.rpc.rpc_rows import nested_waits, read_rows
 from aorta.analysis.rpc.rpc_table import make_rows, render
 from aorta.analysis.rpc.rpc_trace import write_trace
 from aorta.command_line import command
-from aorta.errors import EXIT_OK, GateFailed, Inconclusive
+from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive
 from aorta.records.rpc_files import TRACE_FILE
 
 
@@ -45,7 +45,7 @@ def rpc_report(arguments: Sequence[str]) -> int:
         last += f", {in_words(options.align, alignments)}"
     sys.stdout.write("\n".join([*found.lines(), last]) + "\n")
     if options.check and found.violations:
-        raise GateFailed(f"{len(found.violations)} calls do not enclose what they ran")
+        raise CausalityViolated(f"{len(found.violations)} calls do not enclose what they ran")
     if options.check and not found.pairs:
         raise Inconclusive("there was nothing to check causality by")
     return EXIT_OK
@@ -84,8 +84,8 @@ def parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
     words = argparse.ArgumentParser(
         description="Every call of an RPC run and what it ran where: a table, and one trace with arrows for Perfetto.",
-        epilog="Exit codes: 0 done (also where a worker is missing: that is said), 2 bad input, 3 --check found a call "
-        "that does not enclose what it ran, 4 --check found nothing to check.",
+        epilog="Exit codes: 0 done (also where a worker is missing: that is said), 1 --check found a call that does "
+        "not enclose what it ran, 2 bad input, 4 --check found nothing to check.",
     )
     words.add_argument("folder", metavar="DIR", help="run folder of train.py workload=rpc profiling.enabled=true")
     words.add_argument("-o", "--output", metavar="FILE", help=f"the trace; default: DIR/{TRACE_FILE}")

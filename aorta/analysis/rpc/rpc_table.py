@@ -31,7 +31,8 @@ _HEADS = (
 
 @dataclass
 class CallRow:
-    """One name on one node. The row of a call measures from issue to reply and has no self time.
+    """One name on one node. The row of a call measures from issue to reply: its caller's CPU may do anything in that
+    time, many calls may wait at once, and so it has no self time and no share of the CPU's time (`waits`).
 
     Bytes count what was allocated, not what was freed; None where no memory was measured.
     """
@@ -42,6 +43,7 @@ class CallRow:
     total_ns: int = 0
     count: int = 0
     unanswered: int = 0
+    waits: bool = False
     allocated_bytes: int | None = None
     self_allocated_bytes: int | None = None
 
@@ -61,6 +63,7 @@ def make_rows(calls: Iterable[Call], operators: Iterable[tuple[int, RemoteOperat
     for call in calls:
         mine = row(call.caller, call.name)
         mine.count += 1
+        mine.waits = True
         if call.reply_ns is None:
             mine.unanswered += 1
         else:
@@ -68,6 +71,7 @@ def make_rows(calls: Iterable[Call], operators: Iterable[tuple[int, RemoteOperat
     for node, operator in operators:
         mine = row(node, shown_name(operator))
         mine.count += 1
+        mine.waits |= operator.waits
         mine.self_ns += operator.self_ns
         mine.total_ns += operator.end_ns - operator.start_ns
         if operator.memory is not None:
@@ -89,8 +93,8 @@ def shown_name(operator: RemoteOperator) -> str:
 
 
 def render(rows: list[CallRow], names: dict[int, str]) -> str:
-    """The table as text. Percentages are of the self time of all rows of all nodes. There are columns of memory where
-    any was measured.
+    """The table as text. Percentages are of the self time of all rows of all nodes; a wait has none, nor what
+    adds up to more (an operator inside one of its own name). There are columns of memory where any was measured.
     """
     whole = sum(row.self_ns for row in rows)
     memory = any(row.allocated_bytes is not None for row in rows)
@@ -102,7 +106,7 @@ def render(rows: list[CallRow], names: dict[int, str]) -> str:
             row.name,
             _share(row.self_ns, whole),
             _time(row.self_ns),
-            _share(row.total_ns, whole),
+            "-" if row.waits or row.total_ns > whole else _share(row.total_ns, whole),
             _time(row.total_ns),
             _time(row.total_ns / answered) if answered else "-",
             f"{row.count}" + (f" ({row.unanswered} unanswered)" if row.unanswered else ""),

@@ -1,7 +1,7 @@
 """What if something had been different: predictions from a record or the traces of all ranks, and what each part costs.
 
     program = read_program("artifacts/cuda")
-    predict(program, parse_changes(["network.bandwidth=x2", "rank.3.late_ms=-5"])).job_step_ms
+    predict(program, parse_changes(["network.bandwidth=x2", "rank.3.late_ms=-5"])).gain_ms
 
 docs/what-if.md has the model, its assumptions and its measured errors. Must not launch anything.
 """

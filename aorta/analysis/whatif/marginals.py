@@ -18,7 +18,7 @@ import numpy as np
 from aorta.analysis.tables import Bools, Ints
 from aorta.analysis.whatif.apply import apply
 from aorta.analysis.whatif.changes import Change, CommSpeed, NoStragglers
-from aorta.analysis.whatif.predicted_value import STATED_ERROR, value_of
+from aorta.analysis.whatif.predicted_value import STATED_ERROR, gain_of
 from aorta.analysis.whatif.program import Issued, RunProgram
 from aorta.analysis.whatif.replay import Freed, replay
 from aorta.errors import InputError
@@ -97,8 +97,7 @@ def marginals(program: RunProgram, last: int | None = None) -> Marginals:
 
     def gained(part: _Part, gains_ns: Ints, change: type[Change] = CommSpeed) -> Marginal:
         gains = gains_ns / NS_PER_MS
-        wrong_by = STATED_ERROR[change] * abs(float(np.median(gains))) + missed_ms
-        value = value_of(gains, np.arange(len(gains)), wrong_by)
+        value = gain_of(gains, STATED_ERROR[change] * abs(float(np.median(gains))) + missed_ms)
         return Marginal(part.what, part.name, value.value, value.low, value.high, part.change)
 
     found = [gained(part, base - times.job_step_ns(number)) for number, part in enumerate(parts, start=1)]

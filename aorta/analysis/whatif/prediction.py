@@ -1,34 +1,40 @@
 """What a run would have measured with something changed, how sure that is, and what is not known.
 
-    predict(program, parse_changes(["network.bandwidth=x2"])).job_step_ms
+    predict(program, parse_changes(["network.bandwidth=x2"])).gain_ms
 
-A value is the median over the replayed steps. Its interval (`predicted_value`) counts as the model's error what the
-replay of the unchanged program misses (the identity check) and a share of the predicted change. Must not recommend
-anything.
+What a step gains is the median of paired differences (`predicted_value`): each step as replayed with the change against
+the same one as replayed unchanged. Ratio and exposed time are medians over the replayed rank-steps. An interval counts
+as the model's error what the replay of the unchanged program misses (the identity check) and a share of the predicted
+change. Must not recommend anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
+from aorta.analysis.formatting import rough_ms
 from aorta.analysis.tables import Floats, Ints
 from aorta.analysis.whatif.apply import apply
 from aorta.analysis.whatif.changes import Change, CommSpeed, Selection, WorldSize, in_order
-from aorta.analysis.whatif.predicted_value import STATED_ERROR, Value, value_of
+from aorta.analysis.whatif.predicted_value import STATED_ERROR, Value, gain_of, step_gain_ms, value_of
 from aorta.analysis.whatif.program import RunProgram
 from aorta.analysis.whatif.replay import Times, replay
 from aorta.analysis.whatif.windows import Measured, RankStepSample, measure, sample
 from aorta.errors import InputError
 
+FREE: Final = CommSpeed("comm=free", Selection(), math.inf)
 LAW_BOUND: Final = 1.25
 """At another number of ranks nothing was recorded: a network may be so many times as slow or as fast as its law says.
 In the simulator a jitter of 20 % and a node that is 10 % slower stay within it (tests/analysis/whatif)."""
 IDENTITY_BOUND: Final = 0.05
 """The replay of the unchanged program may miss this part of the recorded job step time, no more."""
+_WORTH_SAYING: Final = 0.10
+"""From this part of the exposed time on it is said why a step is not shorter by what is no longer exposed."""
 BACKEND_BOUND: Final = 0.10
 """From here on the part of collectives that the backend decided is said: a faster network's gain is then doubtful."""
 
@@ -54,6 +60,12 @@ class Identity:
         """The same, as a part of it."""
         return self.missed_ms / self.recorded_ms
 
+    def problem(self) -> str | None:
+        """The check in words where the replay is not what was recorded; None where it is, as it is by construction
+        wherever the record says what made a step as long as it was.
+        """
+        return None if f"{self.residual:.2%}" == "0.00%" else self.sentence()
+
     def sentence(self) -> str:
         """The check in words."""
         return (
@@ -68,13 +80,20 @@ class Prediction:
 
     Attributes:
         changes: as they were written, in the order in which they were made.
-        job_step_ms: median over steps; `overlap_ratio` and `exposed_comm_ms` over rank-steps; None: no communication.
+        gain_ms: by how much a step is shorter: median over steps of the paired difference. Everything else that is
+            stated of the step time follows from it.
+        job_step_ms: what is left of that of the base. `overlap_ratio` and `exposed_comm_ms`: medians over rank-steps;
+            None: no communication.
         base: the same three of the unchanged run, as replayed.
-        flags: sentences about what is not known.
+        flags: sentences about what is not known; `notes`: about why less exposed communication is not as much less of a
+            step.
+        launch_ms: the median of the changed steps, with an interval in which they vary too: what a launch with the
+            change is held to. Of the difference it knows less than `gain_ms`, so nobody states it.
         steps: how many were replayed; `rank_steps`: how many of them the overlap was measured in.
     """
 
     changes: tuple[str, ...]
+    gain_ms: Value
     job_step_ms: Value
     overlap_ratio: Value | None
     exposed_comm_ms: Value | None
@@ -83,14 +102,23 @@ class Prediction:
     flags: tuple[str, ...]
     steps: int
     rank_steps: int
+    launch_ms: Value
+    notes: tuple[str, ...] = ()
+
+    @property
+    def significant(self) -> bool:
+        """Whether the whole interval is a gain, or a loss."""
+        return self.gain_ms.low > 0 or self.gain_ms.high < 0
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON values, in a stable order."""
         return {
-            **asdict(self),
+            **{name: value for name, value in asdict(self).items() if name != "launch_ms"},
+            "significant": self.significant,
             "changes": list(self.changes),
             "identity": {**asdict(self.identity), "residual": self.identity.residual},
             "flags": list(self.flags),
+            "notes": list(self.notes),
         }
 
 
@@ -148,36 +176,30 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
     """As `predict`, for an unchanged run that was replayed already."""
     changes = in_order(changes)
     wrong_by = [0.0, 0.0, 0.0]  # step, ratio, exposed; changes whose effects cancel may each be wrong
-    medians = _medians(base.times, base.measured)
     program, flags = base.program, dict[str, None]()
     times, measured = base.times, base.measured
     for change in changes:
         changed = apply(program, [change])
         program = changed.program
         flags |= dict.fromkeys(changed.flags)
-        times = replay(program, base.chosen.kept())
-        measured = measure(program, times, base.chosen)
-        now = _medians(times, measured)
-        for index, (before, after) in enumerate(zip(medians, now, strict=True)):
-            wrong_by[index] += STATED_ERROR[type(change)] * abs((after or 0.0) - (before or 0.0))
-        medians = now
+        now = replay(program, base.chosen.kept())
+        metrics = measure(program, now, base.chosen)
+        for index, moved in enumerate(_moves(times, now, measured, metrics)):
+            wrong_by[index] += STATED_ERROR[type(change)] * abs(_median(moved) or 0.0)
+        times, measured = now, metrics
     identity, every = base.identity, np.arange(len(base.program.steps))
+    missed = (
+        identity.missed_ms,
+        _apart(identity.replayed_ratio, identity.recorded_ratio),
+        _apart(identity.replayed_exposed_ms, identity.recorded_exposed_ms),
+    )
+    gain_ms = gain_of(step_gain_ms(base.times, times), missed[0] + wrong_by[0])
     found = Prediction(
         changes=tuple(change.text for change in changes),
-        job_step_ms=value_of(times.job_step_ms(), every, identity.missed_ms + wrong_by[0], (0.0, np.inf)),
-        overlap_ratio=_known(
-            measured.overlap_ratio,
-            measured.step,
-            _apart(identity.replayed_ratio, identity.recorded_ratio),
-            wrong_by[1],
-            (0.0, 1.0),
-        ),
-        exposed_comm_ms=_known(
-            measured.exposed_comm_ms,
-            measured.step,
-            _apart(identity.replayed_exposed_ms, identity.recorded_exposed_ms),
-            wrong_by[2],
-        ),
+        gain_ms=gain_ms,
+        job_step_ms=gain_ms.taken_from(identity.replayed_ms, (0.0, np.inf)),
+        overlap_ratio=_known(measured.overlap_ratio, measured.step, missed[1] + wrong_by[1], (0.0, 1.0)),
+        exposed_comm_ms=_known(measured.exposed_comm_ms, measured.step, missed[2] + wrong_by[2]),
         base={
             "job_step_ms": identity.replayed_ms,
             "overlap_ratio": identity.replayed_ratio,
@@ -187,10 +209,51 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
         flags=(*flags_of(base.program), *flags),
         steps=len(base.program.steps),
         rank_steps=len(measured.step),
+        launch_ms=value_of(times.job_step_ms(), every, missed[0] + wrong_by[0], (0.0, np.inf)),
     )
     if any(isinstance(change, WorldSize) for change in changes):
-        return _widened(found, base, program)
-    return found
+        found = _widened(found, base, program)
+    free = any(isinstance(change, CommSpeed) and change == replace(FREE, text=change.text) for change in changes)
+    return replace(found, notes=tuple(_where_exposed_went(found, base.measured, measured, free=free)))
+
+
+def free_communication(base: Base) -> Prediction:
+    """What the run would have measured if no communication cost anything."""
+    return predict_from(base, [FREE])
+
+
+def _moves(before: Times, after: Times, was: Measured, now: Measured) -> tuple[Floats, Floats, Floats]:
+    """Paired differences, before minus after: of steps the time, of rank-steps overlap ratio and exposed time."""
+    return (
+        step_gain_ms(before, after),
+        was.overlap_ratio - now.overlap_ratio,
+        was.exposed_comm_ms - now.exposed_comm_ms,
+    )
+
+
+def _where_exposed_went(found: Prediction, was: Measured, now: Measured, *, free: bool) -> Iterator[str]:
+    """Why the step is not shorter by what was exposed; nothing where it is."""
+    exposed_ms = found.base["exposed_comm_ms"]
+    if found.exposed_comm_ms is None or not exposed_ms:
+        return
+    left_ms, gain_ms = found.exposed_comm_ms.value, found.gain_ms.value
+    fell_ms, least_ms = exposed_ms - left_ms, _WORTH_SAYING * exposed_ms
+    if free and left_ms > least_ms:
+        yield (
+            f"{rough_ms(left_ms)} of {rough_ms(exposed_ms)} stay exposed although communication costs nothing: ranks "
+            "wait in collectives until the last one has arrived"
+        )
+    if fell_ms <= 0 or fell_ms - gain_ms <= least_ms:
+        return
+    idle_ms = _median(now.idle_ms - was.idle_ms) or 0.0
+    step = f"the step is {rough_ms(gain_ms)} {'shorter' if gain_ms >= 0 else 'longer'}"
+    went = "the slowest rank, which decides how long a step takes, exposed less of it than the typical one"
+    if idle_ms > 0:
+        went = (
+            f"a rank is idle for {rough_ms(idle_ms)} more, in which communication ran beside work that no block's "
+            "range covers, or beside waiting that stays"
+        )
+    yield f"exposed communication falls by {rough_ms(fell_ms)} and {step}: {went}"
 
 
 def _widened(found: Prediction, base: Base, program: RunProgram) -> Prediction:
@@ -199,20 +262,22 @@ def _widened(found: Prediction, base: Base, program: RunProgram) -> Prediction:
         other = apply(program, [CommSpeed("the law", Selection(), factor)]).program
         times = replay(other, base.chosen.kept())
         measured = measure(other, times, base.chosen)
-        ratio, exposed = found.overlap_ratio, found.exposed_comm_ms
+        gain_ms = found.gain_ms.reaching(float(np.median(step_gain_ms(base.times, times))))
         found = replace(
             found,
-            job_step_ms=_reaching(found.job_step_ms, times.job_step_ms()),
-            overlap_ratio=None if ratio is None else _reaching(ratio, measured.overlap_ratio),
-            exposed_comm_ms=None if exposed is None else _reaching(exposed, measured.exposed_comm_ms),
+            gain_ms=gain_ms,
+            job_step_ms=gain_ms.taken_from(base.identity.replayed_ms, (0.0, np.inf)),
+            overlap_ratio=_reaching(found.overlap_ratio, measured.overlap_ratio),
+            exposed_comm_ms=_reaching(found.exposed_comm_ms, measured.exposed_comm_ms),
+            launch_ms=found.launch_ms.reaching(float(np.median(times.job_step_ms()))),
         )
     return found
 
 
-def _reaching(value: Value, others: Floats) -> Value:
+def _reaching(value: Value | None, others: Floats) -> Value | None:
     """The interval reaches as far as the median of other values."""
     median = _median(others)
-    return value if median is None else Value(value.value, min(value.low, median), max(value.high, median))
+    return value if value is None or median is None else value.reaching(median)
 
 
 def flags_of(program: RunProgram) -> tuple[str, ...]:
@@ -237,21 +302,14 @@ def flags_of(program: RunProgram) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _known(
-    values: Floats, steps: Ints, missed: float, wrong_by: float, bounds: tuple[float, float] = (0.0, np.inf)
-) -> Value | None:
+def _known(values: Floats, steps: Ints, wrong_by: float, bounds: tuple[float, float] = (0.0, np.inf)) -> Value | None:
     """The value of a metric that some rank-steps have none of; None: none has one."""
     known = ~np.isnan(values)
-    return value_of(values[known], steps[known], missed + wrong_by, bounds) if known.any() else None
+    return value_of(values[known], steps[known], wrong_by, bounds) if known.any() else None
 
 
 def _apart(replayed: float | None, recorded: float | None) -> float:
     return 0.0 if replayed is None or recorded is None else abs(replayed - recorded)
-
-
-def _medians(times: Times, measured: Measured) -> tuple[float | None, ...]:
-    """Job step, overlap ratio, and exposed communication."""
-    return _median(times.job_step_ms()), _median(measured.overlap_ratio), _median(measured.exposed_comm_ms)
 
 
 def _median(values: Floats) -> float | None:

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from aorta.analysis.host_bound import Pace
 from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.record_columns import FORMAT
 from aorta.analysis.load.record_details import RecordDetails
@@ -93,6 +94,9 @@ def _refuse(run: Run) -> None:
     if health.uncovered_steps:
         reason = max(health.coverage_reasons, key=health.coverage_reasons.__getitem__)
         raise no(f"coverage is not complete in {sum(health.uncovered_steps.values())} step(s): {reason}")
+    basis = Pace(run).basis("compute_ms")
+    if basis.source != "marks":
+        raise no(basis.reason or "when its device computed is known of the steps measured by kernels alone")
     if any(not tables.source.groups for tables in run.ranks.values()):
         raise no("a record has no footer, which names the ranks of each process group")
 
@@ -107,7 +111,7 @@ def _network(run: Run) -> EmulatedFabric | None:
 
 
 def _common_steps(run: Run, last: int | None) -> Ints:
-    columns = [tables.steps.global_step[~tables.steps.warmup] for tables in run.ranks.values()]
+    columns = [tables.steps.global_step[tables.steps.used] for tables in run.ranks.values()]
     steps: Ints = reduce(np.intersect1d, columns)
     if len(steps) < LEAST_STEPS:
         raise InputError(

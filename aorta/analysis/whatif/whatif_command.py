@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from aorta.analysis.formatting import rough_interval, rough_ms
 from aorta.analysis.load.archives import Archives
 from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.record_columns import FORMAT
@@ -26,7 +27,7 @@ from aorta.analysis.whatif.gains import WORTH, Gains, gains
 from aorta.analysis.whatif.inductor_profile import OPTION, inductor_profile, write_profile
 from aorta.analysis.whatif.marginals import Marginal, Marginals, marginals
 from aorta.analysis.whatif.predicted_value import Value
-from aorta.analysis.whatif.prediction import Base, Prediction, base_of, flags_of, predict_from
+from aorta.analysis.whatif.prediction import Base, Identity, Prediction, base_of, predict_from
 from aorta.analysis.whatif.program import RunProgram
 from aorta.analysis.whatif.read_program import program_of_source
 from aorta.analysis.whatif.replay import replay
@@ -70,15 +71,16 @@ def _answered(folder: str | Path, options: argparse.Namespace) -> int:
     found, parts, path = gains(base), marginals(program), _path(program, base, options.step)
     if options.json:
         content = {
-            "identity": base.identity.sentence(),
+            "identity": base.identity.problem(),
             "gains": found.as_json(),
             "marginals": parts.as_json(),
             "critical_path": path.as_json(),
-            "flags": list(flags_of(program)),
+            "flags": list(found.flags),
         }
         to_stdout(json.dumps(content, indent=2))
     else:
-        to_stdout(_text([*gain_lines(found), *marginal_lines(parts), *path_lines(path), *_check(base), *drawn]))
+        checked = _check(base.identity, (*found.notes, *found.flags))
+        to_stdout(_text([*gain_lines(found), *marginal_lines(parts), *path_lines(path), "", *checked, *drawn]))
     return EXIT_OK
 
 
@@ -144,28 +146,30 @@ def _path(program: RunProgram, base: Base, step: int | None) -> CriticalPath:
 
 def prediction_lines(predicted: Prediction) -> list[str]:
     """A prediction in words."""
-    base = predicted.base
+    base, gain = predicted.base, predicted.gain_ms
+    now_ms = predicted.identity.replayed_ms
+    share = f"{abs(gain.value) / now_ms:.1%}"
+    by = (gain.value, gain.low, gain.high) if gain.value >= 0 else (-gain.value, -gain.high, -gain.low)
     lines = [f"with {', '.join(predicted.changes)}:"]
-    lines.append(_metric("job step", predicted.job_step_ms, base["job_step_ms"], "ms"))
+    lines.append(
+        f"  {'job step':<22} {rough_interval(*by)} {'shorter' if gain.value >= 0 else 'longer'}, {share} of "
+        f"{rough_ms(now_ms)}, {'significant' if predicted.significant else 'not significant'}"
+    )
     for name, value, key, unit in (
         ("overlap ratio", predicted.overlap_ratio, "overlap_ratio", ""),
         ("exposed communication", predicted.exposed_comm_ms, "exposed_comm_ms", "ms"),
     ):
         lines.append(f"  {name:<22} unknown" if value is None else _metric(name, value, base[key], unit))
     lines.append(
-        f"the interval is that of {predicted.steps} recorded steps and of the model's error, not that of another launch"
+        "intervals are those of the change from step to step, and of the model's error, over "
+        f"{predicted.steps} recorded steps; another launch differs by more"
     )
-    return [*lines, f"check: {predicted.identity.sentence()}", *(f"note: {flag}" for flag in predicted.flags)]
+    return [*lines, *_check(predicted.identity, (*predicted.notes, *predicted.flags))]
 
 
 def _metric(name: str, value: Value, base: float | None, unit: str) -> str:
-    digits = 3 if unit else 4
-    now = "unknown" if base is None else f"{base:.{digits}f}"
-    change = "" if not base or not unit else f" ({value.value / base - 1:+.1%})"
-    return (
-        f"  {name:<22} {now} -> {value.value:.{digits}f} {unit}".rstrip()
-        + f"{change}, between {value.low:.{digits}f} and {value.high:.{digits}f}"
-    )
+    now = "unknown" if base is None else rough_ms(base) if unit else f"{base:.3f}"
+    return f"  {name:<22} {now} -> {rough_interval(value.value, value.low, value.high, unit)}"
 
 
 def gain_lines(found: Gains) -> list[str]:
@@ -188,7 +192,7 @@ def marginal_lines(parts: Marginals) -> list[str]:
 
     def row(each: Marginal) -> str:
         asked = "" if each.change is None else f"   --set {each.change}"
-        return f"  {each.gain_ms:8.2f} ms  {each.what} {each.name}{asked}"
+        return f"  {rough_interval(each.gain_ms, each.low_ms, each.high_ms):<24}  {each.what} {each.name}{asked}"
 
     lines = ["", "what a step would gain, were this alone free:"]
     lines += [row(each) for each in parts.of[:_ROWS]]
@@ -214,8 +218,10 @@ def _text(lines: Iterable[str]) -> str:
     )
 
 
-def _check(base: Base) -> list[str]:
-    return ["", f"check: {base.identity.sentence()}", *(f"note: {flag}" for flag in flags_of(base.program))]
+def _check(identity: Identity, notes: Iterable[str]) -> list[str]:
+    """What the replay misses, if anything, and notes."""
+    problem = identity.problem()
+    return [*([] if problem is None else [f"check: {problem}"]), *(f"note: {note}" for note in notes)]
 
 
 def parser() -> argparse.ArgumentParser:

@@ -40,6 +40,7 @@ class Measured:
 
     overlap_ratio: Floats
     exposed_comm_ms: Floats
+    idle_ms: Floats
     step: Ints
 
 
@@ -58,8 +59,13 @@ def measure(program: RunProgram, times: Times, chosen: RankStepSample, scenario:
     found = [
         (*_window(program, times, index, column, scenario), index) for index in chosen.steps for column in chosen.ranks
     ]
-    ratio, exposed, step = zip(*found, strict=True)
-    return Measured(np.array(ratio, np.float64), np.array(exposed, np.float64), np.array(step, np.int64))
+    ratio, exposed, idle, step = zip(*found, strict=True)
+    return Measured(
+        np.array(ratio, np.float64),
+        np.array(exposed, np.float64),
+        np.array(idle, np.float64),
+        np.array(step, np.int64),
+    )
 
 
 def span_edges(step: StepProgram, times: StepTimes, column: int, scenario: int = 0) -> list[tuple[int, Interval]]:
@@ -88,8 +94,8 @@ def communication(
     return [(each.kind, (min(low, high), high)) for each, low, high in zip(issued, begin, end, strict=False)]
 
 
-def _window(program: RunProgram, times: Times, index: int, column: int, scenario: int) -> tuple[float, float]:
-    """Overlap ratio and exposed milliseconds of one rank-step."""
+def _window(program: RunProgram, times: Times, index: int, column: int, scenario: int) -> tuple[float, float, float]:
+    """Overlap ratio, exposed and idle milliseconds of one rank-step."""
     window = int(times.begin_ns[index, column, scenario]), int(times.end_ns[index, column, scenario])
     step, kept = program.steps[index], times.kept[index]
     comm: dict[str, list[Interval]] = defaultdict(list)
@@ -109,4 +115,8 @@ def _window(program: RunProgram, times: Times, index: int, column: int, scenario
             stalls.append((int(kept.enter_ns[number, column, scenario]), int(kept.leave_ns[number, column, scenario])))
     measured, _ = measure_lanes(PAIRS, window, compute=compute, comm=comm, stalls=stalls)
     ratio = measured.overlap_ratio
-    return float("nan") if ratio is None else ratio, measured.exposed_ns / NS_PER_MS
+    return (
+        float("nan") if ratio is None else ratio,
+        measured.exposed_ns / NS_PER_MS,
+        measured.idle_ns / NS_PER_MS,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aorta.config.groups.choices import Mode, Precision, Wording
+from aorta.errors import ConfigError
 
 
 @dataclass
@@ -117,11 +118,37 @@ class Instrument:
     # priority of the dedicated streams of an accelerator (lower number = more urgent); null = that of the stream the
     # collective was issued on, so that moving it changes nothing for the device's scheduler
     stream_priority: int | None = None
+    # dedicated: issue asynchronous collectives (DDP's, tensor parallelism's) synchronously on AORTA's stream as well;
+    # otherwise they stay on the backend's own stream. Experimental: docs/gpu.md says what is lost
+    dedicated_async: bool = False
     # time collectives in C++, where that has been built; false: from Python
     native: bool = True
     # microseconds up to which a CPU backend's call only hands a collective over, longer ones are stalls; null =
     # measured on each host when the run begins
     stall_cutoff_us: float | None = None
+    # steps behind the warm-up that torch.profiler's kernels measure as well, to say how far marks can be believed where
+    # the host sets the pace: auto = 3 on an accelerator; off = none; or a number
+    calibration: str = "auto"
+
+
+CALIBRATION_STEPS = 3
+"""Steps of a calibration window where none are asked for: one could be a straggler's, and the profiler slows each."""
+_MOST_CALIBRATED = 100
+
+
+def calibration_steps(setting: str, *, on_device: bool) -> int:
+    """How many steps `instrument.calibration` asks for; 0: none.
+
+    Raises:
+        ConfigError: it is neither a word nor a number that is allowed.
+    """
+    if setting in ("auto", "off"):
+        return CALIBRATION_STEPS if setting == "auto" and on_device else 0
+    if not (setting.isascii() and setting.isdigit() and 1 <= int(setting) <= _MOST_CALIBRATED):
+        raise ConfigError(
+            f"instrument.calibration={setting}: must be auto, off, or a number of steps from 1 to {_MOST_CALIBRATED}"
+        )
+    return int(setting)
 
 
 @dataclass

@@ -153,6 +153,11 @@ def _gather(args: tuple[Any, ...], place: StandInRank) -> None:
         _each(_to_all)(args, place)
 
 
+def _gather_into_tensor(args: tuple[Any, ...], place: StandInRank) -> None:
+    if place.rank == args[3]:  # the root
+        _repeat(args[0], args[1], place)
+
+
 def _gather_lists(args: tuple[Any, ...], _place: StandInRank) -> None:
     for outputs in args[0]:  # one list a rank
         for output, source in zip(outputs, args[1], strict=True):
@@ -184,6 +189,7 @@ COPIES: dict[str, Copy | None] = {
     "alltoall_base_": lambda args, _place: _fill(args[0], args[1]),
     "alltoall_": _each(lambda output, source, _place: _fill(output, source)),
     "gather_": _gather,
+    "gather_into_tensor_": _gather_into_tensor,
     "scatter_": _scatter,
     "recv_": _zero,
     "recv_any_source_": _zero,

@@ -26,6 +26,8 @@ from aorta.records.schema import InstrumentMode
 
 SOURCE: Final = Path(__file__).with_name("interceptor.cpp")
 HEADERS: Final = tuple(sorted(SOURCE.parent.glob("*.hpp")))
+FLAGS: Final = ("-std=c++20", "-O2")
+"""The last standard named is the one that counts; torch 2.11 itself asks for C++17."""
 BUILD_COMMAND: Final = "python -m aorta.instrument.native"
 
 
@@ -36,7 +38,11 @@ def library() -> Path:
         OSError: the source cannot be read.
         RuntimeError: no home folder can be determined.
     """
-    torch_build = (torch.__version__, str(torch.version.git_version), str(torch._C._GLIBCXX_USE_CXX11_ABI))
+    torch_build = (
+        torch.__version__,
+        str(torch.version.git_version),
+        str(getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", None)),
+    )
     made_from = (*(source.read_text() for source in (SOURCE, *HEADERS)), *torch_build, sys.version)
     digest = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -81,7 +87,10 @@ def compiled(device: torch.device, *, wanted: bool, emulated: bool) -> tuple[Any
         return None, "python: the fabric is emulated"
     module, why_not = load()
     if module is not None and device.type != "cpu" and not module.SERVES_DEVICES:
-        return None, f"python: torch {torch.__version__} does not say in C++ whether a stream is being captured"
+        return (
+            None,
+            f"python: torch {torch.__version__} does not say in C++ whether a stream is being captured; 2.13 does",
+        )
     return module, "native" if why_not is None else f"python: {why_not}"
 
 
@@ -116,7 +125,7 @@ def build() -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         cpp_extension.load(
-            _module_name(path), [str(SOURCE)], build_directory=folder, extra_cflags=["-O2"], is_python_module=False
+            _module_name(path), [str(SOURCE)], build_directory=folder, extra_cflags=[*FLAGS], is_python_module=False
         )
         (made,) = Path(folder).glob("*.so")
         made.replace(path)  # atomic: another process may be loading it

@@ -42,7 +42,8 @@ class Copies {
     }
     const auto index = from.device().type() == own_.type() ? from.device().index() : into->device().index();
     // It is issued on the current stream of its source's device; no mark can be taken on a device not this rank's.
-    Timed row{*this, {*direction, bytes_of(from, into), NO_MARK, NO_MARK}, index == own_.index()};
+    const bool here = index == own_.index();
+    Timed row{*this, {*direction, bytes_of(from, into), NO_MARK, NO_MARK, here && device_->computes()}, here};
     return original();
   }
 

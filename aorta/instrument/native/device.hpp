@@ -15,6 +15,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -80,10 +81,12 @@ class Device {
   Device(
       std::shared_ptr<DeviceClock> clock,
       bool dedicated,
+      bool dedicated_async,
       std::optional<int> priority,
       std::function<int()> priority_of_current)
       : clock_(std::move(clock)),
         dedicated_(dedicated),
+        dedicated_async_(dedicated_async),
         priority_(priority),
         priority_of_current_(std::move(priority_of_current)),
         guard_(clock_->device().type()),
@@ -93,6 +96,7 @@ class Device {
   DeviceClock& clock() { return *clock_; }
   const std::shared_ptr<DeviceClock>& shared_clock() const { return clock_; }
   bool dedicated() const { return dedicated_; }
+  bool dedicated_async() const { return dedicated_async_; }
   c10::Stream current() const { return clock_->current(); }
   bool computes() const { return current() == compute_; }
 
@@ -190,6 +194,9 @@ class Device {
   }
 
   void let_go() {
+    if (is_capturing(current())) {
+      return;  // a capture forbids to ask for an event
+    }
     while (true) {
       std::shared_ptr<Held> oldest;
       {
@@ -206,6 +213,7 @@ class Device {
 
   const std::shared_ptr<DeviceClock> clock_;
   const bool dedicated_;
+  const bool dedicated_async_;
   const std::optional<int> priority_;
   const std::function<int()> priority_of_current_;
   const c10::impl::VirtualGuardImpl guard_;
@@ -216,6 +224,45 @@ class Device {
   std::map<c10::StreamId, int> priorities_;
   std::map<c10::StreamId, std::deque<Name>> joined_;
   std::deque<std::shared_ptr<Held>> held_;
+};
+
+// Handle of a collective that was issued synchronously on AORTA's stream, as `timed_work.IssuedWork`: its future records
+// its event on the current stream.
+class IssuedWork final : public Work {
+ public:
+  IssuedWork(OrderEvents::Lent done, std::vector<at::Tensor> outputs, c10::Device device)
+      : done_(std::move(done)),
+        outputs_(std::move(outputs)),
+        future_(c10::make_intrusive<Future>(
+            c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{device})) {
+    future_->markCompleted(c10::IValue(outputs_));
+  }
+
+  // On the host, with a limit; without one there is nothing to wait for: see `DeviceWork::wait`.
+  bool wait(std::chrono::milliseconds timeout) override {
+    if (timeout == kNoTimeout) {
+      return true;
+    }
+    const auto limit = std::chrono::steady_clock::now() + timeout;
+    while (!done_->query()) {
+      TORCH_CHECK_WITH(
+          DistBackendError,
+          std::chrono::steady_clock::now() < limit,
+          "a collective on AORTA's stream timed out in a blocking wait");
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    done_->synchronize();  // returns at once; what the host does next is ordered behind it
+    return true;
+  }
+  bool isCompleted() override { return done_->query(); }
+  bool isSuccess() const override { return true; }
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<Future> getFuture() override { return future_; }
+
+ private:
+  const OrderEvents::Lent done_;
+  const std::vector<at::Tensor> outputs_;
+  const c10::intrusive_ptr<Future> future_;
 };
 
 // Wraps the backend's work on a device. It waits for `done`, or, without that, for the backend's work; either orders

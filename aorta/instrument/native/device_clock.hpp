@@ -51,8 +51,10 @@ class DeviceClock {
     if (is_capturing(stream)) {
       return NO_MARK;
     }
+    const int64_t sent_ns = now_ns();
     const std::lock_guard<std::mutex> held(mutex_);
     const size_t slot = recorded(stream);
+    slots_[slot].sent_ns = sent_ns;
     slots_[slot].epoch = first_epoch_ + epochs_.size() - 1;
     ++epochs_.back().marks;
     return -static_cast<Mark>(slot) - 1;
@@ -81,6 +83,17 @@ class DeviceClock {
     }
     return *start_ns + elapsed_ns(epochs_[at].slot, static_cast<size_t>(-mark - 1));
   }
+
+  // When the host recorded it; none for a time of the host's clock.
+  std::optional<int64_t> sent_ns(Mark mark) {
+    if (mark >= 0) {
+      return std::nullopt;
+    }
+    const std::lock_guard<std::mutex> held(mutex_);
+    return slots_[static_cast<size_t>(-mark - 1)].sent_ns;
+  }
+
+  int64_t bound_ns() const { return origin_bound_ns_; }
 
   void release(Mark mark) {
     if (mark >= 0) {
@@ -120,6 +133,7 @@ class DeviceClock {
   struct Slot {
     c10::Event event;
     size_t epoch;
+    int64_t sent_ns;
   };
 
   struct Epoch {
@@ -163,7 +177,7 @@ class DeviceClock {
 
   size_t recorded(const c10::Stream& stream) {
     if (free_.empty()) {
-      slots_.push_back({c10::Event(device_.type(), c10::EventFlag::BACKEND_DEFAULT), 0});
+      slots_.push_back({c10::Event(device_.type(), c10::EventFlag::BACKEND_DEFAULT), 0, 0});
       free_.push_back(slots_.size() - 1);
     }
     const size_t slot = free_.front();

@@ -46,6 +46,7 @@ using aorta::now_ns;
 using aorta::Span;
 using aorta::Step;
 using aorta::TimedWork;
+using aorta::Untimed;
 using c10::IValue;
 using c10d::ProcessGroup;
 using c10d::Work;
@@ -58,6 +59,7 @@ struct Operator {
   bool one_part;                    // only the root is given the full array
   bool coalesced;                   // several tensors share one work handle
   bool point_to_point;
+  bool stacks;                      // the backend may stack a list of tensors in one of its own
   std::optional<int64_t> async_at;  // position of the flag for asynchronous calls; none: always asynchronous
   std::optional<int64_t> peer_at;   // position of the other rank of a send or a receive
 };
@@ -73,6 +75,16 @@ int64_t bytes_in(const IValue& value) {
   return sum;
 }
 
+void add_tensors(const IValue& value, std::vector<at::Tensor>& found) {
+  if (value.isTensor()) {
+    found.push_back(value.toTensor());
+    return;
+  }
+  for (const IValue& item : value.toListRef()) {
+    add_tensors(item, found);
+  }
+}
+
 const at::Tensor* first_tensor(c10::ArrayRef<IValue> values) {
   for (const IValue& value : values) {
     const at::Tensor* found = nullptr;
@@ -86,6 +98,21 @@ const at::Tensor* first_tensor(c10::ArrayRef<IValue> values) {
     }
   }
   return nullptr;
+}
+
+// Make the current stream wait for a work's future, as `dispatcher.wait_for_future`; false where that orders nothing.
+bool wait_for_future(Work& work) {
+  c10::intrusive_ptr<Future> future;
+  try {
+    future = work.getFuture();
+  } catch (const std::exception&) {  // this backend has none
+    return false;
+  }
+  if (!future || !future->completed() || future->storages().empty()) {
+    return false;
+  }
+  future->wait();
+  return true;
 }
 
 // The name of a collective in torch.profiler's trace (`trace_labels.py`), while a profiler is on.
@@ -120,7 +147,7 @@ class Kernel final : public c10::OperatorKernel {
 // Counts collectives for as long as it lives; intercepts them while it is open.
 class Tap : public std::enable_shared_from_this<Tap> {
  public:
-  // `on_group` is called with each new group, and returns its `on_device` and `early`.
+  // `on_group` is called with each new group, and returns its `on_device`, `early` and `shared`.
   Tap(const std::vector<std::pair<std::string, Operator>>& operators,
       int64_t enqueue_ns,
       py::function on_group,
@@ -220,8 +247,11 @@ class Tap : public std::enable_shared_from_this<Tap> {
     const bool on_device =
         tensor != nullptr && !on_host && op.argument && (group.on_device || (group.early && !asynchronous));
     Collective row = issued(index, group, arguments, tensor, on_device);
-    const auto original = [&] {
+    const auto original = [&](bool synchronously = false) {
       const Label label(op, row);
+      if (synchronously) {
+        torch::jit::peek(*stack, *op.async_at, handle.schema().arguments().size()) = IValue(false);
+      }
       handle.redispatchBoxed(key, stack);
       const IValue& result = stack->back();
       return result.isNone() ? c10::intrusive_ptr<Work>() : result.toCustomClass<Work>();
@@ -289,11 +319,13 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
     device_->clock().release(begin);
     const auto side = device_->side("beside " + group.name);
-    if (!side) {
+    if (!side || batch->stacks) {
+      for (const auto& span : batch->spans) {
+        span->untimed = side ? Untimed::STACKED_IN_A_BATCH : Untimed::NO_STREAM;
+      }
       return work;
     }
-    const auto done = waited_beside(*side, *work, batch->spans);
-    auto held = device_->hold(std::move(batch->tensors), done);
+    auto held = waited_beside(*side, *work, batch->spans, std::move(batch->tensors));
     return c10::make_intrusive<DeviceWork>(
         std::move(work), device_, step_, batch->last, batch->spans.back(), nullptr, std::move(held));
   }
@@ -303,6 +335,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   struct Batch {
     std::vector<std::shared_ptr<Span>> spans;
     std::vector<IValue> tensors;
+    bool stacks = false;
     Name last;  // stands for all of them: who waits for one waits for the launch
   };
 
@@ -316,6 +349,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     std::vector<bool> futureless;    // by operator
     bool on_device;                  // waiting for its collectives of device tensors blocks the device
     bool early;                      // they complete after their futures do (`dispatcher.ends_on_streams`)
+    std::optional<bool> shared;      // `dispatcher.shares_communicator`
     std::shared_ptr<Batch> batch;    // what is being coalesced, if anything
   };
 
@@ -350,13 +384,21 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
   }
 
-  // Let `side` wait for the backend's work, and mark the end there; returns an event after it for the caller alone.
-  aorta::OrderEvents::Lent waited_beside(
-      const c10::Stream& side, Work& work, const std::vector<std::shared_ptr<Span>>& spans) {
+  // Let `side` wait for the backend's kernel, and mark the end there. Returns the arguments where the backend has
+  // released them. `stacks`: it may be using tensors of its own, which `work.wait()` would release under its kernel.
+  std::shared_ptr<aorta::Held> waited_beside(
+      const c10::Stream& side,
+      Work& work,
+      const std::vector<std::shared_ptr<Span>>& spans,
+      std::vector<IValue> tensors,
+      bool stacks = false) {
     const c10::StreamGuard on(side);
-    work.wait();  // blocks `side`, not the host; without it the mark would be at the end of the launch (W1)
+    const bool kept = stacks && wait_for_future(work);
+    if (!kept) {
+      work.wait();  // blocks `side`, not the host; without it the mark would be at the end of the launch (W1)
+    }
     ended(spans);
-    return device_->done(side);
+    return kept ? nullptr : device_->hold(std::move(tensors), device_->done(side));
   }
 
   // A collective of device tensors; returns the handle that wraps the backend's work, if there is one.
@@ -366,24 +408,30 @@ class Tap : public std::enable_shared_from_this<Tap> {
     if (group.batch) {  // launched when the batch ends
       group.batch->spans.push_back(row.span);
       group.batch->last = row.name();
+      group.batch->stacks = group.batch->stacks || op.stacks;
       group.batch->tensors.insert(group.batch->tensors.end(), tensors.begin(), tensors.end());
       original();
       return nullptr;
     }
     const c10::Stream caller = device_->current();
     if (op.point_to_point) {
-      row.span->own_communicator = true;
-      const int64_t peer = op.peer_at ? tensors[*op.peer_at].toInt() : -1;
-      return watched("beside " + op.kind + std::to_string(peer) + " " + group.name, caller, row, tensors, original);
+      std::string key = group.name;
+      if (!group.shared.value_or(false)) {
+        const int64_t peer = op.peer_at ? tensors[*op.peer_at].toInt() : aorta::UNKNOWN;
+        row.span->communicator = group.shared ? peer : aorta::UNKNOWN;
+        key += (group.shared ? " " : " " + op.kind + " ") + std::to_string(peer);
+      }
+      return watched("beside " + key, caller, row, std::move(tensors), /*stacks=*/false, original);
     }
     const bool asynchronous = !op.async_at || tensors[*op.async_at].toBool();
     if (device_->dedicated()) {
       if (const auto side = device_->side(group.name)) {
-        return moved(*side, caller, row, std::move(tensors), asynchronous, original);
+        const bool synchronously = !asynchronous || (device_->dedicated_async() && op.async_at);
+        return moved(*side, caller, row, std::move(tensors), asynchronous, synchronously, original);
       }
     }
     if (asynchronous) {
-      return watched("beside " + group.name, caller, row, tensors, original);
+      return watched("beside " + group.name, caller, row, std::move(tensors), op.stacks, original);
     }
     // The backend runs it on the caller's own stream, where two marks bracket it.
     device_->stalling(*step_, row.name(), [&] {
@@ -404,6 +452,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       Collective& row,
       std::vector<IValue> tensors,
       bool asynchronous,
+      bool synchronously,
       const Original& original) {
     device_->order(caller, side);  // the inputs must be ready (W2)
     c10::intrusive_ptr<Work> work;
@@ -411,12 +460,17 @@ class Tap : public std::enable_shared_from_this<Tap> {
     {
       const c10::StreamGuard on(side);
       row.span->start = marked();
-      work = original();
+      work = original(asynchronous && synchronously);
       if (work) {
         work->wait();
       }
       ended({row.span});
       done = device_->done(side);
+      if (!work && asynchronous) {  // as `dedicated_async` asks
+        std::vector<at::Tensor> outputs;
+        add_tensors(tensors.front(), outputs);
+        work = c10::make_intrusive<aorta::IssuedWork>(done, std::move(outputs), device_->clock().device());
+      }
     }
     std::shared_ptr<aorta::Held> held;
     if (asynchronous) {
@@ -438,11 +492,13 @@ class Tap : public std::enable_shared_from_this<Tap> {
       const std::string& key,
       const c10::Stream& caller,
       Collective& row,
-      std::vector<IValue>& tensors,
+      std::vector<IValue> tensors,
+      bool stacks,
       const Original& original) {
     const auto side = device_->side(key);
     if (!side) {
-      original();  // no stream left to time it on: it has no end, which coverage reports
+      row.span->untimed = Untimed::NO_STREAM;
+      original();
       return nullptr;
     }
     device_->order(caller, *side);
@@ -455,8 +511,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       ended({row.span});
       return work;
     }
-    const auto done = waited_beside(*side, *work, {row.span});
-    auto held = device_->hold(std::move(tensors), done);
+    auto held = waited_beside(*side, *work, {row.span}, std::move(tensors), stacks);
     return c10::make_intrusive<DeviceWork>(
         std::move(work), device_, step_, row.name(), row.span, nullptr, std::move(held));
   }
@@ -472,10 +527,10 @@ class Tap : public std::enable_shared_from_this<Tap> {
     // Called without the lock held: a group implemented in Python takes the interpreter lock.
     const std::string name = group->getGroupName();
     const int64_t size = group->getSize();
-    std::pair<bool, bool> on_streams;
+    std::tuple<bool, bool, std::optional<bool>> on_streams;
     {
       const py::gil_scoped_acquire interpreter;
-      on_streams = on_group_(group).cast<std::pair<bool, bool>>();
+      on_streams = on_group_(group).cast<std::tuple<bool, bool, std::optional<bool>>>();
     }
     const std::lock_guard<std::mutex> held(groups_mutex_);
     auto& counts = counts_.try_emplace(name, std::make_shared<Counts>()).first->second;
@@ -485,8 +540,9 @@ class Tap : public std::enable_shared_from_this<Tap> {
         size,
         counts,
         std::vector<bool>(operators_.size()),
-        on_streams.first,
-        on_streams.second,
+        std::get<0>(on_streams),
+        std::get<1>(on_streams),
+        std::get<2>(on_streams),
         nullptr};
     return groups_.try_emplace(group.get(), std::move(fresh)).first->second;
   }
@@ -553,6 +609,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
               bool,
               bool,
               bool,
+              bool,
               std::optional<int64_t>,
               std::optional<int64_t>>(),
           pybind11::arg("kind"),
@@ -561,6 +618,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
           pybind11::arg("one_part"),
           pybind11::arg("coalesced"),
           pybind11::arg("point_to_point"),
+          pybind11::arg("stacks"),
           pybind11::arg("async_at"),
           pybind11::arg("peer_at"));
   module.attr("SERVES_DEVICES") = aorta::says_capturing<c10::Stream>;
@@ -571,12 +629,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("mark", &DeviceClock::mark)
       .def("new_epoch", &DeviceClock::new_epoch)
       .def("read_ns", &DeviceClock::read_ns)
+      .def("sent_ns", &DeviceClock::sent_ns)
+      .def("bound_ns", &DeviceClock::bound_ns)
       .def("release", &DeviceClock::release)
       .def("facts", &DeviceClock::facts, Unlocked())
       .def("events", &DeviceClock::events);
   pybind11::class_<Device, std::shared_ptr<Device>>(module, "Device")
       .def(pybind11::init([](std::shared_ptr<DeviceClock> clock,
                              bool dedicated,
+                             bool dedicated_async,
                              std::optional<int> priority,
                              py::function priority_of_current) {
         // The last reference may be dropped by a thread without the interpreter lock, or outlive the interpreter.
@@ -590,7 +651,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
               const py::gil_scoped_acquire interpreter;
               delete function;
             });
-        return std::make_shared<Device>(std::move(clock), dedicated, priority, [held] {
+        return std::make_shared<Device>(std::move(clock), dedicated, dedicated_async, priority, [held] {
           const py::gil_scoped_acquire interpreter;
           return (*held)().cast<int>();
         });

@@ -15,22 +15,19 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.compute_ranges import Range
+from aorta.instrument.device_interceptor import on_streams
 from aorta.instrument.device_streams import DeviceStreams, StreamWaits
-from aorta.instrument.dispatcher import (
-    Coalescing,
-    Looking,
-    Watches,
-    counts_point_to_point,
-    ends_on_streams,
-    orders_streams,
-)
+from aorta.instrument.dispatcher import Coalescing, Looking, Watches, counts_point_to_point
 from aorta.instrument.event_clock import Mark
-from aorta.instrument.in_flight import Group, InFlight
+from aorta.instrument.in_flight import NO_STREAM, STACKED_IN_A_BATCH, Group, InFlight
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
 from aorta.instrument.open_step import Told
 from aorta.instrument.stream_order import StreamOrder
 from aorta.instrument.waits import Name
 from aorta.records.schema import DeviceClockFacts
+
+_OF_THE_GROUP, _UNKNOWN = -1, -2  # step.hpp
+_UNTIMED = (None, NO_STREAM, STACKED_IN_A_BATCH)
 
 
 class NativeDeviceClock:
@@ -48,7 +45,9 @@ class NativeDeviceClock:
         self.new_epoch: Callable[[], None] = self.compiled.new_epoch
         self._mark: Callable[[], int] = self.compiled.mark
         self.read_ns: Callable[[int], int | None] = self.compiled.read_ns
+        self.sent_ns: Callable[[int], int | None] = self.compiled.sent_ns
         self.release: Callable[[int], None] = self.compiled.release
+        self.bound_ns = int(self.compiled.bound_ns())
 
     def mark(self) -> Mark | None:
         return self._mark() or None
@@ -70,6 +69,7 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
 
     Args:
         on_stream_wait: as of `device_interceptor.DeviceInterceptor`.
+        dedicated_async: as of `device_interceptor.DeviceInterceptor`.
         on_captured: called for each collective that is being captured into a graph.
         priority: of AORTA's own streams; None: that of the stream a collective was issued on.
     """
@@ -83,11 +83,14 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
         device: torch.device,
         *,
         dedicated: bool,
+        dedicated_async: bool = False,
         priority: int | None = None,
     ) -> None:
         self._streams, self._device, self._clock = DeviceStreams(device), device, clock
         self._on_stream_wait = on_stream_wait
-        compiled = module.Device(clock.compiled, dedicated, priority, self._streams.priority)
+        compiled = module.Device(
+            clock.compiled, dedicated, dedicated and dedicated_async, priority, self._streams.priority
+        )
         super().__init__(module, groups, compiled)
         self._order = StreamOrder(lambda stream: [self._name(*name) for name in compiled.take_joined(stream)])
         self._on_captured: Callable[[], None] = lambda: None
@@ -124,21 +127,21 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
         if not isinstance(source, tuple):
             super()._tell_end(issued, source)
             return
-        start, issued.end, issued.launch, own_communicator = source
+        start, issued.end, issued.launch, communicator, untimed = source
         issued.start, issued.end_source = start or None, "event" if issued.end else None
         issued.end = issued.end or None
-        issued.communicator = None if own_communicator else issued.group
+        if communicator != _UNKNOWN:
+            issued.communicator = issued.group if communicator == _OF_THE_GROUP else f"{issued.group} {communicator}"
+        issued.untimed = _UNTIMED[untimed]
         if issued.launch is not None and issued.kind not in ("send", "recv"):
             # A backend counts launches, and a batch is launched once.
             issued.counted = issued.launch != self._counted_launch
             self._counted_launch = issued.launch
 
-    def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool]:
+    def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None]:
         super()._saw(process_group)
-        try:
-            ordered = orders_streams(process_group, self._device), ends_on_streams(process_group, self._device)
+        ordered = on_streams(process_group, self._device)
+        if ordered[1]:
             counted = counts_point_to_point(process_group, self._device)
-        except RuntimeError:  # the group serves CPU tensors only
-            return False, False
-        self._counts_point_to_point[process_group.group_name] = counted
+            self._counts_point_to_point[process_group.group_name] = counted
         return ordered

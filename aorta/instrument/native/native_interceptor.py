@@ -62,6 +62,7 @@ class NativeCpuInterceptor:
                     one_part=operator.one_part,
                     coalesced=operator.coalesced,
                     point_to_point=operator.point_to_point,
+                    stacks=operator.stacks,
                     async_at=position_of_async_op(name),
                     peer_at=position_of_peer(name),
                 ),
@@ -115,8 +116,11 @@ class NativeCpuInterceptor:
         return Name(group, seq, kind.kind if kind.point_to_point else None)
 
     @staticmethod
-    def _copied(copies: list[tuple[int, int, int, int]]) -> list[Copied]:
-        return [Copied(DIRECTIONS[number], size, start or None, end or None) for number, size, start, end in copies]
+    def _copied(copies: list[tuple[int, int, int, int, bool]]) -> list[Copied]:
+        return [
+            Copied(DIRECTIONS[number], size, start or None, end or None, computes)
+            for number, size, start, end, computes in copies
+        ]
 
     def _with_passes(self, told: Told, noted: Any) -> Told:
         passes, tails = self.ranges.told(noted)
@@ -130,9 +134,9 @@ class NativeCpuInterceptor:
         """No further collective will arrive: release the compiled object, which references this one."""
         self._tap = None
 
-    def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool]:
-        """Register a new group; returns `on_device` and `early` of `cpu_interceptor._Member`."""
+    def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None]:
+        """Register a new group; returns `on_device`, `early` and `shared` of `cpu_interceptor.Member`."""
         name = process_group.group_name
         self._groups[name] = group_seen(process_group)
         self._counts_point_to_point[name] = counts_point_to_point(process_group, _CPU)
-        return False, False
+        return False, False, None

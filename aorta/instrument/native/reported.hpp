@@ -22,10 +22,10 @@
 namespace aorta {
 
 // (operator, group, seq, bytes, dtype, issue_ns, waiters, end_ns, source, by future) of each collective; (begin, end) of
-// each long call of a backend; (operator, group, seq, begin, end, blocked, over) of each wait; (direction, bytes, start, end) of
-// each copy; in nanoseconds, or marks.
+// each long call of a backend; (operator, group, seq, begin, end, blocked, over) of each wait; (direction, bytes, start, end,
+// on the stream that computes) of each copy; in nanoseconds, or marks.
 // An end that is not known yet is None, and the source is the object that will know it. For a collective on a device the
-// end is None, and the source (start mark, end mark, launch, has its own communicator).
+// end is None, and the source (start mark, end mark, launch, communicator, why it is untimed).
 inline py::tuple rows_of(const Noted& noted) {
   const std::array<py::str, 2> sources{py::str("future"), py::str("wait")};
   std::unordered_map<std::string, py::str> groups;
@@ -44,7 +44,11 @@ inline py::tuple rows_of(const Noted& noted) {
         row.waiters,
         both != 0 ? py::object(py::int_(End::moment_ns(both))) : py::none(),
         row.span    ? py::object(py::make_tuple(
-                          row.span->start, row.span->end, row.span->launch, row.span->own_communicator))
+                          row.span->start,
+                          row.span->end,
+                          row.span->launch,
+                          row.span->communicator,
+                          static_cast<int64_t>(row.span->untimed)))
         : both != 0 ? py::object(sources[End::source(both)])
                     : py::cast(row.end),
         row.span ? row.span->by_future.load(std::memory_order_acquire)
@@ -59,7 +63,7 @@ inline py::tuple rows_of(const Noted& noted) {
   py::list copies(noted.copies.size());
   for (size_t at = 0; at < noted.copies.size(); ++at) {
     const Copied& copy = noted.copies[at];
-    copies[at] = py::make_tuple(static_cast<int64_t>(copy.direction), copy.bytes, copy.start, copy.end);
+    copies[at] = py::make_tuple(static_cast<int64_t>(copy.direction), copy.bytes, copy.start, copy.end, copy.computes);
   }
   return py::make_tuple(rows, noted.calls, waits, copies);
 }

@@ -77,12 +77,20 @@ class End {
   c10::weak_intrusive_ptr<Future> future_{c10::intrusive_ptr<Future>()};
 };
 
+// Which communicator runs a collective on a device, beside the ranks' numbers: a pair has one with each of them.
+constexpr int64_t OF_THE_GROUP = -1;
+constexpr int64_t UNKNOWN = -2;
+
+// Why a collective on a device has no end (`in_flight.py` has the words).
+enum class Untimed : int64_t { NO = 0, NO_STREAM = 1, STACKED_IN_A_BATCH = 2 };
+
 // Of a collective on a device: marks of its start and end (0: none), and which launch it was part of, if a batch's.
 struct Span {
   int64_t start = 0;
   int64_t end = 0;
   std::optional<int64_t> launch;
-  bool own_communicator = false;  // an unbatched send or receive
+  int64_t communicator = OF_THE_GROUP;
+  Untimed untimed = Untimed::NO;
   std::atomic<bool> by_future{false};
 };
 
@@ -122,12 +130,13 @@ struct Waited {
 // From where to where a copy moved bytes; numbers as `copies.DIRECTIONS` has them.
 enum class Direction : int64_t { H2D = 0, D2H = 1, D2D = 2, P2P = 3 };
 
-// One copy between two marks (0: none could be taken).
+// One copy between two marks (0: none could be taken); whether on the stream that computes.
 struct Copied {
   Direction direction;
   int64_t bytes;
   int64_t start;
   int64_t end;
+  bool computes;
 };
 
 // The events of one finished step. `calls`: of the backend, those that took long.

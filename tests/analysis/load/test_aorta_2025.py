@@ -92,6 +92,28 @@ def test_what_it_cannot_know_is_said() -> None:
     assert any("laid end to end" in note for note in trace.notes)
 
 
+def test_no_number_rests_on_the_times_of_launches(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        lines = [json.dumps({**line(step, 20.0, FIRST), "rank": rank}) + "\n" for step in range(8)]
+        (tmp_path / f"rank_{rank:02d}_metrics.jsonl").write_text("".join(lines))
+    assert overlap_report([str(tmp_path), "--output", str(tmp_path / "out"), "--no-html"]) == 0
+    ((_, entry),) = strict_json(tmp_path / "out" / "summary.json")["datasets"].items()
+    for cost in entry["traces"]["costs"]:
+        unknown = {name for name, value in cost.items() if value is None}
+        assert unknown == set(cost["reasons"]) == {
+            *("time_ms", "hidden_ms", "exposed_ms", "overlap_ratio", "transfer_ms", "algbw_gb_per_s", "busbw_gb_per_s")
+        }  # fmt: skip
+        assert set(cost["reasons"].values()) == {UNSEEN}
+        assert cost["count"] == 16
+    assert entry["traces"]["slowdowns"] == []
+    for group in entry["collectives"]:
+        assert {
+            name for name, value in group.items() if isinstance(value, dict) and value.get("median") is not None
+        } == set()
+        assert group["end_sources"] == {"launch": 16}
+    assert entry["metrics"]["exposed_comm_ms"]["median"] is None
+
+
 def test_a_last_line_cut_off_by_a_kill_is_left_out_and_said() -> None:
     trace = read(line(0, 10.0, FIRST), tail=b'{"rank": 0, "prof')
     assert len(trace.windows) == 1

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[3]
 RANKS = 5
 needs_dask = pytest.mark.skipif(
     importlib.util.find_spec("distributed") is None,
-    reason='distributed is not installed: pip install "aorta-bench[dask]"',
+    reason='distributed is not installed: pip install "PATH/TO/CHECKOUT[dask]"',
 )
 
 
@@ -183,7 +183,7 @@ def test_no_scheduler_is_an_error_with_the_address(folder: Path, monkeypatch: py
 
 def test_without_the_package_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(ToolMissing, match=r"aorta-bench\[dask\]"):
+    with pytest.raises(ToolMissing, match=r"CHECKOUT\[dask\]"):
         load_run(folder, Dask("tcp://127.0.0.1:9"))
 
 

@@ -98,7 +98,7 @@ def test_parquet_gives_the_rows_back(tmp_path: Path) -> None:
 
 def test_without_pyarrow_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(InputError, match=r"pip install 'aorta-bench\[parquet\]'"):
+    with pytest.raises(InputError, match=r'pip install "PATH/TO/CHECKOUT\[parquet\]"'):
         check_format("parquet")
     check_format("csv")
 

@@ -103,7 +103,7 @@ def test_the_lean_step_is_the_step_of_the_schema() -> None:
     required = [field.name for field in whole if field.required]
     assert [field.name for field in lean if field.required] == required
     words = {field.name for field in whole if field.name.startswith("rocm_smi_")}
-    known = {"waits", "ready", "gradient_order", "experts"}
+    known = {"waits", "ready", "gradient_order", "experts", "bounds", "measured_by"}
     optional = {"phase", "reasons", "device", "ranges", "counters", *known, *words}
     assert {field.name for field in lean} - set(required) == optional
     assert LeanStep.__struct_config__.tag == Step.__struct_config__.tag

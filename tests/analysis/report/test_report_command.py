@@ -98,6 +98,16 @@ def test_exit_codes_of_the_process(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
+def test_an_empty_record_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "rank_0_metrics.jsonl").touch()
+    done = run(tmp_path, str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: {tmp_path}: its record cannot be read:\n  rank_0_metrics.jsonl: the file is empty: its rank was "
+        f"killed before it wrote the first line, or there was no room for one (in {tmp_path})\n"
+    )
+
+
 def test_the_default_output_of_one_label(two_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from aorta.analysis.report.report_command import overlap_report
 

@@ -182,7 +182,8 @@ def test_taking_away_more_time_than_there_is_is_said() -> None:
 def test_a_prediction_has_an_interval_and_its_check() -> None:
     made = program([STEP, STEP], [3000, 3000], steps=4, network=NETWORK, between_ns=[100, 100])
     found = predict(made, parse_changes(["network.latency=0"]))
-    assert found.job_step_ms.value == 3500 / 1e6
+    assert found.gain_ms.value == 1000 / 1e6
+    assert found.job_step_ms.value == pytest.approx(3500 / 1e6)
     assert found.job_step_ms.low < 3500 / 1e6 < found.job_step_ms.high  # the stated error of the model
     assert found.identity.residual == 0
     assert found.overlap_ratio is not None

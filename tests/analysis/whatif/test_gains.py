@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from aorta.analysis import whatif
+from aorta.analysis.formatting import rough_interval
 from aorta.analysis.whatif.changes import CommSpeed
 from aorta.analysis.whatif.gains import Gain, gains
 from aorta.analysis.whatif.marginals import marginals
 from aorta.analysis.whatif.predicted_value import STATED_ERROR
-from aorta.analysis.whatif.prediction import base_of
+from aorta.analysis.whatif.prediction import base_of, free_communication
 from aorta.analysis.whatif.program import RankLayout, RunProgram
 from tests.analysis.whatif.hand_made import issue, program, recorded, wait
 from tests.analysis.whatif.simulated_job import Job
@@ -61,13 +62,13 @@ def test_what_comes_and_goes_is_no_straggler_where_every_step_is_of_its_own_size
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_what_lasts_is_one_and_its_gain_is_sure(ranks: int) -> None:
+def test_what_lasts_is_one_and_its_gain_is_significant(ranks: int) -> None:
     (found,) = of_stragglers(noisy(ranks, late_ms=2.0))
     # Medians of 60 steps of 5 ms, give or take 10 %: the excess is known to 0.11 ms, three times which is allowed.
     without = np.median(noisy(ranks).recorded_step_ms())
     really = np.median(noisy(ranks, late_ms=2.0).recorded_step_ms()) - without
     assert found.gain_ms == pytest.approx(really, abs=0.35)
-    assert found.sure
+    assert found.significant
 
 
 def test_two_words_for_one_change_are_one(tmp_path: Path) -> None:
@@ -83,3 +84,35 @@ def test_a_marginal_cost_holds_what_the_model_may_be_wrong_by() -> None:
     assert (kind.gain_ms, kind.low_ms, kind.high_ms) == pytest.approx((4, 4 - wrong_by, 4 + wrong_by))
     missed = replace(made, steps=[replace(step, recorded_ns=step.recorded_ns + 1 * MS // 2) for step in made.steps])
     assert marginals(missed).of[0].low_ms == pytest.approx(4 - wrong_by - 0.5)
+
+
+def test_what_is_no_longer_exposed_and_no_gain_is_idle_and_said() -> None:
+    """12 ms of communication beside 10 ms of work that no block brackets: all of it is exposed, 2 ms are waited for."""
+    made = recorded(program([[5 * MS, issue(), 10 * MS, wait(0)]] * 2, [12 * MS], steps=5))
+    found = free_communication(base_of(made))
+    assert (found.gain_ms.value, found.base["exposed_comm_ms"]) == (2.0, 12.0)
+    (note,) = found.notes
+    assert note == (
+        "exposed communication falls by 12.0 ms and the step is 2.0 ms shorter: a rank is idle for 10.0 ms more, in "
+        "which communication ran beside work that no block's range covers, or beside waiting that stays"
+    )
+    assert gains(base_of(made)).notes == (note,)
+    waited_for = recorded(program([[5 * MS, issue(), wait(0)]] * 2, [12 * MS], steps=5))
+    assert free_communication(base_of(waited_for)).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ((20.311, 16.191, 23.230), "20 ms (16 to 23)"),
+        ((1.665, 0.630, 2.857), "1.7 ms (0.6 to 2.9)"),
+        ((0.3142, 0.2611, 0.3672), "0.31 ms (0.26 to 0.37)"),
+        ((210.688, 195.422, 217.309), "211 ms (195 to 217)"),
+        ((4.0, 4.0, 4.0), "4.000 ms (4.000 to 4.000)"),
+        ((-1.2, -3.1, 0.4), "-1.2 ms (-3.1 to 0.4)"),
+    ],
+)
+def test_an_interval_has_the_digits_that_its_width_gives_a_meaning(
+    numbers: tuple[float, float, float], said: str
+) -> None:
+    assert rough_interval(*numbers) == said

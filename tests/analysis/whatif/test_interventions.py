@@ -112,7 +112,7 @@ def test_network_and_stragglers(recorded: Recorded, strategy: str, change: Chang
     changed = change.make(job)
     (folder, before), (_, after) = (recorded(each) for each in ((changed, job) if back else (job, changed)))
     found = predicted(folder, (change.back or ()) if back else change.there)
-    assert found.job_step_ms.value == pytest.approx(after.step_ms, rel=STEP)
+    assert found.launch_ms.value == pytest.approx(after.step_ms, rel=STEP)
     assert found.overlap_ratio is not None
     assert found.exposed_comm_ms is not None
     if after.ratio or change.name != "no communication at all":

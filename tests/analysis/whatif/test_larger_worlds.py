@@ -36,7 +36,7 @@ def test_the_stated_interval_holds_another_law(tmp_path: Path, strategy: str) ->
         record(job, folder)
         program = whatif.read_program(folder)
         for world in WORLDS:
-            step = whatif.predict(program, whatif.parse_changes([f"ranks={world}"])).job_step_ms
+            step = whatif.predict(program, whatif.parse_changes([f"ranks={world}"])).launch_ms
             for law in LAWS:
                 network = replace(job.network, world=world, seed=job.seed, **law)  # type: ignore[arg-type]
                 real_ms = truth(replace(job, network=network)).step_ms

@@ -279,8 +279,8 @@ COLLECTIVES: Final = (
         ("the job step is the fastest rank's", "return by_step.max()[", "return by_step.min()["),
         (
             "warm-up is used",
-            '        return ~np.asarray(step_column(self.run, "warmup"), bool)\n',
-            '        return np.ones_like(np.asarray(step_column(self.run, "warmup"), bool))\n',
+            "self.run.over_ranks(lambda steps: steps.used)",
+            "self.run.over_ranks(lambda steps: np.ones(len(steps), bool))",
         ),
         ("a missing rank leaves job steps", "    if health.ranks_missing:\n", "    if False:\n"),
         (
@@ -330,6 +330,6 @@ COLLECTIVES: Final = (
             "used = ~isolated.warmup & (isolated.phase == PHASES.index(phase))",
             "used = isolated.phase == PHASES.index(phase)",
         ),
-        ("warm-up of training counts", "        used = ~steps.warmup\n", "        used = np.ones(len(steps), bool)\n"),
+        ("warm-up of training counts", "        used = steps.used\n", "        used = np.ones(len(steps), bool)\n"),
     ),
 )

@@ -109,6 +109,25 @@ RECORDING: Final = (
         ),
     ),
     *rules(
+        "aorta.instrument.step_marks",
+        _READING,
+        (
+            "what reaches into the next step is forgotten",
+            "self._spilling = [one for one in communicated if one.possible[1] > window[1]]",
+            "self._spilling = []",
+        ),
+        (
+            "a tail with a wait inside counts whole",
+            "if not any(tail.start_ns <= begin <= tail.end_ns for begin in begun)",
+            "if True",
+        ),
+    ),
+    *rules(
+        "aorta.instrument.step_marks",
+        _READING,
+        ("a late end makes way for an earlier one", "max(free_at_ns, end_ns)", "end_ns"),
+    ),
+    *rules(
         "aorta.instrument.step_builder",
         _READING,
         ("more seen than issued is complete", "        elif issued != seen:\n", "        elif issued > seen:\n"),
@@ -124,19 +143,9 @@ RECORDING: Final = (
             "            if after is None or before is None:\n                continue\n",
         ),
         (
-            "what reaches into the next step is forgotten",
-            "self._spilling = [(kind, span) for kind, span in spans if span[1] > window[1]]",
-            "self._spilling = []",
-        ),
-        (
             "a backward tail is a stall everywhere",
             "algebra.intersect(algebra.lane(maybe, window), everywhere)",
             "algebra.lane(maybe, window)",
-        ),
-        (
-            "a tail with a wait inside counts whole",
-            "if not any(tail[0] <= begin <= tail[1] for begin in begun)",
-            "if True",
         ),
         (
             "a loss that is not finite has no reason",

@@ -17,6 +17,7 @@ _KINETO = (
     "tests/analysis/load/test_kineto_collectives.py",
     "tests/analysis/load/test_microseconds.py",
 )
+_HOST = ("tests/analysis/load/test_host_operators.py", "tests/analysis/load/test_kineto_collectives.py")
 _STEPS = ("tests/analysis/load/test_step_markers.py",)
 
 TRACES: Final = (
@@ -243,6 +244,17 @@ TRACES: Final = (
         ("traces of two runs are mixed", "    if len(runs) > 1:\n        raise", "    if False:\n        raise"),
     ),
     *rules(
+        "aorta.timeline.kernel_names",
+        _NAMES,
+        ("HIP copies compute", '    r"__amd_rocclr_(copy|fill)",', '    r"__amd_rocclr_fill",'),
+        ("kernels of RCCL compute", '    r"rccl",  # rcclGenericKernel\n', ""),
+        (
+            "kernels of symmetric memory compute",
+            '    r"(one|two)_shot_all_reduce|multimem_all_(reduce|gather)|multimem_one_shot",',
+            '    r"two_shot_all_reduce",',
+        ),
+    ),
+    *rules(
         "aorta.analysis.load.kernel_classifier",
         _NAMES,
         (
@@ -255,13 +267,6 @@ TRACES: Final = (
             "a kernel without a name computes",
             "        if not name.strip():\n            return IntervalClass.UNKNOWN\n",
             "",
-        ),
-        ("HIP copies compute", '    r"__amd_rocclr_(copy|fill)",', '    r"__amd_rocclr_fill",'),
-        ("kernels of RCCL compute", '    r"rccl",  # rcclGenericKernel\n', ""),
-        (
-            "kernels of symmetric memory compute",
-            '    r"(one|two)_shot_all_reduce|multimem_all_(reduce|gather)|multimem_one_shot",',
-            '    r"two_shot_all_reduce",',
         ),
         ("a reduce-scatter is a scatter", '    ("reducescatter", r"(?<![a-z])reduce_?scatter"),\n', ""),
         ("an all-gather is a gather", '    ("allgather", r"(?<![a-z])all_?gather|multimem_all_gather"),\n', ""),
@@ -293,8 +298,56 @@ TRACES: Final = (
         ),
     ),
     *rules(
+        "aorta.analysis.load.kineto.host_operators",
+        _HOST,
+        (
+            "waiting for a collective is work",
+            "            begin[here] = np.where(called, np.maximum(begin[here], ended[last]), begin[here])\n",
+            "",
+        ),
+        (
+            "operators that began behind a call wait for it, too",
+            "(start[last] <= begin[here]) & (start[last] >= start[owner[here]])",
+            "start[last] <= begin[here]",
+        ),
+        ("what a call copies is work", "    kept = ~waits & (begin < finish)\n", "    kept = begin < finish\n"),
+        (
+            "compiled code waits where it issues a functional collective",
+            "        calls = calls[~_lies_in(start[calls], merge(Spans(start[explicit], end[explicit])))]\n",
+            "",
+        ),
+        ("threads of gloo compute", "np.flatnonzero(~np.isin(thread, gloo_threads))", "np.arange(len(thread))"),
+        (
+            "what a hook of FSDP waits is work",
+            "_NO_COMPUTE: Final = (_CALL, *_FUNCTIONAL, *HOOKS, ",
+            "_NO_COMPUTE: Final = (_CALL, *_FUNCTIONAL, ",
+        ),
+        ("doubtful time is not said", "    if hidden - surely <= _DOUBT * length:\n", "    if True:\n"),
+        ("compiled code is doubtful", " and not name.startswith(_COMPILED)", ""),
+    ),
+    *rules(
+        "aorta.analysis.load.kineto.self_time",
+        _HOST,
+        (
+            "of rows that begin together the shortest is the outermost",
+            "np.lexsort((-rows.end[filled], rows.start[filled], thread[filled]))",
+            "np.lexsort((rows.end[filled], rows.start[filled], thread[filled]))",
+        ),
+        (
+            "a row still runs when it ends",
+            'np.searchsorted(end, start, side="right")',
+            'np.searchsorted(end, start, side="left")',
+        ),
+    ),
+    *rules(
+        "aorta.analysis.load.interval_table",
+        _HOST,
+        ("every piece of an operator is one", "    if not len(split):\n", "    if True:\n"),
+    ),
+    *rules(
         "aorta.analysis.load.kineto.kineto_reader",
-        (*_KINETO, "tests/analysis/load/test_step_markers.py"),
+        (*_KINETO, *_HOST, "tests/analysis/load/test_step_markers.py"),
+        ("a product round another counts twice", "np.delete(order, np.flatnonzero(contains))", "order"),
         (
             "of marks of one step the last counts",
             'mine = mine[np.argsort(marks.start[mine], kind="stable")]',

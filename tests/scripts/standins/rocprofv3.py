@@ -2,7 +2,7 @@
 
 Enters: rocprofv3's command line; STANDIN_TRACES, for how many ranks results are to be written. Leaves: `argv` in the
 folder of -d, one argument a line, the results, and then becomes the program behind `--`, as the real one does. Without
-a tracing option it warns and writes no result; --stats alone is fatal.
+a tracing option it warns and writes no result; --stats alone is fatal. Results hold a kernel unless STANDIN_IDLE=1.
 STANDIN_OLD=1 plays a build of ROCm 6: no rocpd, no --rccl-trace, no --process-sync.
 """
 
@@ -54,6 +54,8 @@ folder = pathlib.Path(parsed.output_directory)
 for rank in range(int(os.environ.get("STANDIN_TRACES", "0")) if tracing else 0):
     trace = folder / f"rank{rank}" / "4711_results.json"
     trace.parent.mkdir()
-    trace.write_text("{}")
+    record = '{"dispatch_info": {"kernel_id": 1}, "start_timestamp": 1, "end_timestamp": 2}'
+    kernels = "" if os.environ.get("STANDIN_IDLE") == "1" else record
+    trace.write_text('{"rocprofiler-sdk-tool": [{"buffer_records": {"kernel_dispatch": [' + kernels + "]}}]}")
 program = given[split + 1 :]
 os.execvp(program[0], program)

@@ -46,14 +46,16 @@ struct Settings {
   std::map<std::string, Length> operators;  // by name ("aten::mm"); these win over classes
   std::map<std::string, CollectiveLength> collectives;  // by kind; "default" for the rest
   int64_t launch_cost_ns = 1'000;
-  int64_t event_cost_ns = 0;
+  int64_t event_cost_ns = 0;            // of the host, to record or wait for one
+  int64_t event_on_device_cost_ns = 0;  // of the stream: it stands until a timed event's time is written
+  int64_t submission_ns = 0;            // from the end of a launch until the device sees what was launched
+  double contention = 1.0;              // kernels are slower by this factor while a collective runs (contention.hpp)
   int64_t queue_depth = 1024;
   int64_t real_operator_ns = 0;    // really slept in the stream's thread, whatever the clock
   int64_t real_collective_ns = 0;  // the same, before a collective writes its outputs
   int64_t real_sleep_ns = 50'000'000;  // a sleep really takes its length up to this: who does not wait is early
   int64_t pool_streams = 32;       // streams of one priority before they are handed out again, as CUDA's pool has
   bool polling_orders = false;     // whether a query that said yes orders later launches, see races.hpp
-  bool serial_point_to_point = false;  // unbatched send and receive on the group's own communicator (eager NCCL)
   bool poison = true;
 };
 

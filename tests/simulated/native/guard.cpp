@@ -73,8 +73,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       made->timing = flag == c10::EventFlag::BACKEND_DEFAULT;
       *event = made;
     }
-    auto moment = from_c10(stream).record();
     auto* into = static_cast<Event*>(*event);
+    auto moment = from_c10(stream).record(into->timing);
     std::lock_guard<std::mutex> held(into->mutex);
     into->last = std::move(moment);
   }

@@ -76,16 +76,21 @@ void define_settings(py::module_& m) {
   m.def("set_number", [](const std::string& name, int64_t value) {
     auto held = sim::settings();
     const std::map<std::string, int64_t*> numbers{
-        {"launch_cost_ns", &held->launch_cost_ns},     {"event_cost_ns", &held->event_cost_ns},
-        {"queue_depth", &held->queue_depth},           {"real_operator_ns", &held->real_operator_ns},
+        {"launch_cost_ns", &held->launch_cost_ns},
+        {"event_cost_ns", &held->event_cost_ns},
+        {"event_on_device_cost_ns", &held->event_on_device_cost_ns},
+        {"submission_ns", &held->submission_ns},
+        {"queue_depth", &held->queue_depth},
+        {"real_operator_ns", &held->real_operator_ns},
         {"real_collective_ns", &held->real_collective_ns},
-        {"real_sleep_ns", &held->real_sleep_ns},       {"pool_streams", &held->pool_streams}};
+        {"real_sleep_ns", &held->real_sleep_ns},
+        {"pool_streams", &held->pool_streams}};
     *numbers.at(name) = value;
   });
+  m.def("set_contention", [](double factor) { sim::settings()->contention = factor; });
   m.def("set_switch", [](const std::string& name, bool on) {
     auto held = sim::settings();
     const std::map<std::string, bool*> switches{{"polling_orders", &held->polling_orders},
-                                                {"serial_point_to_point", &held->serial_point_to_point},
                                                 {"poison", &held->poison}};
     *switches.at(name) = on;
   });

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "contention.hpp"
 #include "operators.hpp"
 
 namespace sim {
@@ -67,6 +68,7 @@ class SimulatedWork final : public c10d::Work {
  private:
   void wait_on_the_host(std::chrono::milliseconds timeout) {
     if (done == nullptr) return;
+    const HostWait waits([&] { return done->query(); });
     const auto limit = std::chrono::steady_clock::now() + timeout;
     while (!done->query()) {
       if (timeout != kNoTimeout && std::chrono::steady_clock::now() > limit) {
@@ -88,6 +90,16 @@ int64_t bytes_of_all(const Tensors& tensors) {
   int64_t bytes = 0;
   for (const auto& one : tensors) bytes += bytes_of(one);
   return bytes;
+}
+
+bool of_one_size(const Tensors& list) {
+  return std::all_of(list.begin(), list.end(), [&](const at::Tensor& one) { return one.sizes() == list[0].sizes(); });
+}
+
+at::Tensor stack_of(const Tensors& list) {
+  auto sizes = list.at(0).sizes().vec();
+  sizes.insert(sizes.begin(), static_cast<int64_t>(list.size()));
+  return at::empty(sizes, list[0].options());
 }
 
 Tensors flattened(const std::vector<Tensors>& lists) {
@@ -143,7 +155,7 @@ c10::intrusive_ptr<c10d::Backend> SimulatedNccl::split(const c10::intrusive_ptr<
   }
   auto made = c10::make_intrusive<SimulatedNccl>(store->clone(), static_cast<int>(own - ranks.begin()),
                                                  static_cast<int>(ranks.size()), given, make_inner_);
-  made->connected_ = true;
+  made->eager_ = true;
   return made;
 }
 
@@ -202,7 +214,10 @@ void SimulatedNccl::shutdown() {
   for (auto& [_, one] : communicators_) {
     if (one.last == nullptr) continue;
     count("host_synchronisation:shutdown");
-    one.last->wait();
+    {
+      const HostWait waits([&] { return one.last->query(); });
+      one.last->wait();
+    }
     advance_host_to_ns(one.last->at_ns());
   }
 }
@@ -210,6 +225,7 @@ void SimulatedNccl::shutdown() {
 // ---- launching ------------------------------------------------------------------------------------------------------
 SharedMoment SimulatedNccl::launch(Communicator& by, Stream& on, std::vector<Call> calls, const std::string& name,
                                    uint64_t sequence, const std::shared_ptr<Failure>& failure) {
+  let_go();
   const auto fault = std::exchange(fault_, Fault::None);
   std::vector<Touched> touched;
   int64_t bytes = 0;
@@ -235,6 +251,7 @@ SharedMoment SimulatedNccl::launch(Communicator& by, Stream& on, std::vector<Cal
       messages.back().mine = {call.kind, 0, in_time(collective_length(call.kind), messages.back().bytes.numel())};
     }
   }
+  if (&on == by.own) count("backend_stream:" + std::to_string(on.device) + ":" + std::to_string(on.id));
   on.wait(by.last, "communicator", /*orders=*/false);
   const auto lane = by.lane;
   const auto delay_ns = settings()->real_collective_ns;
@@ -296,13 +313,12 @@ WorkPointer SimulatedNccl::finished_work(c10d::OpType type, Stream& on, SharedMo
     work->future->markCompleted(c10::IValue(outputs));
   }
   if (work->done != nullptr) {
-    let_go();
     pending_.push_back({work->shelf, work->done});
   }
   return work;
 }
 
-WorkPointer SimulatedNccl::collective(c10d::OpType type, bool asynchronous, Call call) {
+WorkPointer SimulatedNccl::collective(c10d::OpType type, bool asynchronous, Call call, const Stacked& stacked) {
   Tensors tensors = call.inputs;
   tensors.insert(tensors.end(), call.outputs.begin(), call.outputs.end());
   check(tensors);
@@ -313,6 +329,12 @@ WorkPointer SimulatedNccl::collective(c10d::OpType type, bool asynchronous, Call
   auto& current = current_stream(device);
   auto& on = asynchronous ? *by.own : current;
   if (asynchronous) on.wait(current.record());
+  const auto copied = [&on](const std::function<void()>& copies) {
+    const c10::StreamGuard behind(as_c10(on));
+    if (copies) copies();
+  };
+  copied(stacked.before);
+  tensors.insert(tensors.end(), stacked.list.begin(), stacked.list.end());
   const auto outputs = call.outputs;
   auto failure = asynchronous ? std::make_shared<Failure>() : nullptr;
   if (group_.active) {
@@ -320,6 +342,7 @@ WorkPointer SimulatedNccl::collective(c10d::OpType type, bool asynchronous, Call
     group_.asynchronous = asynchronous;
     group_.device = device;
     group_.calls.push_back(std::move(call));
+    copied(stacked.after);  // before the kernel, which is launched at the end: torch does that too
     if (!asynchronous) return nullptr;
     group_.stashed.insert(group_.stashed.end(), tensors.begin(), tensors.end());
     return finished_work(type, on, nullptr, collectives_, outputs, {}, failure, true);
@@ -329,6 +352,10 @@ WorkPointer SimulatedNccl::collective(c10d::OpType type, bool asynchronous, Call
   std::vector<Call> calls;
   calls.push_back(std::move(call));
   auto done = launch(by, on, std::move(calls), name, sequence, failure);
+  if (stacked.after) {
+    copied(stacked.after);
+    done = on.record();
+  }
   if (!asynchronous) return nullptr;
   return finished_work(type, on, std::move(done), sequence, outputs, tensors, failure, true);
 }
@@ -374,10 +401,9 @@ WorkPointer SimulatedNccl::message(c10d::OpType type, const at::Tensor& tensor, 
   const c10::DeviceGuard guard(tensor.device());
   Call call{sends ? "send" : "recv", {}, {}, nullptr, Link::Message{peer, sends, raw(tensor), {}, {}}};
   (sends ? call.inputs : call.outputs).push_back(tensor);
-  // NCCL in eager mode, and everything batched, goes through the group's own communicator. Otherwise each pair has one,
-  // here each direction of a pair.
-  const bool shared = group_.active || settings()->serial_point_to_point;
-  auto& by = communicator(shared ? COLLECTIVES : (sends ? "to " : "from ") + std::to_string(peer), device);
+  // NCCL in eager mode, and everything batched, goes through the group's own communicator. Otherwise each pair has one.
+  const bool shared = group_.active || eager_;
+  auto& by = communicator(shared ? COLLECTIVES : "with " + std::to_string(peer), device);
   auto& on = *by.own;
   on.wait(current_stream(device).record());
   record_stream(tensor.storage().data_ptr(), on);
@@ -445,8 +471,18 @@ WorkPointer SimulatedNccl::reduce(Tensors& tensors, const c10d::ReduceOptions& o
 
 WorkPointer SimulatedNccl::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                      const c10d::AllgatherOptions& options) {
+  const auto& list = outputs.at(0);
+  if (!of_one_size(list)) {  // broadcasts between the caller's own tensors
+    return collective(c10d::OpType::ALLGATHER, options.asyncOp,
+                      {"allgather", inputs, list, allgather_transfer(list, inputs.at(0)), {}});
+  }
+  const auto stack = stack_of(list);
+  const auto copies = [&] {
+    for (size_t i = 0; i < list.size(); ++i) at::Tensor(list[i]).copy_(stack[static_cast<int64_t>(i)], true);
+  };
   return collective(c10d::OpType::ALLGATHER, options.asyncOp,
-                    {"allgather", inputs, outputs.at(0), allgather_transfer(outputs.at(0), inputs.at(0)), {}});
+                    {"allgather", inputs, {stack}, allgather_transfer({stack}, inputs.at(0)), {}},
+                    {nullptr, copies, list});
 }
 
 WorkPointer SimulatedNccl::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -468,10 +504,23 @@ WorkPointer SimulatedNccl::allgather_into_tensor_coalesced(Tensors& outputs, Ten
 
 WorkPointer SimulatedNccl::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                           const c10d::ReduceScatterOptions& options) {
-  return collective(
-      c10d::OpType::REDUCE_SCATTER, options.asyncOp,
-      {"reducescatter", inputs.at(0), outputs,
-       reduce_scatter_transfer(outputs.at(0), inputs.at(0), options.reduceOp), {}});
+  const auto& list = inputs.at(0);
+  if (!of_one_size(list)) {  // reductions between the caller's own tensors
+    return collective(c10d::OpType::REDUCE_SCATTER, options.asyncOp,
+                      {"reducescatter", list, outputs,
+                       reduce_scatter_transfer(outputs.at(0), list, options.reduceOp), {}});
+  }
+  const auto stack = stack_of(list);
+  const auto copies = [&] {
+    for (size_t i = 0; i < list.size(); ++i) stack[static_cast<int64_t>(i)].copy_(list[i], true);
+  };
+  return collective(c10d::OpType::REDUCE_SCATTER, options.asyncOp,
+                    {"reducescatter",
+                     {stack},
+                     outputs,
+                     reduce_scatter_transfer(outputs.at(0), {stack}, options.reduceOp),
+                     {}},
+                    {copies, nullptr, list});
 }
 
 WorkPointer SimulatedNccl::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,

@@ -4,8 +4,11 @@
 //   point-to-point: on the group's own stream, which waits for the caller's; `wait()` makes the current stream wait,
 //   never the host (unless it is given a timeout, or belongs to a barrier); tensors are stashed until then.
 // - A Work's future completes at once and carries the end of the kernel as an event.
+// - A list of tensors of one size is one stacked tensor to NCCL, allocated on the caller's stream and copied on the
+//   kernel's. Nobody but the Work holds that tensor.
 // - One communicator runs its kernels one after another, on whatever streams they are. Unbatched sends and receives
-//   have communicators of their own.
+//   use the group's own where it was connected eagerly (it is bound to a device, or was split from one that is);
+//   otherwise each pair of ranks has one.
 // - What is issued between startCoalescing and endCoalescing is launched at the end, as one.
 //
 // In time a kernel starts when its own rank is ready (NCCL's spins until its peers are) and ends on all ranks at once.
@@ -58,7 +61,7 @@ class SimulatedNccl final : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
   bool supportsSplitting() const override { return true; }
   bool supportsCoalescing() const override { return true; }
-  void eagerConnectSingleDevice(at::Device) override { connected_ = true; }
+  void eagerConnectSingleDevice(at::Device) override { eager_ = true; }
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
   void setSequenceNumberForGroup() override {}
@@ -66,7 +69,7 @@ class SimulatedNccl final : public c10d::Backend {
   c10d::ErrorType getError() override;
   void abort() override;
   void shutdown() override;
-  bool connected() const { return connected_; }
+  bool connected() const { return eager_; }
   int64_t splits() const { return splits_; }
 
   WorkPointer allreduce(Tensors&, const c10d::AllreduceOptions&) override;
@@ -102,6 +105,11 @@ class SimulatedNccl final : public c10d::Backend {
     Transfer transfer;
     std::optional<Link::Message> message;
   };
+  // Copies between a caller's list of tensors and the stacked one, on the stream of the kernel.
+  struct Stacked {
+    std::function<void()> before, after;
+    Tensors list;
+  };
   struct Communicator {
     Stream* own = nullptr;
     SharedMoment last;
@@ -118,7 +126,7 @@ class SimulatedNccl final : public c10d::Backend {
     SharedMoment done;
   };
 
-  WorkPointer collective(c10d::OpType type, bool asynchronous, Call call);
+  WorkPointer collective(c10d::OpType type, bool asynchronous, Call call, const Stacked& stacked = {});
   WorkPointer fused(c10d::OpType type, bool asynchronous, std::vector<Call> calls);
   WorkPointer message(c10d::OpType type, const at::Tensor& tensor, int peer, bool sends);
   // Puts the calls as one kernel behind what the communicator did before.
@@ -141,7 +149,7 @@ class SimulatedNccl final : public c10d::Backend {
   std::shared_ptr<Failure> failure_ = std::make_shared<Failure>();  // of the whole group, from its first one on
   uint64_t collectives_ = 0, messages_ = 0;
   int64_t splits_ = 0;
-  bool connected_ = false, aborted_ = false, blocking_wait_ = false;
+  bool eager_ = false, aborted_ = false, blocking_wait_ = false;
   Fault fault_ = Fault::None;
   std::string fault_message_;
 };

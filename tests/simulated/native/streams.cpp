@@ -11,6 +11,7 @@
 #include <iostream>
 #include <thread>
 
+#include "contention.hpp"
 #include "worker.hpp"
 
 namespace sim {
@@ -82,6 +83,12 @@ void forbidden_while_debugging(const char* name) {
   }
 }
 
+// When the device sees what the host issues now.
+int64_t seen_by_device_ns() { return host_now_ns() + settings()->submission_ns; }
+
+// Copies and memsets have engines of their own.
+bool is_slowed(const std::string& kind) { return kind == "op" || kind == "sleep"; }
+
 }  // namespace
 
 // ---- moments --------------------------------------------------------------------------------------------------------
@@ -133,9 +140,10 @@ void Stream::launch(const Description& what, const std::vector<Touched>& touched
   auto& ordered = clock();
   ++ordered[number];
   for (const auto& one : touched) access(*one.block, one.region, one.write, number, ordered, what.name);
-  Task task{Task::Kind::Kernel, host_now_ns(), what, std::move(run), nullptr};
+  Task task{Task::Kind::Kernel, seen_by_device_ns(), what, std::move(run), nullptr};
   static int64_t issued = 0;  // with issue_mutex()
   task.id = issued++;
+  if (is_virtual() && is_slowed(what.kind)) task.contention = settings()->contention;
   push(std::move(task));
 }
 
@@ -146,14 +154,17 @@ void Stream::housekeeping(std::function<void()> run) {
         }, nullptr});
 }
 
-SharedMoment Stream::record() {
+SharedMoment Stream::record(bool timing) {
   advance_host_ns(settings()->event_cost_ns);
   auto moment = std::make_shared<Moment>();
   moment->stream = this;
   moment->captured = capturing() != nullptr;
   std::lock_guard<std::mutex> issuing(issue_mutex());
   moment->before = std::make_shared<const VectorClock>(clock());
-  if (!moment->captured) push({Task::Kind::Record, host_now_ns(), {}, nullptr, moment});
+  if (moment->captured) return moment;
+  Task task{Task::Kind::Record, seen_by_device_ns(), {}, nullptr, moment};
+  if (is_virtual() && timing) task.cost_ns = settings()->event_on_device_cost_ns;
+  push(std::move(task));
   return moment;
 }
 
@@ -164,7 +175,7 @@ void Stream::wait(const SharedMoment& moment, const char* why, bool orders) {
   if (orders) join(clock(), *moment->before);
   // Its own queue keeps the order already; a captured moment has no time of its own.
   if (moment->captured || moment->stream == this) return;
-  Task task{Task::Kind::Wait, host_now_ns(), {}, nullptr, moment};
+  Task task{Task::Kind::Wait, seen_by_device_ns(), {}, nullptr, moment};
   task.why = why;
   push(std::move(task));
 }
@@ -236,8 +247,13 @@ void Stream::wait_for_room() {
   if (behind < 0) return;
   int64_t end_ns = 0;
   {
+    const auto there_is_room = [&] { return static_cast<int64_t>(kernel_ends_.size()) > behind; };
+    const HostWait waits([&] {
+      std::lock_guard<std::mutex> held(mutex_);
+      return there_is_room();
+    });
     std::unique_lock<std::mutex> held(mutex_);
-    changed_.wait(held, [&] { return static_cast<int64_t>(kernel_ends_.size()) > behind; });
+    changed_.wait(held, there_is_room);
     end_ns = kernel_ends_[behind];
   }
   advance_host_to_ns(end_ns);
@@ -251,6 +267,12 @@ bool Stream::query() {
 void Stream::drain() {
   std::unique_lock<std::mutex> held(mutex_);
   const auto until = pushed_;
+  held.unlock();
+  const HostWait waits([&] {
+    std::lock_guard<std::mutex> held(mutex_);
+    return done_ >= until;
+  });
+  held.lock();
   changed_.wait(held, [&] { return done_ >= until; });
 }
 
@@ -289,6 +311,7 @@ void Stream::serve() {
       at_.clear();
     }
     changed_.notify_all();
+    stream_stands();
   }
 }
 
@@ -315,17 +338,34 @@ std::vector<std::string> Stream::pending() {
   return found;
 }
 
+void Stream::wait_for(const SharedMoment& moment) {
+  {
+    std::lock_guard<std::mutex> held(mutex_);
+    waits_for_ = moment;
+  }
+  stream_stands();
+  moment->wait();
+  std::lock_guard<std::mutex> held(mutex_);
+  waits_for_ = nullptr;
+}
+
+bool Stream::stands() {
+  std::lock_guard<std::mutex> held(mutex_);
+  return done_ >= pushed_ || (waits_for_ != nullptr && !waits_for_->query());
+}
+
 // Only this thread writes end_ns_ and last_row_; the lock is for those who read them.
 void Stream::execute(Task& task) {
   const auto arrived_ns = is_virtual() ? std::max(end_ns_, task.issue_ns) : real_now_ns();
   auto end_ns = arrived_ns;
   switch (task.kind) {
     case Task::Kind::Record:
-      task.moment->happen(arrived_ns, last_row_);
+      end_ns += task.cost_ns;
+      task.moment->happen(end_ns, last_row_);
       break;
     case Task::Kind::Wait: {
       const bool stands = !task.moment->query();
-      task.moment->wait();
+      wait_for(task.moment);
       end_ns = is_virtual() ? std::max(arrived_ns, task.moment->at_ns()) : real_now_ns();
       if (is_virtual() ? end_ns > arrived_ns : stands) {
         auto& record = record_of_device();
@@ -339,6 +379,8 @@ void Stream::execute(Task& task) {
     case Task::Kind::Kernel:
       try {
         end_ns = task.run(arrived_ns);
+        if (task.contention != 1.0) end_ns = slowed_end_ns(*this, arrived_ns, end_ns - arrived_ns, task.contention);
+        if (is_virtual() && task.what.kind == "collective") collective_ran(device, arrived_ns, end_ns);
       } catch (const std::exception& error) {
         asynchronous_error(task.what.name + ": " + error.what());
       }
@@ -460,13 +502,17 @@ void synchronize_moment(const SharedMoment& moment, const char* name, bool by_op
   refuse_while_capturing(name);
   count(std::string("host_synchronisation:") + name);
   if (by_operator) forbidden_while_debugging(name);
-  moment->wait();
+  {
+    const HostWait waits([&] { return moment->query(); });
+    moment->wait();
+  }
   advance_host_to_ns(moment->at_ns());
   std::lock_guard<std::mutex> issuing(issue_mutex());
   host_saw(*moment->before);
 }
 
 bool poll(const SharedMoment& moment) {
+  refuse_while_capturing("event query");  // in global mode, torch's default, it ends the capture with an error
   if (moment == nullptr) return true;
   if (!moment->query()) return false;
   const bool orders = settings()->polling_orders;
@@ -557,6 +603,7 @@ void reset_record() {
     std::lock_guard<std::mutex> issuing(issue_mutex());
     clear_races();
   }
+  forget_collectives();
   auto& record = record_of_device();
   std::lock_guard<std::mutex> held(record.mutex);
   record.rows.clear();

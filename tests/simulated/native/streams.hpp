@@ -2,7 +2,7 @@
 //
 // A stream is a queue with a thread that never needs Python's lock. Its tasks really run there, one after another;
 // when they "started" and "ended" is computed along the way (max-plus): a start is the latest of the stream's previous
-// end, the host's clock at the issue and the events waited for; an end is the start and the task's length. In wall time
+// end, the host's clock at the issue and the events waited for; an end is the start and the task's length (and longer under contention.hpp). In wall time
 // the same thread sleeps for the length and reads the clock. Must not: know tensors or Python.
 #pragma once
 
@@ -102,7 +102,7 @@ class Stream {
   void launch(const Description& what, const std::vector<Touched>& touched, Run run);
   // Something that the device does in no time and shows nobody: poison on memory that is given out again.
   void housekeeping(std::function<void()> run);
-  SharedMoment record();
+  SharedMoment record(bool timing = false);
   // Whether it also orders accesses: a wait for a communicator does not, nobody may build on it.
   void wait(const SharedMoment& moment, const char* why = "event", bool orders = true);
 
@@ -114,16 +114,19 @@ class Stream {
   int64_t kernels() const { return kernels_; }
   std::vector<std::string> pending();  // what it is at, and what is queued behind, in words
   void forget_kernels();  // restarts the count; after drain()
+  bool stands();  // idle, or waits for another stream: does nothing before something else happens
 
  private:
   struct Task {
     enum class Kind { Kernel, Housekeeping, Record, Wait } kind;
-    int64_t issue_ns;
+    int64_t issue_ns;  // when the device sees it
     Description what;
     Run run;
     SharedMoment moment;
     const char* why = "";
-    int64_t id = -1;  // of its row
+    int64_t id = -1;      // of its row
+    int64_t cost_ns = 0;  // of the stream, to write an event's time
+    double contention = 1.0;
     std::string words() const;
   };
   friend class Graph;
@@ -132,12 +135,14 @@ class Stream {
   HardwareQueue* hardware_queue();  // null: no limit is set
   void serve();
   void execute(Task& task);
+  void wait_for(const SharedMoment& moment);
   void wait_for_room();
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Task> queue_;
   std::string at_;  // in words; empty: idle
+  SharedMoment waits_for_;
   uint64_t pushed_ = 0, done_ = 0;
   bool served_ = false;
   int64_t end_ns_ = 0, last_row_ = -1;

@@ -3,7 +3,7 @@ others.
 
 `gloo:all_reduce` rows are the intervals. Which collective one was stands on the caller's `c10d::` operator, because
 reduce-scatter runs under the label of all-reduce. The two are joined by their order, label by label (their ids differ).
-Must not: count an operator that contains another one as work: its time would include waits (W6).
+Compute is the self time of operators. Must not: count as work what an operator stands waiting for communication (W6).
 """
 
 from __future__ import annotations
@@ -16,16 +16,27 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.analysis.load.covered_time import covered_ns
 from aorta.analysis.load.dtypes import known_dtype
 from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass, Intervals, intervals
 from aorta.analysis.load.kernel_classifier import kind_of
 from aorta.analysis.load.kineto.collective_arguments import LARGEST_BYTES, CollectiveColumns
 from aorta.analysis.load.kineto.event_structs import Arguments
-from aorta.analysis.load.kineto.trace_events import Rows
-from aorta.timeline.arrays import Int64, Spans, merge
+from aorta.analysis.load.kineto.self_time import self_times
+from aorta.analysis.load.kineto.trace_events import HOOKS, Rows
+from aorta.timeline.arrays import Int64, Spans, intersect, measure, merge
 
-_NO_COMPUTE: Final = ("c10d::", "_c10d_functional::", "c10d_functional::", "record_param_comms", "gloo:", "nccl:")
+_CALL: Final = "c10d::"
+_FUNCTIONAL: Final = ("_c10d_functional::", "c10d_functional::")
+_NO_COMPUTE: Final = (_CALL, *_FUNCTIONAL, *HOOKS, "record_param_comms", "gloo:", "nccl:")
 _LABEL: Final = "gloo:"
+_ENGINE: Final = ("autograd::engine::", "torch::autograd::")
+_COMPILED: Final = ("CompiledFunction", "Torch-Compiled Region")
+"""What torch.compile made: its own time is that of fused kernels, which are no operators; its collectives are
+functional.
+"""
+_DOUBT: Final = 0.02
+"""Largest difference of overlap ratios that is not said: that of K2."""
 _RUNS_AS: Final = {KIND_CODE["reducescatter"]: KIND_CODE["allreduce"]}
 """Kinds that gloo runs under the label of another kind (torch: ProcessGroupGloo, reduce-scatter)."""
 _GATHERED: Final = frozenset({KIND_CODE["allgather"], KIND_CODE["gather"]})
@@ -42,65 +53,116 @@ def host_intervals(
     names: tuple[str, ...],
     world_size: int | None,
     counters: Counter[str],
+    notes: list[str],
 ) -> tuple[Intervals, CollectiveColumns]:
     """Build the rows of compute and of communication, without ranks and steps. Gloo rows without an operator are
     counted.
+
+    Args:
+        operators: rows of the host's operators, and of `HOOKS`.
     """
     is_label = np.array([name.startswith(_LABEL) for name in names], bool)
     communication = np.flatnonzero(is_label[labels["name"]]) if len(labels["name"]) else np.zeros(0, np.int64)
-    issuing = operators["thread"][np.array(sorted(operator_arguments), np.int64)]
-    gloo_threads = np.setdiff1d(labels["thread"][communication], issuing)
-    leaves = _leaves(operators, names, gloo_threads)
+    calls = np.array(sorted(operator_arguments), np.int64)
+    gloo_threads = np.setdiff1d(labels["thread"][communication], operators["thread"][calls])
+    kinds, joined = _kinds(operators, operator_arguments, labels, communication, names, world_size)
+    counters["comm_unlinked"] += int((joined == NULL).sum())
+    comm = Spans(labels.start[communication], labels.end[communication])
+    row, work = _work(operators, names, gloo_threads, joined, comm.end)
+    if doubt := _doubt(comm, row, work, operators, names):
+        notes.append(doubt)
 
-    kinds, unlinked = _kinds(operators, operator_arguments, labels, communication, names, world_size)
-    counters["comm_unlinked"] += unlinked
-    columns = CollectiveColumns.empty(len(communication) + int(leaves.sum()))
+    columns = CollectiveColumns.empty(len(communication) + len(row))
     columns.kind[: len(communication)] = kinds
-    for at, row in enumerate(communication.tolist()):
-        _size(columns, at, label_arguments.get(row), world_size)
+    for at, label in enumerate(communication.tolist()):
+        _size(columns, at, label_arguments.get(label), world_size)
     table = intervals(
-        start_ns=np.concatenate((labels.start[communication], operators.start[leaves])),
-        end_ns=np.concatenate((labels.end[communication], operators.end[leaves])),
-        stream=np.concatenate((labels["thread"][communication], operators["thread"][leaves])),
-        name=np.concatenate((labels["name"][communication], operators["name"][leaves])),
-        origin=np.concatenate((np.full(len(communication), NULL, np.int64), operators["origin"][leaves])),
-        cls=np.repeat([int(IntervalClass.COMM), int(IntervalClass.COMPUTE)], [len(communication), int(leaves.sum())]),
+        start_ns=np.concatenate((comm.start, work.start)),
+        end_ns=np.concatenate((comm.end, work.end)),
+        stream=np.concatenate((labels["thread"][communication], operators["thread"][row])),
+        name=np.concatenate((labels["name"][communication], operators["name"][row])),
+        operator=np.concatenate((np.full(len(communication), NULL, np.int64), row)),
+        cls=np.repeat([int(IntervalClass.COMM), int(IntervalClass.COMPUTE)], [len(communication), len(row)]),
         names=names,
     )
     return table, columns
 
 
-def _leaves(operators: Rows, names: tuple[str, ...], gloo_threads: Int64) -> NDArray[np.bool_]:
-    """Operators that are compute: nothing is nested in them, they are not on a gloo thread, and they are no
-    communication.
+def _work(
+    operators: Rows, names: tuple[str, ...], gloo_threads: Int64, joined: Int64, comm_end: Int64
+) -> tuple[Int64, Spans]:
+    """The self time of operators that compute, without what they waited for.
+
+    Operators on gloo's threads and those inside a `c10d::` operator, where they copy for it, are communication. A
+    `c10d::` operator returns when its collective is issued, and nothing marks `Work.wait()`. So what is called an
+    operator's own time ends at the last call it made, itself or in one nested in it, and goes on when that collective
+    has ended. (Functional collectives have an operator that waits.)
+
+    Args:
+        joined: the operator that issued each of the collectives, or `NULL`. comm_end: when each of them ended.
+
+    Returns:
+        The row of the operator that each piece belongs to, and the pieces.
     """
-    start, end, thread = operators.start, operators.end, operators["thread"]
-    order = np.lexsort((-end, start, thread))
-    leaf = np.ones(len(order), bool)
-    if len(order) > 1:
-        this, following = order[:-1], order[1:]
-        inside = (thread[this] == thread[following]) & (start[following] < end[this])
-        leaf[this[inside]] = False
+    codes, start, end, thread = operators["name"], operators.start, operators.end, operators["thread"]
     computes = np.array([not name.startswith(_NO_COMPUTE) for name in names], bool)
-    if len(order):
-        leaf &= computes[operators["name"]]
-    return leaf & ~np.isin(thread, gloo_threads) & ~_inside_communication(operators, names)
+    is_call = np.array([name.startswith(_CALL) for name in names], bool)
+    functional = np.array([name.startswith(_FUNCTIONAL) for name in names], bool)
+    host = np.flatnonzero(~np.isin(thread, gloo_threads))
+    owner, pieces = self_times(Spans(start[host], end[host]), thread[host])
+    owner = host[owner]
+    kept = computes[codes[owner]]
+    owner, begin, finish = owner[kept], pieces.start[kept], pieces.end[kept]
+
+    ended = np.full(len(start), NULL, np.int64)
+    np.maximum.at(ended, joined[joined != NULL], comm_end[joined != NULL])
+    waits = np.zeros(len(owner), bool)
+    for each in np.unique(thread[is_call[codes]]) if len(codes) else ():
+        mine, here = np.flatnonzero(thread == each), np.flatnonzero(thread[owner] == each)
+        calling, explicit = mine[is_call[codes[mine]]], mine[functional[codes[mine]]]
+        waits[here] = _lies_in(begin[here], merge(Spans(start[calling], end[calling])))
+        calls = calling[ended[calling] != NULL]
+        calls = calls[~_lies_in(start[calls], merge(Spans(start[explicit], end[explicit])))]
+        if len(calls):
+            calls = calls[np.argsort(start[calls], kind="stable")]
+            last = calls[np.searchsorted(start[calls], begin[here], side="right") - 1]
+            called = (start[last] <= begin[here]) & (start[last] >= start[owner[here]])
+            begin[here] = np.where(called, np.maximum(begin[here], ended[last]), begin[here])
+    kept = ~waits & (begin < finish)
+    return owner[kept], Spans(begin[kept], finish[kept])
 
 
-def _inside_communication(operators: Rows, names: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Operators that start inside a `c10d::` operator of their thread: what it copies there belongs to it."""
-    start, end, thread = operators.start, operators.end, operators["thread"]
-    calls = np.array([name.startswith("c10d::") for name in names], bool)
-    inside = np.zeros(len(start), bool)
-    if not len(start):
-        return inside
-    called = calls[operators["name"]]
-    for each in np.unique(thread[called]):
-        mine = np.flatnonzero(thread == each)
-        spans = merge(Spans(start[called & (thread == each)], end[called & (thread == each)]))
-        at = np.searchsorted(spans.start, start[mine], side="right") - 1
-        inside[mine] = (at >= 0) & (start[mine] < spans.end[at])
-    return inside
+def _is_function(name: str) -> bool:
+    """Whether an operator may run any Python: a node of autograd, or an `autograd.Function`, which has no namespace."""
+    return ("::" not in name or name.startswith(_ENGINE)) and not name.startswith(_COMPILED)
+
+
+def _lies_in(instants: Int64, merged: Spans) -> NDArray[np.bool_]:
+    """Which instants lie inside of merged spans."""
+    if not len(merged.start):
+        return np.zeros(len(instants), bool)
+    at = np.searchsorted(merged.start, instants, side="right") - 1
+    return (at >= 0) & (instants < merged.end[at])
+
+
+def _doubt(comm: Spans, row: Int64, work: Spans, operators: Rows, names: tuple[str, ...]) -> str | None:
+    """What to say where much communication is hidden only by the own time of functions, which run Python and may have
+    waited there for what others issued.
+    """
+    function = np.array([_is_function(name) for name in names], bool)
+    code = operators["name"][row]
+    unsure = function[code] if len(code) else np.zeros(0, bool)
+    lane, sure = merge(comm), merge(Spans(work.start[~unsure], work.end[~unsure]))
+    length, hidden, surely = measure(lane), measure(intersect(lane, merge(work))), measure(intersect(lane, sure))
+    if hidden - surely <= _DOUBT * length:
+        return None
+    most = names[int(np.argmax(np.bincount(code[unsure], covered_ns(work, lane)[unsure])))]
+    return (
+        f"{(hidden - surely) / 1e6:.1f} ms of communication lie beside nothing but the own time of autograd functions "
+        f"and nodes, most of it {most!r}: if they waited there for a collective that something else had issued, which "
+        f"the trace does not tell, the overlap ratio of the whole trace is as low as {surely / length:.3f}, not "
+        f"{hidden / length:.3f}"
+    )
 
 
 def _kinds(
@@ -110,13 +172,13 @@ def _kinds(
     communication: Int64,
     names: tuple[str, ...],
     world_size: int | None,
-) -> tuple[NDArray[np.int8], int]:
-    """Kind of each gloo row, and the number of rows that were not joined with an operator (their label
-    is their kind).
+) -> tuple[NDArray[np.int8], Int64]:
+    """Kind of each gloo row, and the operator that issued it; `NULL` where none could be joined with it (its label is
+    its kind).
     """
     label_kind = np.array([kind_of(name) for name in names], np.int8)
     own = label_kind[labels["name"][communication]] if len(communication) else np.zeros(0, np.int8)
-    kinds, unlinked = own.copy(), 0
+    kinds, joined = own.copy(), np.full(len(own), NULL, np.int64)
     calls = _outermost(operators, np.array(sorted(operator_arguments), np.int64))
     called = label_kind[operators["name"][calls]] if len(calls) else np.zeros(0, np.int8)
     runs_as = np.array([_RUNS_AS.get(int(kind), int(kind)) for kind in called], np.int8)
@@ -132,9 +194,9 @@ def _kinds(
         rows_joined = rows[max(len(rows) - len(expected), 0) :]
         expected = expected[: len(rows_joined)]
         in_order = labels.start[communication[rows_joined]] >= operators.start[expected]
-        unlinked += len(rows) - int(in_order.sum())
         kinds[rows_joined[in_order]] = label_kind[operators["name"][expected[in_order]]]
-    return kinds, unlinked
+        joined[rows_joined[in_order]] = expected[in_order]
+    return kinds, joined
 
 
 def _outermost(operators: Rows, calls: Int64) -> Int64:

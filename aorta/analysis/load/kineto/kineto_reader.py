@@ -78,9 +78,13 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
             columns.names.strings,
             world_size,
             counters,
+            notes,
         )
     if not len(table):
-        raise InputError(f"{path}: {columns.events} events, none of them work on a device, gloo's or an operator's")
+        why = "; it is partial: its loop ended before a step of this window was finished" if metadata.partial else ""
+        raise InputError(
+            f"{path}: {columns.events} events, none of them work on a device, gloo's or an operator's{why}"
+        )
     placed = place(
         Process(
             path,
@@ -115,6 +119,7 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
         name=table.name,
         launch_ns=np.where(table.launch_ns == NULL, NULL, table.launch_ns + base),
         origin=table.origin,
+        operator=table.operator,
         names=table.names,
         groups=collectives.groups.strings,
         dtypes=collectives.dtypes.strings,
@@ -188,7 +193,14 @@ def _gemms(columns: EventColumns, on_device: bool) -> Gemms:
     gemms, operators = columns.links.gemms(), columns.operators
     if on_device:
         return gemms
-    lasted = look_up(gemms.origin, operators["origin"], operators.end - operators.start)
+    # A product that contains another (a DTensor's: that of its local part) is only the inner one.
+    products = np.flatnonzero(operators["origin"] != NULL)
+    start, end, thread = operators.start[products], operators.end[products], operators["thread"][products]
+    order = np.lexsort((-end, start, thread))
+    following = order[1:]
+    contains = (thread[following] == thread[order[:-1]]) & (start[following] < end[order[:-1]])
+    innermost = products[np.delete(order, np.flatnonzero(contains))]
+    lasted = look_up(gemms.origin, operators["origin"][innermost], (operators.end - operators.start)[innermost])
     known = lasted != NULL
     return replace(gemms, origin=gemms.origin[known], shape=gemms.shape[known], lasted_ns=lasted[known])
 

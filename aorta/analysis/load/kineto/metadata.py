@@ -34,6 +34,8 @@ class Metadata(msgspec.Struct):
     roctracer: int | str | float | None = msgspec.field(default=None, name="roctracer_version")
     rocprofiler: int | str | float | None = msgspec.field(default=None, name="rocprofiler-sdk_version")
     hip: int | str | float | None = msgspec.field(default=None, name="hip_runtime_version")
+    partial: object = None
+    """AORTA's own: true where the loop ended inside the window."""
 
 
 _METADATA: Final = msgspec.json.Decoder(Metadata)

@@ -44,8 +44,12 @@ from aorta.timeline.arrays import Int64
 
 PARAMETERS: Final = "record_param_comms"
 _ROLES_BESIDE_DEVICE: Final = frozenset({"parameters", "mark"})
-_ROLES: Final = _ROLES_BESIDE_DEVICE | {"label", "operator"}
+_ROLES: Final = _ROLES_BESIDE_DEVICE | {"label", "operator", "hook"}
 _LABELS: Final = ("gloo:", "nccl:")
+HOOKS: Final = ("FSDP::", "FullyShardedDataParallel.")
+"""Ranges that FSDP2 and FSDP1 mark round their hooks. These run inside of autograd's operators, and what no operator
+in them takes they stand waiting for a collective.
+"""
 _ARGUMENTS: Final = msgspec.json.Decoder(Arguments | None)
 _REFUSALS: Final = 4
 """Number of pieces that may fail to decode by category before this is given up; the first and the last piece of a trace
@@ -134,7 +138,7 @@ class EventColumns:
             self._forget_host_work()
         by_role = self._by_role(work, host)
         marks, labels = by_role["mark"], by_role["label"]
-        operators = [event for event in by_role["operator"] if event.cat in OPERATORS]
+        operators = [event for event in by_role["operator"] if event.cat in OPERATORS] + by_role["hook"]
         calls: list[Any] = [event for event in events if event.cat in CALLS and event.ph == "X"]
         begun = self._instants([call.ts for call in calls])
         times = [each for rows in (work, marks, operators, labels) if (each := self._times(rows)) is not None]
@@ -324,6 +328,8 @@ def _role(name: object) -> str:
         return "parameters"
     if MARK.match(name):
         return "mark"
+    if name.startswith(HOOKS):
+        return "hook"
     return "label" if name.startswith(_LABELS) else "operator"
 
 

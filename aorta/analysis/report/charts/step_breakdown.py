@@ -27,12 +27,14 @@ _LABELLED_RANKS = 16
 
 def parts(dataset: LabelledRun) -> pd.DataFrame:
     """Mean ms per step of each part (columns) for each rank (rows), over the steps used where all are known. Empty
-    where there is none; one rank is held at a time.
+    where there is none, and where marks do not bear them all; one rank is held at a time.
     """
+    if any(dataset.pace.basis(name).source != "marks" for name in NEEDED):
+        return pd.DataFrame(columns=[title for title, _, _ in PARTS])
     means: dict[int, np.ndarray] = {}
     for rank, tables in dataset.run.ranks.items():
         steps = np.column_stack([tables.steps.column(name) for name in NEEDED])
-        known = ~tables.steps.warmup & ~np.isnan(steps).any(axis=1)
+        known = tables.steps.used & ~np.isnan(steps).any(axis=1)
         if known.any():
             means[rank] = steps[known].mean(axis=0)
     rows = np.array(list(means.values())).reshape(-1, len(NEEDED))

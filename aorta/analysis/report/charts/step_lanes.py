@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.host_bound import DRAWN
 from aorta.analysis.report.charts.style import heading, legend, new_figure, save, tidy
 from aorta.analysis.report.chosen_steps import chosen_steps, representative_step
 from aorta.analysis.report.palette import INK, lane_color, light
@@ -79,6 +80,7 @@ def draw_streams(dataset: LabelledRun, path: Path) -> str | None:
     legend(figure, [], patches)
     more = len(dataset.run.ranks) - len(steps)
     rest = f", first {SHOWN_RANKS} ranks of {len(dataset.run.ranks)}" if more else ""
+    rest += f"\n{DRAWN}" if dataset.pace.drawn_as_ranges else ""
     heading(figure, axes, dataset, f"global step {chosen}, {chosen_steps(dataset)[0].why}{rest}")
     save(figure, path)
     return None

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aorta.analysis.formatting import PAGE
+from aorta.analysis.formatting import PAGE, rough_interval
 from aorta.analysis.most_to_gain import SHOWN_MARGINALS
-from aorta.analysis.report.html.page_tables import Cell, Column, Table, value, word
+from aorta.analysis.report.html.page_tables import Cell, Column, Table, word
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class PageGains:
     reason: str | None
     basis: str = ""
     tables: tuple[Table, ...] = ()
-    check: str = ""
+    check: str | None = None
     notes: tuple[str, ...] = ()
     command: str = ""
 
@@ -33,7 +33,7 @@ def page_gains(label: str, found: Mapping[str, Any]) -> PageGains:
         return PageGains(label, found["reason"])
     basis = (
         f"A replay of the last {found['steps']} steps on {found['ranks']} ranks. Intervals: "
-        f"{PAGE.percent(found['level'], 0)}; a change is sure where its whole interval is a gain. Gains overlap: do "
+        f"{PAGE.percent(found['level'], 0)}; a gain is significant where its whole interval is one. Gains overlap: do "
         "not add them up."
     )
     tables = (_gains(label, found["gains"]), _marginals(label, found["marginals"][:SHOWN_MARGINALS], found["bounds"]))
@@ -41,13 +41,13 @@ def page_gains(label: str, found: Mapping[str, Any]) -> PageGains:
 
 
 def _gains(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    columns = (Column("change"), *_AMOUNTS, Column("of a step", True), Column("sure"), Column("--set"))
+    columns = (Column("change"), _GAIN, Column("of a step", True), Column("significant"), Column("--set"))
     cells = tuple(
         (
-            word(each["words"], "; ".join(each["notes"]) or None),
-            *_amounts(each),
+            word(each["words"] + ("" if each["setting"] else " (hypothetical)"), "; ".join(each["notes"]) or None),
+            _gain(each),
             Cell(PAGE.percent(each["share"]), each["share"]),
-            word("yes" if each["sure"] else "no"),
+            word("yes" if each["significant"] else "no"),
             word(each["change"]),
         )
         for each in rows
@@ -58,14 +58,14 @@ def _gains(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _marginals(label: str, parts: Iterable[Mapping[str, Any]], bounds: Iterable[Mapping[str, Any]]) -> Table:
-    columns = (Column("what is free"), Column("is"), *_AMOUNTS)
-    cells = tuple((word(each["name"]), word(each["what"]), *_amounts(each)) for each in (*parts, *bounds))
+    columns = (Column("what is free"), Column("is"), _GAIN)
+    cells = tuple((word(each["name"]), word(each["what"]), _gain(each)) for each in (*parts, *bounds))
     caption = "By how much a step would be shorter, were one part free; then bounds"
     return Table(f"marginals-{label}", caption, columns, cells)
 
 
-_AMOUNTS = (Column("gain, ms", True), Column("from", True), Column("to", True))
+_GAIN = Column("gain per step", True)
 
 
-def _amounts(found: Mapping[str, Any]) -> tuple[Cell, ...]:
-    return tuple(value(found[name], "ms") for name in ("gain_ms", "low_ms", "high_ms"))
+def _gain(found: Mapping[str, Any]) -> Cell:
+    return Cell(rough_interval(found["gain_ms"], found["low_ms"], found["high_ms"]), found["gain_ms"])

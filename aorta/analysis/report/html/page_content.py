@@ -13,6 +13,7 @@ from typing import Any, Final
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.causes import of_one_dimension
 from aorta.analysis.formatting import PAGE
+from aorta.analysis.host_bound import DRAWN, HOST_BOUND
 from aorta.analysis.report.html import page_tables
 from aorta.analysis.report.html.assembly import assemble
 from aorta.analysis.report.html.bokeh_chart import Chart
@@ -53,9 +54,15 @@ def page_html(
     order = _in_order(list(datasets), comparison)
     datasets, entries = {label: datasets[label] for label in order}, {label: entries[label] for label in order}
     spans = _spans(datasets, entries)
+    for label, each in zip(datasets, spans, strict=True):
+        each.notes.extend([f"{label}: {DRAWN}"] if datasets[label].pace.drawn_as_ranges else [])
     series = {label: Series(dataset) for label, dataset in datasets.items()}
     ranks = [(len(dataset.run.ranks), dataset.run.health.world_size) for dataset in datasets.values()]
     over_steps, step_notes = step_charts(series)
+    for label, dataset in datasets.items():
+        basis = dataset.pace.basis("overlap_ratio")
+        if basis.source != "marks":
+            step_notes.append(f"{label}: no overlap ratio over the steps: {basis.reason or HOST_BOUND}")
     maps, mapped = map_charts(series, ranks)
     charts: dict[str, list[Chart]] = {
         "effects": effect_charts(comparison) if comparison else [],

@@ -10,12 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from aorta.analysis.collective_metrics import why_upper_bound
 from aorta.analysis.formatting import PAGE, json_text, p_value
 from aorta.analysis.metrics import metric_named
 from aorta.analysis.report.html.verdict_cards import signed
 
 SIDES: Final = ("reference", "candidate")
 _SHARES: Final = ("share",)
+_BY_KERNELS: Final = "of the steps measured by the profiler's kernels"
 ROW_LIMIT: Final = 400
 """Collectives of one dataset that a table lists; a browser sorts that many without a pause."""
 _TIMES: Final = ("duration_ms", "transfer_ms", "wait_ms", "queued_ms")
@@ -75,12 +77,12 @@ def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any])
         columns += [*plain, Column("direction", tip="of the difference; not tested for significance")]
     rows, nulls = [], []
     for name, pair in comparison["metrics"].items():
-        if pair["reference"] is None and pair["candidate"] is None:
+        if pair["reference"] is None and pair["candidate"] is None and "bounds" not in pair:
             nulls.append(f"{name}: {pair['judgement_reason']}")
             continue
         unit = pair["unit"]
         row = [word(name, definitions.get(name, {}).get("definition")), word(unit)]
-        row += [value(pair[side], unit, pair["judgement_reason"]) for side in SIDES]
+        row += [_side(pair, side) for side in SIDES]
         change = [
             Cell(PAGE.number(pair["difference"], unit, signed=True), pair["difference"]),
             Cell(PAGE.number(pair["quotient"], "ratio"), pair["quotient"], pair["quotient_reason"]),
@@ -93,6 +95,14 @@ def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any])
     note = f"Not available on either side: {'; '.join(nulls)}." if nulls else None
     caption = "Metrics: medians of the medians of launches" if tested else "Metrics: medians"
     return Table("metrics", caption, tuple(columns), tuple(rows), note)
+
+
+def _side(pair: Mapping[str, Any], side: str) -> Cell:
+    """The value of a side, or its bounds, which sort by at most."""
+    if pair[side] is None and "bounds" in pair:
+        ends = pair["bounds"][side]
+        return Cell(PAGE.bounds(ends, pair["unit"], named=False), ends["at_most"], pair["judgement_reason"])
+    return value(pair[side], pair["unit"], pair["judgement_reason"])
 
 
 _TONE: Final = {"better": "good", "worse": "bad", "improvement": "good", "regression": "bad", "equivalent": "even"}
@@ -127,7 +137,8 @@ def dataset_table(label: str, entry: Mapping[str, Any], definitions: Mapping[str
     )
     rows, nulls = [], []
     for name, found in entry.get("metrics", {}).items():
-        if found["median"] is None:
+        ends = found.get("bounds")
+        if found["median"] is None and not ends:
             nulls.append(f"{name}: {found['reason']}")
             continue
         unit = metric_named(name).unit
@@ -135,7 +146,10 @@ def dataset_table(label: str, entry: Mapping[str, Any], definitions: Mapping[str
             (
                 word(name, definitions.get(name, {}).get("definition")),
                 word(unit),
-                *(value(found[each], unit) for each in shape),
+                Cell(PAGE.bounds(ends, unit, named=False), ends["at_most"], found["reason"])
+                if ends
+                else value(found["median"], unit, _BY_KERNELS if found.get("source") == "kernels" else None),
+                *(value(found[each], unit) for each in shape[1:]),
                 value(found.get("rank_spread"), unit, found.get("rank_spread_reason")),
                 value(found.get("ratio_of_sums"), "ratio", found.get("ratio_of_sums_reason")),
                 Cell(PAGE.whole(found["count"]), found["count"]),
@@ -181,7 +195,7 @@ def _total_ms(row: Mapping[str, Any]) -> float:
 
 
 def _collective(label: str, row: Mapping[str, Any], names: Iterable[str]) -> tuple[Cell, ...]:
-    bound = "an upper bound: some ends are those of the caller's wait" if row["transfer_is_upper_bound"] else None
+    bound = f"an upper bound: {why_upper_bound(row)}" if row["transfer_is_upper_bound"] else None
     cells = [word(row["kind"]), word(label), word(row["group"])]
     cells.append(Cell(PAGE.unknown if row["group_size"] is None else str(row["group_size"]), row["group_size"]))
     cells.append(Cell(PAGE.size(row["bytes"]), row["bytes"]))

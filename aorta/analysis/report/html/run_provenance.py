@@ -42,6 +42,7 @@ def health_of(dataset: LabelledRun, entry: Mapping[str, Any]) -> dict[str, Any]:
     ]
     if "reason" in entry:
         notes.insert(0, f"nothing to measure: {entry['reason']}")
+    calibrated = steps["rank_steps_left_out_as_calibration"]
     facts = {
         "folder": source["path"],
         "run": source["run_id"],
@@ -54,6 +55,7 @@ def health_of(dataset: LabelledRun, entry: Mapping[str, Any]) -> dict[str, Any]:
         "steps used": f"{PAGE.whole(steps['rank_steps_used'])} "
         f"({PAGE.count(steps['global_steps_used'], 'global step')})",
         "left out as warm-up": PAGE.whole(steps["rank_steps_left_out_as_warmup"]),
+        **({"measured by kernels": PAGE.whole(calibrated)} if calibrated else {}),
         "coverage": _coverage(dataset, entry),
     }
     if "launches" in entry:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from aorta.analysis.compare.verdict import NOT_COMPARABLE
 from aorta.analysis.formatting import PAGE, p_value
+from aorta.analysis.host_bound import pace_notes
 
 _WORDS: Final = {
     "regression": ("Regression", "bad", "▼"),
@@ -94,15 +95,18 @@ def _numbers_only(entries: Mapping[str, Mapping[str, Any]]) -> Verdict:
                 continue
             unit = "ms" if name.endswith("_ms") else "ratio"
             facts = tuple((key, PAGE.number(found[key], unit)) for key in ("p5", "p95", "min", "max"))
-            value = (
-                PAGE.quantity(found["median"], unit)
-                if found["median"] is not None
-                else f"not available: {found['reason']}"
-            )
-            cards.append(Card(name, f"{_TITLES[name]}, {label}", "median", value, "", "open", facts))
+            value, of = PAGE.quantity(found["median"], unit), "median"
+            if found.get("source") == "kernels":
+                of = "median of the steps measured by kernels"
+            if found.get("bounds"):
+                value, of, facts = PAGE.bounds(found["bounds"], unit, fewer=1), "bounds", (("note", found["reason"]),)
+            elif found["median"] is None:
+                value = f"not available: {found['reason']}"
+            cards.append(Card(name, f"{_TITLES[name]}, {label}", of, value, "", "open", facts))
     labels = " and ".join(entries)
     sentence = f"Run summary: {labels}. Nothing was compared: name a reference and a candidate for that."
-    return Verdict("Run summary", "open", "#", sentence, "", "", tuple(cards), ())
+    notes = [f"{label}: {note}" for label, entry in entries.items() if entry.get("count") for note in pace_notes(entry)]
+    return Verdict("Run summary", "open", "#", sentence, "", "", tuple(cards), tuple(notes))
 
 
 def _sentence(comparison: Mapping[str, Any], primary: str) -> str:
@@ -113,11 +117,15 @@ def _sentence(comparison: Mapping[str, Any], primary: str) -> str:
     if primary != "job_step_ms" and step is not None and step["quotient"] is not None:
         parts.append(_job_step(step))
     only = "" if "launches" in comparison else "In this one pair of launches: "
-    return only + "; ".join(parts) + "."
+    host = comparison.get("host_bound")
+    return ("" if host is None else f"{_first_upper(host['sentence'])} ") + only + "; ".join(parts) + "."
 
 
 def _primary(comparison: Mapping[str, Any], primary: str, pair: Mapping[str, Any] | None) -> str:
     reference, candidate = comparison["reference"], comparison["candidate"]
+    if pair is not None and "bounds" in pair:
+        sides = [PAGE.side(pair, side) for side in ("candidate", "reference")]
+        return f"{primary} is {sides[0]} in {candidate}, {sides[1]} in {reference}"
     if pair is None or pair["reference"] is None or pair["candidate"] is None:
         why = "it is in neither record" if pair is None else pair["judgement_reason"] or pair["quotient_reason"]
         return f"{primary} cannot be compared: {why}"
@@ -129,10 +137,10 @@ def _primary(comparison: Mapping[str, Any], primary: str, pair: Mapping[str, Any
             f"no difference in {primary} was shown between {candidate} and {reference}{_p_of(pair)}: "
             f"{sides[0]} against {sides[1]}"
         )
-    if primary != "overlap_ratio":
+    if primary != "overlap_ratio" or comparison.get("host_bound") is not None:
         return (
-            f"{primary}: {PAGE.number(pair['candidate'], pair['unit'])} {pair['unit']} in {candidate}, "
-            f"{PAGE.number(pair['reference'], pair['unit'])} {pair['unit']} in {reference}"
+            f"{primary}: {PAGE.quantity(pair['candidate'], pair['unit'])} in {candidate}, "
+            f"{PAGE.quantity(pair['reference'], pair['unit'])} in {reference}"
         )
     change, hidden = pair["difference"], PAGE.percent(pair["candidate"])
     if not change:
@@ -140,6 +148,10 @@ def _primary(comparison: Mapping[str, Any], primary: str, pair: Mapping[str, Any
     amount = f"{PAGE.points(abs(change))} {'more' if change > 0 else 'less'}"
     against = PAGE.percent(pair["reference"])
     return f"{candidate} hides {amount} of its communication than {reference}: {hidden} against {against}"
+
+
+def _first_upper(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
 
 
 def _undecided(pair: Mapping[str, Any]) -> bool:
@@ -189,7 +201,9 @@ def _basis(comparison: Mapping[str, Any]) -> str:
 def _card(name: str, pair: Mapping[str, Any], comparison: Mapping[str, Any]) -> Card:
     unit, found = pair["unit"], pair.get("effect")
     word = pair.get("verdict") or pair["judgement"]
-    facts = [(comparison[side], PAGE.quantity(pair[side], unit)) for side in ("reference", "candidate")]
+    facts = [(comparison[side], PAGE.side(pair, side)) for side in ("reference", "candidate")]
+    if "bounds" in pair and found is not None:
+        facts.append(("note", pair["verdict_reason"]))
     if found is not None:
         change = PAGE.effect(found["value"], found["kind"])
         facts += [("interval", PAGE.interval(found)), ("margin", _margin(pair, found))]
@@ -199,18 +213,19 @@ def _card(name: str, pair: Mapping[str, Any], comparison: Mapping[str, Any]) -> 
         if word == "inconclusive" and pair.get("launches_needed") is not None:
             facts.append(("to find what was seen", f"{PAGE.count(pair['launches_needed'], 'launch')} per side"))
     else:
-        change = f"{PAGE.number(pair['difference'], unit, signed=True)} {'ms' if unit == 'ms' else ''}".strip()
+        change = "" if pair["difference"] is None else PAGE.quantity(pair["difference"], unit, signed=True)
         if pair["quotient"] is not None:
             facts.append(("ratio", PAGE.number(pair["quotient"], "ratio")))
         if pair["judgement_reason"]:
             facts.append(("note", pair["judgement_reason"]))
     middle = "median over launches" if "launches" in comparison else "median"
+    middle = "bounds" if pair["candidate"] is None and "bounds" in pair else middle
     role = {"primary": "primary metric", "guard": "safeguard: a better ratio with a slower step is no improvement"}
     return Card(
         name,
         _TITLES.get(name, name),
         ", ".join(filter(None, (role.get(pair.get("role", ""), "secondary" if "role" in pair else ""), middle))),
-        PAGE.quantity(pair["candidate"], unit),
+        PAGE.side(pair, "candidate"),
         change,
         _WORDS[word][1] if word in _WORDS else "open",
         (("verdict" if pair.get("verdict") else "direction", signed(word)), *facts),

@@ -1,0 +1,275 @@
+"""Decides over which steps of a run each metric is described, and says where the host sets the pace of the device.
+
+A device that waits for its host idles between the marks on its streams, and its marks then bound a metric and do not
+give it (docs/metrics.md, "Where the host sets the pace"). One rule for every reader of a run:
+
+    Pace(run).basis("overlap_ratio").source  # "marks": steps after warm-up, nearly all of them decided
+                                             # "kernels": the steps that a calibration measured
+                                             # None: neither; `bounds` has what the marks allow
+
+Decided steps are never mixed with undecided ones, of which they would be a biased choice. Must not compute a metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+
+from aorta.analysis.formatting import TEXT, rough_percent
+from aorta.analysis.tables import Bools, Floats, Run
+from aorta.records.schema import Calibration
+from aorta.timeline.classes import KINDS
+
+MOST_UNDECIDED: Final = 0.05
+"""Share of the steps in which marks may leave a metric open, for the others to stand for all: a median moves by less
+than the twentieth of the steps can."""
+AGREEMENT: Final = 0.02
+"""How far the overlap ratios by kernels and by marks of the same steps may be apart (K2, docs/measuring.md)."""
+PROFILER_COST: Final = 0.05
+"""From this on, steps that a profiler made longer are said not to be like the others."""
+HOST_BOUND: Final = "host-bound: the device waits for launches, and marks alone cannot say when its kernels ran"
+NOT_BORNE: Final = "kernels and marks of the same steps disagree: marks alone cannot say when kernels ran"
+DRAWN: Final = (
+    "host-bound: computation is drawn as the blocks' ranges, in which the device may have waited for launches"
+)
+LEAD: Final = "host_lead_ms"
+UNDECIDED: Final = "undecided_share"
+_WITHOUT_COMPUTE: Final = frozenset(
+    ["window_ms", "comm_ms", "copy_ms", "aux_ms", "pipeline_ms", LEAD, UNDECIDED, *(f"{kind}_ms" for kind in KINDS)]
+)
+"""Metrics that do not rest on when the device computed; nor do rates of copies."""
+_DECIDES: Final = ("overlap_ratio", "compute_ms")
+"""Where marks leave one of these open, the host sets the pace."""
+
+MeasuredFrom: TypeAlias = Literal["marks", "kernels"]
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What a metric of a run is described over.
+
+    Attributes:
+        source: marks or kernels; None where neither bears a number.
+        chosen: the rank-steps, in the order of `Run.over_ranks`; those after warm-up where `source` is None.
+        bounds: at least and at most, medians over these steps, where `source` is None and marks say as much.
+        reason: why `source` is None.
+    """
+
+    source: MeasuredFrom | None
+    chosen: Bools
+    bounds: tuple[float, float] | None = None
+    reason: str | None = None
+
+
+class Pace:
+    """What the marks of one run bear."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._bases: dict[str, Basis] = {}
+
+    def basis(self, name: str) -> Basis:
+        """The steps over which a metric is described: the rule."""
+        if name not in self._bases:
+            self._bases[name] = self._basis(name)
+        return self._bases[name]
+
+    def _basis(self, name: str) -> Basis:
+        used = self._used
+        if self._by_kernels is not None and used.any() and self._by_kernels[used].all():
+            return Basis("kernels", used)
+        decided = self.undecided(name) <= MOST_UNDECIDED
+        if decided and not (self.contradicted and self._rests_on_compute(name)):
+            return Basis("marks", used)
+        if self._by_kernels is not None and self._known_by_kernels(name):
+            return Basis("kernels", self._by_kernels)
+        if decided:
+            return Basis(None, used, None, NOT_BORNE)
+        return Basis(None, used, self._bounds(name), HOST_BOUND)
+
+    def _rests_on_compute(self, name: str) -> bool:
+        there = any(name in tables.steps.metrics for tables in self._run.ranks.values())
+        return there and name not in _WITHOUT_COMPUTE and not name.endswith("_gb_per_s")
+
+    @cached_property
+    def _used(self) -> Bools:
+        return np.asarray(self._run.over_ranks(lambda steps: steps.used), bool)
+
+    @cached_property
+    def _by_kernels(self) -> Bools | None:
+        """The steps of calibrations; None where no rank has any."""
+        if all(tables.steps.by_kernels is None for tables in self._run.ranks.values()):
+            return None
+        nothing = np.zeros(0, bool)
+        return np.concatenate(
+            [
+                nothing,
+                *(
+                    np.zeros(len(tables.steps), bool)
+                    if tables.steps.by_kernels is None
+                    else tables.steps.by_kernels & ~tables.steps.warmup
+                    for tables in self._run.ranks.values()
+                ),
+            ]
+        )
+
+    def undecided(self, name: str) -> float:
+        """Share of the steps used in which marks leave the metric open; 0 where there is none."""
+        found = self._ends(name)
+        if found is None or not self._used.any():
+            return 0.0
+        return float((~np.isnan(found[0][self._used])).mean())
+
+    def _ends(self, name: str) -> tuple[Floats, Floats] | None:
+        """At least and at most of every rank-step, NaN where it is decided; None where it is in all of them."""
+        ranks = self._run.ranks.values()
+        if all(name not in tables.steps.bounds for tables in ranks):
+            return None
+        ends = [tables.steps.bounds.get(name, (np.full(len(tables.steps), np.nan),) * 2) for tables in ranks]
+        return np.concatenate([low for low, _ in ends]), np.concatenate([high for _, high in ends])
+
+    def _known_by_kernels(self, name: str) -> bool:
+        """Whether every rank has a value of a step that was measured by kernels: no rank stands for another."""
+        return all(
+            tables.steps.by_kernels is not None
+            and bool((~np.isnan(tables.steps.column(name)[tables.steps.by_kernels & ~tables.steps.warmup])).any())
+            for tables in self._run.ranks.values()
+        )
+
+    def _bounds(self, name: str) -> tuple[float, float] | None:
+        """Medians of at least and of at most over the steps used; a decided step is both. The median of the true values
+        lies between them, since each of those does.
+        """
+        ends = self._ends(name)
+        assert ends is not None, "a metric that is undecided somewhere"
+        own = np.asarray(self._run.over_ranks(lambda steps: steps.column(name)), np.float64)
+        low, high = (np.where(np.isnan(end), own, end)[self._used] for end in ends)
+        known = ~np.isnan(low)
+        return float(np.median(low[known])), float(np.median(high[known]))
+
+    @cached_property
+    def _calibrations(self) -> list[Calibration]:
+        return [each for tables in self._run.ranks.values() for each in tables.calibrations]
+
+    @cached_property
+    def contradicted(self) -> bool:
+        """Whether kernels and marks of the steps of a calibration are further apart than `AGREEMENT`."""
+        return any(
+            abs(each.ratio_by_kernels - each.ratio_by_marks) > AGREEMENT
+            for each in self._calibrations
+            if each.ratio_by_kernels is not None and each.ratio_by_marks is not None
+        )
+
+    @property
+    def drawn_as_ranges(self) -> bool:
+        """Whether what a picture of a step shows as computation may have been idle."""
+        return self.basis("compute_ms").source != "marks"
+
+    @property
+    def known(self) -> bool:
+        """Whether the record tells how far its marks can be believed."""
+        return self.host_bound is not None or bool(self._calibrations)
+
+    @cached_property
+    def host_bound(self) -> bool | None:
+        """Whether the host sets the pace; None where the record does not tell, or there is no device to wait for it."""
+        if self._column(LEAD) is None:
+            return None
+        return any(self.undecided(name) > MOST_UNDECIDED for name in _DECIDES)
+
+    def _column(self, name: str) -> Floats | None:
+        """The known values of the steps used; None without any."""
+        values = np.asarray(self._run.over_ranks(lambda steps: steps.column(name)), np.float64)[self._used]
+        values = values[~np.isnan(values)]
+        return values if len(values) else None
+
+    def entry(self) -> dict[str, Any] | None:
+        """`pace` of a dataset in `summary.json`; None where the record does not tell."""
+        if not self.known:
+            return None
+        medians = {
+            name: None if (values := self._column(name)) is None else float(np.median(values))
+            for name in (LEAD, UNDECIDED)
+        }
+        return {"host_bound": self.host_bound, **medians, "calibration": self._calibration()}
+
+    def _calibration(self) -> dict[str, Any] | None:
+        """What the calibrations of all ranks found: medians over them; None without one."""
+        each = self._calibrations
+        if not each:
+            return None
+        steps = self._by_kernels
+
+        def middle(name: str) -> float | None:
+            known = [value for one in each if (value := getattr(one, name)) is not None]
+            return median(known) if known else None
+
+        names = ("ratio_by_kernels", "ratio_by_marks", "window_step_ms", "other_step_ms", "setup_ms")
+        return {
+            "steps": max(one.steps for one in each),
+            "rank_steps": 0 if steps is None else int(steps.sum()),
+            "problems": sorted({one.problem for one in each if one.problem is not None}),
+            "agree": None if middle("ratio_by_kernels") is None else not self.contradicted,
+            **{name: middle(name) for name in names},
+        }
+
+
+def basis_entry(basis: Basis) -> dict[str, Any]:
+    """What the entry of a metric in `summary.json` says of its basis."""
+    ends = basis.bounds
+    return {"source": basis.source, "bounds": None if ends is None else {"at_least": ends[0], "at_most": ends[1]}}
+
+
+def pace_notes(entry: Mapping[str, Any]) -> Iterator[str]:
+    """Sentences about a dataset, from its entry in `summary.json`: where its host sets the pace, and what that does."""
+    pace = entry.get("pace")
+    if pace is None:
+        return
+    found, ratio = pace["calibration"], entry["metrics"].get("overlap_ratio", {})
+    if pace["host_bound"]:
+        yield (
+            f"host-bound: {leads(pace)}, and in {rough_percent(pace[UNDECIDED] or 0)} of the blocks' time marks cannot "
+            f"say whether kernels ran; {_shown(ratio, found)}"
+        )
+    elif found is not None and found["agree"] is False:
+        yield (
+            f"kernels and marks of the same steps disagree: an overlap ratio of {_ratio(found['ratio_by_kernels'])} by "
+            f"kernels, at most {_ratio(found['ratio_by_marks'])} by marks; {_shown(ratio, found)}"
+        )
+    if found is not None:
+        before, within = found["other_step_ms"], found["window_step_ms"]
+        if before and within and within / before - 1 > PROFILER_COST and ratio.get("source") == "kernels":
+            yield (
+                f"the steps measured by kernels took {TEXT.percent(within / before - 1)} longer than the others, which "
+                "the profiler did: a host-bound step of ordinary length hides more or less than they do"
+            )
+        for problem in found["problems"]:
+            yield f"calibration: {problem}"
+
+
+def leads(pace: Mapping[str, Any]) -> str:
+    """How far the host is ahead, in words."""
+    return f"the host is {TEXT.quantity(pace[LEAD], 'ms')} ahead of the device (median)"
+
+
+def _shown(ratio: Mapping[str, Any], calibration: Mapping[str, Any] | None) -> str:
+    """What the metrics with computation in them are, in words."""
+    if ratio.get("source") == "kernels":
+        steps = 0 if calibration is None else calibration["steps"]
+        return f"metrics with computation in them are of {TEXT.count(steps, 'step')} measured by the profiler's kernels"
+    ends = ratio.get("bounds")
+    said = (
+        "metrics with computation in them are bounds"
+        if ends is None
+        else f"overlap_ratio is {TEXT.bounds(ends, 'ratio', fewer=1)}"
+    )
+    return f"{said}; record with instrument.calibration=3 for a number" if calibration is None else said
+
+
+def _ratio(value: float | None) -> str:
+    return TEXT.number(value, "ratio", fewer=1)

@@ -1,0 +1,138 @@
+"""Measures steps by a profiler's kernels, beside their marks (docs/measuring.md, W31).
+
+Steps of a window share one `WindowKernels`; they are read once its profiler has stopped. Then their communication is
+the kernels that communicate, each of the kind of the collective whose marks it lies between; their computation is the
+other kernels of the stream that computes, inside the ranges of the blocks. Must not start a profiler, or know a metric.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from aorta.timeline import intervals
+from aorta.timeline.intervals import Interval
+from aorta.timeline.kernel_names import DeviceKernel, communicates
+from aorta.timeline.overlap import Overlap
+
+if TYPE_CHECKING:  # an open step names its window
+    from aorta.instrument.step_marks import ReadMarks
+
+
+class RunningKernels(NamedTuple):
+    """When kernels computed and communicated in one step; communication whose kind no mark tells stands apart."""
+
+    compute: list[Interval]
+    comm: dict[str, list[Interval]]
+    of_unknown_kind: list[Interval]
+
+
+@dataclass
+class Comparison:
+    """Steps that were measured by marks and by kernels, in nanoseconds of all of them together."""
+
+    steps: int = 0
+    comm_ns: int = 0
+    hidden_ns: int = 0
+    marked_hidden_ns: float = 0
+    marked_exposed_ns: float = 0
+    blocks: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    """(block, phase) -> length of its ranges without stalls, and of the part in which kernels ran."""
+
+
+class WindowKernels:
+    """The kernels of a window of steps.
+
+    Attributes:
+        known: whether the profiler has stopped; until then the window's steps are not read.
+        problem: why some step, or every one, is not measured by kernels.
+        compared: those that are.
+    """
+
+    def __init__(self) -> None:
+        self.known = False
+        self.problem: str | None = None
+        self.compared = Comparison()
+        self._compute: list[DeviceKernel] = []
+        self._comm: list[DeviceKernel] = []
+        self._stream: int | None = None
+
+    def arrived(self, kernels: Iterable[DeviceKernel]) -> None:
+        """The profiler has stopped, and saw these."""
+        for kernel in kernels:
+            (self._comm if communicates(kernel.name) else self._compute).append(kernel)
+        self.known = True
+
+    def failed(self, problem: str) -> None:
+        """There are none: the steps are measured by their marks alone."""
+        self.known, self.problem = True, problem
+
+    def within(self, marked: ReadMarks, window: Interval) -> RunningKernels | None:
+        """The kernels of a step; None, with a `problem`, where some are missing."""
+        if self.problem is not None and not self._compute and not self._comm:
+            return None
+        ranges = intervals.merge(intervals.clip([(low, high) for _, _, low, high in marked.passes], window))
+        compute = self._computing(ranges)
+        comm = [kernel for kernel in self._comm if kernel.start_ns < window[1] and kernel.end_ns > window[0]]
+        spans = [(kernel.start_ns, kernel.end_ns) for kernel in comm]
+        seen = intervals.merge(spans)
+        of_device = [one for one in marked.communication if one.on_device and one.possible[0] < one.possible[1]]
+        missing = sum(not intervals.intersect([one.possible], seen) for one in of_device)
+        if missing:
+            self.problem = f"the profiler saw no kernel of {missing} of {len(of_device)} collectives of a step"
+            return None
+        if ranges and not compute:
+            self.problem = "the profiler saw no kernel inside the blocks of a step"
+            return None
+        kinds: dict[str, list[Interval]] = {one.kind: [] for one in marked.communication}
+        for one in marked.communication:
+            if not one.on_device:
+                kinds[one.kind].append(one.possible)
+        unknown: list[Interval] = []
+        for span in spans:
+            shared = [(intervals.measure(intervals.intersect([span], [one.possible])), one.kind) for one in of_device]
+            most, kind = max(shared, default=(0, ""))
+            (kinds[kind] if most else unknown).append(span)
+        return RunningKernels(compute, kinds, unknown)
+
+    def compare(
+        self,
+        by_marks: Overlap,
+        by_kernels: Overlap,
+        marked: ReadMarks,
+        stalls: Sequence[Interval],
+        compute: list[Interval],
+    ) -> None:
+        """A step was measured both ways.
+
+        Args:
+            stalls: of the step, merged; `compute`: when kernels computed in it.
+        """
+        found = self.compared
+        found.steps += 1
+        found.comm_ns += by_kernels.comm_ns
+        found.hidden_ns += by_kernels.hidden_ns
+        found.marked_hidden_ns += by_marks.hidden_ns
+        found.marked_exposed_ns += by_marks.bounds.get("exposed_comm_ms", (by_marks.exposed_ns / 1e6,))[0] * 1e6
+        busy = intervals.merge(compute)
+        for block, phase, low, high in marked.passes:
+            ran = intervals.subtract(intervals.merge([(low, high)]), stalls)
+            length, share = found.blocks.get((block, phase), (0, 0))
+            length += intervals.measure(ran)
+            found.blocks[block, phase] = length, share + intervals.measure(intervals.intersect(ran, busy))
+
+    def _computing(self, ranges: Sequence[Interval]) -> list[Interval]:
+        """When kernels of the stream that computes ran inside the ranges: the stream with most of what does not
+        communicate there. A profiler's numbers of streams are not torch's.
+        """
+        if self._stream is None:
+            lengths: Counter[int] = Counter()
+            for kernel in self._compute:
+                lengths[kernel.stream] += intervals.measure(intervals.clip(ranges, (kernel.start_ns, kernel.end_ns)))
+            if not lengths.total():
+                return []
+            self._stream = lengths.most_common(1)[0][0]
+        spans = [(kernel.start_ns, kernel.end_ns) for kernel in self._compute if kernel.stream == self._stream]
+        return intervals.intersect(intervals.merge(spans), ranges)

@@ -1,0 +1,136 @@
+"""Records the kernels of one device with torch.profiler, and nothing else: no operators, stacks or shapes.
+
+    recording = KernelRecording(device)
+    recording.start()
+    ...                           # steps
+    kernels = recording.stop()    # waits for the device
+
+Both raise `ProfilerUnavailable` with the reason where kernels cannot be had. Must not disturb another profiler: it does
+not start beside one, and gives way to one that starts later.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType, _profiler_enabled
+from torch.autograd import profiler as torch_profiler
+from torch.profiler import ProfilerActivity, profile
+
+from aorta.distributed.accelerator import profiled
+from aorta.timeline.kernel_names import DeviceKernel, copies
+
+_PREPARE = "_prepare_profiler"
+"""The function by which every profiler of torch begins. Private: where a torch does not have it, a profiler that the
+caller starts meanwhile takes the session over, as torch itself has it."""
+
+
+class ProfilerUnavailable(Exception):
+    """There are no kernels; the message says why."""
+
+
+class KernelRecording:
+    """One recording of the kernels of `device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._profiler: profile | None = None
+        self._problem: str | None = None
+        self._prepare: Callable[..., Any] | None = None
+
+    def start(self) -> None:
+        """Begin, between two steps.
+
+        Raises:
+            ProfilerUnavailable: kernels of this device cannot be recorded, or a profiler runs already.
+        """
+        activities = [activity for activity in profiled() if activity is not ProfilerActivity.CPU]
+        if not activities:
+            raise ProfilerUnavailable(f"this torch's profiler does not see kernels of {self._device.type}")
+        if _profiler_enabled():
+            raise ProfilerUnavailable("another profiler was recording")
+        try:
+            profiler = profile(activities=activities)
+            profiler.start()
+        except Exception as error:  # whatever a vendor's library raises: the training goes on without it
+            raise ProfilerUnavailable(f"torch.profiler did not start: {error}") from error
+        self._profiler = profiler
+        self._make_way_for_others()
+
+    def stop(self) -> list[DeviceKernel]:
+        """End, between two steps; the kernels in order of start. Waits for the device.
+
+        Raises:
+            ProfilerUnavailable: the profiler failed, saw none, or gave way to another one.
+        """
+        profiler, self._profiler = self._profiler, None
+        self._put_back()
+        if profiler is None:
+            raise ProfilerUnavailable(self._problem or "it was not started")
+        try:
+            with warnings.catch_warnings():
+                # There is one cycle, whose events are not built: that takes seconds.
+                warnings.filterwarnings("ignore", message=".*Profiler clears events", category=UserWarning)
+                profiler.stop()
+            inner = profiler.profiler
+            results = None if inner is None else inner.kineto_results
+            kernels = [] if results is None else self._kernels(results.events())
+        except Exception as error:
+            raise ProfilerUnavailable(f"torch.profiler failed: {error}") from error
+        if not kernels:
+            raise ProfilerUnavailable(
+                "torch.profiler saw no kernel (CUPTI or roctracer is missing, in use, or not permitted)"
+            )
+        return kernels
+
+    def abandon(self) -> None:
+        """Leave it: after an error the device may never come to the end that `stop` waits for."""
+        self._put_back()
+
+    def _kernels(self, events: list[Any]) -> list[DeviceKernel]:
+        to_monotonic_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - time.clock_gettime_ns(time.CLOCK_REALTIME)
+        index = self._device.index or 0
+        found = [
+            DeviceKernel(
+                event.name(),
+                event.device_resource_id(),
+                event.start_ns() + to_monotonic_ns,
+                event.start_ns() + event.duration_ns() + to_monotonic_ns,
+            )
+            for event in events
+            if event.device_type() != DeviceType.CPU and event.device_index() == index and _is_kernel(event)
+        ]
+        return sorted(found, key=lambda kernel: kernel.start_ns)
+
+    def _make_way_for_others(self) -> None:
+        prepare = getattr(torch_profiler, _PREPARE, None)
+        if prepare is None:
+            return
+
+        def given_way(*words: Any, **named: Any) -> Any:
+            with suppress(ProfilerUnavailable):
+                self.stop()
+            self._problem = "the caller's own profiler started meanwhile"
+            return prepare(*words, **named)
+
+        self._prepare = prepare
+        setattr(torch_profiler, _PREPARE, given_way)
+
+    def _put_back(self) -> None:
+        if self._prepare is not None:
+            setattr(torch_profiler, _PREPARE, self._prepare)
+            self._prepare = None
+
+
+def _is_kernel(event: Any) -> bool:
+    """Whether a row of a device is a kernel: by category where torch tells it, which 2.11 does not (W13)."""
+    category = getattr(event, "activity_type", None)
+    if category is not None:
+        return bool(category() == "kernel" and not copies(event.name()))
+    annotation = getattr(event, "is_user_annotation", None)
+    return not copies(event.name()) and not (annotation is not None and annotation())

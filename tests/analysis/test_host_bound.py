@@ -1,0 +1,461 @@
+"""Which steps a metric is described over where the host sets the pace, and what every consumer of it then says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.analysis.cautions import cautions
+from aorta.analysis.compare.inputs import read_subjects
+from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.formatting import PAGE
+from aorta.analysis.gate.gate_checks import evaluate
+from aorta.analysis.gate.gate_conditions import parse_condition
+from aorta.analysis.host_bound import HOST_BOUND, MOST_UNDECIDED, NOT_BORNE
+from aorta.analysis.load.records import load_run
+from aorta.analysis.report.brief_text import brief_text
+from aorta.analysis.report.charts.step_breakdown import parts
+from aorta.analysis.report.html.verdict_cards import verdict_of
+from aorta.analysis.report.terminal_text import comparison_table, dataset_table, health_block, verdict_block
+from aorta.analysis.summary import summarize
+from aorta.analysis.whatif.read_program import read_program
+from aorta.errors import InputError
+from aorta.records.schema import Calibration, Step
+from tests.analysis.builders import collective, footer, header, metrics, step, write_manifest, write_rank
+
+OPEN = ("compute_ms", "compute_comm_ms", "exposed_comm_ms", "overlap_ratio", "exposed_share")
+WINDOW, COMM = 20.0, 8.0
+
+
+def decided(rank: int, number: int, hidden: float = 6.0, *, ranks: int = 2, **changes: Any) -> Step:
+    """A step whose marks say all: the host is 4 ms ahead."""
+    values = metrics(WINDOW, 16, COMM, hidden, host_lead_ms=4.0, undecided_share=0.0)
+    return step(rank, ranks, number, overlap=values, **changes)
+
+
+def undecided(rank: int, number: int, low: float = 2.0, high: float = 6.0, *, ranks: int = 2, **changes: Any) -> Step:
+    """A step in which `low` to `high` of 8 ms of communication are hidden, and 8 to 16 ms are computation."""
+    values = metrics(WINDOW, 16, COMM, high, host_lead_ms=0.01, undecided_share=0.5)
+    bounds = {
+        "compute_ms": (8.0, 16.0),
+        "compute_comm_ms": (low, high),
+        "exposed_comm_ms": (COMM - high, COMM - low),
+        "overlap_ratio": (low / COMM, high / COMM),
+        "exposed_share": ((COMM - high) / WINDOW, (COMM - low) / WINDOW),
+        "comm_ms": (COMM, COMM),
+    }
+    reasons = {name: f"host-bound: between {bounds[name]}, in step {number}" for name in OPEN}
+    return step(rank, ranks, number, overlap=values | dict.fromkeys(OPEN), bounds=bounds, reasons=reasons, **changes)
+
+
+def by_kernels(rank: int, number: int, hidden: float = 3.0, *, ranks: int = 2, window: float = WINDOW) -> Step:
+    values = metrics(window, 10, COMM, hidden, host_lead_ms=0.01, undecided_share=0.5)
+    return step(rank, ranks, number, overlap=values, measured_by="kernels")
+
+
+def calibration(kernels: float | None, marks: float | None, **changes: Any) -> Calibration:
+    fields: dict[str, Any] = {
+        "first_step": 2,
+        "last_step": 4,
+        "steps": 3,
+        "problem": None,
+        "ratio_by_kernels": kernels,
+        "ratio_by_marks": marks,
+        "blocks": [],
+        "window_step_ms": WINDOW,
+        "other_step_ms": WINDOW,
+        "setup_ms": 1.0,
+    }
+    return Calibration(**fields | changes)
+
+
+def write(
+    folder: Path,
+    of_rank: Callable[[int, int], Step],
+    *,
+    ranks: int = 2,
+    calibrated: Calibration | None = None,
+    run: str = "run-1",
+    **more: Any,
+) -> Path:
+    """A run: 40 steps a rank by `of_rank(rank, number)`, the first two of them warm-up."""
+    folder.mkdir(parents=True, exist_ok=True)
+    head = {"platform": "cuda", "timer": "cuda_event", "warmup_steps": 2, "run_id": run, **more}
+    for rank in range(ranks):
+        lines: list[Any] = [of_rank(rank, number) for number in range(40)]
+        lines = [msgspec.structs.replace(line, warmup=number < 2) for number, line in enumerate(lines)]
+        if calibrated is not None:
+            lines.insert(5, calibrated)
+        write_rank(folder, header(rank, ranks, **head), lines, foot=footer(40, ranks))
+    write_manifest(folder, run_id=run, world_size=ranks, platform="cuda")
+    return folder
+
+
+def entry(folder: Path) -> dict[str, Any]:
+    return aggregate(LabelledRun("x", load_run(folder)))
+
+
+def in_window(number: int) -> bool:
+    return 2 <= number < 5
+
+
+def calibrated(rank: int, number: int) -> Step:
+    """Steps that marks leave open, behind three that kernels measured."""
+    return by_kernels(rank, number) if in_window(number) else undecided(rank, number)
+
+
+def test_marks_of_a_host_that_is_ahead_are_numbers(tmp_path: Path) -> None:
+    found = entry(write(tmp_path, decided, calibrated=calibration(0.75, 0.752)))
+    ratio = found["metrics"]["overlap_ratio"]
+    assert (ratio["median"], ratio["source"], ratio["bounds"]) == (0.75, "marks", None)
+    pace = found["pace"]
+    assert (pace["host_bound"], pace["host_lead_ms"], pace["undecided_share"]) == (False, 4.0, 0.0)
+    assert pace["calibration"]["agree"] is True
+    assert [note for note in cautions(found) if "host" in note or "kernels" in note] == []
+
+
+def test_a_record_that_does_not_know_the_lead_says_nothing_of_it(tmp_path: Path) -> None:
+    found = entry(write(tmp_path, lambda rank, number: step(rank, 2, number, overlap=metrics(20, 16, 8, 6))))
+    assert found["pace"] is None
+    assert "source" not in found["metrics"]["overlap_ratio"]
+    assert "bounds" not in found["metrics"]["overlap_ratio"]
+
+
+def test_undecided_steps_without_a_calibration_are_bounds_and_no_number(tmp_path: Path) -> None:
+    found = entry(write(tmp_path, undecided))
+    ratio = found["metrics"]["overlap_ratio"]
+    assert ratio["median"] is ratio["mean"] is ratio["max"] is ratio["source"] is ratio["ratio_of_sums"] is None
+    assert ratio["bounds"] == {"at_least": 0.25, "at_most": 0.75}
+    assert (ratio["count"], ratio["nulls"], ratio["reason"]) == (0, 76, HOST_BOUND)
+    assert ratio["per_rank_median"] == {}
+    assert found["overlap_ratio"] is None
+    assert found["null_reasons"]["overlap_ratio"] == HOST_BOUND
+    assert found["mean_compute_ms"] is found["mean_overlap_ms"] is None
+    # What no launch can change has its number: the step, and communication, whose bounds are as close as can be.
+    assert found["metrics"]["comm_ms"]["median"] == COMM
+    assert found["metrics"]["job_step_ms"]["median"] == WINDOW
+    assert found["pace"]["host_bound"] is True
+
+
+def test_decided_steps_among_undecided_ones_are_not_chosen(tmp_path: Path) -> None:
+    """Half of the steps say 0.75; the others at least 0.25. The median of what is known would be 0.75."""
+    mixed = write(tmp_path, lambda rank, number: (decided if number % 2 else undecided)(rank, number))
+    ratio = entry(mixed)["metrics"]["overlap_ratio"]
+    assert ratio["median"] is None
+    assert ratio["bounds"] == {"at_least": 0.5, "at_most": 0.75}  # of 0.25 and 0.75, as many of each
+
+
+def test_a_twentieth_of_the_steps_may_be_open(tmp_path: Path) -> None:
+    def some(count: int) -> Callable[[int, int], Step]:
+        return lambda rank, number: (undecided if 2 <= number < 2 + count else decided)(rank, number)
+
+    few, more = int(MOST_UNDECIDED * 38), int(MOST_UNDECIDED * 38) + 1
+    kept = entry(write(tmp_path / "few", some(few)))
+    ratio = kept["metrics"]["overlap_ratio"]
+    assert (ratio["median"], ratio["source"], ratio["nulls"]) == (0.75, "marks", 2 * few)
+    assert ratio["null_reasons"] == {HOST_BOUND: 2 * few}
+    assert not [note for note in cautions(kept) if "comm_ms is 0" in note]
+    assert entry(write(tmp_path / "more", some(more)))["metrics"]["overlap_ratio"]["median"] is None
+
+
+def test_a_calibration_gives_the_numbers_that_marks_cannot(tmp_path: Path) -> None:
+    dataset = LabelledRun("x", load_run(write(tmp_path, calibrated, calibrated=calibration(0.375, 0.75))))
+    found = aggregate(dataset)
+    ratio = found["metrics"]["overlap_ratio"]
+    assert (ratio["median"], ratio["source"], ratio["count"], ratio["ratio_of_sums"]) == (0.375, "kernels", 6, 0.375)
+    assert found["metrics"]["compute_ms"]["median"] == found["mean_compute_ms"] == 10
+    assert found["metrics"]["exposed_comm_ms"]["source"] == "kernels"
+    # What rests on no computation is of the steps that no profiler slowed.
+    assert (found["metrics"]["comm_ms"]["source"], found["metrics"]["comm_ms"]["count"]) == ("marks", 70)
+    steps = {name: count for name, count in found["steps"].items() if name.startswith("rank_steps")}
+    assert steps == {
+        "rank_steps_read": 80,
+        "rank_steps_used": 70,
+        "rank_steps_left_out_as_warmup": 4,
+        "rank_steps_left_out_as_calibration": 6,
+    }
+    assert "4 records left out as warm-up, 6 measured by kernels" in " ".join(health_block(dataset, found).split())
+    assert found["pace"]["calibration"] | {"setup_ms": None} == {
+        "steps": 3,
+        "rank_steps": 6,
+        "problems": [],
+        "agree": False,
+        "ratio_by_kernels": 0.375,
+        "ratio_by_marks": 0.75,
+        "window_step_ms": WINDOW,
+        "other_step_ms": WINDOW,
+        "setup_ms": None,
+    }
+
+
+def test_marks_that_kernels_contradict_are_not_believed(tmp_path: Path) -> None:
+    """Every step decided by its marks, and the calibration says otherwise."""
+    steps = write(
+        tmp_path / "with",
+        lambda rank, number: by_kernels(rank, number) if in_window(number) else decided(rank, number),
+        calibrated=calibration(0.375, 0.75),
+    )
+    found = entry(steps)
+    assert found["metrics"]["overlap_ratio"]["median"] == 0.375
+    assert found["metrics"]["overlap_ratio"]["source"] == "kernels"
+    assert found["metrics"]["comm_ms"]["source"] == "marks"
+    assert any(note.startswith("kernels and marks of the same steps disagree") for note in cautions(found))
+    # One rank has no kernels: another's do not stand for it.
+    one = write(
+        tmp_path / "one",
+        lambda rank, number: by_kernels(rank, number) if in_window(number) and rank else decided(rank, number),
+        calibrated=calibration(0.375, 0.75),
+    )
+    ratio = entry(one)["metrics"]["overlap_ratio"]
+    assert (ratio["median"], ratio["source"], ratio["bounds"], ratio["reason"]) == (None, None, None, NOT_BORNE)
+
+
+def test_a_run_of_calibrated_steps_alone_is_of_kernels(tmp_path: Path) -> None:
+    found = entry(write(tmp_path, by_kernels))
+    assert (found["metrics"]["overlap_ratio"]["median"], found["metrics"]["overlap_ratio"]["source"]) == (
+        0.375,
+        "kernels",
+    )
+
+
+def test_steps_that_the_profiler_made_longer_are_in_no_step_time_and_are_named(tmp_path: Path) -> None:
+    slow = write(
+        tmp_path,
+        lambda rank, number: by_kernels(rank, number, window=30) if in_window(number) else undecided(rank, number),
+        calibrated=calibration(0.375, 0.75, window_step_ms=30.0),
+    )
+    found = entry(slow)
+    assert found["metrics"]["job_step_ms"]["max"] == WINDOW
+    assert any("took 50.0 % longer than the others" in note for note in cautions(found))
+
+
+def test_what_is_said_of_a_host_bound_run(tmp_path: Path) -> None:
+    dataset = LabelledRun("x", load_run(write(tmp_path, undecided)))
+    summary = summarize(read_subjects({"x": tmp_path}, Rules()))
+    found = summary["datasets"]["x"]
+    first = cautions(found)[0]
+    assert first == (
+        "host-bound: the host is 0.010 ms ahead of the device (median), and in 50 % of the blocks' time marks cannot "
+        "say whether kernels ran; overlap_ratio is 0.250 to at most 0.750; record with instrument.calibration=3 for a "
+        "number"
+    )
+    assert "! host-bound: the host is 0.010 ms ahead" in health_block(dataset, found)
+    table = dataset_table("x", found)
+    assert "overlap_ratio (hidden/comm)            0.2500 to at most 0.7500\n" in table
+    assert "compute_ms                             8.000 to at most 16.000 ms\n" in table
+    assert "not available: overlap_ratio" not in table
+    assert f"overlap_ratio        0.250 to at most 0.750   {HOST_BOUND}" in brief_text(summary, [tmp_path], {"x": []})
+    cards = verdict_of(summary)
+    assert cards.cards[0].value == "0.250 to at most 0.750"
+    assert cards.warnings == (f"x: {first}",)
+    assert parts(dataset).empty
+
+
+def test_what_is_said_of_a_calibrated_run(tmp_path: Path) -> None:
+    write(tmp_path, calibrated, calibrated=calibration(0.375, 0.75))
+    found = entry(tmp_path)
+    assert "metrics with computation in them are of 3 steps measured by the profiler's kernels" in cautions(found)[0]
+    table = " ".join(dataset_table("x", found).split())
+    said = table.partition("of the steps measured by kernels alone: ")[2].partition(" not available")[0].split(", ")
+    assert {*OPEN, "idle_ms", "compute_allreduce_ms"} <= set(said)
+    assert not {"comm_ms", "window_ms", "job_step_ms", "host_lead_ms", "allreduce_ms"} & set(said)
+
+
+def test_collectives_whose_launch_is_open_are_upper_bounds_and_their_waits_name_nobody(tmp_path: Path) -> None:
+    """Rank 1 arrives a millisecond late in each of 40 collectives; kernels began at any time in their range."""
+
+    def late(open_ms: float) -> Callable[[int, int], Step]:
+        def one(rank: int, number: int) -> Step:
+            rows = [collective(seq=number, start_ms=4 + rank, end_ms=8.0, end_source="event")]
+            if not open_ms:
+                return decided(rank, number, collectives=rows)
+            line = undecided(rank, number, collectives=rows)
+            assert not isinstance(line.bounds, msgspec.UnsetType)
+            values, bounds = {**line.overlap, "comm_ms": None}, {**line.bounds, "comm_ms": (COMM - open_ms, COMM)}
+            return msgspec.structs.replace(line, overlap=values, bounds=bounds)
+
+        return one
+
+    known, unsure = entry(write(tmp_path / "known", late(0))), entry(write(tmp_path / "open", late(1)))
+    assert [each["rank"] for each in known["stragglers"]] == [1]
+    assert [each["transfer_is_upper_bound"] for each in known["collectives"]] == [False]
+    assert [(each["rank"], each["late_ms"], each["reason"]) for each in unsure["stragglers"]] == [
+        (None, None, HOST_BOUND)
+    ]
+    assert [each["transfer_is_upper_bound"] for each in unsure["collectives"]] == [True]
+    assert unsure["metrics"]["comm_ms"]["bounds"] == {"at_least": 7.0, "at_most": 8.0}
+    assert "the host launches late" in dataset_table("x", unsure)
+    # A kind that was not used is 0 all the same, and no copy is missing because of the host.
+    assert unsure["metrics"]["reducescatter_ms"]["median"] == 0
+    sides = summarize(read_subjects({"a": tmp_path / "known", "b": tmp_path / "open"}, Rules()), "a", "b")["comparison"]
+    (pair,) = sides["collectives"]
+    assert {pair[name]["judgement"] for name in ("transfer_ms", "wait_ms", "busbw_gb_per_s")} == {"not judged"}
+
+
+def test_a_failed_calibration_says_why(tmp_path: Path) -> None:
+    write(tmp_path, undecided, calibrated=calibration(None, 0.75, steps=0, problem="another profiler was running"))
+    found = entry(tmp_path)
+    assert found["metrics"]["overlap_ratio"]["bounds"] == {"at_least": 0.25, "at_most": 0.75}
+    assert found["pace"]["calibration"]["agree"] is None
+    assert "calibration: another profiler was running" in cautions(found)
+
+
+@pytest.mark.parametrize("of_rank", [undecided, calibrated])
+def test_no_replay_where_blocks_are_not_computation(tmp_path: Path, of_rank: Callable[[int, int], Step]) -> None:
+    write(tmp_path, of_rank)
+    with pytest.raises(InputError, match=r"a replay is not possible: (host-bound|when its device computed)"):
+        read_program(tmp_path)
+    summary = summarize(read_subjects({"x": tmp_path}, Rules()))
+    assert summary["datasets"]["x"]["what_if"].keys() == {"reason"}
+
+
+def test_computing_is_not_compared_with_a_baseline_that_marks_leave_open(tmp_path: Path) -> None:
+    def two_phases(rank: int, number: int, alone: Callable[..., Step]) -> Step:
+        return alone(rank, number, phase="compute_only") if number >= 30 else decided(rank, number)
+
+    def slowdown(folder: str, alone: Callable[..., Step]) -> dict[str, Any]:
+        written = write(tmp_path / folder, lambda rank, number: two_phases(rank, number, alone))
+        found: dict[str, Any] = entry(written)["metrics"]["compute_slowdown"]
+        return found
+
+    assert slowdown("decided", decided)["median"] == 0
+    left_open = slowdown("open", undecided)
+    assert (left_open["median"], left_open["reason"]) == (None, HOST_BOUND)
+
+
+def test_bounds_the_wrong_way_round_are_no_line_of_a_record(tmp_path: Path) -> None:
+    write(tmp_path, lambda rank, number: undecided(rank, number, 6.0, 2.0) if number == 7 else decided(rank, number))
+    problems = load_run(tmp_path).health.problems
+    assert problems[0] == ("rank_0_metrics.jsonl:9: compute_comm_ms is at least 6 and at most 2 in its bounds; ignored")
+
+
+# Two sides
+
+
+def sets(folder: Path, *sides: Callable[[int, int, int], Step], launches: int = 4) -> list[Path]:
+    """Launch sets whose launches take turns; steps by launch, rank and number."""
+    for side, of_launch in enumerate(sides):
+        for launch in range(launches):
+            shift_ns = (launch * len(sides) + side) * 100 * 10**9
+
+            def one(rank: int, number: int, launch: int = launch, of: Any = of_launch, shift: int = shift_ns) -> Step:
+                line: Step = of(launch, rank, number)
+                times = {"t_start_ns": line.t_start_ns + shift, "t_end_ns": line.t_end_ns + shift}
+                return msgspec.structs.replace(line, **times)
+
+            write(folder / str(side) / f"{launch:02}", one, run=f"run-{side}-{launch}")
+    return [folder / str(side) for side in range(len(sides))]
+
+
+def compared(folder: Path, *sides: Callable[[int, int, int], Step], launches: int = 4) -> dict[str, Any]:
+    reference, candidate = sets(folder, *sides, launches=launches)
+    subjects = read_subjects({"old": reference, "new": candidate}, Rules())
+    found: dict[str, Any] = summarize(subjects, "old", "new")["comparison"]
+    return found
+
+
+def ahead(launch: int, rank: int, number: int) -> Step:
+    return decided(rank, number, 6.0 + 0.01 * launch)
+
+
+def behind(low: float, high: float) -> Callable[[int, int, int], Step]:
+    return lambda launch, rank, number: undecided(rank, number, low + 0.01 * launch, high + 0.01 * launch)
+
+
+def test_bounds_that_reach_the_other_side_are_not_tested(tmp_path: Path) -> None:
+    found = compared(tmp_path, ahead, behind(2.0, 6.2))
+    ratio = found["metrics"]["overlap_ratio"]
+    assert (ratio["verdict"], found["verdict"]) == (None, "inconclusive")
+    assert ratio["verdict_reason"].startswith(
+        "not tested: host-bound, 0.252 to at most 0.777 against 0.752 in the reference"
+    )
+    assert ratio["p"] is ratio["effect"]["value"] is ratio["candidate"] is None
+
+
+def test_bounds_apart_in_all_launches_decide_and_name_the_host(tmp_path: Path) -> None:
+    found = compared(tmp_path, ahead, behind(2.0, 3.0))
+    assert found["verdict"] == "regression"
+    assert found["headline"].startswith("REGRESSION: the candidate is host-bound, and the other is not; host-bound, ")
+    assert "apart in all launches, by -0.371 or more (p = 0.029)" in found["headline"]
+    assert "hides" not in found["headline"]
+    assert found["host_bound"]["side"] == "candidate"
+    assert found["host_bound"]["host_lead_ms"] == {"reference": 4.0, "candidate": pytest.approx(0.01)}
+    sentence = found["attribution"]["sentence"]
+    assert sentence.startswith(
+        "the candidate is host-bound: its host is 0.010 ms ahead of the device (median), that of"
+    )
+    assert "hide" not in sentence.partition("What differs")[0]
+    # No other metric is decided by bounds.
+    assert found["metrics"]["exposed_comm_ms"]["verdict"] is None
+
+
+def test_bounds_of_too_few_launches_decide_nothing(tmp_path: Path) -> None:
+    found = compared(tmp_path, ahead, behind(2.0, 3.0), launches=2)
+    assert found["verdict"] == "inconclusive"
+
+
+def test_bounds_within_the_margin_are_equivalent(tmp_path: Path) -> None:
+    found = compared(tmp_path, lambda _launch, rank, number: decided(rank, number, 6.0), behind(5.9, 6.1))
+    assert (found["verdict"], found["host_bound"]["side"]) == ("equivalent", "candidate")
+
+
+def test_one_bounded_launch_takes_the_number_of_its_side(tmp_path: Path) -> None:
+    """Three launches are decided and hide less than the one that is not: their median would be a biased choice."""
+
+    def mixed(launch: int, rank: int, number: int) -> Step:
+        return undecided(rank, number, 2.0, 7.9) if launch == 3 else decided(rank, number, 5.0)
+
+    ratio = compared(tmp_path, ahead, mixed)["metrics"]["overlap_ratio"]
+    assert (ratio["candidate"], ratio["verdict"]) == (None, None)
+
+
+def test_the_values_of_a_calibrated_side_are_compared_and_its_host_is_named(tmp_path: Path) -> None:
+    def measured(launch: int, rank: int, number: int) -> Step:
+        hidden = 3.0 + 0.01 * launch
+        return by_kernels(rank, number, hidden) if in_window(number) else undecided(rank, number)
+
+    found = compared(tmp_path, ahead, measured)
+    assert found["verdict"] == "regression"
+    assert found["metrics"]["overlap_ratio"]["candidate"] == pytest.approx(0.3769, abs=1e-4)
+    assert "the candidate is host-bound, and the other is not; overlap_ratio: 0.7519 -> 0.3769" in found["headline"]
+    assert "hides" not in found["headline"]
+    assert found["attribution"]["sentence"].startswith("the candidate is host-bound")
+    assert found["attribution"].get("causes") is None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "outcome"),
+    [(2.0, 3.0, "fail"), (2.0, 7.0, "inconclusive"), (5.9, 6.1, "pass")],
+)
+@pytest.mark.parametrize("launches", [1, 4])
+def test_a_gate_passes_bounds_only_where_they_prove_it(
+    tmp_path: Path, low: float, high: float, outcome: str, launches: int
+) -> None:
+    if launches > 1:
+        found = compared(tmp_path, ahead, behind(low, high))
+    else:
+        sides = {"old": write(tmp_path / "a", decided), "new": tmp_path / "b"}
+        write(tmp_path / "b", lambda rank, number: undecided(rank, number, low, high), run="run-2")
+        found = summarize(read_subjects(sides, Rules()), "old", "new")["comparison"]
+    for condition in ("overlap_ratio<-0.1", "overlap_ratio<-10%"):
+        result = evaluate([parse_condition(condition)], found)
+        assert (result.outcome, result.exit_code) == (outcome, {"fail": 3, "inconclusive": 4, "pass": 0}[outcome])
+        (judged,) = result.conditions
+        assert judged.value is None
+        assert "bounds" in judged.reason
+
+
+def test_the_table_of_a_comparison_shows_bounds_as_bounds(tmp_path: Path) -> None:
+    found = compared(tmp_path, ahead, behind(2.0, 6.2))
+    text = "\n".join([verdict_block(found), comparison_table(found)])
+    assert "0.252 to at most 0.777" in text
+    card = verdict_of({"comparison": found, "datasets": {}}).cards[0]
+    assert (card.value, card.change) == ("0.2519 to at most 0.7769", PAGE.unknown)
+    sentence = verdict_of({"comparison": found, "datasets": {}}).sentence
+    assert sentence.startswith("The candidate is host-bound: its host is 0.010 ms ahead")
+    assert "overlap_ratio is 0.2519 to at most 0.7769 in new, 0.7519 in old" in sentence

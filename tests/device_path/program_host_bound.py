@@ -1,0 +1,275 @@
+"""Two ranks train where launches and events cost the host time; what the record says beside the device's own truth.
+
+Enters: a folder and runs as JSON. Leaves: `rank_<r>.json`: of each run its steps, each with what the record publishes
+and what the device says. Run by `test_host_bound` and `benchmarks.host_bound`, which have one table of runs (`RUNS`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import msgspec
+import torch
+from torch import nn
+
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import Topology, read_topology
+from aorta.instrument.compute_ranges import needing_gradient
+from aorta.instrument.instrumentation import Instrumentation
+from aorta.records.schema import Step
+from tests.device_path.program_overlap import MATH, SHAPE, WARM_UP, one_clock
+from tests.device_path.witness import Truth, truth_of
+from tests.loop import Loop
+from tests.simulated import device as simulated
+
+STRATEGIES, MODES = ("ddp", "fsdp1", "fsdp", "tp"), ("dedicated", "observe")
+LAUNCHES_US = (0, 2, 5, 10, 20)
+METRICS = ("overlap_ratio", "compute_ms", "comm_ms", "compute_comm_ms", "exposed_comm_ms", "compute_stall_ms")
+TOLERANCE = 0.02
+"""Of a ratio, as it is; of computation, of its own; of a stall, of the window; of other times, of communication."""
+ROUNDING = 1e-4
+"""Of bounds: events tell times in float32 milliseconds since one reference, to 15 ns where that is 0.2 s ago."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a step of a run meets; it may change within a run, behind a synchronisation.
+
+    `math_ns`, `elementwise_ns`: length of the kernels that are mathematics of blocks, and of all others. Where others
+    take no time the computation is all that does on the computing stream, and the witness needs no hooks to know which
+    kernels are the blocks'.
+    """
+
+    launch_ns: int
+    math_ns: int = 23_000
+    elementwise_ns: int = 0
+    contention: float = 1.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What does not change within a run: the costs of events and of submission (`tests.simulated.device.costs`)."""
+
+    event_ns: int = 0
+    event_on_device_ns: int = 0
+    submission_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One way to train, on one machine, with one step for each load.
+
+    `by_kernels`: the loads of the first steps, which a calibration window covers; `by_marks`: those behind it.
+    """
+
+    strategy: str
+    mode: str
+    machine: Machine = Machine()
+    by_kernels: tuple[Load, ...] = ()
+    by_marks: tuple[Load, ...] = ()
+
+    @classmethod
+    def read(cls, run: dict[str, Any]) -> Run:
+        return msgspec.convert(run, cls)
+
+
+SLOW_HOSTS = tuple(Load(1_000 * launch_us) for launch_us in LAUNCHES_US)
+OTHER_LOADS = tuple(
+    Load(launch_ns, **other)
+    for launch_ns, other in product((0, 10_000), ({"contention": 1.3}, {"elementwise_ns": 4_000}))
+)
+MACHINES = (Machine(event_ns=1_000, event_on_device_ns=1_000), Machine(5_000, 5_000), Machine(submission_ns=8_000))
+RUNS = (
+    *(
+        Run(strategy, mode, by_kernels=SLOW_HOSTS, by_marks=(*SLOW_HOSTS, *OTHER_LOADS))
+        for strategy, mode in product(STRATEGIES, MODES)
+    ),
+    *(
+        Run(strategy, mode, machine, by_marks=(*SLOW_HOSTS[::2], Load(10_000, math_ns=1_000)))
+        for (strategy, mode), machine in product((("ddp", "dedicated"), ("fsdp", "observe")), MACHINES)
+    ),
+)
+
+
+class Launches:
+    """Which kernels of the computing stream the passes of blocks launch: intervals of the stream's count of kernels.
+
+    A pass is what docs/metrics.md calls one: forward, behind the hooks of the strategy; backward, from the first
+    gradient of the outputs until the last one of the inputs, or until the backward pass has run where they need none.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module], device: torch.device) -> None:
+        self.passes: list[tuple[int, int]] = []
+        self._stream = (device.index, torch.cuda.current_stream().stream_id)
+        self._device = device.index
+        self._backward: dict[int, int] = {}
+        for number, block in enumerate(blocks):
+            self._watch(number, block)
+
+    def _count(self) -> int:
+        return simulated.counters(self._device).kernels.get(self._stream, 0)
+
+    def _watch(self, number: int, block: nn.Module) -> None:
+        begun: list[int] = []
+
+        def before(_block: nn.Module, args: Any, kwargs: Any) -> None:
+            inputs = needing_gradient([args, kwargs])
+            left = len(inputs)
+
+            def came(_gradient: torch.Tensor) -> None:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    self._close(number)
+
+            for tensor in inputs:
+                tensor.register_hook(came)
+            begun.append(self._count())
+
+        def after(_block: nn.Module, _args: Any, output: Any) -> None:
+            self.passes.append((begun.pop(), self._count()))
+            for tensor in needing_gradient(output):
+                hook = tensor.register_hook if tensor.grad_fn is None else tensor.grad_fn.register_prehook
+                hook(lambda _gradient: self._open(number))
+
+        block.register_forward_pre_hook(before, with_kwargs=True)
+        block.register_forward_hook(after, prepend=True)
+
+    def _open(self, number: int) -> None:
+        if not self._backward:  # the loss's: before the strategy has anything to do at the end
+            torch.autograd.Variable._execution_engine.queue_callback(self._close_all)
+        self._backward.setdefault(number, self._count())
+
+    def _close(self, number: int) -> None:
+        if number in self._backward:
+            self.passes.append((self._backward.pop(number), self._count()))
+
+    def _close_all(self) -> None:
+        for number in list(self._backward):
+            self._close(number)
+
+
+@contextmanager
+def watched() -> Iterator[list[nn.Module]]:
+    """The blocks that the instrument is told of meanwhile."""
+    blocks: list[nn.Module] = []
+    watch = Instrumentation.watch
+
+    def also(self: Instrumentation, named: Any) -> None:
+        named = list(named)
+        blocks.extend(block for _, block in named)
+        watch(self, named)
+
+    with mock.patch.object(Instrumentation, "watch", also):
+        yield blocks
+
+
+def main() -> None:
+    """Every run, one after another."""
+    folder, runs = Path(sys.argv[1]), [Run.read(one) for one in json.loads(sys.argv[2])]
+    topology = read_topology()
+    device = torch.device("cuda", topology.local_rank)
+    torch.cuda.set_device(device)
+    one_clock()
+    with process_group(topology, device, 300):
+        seen = [steps_of(run, topology, device) for run in runs]
+    (folder / f"rank_{topology.rank}.json").write_text(json.dumps(seen))
+
+
+def steps_of(run: Run, topology: Topology, device: torch.device) -> list[dict[str, Any]]:
+    """The steps of one run: the second one under each load, so that it begins as the steps behind it would."""
+    simulated.defaults()
+    begin(Load(0), run.machine)
+    lines: list[Step] = []
+    words = [*SHAPE, f"parallel={run.strategy}", f"instrument.mode={run.mode}"]
+    if run.by_kernels:
+        words.append(f"instrument.calibration={2 * len(run.by_kernels)}")
+    with watched() as blocks:
+        loop = Loop(tuple(words), topology, device, lines.append)
+    torch.accelerator.synchronize()
+    simulated.reset()
+    launches = Launches(blocks, device)
+    for _ in range(WARM_UP):
+        loop.step()
+    loads = [*run.by_kernels, *run.by_marks]
+    for load in loads:
+        torch.accelerator.synchronize()
+        begin(load, run.machine)
+        loop.step()
+        loop.step()
+    torch.accelerator.synchronize()
+    simulated.contention(1.0)
+    loop.finish()
+    simulated.no_races()
+    rows, waits, stream = simulated.timeline(device.index), simulated.waits(), torch.cuda.current_stream().stream_id
+    own = sorted((row for row in rows if row.stream == stream), key=lambda row: row.id)
+    of_blocks = {row.id for first, last in launches.passes for row in own[first:last]}
+    seen = []
+    for load, line in zip(loads, lines[WARM_UP + 1 :: 2], strict=True):
+        window = (line.start_mono_ns, line.end_mono_ns)
+        kept = rows if not load.elementwise_ns else [row for row in rows if row.kind != "op" or row.id in of_blocks]
+        truth = truth_of(window, kept, waits, stream, device.index)
+        seen.append({"load": asdict(load), "line": msgspec.to_builtins(line), "truth": _metrics(truth)})
+    return seen
+
+
+def _metrics(truth: Truth) -> dict[str, float]:
+    """The device's own values of `METRICS`, and of what their tolerances are parts of."""
+    return {
+        "overlap_ratio": truth.hidden_ns / truth.comm_ns,
+        "compute_ms": truth.compute_ns / 1e6,
+        "comm_ms": truth.comm_ns / 1e6,
+        "compute_comm_ms": truth.hidden_ns / 1e6,
+        "exposed_comm_ms": (truth.comm_ns - truth.hidden_ns) / 1e6,
+        "compute_stall_ms": truth.stall_ns / 1e6,
+    }
+
+
+def wrong(line: dict[str, Any], truth: dict[str, float]) -> list[str]:
+    """Which metrics a step publishes wrongly: a number too far from the device's own, or bounds that do not hold it.
+
+    Args:
+        line: a step of the record.
+    """
+    found = []
+    for name in METRICS:
+        published, bounds = line["overlap"][name], line.get("bounds", {}).get(name)
+        scale = {
+            "overlap_ratio": 1.0,
+            "compute_ms": truth["compute_ms"],
+            "compute_stall_ms": line["overlap"]["window_ms"],
+        }
+        allowed = TOLERANCE * scale.get(name, truth["comm_ms"])
+        if published is not None and bounds is not None:
+            found.append(f"{name} is {published}, and has bounds {bounds}")
+        elif published is not None and abs(published - truth[name]) > allowed:
+            found.append(f"{name} is {published:.4f} for {truth[name]:.4f}")
+        elif published is None and (bounds is None or "host-bound" not in line["reasons"][name]):
+            found.append(f"{name} is null without bounds: {line['reasons'].get(name)}")
+        elif bounds is not None and not bounds[0] - ROUNDING <= truth[name] <= bounds[1] + ROUNDING:
+            found.append(f"{name} is between {bounds[0]:.4f} and {bounds[1]:.4f} for {truth[name]:.4f}")
+    return found
+
+
+def begin(load: Load, machine: Machine) -> None:
+    """From now on launches and kernels take what they do under this load."""
+    others = (load.elementwise_ns, 0.0)
+    simulated.lengths(
+        **dict.fromkeys(simulated.CLASSES, (0, 0.0)) | {"elementwise": others},
+        operators=dict.fromkeys(MATH, (load.math_ns, 0.0)),
+    )
+    simulated.collective_lengths(default=(90_000, 0.5))
+    simulated.costs(launch_ns=load.launch_ns, **asdict(machine))
+    simulated.contention(load.contention)
+
+
+if __name__ == "__main__":
+    main()

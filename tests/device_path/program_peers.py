@@ -1,0 +1,65 @@
+"""One of three ranks sends to both others at once, in every mode and with both taps.
+
+Enters: a folder; a tap and the name of a mutant, if any. Leaves: `rank_<r>.json`: by mode and tap, kind, start and end
+of each transfer in the record and on the device. Run by `test_rules`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from aorta.records.schema import InstrumentMode
+from tests.device_path.mutants import instrument
+from tests.device_path.program_rules import one_of_the_ranks
+from tests.device_path.rig import Groups, stream_id
+from tests.device_path.scenes import TAPS, Scene
+from tests.simulated.scenarios import unbound_group
+
+MODES: tuple[InstrumentMode, ...] = ("dedicated", "observe")
+
+
+def main() -> None:
+    """Every way; or those of a tap, with a mutant of Python."""
+    folder, taps, name = Path(sys.argv[1]), sys.argv[2:3] or TAPS, "".join(sys.argv[3:])
+    told: dict[str, Any] = {}
+    with one_of_the_ranks() as device, instrument(name) as make:
+        unbound = unbound_group()
+        transfer(torch.zeros(1, device=device), unbound)  # communicators' own streams, before an instrument takes any
+        groups = Groups(*[unbound] * 6, {priority: stream_id(priority) for priority in (0, -1)})
+        for mode, tap in product(MODES, taps):
+            told[f"{mode}-{tap}"] = sent(Scene(device, groups, mode, tap == "compiled", make))
+        rank = dist.get_rank()
+    (folder / f"rank_{rank}.json").write_text(json.dumps(told))
+
+
+def sent(scene: Scene) -> dict[str, Any]:
+    """The second rank, to which the first one sends first, receives last."""
+    x = scene.tensor()
+    with scene.looking() as instrument, scene.step(instrument):
+        if scene.rank:
+            torch.cuda._sleep((500_000, 100_000)[scene.rank - 1])  # type: ignore[no-untyped-call]
+        transfer(x, scene.groups.unbound)
+    return {"rows": [row[:3] for row in scene.rows()], "kernels": scene.kernels()}
+
+
+def transfer(x: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """A group that is bound to no device has a communicator for each pair of ranks: their transfers overlap."""
+    if dist.get_rank():
+        works = [dist.irecv(x, 0, group=group)]
+    else:
+        works = [dist.isend(x, peer, group=group) for peer in (1, 2)]
+    for work in works:
+        assert work is not None
+        work.wait()
+    torch.accelerator.synchronize()
+
+
+if __name__ == "__main__":
+    main()

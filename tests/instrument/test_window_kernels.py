@@ -1,0 +1,122 @@
+"""Steps measured by a profiler's kernels beside their marks, and steps whose marks leave something open (W31)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from aorta.instrument.compute_ranges import Range
+from aorta.instrument.window_kernels import WindowKernels
+from aorta.records.schema import Step
+from aorta.timeline.kernel_names import DeviceKernel
+from tests.instrument.steps import MS, Pending, Rig
+
+COMPUTE, SIDE, OF_NCCL = 7, 13, 20
+"""A profiler's numbers of streams."""
+
+
+def marked(at_ms: float, sent_ms: float) -> Pending:
+    return Pending(round(at_ms * MS), round(sent_ms * MS))
+
+
+def kernel(name: str, stream: int, start_ms: float, end_ms: float) -> DeviceKernel:
+    return DeviceKernel(name, stream, round(start_ms * MS), round(end_ms * MS))
+
+
+def gemms(*spans: tuple[float, float]) -> list[DeviceKernel]:
+    return [kernel("void cutlass::gemm()", COMPUTE, *span) for span in spans]
+
+
+REDUCED = kernel("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", OF_NCCL, 20, 60)
+
+
+def one_step(rig: Rig, kernels: WindowKernels | None = None) -> Step:
+    """A block marked from 10 to 90, launched until 70; a collective marked from 15 to 60, launched until 18."""
+    rig.recorder.kernels = kernels
+    with rig.step(0, 100):
+        rig.recorder.on_range(Range("block", "backward", marked(10, 5), marked(90, 70)))
+        rig.recorder.on_range(Range("next", "backward", marked(90, 70), marked(90, 70)))
+        rig.collective(marked(15, 6), marked(60, 18), issue_ms=6)
+    rig.recorder.catch_up()
+    return rig.lines[-1] if rig.lines else None
+
+
+def test_marks_alone_give_bounds_where_the_host_sets_the_pace():
+    line = one_step(Rig())
+    assert line.overlap["comm_ms"] is None
+    assert line.bounds["compute_ms"] == (20, 80)
+    assert line.bounds["comm_ms"] == (42, 45)
+    assert line.bounds["overlap_ratio"] == (0, 1)
+    assert line.reasons["compute_ms"] == "host-bound: between 20 and 80 ms (marks alone cannot say more)"
+    assert line.overlap["host_lead_ms"] == 20
+    assert line.overlap["undecided_share"] == 0.75
+    assert line.concurrency == {"mean": None, "max": None}
+    assert line.measured_by is msgspec.UNSET
+
+
+def test_kernels_tell_what_marks_leave_open():
+    rig, kernels = Rig(), WindowKernels()
+    assert one_step(rig, kernels) is None  # not read before the profiler has stopped
+    kernels.arrived([*gemms((10, 30), (50, 70), (95, 99)), REDUCED, kernel("copy_in()", SIDE, 30, 50)])
+    rig.recorder.catch_up()
+    (line,) = rig.lines
+    assert line.measured_by == "kernels"
+    # Not the other stream's, and not behind the block; of the kind that its collective has, as its name does not say.
+    assert (line.overlap["compute_ms"], line.overlap["allreduce_ms"], line.overlap["compute_comm_ms"]) == (40, 40, 20)
+    assert line.overlap["overlap_ratio"] == 0.5
+    assert line.bounds is msgspec.UNSET
+    # How far the marks can be believed is said all the same.
+    assert line.overlap["undecided_share"] == 0.75
+    seen = kernels.compared
+    assert (seen.steps, seen.hidden_ns, seen.comm_ns) == (1, 20 * MS, 40 * MS)
+    assert (seen.marked_hidden_ns, seen.marked_exposed_ns) == (45 * MS, 0)
+    assert seen.blocks == {("block", "backward"): (80 * MS, 40 * MS), ("next", "backward"): (0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("seen", "problem"),
+    [
+        (gemms((10, 30)), "the profiler saw no kernel of 1 of 1 collectives of a step"),
+        ([REDUCED], "the profiler saw no kernel inside the blocks of a step"),
+        ([REDUCED, *gemms((95, 99))], "the profiler saw no kernel inside the blocks of a step"),
+    ],
+)
+def test_where_kernels_are_missing_the_marks_stand(seen, problem):
+    rig, kernels = Rig(), WindowKernels()
+    one_step(rig, kernels)
+    kernels.arrived(seen)
+    rig.recorder.catch_up()
+    assert rig.lines[0].measured_by is msgspec.UNSET
+    assert rig.lines[0].bounds["compute_ms"] == (20, 80)
+    assert (kernels.problem, kernels.compared.steps) == (problem, 0)
+
+
+def test_communication_that_no_collective_made_is_of_no_kind():
+    rig, kernels = Rig(), WindowKernels()
+    one_step(rig, kernels)
+    kernels.arrived([*gemms((10, 90)), REDUCED, kernel("nvshmem_put()", SIDE, 70, 80)])
+    rig.recorder.catch_up()
+    (line,) = rig.lines
+    assert (line.overlap["comm_ms"], line.overlap["allreduce_ms"]) == (50, None)
+
+
+@pytest.mark.parametrize("end", ["finish", "salvage"])
+def test_a_run_that_ends_in_its_window_writes_every_step(end):
+    rig, kernels = Rig(), WindowKernels()
+    one_step(rig, kernels)
+    getattr(rig.recorder, end)()
+    assert [line.measured_by for line in rig.lines] == [msgspec.UNSET]
+    assert kernels.problem == "the run ended in the window"
+
+
+def test_steps_behind_a_window_wait_for_it():
+    rig, kernels = Rig(), WindowKernels()
+    one_step(rig, kernels)
+    rig.recorder.kernels = None
+    for begin_ms in range(100, 1200, 100):
+        with rig.step(begin_ms, begin_ms + 100):
+            pass
+    assert rig.lines == []
+    kernels.failed("no CUPTI")
+    rig.recorder.catch_up()
+    assert len(rig.lines) == 12
