@@ -5,9 +5,15 @@ And its two users, check and demo.sh, on top of a ready environment.
 
 from __future__ import annotations
 
+import re
 import shutil
+from importlib import metadata
+from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
+
+CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
 
 
 def ready(sh, repo, extras="dev"):
@@ -272,3 +278,12 @@ def test_the_demo_is_the_command_after_set_up(sh, repo):
     assert call["argv"] == ["-m", "aorta", "demo", "training.max_steps=3"]
     assert call["cwd"] == str(repo)
     assert result.code == 5
+
+
+@pytest.mark.parametrize("python", ["3.11.0", "3.12.0", "3.13.0"])
+def test_what_is_pinned_installs_on_every_supported_python(python):
+    pins = re.findall(r"^([\w.-]+)==", CONSTRAINTS.read_text(), re.MULTILINE)
+    here = {name: found for name in pins for found in metadata.distributions(name=name)}
+    needs = {name: found.metadata["Requires-Python"] or "" for name, found in here.items()}
+    assert len(needs) > 100
+    assert {name: asked for name, asked in needs.items() if not SpecifierSet(asked).contains(python)} == {}
