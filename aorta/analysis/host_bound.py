@@ -7,7 +7,8 @@ give it (docs/metrics.md, "Where the host sets the pace"). One rule for every re
                                              # "kernels": the steps that a calibration measured
                                              # None: neither; `bounds` has what the marks allow
 
-Decided steps are never mixed with undecided ones, of which they would be a biased choice. Must not compute a metric.
+Decided steps are never mixed with undecided ones, of which they would be a biased choice (docs/measuring.md, W29). Must
+not compute a metric.
 """
 
 from __future__ import annotations

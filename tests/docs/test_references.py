@@ -15,7 +15,7 @@ from tests.docs.pages import PAGES, ROOT, fenced, first_column, name, prose, sec
 
 RULE = re.compile(r"\b([RWK]\d{1,2})\b")
 MEASURING = ROOT / "docs" / "measuring.md"
-NUMBERS = [*(f"R{n}" for n in range(1, 11)), *(f"W{n}" for n in range(1, 28)), *(f"K{n}" for n in range(1, 8))]
+NUMBERS = [*(f"R{n}" for n in range(1, 11)), *(f"W{n}" for n in range(1, 31)), *(f"K{n}" for n in range(1, 8))]
 SOURCES = sorted(
     path
     for folder in ("aorta", "analysis", "scripts", "config", "tests", "benchmarks")

@@ -1,4 +1,4 @@
-"""What is certain of a device, against a stream that is simulated here: whatever the pace, it was busy then (W31)."""
+"""What is certain of a device, against a stream that is simulated here: whatever the pace, it was busy then (W28)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps measured by a profiler's kernels beside their marks, and steps whose marks leave something open (W31)."""
+"""Steps measured by a profiler's kernels beside their marks, and steps whose marks leave something open (W28)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@ others.
 
 `gloo:all_reduce` rows are the intervals. Which collective one was stands on the caller's `c10d::` operator, because
 reduce-scatter runs under the label of all-reduce. The two are joined by their order, label by label (their ids differ).
-Compute is the self time of operators. Must not: count as work what an operator stands waiting for communication (W6).
+Compute is the self time of operators, of those with others inside them too (W30). Must not: count as work what an
+operator stands waiting for communication (W6).
 """
 
 from __future__ import annotations
