@@ -61,7 +61,8 @@ def test_values_and_rows(device: torch.device, name: str, mode: str, asynchronou
         (kind, 4096, "float32", "event")
     ]
     assert line.coverage.complete, line.coverage.reason
-    assert line.overlap["comm_ms"] is not None
+    # The device has nothing else to do and may wait for the host: then the time of the collective is a bound.
+    assert line.overlap["comm_ms"] is not None or line.bounds["comm_ms"][1] > 0
 
 
 def test_a_barrier_and_cpu_tensors_go_beside_the_device(device: torch.device) -> None:
