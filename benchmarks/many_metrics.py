@@ -2,7 +2,8 @@
 
 Regime: seeded simulation, one process, no training. Plans of 4, 5 and 8 launches a side, of normal launches that vary
 by 2 %, in eight metrics: the three of the sequence (overlap_ratio, exposed_comm_ms, compute_stall_ms) and five others.
-All metrics of a launch are correlated (0, 0.5 or 0.9); step time is the same throughout. Three truths: nothing differs; overlap_ratio alone does; the
+All metrics of a launch are correlated (0, 0.5 or 0.9), and its step time is the same
+throughout. Three truths: nothing differs; overlap_ratio alone does; the
 first two of the sequence and two of the five others do, by four standard deviations. Every verdict is the product's own
 (`judge`, `intervals`, `mann_whitney`).
 

@@ -259,7 +259,12 @@ def figures(part: int) -> tuple[dict[str, Any], dict[str, bool]]:
         targets[f"orders_taken_for_interleaved_{sides}"] = row["accepted_mean"] <= RULES.alpha / 2
     for row in rates:
         sides, plans = f"{row['launches']}_against_{row['launches']}", row["plans"]
-        for name, rate in (("false_regressions", 0.025), ("false_improvements", 0.025), ("any_sequence", 0.05), ("any_secondary", 0.05)):
+        for name, rate in (
+            ("false_regressions", 0.025),
+            ("false_improvements", 0.025),
+            ("any_sequence", 0.05),
+            ("any_secondary", 0.05),
+        ):
             targets[f"{name}_{sides}"] = at_most(row[name], plans, rate)
     return made, targets
 

@@ -2,8 +2,9 @@
 
 Three questions are asked, each at alpha: whether the step time differs (the guard); which metrics of a sequence named
 in advance differ, each tested only where the one before it did; and which of all others, by step-down minP. Adds
-`p_corrected`, `verdict` and `verdict_reason` to the entries of `comparison.metrics`. Must not: let a secondary metric
-decide the comparison, judge a metric in which neither direction is better, or launches that did not take turns.
+`p_corrected`, `verdict`, `verdict_reason` and `needs_launches` to the entries of `comparison.metrics`. Must not: let a
+secondary metric decide the comparison, judge a metric in which neither direction is better, or launches that did not
+take turns.
 """
 
 from __future__ import annotations
@@ -38,20 +39,24 @@ _DECIDED: Final = ("regression", "improvement")
 
 
 def judge(metrics: dict[str, Any], rules: Rules, values: Values, withheld: str | None = None) -> tuple[Word, str]:
-    """Add `p_corrected`, `verdict` and `verdict_reason` to every entry; return the verdict and reason of the
-    comparison.
+    """Add `p_corrected`, `verdict`, `verdict_reason` and `needs_launches` to every entry.
 
     Args:
         values: of every metric that has some, all of the same launches.
         withheld: why no metric gets a verdict from launches in this order; None if they may.
+
+    Returns:
+        The verdict of the comparison, and the reason for it.
     """
     if withheld is not None:
         for entry in metrics.values():
             entry["p"] = None  # the test takes launches for exchangeable
             entry["verdict"], entry["verdict_reason"] = None, f"{NOT_COMPARABLE}: {withheld}"
+            entry["needs_launches"] = None
         return NOT_COMPARABLE, withheld
     for entry in metrics.values():
         entry["verdict"], entry["verdict_reason"] = _verdict(entry, rules)
+        entry["needs_launches"] = least_launches(rules.alpha) if entry["verdict"] == NOT_TESTED else None
     _stop_sequence(metrics, rules)
     _judge_together(metrics, rules, values)
     _withhold(metrics, rules)
@@ -98,21 +103,21 @@ def _judge_together(metrics: dict[str, Any], rules: Rules, values: Values) -> No
         entry = metrics[name]
         entry["p_corrected"] = max(entry["p"], found.p)
         if found.level is None:
-            entry["verdict"], entry["verdict_reason"] = NOT_TESTED, _undecidable(len(tested), tested[name], rules)
+            entry |= _undecidable(len(tested), tested[name], rules)
             continue
         left, right = (side[~np.isnan(side)] for side in tested[name])
         entry |= intervals(name, left, right, entry["p"], found.level)
         entry["verdict"], entry["verdict_reason"] = _verdict(entry, rules)
 
 
-def _undecidable(count: int, sides: tuple[Floats, Floats], rules: Rules) -> str:
-    """Why no secondary metric can be decided by these launches, whatever they had measured."""
+def _undecidable(count: int, sides: tuple[Floats, Floats], rules: Rules) -> dict[str, Any]:
+    """The verdict of a secondary metric where these launches decide none, whatever they had measured."""
     sizes = f"{len(sides[0])} against {len(sides[1])} launches"
     wanted = launches_for(count, rules.alpha, least_launches(rules.alpha))
     why = f"with {sizes} no metric of {count} tested together (minP) can reach p <= {rules.alpha:g}"
     if wanted <= min(map(len, sides)):
-        return f"too many launches share a value: {why}"
-    return f"{needs(wanted)}: {why}"
+        return {"verdict": NOT_TESTED, "verdict_reason": f"too many launches share a value: {why}"}
+    return {"verdict": NOT_TESTED, "verdict_reason": f"{needs(wanted)}: {why}", "needs_launches": wanted}
 
 
 def _withhold(metrics: Mapping[str, Any], rules: Rules) -> None:
