@@ -12,7 +12,6 @@ from typing import Any, Final
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.collective_metrics import starts_open
 from aorta.analysis.compare.host_bound_sides import bounded_pair, difference_in_lead
-from aorta.analysis.formatting import DIGITS
 from aorta.analysis.host_bound import HOST_BOUND
 from aorta.analysis.load.manifest import config_of, flatten, interceptor
 from aorta.analysis.metrics import Metric, in_order, metric_named
@@ -165,12 +164,6 @@ def _pair(metric: Metric, left: dict[str, Any], right: dict[str, Any], not_judge
     bounds = bounded_pair(left, right)
     found = {"unit": metric.unit, "better": metric.better, **values, "judgement": judgement, "judgement_reason": why}
     return found if bounds is None else found | {"bounds": bounds}
-
-
-def is_zero(pair: Mapping[str, Any]) -> bool:
-    """Whether a compared metric is 0 on both sides, to the digits that are shown: a row that says nothing."""
-    least = 0.5 * 10.0 ** -DIGITS.get(pair["unit"], 3)
-    return all(pair[side] is not None and abs(pair[side]) < least for side in ("reference", "candidate"))
 
 
 def _difference(left: float | None, right: float | None) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from aorta.analysis.attribution.causes import told_rows
-from aorta.analysis.compare.run_comparison import is_zero
 from aorta.analysis.compare.verdict_sentences import is_comparable, short_headline, title, verdict_words
-from aorta.analysis.formatting import TEXT, p_value, whole_percent
+from aorta.analysis.formatting import TEXT, is_zero, p_value, whole_percent
 from aorta.analysis.gate.gate_checks import GateResult
 from aorta.analysis.gate.gate_text import OUTCOMES, headline, interval, quantity
 

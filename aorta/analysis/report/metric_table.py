@@ -13,9 +13,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from aorta.analysis.compare.run_comparison import is_zero
 from aorta.analysis.compare.verdict_sentences import is_comparable, verdict_words
-from aorta.analysis.formatting import TEXT, p_value
+from aorta.analysis.formatting import TEXT, is_zero, p_value
 from aorta.analysis.metrics import JOB_STEP
 from aorta.terminal_style import PLAIN, WIDTH, Style, mark_of
 

@@ -33,8 +33,8 @@ _SHOWN_DIFFERENCES: Final = 12
 _SHOWN_LEFT_OUT: Final = 6
 _PAIR_HEAD: Final = ("reference", "candidate", "difference", "ratio", "direction")
 _JUDGED: Final = (
-    "Medians over launches; ± and [low, high]: 95 % intervals, or of the level at which a metric was tested beside "
-    "others; p: exact Mann-Whitney test over launches, uncorrected."
+    "Medians over launches, ±: 95 % interval; [low, high]: what the test does not reject ({level}, more where several "
+    "metrics were tested together); p: exact Mann-Whitney test over launches, of the metric alone."
 )
 _NOT_JUDGED: Final = (
     "Medians over steps of one launch per side. Better and worse name the direction of a difference, not tested for "
@@ -161,7 +161,8 @@ def comparison_table(comparison: Mapping[str, Any], style: Style = PLAIN) -> str
     names = shown_first(comparison)
     lines = metric_table(comparison, names, style)
     notes = [f"reference: {comparison['reference']}; candidate: {comparison['candidate']}."]
-    notes.append(_JUDGED if "launches" in comparison else _NOT_JUDGED)
+    tested = _JUDGED.format(level=TEXT.percent(comparison.get("interval_level"), 0))
+    notes.append(tested if "launches" in comparison else _NOT_JUDGED)
     if "primary" in comparison:
         notes.append(
             f"{comparison['primary']} decides the verdict; nothing counts as improved while {JOB_STEP} is longer."

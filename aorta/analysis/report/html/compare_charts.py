@@ -18,10 +18,9 @@ from bokeh.models import (
 )
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.compare.run_comparison import is_zero
 from aorta.analysis.compare.verdict import NOT_TESTED
 from aorta.analysis.compare.verdict_sentences import is_comparable, verdict_words
-from aorta.analysis.formatting import PAGE
+from aorta.analysis.formatting import PAGE, is_zero
 from aorta.analysis.report.charts.step_breakdown import NEEDED, PARTS, parts
 from aorta.analysis.report.html.bokeh_chart import Chart, belongs, hover, new_chart, plain
 from aorta.analysis.report.palette import BAND, INK, SERIES, light

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aorta.analysis.collective_metrics import why_upper_bound
-from aorta.analysis.compare.run_comparison import is_zero
 from aorta.analysis.compare.verdict_sentences import is_comparable, verdict_words
-from aorta.analysis.formatting import PAGE, json_text, p_value
+from aorta.analysis.formatting import PAGE, is_zero, json_text, p_value
 from aorta.analysis.metrics import metric_named
 from aorta.analysis.report.html.verdict_cards import signed
 
