@@ -84,9 +84,14 @@ def told_rows(attribution: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for name, what in _TOTALS.items()
     ]
-    lead, parts = attribution["causes"][0], attribution["dimensions"]["part"]
+    lead, parts = attribution["causes"][0], attribution["dimensions"].get("part", [])
     shown = of_one_dimension(attribution)
-    return [*totals, *([lead] if lead["dimension"] == "straggler" else []), *shown, *([] if shown is parts else parts)]
+    return [
+        *totals,
+        *([lead] if lead.get("dimension") == "straggler" else []),
+        *shown,
+        *([] if shown is parts else parts),
+    ]
 
 
 def of_one_dimension(attribution: Mapping[str, Any]) -> list[dict[str, Any]]:

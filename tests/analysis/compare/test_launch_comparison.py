@@ -174,11 +174,21 @@ def test_a_side_that_mixes_configurations_is_refused(tmp_path: Path) -> None:
     assert any("launches of the reference differ in config.parallel.overlap" in each for each in found["warnings"])
 
 
-def test_single_runs_that_are_unlike_are_still_only_warned_of(tmp_path: Path) -> None:
-    found = compared(tmp_path, launch(tmp_path / "a", 0.8), launch(tmp_path / "b", 0.6, config=OTHER))
-    assert any(warning.startswith("NOT COMPARABLE") for warning in found["warnings"])
-    assert "primary" not in found
+def test_single_runs_that_are_unlike_are_not_comparable_before_anything_else(tmp_path: Path) -> None:
+    made = report(tmp_path, launch(tmp_path / "a", 0.8), launch(tmp_path / "b", 0.6, config=OTHER))
+    found = made.summary["comparison"]
     assert found["verdict"] == "inconclusive"
+    assert found["headline"] == (
+        "NOT COMPARABLE: workload.model_dim is 64 in the reference, 128 in the candidate: the runs did not do the same "
+        "work."
+    )
+    assert (found["attribution"]["sentence"], found["attribution"]["reason"]) == (None, "not comparable")
+    text = " ".join(made.text.split())
+    assert text.startswith(f"[?] {found['headline']}")
+    assert text.count("did not do the same work.") == 1, "said once, and not again as a note"
+    assert "Cause:" not in text
+    row = next(line for line in made.text.splitlines() if line.startswith("overlap_ratio"))
+    assert row.split() == ["overlap_ratio", "0.8000", "0.6000", "-", "-", "not", "judged"]
 
 
 def test_runs_that_stand_on_both_sides_are_warned_of(tmp_path: Path) -> None:
