@@ -127,7 +127,7 @@ def test_the_verdict_comes_first_with_what_it_rests_on(written: tuple[dict, str]
     parts, text = Parts(html), text_of(html)
     sections = [attributes["id"] for tag, attributes in parts.tags if tag == "section"]
     assert sections[0] == "verdict"
-    assert text.index("Regression") < text.index("overlap_ratio")
+    assert text.index("Overlap lost") < text.index("overlap_ratio")
     pair = summary["comparison"]["metrics"]["overlap_ratio"]
     assert " ".join(PAGE.effect(pair["effect"]["value"], "difference").split()) in text
     assert "3.10 points with power 80 %" in text
