@@ -146,6 +146,12 @@ PAGE: Final = NumberFormat(
 """The HTML page; a number and its unit stay on one line."""
 
 
+def is_zero(pair: Mapping[str, Any]) -> bool:
+    """Whether a compared metric is 0 on both sides, to the digits that are shown: a row that says nothing."""
+    least = 0.5 * 10.0 ** -DIGITS.get(pair["unit"], _OTHER_DIGITS)
+    return all(pair[side] is not None and abs(pair[side]) < least for side in ("reference", "candidate"))
+
+
 def p_value(p: float | None, digits: int = 2, *, unknown: str = "unknown") -> str:
     """A probability with two significant digits, or three where it stands in a table."""
     return unknown if p is None else f"{p:.{digits}g}"

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from aorta.analysis.formatting import rough_interval, rough_ms
 from aorta.analysis.load.record_columns import FORMAT
 from aorta.analysis.tables import Run
 from aorta.analysis.whatif.gains import gains
@@ -71,7 +70,7 @@ def _replayed(run: Run) -> dict[str, Any]:
 
 def with_marginals(attribution: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict[str, Any]:
     """An attribution whose causes say what the candidate would gain without what they blame: all collectives of that
-    kind, or the straggler. The sentence says it of its own cause. As it was where the candidate was not replayed.
+    kind, or the straggler. As it was where the candidate was not replayed.
 
     Args:
         candidate: its `what_if`.
@@ -80,16 +79,7 @@ def with_marginals(attribution: Mapping[str, Any], candidate: Mapping[str, Any])
     if candidate["reason"] is not None or not causes:
         return dict(attribution)
     rows = [dict(cause) | _marginal_of(cause, candidate) for cause in causes]
-    lead = rows[0].get("marginal")
-    said = attribution["sentence"]
-    if lead is not None and lead["gain_ms"] > 0:
-        said += (
-            f" Without {lead['name']}, a step of the candidate would be shorter by "
-            f"{rough_interval(lead['gain_ms'], lead['low_ms'], lead['high_ms'])}, by a replay of its last "
-            f"{candidate['steps']} steps"
-            f"{_exposed(rows[0], attribution)}."
-        )
-    return {**attribution, "sentence": said, "causes": rows}
+    return {**attribution, "causes": rows}
 
 
 def _marginal_of(cause: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,13 +92,3 @@ def _marginal_of(cause: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict
             name = "any straggler" if each["what"] == "bound" else f"the cost of all {each['name']}"
             return {"marginal": {"name": name, **{key: each[key] for key in ("gain_ms", "low_ms", "high_ms")}}}
     return {}
-
-
-def _exposed(cause: Mapping[str, Any], attribution: Mapping[str, Any]) -> str:
-    """How much of what is freed the candidate exposes, mean per step and rank."""
-    if cause["dimension"] == "straggler":
-        return f", where {rough_ms(cause['candidate_ms'])} are exposed waiting"
-    for row in attribution["dimensions"]["kind"]:
-        if row.get("kind") == cause["kind"]:
-            return f", of {rough_ms(row['candidate_ms'])} exposed"
-    return ""

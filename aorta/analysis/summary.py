@@ -10,11 +10,12 @@ from typing import Any, Final
 
 from aorta import __version__
 from aorta.analysis.aggregate import aggregate
-from aorta.analysis.attribution.attribute import attribute
+from aorta.analysis.attribution.attribute import DEFINITION, attribute
 from aorta.analysis.compare.inputs import Subject, shown_by
 from aorta.analysis.compare.launch_comparison import compare_launches, left_out
 from aorta.analysis.compare.run_comparison import compare
 from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.compare.verdict_sentences import headline, is_comparable, title
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, metric_named
 from aorta.analysis.most_to_gain import most_to_gain, with_marginals
@@ -66,9 +67,12 @@ def summarize(
         sides = subjects[reference], subjects[candidate]
         numbers = entries[reference], entries[candidate]
         compared = _compared(sides, numbers, rules or Rules())
-        before, after = (side.datasets(engine) for side in sides)
-        found = attribute(before, after, engine, compared["manifest_differences"])
-        if compared["host_bound"] is not None:
+        if is_comparable(compared):
+            before, after = (side.datasets(engine) for side in sides)
+            found = attribute(before, after, engine, compared["manifest_differences"])
+        else:
+            found = {"definition": DEFINITION, "sentence": None, "reason": title(compared)}
+        if compared["host_bound"] is not None and is_comparable(compared):
             found["sentence"] = compared["host_bound"]["sentence"]  # a cause before any in the collectives
         summary["comparison"] = compared | {"attribution": with_marginals(found, numbers[1]["what_if"])}
     return summary | {"metrics": _definitions(entries)}
@@ -80,7 +84,8 @@ def _compared(
     """The comparison of two sides; it has verdicts where a side is a launch set."""
     before, after = (side.dataset for side in sides)
     if not any(side.launches for side in sides):
-        return compare(before, after, *entries, judge_milliseconds=rules.judge_milliseconds, allows=rules.allows)
+        found = compare(before, after, *entries, judge_milliseconds=rules.judge_milliseconds, allows=rules.allows)
+        return found | {"headline": headline(found)}
     collectives = (entries[0].get("collectives", []), entries[1].get("collectives", []))
     return compare_launches((before, after), (sides[0].as_set(), sides[1].as_set()), collectives, rules)
 

@@ -380,7 +380,7 @@ def test_bounds_that_reach_the_other_side_are_not_tested(tmp_path: Path) -> None
 def test_bounds_apart_in_all_launches_decide_and_name_the_host(tmp_path: Path) -> None:
     found = compared(tmp_path, ahead, behind(2.0, 3.0))
     assert found["verdict"] == "regression"
-    assert found["headline"].startswith("REGRESSION: the candidate is host-bound, and the other is not; host-bound, ")
+    assert found["headline"].startswith("OVERLAP LOST: the candidate is host-bound, and the other is not; host-bound, ")
     assert "apart in all launches, by -0.371 or more (p = 0.029)" in found["headline"]
     assert "hides" not in found["headline"]
     assert found["host_bound"]["side"] == "candidate"
@@ -422,7 +422,9 @@ def test_the_values_of_a_calibrated_side_are_compared_and_its_host_is_named(tmp_
     found = compared(tmp_path, ahead, measured)
     assert found["verdict"] == "regression"
     assert found["metrics"]["overlap_ratio"]["candidate"] == pytest.approx(0.3769, abs=1e-4)
-    assert "the candidate is host-bound, and the other is not; overlap_ratio: 0.7519 -> 0.3769" in found["headline"]
+    assert (
+        "the candidate is host-bound, and the other is not; 0.752 -> 0.377 of communication hidden" in found["headline"]
+    )
     assert "hides" not in found["headline"]
     assert found["attribution"]["sentence"].startswith("the candidate is host-bound")
     assert found["attribution"].get("causes") is None

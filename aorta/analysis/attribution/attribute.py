@@ -87,9 +87,10 @@ def attribute(
         return {"definition": DEFINITION, "sentence": None, "reason": f"{' and '.join(empty)}: {_NOTHING}"}
     means = Means(totals["reference"], totals["candidate"])
     alike = {launches.parallel for launches in seen.values()}
-    found = dimensions(means, alike.pop() if len(alike) == 1 else "")
+    parallel = alike.pop() if len(alike) == 1 else ""
+    found = dimensions(means, parallel)
     late, blocks = stragglers(means), computing(means)
-    text, lead = sentence(means, {**found, "computing": blocks}, late, _configured(differences))
+    text, lead = sentence(means, {**found, "computing": blocks}, late, _configured(differences), parallel)
     return {
         "definition": DEFINITION,
         "unit": "ms per step and rank",

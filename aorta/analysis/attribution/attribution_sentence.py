@@ -1,7 +1,8 @@
 """The breakdown of a difference in a few sentences that an engineer can act on.
 
-Must not form a number that no row holds, but shares within a cause; or call a difference large or small (that is the
-comparison's verdict).
+Every number of them stands in the rows of `causes.told_rows`, which are shown below: a value of a side, a difference or
+a share. Must not form another number, name a cause that is too small for its effect, or call a difference large or
+small (that is the comparison's verdict).
 """
 
 from __future__ import annotations
@@ -12,47 +13,93 @@ from typing import Any, Final
 
 from aorta.analysis.attribution.breakdown import Means
 from aorta.analysis.attribution.keys import BUBBLE_PART, TRANSFER, UNKNOWN_PART, WAIT, ExposedKey, Region
-from aorta.analysis.attribution.part_names import collective_name, place_name
-from aorta.analysis.formatting import rough_ms, rough_percent
+from aorta.analysis.attribution.part_names import BUCKETED, place_name
+from aorta.analysis.formatting import TEXT, json_text, rough_ms
 
 SAME: Final = 0.01
 """Means of exposed communication that differ by less than this fraction of the larger one are called the same."""
 _MOST: Final = 0.5
+_NEARLY_ALL: Final = 0.95
+_ALMOST, _ALL = 0.995, 0.9995
+"""Shares from which on a part is nearly all of a difference, and all of it."""
 _LEADS, _MUCH = 0.6, 0.85
 """A block leads the sentence if it has the first fraction of the difference and no collective the second of that."""
 _LITTLE: Final = 0.25
-"""A change of compute time below this fraction of the communication that is no longer hidden does not explain it."""
-_SHOWN_COLLECTIVES: Final = 3
+"""A change of compute time below this fraction of the communication that is no longer hidden is about none."""
 _SHOWN_SETTINGS: Final = 3
 NOTHING, SOME = 0.005, 0.05
 """Shares of communication: below the first nothing is hidden, above the second something is."""
-_LEAST_SHARE: Final = 0.05
+_OVERLAP: Final = "parallel.overlap"
+"""The setting that turns overlap on and off (docs/configuration.md)."""
+_BUCKETS: Final = {False: "All-reduce now starts after backward", True: "All-reduce now starts during backward"}
+_WAITED_FOR: Final = {
+    False: "Every collective is now waited for before computing goes on",
+    True: "Collectives now run ahead of the computing that needs them",
+}
+"""What each value of the setting does: to all-reduces of DistributedDataParallel, and to anything else."""
+Setting = tuple[str, object, object]
+"""Key and both values of a setting in which the sides differ."""
 
 
 def sentence(
     means: Means,
     found: dict[str, list[dict[str, Any]]],
     late: Sequence[dict[str, Any]],
-    configured: Sequence[tuple[str, object, object]] = (),
+    configured: Sequence[Setting] = (),
+    parallel: str = "",
 ) -> tuple[str, dict[str, Any] | None]:
     """Say what changed, what was configured differently, and then which cause makes up most of it, whether it is
-    waiting or transfer, and where it is exposed. Every number is a mean over steps and ranks.
+    waiting or transfer, and where it is exposed. Where overlap was turned on or off and that explains it, say that and
+    no more. Every number is a mean over steps and ranks.
 
     Args:
-        configured: key and both values of each setting in which the sides differ.
+        configured: the settings in which the sides differ.
+        parallel: the strategy of both sides.
 
     Returns:
         The text, and the row of that cause; None where there is nothing to attribute.
     """
     left, right = (means.ms(side, side.sums.exposed_ns) for side in (means.reference, means.candidate))
     if abs(means.difference_ms) <= SAME * max(left, right):
-        return (
-            f"Exposed communication is the same within {rough_percent(SAME)} (mean per step: {rough_ms(left)} in the "
-            f"reference, {rough_ms(right)} in the candidate): there is nothing to attribute."
-        ), None
+        return f"Exposed communication is the same (mean {_from_to(left, right)} per step).", None
+    toggled = _toggled(found, configured, parallel)
+    if toggled is not None:
+        return toggled, max(found["part"], key=lambda row: row["share"] or 0)
     said, lead = _cause(means, found, late)
     parts = [_change(means, left, right), _configured(configured), f"{said}.", _balance(means, found)]
     return " ".join(filter(None, parts)), lead
+
+
+def _toggled(found: dict[str, list[dict[str, Any]]], configured: Sequence[Setting], parallel: str) -> str | None:
+    """What overlap turned on or off did; None where it was not, or what is hidden did not change accordingly."""
+    value = next((after for key, before, after in configured if key == _OVERLAP and before is not after), None)
+    communication, hidden = found["balance"]
+    if not isinstance(value, bool) or (hidden["share"] or 0) < _MOST or (hidden["difference_ms"] > 0) == value:
+        return None
+    kinds = {row["kind"] for row in found["kind"] if "others" not in row}
+    buckets = parallel in BUCKETED and kinds == {"allreduce"}
+    does = (_BUCKETS if buckets else _WAITED_FOR)[value]
+    moved = f"{rough_ms(hidden['difference_ms'])} a step"
+    if (communication["difference_ms"] < 0) != value and abs(communication["share"] or 0) > NOTHING:
+        what = f"{moved} {'more' if value else 'less'} is hidden"  # communication itself takes less (more) time
+    else:
+        what = f"{moved} that was {'exposed is hidden' if value else 'hidden is exposed'}"
+    return f"{_OVERLAP} {json_text(not value)} -> {json_text(value)}. {does}: {what}{_split(found['part'])}."
+
+
+def _split(rows: Sequence[dict[str, Any]]) -> str:
+    """How much of the difference is transfer and how much waiting; nothing where a part went the other way."""
+    shares = {row["part"]: row["share"] for row in rows if row["difference_ms"]}
+    if not shares or set(shares) - {TRANSFER, WAIT} or min(shares.values()) < NOTHING:
+        return ""
+    names = {TRANSFER: "transfer", WAIT: "waiting for the slower rank"}
+    if len(shares) == 1:
+        return f"; all of it is {names[next(iter(shares))]}"
+    return f"; {_percent(shares[TRANSFER])} is transfer, {_percent(shares[WAIT])} {names[WAIT]}"
+
+
+def _percent(share: float) -> str:
+    return TEXT.percent(share, 0)
 
 
 def _change(means: Means, left: float, right: float) -> str:
@@ -74,7 +121,9 @@ def _from_to(left: float, right: float) -> str:
 def _configured(changes: Sequence[tuple[str, object, object]]) -> str:
     if not changes:
         return ""
-    shown = ", ".join(f"{key} {left} -> {right}" for key, left, right in changes[:_SHOWN_SETTINGS])
+    shown = ", ".join(
+        f"{key} {json_text(left)} -> {json_text(right)}" for key, left, right in changes[:_SHOWN_SETTINGS]
+    )
     more = len(changes) - _SHOWN_SETTINGS
     return f"Configuration: {shown}{f' and {more} more' if more > 0 else ''}."
 
@@ -87,18 +136,15 @@ def _cause(
     waiting = [row for row in late if (row["share"] or 0) >= _MOST]
     if waiting:
         row = max(waiting, key=lambda row: row["share"])
-        lateness = row["late_ms"]["candidate" if total > 0 else "reference"]
-        by = f", late by {rough_ms(lateness)} in each collective (median)" if lateness is not None else ""
         mine = [_matching(row, "group", "group_size"), lambda key: key.part == WAIT]
-        where = _where(means, mine) if row["alone"] else ""
-        return f"{_share(row, change)} is {row['what']}{by}{where}", row
+        return _share(row, change) + (_where(means, mine) if row["alone"] else ""), row
     row, chosen = _collective(found)
     block = max(_listed(found["block"]), key=lambda row: row["share"] or 0)
     if block["block"] is not None and block["share"] >= _LEADS and row["share"] < _MUCH * block["share"]:
         mine = [lambda key: key.block == block["block"]]
-        return f"{_share(block, change)} lies in {block['what']}{_of_what(means, mine)}{_part(means, mine)}", block
+        return f"{_share(block, change)}{_part(means, mine)}", block
     mine = [chosen]
-    return f"{_share(row, change)} is {row['what']}{_part(means, mine)}{_where(means, mine)}", row
+    return f"{_share(row, change)}{_part(means, mine)}{_where(means, mine)}", row
 
 
 _Chosen = Callable[[ExposedKey], bool]
@@ -111,18 +157,8 @@ def _collective(found: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any],
     one = max(_listed(found["collective"]), key=lambda row: row["share"] or 0)
     kind = max(_listed(found["kind"]), key=lambda row: row["share"] or 0)
     if kind["share"] >= _MOST and (one["share"] < 0.7 * kind["share"] or one.get("kind") != kind["kind"]):
-        sizes = sum(row["kind"] == kind["kind"] and (row["share"] or 0) > 0 for row in _listed(found["collective"]))
-        return kind | {"what": f"{kind['what']} of {sizes} sizes"}, _matching(kind, "kind")
+        return kind, _matching(kind, "kind")
     return one, _matching(one, "kind", "group", "group_size", "bytes")
-
-
-def _of_what(means: Means, chosen: Sequence[_Chosen]) -> str:
-    """The collectives that make up a block's difference, the largest first."""
-    total = means.difference_ms
-    names = _differences(means, chosen, collective_name)
-    shown = sorted((name for name in names if names[name] / total >= _LEAST_SHARE), key=lambda name: -abs(names[name]))
-    parts = [f"{name} {rough_percent(names[name] / total)}" for name in shown[:_SHOWN_COLLECTIVES]]
-    return f": {', '.join(parts)}" if parts else ""
 
 
 def _listed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -165,7 +201,7 @@ def _part(means: Means, chosen: Sequence[_Chosen]) -> str:
         TRANSFER: "transfer, not waiting for peers",
         BUBBLE_PART: "bubbles of the pipeline: waiting for another stage",
     }[part]
-    return f"; {'it' if share >= 0.95 else f'{rough_percent(share)} of it'} is {said}"
+    return f"; {'it' if share >= _NEARLY_ALL else 'most of it'} is {said}"
 
 
 def _where(means: Means, chosen: Sequence[_Chosen]) -> str:
@@ -180,12 +216,8 @@ def _where(means: Means, chosen: Sequence[_Chosen]) -> str:
     if block is not None and of_block >= _MOST:
         return f"; {_mostly(of_block)} exposed in passes of {block}"
     if phase is not None and of_phase >= _MOST:
-        blocks = sum(
-            value * total > 0
-            for value in _differences(means, [*chosen, lambda key: key.phase == phase], lambda key: key.block).values()
-        )
-        return f"; {_mostly(of_phase)} exposed in {phase}, spread over {blocks} blocks"
-    return f"; the largest part ({rough_percent(share)}) exposed in {place_name(place)}"
+        return f"; {_mostly(of_phase)} exposed in {phase}, spread over several blocks"
+    return f"; the largest part exposed in {place_name(place)}"
 
 
 def _balance(means: Means, found: dict[str, list[dict[str, Any]]]) -> str:
@@ -204,25 +236,33 @@ def _balance(means: Means, found: dict[str, list[dict[str, Any]]]) -> str:
     change = right - left
     if abs(change) < _LITTLE * abs(hidden["difference_ms"]):
         return f"{text}, although computation takes about as long ({_from_to(left, right)}): {coincides}."
-    change_said = f"computation is {rough_ms(change)} {'longer' if change > 0 else 'shorter'}"
+    way = "longer" if change > 0 else "shorter"
     if (change > 0) == lost:  # more computing hides less, or less of it hides more
-        return f"{text}, although {change_said}: {coincides}."
-    text += f", as {change_said}"
+        return f"{text}, although computation is {rough_ms(change)} {way}: {coincides}."
+    if abs(change) < abs(hidden["difference_ms"]):  # too little to explain it all
+        return f"{text}, although computation is only {rough_ms(change)} {way}: {coincides}."
+    text += f", as computation is {rough_ms(change)} {way}"
     rows = _listed(found["computing"])
-    if not rows:  # the record names no block
-        return f"{text}."
-    row = max(rows, key=lambda row: row["difference_ms"] * (1 if change > 0 else -1))
-    return f"{text}, most of that in {row['what']} ({_from_to(row['reference_ms'], row['candidate_ms'])})."
+    row = max(rows, key=lambda row: row["difference_ms"] * (1 if change > 0 else -1), default=None)
+    named = row is not None and row["difference_ms"] / change >= _MOST  # the record may name no block
+    return f"{text}, most of that in {row['what']}." if named and row is not None else f"{text}."
 
 
 def _share(row: dict[str, Any], change: str) -> str:
-    """How much of the increase or decrease a row is. More than all of it where other parts went the other way."""
-    share = row["share"]
-    if share > 1.005:
-        others = "improved" if change == "increase" else "got worse"
-        return f"{rough_percent(share)} of the net {change} (other parts {others})"
-    return f"{'All' if share >= 0.9995 else rough_percent(share)} of the {change}"
+    """How much of the increase or decrease a row is, with both its values. Where other parts went the other way a share
+    says little: then by how much it changed.
+    """
+    share, values = row["share"], f", {_from_to(row['reference_ms'], row['candidate_ms'])}"
+    if share > 2 - _ALL:
+        grew, others = ("rose", "fell") if change == "increase" else ("fell", "rose")
+        return f"{_first_upper(row['what'])} {grew} by {rough_ms(row['difference_ms'])}{values}, while others {others}"
+    amount = "All" if share >= _ALL else "Nearly all" if share >= _ALMOST else _percent(share)
+    return f"{amount} of the {change} is {row['what']}{values}"
+
+
+def _first_upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _mostly(share: float) -> str:
-    return "it is" if share >= 0.95 else f"{rough_percent(share)} of it is"
+    return "it is" if share >= _NEARLY_ALL else "most of it is"

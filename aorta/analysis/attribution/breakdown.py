@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from aorta.analysis.attribution.keys import ExposedKey, Region, Totals
 from aorta.analysis.attribution.part_names import PARTS, collective_name, group_name, order_name, place_name
+from aorta.analysis.formatting import rough_ms
 from aorta.timeline.overlap import NS_PER_MS
 
 SHOWN_ROWS: Final = 24
@@ -165,11 +166,17 @@ def stragglers(means: Means) -> list[dict[str, Any]]:
         sums = [sum(of_rank.get(rank, 0) for rank in others) for of_rank in waits.values()]
         named = {side: side_totals.stragglers[late] for side, side_totals in totals.items()}
         where = " and ".join(f"the {side}" for side, launches in named.items() if launches)
+        late_ms = {
+            side: median(side_totals.late_ms[late]) if late in side_totals.late_ms else None
+            for side, side_totals in totals.items()
+        }
+        worse = late_ms["candidate" if means.difference_ms > 0 else "reference"]
+        by = "" if worse is None else f", late by {rough_ms(worse)} in each collective (median)"
         of_group = group_name(late.group, len(late.members))
         found.append(
             means.row(
                 "straggler",
-                f"waiting for rank {late.rank}, a straggler of {of_group} in {where}",
+                f"waiting for rank {late.rank}, a straggler of {of_group} in {where}{by}",
                 *sums,
                 rank=late.rank,
                 group=late.group,
@@ -177,10 +184,7 @@ def stragglers(means: Means) -> list[dict[str, Any]]:
                 group_ranks=list(late.members),
                 alone=all(rank in late.members for of_rank in waits.values() for rank in of_rank),
                 launches=named,
-                late_ms={
-                    side: median(side_totals.late_ms[late]) if late in side_totals.late_ms else None
-                    for side, side_totals in totals.items()
-                },
+                late_ms=late_ms,
             )
         )
     return found

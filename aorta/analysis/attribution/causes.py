@@ -59,6 +59,41 @@ def _tells(row: dict[str, Any], count: int) -> bool:
             return True
 
 
+_TOTALS: Final = {
+    "exposed_comm_ms": "exposed communication",
+    "comm_ms": "time in communication",
+    "compute_comm_ms": "communication that is hidden",
+    "compute_ms": "computation",
+}
+
+
+def told_rows(attribution: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows that hold every number of the sentence: the means of both sides, a straggler that it names, the
+    breakdown of its cause, and transfer against waiting. Empty where there is nothing to attribute.
+    """
+    if not attribution.get("causes"):
+        return []
+    sides = attribution["reference"], attribution["candidate"]
+    totals = [
+        {
+            "what": what,
+            "reference_ms": sides[0][name],
+            "candidate_ms": sides[1][name],
+            "difference_ms": sides[1][name] - sides[0][name],
+            "share": 1.0 if name == "exposed_comm_ms" else None,
+        }
+        for name, what in _TOTALS.items()
+    ]
+    lead, parts = attribution["causes"][0], attribution["dimensions"].get("part", [])
+    shown = of_one_dimension(attribution)
+    return [
+        *totals,
+        *([lead] if lead.get("dimension") == "straggler" else []),
+        *shown,
+        *([] if shown is parts else parts),
+    ]
+
+
 def of_one_dimension(attribution: Mapping[str, Any]) -> list[dict[str, Any]]:
     """All rows of the breakdown that the first cause belongs to, so that their shares add up to 100 %.
 

@@ -1,21 +1,19 @@
-"""Estimates how far an effect could have come out otherwise, by a hierarchical bootstrap.
+"""Estimates how far the median of a side could have come out otherwise, by a hierarchical bootstrap.
 
 Launches are resampled, and within each launch its global steps. All ranks of a step are drawn together, because they
-waited for each other. The result is an effect with its percentile interval. Must not: resample single rank-steps, or
+waited for each other. Must not: resample single rank-steps, or
 hold more than a bounded block of a large launch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import numpy as np
 
 from aorta.analysis.tables import Floats, Ints
 
-Kind: TypeAlias = Literal["difference", "quotient"]
 POOL: Final = 200
 """Resamples of the steps of one launch, kept as their medians; the outer resample draws one median per launch."""
 LEAST_POOL: Final = 48
@@ -24,18 +22,6 @@ _WORK: Final = 1 << 22
 _BLOCK: Final = 1 << 20
 RESAMPLES: Final = 4_000
 """Outer resamples: with these the ends of a 95 % interval vary by about a hundredth of its width from seed to seed."""
-
-
-@dataclass(frozen=True)
-class Effect:
-    """The effect of the candidate against the reference: a difference, or a quotient less 1. None where the reference
-    is 0.
-    """
-
-    kind: Kind
-    value: float | None
-    low: float | None
-    high: float | None
 
 
 def step_medians(values: Floats, steps: Ints, generator: np.random.Generator) -> Floats:
@@ -76,44 +62,16 @@ def _weighted_medians(ordered: Floats, drawn: Ints, cluster: Ints) -> Floats:
     return np.asarray((ordered[lower] + ordered[upper]) / 2)
 
 
-def effect_of(kind: Kind, reference: float, candidate: float) -> float | None:
-    """Candidate minus reference, or candidate / reference - 1; None when dividing by 0."""
-    if kind == "difference":
-        return candidate - reference
-    return candidate / reference - 1 if reference else None
-
-
-def effect(
-    kind: Kind,
-    reference: Sequence[tuple[float, Floats]],
-    candidate: Sequence[tuple[float, Floats]],
-    level: float,
-    generator: np.random.Generator,
-) -> Effect:
-    """The effect between the medians over launches, with the percentile interval of a hierarchical bootstrap: launches
-    are drawn with replacement, then the steps of each (Davison and Hinkley, Bootstrap Methods and their Application,
-    1997, 3.8).
-
-    Args:
-        reference, candidate: for each launch its median and its `step_medians`; at least one launch each.
-        level: coverage of the interval, for example 0.95.
-    """
-    medians = [float(np.median([median for median, _ in side])) for side in (reference, candidate)]
-    value = effect_of(kind, *medians)
-    if value is None:
-        return Effect(kind, None, None, None)
-    left, right = (_side_medians([pool for _, pool in side], generator) for side in (reference, candidate))
-    if kind == "quotient" and not left.all():
-        return Effect(kind, value, None, None)
-    drawn = right - left if kind == "difference" else right / left - 1
-    low, high = np.percentile(drawn, [50 * (1 - level), 50 * (1 + level)])
-    return Effect(kind, value, float(low), float(high))
-
-
 def median_interval(
     side: Sequence[tuple[float, Floats]], level: float, generator: np.random.Generator
 ) -> tuple[float, float]:
-    """The percentile interval of the median over the launches of one side, by the same bootstrap as `effect`."""
+    """The percentile interval of the median over the launches of one side: launches are drawn with replacement, then
+    the steps of each (Davison and Hinkley, Bootstrap Methods and their Application, 1997, 3.8).
+
+    Args:
+        side: for each launch its median and its `step_medians`; at least one launch.
+        level: coverage of the interval, for example 0.95.
+    """
     low, high = np.percentile(
         _side_medians([pool for _, pool in side], generator), [50 * (1 - level), 50 * (1 + level)]
     )

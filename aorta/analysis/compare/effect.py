@@ -5,22 +5,23 @@ The result is plain JSON values. Must not: judge, or correct a p-value for other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
 
-from aorta.analysis.compare.bootstrap import Effect, Kind, effect, median_interval
+from aorta.analysis.compare.bootstrap import median_interval
 from aorta.analysis.compare.detectable_effect import CAP, POWER, detectable, launches_needed, pooled_sd
 from aorta.analysis.compare.mann_whitney import mann_whitney
 from aorta.analysis.compare.samples import SEED, Sample
+from aorta.analysis.compare.shifts import Kind, estimated
 from aorta.analysis.compare.verdict_rules import LEVEL, Rules
 from aorta.analysis.metrics import metric_named
 from aorta.analysis.tables import Floats
 
-_AFTER_HOLM: Final = (
-    "not defined for a secondary metric, which is judged after Holm's correction; name it with --primary"
+_BESIDE_OTHERS: Final = (
+    "not defined for a secondary metric, which is judged by what all the others did; name it with --primary"
 )
 _INTERVALS: Final = ("difference_interval", "reference_interval", "candidate_interval")
 
@@ -31,7 +32,6 @@ def numbers(name: str, reference: Sequence[Sample], candidate: Sequence[Sample],
     Args:
         reference, candidate: the metric in each launch of a side.
     """
-    kind: Kind = "difference" if metric_named(name).unit == "ratio" else "quotient"
     sides = [
         [(sample.median, sample.pool) for sample in side if sample.median is not None]
         for side in (reference, candidate)
@@ -46,36 +46,52 @@ def numbers(name: str, reference: Sequence[Sample], candidate: Sequence[Sample],
         "p_corrected": None,
     }
     if not (len(left) and len(right)):
-        empty = {"kind": kind, "value": None, "low": None, "high": None}
-        unknown = {"low": None, "high": None}
-        nothing = {"effect": empty, **dict.fromkeys(_INTERVALS, unknown)}
+        empty = {"kind": _kind(name), "value": None, "low": None, "high": None}
+        nothing = {"effect": empty, **{key: {"low": None, "high": None} for key in _INTERVALS}, "interval_level": None}
         return found | nothing | _not_estimated("not available on one side")
-    seed = [SEED, crc32(name.encode())]  # both effects rest on the same resamples
-    estimate = effect(kind, sides[0], sides[1], LEVEL, np.random.default_rng(seed))
-    apart = effect("difference", sides[0], sides[1], LEVEL, np.random.default_rng(seed))
-    found["effect"] = {"kind": kind, "value": estimate.value, "low": estimate.low, "high": estimate.high}
-    found["difference_interval"] = {"low": apart.low, "high": apart.high}
+    seed = [SEED, crc32(name.encode())]
     for side, launches in zip(("reference", "candidate"), sides, strict=True):
         low, high = median_interval(launches, LEVEL, np.random.default_rng(seed))
         found[f"{side}_interval"] = {"low": low, "high": high}
     found["p"] = mann_whitney(left, right)
-    return found | _power(name, left, right, estimate, rules)
+    found |= intervals(name, left, right, found["p"], rules.alpha)
+    return found | _power(name, left, right, found["effect"], rules)
 
 
-def _power(name: str, left: Floats, right: Floats, estimate: Effect, rules: Rules) -> dict[str, Any]:
+def intervals(name: str, reference: Floats, candidate: Floats, p: float, level: float) -> dict[str, Any]:
+    """Effect and difference of a metric with the intervals that belong to a test at `level`, and their own level.
+
+    Args:
+        reference, candidate: one value per launch, at least one each.
+        p: of the Mann-Whitney test of these values.
+    """
+    effect = estimated(_kind(name), reference, candidate, p, level)
+    apart = estimated("difference", reference, candidate, p, level)
+    return {
+        "effect": {"kind": effect.kind, "value": effect.value, "low": effect.low, "high": effect.high},
+        "difference_interval": {"low": apart.low, "high": apart.high},
+        "interval_level": None if apart.low is None else 1 - level,
+    }
+
+
+def _kind(name: str) -> Kind:
+    return "difference" if metric_named(name).unit == "ratio" else "quotient"
+
+
+def _power(name: str, left: Floats, right: Floats, estimate: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
     """The smallest effect that could have been found, and the launches needed to find the one observed."""
     sd = pooled_sd(left, right)
-    scale = 1.0 if estimate.kind == "difference" else abs(float(np.median(left)))
+    scale = 1.0 if estimate["kind"] == "difference" else abs(float(np.median(left)))
     if sd is None:
         return _not_estimated("one launch per side shows nothing of the noise between launches")
-    if estimate.value is None:
+    if estimate["value"] is None:
         return _not_estimated("the reference is 0: there is no ratio")
     relative = sd / scale
     if rules.role(name) == "secondary":
-        return _not_estimated(_AFTER_HOLM) | {"launch_sd": relative}
+        return _not_estimated(_BESIDE_OTHERS) | {"launch_sd": relative}
     smallest = detectable(len(left), len(right), relative, rules.margin, rules.alpha)
     never = f"no effect of any size reaches p <= {rules.alpha:g} with so few launches"
-    needed = launches_needed(max(abs(estimate.value), rules.margin), relative, rules.alpha)
+    needed = launches_needed(max(abs(estimate["value"]), rules.margin), relative, rules.alpha)
     return {
         "launch_sd": relative,
         "detectable": {"power": POWER, "effect": smallest, "reason": never if smallest is None else None},

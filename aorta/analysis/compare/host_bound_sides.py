@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import comb
 from statistics import median
-from typing import Any, Final
+from typing import Any
 
-from aorta.analysis.compare.verdict import Word, too_few
+from aorta.analysis.compare.verdict import NOT_TESTED, Word, too_few
 from aorta.analysis.compare.verdict_rules import Rules
 from aorta.analysis.formatting import TEXT, p_value
 from aorta.analysis.host_bound import LEAD
-
-_NOT_TESTED: Final = "not tested"
 
 
 def bounded_pair(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -65,18 +63,18 @@ def bounded_verdict(entry: Mapping[str, Any], rules: Rules) -> tuple[Word | None
     sides = " against ".join(TEXT.bounds(found[side], unit, fewer=1) for side in ("candidate", "reference"))
     why = f"host-bound, {sides} in the reference"
     if entry["role"] != "primary" or entry["better"] is None:
-        return None, f"{_NOT_TESTED}: {why}"
+        return None, f"{NOT_TESTED}: {why}"
     counts = found["launches"]["reference"], found["launches"]["candidate"]
     lacking = too_few(counts, rules.alpha)
     if lacking is not None:
-        return "inconclusive", f"{why}; {lacking}"
+        return NOT_TESTED, f"{why}; {lacking}"
     low, high, margin = effect["low"], effect["high"], entry["margin"]
     if low is None or high is None:
-        return None, f"{_NOT_TESTED}: {why}; a bound is 0, and there is no part of that"
+        return None, f"{NOT_TESTED}: {why}; a bound is 0, and there is no part of that"
     if -margin <= low <= high <= margin:
         return "equivalent", f"{why}: within the margin of {margin:g} in all launches, whatever they are between"
     if not (low > margin or high < -margin):
-        return None, f"{_NOT_TESTED}: {why}: the bounds do not lie apart by more than the margin of {margin:g}"
+        return None, f"{NOT_TESTED}: {why}: the bounds do not lie apart by more than the margin of {margin:g}"
     good = (low > 0) == (entry["better"] == "higher")
     p = 2 / comb(
         sum(counts), counts[0]

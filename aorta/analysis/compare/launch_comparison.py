@@ -22,7 +22,7 @@ from aorta.analysis.compare.metric_verdicts import judge
 from aorta.analysis.compare.run_comparison import UNNOTICED, compare, not_alike
 from aorta.analysis.compare.samples import Sample
 from aorta.analysis.compare.verdict import Word, too_few
-from aorta.analysis.compare.verdict_rules import GUARD, LEVEL, Rules
+from aorta.analysis.compare.verdict_rules import GUARD, Rules
 from aorta.analysis.compare.verdict_sentences import headline
 
 NS_PER_S: Final = 10**9
@@ -72,7 +72,8 @@ def compare_launches(
         "primary": rules.primary,
         "alpha": rules.alpha,
         "margin": rules.margin,
-        "interval_level": LEVEL,
+        "interval_level": 1 - rules.alpha,
+        "sequence": list(rules.sequence),
         "judge_milliseconds": rules.judge_milliseconds,
         "refused": allowed,
         "metrics": metrics,
@@ -117,7 +118,8 @@ def judged(
     metrics = {
         name: pair | numbers(name, reference.of(name), candidate.of(name), rules) for name, pair in pairs.items()
     }
-    return metrics, *judge(metrics, rules, withheld)
+    values = {name: (reference.medians(name), candidate.medians(name)) for name in metrics}
+    return metrics, *judge(metrics, rules, values, withheld)
 
 
 def left_out(side: LaunchSet) -> list[dict[str, str]]:

@@ -19,7 +19,7 @@ from aorta.analysis.compare.run_comparison import HEADER, facts
 from aorta.analysis.compare.samples import Sample, samples
 from aorta.analysis.devices import JOINED_ON, devices_entry
 from aorta.analysis.load.record_columns import FORMAT
-from aorta.analysis.tables import COMPLETED, Run
+from aorta.analysis.tables import COMPLETED, Floats, Run
 from aorta.errors import InputError
 
 
@@ -66,6 +66,10 @@ class LaunchSet:
         found = [launch.samples[name] for launch in self.launches if name in launch.samples]
         bounded = any(sample.bounds is not None for sample in found)
         return [sample.unknown() for sample in found] if bounded else found
+
+    def medians(self, name: str) -> Floats:
+        """The median of one metric in every launch, NaN where it has none."""
+        return np.array([math.nan if (median := each.median(name)) is None else median for each in self.launches])
 
     def representative(self, *metrics: str) -> Launch:
         """The launch nearest to the medians of all these metrics at once; the first in order of name of equally near

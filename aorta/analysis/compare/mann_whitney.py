@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from aorta.analysis.tables import Floats
+from aorta.analysis.tables import Floats, Ints
 
 EXACT_UP_TO: Final = 4096
 """Pairs of launches (64 x 64) up to which the distribution of U is computed exactly; above, the normal approximation is
@@ -61,20 +61,38 @@ def critical_u(reference: int, candidate: int, alpha: float) -> int | None:
 
 
 def _with_ties(reference: Floats, candidate: Floats) -> float:
-    """Count, for every sum of ranks, the ways to choose the candidate's launches; tied values share their mean rank.
-    scipy's exact method does not support ties, and its permutation test takes seconds per metric and refuses a side of
-    one launch.
+    """Scipy's exact method does not support ties, and its permutation test takes seconds per metric and refuses a side
+    of one launch.
     """
+    doubled = doubled_ranks(np.concatenate([reference, candidate]))
+    table = rank_sum_p_values(tuple(sorted(doubled.tolist())), len(candidate))
+    return float(table[int(doubled[len(reference) :].sum())])
+
+
+def doubled_ranks(values: Floats) -> Ints:
+    """Twice the rank of each value, from 1; tied values share their mean rank, and NaN has the mean of all."""
     from scipy.stats import rankdata
 
-    doubled = np.rint(2 * rankdata(np.concatenate([reference, candidate]))).astype(int)
-    ways = np.zeros((len(candidate) + 1, doubled.sum() + 1))
+    known = ~np.isnan(values)
+    doubled = np.full(len(values), int(known.sum()) + 1)
+    doubled[known] = np.rint(2 * rankdata(values[known]))
+    return doubled
+
+
+@lru_cache(maxsize=256)
+def rank_sum_p_values(doubled: tuple[int, ...], chosen: int) -> Floats:
+    """The two-sided p-value of every sum of `chosen` of these doubled ranks: the share of all choices whose sum lies
+    at least as far out on its side, twice. Indexed by the sum.
+    """
+    ways = np.zeros((chosen + 1, sum(doubled) + 1))
     ways[0, 0] = 1
     for rank in doubled:
-        ways[1:, rank:] += ways[:-1, :-rank].copy()
-    seen = int(doubled[len(reference) :].sum())
-    at_most, at_least = ways[-1, : seen + 1].sum(), ways[-1, seen:].sum()
-    return float(min(1.0, 2 * min(at_most, at_least) / ways[-1].sum()))
+        ways[1:, rank:] += ways[:-1, : ways.shape[1] - rank].copy()
+    at_most = np.cumsum(ways[-1])
+    at_least = at_most[-1] - at_most + ways[-1]
+    found = np.minimum(1.0, 2 * np.minimum(at_most, at_least) / at_most[-1])
+    found.setflags(write=False)
+    return np.asarray(found)
 
 
 def _scipy(reference: npt.NDArray[Any], candidate: npt.NDArray[Any], method: str) -> Floats:

@@ -1,4 +1,4 @@
-"""Decides on one metric: `regression`, `improvement`, `equivalent` or `inconclusive`, with the reason.
+"""Decides on one metric: `regression`, `improvement`, `equivalent`, `inconclusive` or `not tested`, with the reason.
 
 Takes an effect with its interval, a p-value and the numbers of launches. Must not: depend on anything else (the
 simulations of docs/comparing.md call this very function), or call a step better that got slower.
@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import comb
 from typing import Any, Final, Literal, TypeAlias
 
-from aorta.analysis.compare.bootstrap import Effect
+from aorta.analysis.compare.min_p import launches_for
+from aorta.analysis.compare.shifts import Effect
 from aorta.analysis.compare.verdict_rules import LEAST_LAUNCHES
 from aorta.analysis.formatting import TEXT, p_value
 from aorta.analysis.metrics import Better
 
-Word: TypeAlias = Literal["regression", "improvement", "equivalent", "inconclusive", "not comparable in time"]
+Word: TypeAlias = Literal[
+    "regression", "improvement", "equivalent", "inconclusive", "not tested", "not comparable in time"
+]
+NOT_TESTED: Final = "not tested"
+"""Of a metric that these launches cannot decide by construction, or whose turn in the sequence did not come."""
 NOT_COMPARABLE: Final = "not comparable in time"
 """The verdict of launches that did not take turns (`launch_order`): no metric gets one."""
 NULL_REFERENCE: Final = "the reference is 0: there is no ratio, and a difference in ms has no margin"
@@ -38,10 +42,7 @@ def least_launches(alpha: float) -> int:
     """Launches per side from which the smallest two-sided Mann-Whitney p, 2 / C(2n, n), can reach
     alpha; at least four.
     """
-    size = LEAST_LAUNCHES
-    while 2 / comb(2 * size, size) > alpha:
-        size += 1
-    return size
+    return launches_for(1, alpha, LEAST_LAUNCHES)
 
 
 def decide(evidence: Evidence) -> tuple[Word, str]:
@@ -50,25 +51,30 @@ def decide(evidence: Evidence) -> tuple[Word, str]:
     """
     lacking = too_few(evidence.launches, evidence.alpha)
     if lacking is not None:
-        return "inconclusive", lacking
+        return NOT_TESTED, lacking
     effect, margin = evidence.effect, evidence.margin
     if effect.value is None:
         return "inconclusive", NULL_REFERENCE
     significant, beyond = evidence.p <= evidence.alpha, abs(effect.value) > margin
-    if significant and beyond:
+    if significant and beyond and not effect.holds_zero:
         good = (effect.value > 0) == (evidence.better == "higher")
         told = f"p = {p_value(evidence.p)} and the effect is beyond the margin of {margin:g}"
         return "improvement" if good else "regression", told
     if effect.low is not None and effect.high is not None and -margin <= effect.low <= effect.high <= margin:
         return "equivalent", f"the whole interval lies within the margin of {margin:g}"
-    if significant:
-        return "inconclusive", (
-            f"p = {p_value(evidence.p)}, but the effect is not beyond the margin of {margin:g}, nor its interval within"
-        )
-    return (
-        "inconclusive",
-        f"p = {p_value(evidence.p)} is above {evidence.alpha:g}, and the interval reaches over the margin",
+    if not significant:
+        return "inconclusive", f"p = {p_value(evidence.p)} is above {evidence.alpha:g}"
+    if beyond:
+        told = f"p = {p_value(evidence.p)}, but the interval holds 0"
+        return "inconclusive", f"{told}: launches share values, or have none"
+    return "inconclusive", (
+        f"p = {p_value(evidence.p)}, but the effect is not beyond the margin of {margin:g}, nor its interval within"
     )
+
+
+def needs(count: int) -> str:
+    """What a metric that is not tested lacks."""
+    return f"needs {count} launches per side"
 
 
 def too_few(launches: tuple[int, int], alpha: float) -> str | None:
@@ -82,8 +88,8 @@ def too_few(launches: tuple[int, int], alpha: float) -> str | None:
     if not more:
         return None
     return (
-        f"{launches[0]} against {launches[1]} launches: at least {least} per side are needed for p <= {alpha:g} "
-        f"(exact Mann-Whitney); {' and '.join(more)}"
+        f"{needs(least)} for p <= {alpha:g} (exact Mann-Whitney): {launches[0]} against {launches[1]} launches, "
+        f"{' and '.join(more)}"
     )
 
 

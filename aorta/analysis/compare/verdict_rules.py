@@ -5,6 +5,7 @@ Must not: let a choice be made after the results were seen; every rule is writte
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,10 +13,12 @@ from aorta.analysis.metrics import JOB_STEP, STEP_METRIC_NAMES, metric_named
 from aorta.errors import InputError
 
 LEVEL: Final = 0.95
-"""Coverage of the bootstrap interval."""
+"""Coverage of the bootstrap interval of one side's median."""
 LEAST_LAUNCHES: Final = 4
 """Launches per side. With three against three the smallest two-sided Mann-Whitney p is 2 / C(6, 3) = 0.10."""
 ALL: Final = "all"
+SEQUENCE: Final = ("overlap_ratio", "exposed_comm_ms", "compute_stall_ms")
+"""Metrics that are tested one after the other, behind the primary one: each only where the one before it differed."""
 GUARD: Final = JOB_STEP
 """Step time guards every verdict: where it got worse, a better ratio is no improvement."""
 
@@ -46,13 +49,22 @@ class Rules:
             raise InputError(f"--margin {self.margin:g}: above 0 and below 1; 0.02 is the default")
         if self.primary not in STEP_METRIC_NAMES or metric_named(self.primary).better is None:
             judged = [name for name in STEP_METRIC_NAMES if metric_named(name).better is not None]
-            raise InputError(f"--primary {self.primary}: the metrics that can be judged are {', '.join(judged)}")
+            near = difflib.get_close_matches(self.primary, judged, n=1, cutoff=0.6)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise InputError(f"--primary {self.primary}: {meant}the metrics that can be judged are {', '.join(judged)}")
+
+    @property
+    def sequence(self) -> tuple[str, ...]:
+        """The metrics tested one after the other, the primary one first."""
+        return tuple(dict.fromkeys((self.primary, *SEQUENCE)))
 
     def role(self, name: str) -> str:
-        """`primary` decides the verdict, `guard` can withhold an improvement, `secondary` is corrected for multiple
-        testing.
+        """`primary` decides the verdict, `guard` can withhold an improvement, `sequence` is tested where the metric
+        before it differed, and `secondary` is corrected for multiple testing.
         """
-        return "primary" if name == self.primary else "guard" if name == GUARD else "secondary"
+        if name == self.primary:
+            return "primary"
+        return "guard" if name == GUARD else "sequence" if name in SEQUENCE else "secondary"
 
     def allows(self, key: str) -> bool:
         """Whether runs may differ in a key: given in full, without its first component, or as a prefix

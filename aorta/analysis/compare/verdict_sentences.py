@@ -1,6 +1,10 @@
 """States the verdict of a comparison in sentences that an engineer can act on.
 
-Must not say a number that is not in the summary, or a ratio without its denominator.
+    OVERLAP LOST: 0.510 -> 0.000 of communication hidden (-0.510, 95 % interval -0.552 to -0.468, p 0.029, 4 against 4
+    launches). Step time: no difference resolved (263 -> 235 ms, -10.6 %, 95 % interval -52.0 % to +46.0 %, p 0.34).
+
+REGRESSION and IMPROVEMENT alone are of step time; of anything else the headline names what was lost or gained, and
+what the step time did. Must not say a number that is not in the summary, or a ratio without its denominator.
 """
 
 from __future__ import annotations
@@ -8,108 +12,151 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from aorta.analysis.compare.verdict import NOT_COMPARABLE
+from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED
 from aorta.analysis.compare.verdict_rules import GUARD
 from aorta.analysis.formatting import TEXT, p_value, significant
 from aorta.analysis.metrics import metric_named
 
-_SAID: Final = {
-    "overlap_ratio": "hides {amount} of its communication (overlap_ratio, hidden / comm)",
-    "exposed_share": "exposes communication for {amount} of its step (exposed_share, exposed / step)",
-    "overlap_efficiency": "saves {amount} of what overlap could save (overlap_efficiency)",
-    "compute_slowdown": "adds {amount} to its computing time by overlap (compute_slowdown, added / isolated)",
+_TITLES: Final = {
+    GUARD: ("regression", "improvement"),
+    "overlap_ratio": ("overlap lost", "overlap gained"),
+    "exposed_comm_ms": ("more exposed communication", "less exposed communication"),
+    "exposed_share": ("more exposed communication", "less exposed communication"),
+    "compute_stall_ms": ("longer stalls", "shorter stalls"),
 }
+"""What a regression and an improvement of a metric are called; of others the metric is named."""
+_SHARE_OF: Final = {
+    "overlap_ratio": "of communication hidden",
+    "exposed_share": "of the step exposed",
+    "overlap_efficiency": "of what overlap could save",
+    "compute_slowdown": "added / isolated computing",
+}
+UNLIKE: Final = "not comparable"
+
+
+def title(comparison: Mapping[str, Any]) -> str:
+    """The verdict in one to four words, in lower case."""
+    if comparison.get("unlike"):
+        return UNLIKE
+    if "launches" not in comparison:
+        return NOT_TESTED
+    word, name = comparison["verdict"], comparison["primary"]
+    if word in ("regression", "improvement"):
+        worse, better = _TITLES.get(name, (f"{name} worse", f"{name} better"))
+        return worse if word == "regression" else better
+    entry = comparison["metrics"].get(name)
+    return NOT_TESTED if entry is not None and entry["verdict"] == NOT_TESTED else str(word)
+
+
+def is_comparable(comparison: Mapping[str, Any]) -> bool:
+    """Whether a difference between the sides is one of what they ran: they did the same work, and took turns."""
+    return not comparison.get("unlike") and comparison["verdict"] != NOT_COMPARABLE
+
+
+def verdict_words(pair: Mapping[str, Any]) -> str:
+    """The verdict of a metric, with the launches that one which is not tested needs."""
+    needed = pair.get("needs_launches")
+    return pair["verdict"] if needed is None else f"{pair['verdict']} (needs {needed} launches)"
 
 
 def headline(comparison: Mapping[str, Any]) -> str:
-    """The verdict, the effect with its interval, p, the launches, step time, and what could have been found."""
-    primary = comparison["metrics"].get(comparison["primary"])
-    parts = [short_headline(comparison)]
-    if primary is None or primary["effect"]["value"] is None:
-        return parts[0]
-    in_time = comparison["verdict"] != NOT_COMPARABLE
-    if comparison["primary"] != GUARD:
-        parts.append(_step_time(comparison["metrics"].get(GUARD), in_time=in_time))
-    if in_time:
-        parts.append(_could(primary, comparison))
-    return " ".join(parts)
+    """The short headline, and what could have been found."""
+    primary = comparison["metrics"].get(comparison.get("primary"))
+    said = short_headline(comparison)
+    tested = "launches" in comparison and is_comparable(comparison)
+    if not tested or primary is None or primary["effect"]["value"] is None:
+        return said
+    return f"{said} {_could(primary, comparison)}"
 
 
 def short_headline(comparison: Mapping[str, Any]) -> str:
-    """The verdict, the effect with its interval, p, the launches; and why, where nothing was decided."""
-    word = comparison["verdict"].upper()
-    primary = comparison["metrics"].get(comparison["primary"])
-    host = comparison.get("host_bound")
+    """The verdict, the effect with its interval, p, the launches; why, where nothing was decided; and step time."""
+    word = title(comparison).upper()
+    if comparison.get("unlike"):
+        return f"{word}: {why_unlike(comparison)}."
+    metrics = comparison["metrics"]
+    tested = "launches" in comparison
+    name = comparison.get("primary", "overlap_ratio")
+    primary, host = metrics.get(name), comparison.get("host_bound")
     lead = "" if host is None else f"the {host['side']} is host-bound, and the other is not; "
-    if primary is None or primary["effect"]["value"] is None:
-        return f"{word}: {lead}{comparison['verdict_reason']}."
-    counts = primary["launches"]
-    said = (
-        f"{word}: {lead or 'the candidate '}{_effect(comparison['primary'], primary, of_hosts=host is not None)}; "
-        f"{_p(primary)}, "
-        f"{counts['reference']} against {counts['candidate']} launches."
-    )
-    decided = comparison["verdict"] in ("regression", "improvement")
-    return said if decided else f"{said} Why: {comparison['verdict_reason']}."
+    reason = f"{comparison['verdict_reason']}."
+    if comparison["verdict"] == NOT_COMPARABLE:
+        return f"{word}: {lead}{reason}"  # a drift may be all of any difference
+    if primary is None or primary["reference"] is None or primary["candidate"] is None:
+        parts = [f"{word}: {lead}{reason}"]
+    else:
+        parts = [f"{word}: {lead}{_change(name, primary, counts=tested)}."]
+        if comparison["verdict"] not in ("regression", "improvement"):
+            parts.append(f"Why: {reason}")
+    if name != GUARD:
+        parts.append(_step_time(metrics.get(GUARD)))
+    return " ".join(parts)
 
 
-def _effect(name: str, entry: Mapping[str, Any], *, of_hosts: bool = False) -> str:
-    """The effect in words; between a host-bound side and one that is not, the two values alone."""
-    effect = entry["effect"]
-    interval = _interval(effect)
-    if of_hosts:
-        unit = metric_named(name).unit
-        return (
-            f"{name}: {TEXT.quantity(entry['reference'], unit)} -> {TEXT.quantity(entry['candidate'], unit)}{interval}"
-        )
-    if effect["kind"] == "quotient":
-        value = effect["value"]
-        change = _percent(value, "more", "less") + f" {name}"
-        numbers = f"{significant(entry['reference'])} -> {significant(entry['candidate'])} {metric_named(name).unit}"
-        return f"has {change} ({numbers}{interval})"
-    value = effect["value"]
-    points = TEXT.points(abs(value))
-    amount = "as much" if points == TEXT.points(0) else f"{points} {'more' if value > 0 else 'less'}"
-    said = _SAID.get(name, f"has {{amount}} of {name}").format(amount=amount)
-    return f"{said}: {_ratio(entry['reference'])} -> {_ratio(entry['candidate'])}{interval}"
+def why_unlike(comparison: Mapping[str, Any]) -> str:
+    """Which work the two runs did not share."""
+    values = {each["key"]: each for each in comparison["manifest_differences"]}
+    listed = [
+        f"{key.removeprefix('config.')} is {values[key]['reference']} in the reference, {values[key]['candidate']} in "
+        "the candidate"
+        for key in comparison["unlike"]
+    ]
+    return f"{'; '.join(listed)}: the runs did not do the same work"
 
 
-def _interval(effect: Mapping[str, Any]) -> str:
-    if effect["low"] is None:
-        return ""
-    return (
-        f", 95 % interval {TEXT.effect(effect['low'], effect['kind'])} to {TEXT.effect(effect['high'], effect['kind'])}"
-    )
+def _change(name: str, entry: Mapping[str, Any], *, counts: bool) -> str:
+    """Both values in words, with interval, p and launches in parentheses."""
+    unit = metric_named(name).unit
+    sides = entry["reference"], entry["candidate"]
+    if unit == "ratio":
+        said = f"{_ratio(sides[0])} -> {_ratio(sides[1])} {_SHARE_OF.get(name, name)}"
+    else:
+        called = "step time" if name == GUARD else name
+        said = f"{called} {significant(sides[0])} -> {significant(sides[1])} {unit}"
+    told = _evidence(entry)
+    if counts:
+        told += [f"{entry['launches']['reference']} against {entry['launches']['candidate']} launches"]
+    return f"{said} ({', '.join(told)})" if told else said
 
 
-def _percent(value: float, more: str, less: str) -> str:
-    share = TEXT.percent(abs(value))
-    return "the same" if share == TEXT.percent(0) else f"{share} {more if value > 0 else less}"
+def _evidence(entry: Mapping[str, Any]) -> list[str]:
+    """The effect with its interval, and p, as far as they are known."""
+    effect = entry.get("effect")
+    if effect is None:
+        return []
+    told = [] if effect["value"] is None else [TEXT.effect(effect["value"], effect["kind"])]
+    if told and effect["low"] is not None:
+        level = TEXT.percent(entry["interval_level"], 0)
+        told = [
+            f"{told[0]}, {level} interval {TEXT.effect(effect['low'], effect['kind'])} to "
+            f"{TEXT.effect(effect['high'], effect['kind'])}"
+        ]
+    return told + ([] if entry["p"] is None else [f"p {p_value(entry['p'])}"])
 
 
 def _ratio(value: float) -> str:
     return TEXT.number(value, "ratio", fewer=1)
 
 
-def _p(entry: Mapping[str, Any]) -> str:
-    return "p unknown" if entry["p"] is None else f"p = {p_value(entry['p'])}"
-
-
-def _step_time(guard: Mapping[str, Any] | None, *, in_time: bool) -> str:
-    if guard is None or guard["effect"]["value"] is None:
-        why = "not in the record" if guard is None else guard["verdict_reason"]
+def _step_time(guard: Mapping[str, Any] | None) -> str:
+    if guard is None or guard["reference"] is None or guard["candidate"] is None:
+        why = "not in the record" if guard is None else guard.get("verdict_reason") or guard["judgement_reason"]
         return f"Step time: unknown ({why})."
-    effect = guard["effect"]
-    change = _percent(effect["value"], "longer", "shorter")
-    verdict = f": {guard['verdict']}" if guard["verdict"] is not None else f"; not judged: {guard['verdict_reason']}"
-    if not in_time:
-        verdict = ""  # the reason stands beside the primary metric
-    numbers = (
-        f"{significant(guard['reference'])} -> {significant(guard['candidate'])} ms{_interval(effect)}; {_p(guard)}"
-    )
-    if in_time and guard["verdict"] == "inconclusive":
-        return f"Step time: no difference was shown ({numbers})."
-    return f"Step time: {change} ({numbers}){verdict}."
+    numbers = f"{significant(guard['reference'])} -> {significant(guard['candidate'])} ms"
+    if "effect" not in guard:
+        change = "" if guard["quotient"] is None else f" ({TEXT.percent(guard['quotient'] - 1, signed=True)})"
+        return f"Step time: {numbers}{change}."
+    numbers = ", ".join([numbers, *_evidence(guard)])
+    match guard["verdict"]:
+        case "regression" | "improvement":
+            longer = "longer" if guard["verdict"] == "regression" else "shorter"
+            return f"Step time: {TEXT.percent(abs(guard['effect']['value']))} {longer} ({numbers})."
+        case "inconclusive":
+            return f"Step time: no difference resolved ({numbers})."
+        case None:
+            return f"Step time: not judged ({numbers}): {guard['verdict_reason']}."
+        case word:
+            return f"Step time: {word} ({numbers})."
 
 
 def _could(primary: Mapping[str, Any], comparison: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from aorta.analysis.compare.verdict import NOT_COMPARABLE, too_few
+from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, too_few
 from aorta.analysis.formatting import p_value
 from aorta.analysis.gate.gate_conditions import Condition
 from aorta.analysis.metrics import metric_named
@@ -149,6 +149,8 @@ def _of_launches(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
     if found.low is None or found.high is None:
         return _judged(condition, found, p, "inconclusive", f"no interval: {_ZERO}")
     beyond = condition.beyond(found.value)
+    if beyond and entry.get("verdict") == NOT_TESTED and not condition.beyond(0.0):
+        return _judged(condition, found, p, "inconclusive", f"{NOT_TESTED}: {entry['verdict_reason']}")
     outcome, reason = _decide(condition, found, p, alpha) if beyond else _kept(condition, found)
     lacks_p = beyond and not condition.beyond(0.0) and p is not None and p > alpha
     needed = entry.get("launches_needed")
@@ -161,7 +163,7 @@ def _p(entry: Mapping[str, Any], metrics: Mapping[str, Any]) -> float | None:
     """The p-value by which a condition is judged: as it is for the primary metric and the guard, corrected for a
     secondary one.
 
-    Holm's correction leaves some metrics out (neither direction is better, milliseconds across platforms, the same
+    Step-down minP leaves some metrics out (neither direction is better, milliseconds across platforms, the same
     value in all launches). A condition on such a metric adds one test to those that were made, so its p gets
     Bonferroni's factor for all of them, which holds however the tests depend on each other.
     """

@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from aorta.analysis.attribution.causes import of_one_dimension
-from aorta.analysis.formatting import TEXT, p_value, whole_percent
+from aorta.analysis.attribution.causes import told_rows
+from aorta.analysis.compare.verdict_sentences import is_comparable, short_headline, title, verdict_words
+from aorta.analysis.formatting import TEXT, is_zero, p_value, whole_percent
 from aorta.analysis.gate.gate_checks import GateResult
 from aorta.analysis.gate.gate_text import OUTCOMES, headline, interval, quantity
 
@@ -66,12 +67,11 @@ def _head(comparison: Mapping[str, Any] | None, result: GateResult | None) -> It
         yield "No comparison was asked for."
         return
     if result is None:
-        yield f"### AORTA: {escaped(comparison['verdict'])}"
+        yield f"### AORTA: {escaped(title(comparison))}"
     yield ""
-    yield (
-        f"{escaped(comparison['candidate'])} against {escaped(comparison['reference'])}: "
-        f"**{escaped(comparison['verdict'])}**. {escaped(comparison['verdict_reason'])}"
-    )
+    word, _, said = short_headline(comparison).partition(":")
+    sides = f"{escaped(comparison['candidate'])} against {escaped(comparison['reference'])}"
+    yield f"{sides}: **{escaped(word)}**: {escaped(said)}"
 
 
 def _comparison(comparison: Mapping[str, Any]) -> Iterator[str]:
@@ -80,26 +80,29 @@ def _comparison(comparison: Mapping[str, Any]) -> Iterator[str]:
         yield from ("", f"**Where:** {escaped(attribution['sentence'])}")
     for warning in comparison.get("warnings", ()):
         yield from ("", f"> ⚠️ {escaped(warning)}")
-    yield from _folded("All metrics", _metrics(comparison["metrics"]))
-    yield from _folded("Where the exposed communication differs", _causes(of_one_dimension(attribution)))
+    yield from _folded("All metrics", _metrics(comparison))
+    yield from _folded("Where the exposed communication differs", _causes(told_rows(attribution)))
     differences = comparison.get("manifest_differences") or ()
     rows = [[escaped(row[name]) for name in ("key", "reference", "candidate")] for row in differences]
     yield from _folded(f"{len(rows)} differences of the manifests", _table(["key", "reference", "candidate"], rows))
 
 
-def _metrics(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _metrics(comparison: Mapping[str, Any]) -> list[str]:
+    changes = ("difference", "quotient") if is_comparable(comparison) else ()  # else of other work, or of a drift
     rows = [
         [
             escaped(name),
-            *(TEXT.number(entry[key], entry["unit"]) for key in ("reference", "candidate", "difference")),
-            TEXT.number(entry["quotient"], "ratio", fewer=1),
+            *(TEXT.number(entry[key], entry["unit"]) for key in ("reference", "candidate", *changes[:1])),
+            *(TEXT.number(entry[key], "ratio", fewer=1) for key in changes[1:]),
             escaped(entry["unit"]),
-            escaped((entry["verdict"] or "-") if "verdict" in entry else entry["judgement"]),
+            escaped((verdict_words(entry) if entry["verdict"] else "-") if "verdict" in entry else entry["judgement"]),
         ]
-        for name, entry in metrics.items()
-        if entry["reference"] is not None or entry["candidate"] is not None
+        for name, entry in comparison["metrics"].items()
+        if not (entry["reference"] is entry["candidate"] is None or is_zero(entry))
     ]
-    return _table(["metric", "reference", "candidate", "difference", "ratio", "unit", "verdict"], rows)
+    named = {"quotient": "ratio"}
+    heads = ["metric", "reference", "candidate", *(named.get(key, key) for key in changes), "unit", "verdict"]
+    return _table(heads, rows)
 
 
 def _causes(causes: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -107,7 +110,7 @@ def _causes(causes: Sequence[Mapping[str, Any]]) -> list[str]:
         [
             escaped(row["what"]),
             *(TEXT.number(row[key], "ms") for key in ("reference_ms", "candidate_ms", "difference_ms")),
-            whole_percent(row["share"]),
+            "-" if row["share"] is None else whole_percent(row["share"]),
         ]
         for row in causes
     ]

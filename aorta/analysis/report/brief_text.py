@@ -15,7 +15,7 @@ from aorta.analysis.metrics import JOB_STEP, metric_named
 from aorta.analysis.report.gain_text import gain_line
 from aorta.analysis.report.html import PAGE_FILE
 from aorta.analysis.report.metric_table import metric_table
-from aorta.analysis.report.terminal_text import led, verdict_line
+from aorta.analysis.report.terminal_text import led, notes_of, verdict_line
 from aorta.terminal_style import PLAIN, Style
 
 METRICS: Final = ("overlap_ratio", "exposed_comm_ms", JOB_STEP)
@@ -45,11 +45,10 @@ def brief_text(
 
 
 def _compared(comparison: Mapping[str, Any], style: Style) -> str:
-    said = short_headline(comparison) if "launches" in comparison else None
-    lines = [verdict_line(comparison, said, style)]
+    lines = [verdict_line(comparison, short_headline(comparison), style)]
     cause = comparison.get("attribution", {}).get("sentence")
     lines += [led("Cause:", cause, style)] if cause else []
-    lines += [led("Note:", warning, style, style.warning) for warning in comparison["warnings"]]
+    lines += [led("Note:", warning, style, style.warning) for warning in notes_of(comparison)]
     lines += ["", *metric_table(comparison, [name for name in METRICS if name in comparison["metrics"]], style)]
     changed = [
         f"{one['key'].removeprefix('config.')}: {json_text(one['reference'])} -> {json_text(one['candidate'])}"

@@ -13,7 +13,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from aorta.analysis.formatting import TEXT, p_value
+from aorta.analysis.compare.verdict_sentences import is_comparable, verdict_words
+from aorta.analysis.formatting import TEXT, is_zero, p_value
 from aorta.analysis.metrics import JOB_STEP
 from aorta.terminal_style import PLAIN, WIDTH, Style, mark_of
 
@@ -51,6 +52,8 @@ def _rows(
     rows: list[tuple[tuple[str, ...], str | None]] = [(_HEAD if judged else _HEAD_OF_RUNS, None)]
     for name in names:
         pair = comparison["metrics"][name]
+        if not is_comparable(comparison):
+            pair = _without_deltas(pair)
         if judged:
             rows.append((_judged(name, pair, around=around), pair["verdict"]))
             continue
@@ -58,6 +61,13 @@ def _rows(
         if "ratio_of_sums" in pair:
             rows.append((_of_runs(_POOLED, {"unit": "ratio", "judgement": "", **pair["ratio_of_sums"]}), None))
     return rows
+
+
+def _without_deltas(pair: Mapping[str, Any]) -> dict[str, Any]:
+    """The sides of a metric whose difference would be one of other work, or of a drift."""
+    effect = {"kind": "difference", "value": None, "low": None, "high": None}
+    shown = {name: value for name, value in pair.items() if name != "ratio_of_sums"}
+    return shown | {"difference": None, "quotient": None, "effect": effect}
 
 
 def _least_width(rows: Sequence[tuple[tuple[str, ...], str | None]], gap: int) -> int:
@@ -74,7 +84,7 @@ def shown_first(comparison: Mapping[str, Any]) -> list[str]:
     names = [
         name
         for name, pair in metrics.items()
-        if "bounds" in pair or not pair["reference"] == pair["candidate"] in (None, 0)
+        if "bounds" in pair or not (pair["reference"] is pair["candidate"] is None or is_zero(pair))
     ]
     primary = comparison.get("primary", "overlap_ratio")
     return sorted(names, key=lambda name: (name != primary, name != JOB_STEP, metrics[name].get("verdict") is None))
@@ -106,10 +116,9 @@ def _judged(name: str, pair: Mapping[str, Any], *, around: bool) -> tuple[str, .
     if effect["low"] is not None:
         low, high = (TEXT.effect(effect[end], effect["kind"]).removesuffix(" %") for end in ("low", "high"))
         delta += f" [{low}, {high}]"
-    p = pair["p"] if pair["p_corrected"] is None else pair["p_corrected"]
     if verdict is None:
         return name, *sides, delta, _UNKNOWN, "not judged"
-    return name, *sides, delta, p_value(p, unknown=_UNKNOWN), f"{mark_of(verdict)} {verdict}"
+    return name, *sides, delta, p_value(pair["p"], unknown=_UNKNOWN), f"{mark_of(verdict)} {verdict_words(pair)}"
 
 
 def _around(value: float | None, interval: Mapping[str, float | None] | None, unit: str) -> str:
@@ -128,7 +137,8 @@ def _of_runs(name: str, pair: Mapping[str, Any]) -> tuple[str, ...]:
         else TEXT.number(pair[side], pair["unit"])
         for side in ("reference", "candidate")
     ]
-    difference = TEXT.number(pair["difference"], pair["unit"], signed=True)
+    change = pair["difference"]
+    difference = _UNKNOWN if change is None else TEXT.number(change, pair["unit"], signed=True)
     ratio = _UNKNOWN if pair["quotient"] is None else TEXT.number(pair["quotient"], "ratio", fewer=1)
     return name, *values, difference, ratio, pair["judgement"]
 

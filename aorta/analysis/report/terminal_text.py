@@ -13,6 +13,8 @@ from typing import Any, Final
 from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
 from aorta.analysis.cautions import cautions
 from aorta.analysis.collective_metrics import why_upper_bound
+from aorta.analysis.compare.verdict_sentences import UNLIKE, headline, is_comparable
+from aorta.analysis.compare.verdict_sentences import title as verdict_title
 from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.expert_load import expert_sentences
 from aorta.analysis.formatting import TEXT, json_text
@@ -31,8 +33,8 @@ _SHOWN_DIFFERENCES: Final = 12
 _SHOWN_LEFT_OUT: Final = 6
 _PAIR_HEAD: Final = ("reference", "candidate", "difference", "ratio", "direction")
 _JUDGED: Final = (
-    "Medians over launches; ± and [low, high]: 95 % intervals; p: exact Mann-Whitney test over launches, of secondary "
-    "metrics after Holm's correction."
+    "Medians over launches, ±: 95 % interval; [low, high]: what the test does not reject ({level}, more where several "
+    "metrics were tested together); p: exact Mann-Whitney test over launches, of the metric alone."
 )
 _NOT_JUDGED: Final = (
     "Medians over steps of one launch per side. Better and worse name the direction of a difference, not tested for "
@@ -43,18 +45,23 @@ _POOLED: Final = "  as ratio of sums over steps"
 
 def verdict_block(comparison: Mapping[str, Any], style: Style = PLAIN) -> str:
     """What a reader sees first: the verdict in a sentence, its cause, and what both have to be read with."""
-    lines = [verdict_line(comparison, comparison.get("headline"), style)]
+    lines = [verdict_line(comparison, headline(comparison), style)]
     cause = comparison.get("attribution", {}).get("sentence")
     lines += [led("Cause:", cause, style)] if cause else []
-    lines += [led("Note:", warning, style, style.warning) for warning in comparison["warnings"]]
+    lines += [led("Note:", warning, style, style.warning) for warning in notes_of(comparison)]
     return "\n".join(lines)
 
 
-def verdict_line(comparison: Mapping[str, Any], headline: str | None, style: Style = PLAIN) -> str:
-    """A headline behind its mark, with the verdict in its colour; without one the verdict and its reason."""
-    word = comparison["verdict"].upper()
+def notes_of(comparison: Mapping[str, Any]) -> list[str]:
+    """The warnings of a comparison, but for what its headline says already."""
+    said = [] if is_comparable(comparison) else [f"{UNLIKE.upper()}: {key} " for key in comparison.get("unlike", ())]
+    return [warning for warning in comparison["warnings"] if not warning.startswith(tuple(said))]
+
+
+def verdict_line(comparison: Mapping[str, Any], said: str, style: Style = PLAIN) -> str:
+    """A headline behind its mark, with its first words in the colour of the verdict."""
+    word = verdict_title(comparison).upper()
     mark = f"[{mark_of(comparison['verdict'])}]"
-    said = headline or f"{word}: {comparison['verdict_reason']}"
     return led(
         f"{mark} {word}",
         said.removeprefix(word),
@@ -154,7 +161,8 @@ def comparison_table(comparison: Mapping[str, Any], style: Style = PLAIN) -> str
     names = shown_first(comparison)
     lines = metric_table(comparison, names, style)
     notes = [f"reference: {comparison['reference']}; candidate: {comparison['candidate']}."]
-    notes.append(_JUDGED if "launches" in comparison else _NOT_JUDGED)
+    tested = _JUDGED.format(level=TEXT.percent(comparison.get("interval_level"), 0))
+    notes.append(tested if "launches" in comparison else _NOT_JUDGED)
     if "primary" in comparison:
         notes.append(
             f"{comparison['primary']} decides the verdict; nothing counts as improved while {JOB_STEP} is longer."

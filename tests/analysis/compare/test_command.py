@@ -23,11 +23,13 @@ def test_two_sets_and_every_rule_as_words(
     assert "--allow-unlike config.workload.model_dim" in capsys.readouterr().err
     words += ["--allow-unlike", "all", "--primary", "exposed_share", "--alpha", "0.04", "--margin", "0.01"]
     assert overlap_report([*words, "--judge-milliseconds"]) == 0
-    assert capsys.readouterr().out.startswith("[x] REGRESSION: the candidate exposes communication for 2.0 points more")
+    assert capsys.readouterr().out.startswith(
+        "[x] MORE EXPOSED COMMUNICATION: 0.018 -> 0.038 of the step exposed (+0.020, 96 % interval"
+    )
     found = strict_json(tmp_path / "reports" / "candidate-vs-reference" / "summary.json")["comparison"]
     assert (found["primary"], found["alpha"], found["margin"]) == ("exposed_share", 0.04, 0.01)
     assert found["judge_milliseconds"] is True
-    assert found["metrics"]["overlap_ratio"]["role"] == "secondary"
+    assert found["metrics"]["overlap_ratio"]["role"] == "sequence"
 
 
 def test_a_plan_and_a_set_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

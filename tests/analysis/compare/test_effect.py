@@ -26,13 +26,14 @@ def found(name: str, left: Sequence[float | None], right: Sequence[float | None]
     return numbers(name, launches(*left), launches(*right), Rules(**rules))
 
 
-def test_the_interval_holds_the_middle_95_percent_of_resamples() -> None:
-    """Of 6 launches drawn from 0 to 5 tenths the median is 0 in 0.9 % of draws and 0.05 in 2.6 %, so that 2.5 % of the
-    median are at 0.05, and 5 % of it at 0.1; the same at the other end.
-    """
-    told = found("overlap_ratio", [0, 0.1, 0.2, 0.3, 0.4, 0.5], [0.9] * 6)
-    assert told["effect"]["value"] == pytest.approx(0.65)
-    assert (told["effect"]["low"], told["effect"]["high"]) == (pytest.approx(0.45), pytest.approx(0.85))
+def test_the_interval_is_of_all_that_the_test_does_not_reject() -> None:
+    """Four against four reject an effect only where all launches lie beyond it: the largest and smallest pair."""
+    told = found("overlap_ratio", [0.1, 0.2, 0.3, 0.4], [0.6, 0.7, 0.8, 0.9])
+    assert told["effect"]["value"] == pytest.approx(0.5)
+    assert (told["effect"]["low"], told["effect"]["high"]) == (pytest.approx(0.2), pytest.approx(0.8))
+    assert told["interval_level"] == 0.95
+    few = found("overlap_ratio", [0.1, 0.2, 0.3], [0.6, 0.7, 0.8])
+    assert (few["effect"]["low"], few["interval_level"]) == (None, None), "three against three bound nothing"
 
 
 def test_a_quotient_has_an_interval_of_its_own_and_one_in_milliseconds() -> None:
@@ -90,6 +91,6 @@ def test_launches_without_a_value_do_not_count() -> None:
 
 
 def test_a_secondary_metric_states_its_noise_and_no_power() -> None:
-    told = found("exposed_comm_ms", LEFT, RIGHT)
+    told = found("idle_ms", LEFT, RIGHT)
     assert told["launch_sd"] == pytest.approx(RELATIVE, rel=1e-4)
     assert (told["detectable"]["effect"], told["launches_needed"]) == (None, None)

@@ -58,31 +58,29 @@ def test_a_regression_is_told_first_with_everything_it_rests_on(tmp_path: Path) 
     step = comparison["metrics"]["job_step_ms"]
     assert (step["role"], step["effect"]["kind"], step["verdict"]) == ("guard", "quotient", "equivalent")
     exposed = comparison["metrics"]["exposed_comm_ms"]
-    assert exposed["role"] == "secondary"
+    assert exposed["role"] == "sequence"
     assert exposed["p"] == pytest.approx(2 / 70)
-    assert exposed["p_corrected"] > 0.05
-    assert (exposed["detectable"]["effect"], exposed["launches_needed"]) == (None, None)
-    for reason in (exposed["detectable"]["reason"], exposed["launches_needed_reason"]):
-        assert "judged after Holm's correction" in reason
-    assert exposed["launch_sd"] > 0
-    assert exposed["verdict"] == "inconclusive"
+    assert (exposed["p_corrected"], exposed["verdict"]) == (None, "regression"), "the ratio before it differs"
+    idle = comparison["metrics"]["idle_ms"]
+    assert idle["role"] == "secondary"
+    for reason in (idle["detectable"]["reason"], idle["launches_needed_reason"]):
+        assert "judged by what all the others did" in reason
+    assert (idle["verdict"], idle["needs_launches"]) == ("not tested", 5)
+    assert idle["launch_sd"] > 0
     assert comparison["metrics"]["comm_ms"]["verdict"] is None
     entry = found.summary["datasets"]["new"]
     assert (entry["launches"], entry["representative"]) == (4, str(sides[1] / "01"))
     text = found.text
     first = " ".join(text.split("\nCause: ")[0].split()).removeprefix("[x] ")
     assert first == comparison["headline"]
-    assert first.startswith(
-        "REGRESSION: the candidate hides 20.0 points less of its communication (overlap_ratio, hidden / comm): "
-        "0.815 -> 0.615, 95 % interval -0.2"
-    )
-    assert "p = 0.029, 4 against 4 launches" in first
-    assert "Step time: the same (" in first
+    assert first.startswith("OVERLAP LOST: 0.815 -> 0.615 of communication hidden (-0.200, 95 % interval -0.2")
+    assert "p 0.029, 4 against 4 launches)." in first
+    assert "Step time: equivalent (100.2 -> 100.2 ms, +0.0 %" in first
     assert "The smallest effect these launches could have found, with 80 % power: 0.0" in first
     assert max(len(line) for line in text.splitlines() if str(tmp_path) not in line) <= 100
     row = next(line for line in text.splitlines() if line.startswith("overlap_ratio "))
     assert row.split()[1] == "0.815"
-    assert row.split()[-7:-4] == ["0.015", "-0.200", "[-0.220,"]
+    assert row.split()[-6:-4] == ["-0.200", "[-0.230,"]
     assert row.split()[-3:] == ["0.029", "x", "regression"]
 
 
@@ -101,7 +99,7 @@ def test_a_better_ratio_with_a_slower_step_is_no_improvement(tmp_path: Path) -> 
     assert found["metrics"]["job_step_ms"]["verdict"] == "regression"
     by_step = compared(tmp_path, reference, tmp_path / "b", primary="job_step_ms")
     assert by_step["verdict"] == "regression"
-    assert "has 21.3 % more job_step_ms (100.2 -> 121.5 ms" in by_step["headline"]
+    assert by_step["headline"].startswith("REGRESSION: step time 100.2 -> 121.5 ms (+21.3 %, 95 % interval ")
 
 
 def test_across_platforms_a_slower_step_still_withholds(tmp_path: Path) -> None:
@@ -176,11 +174,21 @@ def test_a_side_that_mixes_configurations_is_refused(tmp_path: Path) -> None:
     assert any("launches of the reference differ in config.parallel.overlap" in each for each in found["warnings"])
 
 
-def test_single_runs_that_are_unlike_are_still_only_warned_of(tmp_path: Path) -> None:
-    found = compared(tmp_path, launch(tmp_path / "a", 0.8), launch(tmp_path / "b", 0.6, config=OTHER))
-    assert any(warning.startswith("NOT COMPARABLE") for warning in found["warnings"])
-    assert "primary" not in found
+def test_single_runs_that_are_unlike_are_not_comparable_before_anything_else(tmp_path: Path) -> None:
+    made = report(tmp_path, launch(tmp_path / "a", 0.8), launch(tmp_path / "b", 0.6, config=OTHER))
+    found = made.summary["comparison"]
     assert found["verdict"] == "inconclusive"
+    assert found["headline"] == (
+        "NOT COMPARABLE: workload.model_dim is 64 in the reference, 128 in the candidate: the runs did not do the same "
+        "work."
+    )
+    assert (found["attribution"]["sentence"], found["attribution"]["reason"]) == (None, "not comparable")
+    text = " ".join(made.text.split())
+    assert text.startswith(f"[?] {found['headline']}")
+    assert text.count("did not do the same work.") == 1, "said once, and not again as a note"
+    assert "Cause:" not in text
+    row = next(line for line in made.text.splitlines() if line.startswith("overlap_ratio"))
+    assert row.split() == ["overlap_ratio", "0.8000", "0.6000", "-", "-", "not", "judged"]
 
 
 def test_runs_that_stand_on_both_sides_are_warned_of(tmp_path: Path) -> None:

@@ -1,91 +1,214 @@
-"""Which metric gets which verdict, from entries written by hand: correction, the guard, and what is not judged."""
+"""Which metric gets which verdict, from launches written by hand: guard, sequence, and what is tested together."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pytest
+
+from aorta.analysis.compare.effect import intervals
+from aorta.analysis.compare.mann_whitney import mann_whitney
 from aorta.analysis.compare.metric_verdicts import judge
 from aorta.analysis.compare.verdict_rules import GUARD, Rules
 
+LEVEL = [0.50, 0.51, 0.52, 0.53, 0.54]
+SEQUENCE = ("overlap_ratio", "exposed_comm_ms", "compute_stall_ms")
+Metrics = dict[str, dict[str, Any]]
 
-def entry(value: float, p: float | None = 0.008, role: str = "secondary", **changes: Any) -> dict[str, Any]:
-    """A metric of which more is better, far from its margin, of five launches a side."""
+
+def entry(shift: float, role: str = "secondary", launches: int = 5, order: int = 0, **changes: Any) -> dict[str, Any]:
+    """A metric of which more is better; `order` rolls its launches, so that a labelling is not extreme in two metrics.
+
+    A shift of 0.2 or more separates the sides; one of 0.01 does not.
+    """
+    level = np.array(LEVEL[:launches] if launches <= len(LEVEL) else np.linspace(0.5, 0.54, launches))
+    left, right = np.roll(level, order), level + shift
+    p = mann_whitney(left, right)
     return {
         "role": role,
         "better": "higher",
         "judgement": "better",
         "judgement_reason": None,
         "constant": False,
-        "launches": {"reference": 5, "candidate": 5},
-        "effect": {"kind": "difference", "value": value, "low": value - 0.05, "high": value + 0.05},
+        "launches": {"reference": launches, "candidate": launches},
         "margin": 0.02,
         "p": p,
         "p_corrected": None,
+        "values": (left, right),
+        **intervals("overlap_ratio", left, right, p, 0.05),
     } | changes
 
 
-def guard(value: float, p: float = 0.008, role: str = "guard", **changes: Any) -> dict[str, Any]:
-    return entry(value, p, role, better="lower", **changes)
+def constant(role: str = "secondary", launches: int = 5) -> dict[str, Any]:
+    none = np.zeros(launches)
+    return entry(0.0, role, launches, constant=True, p=1.0, values=(none, none))
 
 
-def judged(rules: Rules | None = None, **metrics: dict[str, Any]) -> dict[str, str | None]:
-    judge(metrics, rules or Rules())
+def guard(shift: float, role: str = "guard") -> dict[str, Any]:
+    return entry(shift, role, better="lower")
+
+
+def judged(metrics: Metrics, rules: Rules | None = None) -> dict[str, str | None]:
+    judge(metrics, rules or Rules(), {name: found["values"] for name, found in metrics.items()})
     return {name: found["verdict"] for name, found in metrics.items()}
 
 
 def test_a_slower_step_withholds_every_improvement_and_nothing_else() -> None:
-    metrics = {
-        "overlap_ratio": entry(0.0, 0.9, "primary"),
-        "better": entry(0.2),
-        "worse": entry(-0.2),
-    }
-    alone = judged(**{**metrics, GUARD: guard(-0.1)})
-    assert alone == {
-        "overlap_ratio": "inconclusive",
+    def metrics(step: float) -> Metrics:
+        return {"overlap_ratio": entry(0.2, "primary"), "better": entry(0.2), "worse": entry(-0.2), GUARD: guard(step)}
+
+    assert judged(metrics(-0.2)) == {
+        "overlap_ratio": "improvement",
         "better": "improvement",
         "worse": "regression",
         GUARD: "improvement",
     }
-    slower = judged(**{**metrics, GUARD: guard(0.1)})
-    assert slower == alone | {"better": "inconclusive", GUARD: "regression"}
-    assert "better by itself" in metrics["better"]["verdict_reason"]
-    assert judged(**metrics)["better"] == "inconclusive", "a step time that nobody knows withholds too"
+    slower = metrics(0.2)
+    assert judged(slower) == {
+        "overlap_ratio": "inconclusive",
+        "better": "inconclusive",
+        "worse": "regression",
+        GUARD: "regression",
+    }
+    assert "better by itself" in slower["better"]["verdict_reason"]
+    unknown = metrics(0.0)
+    del unknown[GUARD]
+    assert judged(unknown)["better"] == "inconclusive", "a step time that nobody knows withholds too"
 
 
 def test_a_step_time_that_was_itself_asked_about_withholds_nothing() -> None:
-    found = judged(Rules(primary=GUARD), **{GUARD: guard(0.1, role="primary"), "better": entry(0.2)})
+    found = judged({GUARD: guard(0.2, role="primary"), "better": entry(0.2)}, Rules(primary=GUARD))
     assert found == {GUARD: "regression", "better": "improvement"}
 
 
-def test_only_secondary_metrics_that_are_judged_and_vary_are_corrected() -> None:
+def in_turn(*shifts: float, launches: int = 4) -> Metrics:
+    roles = ("primary", "sequence", "sequence")
+    made = {name: entry(shift, role, launches) for name, shift, role in zip(SEQUENCE, shifts, roles, strict=True)}
+    return made | {GUARD: entry(0.0, "guard", launches, better="lower")}
+
+
+def test_each_of_the_sequence_is_tested_at_alpha_where_the_one_before_it_differs() -> None:
+    """With four launches a side each p is 0.029: enough, as none of them is corrected."""
+    found = in_turn(-0.2, -0.2, -0.2)
+    assert [judged(found)[name] for name in SEQUENCE] == ["regression"] * 3
+    assert [found[name]["p_corrected"] for name in SEQUENCE] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("shifts", "words"),
+    [
+        ((0.01, -0.2, -0.2), ["inconclusive", "not tested", "not tested"]),
+        ((-0.2, 0.01, -0.2), ["regression", "inconclusive", "not tested"]),
+    ],
+)
+def test_behind_the_first_that_does_not_differ_none_is_tested(shifts: tuple[float, ...], words: list[str]) -> None:
+    metrics = in_turn(*shifts)
+    found = judged(metrics)
+    assert [found[name] for name in SEQUENCE] == words
+    stopped = SEQUENCE[words.index("inconclusive")]
+    last = metrics["compute_stall_ms"]
+    assert last["verdict_reason"] == (
+        "overlap_ratio -> exposed_comm_ms -> compute_stall_ms are tested in turn, each if the one before differs: "
+        f"p = {metrics[stopped]['p']:.2g} of {stopped} is above 0.05; --primary compute_stall_ms tests it first"
+    )
+    assert last["p"] == pytest.approx(2 / 70), "its own p stays"
+    assert last["needs_launches"] is None, "more launches of this metric are not what it lacks"
+
+
+def test_a_smaller_effect_than_the_margin_goes_on_with_the_sequence() -> None:
+    """The test found a difference; that it is too small to matter is another matter."""
+    tight = np.array([0.500, 0.5001, 0.5002, 0.5003])
+    first = entry(0.0, "primary", 4, p=2 / 70, **intervals("overlap_ratio", tight, tight + 0.001, 2 / 70, 0.05))
+    found = judged(in_turn(0.0, -0.2, -0.2) | {"overlap_ratio": first})
+    assert [found[name] for name in SEQUENCE] == ["equivalent", "regression", "regression"]
+
+
+def test_a_metric_of_one_value_neither_stops_the_sequence_nor_counts() -> None:
+    metrics = in_turn(-0.2, 0.0, -0.2) | {"exposed_comm_ms": constant("sequence", 4)}
+    assert [judged(metrics)[name] for name in SEQUENCE] == ["regression", "equivalent", "regression"]
+
+
+def test_a_metric_that_is_not_judged_does_not_stop_the_sequence() -> None:
+    elsewhere = entry(-0.2, "primary", 4, judgement="not judged", judgement_reason="only ratios", p=0.9)
+    found = judged(in_turn(0.0, -0.2, 0.0) | {"overlap_ratio": elsewhere})
+    assert [found[name] for name in SEQUENCE] == [None, "regression", "inconclusive"]
+
+
+def test_only_secondary_metrics_that_are_judged_and_vary_are_tested_together() -> None:
     metrics = {
-        "overlap_ratio": entry(0.2, 0.03, "primary"),
-        "one": entry(0.2, 0.03),
-        "two": entry(0.2, 0.008),
-        "constant": entry(0.0, 1.0, constant=True),
+        "overlap_ratio": entry(0.2, "primary"),
+        "one": entry(0.2),
+        "two": entry(0.01, order=2),
+        "constant": constant(),
         "neutral": entry(0.2, better=None),
         "elsewhere": entry(0.2, judgement="not judged", judgement_reason="only ratios are judged across platforms"),
-        GUARD: guard(0.1, 0.03),
+        GUARD: guard(0.0),
     }
-    found = judged(**metrics)
+    found = judged(metrics)
     corrected = {name: metric["p_corrected"] for name, metric in metrics.items() if metric["p_corrected"] is not None}
-    assert corrected == {"two": 0.016, "one": 0.03}
-    assert [found[name] for name in ("constant", "neutral", "elsewhere")] == ["equivalent", None, None]
-    three = metrics | {"three": entry(-0.2, 0.03)}
-    assert judged(**three)["three"] == "inconclusive", "0.06 after correction"
-    assert three["three"]["p_corrected"] == 0.06
+    assert set(corrected) == {"one", "two"}
+    assert corrected["one"] == pytest.approx(4 / 252), "each has two labellings of 252 that are as extreme"
+    assert corrected["two"] == metrics["two"]["p"]
+    assert [found[name] for name in ("one", "constant", "neutral", "elsewhere")] == [
+        "improvement",
+        "equivalent",
+        None,
+        None,
+    ]
+
+
+def test_what_these_launches_cannot_decide_is_not_tested_and_says_how_many_would() -> None:
+    def metrics(launches: int) -> Metrics:
+        return {
+            "overlap_ratio": entry(0.2, "primary", launches),
+            "apart": entry(-0.2, "secondary", launches),
+            "null": entry(0.001, "secondary", launches, order=2),
+            GUARD: entry(0.0, "guard", launches, better="lower"),
+        }
+
+    four = metrics(4)
+    assert judged(four)["apart"] == "not tested"
+    assert four["apart"]["verdict_reason"] == (
+        "needs 5 launches per side: with 4 against 4 launches no metric of 2 tested together (minP) can reach p <= 0.05"
+    )
+    assert four["apart"]["needs_launches"] == four["null"]["needs_launches"] == 5
+    assert four["apart"]["p"] == pytest.approx(2 / 70), "the raw p stays"
+    assert judged(metrics(5))["apart"] == "regression", "and with as many it is decided"
+
+
+def test_the_interval_of_a_metric_tested_beside_others_is_that_of_its_test() -> None:
+    """At 6 against 6 a raw p of 0.026 may be too much beside others: then the interval holds 0, as at that level."""
+    generator = np.random.default_rng(7)
+    metrics: Metrics = {"overlap_ratio": entry(0.2, "primary", 6), GUARD: guard(0.0)}
+    for place in range(5):
+        left, right = generator.normal(0.5, 0.02, (2, 6))
+        p = mann_whitney(left, right)
+        made = entry(0.0, launches=6, p=p, values=(left, right), **intervals("overlap_ratio", left, right, p, 0.05))
+        metrics[f"null {place}"] = made
+    judged(metrics)
+    for name, found in metrics.items():
+        if name.startswith("null"):
+            assert found["interval_level"] > 0.95
+            assert (found["effect"]["low"] <= 0 <= found["effect"]["high"]) == (found["p_corrected"] > 0.05)
 
 
 def test_the_same_value_in_too_few_launches_says_nothing() -> None:
-    few = entry(0.0, 1.0, constant=True, launches={"reference": 3, "candidate": 5})
-    assert judged(metric=few) == {"metric": "inconclusive"}
+    few = constant() | {"launches": {"reference": 3, "candidate": 5}}
+    assert judged({"metric": few}) == {"metric": "not tested"}
+    assert few["needs_launches"] == 4
     assert "1 more of the reference" in few["verdict_reason"]
 
 
 def test_the_comparison_has_the_verdict_of_its_primary_metric() -> None:
-    metrics = {"overlap_ratio": entry(-0.2, role="primary"), "better": entry(0.2), GUARD: guard(0.0, 0.9)}
-    assert judge(metrics, Rules())[0] == "regression"
-    assert judge({"better": entry(0.2)}, Rules()) == (
+    metrics = {"overlap_ratio": entry(-0.2, role="primary"), "better": entry(0.2), GUARD: guard(0.0)}
+    values = {name: found["values"] for name, found in metrics.items()}
+    assert judge(metrics, Rules(), values)[0] == "regression"
+    assert judge({"better": entry(0.2)}, Rules(), values) == (
         "inconclusive",
         "overlap_ratio, the primary metric, is in neither record",
     )
+    few = {"overlap_ratio": entry(-0.2, "primary", 3)}
+    found = judge(few, Rules(), {"overlap_ratio": few["overlap_ratio"]["values"]})
+    assert found[0] == "inconclusive"
+    assert found[1].startswith("needs 4 launches per side")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aorta.analysis.compare.bootstrap import Effect
+from aorta.analysis.compare.shifts import Effect
 from aorta.analysis.compare.verdict import Evidence, decide, least_launches, slower
 from aorta.analysis.compare.verdict_rules import Rules
 from aorta.errors import InputError
@@ -24,7 +24,7 @@ def seen(value: float | None, low: float | None, high: float | None, p: float = 
         (seen(0.1, 0.05, 0.15), "improvement"),
         (seen(0.1, 0.05, 0.15, better="lower"), "regression"),
         (seen(-0.1, -0.15, -0.05, better="lower"), "improvement"),
-        (seen(-0.1, -0.15, -0.05, p=0.06), "inconclusive"),
+        (seen(-0.1, -0.15, 0.05, p=0.06), "inconclusive"),
         (seen(-0.1, -0.15, -0.05, p=0.05), "regression"),
         (seen(-0.015, -0.03, -0.01), "inconclusive"),
         (seen(-0.01, -0.015, -0.005), "equivalent"),
@@ -36,8 +36,9 @@ def seen(value: float | None, low: float | None, high: float | None, p: float = 
         (seen(0.0, -0.01, 0.03, p=0.9), "inconclusive"),
         (seen(0.0, None, None, p=0.9), "inconclusive"),
         (seen(None, None, None), "inconclusive"),
-        (seen(-0.1, -0.15, -0.05, launches=(3, 9)), "inconclusive"),
-        (seen(0.0, -0.01, 0.01, p=0.9, launches=(9, 3)), "inconclusive"),
+        (seen(-0.1, -0.15, 0.0, p=0.05), "inconclusive"),  # tied launches: the interval holds 0
+        (seen(-0.1, -0.15, -0.05, launches=(3, 9)), "not tested"),
+        (seen(0.0, -0.01, 0.01, p=0.9, launches=(9, 3)), "not tested"),
     ],
 )
 def test_the_word(evidence: Evidence, word: str) -> None:
@@ -47,8 +48,12 @@ def test_the_word(evidence: Evidence, word: str) -> None:
 @pytest.mark.parametrize(
     ("evidence", "said"),
     [
-        (seen(-0.1, -0.2, 0, launches=(3, 1)), "3 against 1 launches: at least 4 .* 1 more of the reference and 3"),
+        (
+            seen(-0.1, -0.2, 0, launches=(3, 1)),
+            "needs 4 launches per side .* 3 against 1 launches, 1 more of the reference and 3",
+        ),
         (seen(-0.1, -0.2, 0.0, p=0.2), "p = 0.2 is above 0.05"),
+        (seen(-0.1, -0.2, 0.0, p=0.02), "p = 0.02, but the interval holds 0: launches share values"),
         (seen(-0.015, -0.03, -0.01), "not beyond the margin of 0.02"),
         (seen(0.0, -0.01, 0.01), "interval lies within"),
         (seen(None, None, None), "the reference is 0"),
@@ -93,10 +98,26 @@ def test_an_alpha_of_a_half_is_the_largest() -> None:
     assert Rules(alpha=0.5).alpha == 0.5
 
 
-def test_one_metric_decides_one_guards_and_the_others_are_secondary() -> None:
-    names = ("overlap_ratio", "job_step_ms", "exposed_comm_ms")
-    assert [Rules().role(name) for name in names] == ["primary", "guard", "secondary"]
-    assert [Rules(primary="job_step_ms").role(name) for name in names] == ["secondary", "primary", "secondary"]
+def test_one_metric_decides_one_guards_a_few_come_in_turn_and_the_others_are_secondary() -> None:
+    names = ("overlap_ratio", "job_step_ms", "exposed_comm_ms", "idle_ms")
+    assert [Rules().role(name) for name in names] == ["primary", "guard", "sequence", "secondary"]
+    assert [Rules(primary="job_step_ms").role(name) for name in names] == [
+        "sequence",
+        "primary",
+        "sequence",
+        "secondary",
+    ]
+
+
+def test_the_sequence_begins_with_the_primary_metric() -> None:
+    assert Rules().sequence == ("overlap_ratio", "exposed_comm_ms", "compute_stall_ms")
+    assert Rules(primary="compute_stall_ms").sequence == ("compute_stall_ms", "overlap_ratio", "exposed_comm_ms")
+    assert Rules(primary="job_step_ms").sequence[:2] == ("job_step_ms", "overlap_ratio")
+
+
+def test_a_misspelt_primary_metric_gets_a_suggestion() -> None:
+    with pytest.raises(InputError, match="did you mean job_step_ms"):
+        Rules(primary="job_step")
 
 
 def test_keys_are_allowed_whole_without_their_root_by_their_beginning_or_all() -> None:

@@ -161,8 +161,18 @@ def test_fewer_launches_than_a_verdict_takes_neither_fail_nor_pass() -> None:
         entry = metric(0.8, 0.8 + value, "ratio", **effect("difference", value, -0.02, 0.02, launches=counts))
         found = judged("overlap_ratio<-0.05", comparison(3, overlap_ratio=entry))
         assert found.outcome == "inconclusive"
-        assert found.reason.startswith(f"{sides[0]} against {sides[1]} launches: at least 4 per side are needed")
+        assert found.reason.startswith("needs 4 launches per side for p <= 0.05")
         assert found.value == pytest.approx(value)
+
+
+def test_a_metric_that_was_not_tested_neither_fails_nor_is_it_called_chance() -> None:
+    why = "needs 5 launches per side: with 4 against 4 launches no metric of 2 tested together (minP) can reach 0.05"
+    told = {"role": "secondary", "verdict": "not tested", "verdict_reason": why, "p_corrected": 4 / 70}
+    entry = metric(1.0, 2.0, **effect("quotient", 1.0, 0.5, 1.5, **told))
+    found = judged("idle_ms>5%", comparison(4, idle_ms=entry))
+    assert (found.outcome, found.reason) == ("inconclusive", f"not tested: {why}")
+    kept = metric(1.0, 1.0, **effect("quotient", 0.0, -0.01, 0.01, **told))
+    assert judged("idle_ms>5%", comparison(4, idle_ms=kept)).outcome == "pass"
 
 
 # --- all together

@@ -20,6 +20,7 @@ ROW = {
     "difference_ms": 12.3,
     "share": 1.0,
 }
+MEANS = ("exposed_comm_ms", "comm_ms", "compute_comm_ms", "compute_ms")
 COMPARED = {
     **comparison(idle_ms=metric(1, 5), overlap_ratio=metric(0.8, 0.7, "ratio")),
     "warnings": ["EMULATED FABRIC in the candidate"],
@@ -27,7 +28,9 @@ COMPARED = {
     "attribution": {
         "sentence": "81 % of the increase is reducescatter of 25.0 MB",
         "causes": [ROW],
-        "dimensions": {"kind": [ROW]},
+        "reference": dict.fromkeys(MEANS, 1.0),
+        "candidate": dict.fromkeys(MEANS, 13.3),
+        "dimensions": {"kind": [ROW], "part": [{**ROW, "what": "transfer", "dimension": "part"}]},
     },
 }
 SUMMARY = {"comparison": COMPARED}
@@ -38,7 +41,7 @@ def test_the_outcome_comes_first_and_the_rest_folds_away() -> None:
     text = markdown_summary(SUMMARY, RESULT)
     lines = text.splitlines()
     assert lines[0] == "### ❌ AORTA gate failed\\: 1 failed, 1 passed of 2 conditions"
-    assert lines[2].startswith("rocm against cuda: **inconclusive**")
+    assert lines[2].startswith("rocm against cuda: **NOT TESTED**: 0\\.800 \\-&gt; 0\\.700 of communication hidden")
     assert any(line.startswith("| ❌ failed | idle\\_ms&gt;1 | +4.000 ms |") for line in lines)
     assert text.index("idle\\_ms&gt;1") < text.index("**Where:** 81 %") < text.index("<details>")
     assert "> ⚠️ EMULATED FABRIC in the candidate" in text
@@ -46,6 +49,24 @@ def test_the_outcome_comes_first_and_the_rest_folds_away() -> None:
     assert text.count("<details>") == text.count("</details>") == 3
     for title in re.findall(r"<summary>(.*)</summary>\n(.*)", text):
         assert title[1] == ""  # without an empty line GitHub shows the table as words
+
+
+def test_every_number_of_the_sentence_stands_in_a_table() -> None:
+    text = markdown_summary(SUMMARY, RESULT)
+    assert "| exposed communication | 1.000 | 13.300 | 12.300 | 100% |" in text
+    assert "| computation | 1.000 | 13.300 | 12.300 | - |" in text
+    assert text.index("| reducescatter | ") < text.index("| transfer | ")
+
+
+def test_rows_of_zeros_are_left_out_and_so_are_deltas_of_other_work() -> None:
+    metrics = {"overlap_ratio": metric(0.8, 0.7, "ratio"), "exposed_send_ms": metric(0.0, 0.0001)}
+    assert "exposed\\_send" not in markdown_summary({"comparison": comparison(**metrics)}, None)
+    unlike = {"unlike": ["header.world_size"]}
+    keys = [{"key": "header.world_size", "reference": 2, "candidate": 4}]
+    text = markdown_summary({"comparison": comparison(**metrics) | unlike | {"manifest_differences": keys}}, None)
+    assert text.startswith("### AORTA: not comparable\n")
+    assert "| metric | reference | candidate | unit | verdict |" in text
+    assert "0.1000" not in text
 
 
 def test_every_row_of_a_table_has_as_many_cells_as_its_head() -> None:
@@ -56,7 +77,7 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_head() -> None:
 
 
 def test_without_a_gate_the_verdict_comes_first_and_without_a_comparison_that_is_said() -> None:
-    assert markdown_summary(SUMMARY, None).startswith("### AORTA: inconclusive\n")
+    assert markdown_summary(SUMMARY, None).startswith("### AORTA: not tested\n")
     assert markdown_summary({}, None) == "### AORTA report\n\nNo comparison was asked for.\n"
 
 

@@ -65,6 +65,8 @@ def launched(summary: dict[str, Any], verdict: str = "regression") -> dict[str, 
         spread = (None, None) if value is None else (value - wide, value + wide)
         pair |= {
             "role": {"overlap_ratio": "primary", "job_step_ms": "guard"}.get(name, "secondary"),
+            "interval_level": 0.95,
+            "needs_launches": None,
             "effect": {"kind": kind, "value": value, "low": spread[0], "high": spread[1]},
             "difference_interval": {"low": pair["difference"] - wide, "high": pair["difference"] + wide},
             "margin": 0.02,
@@ -99,9 +101,17 @@ def launched(summary: dict[str, Any], verdict: str = "regression") -> dict[str, 
             "sentence": "Exposed communication rose by 12.1 ms (mean 2.3 ms -> 14.4 ms per step). 96 % of the "
             "increase is all-reduce of 25 MB; it is transfer, not waiting for peers; 71 % of it is exposed behind the "
             "end of backward.",
-            "reference": {"exposed_comm_ms": 2.3, "compute_ms": 53.1, "achieved_tflops": 12.5},
+            "reference": {
+                "exposed_comm_ms": 2.3,
+                "comm_ms": 20.0,
+                "compute_comm_ms": 17.7,
+                "compute_ms": 53.1,
+                "achieved_tflops": 12.5,
+            },
             "candidate": {
                 "exposed_comm_ms": 14.4,
+                "comm_ms": 20.4,
+                "compute_comm_ms": 6.0,
                 "compute_ms": 53.5,
                 "achieved_tflops_reason": "not a known workload",
             },

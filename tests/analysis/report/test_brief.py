@@ -28,8 +28,8 @@ def test_two_sets_give_the_verdict_three_metrics_and_the_page(here: Path, capsys
     launch_set(here / "plan" / "reference", BETTER)
     launch_set(here / "plan" / "candidate", WORSE)
     lines = said(capsys, "plan/reference", "plan/candidate")
-    assert lines[0].startswith("[x] REGRESSION: the candidate hides 20.0 points less of its communication")
-    assert "4 against 4 launches." in " ".join(lines[:3])
+    assert lines[0].startswith("[x] OVERLAP LOST: 0.815 -> 0.615 of communication hidden (-0.200, 95 % interval ")
+    assert "4 against 4 launches). Step time: equivalent (100.2 -> 100.2 ms, +0.0 %" in " ".join(lines[:4])
     rows = {line.split()[0]: line.split() for line in lines if line[:1].isalpha()}
     assert rows["metric"] == ["metric", "reference", "candidate", "delta", "p", "verdict"]
     assert [rows["overlap_ratio"][place] for place in (1, 2, 4, 5)] == ["0.815", "±", "0.615", "±"]

@@ -66,7 +66,7 @@ def test_a_cause_says_what_it_would_save(runs: Path, compared: Report) -> None:
         "low_ms": wanted.low_ms,
         "high_ms": wanted.high_ms,
     }
-    assert "Without the cost of all allreduce, a step of the candidate would be" in attribution["sentence"]
+    assert "Without" not in attribution["sentence"], "its numbers stand in another table"
 
 
 def test_text_and_page_show_it_once_and_in_80_columns(compared: Report) -> None:

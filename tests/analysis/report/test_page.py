@@ -27,6 +27,8 @@ from aorta.analysis.report.html import why_no_page, write_page
 from aorta.analysis.report.html.assembly import json_for_script, policy
 from aorta.analysis.report.html.bokeh_chart import NUMBERS, new_chart, plain
 from aorta.analysis.report.html.comm_charts import round_sizes
+from aorta.analysis.report.html.compare_charts import effect_charts
+from aorta.analysis.report.html.page_tables import metrics_table
 from aorta.analysis.report.html.verdict_cards import verdict_of
 from aorta.analysis.report.report_command import overlap_report
 from aorta.analysis.summary import summarize
@@ -125,7 +127,7 @@ def test_the_verdict_comes_first_with_what_it_rests_on(written: tuple[dict, str]
     parts, text = Parts(html), text_of(html)
     sections = [attributes["id"] for tag, attributes in parts.tags if tag == "section"]
     assert sections[0] == "verdict"
-    assert text.index("Regression") < text.index("overlap_ratio")
+    assert text.index("Overlap lost") < text.index("overlap_ratio")
     pair = summary["comparison"]["metrics"]["overlap_ratio"]
     assert " ".join(PAGE.effect(pair["effect"]["value"], "difference").split()) in text
     assert "3.10 points with power 80 %" in text
@@ -173,10 +175,54 @@ def test_the_headline_never_says_an_undecided_metric_as_a_fact(tmp_path: Path) -
 def test_every_verdict_has_a_word_a_tone_and_a_symbol(word: str, tmp_path: Path) -> None:
     datasets = two_runs(tmp_path, steps=6)
     found = verdict_of(launched(compared(datasets), word))
-    assert found.word.casefold() == word
+    words = {"regression": "overlap lost", "improvement": "overlap gained"}
+    assert found.word.casefold() == words.get(word, word)
     assert found.tone == {"regression": "bad", "improvement": "good", "equivalent": "even"}.get(word, "open")
     needed = dict(found.cards[0].facts).get("to find what was seen")
     assert needed == ("6 launches per side" if word == "inconclusive" else None)
+
+
+def test_what_is_not_tested_inconclusive_and_not_judged_look_different(tmp_path: Path) -> None:
+    summary = launched(compared(two_runs(tmp_path, steps=6)), "inconclusive")
+    entries = summary["comparison"]["metrics"]
+    entries["exposed_comm_ms"] |= {"verdict": "not tested", "needs_launches": 5}
+    entries["comm_ms"]["verdict"] = None
+    (times,) = [chart for chart in effect_charts(summary["comparison"]) if chart.name == "effects-quotient"]
+    source = next(each for each in times.model.renderers if "marker" in each.data_source.data).data_source.data
+    looks = {
+        name: (source["marker"][at], source["dash"][at], source["fill"][at], source["verdict"][at])
+        for at, name in enumerate(source["y"])
+    }
+    assert looks["job_step_ms"] == ("circle", "solid", 1.0, "inconclusive")
+    assert looks["exposed_comm_ms"] == ("circle", "dashed", 0.0, "not tested (needs 5 launches)")
+    assert looks["comm_ms"] == ("x", "dotted", 0.0, "not judged")
+    assert "hollow circle, dashed: not tested" in times.caption
+
+
+def test_rows_of_zeros_are_dropped_and_named(tmp_path: Path) -> None:
+    summary = launched(compared(two_runs(tmp_path, steps=6)))
+    entries = summary["comparison"]["metrics"]
+    entries["exposed_send_ms"] = entries["exposed_comm_ms"] | {"reference": 0.0, "candidate": 0.0}
+    table = metrics_table(summary["comparison"], {})
+    assert "exposed_send_ms" not in [row[0].text for row in table.rows]
+    assert "0 on both sides: " in (table.note or "")
+    assert "exposed_send_ms" in (table.note or "")
+    charts = effect_charts(summary["comparison"])
+    assert all("exposed_send_ms" not in each.model.y_range.factors for each in charts)
+
+
+def test_not_comparable_is_the_word_and_leaves_deltas_out(tmp_path: Path) -> None:
+    summary = launched(compared(two_runs(tmp_path, steps=6)))
+    key = {"key": "config.workload.model_dim", "reference": 64, "candidate": 128}
+    summary["comparison"] |= {"unlike": [key["key"]], "manifest_differences": [key]}
+    found = verdict_of(summary)
+    assert found.word == "Not comparable"
+    assert found.sentence.startswith("Workload.model_dim is 64 in the reference, 128 in the candidate")
+    assert {card.change for card in found.cards} == {""}
+    assert effect_charts(summary["comparison"]) == []
+    columns = [column.title for column in metrics_table(summary["comparison"], {}).columns]
+    for row in metrics_table(summary["comparison"], {}).rows:
+        assert {row[columns.index(name)].text for name in ("effect", "interval", "difference", "ratio")} == {"\u2013"}
 
 
 @pytest.mark.parametrize(

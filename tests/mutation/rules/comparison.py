@@ -24,8 +24,17 @@ COMPARISON: Final = (
         ("a p of alpha is not significant", "evidence.p <= evidence.alpha", "evidence.p < evidence.alpha"),
         ("an effect of the margin is beyond it", "abs(effect.value) > margin", "abs(effect.value) >= margin"),
         ("only effects upwards are beyond the margin", "abs(effect.value) > margin", "effect.value > margin"),
-        ("significance alone is enough", "    if significant and beyond:\n", "    if significant:\n"),
-        ("the margin alone is enough", "    if significant and beyond:\n", "    if beyond:\n"),
+        (
+            "significance alone is enough",
+            "    if significant and beyond and not effect.holds_zero:\n",
+            "    if significant:\n",
+        ),
+        ("an interval that holds 0 is one of a difference", " and beyond and not effect.holds_zero:", " and beyond:"),
+        (
+            "the margin alone is enough",
+            "    if significant and beyond and not effect.holds_zero:\n",
+            "    if beyond:\n",
+        ),
         (
             "more is always good",
             'good = (effect.value > 0) == (evidence.better == "higher")',
@@ -37,12 +46,6 @@ COMPARISON: Final = (
             "equivalence looks at one end of the interval",
             "-margin <= effect.low <= effect.high <= margin",
             "effect.high <= margin",
-        ),
-        ("two launches too few do for alpha", "2 / comb(2 * size, size) > alpha", "1 / comb(2 * size, size) > alpha"),
-        (
-            "one launch more than alpha needs",
-            "    while 2 / comb(2 * size, size) > alpha:\n",
-            "    while 2 / comb(2 * size, size) >= alpha:\n",
         ),
         ("the launches of one side are enough", "        if count < least\n", "        if max(launches) < least\n"),
         (
@@ -71,7 +74,8 @@ COMPARISON: Final = (
         ("what has no better direction can be primary", " or metric_named(self.primary).better is None:", ":"),
         ("a key's first letters allow it", 'name.startswith(f"{word}.")', "name.startswith(word)"),
         ("a key is allowed only whole", ' or name.startswith(f"{word}.")', ""),
-        ("the guard is secondary", '"guard" if name == GUARD else "secondary"', '"secondary"'),
+        ("the guard is secondary", '"guard" if name == GUARD else "sequence"', '"sequence"'),
+        ("the primary is not the first of the sequence", "(self.primary, *SEQUENCE)", "(*SEQUENCE, self.primary)"),
     ),
     *rules(
         "aorta.analysis.compare.verdict_rules",
@@ -92,23 +96,34 @@ COMPARISON: Final = (
             "    withheld = None\n",
         ),
         ("step time withholds though it is primary", "    if rules.primary == GUARD:\n        return\n", ""),
-        ("constants are tested", ' and not entry["constant"]\n', "\n"),
+        ("constants are tested", ' and not entry["constant"] and', " and"),
         (
-            "the guard is corrected too",
-            'if entry["role"] == "secondary" and _is_judged(entry)',
-            'if entry["role"] != "primary" and _is_judged(entry)',
-        ),
-        (
-            "the primary is corrected too",
-            'if entry["role"] == "secondary" and _is_judged(entry)',
-            'if entry["role"] != "guard" and _is_judged(entry)',
+            "the sequence and the guard are tested with the others",
+            'if entry["role"] == "secondary" and _is_tested',
+            "if _is_tested",
         ),
         (
             "no secondary metric is corrected",
             'entry["p"] if entry["p_corrected"] is None else entry["p_corrected"]',
             'entry["p"]',
         ),
-        ("across platforms everything is judged", ' and entry["judgement"] != "not judged"', ""),
+        ("the sequence never stops", 'elif tested and entry["p"] > rules.alpha:', "elif False:"),
+        (
+            "the sequence stops at a small effect too",
+            'elif tested and entry["p"] > rules.alpha:',
+            'elif tested and entry["verdict"] not in _DECIDED:',
+        ),
+        (
+            "what cannot be decided is inconclusive",
+            "        if found.level is None:\n",
+            "        if False:\n",
+        ),
+        (
+            "the interval beside others is that of one alone",
+            'intervals(name, left, right, entry["p"], found.level)',
+            'intervals(name, left, right, entry["p"], rules.alpha)',
+        ),
+        ("across platforms everything is judged", ' and entry["judgement"] != "not judged" and', " and"),
         (
             "constants of too few launches are equivalent",
             "        lacking = too_few(launches, rules.alpha)\n",
@@ -126,30 +141,57 @@ COMPARISON: Final = (
         equivalent="a step time that improved did not get longer: it withholds nothing",
     ),
     *rules(
-        "aorta.analysis.compare.multiple_testing",
-        ("tests/analysis/compare/test_correction.py",),
+        "aorta.analysis.compare.min_p",
+        ("tests/analysis/compare/test_min_p.py",),
         (
-            "Bonferroni in the place of Holm",
-            "(len(p_values) - place) * p_values[name]",
-            "len(p_values) * p_values[name]",
+            "every metric is held against the smallest p of all",
+            "float((smallest[step] <= observed).mean())",
+            "float((smallest[0] <= observed).mean())",
+        ),
+        ("adjusted p may fall", "max(adjusted, observed, float(", "max(observed, float("),
+        ("the level goes on behind the first that is no finding", "        if adjusted <= alpha:", "        if True:"),
+        ("what nothing could decide has a level", "None if level < least else level", "level"),
+        ("a p that too many labellings reach is low enough", "critical * _BELOW", "critical"),
+        (
+            "the observed labelling is drawn as well",
+            "labels[1:] = generator.permuted(labels[1:], axis=1)",
+            "labels[:] = generator.permuted(labels, axis=1)",
         ),
         (
-            "corrected p may fall",
-            "least = max(least, min(1.0, (len(p_values) - place) * p_values[name]))",
-            "least = min(1.0, (len(p_values) - place) * p_values[name])",
+            "two launches too few do for alpha",
+            "metrics * 2 / comb(2 * size, size) > alpha",
+            "metrics / comb(2 * size, size) > alpha",
+        ),
+    ),
+    *rules(
+        "aorta.analysis.compare.min_p",
+        _VERDICT,
+        ("one launch more than alpha needs", "comb(2 * size, size) > alpha:", "comb(2 * size, size) >= alpha:"),
+    ),
+    *rules(
+        "aorta.analysis.compare.shifts",
+        ("tests/analysis/compare/test_shifts.py",),
+        (
+            "a quotient is not less 1",
+            "return candidate / reference - 1 if reference else None",
+            "return candidate / reference if reference else None",
         ),
         (
-            "corrected p may exceed 1",
-            "min(1.0, (len(p_values) - place) * p_values[name])",
-            "(len(p_values) - place) * p_values[name]",
+            "the effect is the reference's",
+            "        return candidate - reference\n",
+            "        return reference - candidate\n",
         ),
+        ("the interval is one pair too wide", "float(ordered[rejected - 1])", "float(ordered[rejected - 2])"),
+        ("what is not rejected may lie outside", "*([0.0] if p > level else [])", ""),
+        ("the effect may lie outside", "held = [*ends, value, ", "held = [*ends, "),
     ),
     *rules(
         "aorta.analysis.compare.mann_whitney",
         _RANKS,
         ("ties are taken for order", "    if len(np.unique(values)) < len(values):\n", "    if False:\n"),
         ("U counts ties", "(candidate[:, None] > reference).sum()", "(candidate[:, None] >= reference).sum()"),
-        ("with ties p is one-sided", "min(1.0, 2 * min(at_most, at_least)", "min(1.0, min(at_most, at_least)"),
+        ("with ties p is one-sided", "2 * np.minimum(at_most, at_least)", "np.minimum(at_most, at_least)"),
+        ("a launch without a value is the first", "int(known.sum()) + 1)", "0)"),
         (
             "a p of alpha is not critical",
             "np.flatnonzero(found[half:] <= alpha)",
@@ -191,7 +233,7 @@ COMPARISON: Final = (
         ),
         (
             "the noise of a ratio is relative",
-            'scale = 1.0 if estimate.kind == "difference" else abs(',
+            'scale = 1.0 if estimate["kind"] == "difference" else abs(',
             "scale = 1.0 if False else abs(",
         ),
         (
@@ -201,8 +243,8 @@ COMPARISON: Final = (
         ),
         (
             "launches needed are for the observed effect, however small",
-            "launches_needed(max(abs(estimate.value), rules.margin), ",
-            "launches_needed(abs(estimate.value), ",
+            'launches_needed(max(abs(estimate["value"]), rules.margin), ',
+            'launches_needed(abs(estimate["value"]), ',
         ),
         (
             "a secondary metric states a power that it does not have",
@@ -221,22 +263,14 @@ COMPARISON: Final = (
         ),
         (
             "the interval of the difference is that of the effect",
-            'apart = effect("difference", ',
-            "apart = effect(kind, ",
-        ),
-    ),
-    *rules(
-        "aorta.analysis.compare.bootstrap",
-        _EFFECT,
-        (
-            "the interval is one-sided",
-            "np.percentile(drawn, [50 * (1 - level), 50 * (1 + level)])",
-            "np.percentile(drawn, [100 * (1 - level), 100 * level])",
+            'apart = estimated("difference", ',
+            "apart = estimated(_kind(name), ",
         ),
     ),
     *rules(
         "aorta.analysis.compare.bootstrap",
         _BOOTSTRAP,
+        ("the interval is one-sided", "[50 * (1 - level), 50 * (1 + level)]", "[100 * (1 - level), 100 * level]"),
         (
             "steps are not resampled",
             "    launches = generator.integers(len(pools), size=(RESAMPLES, len(pools)))\n    inner = generator.integers(0, sizes[launches])\n",
@@ -257,17 +291,6 @@ COMPARISON: Final = (
             "(ordered[lower] + ordered[upper]) / 2",
             "(ordered[upper] + ordered[upper]) / 2",
         ),
-        (
-            "a quotient is not less 1",
-            "return candidate / reference - 1 if reference else None",
-            "return candidate / reference if reference else None",
-        ),
-        (
-            "the effect is the reference's",
-            "        return candidate - reference\n",
-            "        return reference - candidate\n",
-        ),
-        ("a resample of quotients divides the other way", "right / left - 1\n", "left / right - 1\n"),
     ),
     *rules(
         "aorta.analysis.compare.comparability",

@@ -18,11 +18,26 @@ from bokeh.models import (
 )
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.formatting import PAGE
+from aorta.analysis.compare.verdict import NOT_TESTED
+from aorta.analysis.compare.verdict_sentences import is_comparable, verdict_words
+from aorta.analysis.formatting import PAGE, is_zero
 from aorta.analysis.report.charts.step_breakdown import NEEDED, PARTS, parts
 from aorta.analysis.report.html.bokeh_chart import Chart, belongs, hover, new_chart, plain
 from aorta.analysis.report.palette import BAND, INK, SERIES, light
 
+_STATES: Final = {
+    "regression": ("inverted_triangle", "solid", 1.0),
+    "improvement": ("triangle", "solid", 1.0),
+    "equivalent": ("square", "solid", 1.0),
+    "inconclusive": ("circle", "solid", 1.0),
+    NOT_TESTED: ("circle", "dashed", 0.0),
+    "not judged": ("x", "dotted", 0.0),
+}
+"""Of a verdict: marker, line of its interval, and how full the marker is. Said in words in the caption."""
+_READ: Final = (
+    " Filled circle: inconclusive; hollow circle, dashed: not tested, with an interval that is not corrected; cross, "
+    "dotted: not judged."
+)
 _TONES: Final = {"regression": light("worse"), "improvement": light("better"), "equivalent": light("equal")}
 _LAUNCH_METRICS: Final = (("overlap_ratio", "Overlap ratio", ""), ("job_step_ms", "Job step", "ms"))
 
@@ -31,6 +46,8 @@ def effect_charts(comparison: Mapping[str, Any]) -> list[Chart]:
     """Every metric whose effect has an interval, the primary first, then the guard: ratios in one chart, times and
     rates in another, as their units differ.
     """
+    if not is_comparable(comparison):
+        return []
     order = sorted(
         (name for name, pair in comparison["metrics"].items() if _has_interval(pair)),
         key=lambda name: {"primary": 0, "guard": 1}.get(comparison["metrics"][name].get("role", ""), 2),
@@ -44,13 +61,13 @@ def effect_charts(comparison: Mapping[str, Any]) -> list[Chart]:
         pairs = {name: comparison["metrics"][name] for name in order}
         mine = {name: pair for name, pair in pairs.items() if pair["effect"]["kind"] == kind}
         if mine:
-            charts.append(_effects(f"effects-{kind}", f"Effects: {title.lower()}", caption, axis, mine))
+            charts.append(_effects(f"effects-{kind}", f"Effects: {title.lower()}", caption + _READ, axis, mine))
     return charts
 
 
 def _has_interval(pair: Mapping[str, Any]) -> bool:
     found = pair.get("effect") or {}
-    return found.get("low") is not None and found.get("high") is not None
+    return found.get("low") is not None and found.get("high") is not None and not is_zero(pair)
 
 
 def _effects(name: str, title: str, caption: str, axis: str, found: Mapping[str, Mapping[str, Any]]) -> Chart:
@@ -70,19 +87,21 @@ def _effects(name: str, title: str, caption: str, axis: str, found: Mapping[str,
             "y": titles,
             **{key: [100 * pair["effect"][key] for pair in pairs] for key in ("low", "high", "value")},
             "color": [_TONES.get(pair.get("verdict") or "", light("undecided")) for pair in pairs],
-            "verdict": [pair.get("verdict") or "not judged" for pair in pairs],
+            "verdict": [verdict_words(pair) if pair.get("verdict") else "not judged" for pair in pairs],
             "told": [PAGE.effect(pair["effect"]["value"], pair["effect"]["kind"]) for pair in pairs],
             "range": [PAGE.interval(pair["effect"]) for pair in pairs],
-            "marker": [_MARKS.get(pair.get("verdict") or "", "circle") for pair in pairs],
+            **{key: [_state(pair)[at] for pair in pairs] for at, key in enumerate(("marker", "dash", "fill"))},
         }
     )
-    plot.segment(x0="low", x1="high", y0="y", y1="y", line_color="color", line_width=3, source=source)
-    dots = plot.scatter(x="value", y="y", marker="marker", size=11, color="color", source=source)
+    plot.segment(x0="low", x1="high", y0="y", y1="y", line_color="color", line_width=3, line_dash="dash", source=source)
+    look = {"line_color": "color", "fill_color": "color", "fill_alpha": "fill", "line_width": 2}
+    dots = plot.scatter(x="value", y="y", marker="marker", size=11, source=source, **look)
     hover(plot, [dots], ("", "@y"), ("effect", "@told"), ("interval", "@range"), ("verdict", "@verdict"))
     return Chart(plot.name, title, caption, plot)
 
 
-_MARKS: Final = {"regression": "inverted_triangle", "improvement": "triangle", "equivalent": "square"}
+def _state(pair: Mapping[str, Any]) -> tuple[str, str, float]:
+    return _STATES.get(pair.get("verdict") or "not judged", _STATES["inconclusive"])
 
 
 def launch_charts(comparison: Mapping[str, Any]) -> list[Chart]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.attribution.causes import of_one_dimension
+from aorta.analysis.attribution.causes import told_rows
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.host_bound import DRAWN, HOST_BOUND
 from aorta.analysis.report.html import page_tables
@@ -171,7 +171,7 @@ def _attribution(found: Any) -> dict[str, Any] | None:
     """Where the difference is: a sentence, its causes, and every way of breaking it down."""
     if not found:
         return None
-    parts = of_one_dimension(found)
+    parts = told_rows(found)
     ways = dict(found.get("dimensions") or {})
     for name in ("stragglers", "computing"):  # no breakdowns: their shares would not add up to the difference
         ways[name] = [{key: each for key, each in row.items() if key != "share"} for row in found.get(name) or ()]
@@ -189,7 +189,7 @@ def _attribution(found: Any) -> dict[str, Any] | None:
         )
         if means
         else None,
-        "causes": _rows("attribution", "Parts of the difference, the largest first; shares add up to 100 %", parts),
+        "causes": _rows("attribution", "The numbers behind it: mean ms per step and rank", parts),
         "ways": [_rows(f"attribution-{name}", f"By {name}", rows) for name, rows in ways.items() if rows],
     }
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aorta.analysis.collective_metrics import why_upper_bound
-from aorta.analysis.formatting import PAGE, json_text, p_value
+from aorta.analysis.compare.verdict_sentences import is_comparable, verdict_words
+from aorta.analysis.formatting import PAGE, is_zero, json_text, p_value
 from aorta.analysis.metrics import metric_named
 from aorta.analysis.report.html.verdict_cards import signed
 
@@ -71,14 +72,17 @@ def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any])
     columns = [Column("metric"), Column("unit"), *(Column(comparison[side], True) for side in SIDES)]
     plain = [Column("difference", True), Column("ratio", True, "candidate / reference")]
     if tested:
-        columns += [Column("effect", True), Column("interval", True), Column("p", True, "corrected where secondary")]
+        columns += [Column("effect", True), Column("interval", True), Column("p", True, "of the metric alone")]
         columns += [Column("verdict"), *plain, Column("role")]
     else:
         columns += [*plain, Column("direction", tip="of the difference; not tested for significance")]
-    rows, nulls = [], []
+    rows, nulls, zeros, apart = [], [], [], is_comparable(comparison)
     for name, pair in comparison["metrics"].items():
         if pair["reference"] is None and pair["candidate"] is None and "bounds" not in pair:
             nulls.append(f"{name}: {pair['judgement_reason']}")
+            continue
+        if is_zero(pair):
+            zeros.append(name)
             continue
         unit = pair["unit"]
         row = [word(name, definitions.get(name, {}).get("definition")), word(unit)]
@@ -87,12 +91,16 @@ def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any])
             Cell(PAGE.number(pair["difference"], unit, signed=True), pair["difference"]),
             Cell(PAGE.number(pair["quotient"], "ratio"), pair["quotient"], pair["quotient_reason"]),
         ]
+        if not apart:  # a difference would be one of other work, or of a drift
+            change = [Cell(PAGE.unknown), Cell(PAGE.unknown)]
         if tested:
-            row += [*_tested(pair), *change, word(pair.get("role") or "")]
+            row += [*_tested(pair, apart=apart), *change, word(pair.get("role") or "")]
         else:
             row += [*change, word(signed(pair["judgement"]), pair["judgement_reason"], _TONE.get(pair["judgement"]))]
         rows.append(tuple(row))
-    note = f"Not available on either side: {'; '.join(nulls)}." if nulls else None
+    notes = [f"0 on both sides: {', '.join(zeros)}."] if zeros else []
+    notes += [f"Not available on either side: {'; '.join(nulls)}."] if nulls else []
+    note = " ".join(notes) or None
     caption = "Metrics: medians of the medians of launches" if tested else "Metrics: medians"
     return Table("metrics", caption, tuple(columns), tuple(rows), note)
 
@@ -108,18 +116,22 @@ def _side(pair: Mapping[str, Any], side: str) -> Cell:
 _TONE: Final = {"better": "good", "worse": "bad", "improvement": "good", "regression": "bad", "equivalent": "even"}
 
 
-def _tested(pair: Mapping[str, Any]) -> list[Cell]:
+def _tested(pair: Mapping[str, Any], *, apart: bool) -> list[Cell]:
     found = pair.get("effect")
-    p = pair.get("p_corrected") if pair.get("p_corrected") is not None else pair.get("p")
+    p, corrected = pair.get("p"), pair.get("p_corrected")
+    together = None if corrected is None else f"{p_value(corrected, 3)} among all that were tested together (minP)"
     cells = [Cell(PAGE.unknown), Cell(PAGE.unknown)]
-    if found is not None:
+    if found is not None and apart:
         cells = [
             Cell(PAGE.effect(found["value"], found["kind"]), found["value"]),
             Cell(PAGE.interval(found), found.get("low")),
         ]
     verdict = pair.get("verdict") or "not judged"
-    cells.append(Cell(p_value(p, 3, unknown=PAGE.unknown), p))
-    cells.append(word(signed(verdict), pair.get("verdict_reason"), _TONE.get(verdict)))
+    cells.append(Cell(p_value(p, 3, unknown=PAGE.unknown), p, together))
+    said = (
+        signed(verdict) if pair.get("needs_launches") is None else signed(verdict) + verdict_words(pair)[len(verdict) :]
+    )
+    cells.append(word(said, pair.get("verdict_reason"), _TONE.get(verdict)))
     return cells
 
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aorta.analysis.compare.verdict import NOT_COMPARABLE
+from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED
+from aorta.analysis.compare.verdict_sentences import is_comparable, title, why_unlike
 from aorta.analysis.formatting import PAGE, p_value
 from aorta.analysis.host_bound import pace_notes
 
@@ -18,6 +19,7 @@ _WORDS: Final = {
     "improvement": ("Improvement", "good", "▲"),
     "equivalent": ("Equivalent", "even", "="),
     "inconclusive": ("Inconclusive", "open", "?"),
+    NOT_TESTED: ("Not tested", "open", "○"),
     NOT_COMPARABLE: ("Not comparable in time", "open", "?"),
 }
 _SIGNS: Final = {name: sign for name, (_, _, sign) in _WORDS.items()} | {"better": "▲", "worse": "▼", "equal": "="}
@@ -70,6 +72,8 @@ def verdict_of(summary: Mapping[str, Any]) -> Verdict:
     tested = "launches" in comparison
     found = comparison["verdict"]
     word, tone, symbol = _WORDS.get(found, (str(found), "open", "?")) if tested else _NO_VERDICT
+    if tested or not is_comparable(comparison):
+        word = _first_upper(title(comparison))
     primary = comparison.get("primary", "overlap_ratio")
     names = dict.fromkeys((primary, *_CARDS))
     metrics = comparison["metrics"]
@@ -78,7 +82,7 @@ def verdict_of(summary: Mapping[str, Any]) -> Verdict:
         tone,
         symbol,
         _sentence(comparison, primary),
-        comparison["verdict_reason"],
+        "" if comparison.get("unlike") else comparison["verdict_reason"],
         _basis(comparison),
         tuple(_card(name, metrics[name], comparison) for name in names if name in metrics),
         tuple(comparison["warnings"]),
@@ -111,6 +115,8 @@ def _numbers_only(entries: Mapping[str, Mapping[str, Any]]) -> Verdict:
 
 def _sentence(comparison: Mapping[str, Any], primary: str) -> str:
     """Both sides of the primary metric, and of the job step, in words. What is not decided is not said as a fact."""
+    if comparison.get("unlike"):
+        return f"{_first_upper(why_unlike(comparison))}."
     metrics = comparison["metrics"]
     parts = [_primary(comparison, primary, metrics.get(primary))]
     step = metrics.get("job_step_ms")
@@ -131,6 +137,9 @@ def _primary(comparison: Mapping[str, Any], primary: str, pair: Mapping[str, Any
         return f"{primary} cannot be compared: {why}"
     if _not_judged(pair):
         return f"{primary} is not judged: {pair['verdict_reason']}"
+    if pair.get("verdict") == NOT_TESTED:
+        sides = [PAGE.quantity(pair[side], pair["unit"]) for side in ("candidate", "reference")]
+        return f"{primary}, {sides[0]} in {candidate} and {sides[1]} in {reference}, was not tested"
     if _undecided(pair):
         sides = [PAGE.quantity(pair[side], pair["unit"]) for side in ("candidate", "reference")]
         return (
@@ -176,6 +185,8 @@ def _job_step(step: Mapping[str, Any]) -> str:
         return f"job steps are not compared: {step['judgement_reason']}"
     if _not_judged(step):
         return f"job steps are not judged: {step['verdict_reason']}"
+    if step.get("verdict") == NOT_TESTED:
+        return "job step time was not tested"
     if _undecided(step):
         return f"no difference in job step time was shown{_p_of(step)}"
     ratio: float = step["quotient"]
@@ -202,9 +213,12 @@ def _card(name: str, pair: Mapping[str, Any], comparison: Mapping[str, Any]) -> 
     unit, found = pair["unit"], pair.get("effect")
     word = pair.get("verdict") or pair["judgement"]
     facts = [(comparison[side], PAGE.side(pair, side)) for side in ("reference", "candidate")]
+    change = ""
     if "bounds" in pair and found is not None:
         facts.append(("note", pair["verdict_reason"]))
-    if found is not None:
+    if not is_comparable(comparison):
+        facts.append(("note", pair.get("verdict_reason") or pair["judgement_reason"] or title(comparison)))
+    elif found is not None:
         change = PAGE.effect(found["value"], found["kind"])
         facts += [("interval", PAGE.interval(found)), ("margin", _margin(pair, found))]
         if pair.get("p") is not None:

@@ -1,0 +1,220 @@
+"""How many metrics are tested together, and how often that goes wrong: `python -m benchmarks.many_metrics`.
+
+Regime: seeded simulation, one process, no training. Plans of 4, 5 and 8 launches a side, of normal launches that vary
+by 2 %, in eight metrics: the three of the sequence (overlap_ratio, exposed_comm_ms, compute_stall_ms) and five others.
+All metrics of a launch are correlated (0, 0.5 or 0.9), and its step time is the same
+throughout. Three truths: nothing differs; overlap_ratio alone does; the
+first two of the sequence and two of the five others do, by four standard deviations. Every verdict is the product's own
+(`judge`, `intervals`, `mann_whitney`).
+
+    false_sequence     share of plans with a false finding (p at the level used) in the sequence; at most alpha
+    false_others       the same among the five others; at most alpha
+    false_holm         the same of all seven metrics behind the primary one by Holm's correction
+    power, power_holm  of each metric that differs: share of plans that find it
+    undecidable        share of plans in which the five others are `not tested`, as these launches could never decide
+    contradictions     verdicts that their own interval denies; must be 0
+
+Prints one JSON object last; exit 1 when a rate is above what it may be by more than chance (one in a thousand), or with
+a contradiction. `--markdown` prints the table of docs/measurements.md instead; `--plans` says how many of each setting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from aorta.analysis.compare.effect import intervals
+from aorta.analysis.compare.mann_whitney import mann_whitney
+from aorta.analysis.compare.metric_verdicts import judge
+from aorta.analysis.compare.verdict import NOT_TESTED
+from aorta.analysis.compare.verdict_rules import GUARD, SEQUENCE, Rules
+from aorta.analysis.metrics import metric_named
+from benchmarks.verdict_error_rates import at_most, rows_of
+
+Floats = npt.NDArray[np.float64]
+Plan = Mapping[str, tuple[Floats, Floats]]
+RULES: Final = Rules()
+SEED: Final = 1979
+PLANS: Final = 10_000
+SIZES: Final = (4, 5, 8)
+CORRELATIONS: Final = (0.0, 0.5, 0.9)
+VARIATION: Final = 0.02
+"""Standard deviation between launches; of the value itself, which is 1."""
+SHIFT: Final = 4 * VARIATION
+OTHERS: Final = (
+    "exposed_share",
+    "idle_ms",
+    "exposed_allreduce_ms",
+    "exposed_allgather_ms",
+    "exposed_reducescatter_ms",
+)
+NAMES: Final = (*SEQUENCE, *OTHERS)
+TRUTHS: Final[Mapping[str, tuple[str, ...]]] = {
+    "nothing": (),
+    "overlap": SEQUENCE[:1],
+    "several": (*SEQUENCE[:2], *OTHERS[1:3]),
+}
+
+
+def plan(generator: np.random.Generator, launches: int, correlation: float, differing: tuple[str, ...]) -> Plan:
+    """Launch values of both sides; what differs got worse in the candidate."""
+    shared = generator.standard_normal((2, launches, 1))
+    own = generator.standard_normal((2, launches, len(NAMES)))
+    values = 1 + VARIATION * (np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * own)
+    for place, name in enumerate(NAMES):
+        if name in differing:
+            values[1, :, place] += SHIFT * (-1 if metric_named(name).better == "higher" else 1)
+    return {name: (values[0, :, place], values[1, :, place]) for place, name in enumerate(NAMES)}
+
+
+def judged(values: Plan) -> dict[str, dict[str, Any]]:
+    """The entries of these metrics in a comparison, with their verdicts."""
+    entries = {}
+    for name, (left, right) in values.items():
+        p = mann_whitney(left, right)
+        entries[name] = {
+            "role": RULES.role(name),
+            "better": metric_named(name).better,
+            "judgement": "better",
+            "judgement_reason": None,
+            "constant": False,
+            "launches": {"reference": len(left), "candidate": len(right)},
+            "margin": RULES.margin,
+            "p": p,
+            "p_corrected": None,
+            **intervals(name, left, right, p, RULES.alpha),
+        }
+    # Step time does not differ in any launch, so that it withholds nothing.
+    step = {"value": 0.0, "low": 0.0, "high": 0.0, "kind": "quotient"}
+    guard = {**entries[RULES.primary], "role": "guard", "constant": True, "p": 1.0, "effect": step}
+    judge(entries | {GUARD: guard}, RULES, values)
+    return entries
+
+
+def is_finding(entry: Mapping[str, Any]) -> bool:
+    """Whether the test of a metric finds a difference, whatever its size."""
+    p = entry["p"] if entry["p_corrected"] is None else entry["p_corrected"]
+    return bool(entry["verdict"] != NOT_TESTED and p <= RULES.alpha)
+
+
+def contradicts(entry: Mapping[str, Any]) -> bool:
+    """Whether a metric's own interval denies its verdict."""
+    low, high, value, margin = *(entry["effect"][key] for key in ("low", "high", "value")), entry["margin"]
+    if entry["verdict"] == NOT_TESTED:
+        return False  # nothing is said of it
+    apart, within = not low <= 0 <= high, -margin <= low <= high <= margin
+    decided = entry["verdict"] in ("regression", "improvement")
+    return bool(
+        not low <= value <= high
+        or apart != is_finding(entry)
+        or (decided and not apart)
+        or (entry["verdict"] == "equivalent" and not within)
+        or (entry["verdict"] == "inconclusive" and (within or (apart and abs(value) > margin)))
+    )
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Holm's step-down correction (Scandinavian Journal of Statistics 6, 1979), for comparison."""
+    corrected, least = {}, 0.0
+    for place, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
+        least = max(least, min(1.0, (len(p_values) - place) * p_values[name]))
+        corrected[name] = least
+    return corrected
+
+
+def setting(launches: int, correlation: float, truth: str, plans: int) -> dict[str, Any]:
+    """All figures of one setting."""
+    differing = TRUTHS[truth]
+    generator = np.random.default_rng([SEED, launches, int(10 * correlation), len(differing)])
+    counts: Counter[str] = Counter()
+    power, power_holm = Counter(dict.fromkeys(differing, 0)), Counter(dict.fromkeys(differing, 0))
+    for _ in range(plans):
+        entries = judged(plan(generator, launches, correlation, differing))
+        found = {name for name, entry in entries.items() if is_finding(entry)}
+        by_holm = {name for name, p in holm({name: entries[name]["p"] for name in NAMES[1:]}).items() if p <= 0.05}
+        by_holm |= {RULES.primary} & found
+        wrong = found - set(differing)
+        counts["false_sequence"] += bool(wrong & set(SEQUENCE))
+        counts["false_others"] += bool(wrong & set(OTHERS))
+        counts["false_holm"] += bool(by_holm - set(differing) - {RULES.primary})
+        counts["undecidable"] += all(entries[name]["verdict"] == NOT_TESTED for name in OTHERS)
+        counts["contradictions"] += sum(map(contradicts, entries.values()))
+        power.update(found & set(differing))
+        power_holm.update(by_holm & set(differing))
+    rates = ("false_sequence", "false_others", "false_holm", "undecidable")
+    return {
+        "launches": launches,
+        "correlation": correlation,
+        "truth": truth,
+        "plans": plans,
+        **{name: counts[name] / plans for name in rates},
+        "contradictions": counts["contradictions"],
+        "power": {name: power[name] / plans for name in differing},
+        "power_holm": {name: power_holm[name] / plans for name in differing},
+    }
+
+
+def targets_of(rows: list[dict[str, Any]]) -> dict[str, bool]:
+    """What must hold, of all settings together."""
+    families = ("false_sequence", "false_others")
+    kept = {
+        name: all(at_most(round(row[name] * row["plans"]), row["plans"], RULES.alpha) for row in rows)
+        for name in families
+    }
+    return kept | {"no_contradiction": not any(row["contradictions"] for row in rows)}
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """One line a setting; power of each metric that differs, and Holm's in parentheses."""
+    lines = []
+    for row in rows:
+        shares = {name: f"{100 * row[name]:.1f} %" for name in ("false_sequence", "false_others", "false_holm")}
+        powers = [
+            f"{name} {100 * row['power'][name]:.0f} % ({100 * row['power_holm'][name]:.0f} %)" for name in row["power"]
+        ]
+        lines.append(
+            {
+                "launches": f"{row['launches']} v {row['launches']}",
+                "correlation": f"{row['correlation']:g}",
+                "differs": row["truth"],
+                **shares,
+                "not decidable": f"{100 * row['undecidable']:.0f} %",
+                "contradictions": row["contradictions"],
+                "power (Holm)": ", ".join(powers) or "-",
+            }
+        )
+    return rows_of(lines)
+
+
+def main() -> int:
+    """Simulate and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--plans", type=int, default=PLANS, help="of each setting")
+    parser.add_argument("--markdown", action="store_true", help="the table of docs/measurements.md")
+    words = parser.parse_args()
+    rows = [
+        setting(launches, correlation, truth, words.plans)
+        for launches in SIZES
+        for correlation in CORRELATIONS
+        for truth in TRUTHS
+    ]
+    targets = targets_of(rows)
+    if words.markdown:
+        print("\n".join(table(rows)))  # noqa: T201
+    print(  # noqa: T201
+        json.dumps({"benchmark": "many_metrics", "settings": rows, "targets": targets, "met": all(targets.values())})
+    )
+    return 0 if all(targets.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

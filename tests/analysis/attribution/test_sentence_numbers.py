@@ -1,0 +1,162 @@
+"""Every number of a cause stands in the rows that are shown below it: as a value, a difference or a share."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aorta.analysis.attribution.attribute import attribute
+from aorta.analysis.attribution.causes import told_rows
+from aorta.analysis.gate.gate_markdown import _causes
+from tests.analysis.attribution.records import block, comm, dataset, exact, made_step
+from tests.analysis.attribution.test_attribute import computing, late_by, two_pairs, two_ranks
+from tests.analysis.attribution.test_breakdowns_add_up import STEPS
+
+_NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?= (?:ms|%))|(?<![\w.'])(\d+(?:\.\d+)?)(?![\w.'])")
+OVERLAP_OFF = {"key": "config.parallel.overlap", "reference": True, "candidate": False}
+OVERLAP_ON = {"key": "config.parallel.overlap", "reference": False, "candidate": True}
+
+
+def cells(found: dict[str, Any]) -> tuple[list[str], list[float]]:
+    """Names and numbers of the table as Markdown shows it; shares in per cent."""
+    lines = [line.strip("| ").split(" | ") for line in _causes(told_rows(found))[2:]]
+    numbers = [abs(float(cell.rstrip("%"))) for line in lines for cell in line[1:] if cell not in ("-", "unknown")]
+    return [row["what"] for row in told_rows(found)], numbers
+
+
+def held(found: dict[str, Any]) -> list[str]:
+    """The numbers of the sentence, each found in the table, to the digits that the sentence has."""
+    said = re.sub(r"Configuration: .*?\. (?=[A-Z\d])", "", found["sentence"])
+    if not told_rows(found):
+        means = [found[side]["exposed_comm_ms"] for side in ("reference", "candidate")]
+        names, numbers = [], means
+    else:
+        names, numbers = cells(found)
+    for name in sorted(names, key=len, reverse=True):
+        said = re.sub(re.escape(name), "X", said, flags=re.IGNORECASE)
+    said = re.sub(r"(forward|backward|passes) of \S+", "X", said)  # a place, named
+    tokens = [first or second for first, second in _NUMBER.findall(said)]
+    for token in tokens:
+        digits = len(token.partition(".")[2])
+        # A table has three digits behind the point, and whole per cent.
+        least = 0.5 * 10.0**-digits + 0.0005
+        assert any(abs(number - float(token)) <= least for number in numbers), (token, found["sentence"], numbers)
+    return tokens
+
+
+def test_the_parser_sees_the_numbers_and_a_wrong_one(tmp_path: Path) -> None:
+    found = attribute(two_ranks(tmp_path / "a", "base"), two_ranks(tmp_path / "b", "new", slow=3))
+    assert held(found) == ["14.0", "11.0", "25.0", "5.0", "19.0"]
+    with pytest.raises(AssertionError, match=r"19\.3"):
+        held(found | {"sentence": found["sentence"].replace("19.0 ms", "19.3 ms")})
+    with pytest.raises(AssertionError, match="'4'"):
+        held(found | {"sentence": found["sentence"] + " It is spread over 4 sizes."})
+
+
+def test_of_stragglers_computing_and_places(tmp_path: Path) -> None:
+    straggler = attribute(late_by(tmp_path / "a", "base", 0), late_by(tmp_path / "b", "new", 5))
+    assert len(held(straggler)) >= 5
+    pairs = attribute(two_pairs(tmp_path / "c", "base", 0, 0), two_pairs(tmp_path / "d", "new", 5, 20))
+    assert held(pairs)
+    shorter = attribute(computing(tmp_path / "e", "base", 20), computing(tmp_path / "f", "new", 8))
+    assert held(shorter)
+    assert held(attribute(*(two_ranks(tmp_path / name, name) for name in ("g", "h"))))
+
+
+def one_transfer(folder: Path, label: str, late_ms: float, begin_ms: float) -> Any:
+    """An all-reduce of 16 ms on rank 1, for which rank 0 waits `late_ms`, behind or beside 30 ms of backward."""
+    ranks = []
+    for rank in (0, 1):
+        rows = [[comm("allreduce", begin_ms, begin_ms + 16 + late_ms * (rank == 0), 8_000, at)] for at in range(3)]
+        blocks = [block("body", "backward", 20, 50)]
+        ranks.append([made_step(rank, 2, at, 120, blocks, rows[at]) for at in range(3)])
+    return dataset(folder, label, ranks, parallel="ddp")
+
+
+def test_overlap_turned_off_is_the_cause_and_the_sentence_stops_there(tmp_path: Path) -> None:
+    """Hidden: 16 ms on rank 1 and 20 on rank 0, of which 4 are waiting; then nothing is."""
+    sides = one_transfer(tmp_path / "a", "on", 4, 25), one_transfer(tmp_path / "b", "off", 4, 60)
+    found = attribute(*sides, differences=[OVERLAP_OFF])
+    exact(found)
+    assert found["sentence"] == (
+        "parallel.overlap true -> false. All-reduce now starts after backward: 18.0 ms a step that was hidden is "
+        "exposed; 89 % is transfer, 11 % waiting for the slower rank."
+    )
+    assert held(found) == ["18.0", "89", "11"]
+    back = attribute(*sides[::-1], differences=[OVERLAP_ON])
+    assert back["sentence"] == (
+        "parallel.overlap false -> true. All-reduce now starts during backward: 18.0 ms a step that was exposed is "
+        "hidden; 89 % is transfer, 11 % waiting for the slower rank."
+    )
+    assert held(back) == held(found)
+
+
+def test_overlap_turned_off_that_explains_nothing_is_no_cause(tmp_path: Path) -> None:
+    """More is exposed because transfers take longer; as much is hidden as before."""
+    sides = two_ranks(tmp_path / "a", "base"), two_ranks(tmp_path / "b", "new", slow=3)
+    said = attribute(*sides, differences=[OVERLAP_OFF])["sentence"]
+    assert "now" not in said
+    assert "Configuration: parallel.overlap true -> false." in said
+
+
+def test_of_other_strategies_it_is_the_waiting_that_overlap_off_brings(tmp_path: Path) -> None:
+    def side(label: str, at_ms: float) -> Any:
+        rows = [[comm("allgather", at_ms, at_ms + 10, 8_000, number)] for number in range(3)]
+        steps = [[made_step(r, 2, n, 120, [block("b", "forward", 0, 40)], rows[n]) for n in range(3)] for r in (0, 1)]
+        return dataset(tmp_path / label, label, steps)
+
+    said = attribute(side("on", 5), side("off", 50), differences=[OVERLAP_OFF])["sentence"]
+    assert said.startswith(
+        "parallel.overlap true -> false. Every collective is now waited for before computing goes on: 10.0 ms a step "
+        "that was hidden is exposed; all of it is transfer."
+    )
+
+
+def test_computing_that_is_too_little_shorter_is_not_the_cause(tmp_path: Path) -> None:
+    """The all-reduce came too late for 18 ms; the computing is 7.6 ms shorter, which cannot hide 18."""
+    sides = computing(tmp_path / "a", "base", 27.6), computing(tmp_path / "b", "new", 20, at_ms=70)
+    found = attribute(*sides)
+    assert found["sentence"].endswith(
+        "18.0 ms less of it is hidden, although computation is only 7.6 ms shorter: it no longer coincides with "
+        "communication."
+    )
+    assert held(found)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("said")
+
+
+@given(st.lists(st.lists(STEPS, min_size=2, max_size=2), min_size=2, max_size=2), st.booleans())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_of_any_two_records(folder: Path, sides: Any, toggled: bool) -> None:
+    """Two sides of two ranks, steps of 40 ms, collectives and blocks wherever chance puts them."""
+    made = []
+    for side, ranks in enumerate(sides):
+        lines = [
+            [
+                made_step(
+                    rank,
+                    2,
+                    number,
+                    40,
+                    [block(f"b{k % 2}", "forward", *span) for k, span in enumerate(blocks)],
+                    [comm(kinds[k], *span, 8, k) for k, span in enumerate(rows)],
+                    stalls,
+                )
+                for number, (blocks, rows, stalls, kinds) in enumerate(steps)
+            ]
+            for rank, steps in enumerate(ranks)
+        ]
+        for old in (folder / str(side)).glob("rank_*"):
+            old.unlink()
+        made.append(dataset(folder / str(side), str(side), lines))
+    found = attribute(*made, differences=[OVERLAP_OFF] if toggled else [])
+    held(found)
+    assert all(float(share) <= 100 for share in re.findall(r"([\d.]+) %", found["sentence"]))

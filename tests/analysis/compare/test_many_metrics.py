@@ -1,0 +1,44 @@
+"""A small plan of `benchmarks.many_metrics`: no false findings beyond chance, no verdict that its interval denies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aorta.analysis.compare.verdict_rules import SEQUENCE
+from benchmarks.many_metrics import OTHERS, TRUTHS, contradicts, holm, judged, plan, setting, targets_of
+
+
+@pytest.mark.parametrize(("launches", "correlation"), [(4, 0.9), (5, 0.0), (8, 0.5)])
+def test_metrics_tested_together_are_rarely_wrong_and_never_contradict_themselves(
+    launches: int, correlation: float
+) -> None:
+    rows = [setting(launches, correlation, truth, 60) for truth in TRUTHS]
+    assert all(targets_of(rows).values()), rows
+
+
+def test_the_same_machinery_finds_what_is_there_where_holm_cannot() -> None:
+    """Else no false finding would say nothing."""
+    several = setting(4, 0.5, "several", 60)
+    assert several["power"]["exposed_comm_ms"] > 0.8
+    assert several["power_holm"]["exposed_comm_ms"] == 0.0
+    assert several["undecidable"] > 0.9
+    five = setting(5, 0.5, "several", 60)
+    assert min(five["power"].values()) > 0.8
+    assert five["undecidable"] == 0.0
+
+
+def test_a_contradiction_would_be_seen() -> None:
+    found = judged(plan(np.random.default_rng(1), 5, 0.0, (*SEQUENCE, *OTHERS)))
+    entry = found["overlap_ratio"]
+    assert not contradicts(entry)
+    assert entry["verdict"] == "regression"
+    assert contradicts(entry | {"verdict": "inconclusive"})
+    assert contradicts(entry | {"effect": entry["effect"] | {"high": 0.1}})
+    assert contradicts(entry | {"verdict": "equivalent"})
+
+
+def test_holm_by_hand() -> None:
+    """Sorted: 4 x 0.005, 3 x 0.01, 2 x 0.03, 1 x 0.04, of which none may fall below the one before."""
+    found = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
+    assert found == pytest.approx({"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06})
