@@ -165,6 +165,11 @@ class Steps:
         return own if own.any() else after
 
     @property
+    def of_kernels(self) -> Bools:
+        """`by_kernels`, also where no step was."""
+        return np.zeros(len(self), bool) if self.by_kernels is None else self.by_kernels
+
+    @property
     def length_ns(self) -> Ints:
         """Duration of each step."""
         return self.end_mono_ns - self.start_mono_ns
