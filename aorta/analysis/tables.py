@@ -159,9 +159,7 @@ class Steps:
         where a run has no other, those of the calibration.
         """
         after = ~self.warmup
-        if self.by_kernels is None:
-            return after
-        own = after & ~self.by_kernels
+        own = after & ~self.of_kernels
         return own if own.any() else after
 
     @property
