@@ -36,6 +36,7 @@ STEP_COLUMNS = (
     "step",
     "global_step",
     "warmup",
+    "by_kernels",
     "loss",
     "lr",
     "grad_norm",
@@ -45,6 +46,8 @@ STEP_COLUMNS = (
     "t_end_ns",
 )
 STEP_MS = "step_ms"
+RATIO_BOUNDS = ("overlap_ratio_at_least", "overlap_ratio_at_most")
+"""Of a step in which the host set the pace, so that its marks leave the ratio open (`aorta.analysis.host_bound`)."""
 _OPTIONAL = ("epoch", "step")
 _NO_REASON = "the record gives no reason"
 
@@ -52,13 +55,14 @@ _NO_REASON = "the record gives no reason"
 def steps_frame(run: Run, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """One row per rank and step, by rank, then global step.
 
-    Columns: `STEP_COLUMNS`, `step_ms` (start to end, milliseconds) and one per metric of the record. Times in
-    nanoseconds are int64 (W14); null is NaN.
+    Columns: `STEP_COLUMNS`, `step_ms` (start to end, milliseconds), `RATIO_BOUNDS` and one per metric of the record.
+    Times in nanoseconds are int64 (W14); null is NaN. Steps with `by_kernels` are those of a calibration, measured by
+    the profiler's kernels and slowed by it: not to be pooled with the others (W29).
 
     Args:
         columns: only these, for runs too large for all of them (8 bytes per column and rank-step).
     """
-    names = (*STEP_COLUMNS, STEP_MS, *metric_names(run)) if columns is None else columns
+    names = (*STEP_COLUMNS, STEP_MS, *RATIO_BOUNDS, *metric_names(run)) if columns is None else columns
     return pd.DataFrame({name: step_column(run, name) for name in names})
 
 
@@ -70,6 +74,11 @@ def step_column(run: Run, name: str) -> np.ndarray:
         return run.over_ranks(lambda steps: steps.length_ns / NS_PER_MS)
     if name in _OPTIONAL:
         return run.over_ranks(lambda steps: _or_nan(getattr(steps, name), len(steps)))
+    if name == "by_kernels":
+        return run.over_ranks(lambda steps: steps.of_kernels)
+    if name in RATIO_BOUNDS:
+        end = RATIO_BOUNDS.index(name)
+        return run.over_ranks(lambda steps: steps.bounds.get("overlap_ratio", (np.full(len(steps), np.nan),) * 2)[end])
     if name in STEP_COLUMNS and name not in LOSSES:
         return run.over_ranks(lambda steps: np.asarray(getattr(steps, name)))
     return run.over_ranks(lambda steps: steps.column(name))

@@ -106,18 +106,7 @@ class Pace:
         """The steps of calibrations; None where no rank has any."""
         if all(tables.steps.by_kernels is None for tables in self._run.ranks.values()):
             return None
-        nothing = np.zeros(0, bool)
-        return np.concatenate(
-            [
-                nothing,
-                *(
-                    np.zeros(len(tables.steps), bool)
-                    if tables.steps.by_kernels is None
-                    else tables.steps.by_kernels & ~tables.steps.warmup
-                    for tables in self._run.ranks.values()
-                ),
-            ]
-        )
+        return np.asarray(self._run.over_ranks(lambda steps: steps.of_kernels & ~steps.warmup), bool)
 
     def undecided(self, name: str) -> float:
         """Share of the steps used in which marks leave the metric open; 0 where there is none."""

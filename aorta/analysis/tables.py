@@ -159,10 +159,13 @@ class Steps:
         where a run has no other, those of the calibration.
         """
         after = ~self.warmup
-        if self.by_kernels is None:
-            return after
-        own = after & ~self.by_kernels
+        own = after & ~self.of_kernels
         return own if own.any() else after
+
+    @property
+    def of_kernels(self) -> Bools:
+        """`by_kernels`, also where no step was."""
+        return np.zeros(len(self), bool) if self.by_kernels is None else self.by_kernels
 
     @property
     def length_ns(self) -> Ints:

@@ -11,7 +11,6 @@ not start beside one, and gives way to one that starts later.
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +22,7 @@ from torch.autograd import profiler as torch_profiler
 from torch.profiler import ProfilerActivity, profile
 
 from aorta.distributed.accelerator import profiled
+from aorta.records.clocks import read_clocks
 from aorta.timeline.kernel_names import DeviceKernel, copies
 
 _PREPARE = "_prepare_profiler"
@@ -93,7 +93,8 @@ class KernelRecording:
         self._put_back()
 
     def _kernels(self, events: list[Any]) -> list[DeviceKernel]:
-        to_monotonic_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - time.clock_gettime_ns(time.CLOCK_REALTIME)
+        clocks = read_clocks()
+        to_monotonic_ns = clocks.monotonic_ns - clocks.realtime_ns
         index = self._device.index or 0
         found = [
             DeviceKernel(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import msgspec
 from tqdm import tqdm
 
 from aorta.command_line import rounded_time
@@ -106,7 +107,7 @@ class _SoFar:
     def __init__(self, stop: int, samples: int) -> None:
         self._stop, self._samples = stop, samples
         self._began_ns, self._ended_ns, self._steps, self._left = 0, 0, 0, 0
-        self._comm_ms, self._hidden_ms = 0.0, 0.0
+        self._by_marks, self._by_kernels = _Hidden(), _Hidden()
 
     def add(self, step: Step) -> None:
         """Count a step."""
@@ -116,15 +117,20 @@ class _SoFar:
             self._began_ns = step.t_end_ns
             return
         self._steps += 1
-        comm_ms, hidden_ms = step.overlap["comm_ms"], step.overlap["compute_comm_ms"]
-        if comm_ms is not None and hidden_ms is not None:
-            self._comm_ms += comm_ms
-            self._hidden_ms += hidden_ms
+        (self._by_kernels if step.measured_by == "kernels" else self._by_marks).add(step)
 
     def shares(self) -> str:
         """The hidden share of all communication and the samples per second, as far as they are known."""
-        said = f" ({self._hidden_ms / self._comm_ms:.2f} so far)" if self._comm_ms else ""
+        said = self._hidden()
         return said if self._rate is None else f"{said}  {self._rate * self._samples:.0f} samples/s"
+
+    def _hidden(self) -> str:
+        """Of the steps that their marks measured; where these leave it open, of those that kernels did."""
+        by_marks, by_kernels = self._by_marks.share(), self._by_kernels.share()
+        if by_kernels is not None and (by_marks is None or _TO in by_marks):
+            steps = self._by_kernels.steps
+            return f" ({by_kernels} in {steps} step{'s' * (steps > 1)} by kernels)"
+        return "" if by_marks is None else f" ({by_marks} so far)"
 
     def pace(self) -> str:
         """Steps per second and the time left, which a bar shows by itself."""
@@ -140,13 +146,52 @@ class _SoFar:
         return self._steps * 1e9 / passed_ns if self._steps and passed_ns > 0 else None
 
 
+_TO = " to at most "
+
+
+class _Hidden:
+    """How much of the communication of some steps was hidden and exposed, each at least and at most."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._hidden_ms, self._exposed_ms = (0.0, 0.0), (0.0, 0.0)
+
+    def add(self, step: Step) -> None:
+        """Count a step, unless it says nothing of the two."""
+        hidden, exposed = _ends(step, "compute_comm_ms"), _ends(step, "exposed_comm_ms")
+        if hidden is None or exposed is None:
+            return
+        self.steps += 1
+        self._hidden_ms = self._hidden_ms[0] + hidden[0], self._hidden_ms[1] + hidden[1]
+        self._exposed_ms = self._exposed_ms[0] + exposed[0], self._exposed_ms[1] + exposed[1]
+
+    def share(self) -> str | None:
+        """The hidden share, or between what it is; None where nothing communicated."""
+        (low, high), (least, most) = self._hidden_ms, self._exposed_ms
+        return _between(low / (low + most), high / (high + least)) if low + most and high + least else None
+
+
+def _ends(step: Step, name: str) -> tuple[float, float] | None:
+    """A metric of a step at least and at most; None where it says nothing of it."""
+    value = step.overlap[name]
+    if value is not None:
+        return value, value
+    return None if step.bounds is msgspec.UNSET else step.bounds.get(name)
+
+
+def _between(low: float, high: float) -> str:
+    ends = f"{low:.2f}", f"{high:.2f}"
+    return ends[0] if ends[0] == ends[1] else _TO.join(ends)
+
+
 def _summary(step: Step) -> str:
-    ratio, window = step.overlap["overlap_ratio"], step.overlap["window_ms"]
+    window, ratio = step.overlap["window_ms"], _ends(step, "overlap_ratio")
+    by = " by kernels" if step.measured_by == "kernels" else ""
     return "  ".join(
         [
             "loss -" if step.loss is None else f"loss {step.loss:.4f}",
             f"step {window:.1f} ms",
             f"comm {step.overlap['comm_ms']:.1f} ms" if step.overlap["comm_ms"] is not None else "comm -",
-            "overlap -" if ratio is None else f"overlap {ratio:.2f}",
+            "overlap -" if ratio is None else f"overlap {_between(*ratio)}{by}",
         ]
     )

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pandas as pd
 import pytest
 
+from aorta import analysis
 from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.analysis.cautions import cautions
 from aorta.analysis.compare.inputs import read_subjects
@@ -21,6 +23,7 @@ from aorta.analysis.load.records import load_run
 from aorta.analysis.report.brief_text import brief_text
 from aorta.analysis.report.charts.step_breakdown import parts
 from aorta.analysis.report.html.verdict_cards import verdict_of
+from aorta.analysis.report.report_folder import write_report
 from aorta.analysis.report.terminal_text import comparison_table, dataset_table, health_block, verdict_block
 from aorta.analysis.summary import summarize
 from aorta.analysis.whatif.read_program import read_program
@@ -221,6 +224,34 @@ def test_a_run_of_calibrated_steps_alone_is_of_kernels(tmp_path: Path) -> None:
         0.375,
         "kernels",
     )
+
+
+def test_the_table_of_steps_tells_apart_what_measured_each(tmp_path: Path) -> None:
+    folder = write(tmp_path, calibrated, calibrated=calibration(0.375, 0.75))
+    frame = analysis.steps(folder)
+    after = frame[~frame["warmup"]]
+    kernels, marks = after[after["by_kernels"]], after[~after["by_kernels"]]
+    assert set(kernels["global_step"]) == {2, 3, 4}
+    assert set(kernels["overlap_ratio"]) == {0.375}
+    assert kernels[["overlap_ratio_at_least", "overlap_ratio_at_most"]].isna().all(axis=None)
+    assert (len(marks), marks["overlap_ratio"].notna().any()) == (2 * 35, False)
+    assert (set(marks["overlap_ratio_at_least"]), set(marks["overlap_ratio_at_most"])) == ({0.25}, {0.75})
+    plain = analysis.steps(write(tmp_path / "plain", decided), ["by_kernels", "overlap_ratio_at_most"])
+    assert not plain["by_kernels"].any()
+    assert plain["overlap_ratio_at_most"].isna().all()
+
+
+def test_the_tables_of_a_report_have_sources_and_bounds(tmp_path: Path) -> None:
+    write(tmp_path / "bounded", undecided)
+    write(tmp_path / "measured", calibrated, calibrated=calibration(0.375, 0.75), run="run-2")
+    sources = {name: tmp_path / name for name in ("bounded", "measured")}
+    write_report(sources, tmp_path / "out", html=False, tables="csv")
+    rows = pd.read_csv(tmp_path / "out" / "tables" / "metrics.csv").set_index(["label", "metric"])
+    bounded, measured = (rows.loc[(name, "overlap_ratio")] for name in sources)
+    assert (bounded["at_least"], bounded["at_most"]) == (0.25, 0.75)
+    assert bounded[["source", "median"]].isna().all()
+    assert (measured["source"], measured["median"]) == ("kernels", 0.375)
+    assert measured[["at_least", "at_most"]].isna().all()
 
 
 def test_steps_that_the_profiler_made_longer_are_in_no_step_time_and_are_named(tmp_path: Path) -> None:

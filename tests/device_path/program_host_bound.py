@@ -191,7 +191,7 @@ def steps_of(run: Run, topology: Topology, device: torch.device) -> list[dict[st
     lines: list[Step] = []
     words = [*SHAPE, f"parallel={run.strategy}", f"instrument.mode={run.mode}"]
     if run.by_kernels:
-        words.append(f"instrument.calibration={2 * len(run.by_kernels)}")
+        words += [f"telemetry.warmup_steps={WARM_UP}", f"instrument.calibration={2 * len(run.by_kernels)}"]
     with watched() as blocks:
         loop = Loop(tuple(words), topology, device, lines.append)
     torch.accelerator.synchronize()

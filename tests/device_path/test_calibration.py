@@ -40,7 +40,11 @@ def test_the_steps_of_the_window_are_measured_by_kernels(told: list[dict[str, An
             None,
         )
         assert 0 < found["ratio_by_kernels"] < found["ratio_by_marks"] - 0.02
-        assert all(0 < block["kernel_share"] < 1 for block in found["blocks"])
+        # Mathematics alone takes time, and the loss has none.
+        shares = {block["block"]: block["kernel_share"] for block in found["blocks"]}
+        assert shares.pop("loss") == 0
+        assert shares
+        assert all(0.5 < share < 0.8 for share in shares.values())
         assert found["window_step_ms"] > 0
         assert found["other_step_ms"] > 0
 

@@ -22,7 +22,7 @@ import pandas as pd
 from aorta.analysis import steps as steps_of
 from aorta.analysis.compare.inputs import Subject
 from aorta.analysis.devices import STEP_COLUMNS as DEVICE_COLUMNS
-from aorta.analysis.frames import FRAME_ROWS, STEP_COLUMNS, STEP_MS, iter_collectives
+from aorta.analysis.frames import FRAME_ROWS, RATIO_BOUNDS, STEP_COLUMNS, STEP_MS, iter_collectives
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import METRICS_OF_STEPS
 from aorta.analysis.report.kernel_frames import KERNEL_TABLES, kernel_frames
@@ -31,7 +31,7 @@ from aorta.analysis.tables import Run
 from aorta.records.whole_files import whole_file
 
 TABLES: Final = ("steps", "collectives", "metrics", "comparison", *KERNEL_TABLES)
-STEPS: Final = ("label", "launch", *STEP_COLUMNS, STEP_MS, *METRICS_OF_STEPS, *DEVICE_COLUMNS)
+STEPS: Final = ("label", "launch", *STEP_COLUMNS, STEP_MS, *RATIO_BOUNDS, *METRICS_OF_STEPS, *DEVICE_COLUMNS)
 COLLECTIVES: Final = (
     *("label", "launch", "rank", "global_step", "warmup", "kind", "group", "group_size", "seq", "instance"),
     *("bytes", "dtype", "issue_ns", "start_ns", "end_ns", "end_source", "duration_ms", "queued_ms", "transfer_ms"),
@@ -39,7 +39,7 @@ COLLECTIVES: Final = (
     *("transfer_reason", "bandwidth_reason"),
 )
 _DESCRIBED: Final = ("count", "nulls", "median", "p5", "p95", "mean", "min", "max", "rank_spread", "ratio_of_sums")
-METRICS: Final = ("label", "metric", "unit", "better", *_DESCRIBED, "reason")
+METRICS: Final = ("label", "metric", "unit", "better", *_DESCRIBED, "source", "at_least", "at_most", "reason")
 COMPARISON: Final = (
     *("reference_label", "candidate_label", "metric", "unit", "better", "role", "reference", "candidate"),
     *("difference", "difference_low", "difference_high", "quotient", "p", "p_corrected", "margin"),
@@ -51,7 +51,7 @@ _WHOLE: Final = frozenset(
 )
 _WORDS: Final = frozenset(
     {"label", "launch", "kind", "group", "dtype", "end_source", "transfer_reason", "bandwidth_reason", "metric", "unit"}
-    | {"better", "reason", "reference_label", "candidate_label", "role", "verdict"}
+    | {"better", "reason", "source", "reference_label", "candidate_label", "role", "verdict"}
 )
 _UNKNOWN_IS_NEGATIVE: Final = ("rank", "seq", "bytes")
 """Columns in which a source that does not say has a code below 0."""
@@ -149,14 +149,14 @@ def _kind(name: str) -> str:
     """The type of a column."""
     if name in _WORDS:
         return "string"
-    if name == "warmup":
+    if name in {"warmup", "by_kernels"}:
         return "bool"
     return "Int64" if name in _WHOLE or name.endswith("_ns") else "float64"
 
 
 def _metric_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
-        {"label": label, "metric": name, **summary["metrics"][name], **entry}
+        {"label": label, "metric": name, **summary["metrics"][name], **entry, **(entry.get("bounds") or {})}
         for label, dataset in summary["datasets"].items()
         for name, entry in dataset.get("metrics", {}).items()
     ]
