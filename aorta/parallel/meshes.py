@@ -15,10 +15,24 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from aorta.config.schema import FSDP, FSDPCP, FSDPEP, FSDPPP, FSDPTP, HSDP, Precision
-from aorta.parallel import context, expert, fsdp, tensor
+from aorta.parallel import context, expert, fsdp
 from aorta.parallel.plan import Blocks, Parts, Spread, autocast
+
+
+def split_layers(parts: Iterable[Parts], mesh: DeviceMesh) -> None:
+    """Split the layers of every part over the 1-D `mesh`.
+
+    A part makes one all-reduce in forward, after its `rows`, and one in backward for each of its `columns` layers:
+    Megatron-LM's scheme (Shoeybi et al., 2019), without its fusing of the layers that share an input.
+    """
+    for module, layers in parts:
+        plan: dict[str, ParallelStyle] = {
+            name: ColwiseParallel() if how == "columns" else RowwiseParallel() for name, how in layers.items()
+        }
+        parallelize_module(module, mesh, plan)
 
 
 def sharded(model: nn.Module, blocks: Blocks, settings: FSDP, precision: Precision, device: torch.device) -> Spread:
@@ -43,7 +57,7 @@ def sharded_tensor_parallel(
 ) -> Spread:
     """Split layers over `tp_size` consecutive ranks, and shard each rank's part over the others."""
     mesh = _mesh(device, shard=dist.get_world_size() // settings.tp_size, tensor=settings.tp_size)
-    tensor.split(parts, mesh["tensor"])
+    split_layers(parts, mesh["tensor"])
     return fsdp.spread(model, blocks, settings, precision, device, mesh["shard"], _facts(mesh))
 
 
@@ -114,7 +128,7 @@ def sharded_pipelines(
 def tensor_parallel(model: nn.Module, parts: Iterable[Parts], precision: Precision, device: torch.device) -> Spread:
     """Split layers over all ranks; every rank computes what is not split."""
     mesh = _mesh(device, tensor=dist.get_world_size())
-    tensor.split(parts, mesh)
+    split_layers(parts, mesh)
     return Spread(model, arithmetic=autocast(precision, device), data_rank=0, data_size=1, facts=_facts(mesh))
 
 
