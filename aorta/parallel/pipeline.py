@@ -104,7 +104,7 @@ class Pipeline:
 
     @property
     def modules(self) -> Sequence[nn.Module]:
-        """The stages of this rank."""
+        """Return the stages of this rank."""
         return [stage.submod for stage in self._stages]
 
     def step(self, inputs: tuple[torch.Tensor, ...], target: torch.Tensor, loss: nn.Module) -> torch.Tensor | None:

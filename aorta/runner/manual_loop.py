@@ -85,7 +85,7 @@ class Loop:
         self.model, self.steps_done = model.parallelized.module, 0
 
     def step(self) -> None:
-        """One recorded step."""
+        """Run and record one step."""
         number, self.steps_done = self.steps_done, self.steps_done + 1
         with self._calibrator.step(number):
             self.step_of_training.run(self._batches, StepFacts(0, number, number, lr=0.0, warmup=False))

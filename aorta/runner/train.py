@@ -272,7 +272,7 @@ def _counters(config: Config, world_size: int) -> Counters:
 
 
 def _samples_per_step(config: Config, world_size: int) -> int:
-    """Of all ranks together."""
+    """Return the samples of a step, of all ranks together."""
     training = config.training
     return training.batch_size * training.gradient_accumulation * data_parallel_size(config, world_size)
 

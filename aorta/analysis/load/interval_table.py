@@ -127,7 +127,7 @@ class Intervals:
 
     @property
     def spans(self) -> Spans:
-        """Start and end of every row."""
+        """Return start and end of every row."""
         return Spans(self.start_ns, self.end_ns)
 
     def take(self, rows: NDArray[Any] | slice) -> Intervals:

@@ -82,7 +82,7 @@ class TraceDetails:
         return [AuxRange(self.aux_names[name], low - start, high - start) for low, high, name in rows.tolist()]
 
     def steps(self) -> Iterator[StepIntervals]:
-        """Every step."""
+        """Yield every step."""
         return map(self.step, range(len(self.start_ns)))
 
     def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
