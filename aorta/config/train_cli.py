@@ -82,7 +82,7 @@ class InThisProcess:
         return [math.nan] * len(batch.jobs)
 
     def finish(self) -> int:
-        """The worst exit code."""
+        """Return the worst exit code."""
         return self._worst
 
 

@@ -27,7 +27,7 @@ _RATIO_BOUND, _BOUND = "within 0.02", "max(2 % of the kernel, 10 us)"
 
 
 class CheckVerdict(Enum):
-    """What became of a row."""
+    """Outcome of a row."""
 
     OK = "ok"
     FAILED = "FAILED"

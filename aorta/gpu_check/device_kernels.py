@@ -91,7 +91,7 @@ def start_ns(event: dict[str, Any], base_ns: int) -> int:
 
 
 def span(event: dict[str, Any], base_ns: int) -> Interval:
-    """Start and end of a row."""
+    """Return start and end of a row."""
     start = start_ns(event, base_ns)
     return start, start + round(float(event["dur"]) * 1000)
 

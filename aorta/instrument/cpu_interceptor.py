@@ -160,7 +160,7 @@ class CpuInterceptor:
         return DispatcherHook(OPERATORS, device, self, on_captured)
 
     def begin(self) -> None:
-        """Called when a step begins."""
+        """Prepare for a step that begins."""
 
     def close(self) -> None:
         """Called when no further collective will arrive.

@@ -234,5 +234,5 @@ def _start_of(epoch: _Epoch) -> int | None:
 
 
 def clock_for(device: torch.device) -> EventClock:
-    """The clock of a device."""
+    """Clock of a device, read through pooled events."""
     return HostClock() if device.type == "cpu" else DeviceClock(device)

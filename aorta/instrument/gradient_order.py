@@ -46,7 +46,7 @@ def gradient_rows(noted: Iterable[ReadyGradient], compute: Iterable[tuple[str, s
 
 
 class GradientOrder:
-    """Notes gradients from its creation until `take` has them.
+    """Records once the order in which gradients become ready, from its creation until `take` returns it.
 
     Args:
         model: the DDP model.
@@ -79,7 +79,7 @@ class GradientOrder:
         return list(self._order.values())
 
     def forget(self) -> None:
-        """The step was abandoned."""
+        """Discard what an abandoned step recorded."""
         self._order.clear()
 
     def _ready(self, block: str, parameter: torch.Tensor) -> None:

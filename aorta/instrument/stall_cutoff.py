@@ -3,7 +3,8 @@
     stall_cutoff(settings.stall_cutoff_us, device, mode)     # of this process
     slowest_of_host(mine, facts)                             # the one that all ranks of a host use
 
-On a CPU a call of the backend that takes longer counts as a stall of the training thread, a shorter one as its work.
+On a CPU a call of the backend that takes longer counts as a stall of the training thread; shorter calls count as host
+work, not as a stall.
 How long handing over takes is a property of the host and its load, so it is measured when a run begins: on a gloo group
 of this process alone, which wakes a worker thread as every collective does and exchanges nothing. Must not issue a
 collective of the run's own groups, take longer than `LIMIT_S` or so, or fail a run.

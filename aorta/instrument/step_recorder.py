@@ -240,7 +240,7 @@ class StepRecorder:
         self._captured += 1
 
     def on_range(self, opened: Range) -> None:
-        """A block began to compute."""
+        """Record that a block began to compute."""
         if self._current is not None:
             self._current.compute.append(opened)
 

@@ -40,7 +40,7 @@ class Waited(NamedTuple):
 
 
 def name_of(issued: InFlight) -> Name:
-    """The name of a collective."""
+    """Name of a collective."""
     return Name(issued.group, issued.seq, None if issued.number is not None else issued.kind)
 
 

@@ -53,7 +53,7 @@ class TensorBoardLogger:
         self._writer = SummaryWriter(folder, flush_secs=_FLUSH_S, filename_suffix=place.event_suffix)
 
     def log_step(self, step: int, values: Mapping[str, float]) -> None:
-        """A point of each curve."""
+        """Log a point of each curve."""
         for name, value in values.items():
             self._writer.add_scalar(f"aorta/{name}", value, step)
 
@@ -66,7 +66,7 @@ class TensorBoardLogger:
                 self._writer.add_scalar(f"{label}/{name}", value, 0)
 
     def close(self) -> None:
-        """Write what is held."""
+        """Write what is buffered."""
         self._writer.close()
 
 
@@ -151,7 +151,7 @@ class WandbLogger:
         )
 
     def log_step(self, step: int, values: Mapping[str, float]) -> None:
-        """A point of each curve."""
+        """Log a point of each curve."""
         self._run.log({f"aorta/{name}": value for name, value in values.items()}, step=step)
 
     def log_summary(self, label: str, values: Mapping[str, float | str]) -> None:
@@ -181,7 +181,7 @@ class MlflowLogger:
         self._id = self._client.create_run(experiment, run_name=place.name, tags=tags).info.run_id
 
     def log_step(self, step: int, values: Mapping[str, float]) -> None:
-        """A point of each curve."""
+        """Log a point of each curve."""
         now_ms = time.time_ns() // 1_000_000
         metrics = [self._metric(f"aorta/{name}", value, now_ms, step) for name, value in values.items()]
         self._client.log_batch(self._id, metrics=metrics)

@@ -20,21 +20,21 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from aorta.config.schema import CP, Precision
 from aorta.parallel import ddp
-from aorta.parallel.plan import Cut, Inputs, Spread
+from aorta.parallel.plan import Cut, Inputs, ParallelizedModel
 
 # torch 2.13 renamed it; both take the same arguments, and reduce-scatter the sum of the gradients in backward.
 _all_gather = getattr(functional, "all_gather_single_autograd", None) or functional.all_gather_tensor_autograd
 
 
-def spread(
+def parallelize(
     model: nn.Module, attentions: Iterable[nn.Module], settings: CP, precision: Precision, device: torch.device
-) -> Spread:
+) -> ParallelizedModel:
     """Split sequences over all ranks; `model` is replicated."""
     # A group of its own: on an accelerator what attention waits for would otherwise queue behind DDP's all-reduces.
     group = dist.new_group(group_desc="mesh_context")
     mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=("context",))
     split(attentions, mesh)
-    whole = ddp.spread(model, settings, precision, device)
+    whole = ddp.parallelize(model, settings, precision, device)
     facts = {**whole.facts, "mesh": {"context": mesh.size()}}
     return replace(whole, data_rank=0, data_size=1, cut=cut(mesh), facts=facts)
 

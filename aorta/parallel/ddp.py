@@ -13,14 +13,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from aorta.config.schema import DDP, Precision
-from aorta.parallel.plan import Spread, autocast, mesh_of
+from aorta.parallel.plan import ParallelizedModel, autocast, mesh_of
 
 MIB = 1 << 20
 _TORCH_BUCKET_MB = 25.0
 _BUCKETS_WANTED = 8
 
 
-def spread(model: nn.Module, settings: DDP, precision: Precision, device: torch.device) -> Spread:
+def parallelize(model: nn.Module, settings: DDP, precision: Precision, device: torch.device) -> ParallelizedModel:
     """Wrap `model`; with `overlap=false` the same buckets are reduced after backward has computed everything.
 
     Parameters that are distributed over a mesh already are left alone.
@@ -39,7 +39,7 @@ def spread(model: nn.Module, settings: DDP, precision: Precision, device: torch.
     late = None if settings.overlap else ReduceAfterBackward(device)
     if late is not None:
         wrapped.register_comm_hook(None, late.keep)
-    return Spread(
+    return ParallelizedModel(
         wrapped,
         micro_batch=lambda last: nullcontext() if last else wrapped.no_sync(),
         arithmetic=autocast(precision, device),

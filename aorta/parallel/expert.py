@@ -18,12 +18,12 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from aorta.config.schema import EP, Precision
 from aorta.parallel import ddp
-from aorta.parallel.plan import Spread
+from aorta.parallel.plan import ParallelizedModel
 
 
-def spread(
+def parallelize(
     model: nn.Module, experts: Iterable[nn.Module], settings: EP, precision: Precision, device: torch.device
-) -> Spread:
+) -> ParallelizedModel:
     """Split `experts` over all ranks; the rest of `model` is replicated."""
     ranks = dist.get_world_size()
     mesh = init_device_mesh(device.type, (ranks,), mesh_dim_names=("expert",))
@@ -32,7 +32,7 @@ def spread(
         for parameter in module.parameters():
             # The sum over all tokens of every rank; the loss is the mean over ranks, whose gradients DDP averages.
             parameter.register_hook(lambda gradient: gradient / ranks)  # type: ignore[no-untyped-call]
-    whole = ddp.spread(model, settings, precision, device)
+    whole = ddp.parallelize(model, settings, precision, device)
     return replace(whole, facts={**whole.facts, "mesh": {"expert": ranks}})
 
 

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 from aorta.config.schema import FSDP, Precision
-from aorta.parallel.plan import DTYPES, Blocks, Spread, local_part
+from aorta.parallel.plan import DTYPES, Blocks, ParallelizedModel, local_part
 
 # torch 2.13 renamed it; both take the same arguments.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -30,8 +30,8 @@ reduce-scatter; its all-reduce between copies has one more, of priority 0
 
 
 @dataclass(frozen=True)
-class Apart:
-    """Modules inside of blocks whose parameters other ranks have too, as experts, but not all.
+class SeparatelySharded:
+    """Submodules of blocks that are sharded over a mesh of their own, e.g. experts.
 
     Attributes:
         modules: each within one block.
@@ -49,7 +49,7 @@ class Apart:
         return [module for module in self.modules if id(module) in inside]
 
 
-def spread(
+def parallelize(
     model: nn.Module,
     blocks: Blocks,
     settings: FSDP,
@@ -57,15 +57,15 @@ def spread(
     device: torch.device,
     mesh: DeviceMesh,
     facts: Mapping[str, object],
-    apart: Apart | None = None,
-) -> Spread:
+    separate: SeparatelySharded | None = None,
+) -> ParallelizedModel:
     """Shard `model` over the last dimension of `mesh`; with two dimensions, the first one holds replicas.
 
     With `overlap=false` nothing is prefetched, all-gathers are waited for where they are needed, and each
     reduce-scatter is waited for before the next block computes.
     """
-    root = shard(model, blocks, settings, precision, device, mesh, apart)
-    return Spread(
+    root = shard(model, blocks, settings, precision, device, mesh, separate)
+    return ParallelizedModel(
         model,
         micro_batch=lambda last: _sync_gradients(root, last),
         data_rank=_data_rank(mesh),
@@ -96,13 +96,17 @@ def shard(
     precision: Precision,
     device: torch.device,
     mesh: DeviceMesh,
-    apart: Apart | None = None,
+    separate: SeparatelySharded | None = None,
 ) -> FSDPModule:
-    """Shard `blocks` one by one and with the root what is left of `model`, as `spread` says; returns the root."""
+    """Shard `blocks` one by one and with the root what is left of `model`, as `parallelize` says; returns the root."""
     policy, reshard = _policy(settings, precision), settings.reshard_after_forward
     units: list[list[FSDPModule]] = []
     for _, block in blocks:
-        inner = [] if apart is None else [_shard_apart(each, apart, reshard, policy) for each in apart.within(block)]
+        inner = (
+            []
+            if separate is None
+            else [_shard_separately(each, separate, reshard, policy) for each in separate.within(block)]
+        )
         units.append([fully_shard(block, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy), *inner])
     root = fully_shard(model, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     if settings.overlap:
@@ -119,8 +123,10 @@ def shard(
     return root
 
 
-def _shard_apart(module: nn.Module, apart: Apart, reshard: bool, policy: MixedPrecisionPolicy) -> FSDPModule:
-    ranks = apart.mesh.size()
+def _shard_separately(
+    module: nn.Module, separate: SeparatelySharded, reshard: bool, policy: MixedPrecisionPolicy
+) -> FSDPModule:
+    ranks = separate.mesh.size()
 
     def placement(parameter: nn.Parameter) -> Shard:
         # By whole experts; where there are too few of them, or they do not divide, each one is cut.
@@ -131,9 +137,9 @@ def _shard_apart(module: nn.Module, apart: Apart, reshard: bool, policy: MixedPr
         # Nothing is reduced, but for fp16 FSDP would divide before and after that, and once more where it copies.
         policy = replace(policy, reduce_dtype=torch.float32)
     sharded = fully_shard(
-        module, mesh=apart.mesh, reshard_after_forward=reshard, mp_policy=policy, shard_placement_fn=placement
+        module, mesh=separate.mesh, reshard_after_forward=reshard, mp_policy=policy, shard_placement_fn=placement
     )
-    sharded.set_gradient_divide_factor(float(apart.summed))
+    sharded.set_gradient_divide_factor(float(separate.summed))
     # Otherwise FSDP asks for a reduction that multiplies first, which only NCCL and RCCL have. With one rank, where
     # nothing is reduced, it divides anyway, and with this would do so twice.
     sharded.set_force_sum_reduction_for_comms(ranks > 1)
@@ -149,7 +155,7 @@ def _policy(settings: FSDP, precision: Precision) -> MixedPrecisionPolicy:
 
 def prefetch(units: Sequence[Sequence[FSDPModule]], forward: int, backward: int) -> None:
     """Gather the next `forward` (`backward`) units while one computes; 0 gathers each only when it is needed. A unit is
-    a block and what is sharded apart inside it: these are gathered with it.
+    a block and what is sharded separately inside it: these are gathered with it.
     """
     for index, (block, *inner) in enumerate(units):
         after = [each for unit in units[index + 1 : index + 1 + forward] for each in unit]

@@ -24,14 +24,16 @@ from torch.distributed.fsdp.wrap import CustomPolicy
 
 from aorta.config.schema import FSDP1, Precision
 from aorta.config.schema import BackwardPrefetch as When
-from aorta.parallel.plan import DTYPES, Blocks, Spread
+from aorta.parallel.plan import DTYPES, Blocks, ParallelizedModel
 
 STREAMS = 4
 """Streams that FSDP1 opens on an accelerator: unshard, post-backward, pre-unshard and all-reduce
 (torch/distributed/fsdp/_runtime_utils.py, _init_streams)."""
 
 
-def spread(model: nn.Module, blocks: Blocks, settings: FSDP1, precision: Precision, device: torch.device) -> Spread:
+def parallelize(
+    model: nn.Module, blocks: Blocks, settings: FSDP1, precision: Precision, device: torch.device
+) -> ParallelizedModel:
     """Shard `model` over all ranks.
 
     With `overlap=false` nothing is prefetched and each reduce-scatter is waited for before the next block computes.
@@ -59,7 +61,7 @@ def spread(model: nn.Module, blocks: Blocks, settings: FSDP1, precision: Precisi
     if not settings.overlap and device.type != "cpu":
         assert wrapped.process_group is not None  # the default group
         wrapped.register_comm_hook(default_hooks.DefaultState(wrapped.process_group), _waited_reduce_scatter(device))
-    return Spread(
+    return ParallelizedModel(
         wrapped,
         micro_batch=lambda last: nullcontext() if last else wrapped.no_sync(),
         clip=wrapped.clip_grad_norm_,  # its shards look like unsharded gradients

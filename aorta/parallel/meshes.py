@@ -1,8 +1,8 @@
 """Strategies on a device mesh: FSDP2 alone, as hybrid sharding, and beside tensor, expert, pipeline and context
 parallelism.
 
-Each gives a `Spread` whose facts name the mesh. Must not decide how a block is sharded or split (`fsdp`, `tensor`,
-`expert`, `context`), or how stages are run (`pipeline`).
+Each returns a `ParallelizedModel` whose facts name the mesh. Must not decide how a block is sharded (`fsdp`, `expert`,
+`context`), or how stages are run (`pipeline`).
 """
 
 from __future__ import annotations
@@ -15,22 +15,40 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from aorta.config.schema import FSDP, FSDPCP, FSDPEP, FSDPPP, FSDPTP, HSDP, Precision
-from aorta.parallel import context, expert, fsdp, tensor
-from aorta.parallel.plan import Blocks, Parts, Spread, autocast
+from aorta.parallel import context, expert, fsdp
+from aorta.parallel.plan import Blocks, ParallelizedModel, Parts, autocast
 
 
-def sharded(model: nn.Module, blocks: Blocks, settings: FSDP, precision: Precision, device: torch.device) -> Spread:
+def split_layers(parts: Iterable[Parts], mesh: DeviceMesh) -> None:
+    """Split the layers of every part over the 1-D `mesh`.
+
+    A part makes one all-reduce in forward, after its `rows`, and one in backward for each of its `columns` layers:
+    Megatron-LM's scheme (Shoeybi et al., 2019), without its fusing of the layers that share an input.
+    """
+    for module, layers in parts:
+        plan: dict[str, ParallelStyle] = {
+            name: ColwiseParallel() if how == "columns" else RowwiseParallel() for name, how in layers.items()
+        }
+        parallelize_module(module, mesh, plan)
+
+
+def sharded(
+    model: nn.Module, blocks: Blocks, settings: FSDP, precision: Precision, device: torch.device
+) -> ParallelizedModel:
     """Shard `model` over all ranks."""
     mesh = _mesh(device, shard=dist.get_world_size())
-    return fsdp.spread(model, blocks, settings, precision, device, mesh, _facts(mesh))
+    return fsdp.parallelize(model, blocks, settings, precision, device, mesh, _facts(mesh))
 
 
-def hybrid(model: nn.Module, blocks: Blocks, settings: HSDP, precision: Precision, device: torch.device) -> Spread:
+def hybrid(
+    model: nn.Module, blocks: Blocks, settings: HSDP, precision: Precision, device: torch.device
+) -> ParallelizedModel:
     """Shard each of `replicas` copies of `model`; consecutive ranks share a copy."""
     mesh = _mesh(device, replicate=settings.replicas, shard=dist.get_world_size() // settings.replicas)
-    return fsdp.spread(model, blocks, settings, precision, device, mesh, _facts(mesh))
+    return fsdp.parallelize(model, blocks, settings, precision, device, mesh, _facts(mesh))
 
 
 def sharded_tensor_parallel(
@@ -40,11 +58,11 @@ def sharded_tensor_parallel(
     settings: FSDPTP,
     precision: Precision,
     device: torch.device,
-) -> Spread:
+) -> ParallelizedModel:
     """Split layers over `tp_size` consecutive ranks, and shard each rank's part over the others."""
     mesh = _mesh(device, shard=dist.get_world_size() // settings.tp_size, tensor=settings.tp_size)
-    tensor.split(parts, mesh["tensor"])
-    return fsdp.spread(model, blocks, settings, precision, device, mesh["shard"], _facts(mesh))
+    split_layers(parts, mesh["tensor"])
+    return fsdp.parallelize(model, blocks, settings, precision, device, mesh["shard"], _facts(mesh))
 
 
 def sharded_context_parallel(
@@ -54,12 +72,12 @@ def sharded_context_parallel(
     settings: FSDPCP,
     precision: Precision,
     device: torch.device,
-) -> Spread:
+) -> ParallelizedModel:
     """Split sequences over `cp_size` consecutive ranks, and shard the model over all: each has gradients of its own."""
     mesh = _mesh(device, shard=dist.get_world_size() // settings.cp_size, context=settings.cp_size)
     context.split(attentions, mesh["context"])
     every = mesh._flatten("shard_context")
-    sharded = fsdp.spread(model, blocks, settings, precision, device, every, _facts(mesh))
+    sharded = fsdp.parallelize(model, blocks, settings, precision, device, every, _facts(mesh))
     data_rank, data_size = mesh.get_local_rank("shard"), mesh["shard"].size()
     return replace(sharded, data_rank=data_rank, data_size=data_size, cut=context.cut(mesh["context"]))
 
@@ -71,7 +89,7 @@ def sharded_expert_parallel(
     settings: FSDPEP,
     precision: Precision,
     device: torch.device,
-) -> Spread:
+) -> ParallelizedModel:
     """Split `experts` over `ep_size` consecutive ranks, and shard each rank's part over the others; shard the rest of
     `model` over all ranks.
     """
@@ -79,14 +97,14 @@ def sharded_expert_parallel(
     mesh = _mesh(device, data=ranks // settings.ep_size, expert=settings.ep_size)
     for module in found:
         expert.split(module, mesh["expert"])
-    apart = fsdp.Apart(found, mesh["data"], summed=ranks)
+    separate = fsdp.SeparatelySharded(found, mesh["data"], summed=ranks)
     everyone = mesh._flatten("shard")
-    return fsdp.spread(model, blocks, settings, precision, device, everyone, _facts(mesh), apart)
+    return fsdp.parallelize(model, blocks, settings, precision, device, everyone, _facts(mesh), separate)
 
 
 def sharded_pipelines(
     model: nn.Module, blocks: Blocks, settings: FSDPPP, precision: Precision, device: torch.device
-) -> Spread:
+) -> ParallelizedModel:
     """Run pipelines of `pp_size` ranks beside each other, each on batches of its own, and shard every stage over the
     ranks that have it, which follow one another.
 
@@ -101,7 +119,7 @@ def sharded_pipelines(
         own = [(name, block) for name, block in blocks if id(block) in within]
         fsdp.shard(stage, own, settings, precision, device, mesh["data"])
     # FSDP casts by itself: no autocast.
-    whole = pipeline.spread(model, settings, nullcontext, device, mesh.get_group("pipeline"))
+    whole = pipeline.parallelize(model, settings, nullcontext, device, mesh.get_group("pipeline"))
     return replace(
         whole,
         data_rank=mesh.get_local_rank("data"),
@@ -111,11 +129,15 @@ def sharded_pipelines(
     )
 
 
-def tensor_parallel(model: nn.Module, parts: Iterable[Parts], precision: Precision, device: torch.device) -> Spread:
+def tensor_parallel(
+    model: nn.Module, parts: Iterable[Parts], precision: Precision, device: torch.device
+) -> ParallelizedModel:
     """Split layers over all ranks; every rank computes what is not split."""
     mesh = _mesh(device, tensor=dist.get_world_size())
-    tensor.split(parts, mesh)
-    return Spread(model, arithmetic=autocast(precision, device), data_rank=0, data_size=1, facts=_facts(mesh))
+    split_layers(parts, mesh)
+    return ParallelizedModel(
+        model, arithmetic=autocast(precision, device), data_rank=0, data_size=1, facts=_facts(mesh)
+    )
 
 
 def _mesh(device: torch.device, **sizes: int) -> DeviceMesh:

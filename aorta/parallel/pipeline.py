@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
 
 from aorta.config.schema import PP
-from aorta.parallel.plan import Spread, whole_norm
+from aorta.parallel.plan import ParallelizedModel, whole_norm
 
 TORCH_NAMES: Final = {
     "gpipe": "GPipe",
@@ -28,13 +28,13 @@ TORCH_NAMES: Final = {
 """`parallel.schedule` -> its name in torch."""
 
 
-def spread(
+def parallelize(
     model: nn.Module,
     settings: PP,
     arithmetic: Callable[[], AbstractContextManager[Any]],
     device: torch.device,
     group: dist.ProcessGroup,
-) -> Spread:
+) -> ParallelizedModel:
     """Run the stages of the ranks of `group` as one pipeline; all of them are given the same batches.
 
     Args:
@@ -42,7 +42,7 @@ def spread(
         arithmetic: context of every forward pass and of the loss.
     """
     pipeline = Pipeline(model, settings, device, arithmetic, group)
-    return Spread(
+    return ParallelizedModel(
         model,
         arithmetic=arithmetic,
         data_rank=0,
@@ -104,7 +104,7 @@ class Pipeline:
 
     @property
     def modules(self) -> Sequence[nn.Module]:
-        """The stages of this rank."""
+        """Return the stages of this rank."""
         return [stage.submod for stage in self._stages]
 
     def step(self, inputs: tuple[torch.Tensor, ...], target: torch.Tensor, loss: nn.Module) -> torch.Tensor | None:

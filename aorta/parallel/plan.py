@@ -36,7 +36,7 @@ Cut: TypeAlias = Callable[[Inputs, torch.Tensor], tuple[Inputs, torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Spread:
+class ParallelizedModel:
     """A model, distributed over ranks.
 
     Attributes:

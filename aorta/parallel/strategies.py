@@ -28,10 +28,10 @@ from aorta.config.schema import (
     NoParallel,
 )
 from aorta.errors import ConfigError
-from aorta.parallel.plan import Blocks, Parts, Spread, autocast
+from aorta.parallel.plan import Blocks, ParallelizedModel, Parts, autocast
 
 
-def spread(
+def parallelize(
     model: nn.Module,
     blocks: Blocks,
     parts: Iterable[Parts],
@@ -39,7 +39,7 @@ def spread(
     attentions: Iterable[nn.Module],
     config: Config,
     device: torch.device,
-) -> Spread:
+) -> ParallelizedModel:
     """Distribute `model` as `config.parallel` says; needs an initialised process group.
 
     Args:
@@ -53,19 +53,19 @@ def spread(
         case EP() as settings:
             from aorta.parallel import expert
 
-            return expert.spread(model, experts, settings, precision, device)
+            return expert.parallelize(model, experts, settings, precision, device)
         case CP() as settings:
             from aorta.parallel import context
 
-            return context.spread(model, attentions, settings, precision, device)
+            return context.parallelize(model, attentions, settings, precision, device)
         case DDP() as settings:
             from aorta.parallel import ddp
 
-            return ddp.spread(model, settings, precision, device)
+            return ddp.parallelize(model, settings, precision, device)
         case FSDP1() as settings:
             from aorta.parallel import fsdp1
 
-            return fsdp1.spread(model, blocks, settings, precision, device)
+            return fsdp1.parallelize(model, blocks, settings, precision, device)
         case HSDP() as settings:
             from aorta.parallel import meshes
 
@@ -98,8 +98,8 @@ def spread(
             from aorta.parallel import pipeline
 
             assert dist.group.WORLD is not None
-            return pipeline.spread(model, settings, autocast(precision, device), device, dist.group.WORLD)
+            return pipeline.parallelize(model, settings, autocast(precision, device), device, dist.group.WORLD)
         case NoParallel():
-            return Spread(model, arithmetic=autocast(precision, device))
+            return ParallelizedModel(model, arithmetic=autocast(precision, device))
         case other:
             raise ConfigError(f"parallel={other.strategy!r}: no such strategy")

@@ -36,7 +36,7 @@ class StepMarkers:
             _log.warning("%s: this torch (%s) has neither NVTX nor ROCTx: steps are not marked", why, torch.__version__)
 
     def iteration(self, global_step: int) -> AbstractContextManager[None]:
-        """The range of one step."""
+        """Mark the range of one step in the trace."""
         return self._range(global_step) if self.on else nullcontext()
 
     def begin(self, global_step: int) -> None:

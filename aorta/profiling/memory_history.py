@@ -41,7 +41,7 @@ class MemoryHistory:
         self._loop_runs = self.running = False
 
     def begin(self) -> None:
-        """The loop begins."""
+        """Start recording the allocator's history."""
         if not self._of_loop:
             return
         if not self.available:
@@ -51,7 +51,7 @@ class MemoryHistory:
         self._unhook, self._loop_runs = cuda.on_out_of_memory(self._out_of_memory), True
 
     def end(self) -> None:
-        """The loop ends."""
+        """Stop recording the allocator's history."""
         self.stop()
         self._unhook()
         if self._loop_runs:
@@ -59,14 +59,14 @@ class MemoryHistory:
             cuda.end_memory_history()
 
     def start(self) -> None:
-        """A window begins."""
+        """Start the history of a window."""
         if self._of_windows and self.available:
             if not self._loop_runs:
                 cuda.begin_memory_history(MAX_ENTRIES)
             self.running = True
 
     def stop(self) -> None:
-        """A window ends."""
+        """End the history of a window."""
         if self.running:
             self.running = False
             if not self._loop_runs:

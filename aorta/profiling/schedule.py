@@ -70,7 +70,7 @@ class Schedule:
 
     @property
     def cycle(self) -> int:
-        """Steps in one cycle."""
+        """Number of steps of one cycle."""
         return self.wait + self.warmup + self.active
 
     def __call__(self, step: int) -> Action:

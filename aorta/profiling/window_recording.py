@@ -21,14 +21,71 @@ from torch.profiler import ProfilerAction, profile, record_function
 from aorta.config.rank_words import selected_ranks
 from aorta.config.schema import Naming
 from aorta.distributed.accelerator import profiled
-from aorta.profiling.memory_categories import by_category
 from aorta.profiling.memory_history import MemoryHistory
-from aorta.profiling.profile_summary import tables
 from aorta.profiling.schedule import Action, Schedule
 from aorta.profiling.trace_archive import free_name
 from aorta.profiling.trace_names import STEP_BASE, TraceWindow
 from aorta.profiling.trace_outputs import Recipe
 from aorta.profiling.trace_saver import Job, SavedOutput, Saver
+
+
+def tables(averages: Any, rows: int, *, memory: bool, device: bool) -> Iterator[str]:
+    """Which operators used the time and the memory: one table per sort order, each with a heading. Takes seconds.
+
+    Args:
+        averages: `key_averages()` of the last profile.
+        rows: number of rows of each table.
+        memory: whether allocations were recorded.
+        device: whether an accelerator was recorded.
+    """
+    orders = ["cpu_time_total"]
+    if memory:
+        orders.append("self_cpu_memory_usage")
+    if device:
+        orders += ["device_time_total", "self_device_memory_usage"] if memory else ["device_time_total"]
+    for order in orders:
+        yield f"profiling: operators of the last window by {order}\n{averages.table(sort_by=order, row_limit=rows)}"
+
+
+NAMES = {
+    "PARAMETER": "parameters",
+    "GRADIENT": "gradients",
+    "OPTIMIZER_STATE": "optimizer state",
+    "ACTIVATION": "activations",
+    "INPUT": "inputs",
+    "TEMPORARY": "temporary",
+    "AUTOGRAD_DETAIL": "autograd's own",
+    None: "unknown",
+}
+"""torch's category -> what pages call it, in the order in which they are stacked."""
+
+
+def by_category(results: Any) -> dict[str, dict[str, Any]]:
+    """Device (`cpu`, `cuda:0`) -> `times_us`, and `bytes`: category -> bytes allocated at each of these times.
+
+    torch infers a tensor's category from the window itself, which needs shapes, stacks, allocations and at least one
+    whole step. It reads every event in Python: never on the training thread.
+
+    Args:
+        results: of Kineto, of one window.
+
+    Raises:
+        Exception: this torch does not offer it, or cannot make it of this window.
+    """
+    from torch.profiler import _memory_profiler as of_torch
+
+    timeline = of_torch.MemoryProfileTimeline(of_torch.MemoryProfile(results))
+    # Column 0 of each row is torch's own, for stacking.
+    columns = {index + 1: category for category, index in of_torch._CATEGORY_TO_INDEX.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for device in sorted({str(key.device) for _, _, (key, _), _ in timeline.timeline}):
+        times, rows = timeline._coalesce_timeline(device)  # type: ignore[no-untyped-call]
+        sizes = {
+            NAMES[category and category.name]: [row[column] for row in rows] for column, category in columns.items()
+        }
+        found[device] = {"times_us": times, "bytes": {name: sizes[name] for name in NAMES.values()}}
+    return found
+
 
 _log = logging.getLogger(__name__)
 _ACTIONS = {

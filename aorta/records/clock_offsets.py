@@ -71,7 +71,7 @@ class RankClock(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def known(self) -> bool:
-        """Whether anything was measured."""
+        """Return whether anything was measured."""
         return self.start is not None or self.end is not None
 
     @property

@@ -223,7 +223,7 @@ def _measured(bench: _TwoStreams, compute_ms: float, way: str, by: str, copy: Wo
 
 
 def table(results: Sequence[SizeResult]) -> list[str]:
-    """Lines for a terminal."""
+    """Return the table as lines for a terminal."""
     heads = ("bytes", "copy", "by", "copies", "alone GB/s", "beside GB/s", "compute ms", "beside ms", "slow-down")
     rows = [
         (

@@ -6,17 +6,95 @@ training would do, or run a step that not all ranks run.
 
 from __future__ import annotations
 
+import copy
 import logging
+import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import torch
+from torch import nn
+
+from aorta.distributed.accelerator import random_states, set_random_states
 from aorta.instrument.emulation.replay import Rehearsal, Replay
 from aorta.instrument.emulation.stand_in import StandIn
 from aorta.instrument.open_step import StepFacts
+from aorta.parallel.plan import local_part
 from aorta.records.schema import Phase
-from aorta.runner.snapshot import put_back
 from aorta.runner.train_step import TrainStep
 from aorta.workload.task import Batch
+
+
+@contextmanager
+def put_back(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LambdaLR,
+    scaler: torch.amp.GradScaler,
+) -> Iterator[None]:
+    """For a `with` block between two steps: restores parameters, buffers, optimizer, schedule, scaler and random
+    states on exit, and clears gradients. An error leaves everything as it is: the run ends anyway.
+
+    Values are restored tensor by tensor, in place, as strategies hold views of them; the copies are on the CPU, so that
+    an accelerator's memory stays that of training.
+    """
+    tensors = [_local(tensor) for tensor in (*module.parameters(), *module.buffers())]
+    saved = [_copy(tensor) for tensor in tensors]
+    groups = [
+        {key: copy.deepcopy(value) for key, value in g.items() if key != "params"} for g in optimizer.param_groups
+    ]
+    states = _optimizer_state(optimizer)
+    others = copy.deepcopy(schedule.state_dict()), copy.deepcopy(scaler.state_dict())
+    device = next(module.parameters()).device
+    generators = random.getstate(), random_states(device)
+    yield
+    with torch.no_grad():
+        for tensor, value in zip(tensors, saved, strict=True):
+            tensor.copy_(value)
+        _restore_optimizer(optimizer, states)
+    for group, values in zip(optimizer.param_groups, groups, strict=True):
+        group.update(values)
+    optimizer.zero_grad(set_to_none=True)
+    schedule.load_state_dict(others[0])
+    scaler.load_state_dict(others[1])
+    random.setstate(generators[0])
+    set_random_states(generators[1], device)
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Any]]:
+    return {
+        parameter: {
+            key: _copy(_local(value)) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+            for key, value in state.items()
+        }
+        for parameter, state in optimizer.state.items()
+    }
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, states: dict[Any, dict[str, Any]]) -> None:
+    for parameter in list(optimizer.state):
+        if parameter not in states:
+            del optimizer.state[parameter]  # its first update was inside the block
+            continue
+        for key, value in states[parameter].items():
+            now = optimizer.state[parameter][key]
+            if isinstance(now, torch.Tensor):
+                _local(now).copy_(value)
+            else:
+                optimizer.state[parameter][key] = value
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that may be distributed over ranks; shares its memory."""
+    with torch.no_grad():
+        return local_part(tensor).detach()
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("cpu", copy=True)
+
 
 _log = logging.getLogger(__name__)
 _REHEARSALS = 2

@@ -80,12 +80,12 @@ class Loop:
         self.instrument = open_instrument(settings, topology, device, finished, fabric=fabric, together=TOGETHER)
         self._calibrator.attach(self.instrument.recorder)
         self.step_of_training = TrainStep.build(model, task, self.instrument, config, device)
-        self.batches = task.batches(model.spread.data_rank, model.spread.data_size, device).for_ever
+        self.batches = task.batches(model.parallelized.data_rank, model.parallelized.data_size, device).for_ever
         self._batches = self.batches()
-        self.model, self.steps_done = model.spread.module, 0
+        self.model, self.steps_done = model.parallelized.module, 0
 
     def step(self) -> None:
-        """One recorded step."""
+        """Run and record one step."""
         number, self.steps_done = self.steps_done, self.steps_done + 1
         with self._calibrator.step(number):
             self.step_of_training.run(self._batches, StepFacts(0, number, number, lr=0.0, warmup=False))

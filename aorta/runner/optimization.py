@@ -1,6 +1,6 @@
 """Optimizer, learning rate, loss scaling and clipping.
 
-Must not know any strategy: what differs between strategies is in their `Spread`.
+Must not know any strategy: what differs between strategies is in their `ParallelizedModel`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from aorta.config.schema import Config, Precision
-from aorta.parallel.plan import Spread, mesh_of, whole_norm
+from aorta.parallel.plan import ParallelizedModel, mesh_of, whole_norm
 from aorta.workload.task import Task
 
 
@@ -39,7 +39,7 @@ def make_schedule(optimizer: torch.optim.Optimizer, config: Config) -> torch.opt
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
-def make_scaler(model: Spread, config: Config, device: torch.device) -> torch.amp.GradScaler:
+def make_scaler(model: ParallelizedModel, config: Config, device: torch.device) -> torch.amp.GradScaler:
     """Loss scaling for fp16; a no-op for the other precisions."""
     return model.scaler(device.type, enabled=config.training.mixed_precision is Precision.fp16)
 

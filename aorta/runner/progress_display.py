@@ -23,13 +23,13 @@ _log = logging.getLogger(__name__)
 
 
 class ProgressBar(Protocol):
-    """Takes finished steps in order."""
+    """Shows progress; takes finished steps in order."""
 
     def show(self, step: Step) -> None:
         """Called with each finished step."""
 
     def close(self) -> None:
-        """Leave the terminal clean."""
+        """Remove the progress line from the terminal."""
 
 
 def progress_of(training: Training, first: int, stop: int, samples: int, *, shown: bool) -> ProgressBar:
@@ -96,7 +96,7 @@ class Progress:
             _log.log(level, "step %d/%d  %s", step.global_step + 1, self._stop, said)
 
     def close(self) -> None:
-        """Leave the terminal clean."""
+        """Remove the progress line from the terminal."""
         if self._bar is not None:
             self._bar.close()
 
@@ -141,7 +141,7 @@ class _SoFar:
 
     @property
     def _rate(self) -> float | None:
-        """Steps per second."""
+        """Return steps per second."""
         passed_ns = self._ended_ns - self._began_ns
         return self._steps * 1e9 / passed_ns if self._steps and passed_ns > 0 else None
 

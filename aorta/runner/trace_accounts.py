@@ -127,7 +127,7 @@ def publish(everyone: Sequence[Account], folder: RunFolder | None) -> None:
 
 
 def log_alone(error: Exception) -> None:
-    """Not every rank answered."""
+    """Raised where not every rank answered."""
     _log.error("profiling: not every rank said where its traces are: %s", error)
 
 

@@ -236,8 +236,8 @@ class TrainingRun:
         config = self.config
         plan = {
             "strategy": config.parallel.strategy,
-            "parameters": sum(p.numel() for p in model.spread.module.parameters()),
-            **model.spread.facts,
+            "parameters": sum(p.numel() for p in model.parallelized.module.parameters()),
+            **model.parallelized.facts,
         }
         copies = 0 if config.dataset.on_device else 1
         return RunRequest(
@@ -251,7 +251,7 @@ class TrainingRun:
             start_step=first,
             warmup_steps=_warmup(config, stop - first),
             emulated=isinstance(config.fabric, EmulatedFabric),
-            own_streams=Counter(model.spread.streams) + Counter({0: copies}),
+            own_streams=Counter(model.parallelized.streams) + Counter({0: copies}),
             facts={"steps_planned": stop, **self.profiler.facts()},
             samples_per_step=_samples_per_step(config, self.topology.world_size),
             calibration=calibration_plan(
@@ -272,7 +272,7 @@ def _counters(config: Config, world_size: int) -> Counters:
 
 
 def _samples_per_step(config: Config, world_size: int) -> int:
-    """Of all ranks together."""
+    """Return the samples of a step, of all ranks together."""
     training = config.training
     return training.batch_size * training.gradient_accumulation * data_parallel_size(config, world_size)
 

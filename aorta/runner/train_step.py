@@ -19,8 +19,8 @@ from aorta.config.schema import PP, Compile, Config
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.loss_scalars import Counts, Scalar
 from aorta.instrument.open_step import StepFacts
-from aorta.parallel.plan import Blocks, Spread
-from aorta.parallel.strategies import spread
+from aorta.parallel.plan import Blocks, ParallelizedModel
+from aorta.parallel.strategies import parallelize
 from aorta.runner.optimization import clip, make_optimizer, make_scaler, make_schedule
 from aorta.workload.task import Batch, Model, Stages, Task
 
@@ -32,12 +32,12 @@ class SpreadModel:
     Attributes:
         whole: as the workload built it, on the device; of a pipeline this rank's stages.
         blocks: its parts that are bracketed, in the order they run.
-        spread: distributed over the ranks by the strategy.
+        parallelized: distributed over the ranks by the strategy.
     """
 
     whole: Model
     blocks: Blocks
-    spread: Spread
+    parallelized: ParallelizedModel
 
     @classmethod
     def build(cls, task: Task, config: Config, device: torch.device) -> SpreadModel:
@@ -52,7 +52,7 @@ class SpreadModel:
         if config.compile.enabled:
             for _, block in blocks:
                 _compile(block, config.compile)
-        over_ranks = spread(
+        over_ranks = parallelize(
             whole,
             blocks,
             whole.tensor_parallel_parts(),
@@ -77,7 +77,7 @@ class TrainStep:
         device: of this rank.
     """
 
-    model: Spread
+    model: ParallelizedModel
     expert_tokens: Callable[[], Iterable[tuple[str, torch.Tensor]]]
     loss: nn.Module
     optimizer: torch.optim.Optimizer
@@ -95,17 +95,17 @@ class TrainStep:
         loss = task.loss()
         instrument.watch([*model.blocks, ("loss", loss)])
         instrument.watch_backward(loss)
-        if model.spread.pipeline is not None:
-            model.spread.pipeline.around_weights = instrument.recorder.computes
-            for stage in model.spread.pipeline.modules:
+        if model.parallelized.pipeline is not None:
+            model.parallelized.pipeline.around_weights = instrument.recorder.computes
+            for stage in model.parallelized.pipeline.modules:
                 instrument.watch_backward(stage)  # where the loss is another rank's
-        instrument.watch_gradients(model.spread.module)
-        if model.spread.tell_ready is not None:
-            model.spread.tell_ready(instrument.recorder.on_bucket_ready)
+        instrument.watch_gradients(model.parallelized.module)
+        if model.parallelized.tell_ready is not None:
+            model.parallelized.tell_ready(instrument.recorder.on_bucket_ready)
         optimizer = make_optimizer(model.whole.parameters(), task)
-        schedule, scaler = make_schedule(optimizer, config), make_scaler(model.spread, config, device)
+        schedule, scaler = make_schedule(optimizer, config), make_scaler(model.parallelized, config, device)
         return cls(
-            model.spread, model.whole.expert_tokens, loss, optimizer, schedule, scaler, instrument, config, device
+            model.parallelized, model.whole.expert_tokens, loss, optimizer, schedule, scaler, instrument, config, device
         )
 
     def run(self, batches: Iterator[Batch], facts: StepFacts) -> None:

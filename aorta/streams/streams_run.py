@@ -5,11 +5,13 @@ Must not compute numbers (`concurrency`), or issue kernels (`issue`).
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import torch
@@ -34,13 +36,77 @@ from aorta.records.streams_file import (
 )
 from aorta.runner.rank_process import run_rank
 from aorta.runner.recorded_run import untrained_run
-from aorta.streams.concurrency import concurrency, elapsed_ns, knee, most_at_once
-from aorta.streams.device_streams import distinct_streams
+from aorta.streams.concurrency import concurrency, elapsed_ns, knee, most_at_once, ran_together
 from aorta.streams.issue import Issuer, Timed
 from aorta.streams.patterns import PATTERNS, Kernel, Pattern
-from aorta.streams.queues import shared_queues
 from aorta.streams.streams_table import table
 from aorta.terminal_style import style_of
+
+_TRIES = 3
+"""Two kernels that ran at once, once, do not share a queue; that they did not can have another reason, once."""
+
+
+def shared_queues(issuer: Issuer, streams: Sequence[torch.Stream]) -> list[list[int]]:
+    """Group streams by the hardware queue that they share; no rule by which a runtime deals streams out is assumed.
+
+    Two streams share a queue where two kernels, one on each, that could begin at the same moment do not run at once.
+    Sharing is an equivalence, so each stream is tried against one stream of every queue found so far.
+
+    Returns:
+        The indices of the streams of each queue, queues in the order of their first stream.
+    """
+    queues: list[list[int]] = []
+    for place, stream in enumerate(streams):
+        own = next((queue for queue in queues if _share(issuer, streams[queue[0]], stream)), None)
+        if own is None:
+            queues.append([place])
+        else:
+            own.append(place)
+    return queues
+
+
+def _share(issuer: Issuer, one: torch.Stream, other: torch.Stream) -> bool:
+    pair = (one, other)
+    for _ in range(_TRIES):
+        timed = issuer.run([Kernel(0), Kernel(1)], lambda kernel: pair[kernel.stream])
+        if ran_together(*timed.kernels):
+            return False
+    return True
+
+
+def distinct_streams(device: torch.device, number: int, priority: int) -> list[torch.Stream]:
+    """Streams of one priority on the current device.
+
+    Torch has a pool of 32 streams for each priority and hands them out in turn (c10/cuda/CUDAStream.cpp,
+    kStreamsPerPool); what is missing is made by the runtime itself and lives until the process ends.
+
+    Raises:
+        ConfigError: the pool is exhausted, and streams of this priority cannot be had from the runtime.
+    """
+    module = torch.get_device_module(device.type)
+    found: list[torch.Stream] = []
+    while len(found) < number:
+        fresh = module.Stream(device, priority=priority)
+        if fresh in found:
+            break
+        found.append(fresh)
+    return found + [_own(module, device, priority, len(found)) for _ in range(number - len(found))]
+
+
+def _own(module: Any, device: torch.device, priority: int, pooled: int) -> torch.Stream:
+    runtime = module.cudart()
+    if priority != 0 or not hasattr(runtime, "cudaStreamCreate"):
+        raise ConfigError(
+            f"workload.streams: torch has {pooled} streams of priority {priority} on {device}, no more can be made; "
+            f"ask for at most {pooled}, or leave the pattern `priorities` out (workload.patterns=[independent,...])"
+        )
+    handle = ctypes.c_void_p()
+    code = int(runtime.cudaStreamCreate(ctypes.addressof(handle)))
+    if code != 0:
+        raise ConfigError(f"workload.streams: the runtime makes no stream beyond torch's {pooled} (error {code})")
+    stream: torch.Stream = module.ExternalStream(handle.value, device=device)
+    return stream
+
 
 _log = logging.getLogger(__name__)
 _URGENT = -1

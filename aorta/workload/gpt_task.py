@@ -32,7 +32,7 @@ class Tokens(NamedTuple):
 
     @property
     def target(self) -> torch.Tensor:
-        """The tokens that follow."""
+        """Return the tokens that follow."""
         return self.tokens[:, 1:]
 
 

@@ -99,7 +99,7 @@ class Stages(Model):
         self.stages = nn.ModuleDict({str(index): stage for index, stage in stages.items()})
 
     def blocks(self) -> Iterator[tuple[str, nn.Module]]:
-        """Those of each stage."""
+        """Return the blocks of each stage."""
         for stage in self.stages.values():
             assert isinstance(stage, Model)
             yield from stage.blocks()

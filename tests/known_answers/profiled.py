@@ -28,7 +28,7 @@ from aorta.distributed.topology import read_topology
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
 from aorta.parallel import ddp, meshes
-from aorta.parallel.plan import Spread
+from aorta.parallel.plan import ParallelizedModel
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Footer
 from aorta.records.writer import RecordWriter
@@ -105,10 +105,10 @@ def mean(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def spread(strategy: str, model: nn.Sequential) -> Spread:
+def parallelize(strategy: str, model: nn.Sequential) -> ParallelizedModel:
     if strategy == "ddp":  # a bucket a block
         values = sum(parameter.numel() for parameter in model[0].parameters())
-        return ddp.spread(model, DDP(bucket_cap_mb=values * 4 / 2**20), Precision.none, CPU)
+        return ddp.parallelize(model, DDP(bucket_cap_mb=values * 4 / 2**20), Precision.none, CPU)
     blocks = [(f"block{index}", block) for index, block in enumerate(model)]
     return meshes.sharded(model, blocks, FSDP(), Precision.none, CPU)
 
@@ -118,7 +118,7 @@ def run(case: str, folder: Path, rank: int, world_size: int) -> None:
     computes = case != strategy
     model = nn.Sequential(*(ComputingBlock() if computes else Block() for _ in range(BLOCKS)))
     blocks = [(f"block{index}", block) for index, block in enumerate(model)]
-    module = spread(strategy, model).module
+    module = parallelize(strategy, model).module
     (folder / case).mkdir(exist_ok=True)
     with RecordWriter(folder / case / f"rank_{rank}_metrics.jsonl", rank) as writer:
         clocks = read_clocks()

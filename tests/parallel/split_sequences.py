@@ -17,7 +17,7 @@ from aorta.config.schema import CP, FSDPCP, Precision
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology
 from aorta.parallel import context, meshes
-from aorta.parallel.plan import Spread
+from aorta.parallel.plan import ParallelizedModel
 from aorta.workload.gpt import Gpt
 
 CPU = torch.device("cpu")
@@ -35,12 +35,12 @@ def main() -> None:
                 compare(dims, 2, sharded)
 
 
-def replicated(model: Gpt) -> Spread:
+def replicated(model: Gpt) -> ParallelizedModel:
     """Copied to every rank."""
-    return context.spread(model, model.causal_attentions(), CP(), Precision.none, CPU)
+    return context.parallelize(model, model.causal_attentions(), CP(), Precision.none, CPU)
 
 
-def sharded(model: Gpt) -> Spread:
+def sharded(model: Gpt) -> ParallelizedModel:
     """Over all four ranks, of which two share sequences."""
     settings = FSDPCP(cp_size=2)
     return meshes.sharded_context_parallel(
@@ -48,11 +48,11 @@ def sharded(model: Gpt) -> Spread:
     )
 
 
-def compare(dims: Dimensions, sharing: int, spread: Callable[[Gpt], Spread]) -> None:
+def compare(dims: Dimensions, sharing: int, parallelize: Callable[[Gpt], ParallelizedModel]) -> None:
     """The mean of the ranks' losses and every gradient."""
     torch.manual_seed(0)
     alone = Gpt(dims).double()
-    over_ranks = spread(deepcopy(alone))
+    over_ranks = parallelize(deepcopy(alone))
     assert over_ranks.data_size * sharing == dist.get_world_size()
     tokens = torch.randint(VOCABULARY, (over_ranks.data_size, SAMPLES, 2 * sharing * CHUNK + 1))
     expected = loss_of(alone(tokens.flatten(0, 1)[:, :-1]), tokens.flatten(0, 1)[:, 1:])

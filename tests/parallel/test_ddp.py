@@ -21,6 +21,6 @@ def test_ddp_is_told_the_device_of_the_local_rank(monkeypatch, device, told):
         return module
 
     monkeypatch.setattr(ddp, "DistributedDataParallel", wrapped)
-    monkeypatch.setattr(ddp, "Spread", lambda module, **_: module)
-    ddp.spread(nn.Linear(2, 2), DDP(), Precision.none, torch.device(device))
+    monkeypatch.setattr(ddp, "ParallelizedModel", lambda module, **_: module)
+    ddp.parallelize(nn.Linear(2, 2), DDP(), Precision.none, torch.device(device))
     assert asked["device_ids"] == told

@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from aorta.config.schema import Config, Dataset, DType, Optimizer, Resnet18, Training
 from aorta.workload.resnet18 import ResNet18
-from aorta.workload.resnet18_task import FixedBatch
-from aorta.workload.tasks import task_of
+from aorta.workload.tasks import FixedBatch, task_of
 
 CPU = torch.device("cpu")
 WIDTHS = {1: 64, 2: 128, 3: 256, 4: 512}

@@ -28,7 +28,7 @@ from aorta.analysis.load.interval_table import (
     NULL,
     Interner,
     IntervalClass,
-    StatedSteps,
+    ReportedSteps,
     Trace,
     intervals,
     windows,
@@ -208,10 +208,10 @@ class _Stated:
         if line.rocm_smi_output is not None or line.rocm_smi_error is not None:
             self._samples.append(_sample(line, start_ns, end_ns))
 
-    def columns(self) -> StatedSteps:
+    def columns(self) -> ReportedSteps:
         """The columns of everything added."""
         epoch, step = (None if None in column else np.array(column, np.int64) for column in self._integers.values())
-        return StatedSteps(
+        return ReportedSteps(
             epoch,
             step,
             losses={name: np.array(column, np.float64) for name, column in self._losses.items()},

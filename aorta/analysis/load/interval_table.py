@@ -127,7 +127,7 @@ class Intervals:
 
     @property
     def spans(self) -> Spans:
-        """Start and end of every row."""
+        """Return start and end of every row."""
         return Spans(self.start_ns, self.end_ns)
 
     def take(self, rows: NDArray[Any] | slice) -> Intervals:
@@ -263,8 +263,8 @@ def step_of(rank: NDArray[np.int32], start_ns: Int64, marks: Windows) -> Int64:
 
 
 @dataclass(frozen=True)
-class StatedSteps:
-    """What a source of one rank itself says of its steps; every column has one element per row of `Windows`.
+class ReportedSteps:
+    """Per-step values reported by the trace itself; every column has one element per row of `Windows`.
 
     Attributes:
         epoch, step: None where a step lacks it.
@@ -342,6 +342,6 @@ class Trace:
     compute_unseen: bool = False
     end_source: Literal["trace", "launch"] = "trace"
     aux_observed: bool = False
-    stated: StatedSteps | None = None
+    stated: ReportedSteps | None = None
     gemms: Gemms | None = None
     hardware_counters: CounterValues | None = None

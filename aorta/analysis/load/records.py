@@ -15,12 +15,26 @@ from pathlib import Path
 from aorta.analysis.health import Health, Held
 from aorta.analysis.load.engines import Engine, Local, progress
 from aorta.analysis.load.manifest import Manifest, emulated_fabric, manifest_of, timed_from_python
-from aorta.analysis.load.rank_clocks import clocks_of
 from aorta.analysis.load.record_columns import read_tables
 from aorta.analysis.tables import RankTables, Run, Source, partial_steps
 from aorta.errors import InputError
+from aorta.records.clock_offsets import CLOCK_SYNC_FILE, RankClock, read_clock_sync
 from aorta.records.run_files import RANK_FILE, RANK_FILE_GLOB, RANK_FILE_NAME, rank_files
 from aorta.records.schema import WORLD_LIMIT
+
+
+def clocks_of(folder: Path, run_id: str | None, attempt: int | None) -> tuple[Mapping[int, RankClock], str | None]:
+    """The clocks by rank and None, or none and why."""
+    path = folder / CLOCK_SYNC_FILE
+    if not path.is_file():
+        return {}, f"there is no {CLOCK_SYNC_FILE}"
+    try:
+        sync = read_clock_sync(path)
+    except InputError as error:
+        return {}, str(error)
+    if (sync.run_id, sync.attempt) != (run_id, attempt):
+        return {}, f"{CLOCK_SYNC_FILE} is of run {sync.run_id!r}, attempt {sync.attempt}"
+    return {clock.rank: clock for clock in sync.ranks}, None
 
 
 @dataclass(frozen=True)

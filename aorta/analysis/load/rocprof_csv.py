@@ -232,7 +232,7 @@ class _Cells:
         raise self.error(column, "an integer of 64 bits is needed")
 
     def real(self, column: str) -> float:
-        """A finite number."""
+        """Return a finite number."""
         try:
             found = float(self.text(column))
         except ValueError:

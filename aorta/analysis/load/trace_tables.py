@@ -16,7 +16,7 @@ import numpy as np
 from aorta.analysis.load.collective_costs import CostPart, parts_of
 from aorta.analysis.load.collective_order import MOST_COUNTED, order_identifies, ordinals
 from aorta.analysis.load.device_timelines import DeviceTimeline, device_timelines
-from aorta.analysis.load.interval_table import IntervalClass, StatedSteps, Trace
+from aorta.analysis.load.interval_table import IntervalClass, ReportedSteps, Trace
 from aorta.analysis.load.kernel_facts import KernelFacts, kernel_facts
 from aorta.analysis.load.kernel_slowdown import Slowdown, slowdowns
 from aorta.analysis.load.trace_files import TraceFiles, read_unit
@@ -82,7 +82,7 @@ class TraceDetails:
         return [AuxRange(self.aux_names[name], low - start, high - start) for low, high, name in rows.tolist()]
 
     def steps(self) -> Iterator[StepIntervals]:
-        """Every step."""
+        """Yield every step."""
         return map(self.step, range(len(self.start_ns)))
 
     def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
@@ -205,7 +205,7 @@ def _windows(timeline: DeviceTimeline) -> tuple[list[Interval], Int64, Int64]:
 
 
 def _with_stated(
-    values: dict[str, float | None], reasons: dict[str, str], stated: StatedSteps, place: int
+    values: dict[str, float | None], reasons: dict[str, str], stated: ReportedSteps, place: int
 ) -> tuple[dict[str, float | None], dict[str, str]]:
     """The metrics of one step, and those that the source measured itself."""
     own = {name: float(column[place]) for name, column in stated.metrics.items()}

@@ -14,7 +14,7 @@ import numpy as np
 
 from aorta.analysis.tables import Bools, Ints
 from aorta.analysis.whatif.program import Column, compact
-from aorta.analysis.whatif.schedule import Meeting, ReplayOrder
+from aorta.analysis.whatif.schedule import CollectiveBatch, ReplayOrder
 
 LONG_AGO: Final = -(2**60)
 """Until then a link was busy that nothing was queued on."""
@@ -61,7 +61,7 @@ class Costs:
         """`cost_ns`, `network_ns` and `backend_ns` of a step (`program.StepProgram`)."""
         cost, backend = np.zeros_like(recorded.end_ns), np.zeros_like(recorded.end_ns)
         for row in plan.rows:
-            if isinstance(row, Meeting):
+            if isinstance(row, CollectiveBatch):
                 self._meet(row, recorded, charged, cost, backend)
         if cost.size and (cost == cost[:, :1]).all():
             cost = cost[:, :1]
@@ -75,7 +75,7 @@ class Costs:
             busy[link, column] = until_ns
         return busy
 
-    def _meet(self, row: Meeting, recorded: Recorded, charged: Ints | None, cost: Ints, backend: Ints) -> None:
+    def _meet(self, row: CollectiveBatch, recorded: Recorded, charged: Ints | None, cost: Ints, backend: Ints) -> None:
         places, columns = row.places, row.columns
         issue, start, end = (
             column[places, columns] for column in (recorded.issue_ns, recorded.start_ns, recorded.end_ns)
@@ -103,7 +103,7 @@ class Costs:
             if link >= 0:
                 self._free[link, column] = until_ns
 
-    def _free_before(self, row: Meeting, issue: Ints, start: Ints) -> Ints:
+    def _free_before(self, row: CollectiveBatch, issue: Ints, start: Ints) -> Ints:
         """When each rank's link was free. Before its first collective only that collective can tell."""
         free = []
         for link, column, came_ns, begun_ns in zip(

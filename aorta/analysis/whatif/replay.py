@@ -20,7 +20,7 @@ import numpy.typing as npt
 from aorta.analysis.tables import Bools, Floats, Ints
 from aorta.analysis.whatif.program import RunProgram, StepProgram, What
 from aorta.analysis.whatif.recorded_costs import LONG_AGO
-from aorta.analysis.whatif.schedule import Act, Meeting, ReplayOrder, schedule
+from aorta.analysis.whatif.schedule import Act, CollectiveBatch, ReplayOrder, schedule
 from aorta.errors import InputError
 from aorta.timeline.overlap import NS_PER_MS
 
@@ -159,7 +159,7 @@ class _Replay:
             begin, last, free = (np.zeros(shape, np.int64) for _ in range(3))
             kept = StepTimes(enter, leave, begin, end, last, free)
         for row in plan.rows:
-            if isinstance(row, Meeting):
+            if isinstance(row, CollectiveBatch):
                 self._meet(row, arrived, end, cost, backend, kept)
                 continue
             clock = now[row.ranks]
@@ -189,7 +189,7 @@ class _Replay:
 
     def _meet(
         self,
-        row: Meeting,
+        row: CollectiveBatch,
         arrived: Ints,
         end: Ints,
         cost: npt.NDArray[np.integer],

@@ -35,8 +35,8 @@ class Act(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Collectives, each of which all its ranks have issued by now; they do not meet each other.
+class CollectiveBatch:
+    """Collectives whose ranks have all issued them; no rank takes part in two of them.
 
     Attributes:
         columns: of the ranks, those of one collective side by side.
@@ -61,7 +61,7 @@ class Meeting:
 class ReplayOrder:
     """Rows in an order in which they can be worked out. `places`: the most collectives that a rank issues."""
 
-    rows: tuple[Act | Meeting, ...]
+    rows: tuple[Act | CollectiveBatch, ...]
     places: int
     uniform: bool
 
@@ -131,13 +131,13 @@ def _uniform(
 
 def _meeting(
     chosen: Sequence[tuple[_Instance, dict[int, int]]], layouts: Sequence[RankLayout], whole_world: int
-) -> Meeting:
+) -> CollectiveBatch:
     columns = np.array([index for _, places in chosen for index in places], np.intp)
     at = np.array([place for _, places in chosen for place in places.values()], np.intp)
     links = [layouts[index].issued[place].link for index, place in zip(columns.tolist(), at.tolist(), strict=True)]
     sizes = [len(places) for _, places in chosen]
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.intp)
-    return Meeting(
+    return CollectiveBatch(
         columns=columns,
         places=at,
         links=np.array([-1 if link is None else link for link in links], np.intp),
@@ -150,10 +150,10 @@ def _meeting(
 
 def _together(
     layouts: Sequence[RankLayout], instances: list[list[_Instance]], met: dict[_Instance, dict[int, int]]
-) -> list[Act | Meeting]:
+) -> list[Act | CollectiveBatch]:
     """Rows of operations on all ranks."""
     everyone = slice(0, len(layouts))
-    rows: list[Act | Meeting] = []
+    rows: list[Act | CollectiveBatch] = []
     issued = set[int]()
     for index, operation in enumerate(layouts[0].operations):
         if operation.what is What.WAIT and not operation.back and operation.place not in issued:
@@ -171,9 +171,9 @@ def _in_turn(
     layouts: Sequence[RankLayout],
     instances: list[list[_Instance]],
     met: dict[_Instance, dict[int, int]],
-) -> list[Act | Meeting]:
+) -> list[Act | CollectiveBatch]:
     """Rows of single ranks: each goes on until it waits for a collective that not all its ranks have issued."""
-    rows: list[Act | Meeting] = []
+    rows: list[Act | CollectiveBatch] = []
     at = [0] * len(layouts)
     missing = {instance: len(places) for instance, places in met.items()}
 

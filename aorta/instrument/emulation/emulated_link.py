@@ -90,7 +90,7 @@ class Tally:
         self._lock = threading.Lock()
 
     def count(self, *, carried: int = 0, slow: int = 0) -> None:
-        """Add to the counts."""
+        """Add a collective to the counts."""
         with self._lock:
             self.carried += carried
             self.slow += slow

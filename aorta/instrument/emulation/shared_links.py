@@ -92,7 +92,7 @@ class SharedLinks:
             self._free_at[at] = max(self._free_at[at], end_ns)
 
     def close(self) -> None:
-        """Nothing more will be held."""
+        """Release every link; nothing is held from now on."""
         with self._thread:
             if self._lock is not None:
                 self._lock.close()

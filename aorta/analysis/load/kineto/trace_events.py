@@ -84,12 +84,12 @@ class Rows:
 
     @property
     def start(self) -> Int64:
-        """Start of every row."""
+        """Return the start of every row."""
         return np.concatenate(self.starts) if self.starts else np.zeros(0, np.int64)
 
     @property
     def end(self) -> Int64:
-        """End of every row."""
+        """Return the end of every row."""
         return self.start + (np.concatenate(self.lengths) if self.lengths else np.zeros(0, np.int64))
 
 

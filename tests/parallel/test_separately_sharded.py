@@ -1,4 +1,4 @@
-"""Gradients of modules sharded apart are the mean over all ranks, also where each rank's part is on no other rank."""
+"""Gradients of separately sharded modules are the mean over all ranks, also where each part is on one rank only."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_a_gradient_is_divided_once(mesh: DeviceMesh, reduce_dtype: str) -> None
     layer = Layer()
     model = nn.Sequential(layer)
     settings = FSDPEP(reduce_dtype=None if reduce_dtype == "null" else DType(reduce_dtype))
-    apart = fsdp.Apart([layer.experts], mesh, summed=RANKS)
-    fsdp.shard(model, [("layer", layer)], settings, Precision.none, torch.device("cpu"), mesh, apart)
+    separate = fsdp.SeparatelySharded([layer.experts], mesh, summed=RANKS)
+    fsdp.shard(model, [("layer", layer)], settings, Precision.none, torch.device("cpu"), mesh, separate)
     model(torch.ones(2, 2, 3)).sum().backward()
     gradient = layer.experts.weight.grad
     assert isinstance(gradient, torch.distributed.tensor.DTensor)
