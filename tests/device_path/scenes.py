@@ -43,6 +43,7 @@ from tests.simulated import device as simulated
 from tests.simulated.load import native as simulator
 
 NOT_AT_ONCE_NS = 1_000
+HANDLES = 8
 Tap = Literal["python", "compiled"]
 TAPS: tuple[Tap, ...] = ("python", "compiled")
 
@@ -271,6 +272,16 @@ def _all_gather(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tenso
     return work, outs, [1, 2]
 
 
+UNEVEN = (ELEMENTS // 2, ELEMENTS)
+"""Elements of either rank where lists hold tensors of more than one size: the backend has no stacked tensor then."""
+
+
+def _all_gather_uneven(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
+    outs = [scene.tensor()[:size] for size in UNEVEN]
+    work = dist.all_gather(outs, scene.tensor(scene.rank + 1.0)[: UNEVEN[scene.rank]], async_op=asynchronous)
+    return work, outs, [1, 2]
+
+
 def _all_gather_single(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
     whole = torch.empty(2 * ELEMENTS, device=scene.device)
     work = dist.all_gather_into_tensor(whole, scene.tensor(scene.rank + 1.0), async_op=asynchronous)
@@ -280,6 +291,12 @@ def _all_gather_single(scene: Scene, asynchronous: bool) -> tuple[Any, list[torc
 def _reduce_scatter(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
     sources = [scene.tensor(scene.rank + 1.0) for _ in range(2)]
     return dist.reduce_scatter(out := scene.tensor(), sources, async_op=asynchronous), [out], [3]
+
+
+def _reduce_scatter_uneven(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
+    sources = [scene.tensor(scene.rank + 1.0)[:size] for size in UNEVEN]
+    out = scene.tensor()[: UNEVEN[scene.rank]]
+    return dist.reduce_scatter(out, sources, async_op=asynchronous), [out], [3]
 
 
 def _reduce_scatter_single(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
@@ -334,9 +351,11 @@ FORMS: dict[str, Form] = {
     "broadcast": _broadcast,
     "reduce": _reduce,
     "all_gather": _all_gather,
+    "all_gather, of other sizes": _all_gather_uneven,
     "all_gather_into_tensor": _all_gather_single,
     "all_gather_into_tensor, coalesced": _coalesced(_gathered),
     "reduce_scatter": _reduce_scatter,
+    "reduce_scatter, of other sizes": _reduce_scatter_uneven,
     "reduce_scatter_tensor": _reduce_scatter_single,
     "reduce_scatter_tensor, coalesced": _coalesced(_scattered),
     "all_to_all": _all_to_all,
@@ -498,6 +517,28 @@ def half_precision_hook(scene: Scene) -> Any:
             if number in (19, 299):
                 live.append(simulated.counters(scene.device.index).live_bytes)
     return {"live": live, "value": float(reduced[0])}
+
+
+def kept_handles(scene: Scene) -> Any:
+    """Handles that their caller keeps and does not wait for, of tensors that it drops: how many of these live on when
+    the device has passed and a step has begun.
+    """
+    with scene.looking() as instrument:
+        x = scene.tensor()
+        outs = [scene.tensor().repeat(2) for _ in range(HANDLES)]
+        torch.accelerator.synchronize()
+        live = simulated.counters(scene.device.index).live_bytes
+        with scene.step(instrument):
+            works = [dist.all_gather_into_tensor(out, scene.tensor(), async_op=True) for out in outs]
+        torch.accelerator.synchronize()
+        with scene.step(instrument):
+            dist.all_reduce(x)  # the backend looks for what has ended
+        torch.accelerator.synchronize()
+        kept = simulated.counters(scene.device.index).live_bytes - live
+        for work in works:
+            assert work is not None
+            work.wait()
+    return int(kept / x.nbytes)
 
 
 def abandoned(scene: Scene) -> Any:
@@ -826,6 +867,7 @@ BOTH_TAPS: tuple[Callable[[Scene], Any], ...] = (
     limited_wait,
     blocking,
     half_precision_hook,
+    kept_handles,
     abandoned,
     clock_facts,
     priorities,

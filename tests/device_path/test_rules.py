@@ -155,6 +155,11 @@ def test_handles_that_nobody_waits_for_keep_nothing(told: list[dict[str, Any]], 
 
 
 @every_way
+def test_a_handle_that_is_kept_keeps_no_tensor_that_the_device_has_passed(told: list[dict[str, Any]], way: str) -> None:
+    assert scene(told, "kept_handles", way) == [0, 0]
+
+
+@every_way
 def test_marks_of_steps_that_are_not_recorded_are_used_again(told: list[dict[str, Any]], way: str) -> None:
     for rank in scene(told, "abandoned", way):
         assert rank["written"] == 100
