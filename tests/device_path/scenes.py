@@ -272,16 +272,6 @@ def _all_gather(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tenso
     return work, outs, [1, 2]
 
 
-UNEVEN = (ELEMENTS // 2, ELEMENTS)
-"""Elements of either rank where lists hold tensors of more than one size: the backend has no stacked tensor then."""
-
-
-def _all_gather_uneven(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
-    outs = [scene.tensor()[:size] for size in UNEVEN]
-    work = dist.all_gather(outs, scene.tensor(scene.rank + 1.0)[: UNEVEN[scene.rank]], async_op=asynchronous)
-    return work, outs, [1, 2]
-
-
 def _all_gather_single(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
     whole = torch.empty(2 * ELEMENTS, device=scene.device)
     work = dist.all_gather_into_tensor(whole, scene.tensor(scene.rank + 1.0), async_op=asynchronous)
@@ -291,12 +281,6 @@ def _all_gather_single(scene: Scene, asynchronous: bool) -> tuple[Any, list[torc
 def _reduce_scatter(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
     sources = [scene.tensor(scene.rank + 1.0) for _ in range(2)]
     return dist.reduce_scatter(out := scene.tensor(), sources, async_op=asynchronous), [out], [3]
-
-
-def _reduce_scatter_uneven(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
-    sources = [scene.tensor(scene.rank + 1.0)[:size] for size in UNEVEN]
-    out = scene.tensor()[: UNEVEN[scene.rank]]
-    return dist.reduce_scatter(out, sources, async_op=asynchronous), [out], [3]
 
 
 def _reduce_scatter_single(scene: Scene, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:
@@ -351,11 +335,9 @@ FORMS: dict[str, Form] = {
     "broadcast": _broadcast,
     "reduce": _reduce,
     "all_gather": _all_gather,
-    "all_gather, of other sizes": _all_gather_uneven,
     "all_gather_into_tensor": _all_gather_single,
     "all_gather_into_tensor, coalesced": _coalesced(_gathered),
     "reduce_scatter": _reduce_scatter,
-    "reduce_scatter, of other sizes": _reduce_scatter_uneven,
     "reduce_scatter_tensor": _reduce_scatter_single,
     "reduce_scatter_tensor, coalesced": _coalesced(_scattered),
     "all_to_all": _all_to_all,
