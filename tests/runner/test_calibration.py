@@ -69,6 +69,8 @@ def test_the_window_lies_between_those_of_the_profiler():
     assert found is not None
     assert not set(range(found.first_step - 1, found.first_step + found.steps)) & set(on)
     assert found.first_step == 10
+    # Steps 4 and 5 are free, and 6 is the profiler's: the window would end in it.
+    assert plan("2", profiled=lambda step: schedule(step) is not Action.NONE) == CalibrationPlan("2", 10, 2)
 
 
 @pytest.mark.parametrize("setting", ["", "on", "0", "-1", "2.5", "101", "³"])
@@ -135,12 +137,14 @@ class Window:
         kernels.compared = Comparison(steps, 100, 40, 60.0, 20.0, blocks)
         return kernels
 
-    def write(self, numbers: Iterable[int], **changes: Any) -> None:
+    def write(self, numbers: Iterable[int], longer_ms: float = 0.0, **changes: Any) -> None:
         """Steps are written: their lengths tell which of them counted."""
         lengths = dict(zip(range(3, 10), (30.0, 50.0, 31.0, 10.0, 90.0, 20.0, 1.0), strict=True))
         for number in numbers:
             self.recording.number = number
-            self.calibrator.take(step(0, 1, number, overlap={"window_ms": lengths.get(number, 500.0)}, **changes))
+            self.calibrator.take(
+                step(0, 1, number, overlap={"window_ms": lengths.get(number, 500.0) + longer_ms}, **changes)
+            )
 
 
 PLAN = CalibrationPlan("3", 3, 3)
@@ -160,7 +164,7 @@ def test_the_profiler_is_on_from_one_step_before_the_window_to_its_end(window: W
 def test_as_many_steps_behind_the_window_are_written_and_then_its_line(window: Window) -> None:
     window.train(range(10))
     window.measured()
-    window.write(range(10), phase="compute_only")
+    window.write(range(10), longer_ms=7.0, phase="compute_only")
     window.write(range(10))
     window.calibrator.finish()
     assert window.lines == [
