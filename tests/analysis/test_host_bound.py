@@ -223,6 +223,42 @@ def test_a_run_of_calibrated_steps_alone_is_of_kernels(tmp_path: Path) -> None:
     )
 
 
+def test_calibrated_steps_of_the_warm_up_are_none(tmp_path: Path) -> None:
+    """In number, and where there are no others."""
+
+    def early(stop: int) -> Callable[[int, int], Step]:
+        return lambda rank, number: (by_kernels if number < stop else undecided)(rank, number)
+
+    both = entry(write(tmp_path / "both", early(5)))["metrics"]["overlap_ratio"]
+    assert (both["source"], both["count"]) == ("kernels", 6)
+    alone = entry(write(tmp_path / "alone", early(2)))["metrics"]["overlap_ratio"]
+    assert (alone["source"], alone["bounds"]) == (None, {"at_least": 0.25, "at_most": 0.75})
+
+
+def test_what_one_rank_decides_another_may_leave_open(tmp_path: Path) -> None:
+    found = entry(write(tmp_path, lambda rank, number: (undecided if rank else decided)(rank, number)))
+    ratio = found["metrics"]["overlap_ratio"]
+    assert (ratio["median"], ratio["bounds"]) == (None, {"at_least": 0.5, "at_most": 0.75})
+    assert found["pace"]["host_bound"] is True
+
+
+def test_a_run_is_of_kernels_where_they_measured_every_rank(tmp_path: Path) -> None:
+    found = entry(write(tmp_path, lambda rank, number: (by_kernels if rank else decided)(rank, number)))
+    assert found["metrics"]["overlap_ratio"]["source"] == "marks"
+
+
+def test_bounds_are_of_the_steps_behind_the_warm_up(tmp_path: Path) -> None:
+    def of(rank: int, number: int) -> Step:
+        return undecided(rank, number, 0.0 if number < 2 else 2.0 if number % 2 else 4.0)
+
+    assert entry(write(tmp_path, of))["metrics"]["overlap_ratio"]["bounds"] == {"at_least": 0.375, "at_most": 0.75}
+
+
+def test_kernels_that_hide_more_than_marks_contradict_them_as_well(tmp_path: Path) -> None:
+    found = entry(write(tmp_path, decided, calibrated=calibration(0.75, 0.375)))
+    assert (found["pace"]["calibration"]["agree"], found["metrics"]["overlap_ratio"]["median"]) == (False, None)
+
+
 def test_steps_that_the_profiler_made_longer_are_in_no_step_time_and_are_named(tmp_path: Path) -> None:
     slow = write(
         tmp_path,
