@@ -339,6 +339,26 @@ def test_a_failed_calibration_says_why(tmp_path: Path) -> None:
     assert found["metrics"]["overlap_ratio"]["bounds"] == {"at_least": 0.25, "at_most": 0.75}
     assert found["pace"]["calibration"]["agree"] is None
     assert "calibration: another profiler was running" in cautions(found)
+    assert "record with instrument.calibration" not in " ".join(cautions(found))
+
+
+def test_one_metric_that_marks_leave_open_is_enough_for_a_host_that_sets_the_pace(tmp_path: Path) -> None:
+    def open_compute(rank: int, number: int) -> Step:
+        line = decided(rank, number)
+        return msgspec.structs.replace(
+            line,
+            overlap=line.overlap | {"compute_ms": None},
+            bounds={"compute_ms": (8.0, 16.0)},
+            reasons={"compute_ms": "host-bound"},
+        )
+
+    found = entry(write(tmp_path, open_compute))
+    assert (found["pace"]["host_bound"], found["metrics"]["overlap_ratio"]["median"]) == (True, 0.75)
+
+
+def test_what_the_profiler_cost_is_not_told_where_no_number_is_of_its_steps(tmp_path: Path) -> None:
+    found = entry(write(tmp_path, decided, calibrated=calibration(0.75, 0.75, window_step_ms=30.0)))
+    assert not any("longer than the others" in note for note in cautions(found))
 
 
 @pytest.mark.parametrize("of_rank", [undecided, calibrated])
