@@ -392,6 +392,18 @@ def stacked_in_a_batch(scene: Scene) -> Any:
     }
 
 
+def nothing_in_a_batch(scene: Scene) -> Any:
+    """A batch without an operation, behind and before one of the computation's kernels: rows and waits of the record."""
+    block, inputs = Block(scene.device), torch.ones(16, 16, device=scene.device)
+    with scene.looking() as instrument, scene.step(instrument):
+        block(inputs)
+        with dist._coalescing_manager(device=scene.device, async_ops=False):
+            pass
+        block(inputs)
+    (line,) = scene.lines
+    return [len(line.collectives), len(line.waits or ()), line.overlap["compute_stall_ms"]]
+
+
 def checkpointed(scene: Scene) -> Any:
     """FSDP2, with blocks whose activations are computed again in the backward pass."""
     blocks = [fully_shard(Block(scene.device)) for _ in range(2)]
@@ -903,6 +915,7 @@ BOTH_TAPS: tuple[Callable[[Scene], Any], ...] = (
     every_form,
     unknown_communicators,
     stacked_in_a_batch,
+    nothing_in_a_batch,
     checkpointed,
     split,
     limited_wait,

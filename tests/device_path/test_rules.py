@@ -120,6 +120,11 @@ def test_what_cannot_be_timed_safely_is_not_and_the_record_says_why(told: list[d
 
 
 @every_way
+def test_a_batch_without_an_operation_is_nothing(told: list[dict[str, Any]], way: str) -> None:
+    assert scene(told, "nothing_in_a_batch", way) == [[0, 0, 0]] * 2
+
+
+@every_way
 def test_blocks_that_compute_their_activations_again_are_measured(told: list[dict[str, Any]], way: str) -> None:
     for rank in scene(told, "checkpointed", way):
         assert rank["rows"] == rank["kernels"]
