@@ -393,7 +393,7 @@ def stacked_in_a_batch(scene: Scene) -> Any:
 
 
 def nothing_in_a_batch(scene: Scene) -> Any:
-    """A batch without an operation, behind and before one of the computation's kernels: rows and waits of the record."""
+    """A batch without an operation between two kernels of the computation: rows, waits and stalls of the record."""
     block, inputs = Block(scene.device), torch.ones(16, 16, device=scene.device)
     with scene.looking() as instrument, scene.step(instrument):
         block(inputs)
