@@ -1,4 +1,4 @@
-"""What the marks of a step tell one by one: what certainly ran, what may have, and which marks are whose (W, R2)."""
+"""What the marks of a step tell one by one: what certainly ran, what may have, and which marks are whose (W28, R2)."""
 
 from __future__ import annotations
 
