@@ -254,6 +254,42 @@ def test_the_tables_of_a_report_have_sources_and_bounds(tmp_path: Path) -> None:
     assert measured[["at_least", "at_most"]].isna().all()
 
 
+def test_calibrated_steps_of_the_warm_up_are_none(tmp_path: Path) -> None:
+    """In number, and where there are no others."""
+
+    def early(stop: int) -> Callable[[int, int], Step]:
+        return lambda rank, number: (by_kernels if number < stop else undecided)(rank, number)
+
+    both = entry(write(tmp_path / "both", early(5)))["metrics"]["overlap_ratio"]
+    assert (both["source"], both["count"]) == ("kernels", 6)
+    alone = entry(write(tmp_path / "alone", early(2)))["metrics"]["overlap_ratio"]
+    assert (alone["source"], alone["bounds"]) == (None, {"at_least": 0.25, "at_most": 0.75})
+
+
+def test_what_one_rank_decides_another_may_leave_open(tmp_path: Path) -> None:
+    found = entry(write(tmp_path, lambda rank, number: (undecided if rank else decided)(rank, number)))
+    ratio = found["metrics"]["overlap_ratio"]
+    assert (ratio["median"], ratio["bounds"]) == (None, {"at_least": 0.5, "at_most": 0.75})
+    assert found["pace"]["host_bound"] is True
+
+
+def test_a_run_is_of_kernels_where_they_measured_every_rank(tmp_path: Path) -> None:
+    found = entry(write(tmp_path, lambda rank, number: (by_kernels if rank else decided)(rank, number)))
+    assert found["metrics"]["overlap_ratio"]["source"] == "marks"
+
+
+def test_bounds_are_of_the_steps_behind_the_warm_up(tmp_path: Path) -> None:
+    def of(rank: int, number: int) -> Step:
+        return undecided(rank, number, 0.0 if number < 2 else 2.0 if number % 2 else 4.0)
+
+    assert entry(write(tmp_path, of))["metrics"]["overlap_ratio"]["bounds"] == {"at_least": 0.375, "at_most": 0.75}
+
+
+def test_kernels_that_hide_more_than_marks_contradict_them_as_well(tmp_path: Path) -> None:
+    found = entry(write(tmp_path, decided, calibrated=calibration(0.75, 0.375)))
+    assert (found["pace"]["calibration"]["agree"], found["metrics"]["overlap_ratio"]["median"]) == (False, None)
+
+
 def test_steps_that_the_profiler_made_longer_are_in_no_step_time_and_are_named(tmp_path: Path) -> None:
     slow = write(
         tmp_path,
@@ -334,6 +370,26 @@ def test_a_failed_calibration_says_why(tmp_path: Path) -> None:
     assert found["metrics"]["overlap_ratio"]["bounds"] == {"at_least": 0.25, "at_most": 0.75}
     assert found["pace"]["calibration"]["agree"] is None
     assert "calibration: another profiler was running" in cautions(found)
+    assert "record with instrument.calibration" not in " ".join(cautions(found))
+
+
+def test_one_metric_that_marks_leave_open_is_enough_for_a_host_that_sets_the_pace(tmp_path: Path) -> None:
+    def open_compute(rank: int, number: int) -> Step:
+        line = decided(rank, number)
+        return msgspec.structs.replace(
+            line,
+            overlap=line.overlap | {"compute_ms": None},
+            bounds={"compute_ms": (8.0, 16.0)},
+            reasons={"compute_ms": "host-bound"},
+        )
+
+    found = entry(write(tmp_path, open_compute))
+    assert (found["pace"]["host_bound"], found["metrics"]["overlap_ratio"]["median"]) == (True, 0.75)
+
+
+def test_what_the_profiler_cost_is_not_told_where_no_number_is_of_its_steps(tmp_path: Path) -> None:
+    found = entry(write(tmp_path, decided, calibrated=calibration(0.75, 0.75, window_step_ms=30.0)))
+    assert not any("longer than the others" in note for note in cautions(found))
 
 
 @pytest.mark.parametrize("of_rank", [undecided, calibrated])

@@ -140,6 +140,18 @@ def by_generic_streams(rig: Rig) -> list[torch.Tensor]:
     return outs
 
 
+def waited_for_while_another_stream_is_current(rig: Rig) -> list[torch.Tensor]:
+    """The computing stream is made to wait where the strategy's own stream is the current one."""
+    compute = torch.cuda.current_stream()
+    x = rig.tensor(rig.rank + 1)
+    rig.comm.wait_stream(compute)
+    with torch.cuda.stream(rig.comm):
+        dist.all_reduce(x)
+        compute.wait_stream(rig.comm)
+    rig.work()
+    return [x - 3]
+
+
 def two_streams_of_one_group(rig: Rig) -> list[torch.Tensor]:
     """A reduce-scatter on a stream of the strategy's while an all-reduce of the same group is under way elsewhere."""
     compute = torch.cuda.current_stream()
@@ -487,6 +499,7 @@ def parts(rank: int) -> list[Part]:
         Part(on_a_strategys_stream, (ALLGATHER,), (FIRST,)),
         Part(by_generic_streams, (ALLGATHER,) * 4, tuple(map(Awaited, range(4)))),
         Part(two_behind_one_event, (ALLREDUCE, ALLREDUCE), (FIRST, SECOND)),
+        Part(waited_for_while_another_stream_is_current, (ALLREDUCE,), (FIRST,)),
         Part(two_streams_of_one_group, (ALLREDUCE, Launch("reducescatter", 0, ("reducescatter",))), (FIRST, SECOND)),
         Part(by_its_future, (ALLREDUCE, ALLREDUCE), (FIRST, SECOND)),
         Part(dropped_tensors, (ALLGATHER,), (FIRST,)),

@@ -467,8 +467,82 @@ MUTANTS = (
         "coalescing = Coalescing(lambda group: None, lambda group, launch: launch())",
         "compiled",
     ),
+    # --- keys, launches and patched classes ---
+    Mutant(
+        "both directions share a side stream where nothing is known",
+        DEVICE,
+        'f"{key} {issued.kind} {peer}"',
+        'f"{key} {peer} {peer}"',
+    ),
+    Mutant(
+        "the operations of a batch are asked to be synchronous",
+        DEVICE,
+        " and member.name not in self._batches\n",
+        "\n",
+    ),
+    Mutant(
+        "a batch stacks as its last operation does",
+        DEVICE,
+        "batch.stacks = batch.stacks or operator.stacks",
+        "batch.stacks = operator.stacks",
+    ),
+    Mutant(
+        "the mark before an asynchronous batch is lost",
+        DEVICE,
+        "            self.clock.release(begin)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a wait with a limit of time is not the host's",
+        DEVICE,
+        "                    outcome = inner()  # with a timeout",
+        "                    pass  # with a timeout",
+    ),
+    Mutant(
+        "a side stream may be the caller's",
+        STREAMS,
+        "taken = {self.compute, self.current(), *self._sides.values()}",
+        "taken = {self.compute, *self._sides.values()}",
+    ),
+    Mutant(
+        "waits are marked on the current stream",
+        STREAMS,
+        "with nullcontext() if streams.computes() else streams.use(stream):",
+        "with nullcontext():",
+    ),
+    Mutant("a wait inside of another one is told", STREAMS, "        if self._inside:", "        if False:"),
+    Mutant(
+        "the other device's stream of the same number computes",
+        STREAMS,
+        " or stream.device != streams.compute.device:",
+        ":",
+    ),
+    Mutant(
+        "classes stay patched",
+        STREAMS,
+        "for owner, name, own in reversed(self._own):",
+        "for owner, name, own in ():",
+    ),
+    Mutant("the names of the first are kept", ORDER, "del behind[:-_MOST]", "del behind[_MOST:]"),
+    Mutant("what a stream has joined it joins again", ORDER, "if id(joined) not in known]", "]"),
+    Mutant(
+        "why there is no time is not said",
+        NATIVE,
+        "        issued.untimed = _UNTIMED[untimed]\n",
+        "",
+        "compiled",
+    ),
+    Mutant(
+        "captured collectives are one",
+        NATIVE,
+        "for _ in range(self._tap.take_captured()):",
+        "for _ in range(min(1, self._tap.take_captured())):",
+        "compiled",
+    ),
 )
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT: dict[str, str] = {
+    "a synchronous collective's handle is not waited for": "since torch 2.11 a synchronous one has none",
+}
 """Name of a mutant, of either language, and why nothing can notice it."""
 
 

@@ -124,6 +124,15 @@ NATIVE_MUTANTS: Final = (
         ("a handle is complete at once", "return ⟪work_->isCompleted()⟫;", "true"),
         ("a handle's synchronize does nothing", "synchronize() override { ⟪wait(kNoTimeout);⟫ }", ""),
         ("a handle does not block the current stream", "blockCurrentStream() override { ⟪wait(kNoTimeout);⟫ }", ""),
+        (
+            "a handle knows of no failure",
+            "exception() const override { return ⟪work_->exception()⟫;",
+            "std::exception_ptr()",
+        ),
+        ("a handle has no result", "return ⟪work_->result()⟫;", "std::vector<at::Tensor>()"),
+        ("a handle of ours has no limit of time", "if (⟪timeout == kNoTimeout⟫) {\n      return true;", "true"),
+        ("a limit of time is never reached", "⟪std::chrono::steady_clock::now() < limit⟫", "true"),
+        ("all priorities share a side stream", "⟪sides_.find({key, priority})⟫", "sides_.find({key, 0})"),
     ),
     *rules(
         "interceptor.cpp",
@@ -280,6 +289,28 @@ NATIVE_MUTANTS: Final = (
         ("the begin of a failed step's wait is lost", "⟪device_->clock().release(wait.begin);⟫", ""),
         ("the end of a failed step's copy is lost", "⟪device_->clock().release(copy.end);⟫", ""),
         ("every tensor is the device's", "⟪on_host ? c10::DispatchKey::CPU : device_key_⟫", "device_key_"),
+        ("all batches are one launch", "⟪launches_++⟫", "launches_.load()"),
+        ("a batch of nothing is launched as one", "if (⟪!batch || batch->spans.empty()⟫) {", "!batch"),
+        (
+            "what is stacked in a batch has no stream",
+            "⟪side ? Untimed::STACKED_IN_A_BATCH : Untimed::NO_STREAM⟫",
+            "Untimed::NO_STREAM",
+        ),
+        (
+            "a synchronous collective's handle is not waited for",
+            "if (const auto work = original()) {\n        ⟪work->wait();⟫",
+            "",
+        ),
+        (
+            "batches are timed on the stream of what is moved",
+            'side(⟪"beside " + group.name⟫);\n    if (!side || b',
+            "group.name",
+        ),
+        (
+            "both directions share a side stream where nothing is known",
+            '⟪(group.shared ? " " : " " + op.kind + " ")⟫',
+            'std::string(" ")',
+        ),
     ),
     *rules(
         "copies.hpp",
@@ -301,6 +332,9 @@ NATIVE_MUTANTS: Final = (
             "return ⟪copies ? copies->timed(self, nullptr, original) : original()⟫;",
             "original()",
         ),
+        ("a copy onto itself is a copy", "⟪!from.is_same(into)⟫", "true"),
+        ("copies of every stream are the compute stream's", "⟪here && device_->computes()⟫", "here"),
+        ("one value for many places is a copy", "⟪from.sizes() == into.sizes()⟫", "true"),
     ),
     *rules(
         "device_clock.hpp",
@@ -360,6 +394,8 @@ NATIVE_MUTANTS: Final = (
             "",
         ),
         ("blocks are timed on the host's clock", "⟪clock_ ? clock_->mark() : now_ns()⟫", "now_ns()"),
+        ("a pass inside of another one ends it", "⟪forward_[block].back()⟫", "forward_[block].front()"),
+        ("each gradient asks for the end of its pass", "⟪asked_in_.exchange(pass) != pass⟫", "true"),
     ),
     *rules(
         "reported.hpp",

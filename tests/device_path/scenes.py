@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import os
 import sys
 import time
@@ -43,6 +44,7 @@ from tests.simulated import device as simulated
 from tests.simulated.load import native as simulator
 
 NOT_AT_ONCE_NS = 1_000
+HANDLES = 8
 Tap = Literal["python", "compiled"]
 TAPS: tuple[Tap, ...] = ("python", "compiled")
 
@@ -113,7 +115,7 @@ class Scene:
 
 
 def capture(scene: Scene) -> Any:
-    """A collective, a block's passes and waits, while a graph is captured."""
+    """Two collectives, a block's passes and waits, while a graph is captured."""
     block = Block(scene.device)
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with scene.looking() as instrument:
@@ -125,7 +127,8 @@ def capture(scene: Scene) -> Any:
             dist.all_reduce(x)
             graph = simulated.begin_capture()
             torch.cuda.current_stream().wait_stream(side)
-            dist.all_reduce(x)
+            for _ in range(2):
+                dist.all_reduce(x)
             block(inputs).sum().backward()
             x.clone()
             simulated.end_capture(graph)
@@ -145,18 +148,23 @@ def capture_over_steps(scene: Scene) -> Any:
     with scene.looking() as instrument:
         x = scene.tensor()
         with scene.step(instrument):
-            dist.all_reduce(x, async_op=True)
+            dist.all_reduce(scene.tensor(), async_op=True)
+            dist.all_reduce(x)  # behind it, so that the step ends behind both
         with scene.step(instrument):
             dist.all_reduce(x)
             graph = simulated.begin_capture()
         with scene.step(instrument):
-            dist.all_reduce(x)
+            x.add_(1)  # a captured collective would leave all later steps unknown
         with scene.step(instrument):
             simulated.end_capture(graph)
             dist.all_reduce(x)
         with scene.step(instrument):
             dist.all_reduce(x)
-    return [(line.coverage.complete, line.coverage.reason, line.overlap["comm_ms"]) for line in scene.lines]
+    # The host is not ahead of an idle device: its marks bound the time.
+    most_ms = [(line.bounds or {}).get("comm_ms", (0, line.overlap["comm_ms"]))[1] for line in scene.lines]
+    return [
+        (line.coverage.complete, line.coverage.reason, most) for line, most in zip(scene.lines, most_ms, strict=True)
+    ]
 
 
 def another_device_is_current(scene: Scene) -> Any:
@@ -343,13 +351,32 @@ FORMS: dict[str, Form] = {
 }
 
 
+def unknown_communicators(scene: Scene) -> Any:
+    """A send and a receive in a group of which nobody knows what its transfers wait for: by how much the second one
+    begins after the first, in the record and on the device.
+    """
+    peer, there, back = 1 - scene.rank, scene.tensor(), scene.tensor()
+    transfers = [(dist.isend, there), (dist.irecv, back)]
+    unknown = patch("aorta.instrument.device_interceptor.shares_communicator", lambda _group, _device: None)
+    with unknown, scene.looking() as instrument, scene.step(instrument):
+        works = [
+            transfer(tensor, peer, group=scene.groups.unbound)
+            for transfer, tensor in (reversed(transfers) if scene.rank else transfers)
+        ]
+        for work in works:
+            assert work is not None
+            work.wait()
+    return [second[1] - first[1] for first, second in (scene.rows(), scene.kernels())]
+
+
 def stacked_in_a_batch(scene: Scene) -> Any:
-    """A list, stacked by the backend, in a batch: nothing but the caller's own wait keeps the stacked tensor."""
+    """A list, stacked by the backend, first in a batch: nothing but the caller's own wait keeps the stacked tensor."""
     with scene.looking() as instrument, scene.step(instrument):
-        out = scene.tensor()
+        out, other = scene.tensor(), scene.tensor()
         with dist._coalescing_manager(device=scene.device, async_ops=True) as manager:
             sources = [scene.tensor(scene.rank + 1.0) for _ in range(2)]
             dist.reduce_scatter(out, sources, async_op=True)
+            dist.broadcast(other, 0, async_op=True)
         del sources
         garbage = [torch.full((size,), -5.0, device=scene.device) for size in SIZES for _ in range(3)]
         manager.wait()
@@ -363,6 +390,18 @@ def stacked_in_a_batch(scene: Scene) -> Any:
         "ends": [row.end_ns for row in line.collectives],
         "ratio": line.overlap["overlap_ratio"],
     }
+
+
+def nothing_in_a_batch(scene: Scene) -> Any:
+    """A batch without an operation between two kernels of the computation: rows, waits and stalls of the record."""
+    block, inputs = Block(scene.device), torch.ones(16, 16, device=scene.device)
+    with scene.looking() as instrument, scene.step(instrument):
+        block(inputs)
+        with dist._coalescing_manager(device=scene.device, async_ops=False):
+            pass
+        block(inputs)
+    (line,) = scene.lines
+    return [len(line.collectives), len(line.waits or ()), line.overlap["compute_stall_ms"]]
 
 
 def checkpointed(scene: Scene) -> Any:
@@ -493,6 +532,28 @@ def half_precision_hook(scene: Scene) -> Any:
             if number in (19, 299):
                 live.append(simulated.counters(scene.device.index).live_bytes)
     return {"live": live, "value": float(reduced[0])}
+
+
+def kept_handles(scene: Scene) -> Any:
+    """Handles that their caller keeps and does not wait for, of tensors that it drops: how many of these live on when
+    the device has passed and a step has begun.
+    """
+    with scene.looking() as instrument:
+        x = scene.tensor()
+        outs = [scene.tensor().repeat(2) for _ in range(HANDLES)]
+        torch.accelerator.synchronize()
+        live = simulated.counters(scene.device.index).live_bytes
+        with scene.step(instrument):
+            works = [dist.all_gather_into_tensor(out, scene.tensor(), async_op=True) for out in outs]
+        torch.accelerator.synchronize()
+        with scene.step(instrument):
+            dist.all_reduce(x)  # the backend looks for what has ended
+        torch.accelerator.synchronize()
+        kept = simulated.counters(scene.device.index).live_bytes - live
+        for work in works:
+            assert work is not None
+            work.wait()
+    return int(kept / x.nbytes)
 
 
 def abandoned(scene: Scene) -> Any:
@@ -658,6 +719,43 @@ def many_joined(scene: Scene) -> Any:
     return [len(numbers), min(numbers), max(numbers)]
 
 
+def waits_told(scene: Scene) -> Any:
+    """How often each wait is told, whatever it calls in turn: three of the stream that computes, one of the other
+    device's stream of the same number, one of a stream that does not compute. What it waits for where a third stream
+    has waited for that twice, and whether torch is then as it was.
+    """
+    streams: Any = importlib.import_module("aorta.instrument.device_streams")  # which may be a mutant's
+    order = importlib.import_module("aorta.instrument.stream_order").StreamOrder()
+    classes = (torch.Stream, torch.Event, torch.cuda.Stream, torch.cuda.Event)
+    before = [dict(vars(one)) for one in classes]
+    counts, told = [], list[Any]()
+    watched = streams.DeviceStreams(scene.device)
+    looking = streams.StreamWaits(scene.device, watched, lambda: None, lambda *marks: told.append(marks), order)
+    try:
+        compute, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        event, elsewhere = side.record_event(), torch.cuda.default_stream(1 - scene.device.index)
+        waits: list[Callable[[], Any]] = [
+            lambda: compute.wait_stream(side),
+            lambda: compute.wait_event(event),
+            lambda: event.wait(compute),
+            lambda: elsewhere.wait_event(event),
+            lambda: side.wait_stream(compute),
+        ]
+        for wait in waits:
+            wait()
+            counts.append(len(told))
+            told.clear()
+        order.joined(side.stream_id, "collective")
+        event.record(side)
+        third = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        for _ in range(2):
+            third.wait_event(event)
+        compute.wait_stream(third)
+    finally:
+        looking.close()
+    return [counts, [names for _, _, names in told], [dict(vars(one)) for one in classes] == before]
+
+
 def future_elsewhere(scene: Scene) -> Any:
     """A future that is waited for before a backward pass, and so not at its end."""
     block = Block(scene.device)
@@ -815,12 +913,15 @@ BOTH_TAPS: tuple[Callable[[Scene], Any], ...] = (
     capture_over_steps,
     another_device_is_current,
     every_form,
+    unknown_communicators,
     stacked_in_a_batch,
+    nothing_in_a_batch,
     checkpointed,
     split,
     limited_wait,
     blocking,
     half_precision_hook,
+    kept_handles,
     abandoned,
     clock_facts,
     priorities,
@@ -834,7 +935,7 @@ BOTH_TAPS: tuple[Callable[[Scene], Any], ...] = (
     no_stream_left,
     workers,
 )
-ONE_MODE: tuple[Callable[[Scene], Any], ...] = (unread_epochs, uncertain_clock)
+ONE_MODE: tuple[Callable[[Scene], Any], ...] = (unread_epochs, uncertain_clock, waits_told)
 PYTHON_ONLY: tuple[Callable[[Scene], Any], ...] = (emulated,)
 ALL_DEDICATED: tuple[Callable[[Scene], Any], ...] = (every_form, limited_wait, moved, handles)
 ONCE: tuple[Callable[[Scene], Any], ...] = (spins,)

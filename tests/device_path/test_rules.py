@@ -66,7 +66,7 @@ def scene(told: list[dict[str, Any]], name: str, way: str) -> list[Any]:
 def test_what_is_captured_into_a_graph_is_left_alone_and_said(told: list[dict[str, Any]], way: str) -> None:
     """No mark is taken that could not be read later; the steps are written, and say what they miss."""
     for first, second in scene(told, "capture", way):
-        assert first == [False, "1 collectives were captured into a CUDA graph, whose replays cannot be seen", 0, 0]
+        assert first == [False, "2 collectives were captured into a CUDA graph, whose replays cannot be seen", 0, 0]
         assert second[:2] == first[:2]
         assert second[2] == 2  # passes of the block
 
@@ -101,12 +101,27 @@ def test_every_form_of_every_collective_is_timed_and_left_alone(told: list[dict[
 
 
 @every_way
+def test_transfers_of_which_nothing_is_known_are_marked_where_they_are_issued(
+    told: list[dict[str, Any]], way: str
+) -> None:
+    """Each direction on a stream of its own: what the second one waited for is part of its duration."""
+    for in_record_ns, on_device_ns in scene(told, "unknown_communicators", way):
+        assert in_record_ns == 0
+        assert on_device_ns > 0
+
+
+@every_way
 def test_what_cannot_be_timed_safely_is_not_and_the_record_says_why(told: list[dict[str, Any]], way: str) -> None:
     for rank in scene(told, "stacked_in_a_batch", way):
-        assert (rank["races"], rank["zero"], rank["ends"], rank["ratio"]) == ([], 0, [None], None)
+        assert (rank["races"], rank["zero"], rank["ends"], rank["ratio"]) == ([], 0, [None, None], None)
         complete, reason = rank["coverage"]
         assert not complete
-        assert reason.startswith("1 of 1 collectives could not be timed: they take lists of tensors")
+        assert reason.startswith("2 of 2 collectives could not be timed: they take lists of tensors")
+
+
+@every_way
+def test_a_batch_without_an_operation_is_nothing(told: list[dict[str, Any]], way: str) -> None:
+    assert scene(told, "nothing_in_a_batch", way) == [[0, 0, 0]] * 2
 
 
 @every_way
@@ -152,6 +167,11 @@ def test_handles_that_nobody_waits_for_keep_nothing(told: list[dict[str, Any]], 
         # Whether the device has already passed the last one when it is first asked is a matter of speed.
         assert late - early < HELD_STEPS * GRAIN_BYTES
         assert rank["value"] == 3
+
+
+@every_way
+def test_a_handle_that_is_kept_keeps_no_tensor_that_the_device_has_passed(told: list[dict[str, Any]], way: str) -> None:
+    assert scene(told, "kept_handles", way) == [0, 0]
 
 
 @every_way
@@ -233,6 +253,11 @@ def test_a_handle_answers_as_the_backends(told: list[dict[str, Any]], way: str) 
 @pytest.mark.parametrize("tap", ["python", "compiled"])
 def test_the_clock_is_placed_in_the_middle_of_the_narrowest_bracket(told: list[dict[str, Any]], tap: str) -> None:
     assert scene(told, "uncertain_clock", f"dedicated-{tap}") == [[7_051, 50, 50, 50, -1_000_000_000]] * 2
+
+
+@pytest.mark.parametrize("tap", ["python", "compiled"])
+def test_a_wait_of_the_stream_that_computes_is_told_once(told: list[dict[str, Any]], tap: str) -> None:
+    assert scene(told, "waits_told", f"dedicated-{tap}") == [[[1, 1, 1, 0, 0], [["collective"]], True]] * 2
 
 
 @every_way

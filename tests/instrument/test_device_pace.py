@@ -89,6 +89,17 @@ def test_marks_inside_a_block_leave_less_open():
     assert merge(pace.block(Stretch(100, 200, 150))) == [(100, 130), (140, 200)]
 
 
+def test_a_block_is_cut_by_the_marks_inside_it_in_their_order():
+    """Whatever the order in which they are read; not by those round it, nor by those of another step."""
+    pace = paced()
+    pace.passed(140, 120)
+    pace.begin()
+    for mark in ((250, 150), (180, 170), (50, 10), (130, 90)):
+        pace.passed(*mark)
+    pace.measured()
+    assert merge(pace.block(Stretch(100, 200, 195))) == [(100, 130), (170, 180), (195, 200)]
+
+
 def test_writing_a_mark_is_neither_computation_nor_communication():
     pace = DevicePace(0)
     pace.begin()
@@ -115,3 +126,9 @@ def test_what_nobody_could_see_needs_no_bounds(open_ns, answer):
     possible = [(0, 10_000)], [(0, 1_000)], []
     certain = [(0, 10_000)], [(open_ns, 1_000)], []
     assert nearly_all(possible, certain) is answer
+
+
+def test_stalls_and_what_is_not_there_say_nothing_of_how_much_may_be_open():
+    computed, certain = [(0, 10_000)], [(3, 10_000)]
+    assert nearly_all((computed, [], []), (certain, [], []))
+    assert nearly_all((computed, [(0, 5_000)], [(0, 1)]), (certain, [(0, 5_000)], [(0, 1)]))

@@ -1,0 +1,121 @@
+"""What the marks of a step tell one by one: what certainly ran, what may have, and which marks are whose (W28, R2)."""
+
+from __future__ import annotations
+
+import pytest
+
+from aorta.instrument.compute_ranges import Range
+from aorta.instrument.copies import Copied
+from aorta.instrument.device_pace import Stretch
+from aorta.instrument.in_flight import Group, InFlight
+from aorta.instrument.open_step import OpenStep, StepFacts
+from aorta.instrument.step_marks import MarkReader, ReadMarks
+from aorta.instrument.waits import Name, Waited
+from tests.instrument.steps import Pending, SetClock
+
+MARK_NS = 3
+WINDOW = (0, 1_000)
+REDUCED = Name("0", 0)
+
+
+@pytest.fixture
+def reader() -> MarkReader:
+    return MarkReader(SetClock(), {"0": Group((0, 1), 1)})  # type: ignore[arg-type]
+
+
+def opened() -> OpenStep:
+    """A step whose first two marks follow each other at once: the device writes one in 3 ns."""
+    step = OpenStep(StepFacts(0, 0, 0, 1e-3, warmup=False), Pending(0), {})
+    step.compute.append(Range("empty", "forward", Pending(50, 0), Pending(50 + MARK_NS, 1)))
+    return step
+
+
+def collective(start: Pending | int, end: Pending | int, launch: int | None = None) -> InFlight:
+    return InFlight("allreduce", "0", 0, 8, "float32", 0, start=start, end=end, communicator="0", launch=launch)
+
+
+def read(reader: MarkReader, *collectives: InFlight) -> ReadMarks:
+    step = opened()
+    step.collectives += collectives
+    return reader.read(step, WINDOW)
+
+
+def test_writing_the_marks_round_a_collective_is_no_communication(reader: MarkReader) -> None:
+    (one,) = read(reader, collective(Pending(200, 10), Pending(300, 20))).communication
+    assert one.possible == (200, 300)
+    assert one.certain == [(200 + MARK_NS, 300 - 2 * MARK_NS)]
+    assert one.on_device
+
+
+def test_a_collective_that_the_host_launched_late_may_have_begun_at_any_time(reader: MarkReader) -> None:
+    (one,) = read(reader, collective(Pending(200, 10), Pending(300, 280))).communication
+    assert (one.possible, one.certain) == ((200, 300), [(280, 294)])
+
+
+def test_readings_of_the_hosts_clock_are_no_devices(reader: MarkReader) -> None:
+    (one,) = read(reader, collective(200, 300)).communication
+    assert (one.certain, one.on_device) == ([(200, 300)], False)
+
+
+@pytest.mark.parametrize(("sent_ns", "first_ns"), [(20, 300 - 2 * MARK_NS), (299, 300 - 2 * MARK_NS), (300, 250)])
+def test_a_queued_collective_may_have_begun_before_the_mark_behind_the_one_before(
+    reader: MarkReader, sent_ns: int, first_ns: int
+) -> None:
+    """By as much as that mark takes; at any time, where the host recorded it after the end."""
+    first = collective(Pending(200, 10), Pending(300, sent_ns))
+    second, third = (collective(Pending(low, 15), Pending(high, 30)) for low, high in ((250, 400), (280, 500)))
+    found = read(reader, first, second, third)
+    assert [one.possible for one in found.communication] == [
+        (200, 300),
+        (first_ns, 400),
+        (400 - 2 * MARK_NS, 500),
+    ]
+    assert [row.start_ns for row in found.rows] == [200, 300, 400]
+
+
+def test_what_is_launched_together_begins_together(reader: MarkReader) -> None:
+    found = read(reader, *(collective(Pending(200, 10), Pending(end_ns, 20), launch=1) for end_ns in (300, 310)))
+    assert [row.start_ns for row in found.rows] == [200, 200]
+
+
+def test_only_marks_of_the_stream_that_computes_cut_a_block(reader: MarkReader) -> None:
+    """The first mark inside tells that all before it had been launched; the host recorded the block's end late."""
+    certain = {}
+    for computes in (False, True):
+        step = opened()
+        step.compute.append(Range("block", "forward", Pending(100, 40), Pending(200, 190)))
+        step.copies.append(Copied("d2d", 8, Pending(150, 60), Pending(160, 70), computes=computes))
+        found = reader.read(step, WINDOW)
+        certain[computes] = reader.pace.block(found.blocks[-1][2])
+        assert found.pauses == ([Stretch(150, 160, 70)] if computes else [])
+        assert found.copies == [(step.copies[0], 150, 160)]
+    assert certain == {False: [(190, 197)], True: [(100, 147), (150, 157), (190, 197)]}
+
+
+def test_marks_of_the_step_before_are_not_this_ones(reader: MarkReader) -> None:
+    """Its stream may be another one, and run behind."""
+    before = opened()
+    before.stalls.append((Pending(140, 60), Pending(150, 61)))
+    reader.read(before, WINDOW)
+    step = OpenStep(StepFacts(0, 1, 1, 1e-3, warmup=False), Pending(0), {})
+    step.compute.append(Range("block", "forward", Pending(100, 40), Pending(200, 190)))
+    found = reader.read(step, WINDOW)
+    assert reader.pace.block(found.blocks[0][2]) == [(190, 197)]
+
+
+def test_a_wait_that_failed_was_for_nothing_and_one_for_what_had_ended_is_no_stall(reader: MarkReader) -> None:
+    step = opened()
+    step.waits += [
+        Waited(REDUCED, Pending(100, 10), Pending(110, 11), blocked=True, over=False),
+        Waited(REDUCED, Pending(120, 12), Pending(130, 13), blocked=False, over=True),
+    ]
+    found = reader.read(step, WINDOW)
+    failed, ended = Stretch(100, 110, 11), Stretch(120, 130, 13)
+    assert found.waits == [(REDUCED, ended)]
+    assert found.stood == [failed]
+    assert found.pauses == [failed, ended]
+
+
+def test_a_range_without_an_end_is_none(reader: MarkReader) -> None:
+    ended, lost = (Range(name, "forward", Pending(100), Pending(end)) for name, end in (("a", 200), ("b", None)))
+    assert reader.ranges([ended, lost]) == [("a", "forward", 100, 200)]
