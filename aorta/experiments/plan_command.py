@@ -205,16 +205,16 @@ def launch_all(plan: Plan) -> int | None:
     Raises:
         ConfigError: the plan cannot be run. RunIncomplete: names the launches that are missing.
     """
+    from aorta.experiments.journal import plan_journal
+    from aorta.experiments.launch_engine import run_plan
+    from aorta.experiments.launch_folder import PLAN_FILE, open_folder
     from aorta.experiments.plan_checks import check_words, facts, inherited
-    from aorta.experiments.plan_folder import PLAN_FILE, open_folder
-    from aorta.experiments.plan_journal import PlanJournal
-    from aorta.experiments.plan_runner import run_plan
 
     if not (plan.output / PLAN_FILE).exists():
         check_words(plan)
     open_folder(plan, facts(plan), inherited())
     try:
-        with closing(PlanJournal(plan.output)) as journal:
+        with closing(plan_journal(plan.output)) as journal:
             result = run_plan(plan, journal)
     except OSError as error:
         raise RunIncomplete(f"{error.filename or plan.output}: {error.strerror or error}") from error
@@ -238,7 +238,7 @@ def _carry_out(plan: Plan, *, report: bool) -> int:
         return stopped
     to_stdout(f"{len(plan.sides)} x {plan.launches} launches in {shown(plan.output)}")
     if plan.aa:
-        from aorta.experiments.noise_floor import publish
+        from aorta.experiments.launch_medians import publish
 
         to_stdout(f"\n{publish(plan)}")
     command = report_command(plan)

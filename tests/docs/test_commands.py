@@ -24,7 +24,7 @@ from aorta.experiments import demo, optuna_sweeper
 from aorta.experiments import gather_nodes as gather
 from aorta.experiments import plan_command as plans
 from aorta.experiments import study_command as study
-from aorta.experiments import sweep_command as sweep
+from aorta.experiments import sweep_report as sweep
 from aorta.experiments import tune_command as tune
 from aorta.experiments.plan_options import read_plan
 from aorta.experiments.study_cells import preset, read_words

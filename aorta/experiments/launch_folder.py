@@ -1,8 +1,9 @@
-"""The folder of a plan: what was asked for stands in it, and only launches of that plan ever do.
+"""The folders of plans and sweeps: only launches of what was asked for stand in them, and nothing is overwritten.
 
     OUT/plan.json  OUT/journal.jsonl  OUT/reference/00 ...  OUT/candidate/00 ...  OUT/logs/  OUT/aside/
+    SWEEP/sweep.jsonl  SWEEP/00 ...  SWEEP/history/<time>/
 
-Must not delete anything, or mix two plans.
+Must not delete anything, mix two plans or two sweeps, or leave a job of a killed sweep running beside a new one.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from typing import Any, Final
 import msgspec
 
 import aorta
+from aorta.analysis.load.manifest import flatten
 from aorta.distributed.redaction import hide
-from aorta.errors import AnotherPlan, ConfigError
+from aorta.errors import AnotherPlan, ConfigError, InputError
+from aorta.experiments.journal import SWEEP_FILE, JobHistory, SweepRequest, is_job_name, read_sweep, sweep_journal
 from aorta.experiments.launch_plan import Plan, PlannedLaunch
-from aorta.experiments.resume import differences, unused
-from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_GLOB, read_manifest
+from aorta.experiments.process import end_marked
+from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE, RANK_FILE_GLOB, read_manifest
 from aorta.records.untrusted_files import decode_json, read_small
 
 PLAN_FILE: Final = "plan.json"
@@ -35,6 +38,7 @@ _TAIL_BYTES: Final = 16_384
 LOG_DIR: Final = "logs"
 ASIDE_DIR: Final = "aside"
 """Run folders of launches that failed or were cut off; outside the sides, so that no report takes them for launches."""
+_SAME_SWEEP: Final = ("words", "options", "nproc", "command", "metric")
 
 
 def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, str]) -> None:
@@ -161,3 +165,85 @@ def _comparable(content: Mapping[str, Any]) -> dict[str, Any]:
     """What must stay as it is. Launches of two machines have no common noise, but a kernel may be updated meanwhile."""
     host = {key: content["host"][key] for key in _SAME_HOST}
     return {**content["asked"], "versions": content["versions"], "environment": content["environment"], "host": host}
+
+
+def make_room(folder: Path) -> None:
+    """Move what an earlier sweep left there to `history/<when its journal was last written>/`.
+
+    Raises:
+        ConfigError: the folder holds a run or a sweep that runs, or cannot be written.
+    """
+    journal = folder / SWEEP_FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / MANIFEST_FILE).exists() or any(folder.glob(RANK_FILE_GLOB)):
+            raise ConfigError(f"{folder} holds a run, not a sweep; give the sweep another label=NAME")
+        if not journal.exists():
+            return
+        sweep_journal(folder).close()  # refused while another sweep holds it
+        name = f"{datetime.fromtimestamp(journal.stat().st_mtime, UTC):%Y%m%dT%H%M%SZ}"
+        target = unused(folder / HISTORY_DIR / name)
+        target.mkdir(parents=True)
+        for path in [path for path in folder.iterdir() if path.is_dir() and is_job_name(path.name)]:
+            path.rename(target / path.name)
+        journal.rename(target / SWEEP_FILE)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror or error}; choose another folder") from error
+
+
+def launch_id(folder: Path, job: str) -> str:
+    """What marks the processes of a job: no two launches of one machine write to one folder at a time."""
+    return str(folder / job)
+
+
+def take_up(folder: Path, asked: SweepRequest) -> dict[str, JobHistory]:
+    """Read the jobs of a sweep that is continued, and end what still runs of it. The caller holds its journal.
+
+    Returns:
+        Name -> job.
+
+    Raises:
+        ConfigError: no sweep there, or one that was asked for something else: each difference with both values.
+    """
+    try:
+        there = read_sweep(folder)
+    except InputError as error:
+        raise ConfigError(f"hydra.launcher.resume: {error}") from error
+    if different := differences(*({key: getattr(each, key) for key in _SAME_SWEEP} for each in (there.asked, asked))):
+        raise ConfigError(
+            f"hydra.launcher.resume: {folder} holds another sweep:\n{different}\n"
+            "give what was given there, or another label=NAME"
+        )
+    for job in there.jobs:
+        if job.ended is None:
+            end_marked(launch_id(folder, job.name))
+    return {job.name: job for job in there.jobs}
+
+
+class _Nothing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_NOTHING: Final = _Nothing()
+
+
+def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Where two requests differ, a line per key with both values, as in `  words: ['a=2'] there, nothing now`.
+
+    Args:
+        there: as it was read from a file.
+        now: JSON values.
+    """
+    before, after = dict(flatten(there)), dict(flatten(json.loads(json.dumps(now))))
+    values = {key: (before.get(key, _NOTHING), after.get(key, _NOTHING)) for key in [*before, *after]}
+    return "\n".join(f"  {key}: {old!r} there, {new!r} now" for key, (old, new) in values.items() if old != new)
+
+
+def unused(path: Path) -> Path:
+    """`path`, or the first of `path-2`, `path-3`, ... where nothing is yet."""
+    free, copies = path, 1
+    while free.exists():
+        copies += 1
+        free = path.with_name(f"{path.name}-{copies}")
+    return free
