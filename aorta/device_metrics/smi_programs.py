@@ -12,7 +12,7 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 
-from aorta.distributed.device_tracers import untraced
+from aorta.distributed.environment_checks import untraced
 from aorta.errors import DeviceUnreadable
 
 TIMEOUT_S = 20.0

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 from tqdm import tqdm
 
 from aorta.command_line import rounded_time, to_stderr, tolerate_closed_terminal
-from aorta.distributed.redaction import hide
+from aorta.distributed.environment_variables import hide
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, RunIncomplete, ToolMissing
 from aorta.experiments.journal import (
     LOST,

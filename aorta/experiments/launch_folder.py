@@ -20,7 +20,7 @@ import msgspec
 
 import aorta
 from aorta.analysis.load.manifest import flatten
-from aorta.distributed.redaction import hide
+from aorta.distributed.environment_variables import hide
 from aorta.errors import AnotherPlan, ConfigError, InputError
 from aorta.experiments.journal import SWEEP_FILE, JobHistory, SweepRequest, is_job_name, read_sweep, sweep_journal
 from aorta.experiments.launch_plan import Plan, PlannedLaunch

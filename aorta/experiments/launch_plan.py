@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from aorta.distributed.redaction import hide, shown_values
+from aorta.distributed.environment_variables import hide, shown_values
 from aorta.installation import training_program
 
 REFERENCE: Final = "reference"

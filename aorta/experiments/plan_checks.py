@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from aorta.distributed.recorded_environment import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES
-from aorta.distributed.redaction import hide, shown_values
+from aorta.distributed.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES, hide, shown_values
 from aorta.errors import ConfigError
 from aorta.experiments.launch_plan import Plan, Side
 from aorta.experiments.process import launch_environment

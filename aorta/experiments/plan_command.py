@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from aorta.command_line import command, to_stderr, to_stdout
-from aorta.distributed.redaction import hide, shown_variables
+from aorta.distributed.environment_variables import hide, shown_variables
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, InputError, RunIncomplete
 from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, SIDES, Plan, PlannedLaunch
 

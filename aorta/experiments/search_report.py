@@ -17,7 +17,7 @@ from aorta.analysis.compare.verdict_rules import Rules
 from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.whatif.prediction import Base
 from aorta.command_line import shown_path
-from aorta.distributed.redaction import shown_values
+from aorta.distributed.environment_variables import shown_values
 from aorta.errors import InputError
 from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan
 from aorta.experiments.recommendation import ALPHA, JudgedMetric, Judgement

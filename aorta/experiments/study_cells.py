@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
-from aorta.distributed.known_variables import check_variable
-from aorta.distributed.redaction import shown_values, shown_variables
+from aorta.distributed.environment_variables import check_variable, shown_values, shown_variables
 from aorta.errors import InputError
 
 VARIABLE: Final = "env."
