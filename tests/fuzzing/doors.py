@@ -207,7 +207,7 @@ def _checkpoints(case: Path, out: Path) -> None:
 
 
 def _smi(case: Path, out: Path) -> None:
-    from aorta.device_metrics.rocm_smi import from_json, from_text, normalised
+    from aorta.device_metrics.rocm_smi_output import from_json, from_text, normalised
     from aorta.device_metrics.sample_values import json_after_words
     from aorta.errors import DeviceUnreadable
 
