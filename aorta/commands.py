@@ -112,7 +112,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "artifacts/cuda -o merged.json.gz",
     ),
     "rpc": Command(
-        "aorta.analysis.rpc.rpc_command:rpc_report",
+        "aorta.rpc.rpc_report:rpc_report",
         "the calls of an RPC run as a table and a trace",
         "artifacts",
     ),

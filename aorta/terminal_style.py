@@ -1,4 +1,4 @@
-"""Colour and weight of text on a terminal; plain text everywhere else.
+"""Colour and weight of text on a terminal, plain text everywhere else; columns of a table.
 
     style = style_of(sys.stdout)
     print(style.verdict("regression", "x regression"))
@@ -10,7 +10,7 @@ gets the same words.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TextIO
 
@@ -90,3 +90,18 @@ def style_of(stream: TextIO, environment: Mapping[str, str] | None = None) -> St
 def mark_of(verdict: str | None) -> str:
     """The character that stands before a verdict; none where there is none."""
     return "" if verdict is None else MARKS.get(verdict, UNDECIDED)
+
+
+def columns(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "  ") -> Iterator[str]:
+    """Rows of a table, each column as wide as its widest cell.
+
+    Args:
+        right: columns whose cells stand at their right ends.
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield indent + "  ".join(cells).rstrip()

@@ -7,10 +7,10 @@ a sweep starts without.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -38,7 +38,7 @@ class LaunchMedians:
     medians: dict[str, float]
     reasons: dict[str, str]
     rank_steps: int = 0
-    fabric: dict[str, Any] | None = None
+    fabric: Mapping[str, object] | None = None
     readable: bool = True
     problem: str | None = None
 
@@ -130,7 +130,7 @@ class NoiseFloor(msgspec.Struct, frozen=True):
     launches: int
     statistic: str
     order: list[str]
-    fabric: dict[str, Any] | None
+    fabric: Mapping[str, object] | None
     metrics: dict[str, MetricNoise]
 
 

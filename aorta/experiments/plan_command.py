@@ -161,11 +161,11 @@ def base_plan(
     """
     from aorta.experiments.plan_options import read_plan
 
-    given = [
-        f"--{name.replace('_', '-')}={value}" for name in _PASSED_ON if (value := getattr(options, name)) is not None
-    ]
-    given += [f"--env={name}={value}" for name, value in (environment or {}).items()]
-    plan = read_plan(parse([f"--output={options.output}", *given, "--", *words]), Path.cwd())
+    asked = parse([f"--output={options.output}", "--", *words])
+    for name in _PASSED_ON:
+        setattr(asked, name, getattr(options, name))
+    asked.environment = [f"{name}={value}" for name, value in (environment or {}).items()]
+    plan = read_plan(asked, Path.cwd())
     if plan.aa or len(plan.sides) > 1:
         raise InputError(f"--plan {options.plan}: the candidates are what {whose} makes; leave the sides out")
     return plan

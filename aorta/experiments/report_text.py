@@ -1,4 +1,4 @@
-"""Tables and paragraphs of what sweeps, studies and tunings say at their ends.
+"""CSV and paragraphs of what sweeps, studies and tunings say at their ends.
 
 Must not write a number where there is none.
 """
@@ -8,24 +8,9 @@ from __future__ import annotations
 import csv
 import io
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from aorta.terminal_style import LEAST_WIDTH
-
-
-def columns(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "  ") -> Iterator[str]:
-    """Rows of a table, each column as wide as its widest cell.
-
-    Args:
-        right: columns whose cells stand at their right ends.
-    """
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield indent + "  ".join(cells).rstrip()
 
 
 def csv_text(rows: Iterable[Sequence[str | float | None]]) -> str:

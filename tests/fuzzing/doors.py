@@ -25,7 +25,7 @@ _MODULES: Final = (
         "aorta.analysis.report.report_command",
         "aorta.analysis.report.html.assembly",
     ),
-    *("aorta.analysis.merge.merge_command", "aorta.analysis.rpc.rpc_command", "aorta.experiments.gather_nodes"),
+    *("aorta.analysis.merge.merge_command", "aorta.rpc.rpc_report", "aorta.experiments.gather_nodes"),
     *("aorta.experiments.sweep_report", "aorta.experiments.heat_map"),
     *("aorta.experiments.plan_command", "aorta.experiments.launch_folder", "aorta.config.train_cli"),
     *("matplotlib.pyplot", "bokeh.plotting", "jinja2", "scipy.stats", "fsspec.implementations.local", "omegaconf"),
@@ -117,7 +117,7 @@ def _merge(case: Path, out: Path) -> int:
 
 
 def _rpc(case: Path, out: Path) -> int:
-    from aorta.analysis.rpc.rpc_command import rpc_report
+    from aorta.rpc.rpc_report import rpc_report
 
     return rpc_report([str(case), "-o", str(out / "trace.json.gz"), "--check"])
 
@@ -172,11 +172,12 @@ def _configuration(case: Path, out: Path) -> int:
     from hydra.core.global_hydra import GlobalHydra
 
     from aorta.config.train_cli import main
+    from tests.config.conftest import InThisProcess
 
     words = [word for word in _lines(case) if word not in ("-m", "--multirun")]
     GlobalHydra.instance().clear()
     sys.argv = ["train.py", *(str(case / word) if word == "mine.yaml" else word for word in words)]
-    return main(lambda _resolved: 0, seeds.ROOT / "config")
+    return main(lambda _resolved: 0, seeds.ROOT / "config", lambda _options: InThisProcess(lambda _resolved: 0))
 
 
 def _words(case: Path, out: Path) -> None:
