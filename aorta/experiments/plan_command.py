@@ -207,8 +207,7 @@ def launch_all(plan: Plan) -> int | None:
     """
     from aorta.experiments.journal import plan_journal
     from aorta.experiments.launch_engine import run_plan
-    from aorta.experiments.launch_folder import PLAN_FILE, open_folder
-    from aorta.experiments.plan_checks import check_words, facts, inherited
+    from aorta.experiments.launch_folder import PLAN_FILE, check_words, facts, inherited, open_folder
 
     if not (plan.output / PLAN_FILE).exists():
         check_words(plan)

@@ -21,11 +21,10 @@ from aorta.distributed.environment_variables import shown_values
 from aorta.errors import InputError
 from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan
 from aorta.experiments.recommendation import ALPHA, JudgedMetric, Judgement
-from aorta.experiments.report_text import csv_text, filled, paragraph
 from aorta.experiments.study_cells import StudyCell, StudyWords
 from aorta.experiments.tune_proposals import TRIED, Proposal
 from aorta.records.whole_files import whole_file
-from aorta.terminal_style import columns
+from aorta.terminal_style import columns, csv_text, filled, paragraph
 
 TUNE_VERSION: Final = 1
 STUDY_VERSION: Final = 1

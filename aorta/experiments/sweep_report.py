@@ -20,8 +20,7 @@ from aorta.command_line import command
 from aorta.errors import EXIT_OK, InputError
 from aorta.experiments.journal import JobHistory, Sweep, read_sweep
 from aorta.experiments.launch_medians import LaunchMedians, check_metric, read_medians
-from aorta.experiments.report_text import csv_text
-from aorta.terminal_style import WIDTH, columns
+from aorta.terminal_style import WIDTH, columns, csv_text
 
 if TYPE_CHECKING:
     from aorta.experiments.heat_map import HeatGrid
